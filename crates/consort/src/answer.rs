@@ -1,0 +1,93 @@
+//! One answer of a model, from its prompt's tokens to text, piece by piece.
+
+use anyhow::{Result, bail};
+use engine::{Engine, EventKind, Executor, FinishReason, Finished, Request, SamplingParams, Timings};
+use text::{SpecialTokens, Tokenizer};
+use types::TokenId;
+
+use crate::interrupt::Noted;
+
+#[derive(Debug)]
+pub struct Answer {
+    pub text: String,
+    pub tokens: Vec<TokenId>,
+    pub ending: Ending,
+    pub timings: Timings,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The model said all it had to say.
+    Stop,
+    /// There was no room, or no leave, for more tokens.
+    Length,
+    /// Ctrl-C.
+    Cancelled,
+}
+
+impl Ending {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Runs `engine` on one prompt until the answer ends, or Ctrl-C ends it. Text goes to `show` as soon as it is certain.
+pub fn answer<E: Executor>(
+    engine: &mut Engine<E>,
+    tokenizer: &Tokenizer,
+    prompt: Vec<TokenId>,
+    sampling: SamplingParams,
+    tokens_max: Option<usize>,
+    mut show: impl FnMut(&str) -> Result<()>,
+) -> Result<Answer> {
+    let interrupt = Noted::new();
+    let mut detokenizer = tokenizer.detokenizer(SpecialTokens::Hide);
+    let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
+    let tokens_max = tokens_max.unwrap_or(usize::MAX);
+    let request = engine.add(Request { prompt, sampling, tokens_max, eos: tokenizer.eos_ids().into() })?;
+    let finished = loop {
+        if interrupt.was_pressed()
+            && let Some(finished) = engine.cancel(request)
+        {
+            break finished;
+        }
+        if !engine.step(&mut events)? && events.is_empty() {
+            bail!("the engine stopped in the middle of an answer");
+        }
+        let mut finished = None;
+        for event in events.drain(..) {
+            match event.kind {
+                EventKind::Token(sampled) => {
+                    tokens.push(sampled.token);
+                    let piece = detokenizer.push(sampled.token);
+                    if !piece.is_empty() {
+                        text.push_str(&piece);
+                        show(&piece)?;
+                    }
+                }
+                EventKind::Finished(end) => finished = Some(end),
+            }
+        }
+        if let Some(finished) = finished {
+            break finished;
+        }
+    };
+    let rest = detokenizer.finish();
+    if !rest.is_empty() {
+        text.push_str(&rest);
+        show(&rest)?;
+    }
+    let Finished { reason, timings } = finished;
+    let ending = match reason {
+        FinishReason::Eos(_) => Ending::Stop,
+        FinishReason::Length | FinishReason::Context => Ending::Length,
+        FinishReason::Cancelled => Ending::Cancelled,
+        FinishReason::Failed(error) => bail!(error),
+    };
+    Ok(Answer { text, tokens, ending, timings })
+}

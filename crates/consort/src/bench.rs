@@ -1,0 +1,250 @@
+//! `consort bench`: how fast a model is read and answers on this machine, and how much of what the machine could do that is.
+
+mod limits;
+
+use std::io::{Write, stdout};
+use std::num::NonZeroUsize;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use engine::{Executor, measure};
+use kernels::cpu::KvType;
+use model::Checkpoint;
+use serde::Serialize;
+use types::TokenId;
+
+use crate::options::{ModelOptions, Room, ThreadOption};
+use crate::store::Store;
+use limits::{Limit, Machine, Work};
+
+/// Measure how fast a model runs here, and how much of what the machine could do that is
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file [default: a small model]
+    model: Option<String>,
+    /// Lengths of prompts to read; 0 for none
+    #[arg(short, long, value_name = "TOKENS", value_delimiter = ',', default_value = "512")]
+    prompt: Vec<usize>,
+    /// Numbers of tokens to generate; 0 for none
+    #[arg(short = 'n', long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
+    generate: Vec<usize>,
+    /// Sequences to generate side by side
+    #[arg(short, long, value_name = "COUNT", value_delimiter = ',', default_value = "1")]
+    batch: Vec<NonZeroUsize>,
+    /// Threads to compute on [default: one for each CPU]
+    #[arg(short, long, value_name = "COUNT", value_delimiter = ',')]
+    threads: Vec<NonZeroUsize>,
+    /// Times to run each test, after one that does not count
+    #[arg(short, long, value_name = "COUNT", default_value = "3")]
+    rounds: NonZeroUsize,
+    /// Print one JSON object for each test
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    options: ModelOptions,
+}
+
+impl Bench {
+    pub fn run(self) -> Result<()> {
+        let tests = self.tests();
+        ensure!(!tests.is_empty(), "nothing to measure: -p and -n are both 0");
+        let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
+        let threads = match self.threads.is_empty() {
+            true => vec![ThreadOption::default().count()],
+            false => self.threads.iter().map(|count| count.get()).collect(),
+        };
+        for (index, threads) in threads.into_iter().enumerate() {
+            // Before the model is loaded: both need memory.
+            let machine = Machine::measure(threads, self.options.level()?);
+            let mut executor = self.options.load(&checkpoint, threads, room(&tests))?;
+            let work = self.work(&checkpoint, executor.weight_bytes(), executor.head_bytes());
+            if !self.json {
+                if index == 0 {
+                    writeln!(
+                        stdout(),
+                        "{}: {:.0} MB of weights are read for a token",
+                        files.name,
+                        work.weight_bytes() / 1e6
+                    )?;
+                }
+                writeln!(stdout(), "\n{threads} threads, {}: {machine}\n{TABLE_HEAD}", self.options.level()?)?;
+            }
+            let chunk = self.options.chunk();
+            let results = run_tests(&mut executor, &tests, chunk, self.rounds.get())?;
+            for (test, tokens_per_s) in tests.iter().zip(results) {
+                let report = Report::new(*test, threads, tokens_per_s, test.limit(&work, &machine, chunk));
+                match self.json {
+                    true => writeln!(stdout(), "{}", serde_json::to_string(&report)?)?,
+                    false => writeln!(stdout(), "{}", report.table_row())?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tests(&self) -> Vec<Test> {
+        let prefills = self.prompt.iter().filter(|&&prompt| prompt > 0).map(|&prompt| Test::Prefill { prompt });
+        let lengths = self.generate.iter().filter(|&&generate| generate > 0);
+        let decodes = lengths
+            .flat_map(|&generate| self.batch.iter().map(move |batch| Test::Decode { generate, batch: batch.get() }));
+        prefills.chain(decodes).collect()
+    }
+
+    fn work(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Work {
+        let kv_element_bytes = match self.options.kv(checkpoint) {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+        };
+        Work::new(checkpoint.description(), layer_bytes, head_bytes, kv_element_bytes)
+    }
+}
+
+/// Enough for each of the tests, which run one after another.
+fn room(tests: &[Test]) -> Room {
+    let most = |of: fn(Test) -> usize| tests.iter().map(|test| of(*test)).max().unwrap_or(1);
+    let sequences = most(Test::batch);
+    Room { sequences, positions: most(Test::positions), wanted: sequences }
+}
+
+/// One test, on one number of threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    Prefill { prompt: usize },
+    Decode { generate: usize, batch: usize },
+}
+
+impl Test {
+    /// As llama-bench calls it.
+    fn name(self) -> String {
+        match self {
+            Self::Prefill { prompt } => format!("pp{prompt}"),
+            Self::Decode { generate, .. } => format!("tg{generate}"),
+        }
+    }
+
+    fn batch(self) -> usize {
+        match self {
+            Self::Prefill { .. } => 1,
+            Self::Decode { batch, .. } => batch,
+        }
+    }
+
+    /// Tokens that each of its sequences holds at the end.
+    fn positions(self) -> usize {
+        match self {
+            Self::Prefill { prompt } => prompt,
+            Self::Decode { generate, .. } => generate + 1,
+        }
+    }
+
+    fn run<E: Executor>(self, executor: &mut E, chunk: usize, tokens: &[TokenId]) -> Result<f64> {
+        let measured = match self {
+            Self::Prefill { prompt } => measure::prefill(executor, &tokens[..prompt], chunk)?,
+            Self::Decode { generate, batch } => {
+                measure::decode(executor, &tokens[..1], &tokens[1..][..generate], batch)?
+            }
+        };
+        Ok(measured.tokens_per_s())
+    }
+
+    fn limit(self, work: &Work, machine: &Machine, chunk: usize) -> Limit {
+        match self {
+            Self::Prefill { prompt } => work.prefill(machine, chunk.min(prompt)),
+            Self::Decode { generate, batch } => work.decode(machine, batch, 1.0 + generate as f64 / 2.0),
+        }
+    }
+}
+
+/// What a test found.
+#[derive(Debug, Serialize)]
+struct Report {
+    test: String,
+    threads: usize,
+    batch: usize,
+    /// One number for each round.
+    tokens_per_s: Vec<f64>,
+    /// Of the median. Above 100 where the weights fit in a cache that is faster than the memory behind it.
+    percent_of_limit: f64,
+    limit_tokens_per_s: f64,
+    /// What sets the limit: `reads` from memory, or the arithmetic of the weights: `int8`, `bf16`, `f32`.
+    limited_by: &'static str,
+}
+
+impl Report {
+    fn new(test: Test, threads: usize, tokens_per_s: Vec<f64>, limit: Limit) -> Self {
+        Self {
+            test: test.name(),
+            threads,
+            batch: test.batch(),
+            percent_of_limit: 100.0 * median(&tokens_per_s) / limit.tokens_per_s,
+            tokens_per_s,
+            limit_tokens_per_s: limit.tokens_per_s,
+            limited_by: limit.bound.name(),
+        }
+    }
+
+    fn table_row(&self) -> String {
+        let Self { test, threads, batch, tokens_per_s, percent_of_limit, limit_tokens_per_s, limited_by } = self;
+        let (low, high) = tokens_per_s.iter().fold((f64::MAX, 0f64), |(low, high), &x| (low.min(x), high.max(x)));
+        let tokens = format!("{:.1}", median(tokens_per_s));
+        let range = format!("{low:.1}-{high:.1}");
+        format!(
+            "{test:>8} {threads:>7} {batch:>5} {tokens:>10} {range:>17} {limit_tokens_per_s:>10.1} {percent_of_limit:>6.1} %  {limited_by}"
+        )
+    }
+}
+
+const TABLE_HEAD: &str = "    test threads batch   tokens/s           min-max      limit  reached  limited by";
+
+/// Every test once untimed, then the rounds, each of which runs every test: what disturbs the machine for a while
+/// disturbs them all alike. Returns tokens per second, `[test][round]`.
+fn run_tests<E: Executor>(executor: &mut E, tests: &[Test], chunk: usize, rounds: usize) -> Result<Vec<Vec<f64>>> {
+    let longest = tests.iter().map(|test| test.positions()).max().unwrap_or(0);
+    let tokens = noise(longest, executor.capacity().vocab);
+    let mut results = vec![Vec::with_capacity(rounds); tests.len()];
+    for round in 0..=rounds {
+        for (test, result) in tests.iter().zip(&mut results) {
+            let tokens_per_s = test.run(executor, chunk, &tokens)?;
+            if round > 0 {
+                result.push(tokens_per_s);
+            }
+        }
+    }
+    Ok(results)
+}
+
+/// The same arbitrary tokens each time, from all over the vocabulary.
+fn noise(count: usize, vocab: usize) -> Vec<TokenId> {
+    let spread = |index: u64| index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+    (0..count as u64).map(|index| TokenId((spread(index) % vocab as u64) as u32)).collect()
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        len if len % 2 == 1 => sorted[len / 2],
+        len => (sorted[len / 2 - 1] + sorted[len / 2]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_lies_between_the_middle_two() {
+        assert_eq!(median(&[4.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
+    }
+
+    #[test]
+    fn arbitrary_tokens_stay_within_the_vocabulary_and_differ() {
+        let tokens = noise(512, 1000);
+        assert!(tokens.iter().all(|token| token.0 < 1000));
+        let distinct: std::collections::HashSet<_> = tokens.iter().map(|token| token.0).collect();
+        assert!(distinct.len() > 300, "{}", distinct.len());
+    }
+}

@@ -1,0 +1,102 @@
+//! `consort debug`: what a model computes, for tests. Token ids in, logits or greedy ids out.
+
+use std::fs::File;
+use std::io::{BufWriter, Write, stdout};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use engine::{Engine, inspect};
+use model::Checkpoint;
+use types::TokenId;
+
+use crate::options::{ModelOptions, Room, ThreadOption};
+use crate::store::Store;
+
+/// Look at what a model computes
+#[derive(Args, Debug)]
+pub struct Debug {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Write the logits of every position to a file: little-endian f32, [tokens, vocab]
+    Logits {
+        #[command(flatten)]
+        input: Input,
+        /// The file to write
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// Print the greedy continuation as a JSON array of token ids
+    Tokens {
+        #[command(flatten)]
+        input: Input,
+        /// Tokens to generate; no end-of-sequence token ends the continuation before
+        #[arg(long, default_value_t = 32)]
+        max_tokens: usize,
+    },
+}
+
+#[derive(Args, Debug)]
+struct Input {
+    /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file
+    model: String,
+    /// Token ids of the prompt, with commas between them
+    #[arg(long, value_name = "IDS", required = true, value_delimiter = ',')]
+    tokens: Vec<u32>,
+    #[command(flatten)]
+    threads: ThreadOption,
+    #[command(flatten)]
+    options: ModelOptions,
+}
+
+impl Debug {
+    pub fn run(self) -> Result<()> {
+        match self.what {
+            What::Logits { input, out } => input.logits(&out),
+            What::Tokens { input, max_tokens } => input.greedy(max_tokens),
+        }
+    }
+}
+
+impl Input {
+    fn logits(&self, out: &PathBuf) -> Result<()> {
+        let checkpoint = self.open()?;
+        let (tokens, chunk) = (self.ids(), self.options.chunk());
+        let positions = self.options.context(&checkpoint, tokens.len())?;
+        let room = Room { sequences: 1, positions, wanted: chunk.min(tokens.len()) };
+        let mut executor = self.options.load(&checkpoint, self.threads.count(), room)?;
+        let file = File::create(out).with_context(|| format!("create {}", out.display()))?;
+        let mut file = BufWriter::new(file);
+        inspect::logits::<_, anyhow::Error>(&mut executor, &tokens, chunk, |row| {
+            row.iter().try_for_each(|logit| file.write_all(&logit.to_le_bytes()))?;
+            Ok(())
+        })?;
+        file.flush().with_context(|| format!("write {}", out.display()))
+    }
+
+    fn greedy(&self, tokens_max: usize) -> Result<()> {
+        let checkpoint = self.open()?;
+        let tokens = self.ids();
+        let positions = self.options.context(&checkpoint, tokens.len().saturating_add(tokens_max).saturating_add(1))?;
+        let room = Room { sequences: 1, positions, wanted: 1 };
+        let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
+        let mut engine = Engine::new(executor, self.options.chunk());
+        let answer = inspect::greedy(&mut engine, &tokens, tokens_max)?;
+        let ids: Vec<u32> = answer.iter().map(|token| token.0).collect();
+        writeln!(stdout(), "{}", serde_json::to_string(&ids)?)?;
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Checkpoint> {
+        let files = Store::from_environment()?.resolve(Some(&self.model))?;
+        Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))
+    }
+
+    fn ids(&self) -> Vec<TokenId> {
+        self.tokens.iter().copied().map(TokenId).collect()
+    }
+}

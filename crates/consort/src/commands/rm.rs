@@ -1,0 +1,28 @@
+//! `consort rm`: a model out of the store.
+
+use std::io::{Write, stdout};
+
+use anyhow::Result;
+use clap::Args;
+use indicatif::HumanBytes;
+
+use crate::store::Store;
+
+/// Delete models from this machine
+#[derive(Args, Debug)]
+pub struct Rm {
+    /// Names as `consort list` shows them; owner/name without a :choice is the whole repository
+    #[arg(required = true)]
+    models: Vec<String>,
+}
+
+impl Rm {
+    pub fn run(self) -> Result<()> {
+        let store = Store::from_environment()?;
+        for model in self.models {
+            let bytes = store.remove(&model)?;
+            writeln!(stdout(), "deleted {model} ({})", HumanBytes(bytes))?;
+        }
+        Ok(())
+    }
+}

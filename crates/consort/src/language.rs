@@ -1,0 +1,96 @@
+//! The text side of a model on disk: its tokenizer, its chat template, and what its makers recommend for sampling.
+//! From the JSON files of a folder, or from the metadata of a GGUF.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use model::Checkpoint;
+use model::files::Gguf;
+use text::{ChatTemplate, GenerationDefaults, GgufVocab, Message, RenderOptions, Tokenizer, TokenizerConfig};
+use types::TokenId;
+
+pub struct Language {
+    pub tokenizer: Tokenizer,
+    pub defaults: GenerationDefaults,
+    template: Option<ChatTemplate>,
+}
+
+impl Language {
+    /// `path` is where `checkpoint` was opened.
+    pub fn open(path: &Path, checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.gguf() {
+            Some(file) => Self::from_gguf(file),
+            None => Self::from_folder(path),
+        }
+    }
+
+    /// The tokens of a conversation up to where the model answers. Without a template there are no turns to mark, and
+    /// the messages are just put one after the other.
+    pub fn conversation(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
+        let Some(template) = &self.template else {
+            return self.raw(&messages.iter().map(|message| text_of(message)).collect::<Vec<_>>().join("\n"));
+        };
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        Ok(self.tokenizer.encode(&template.render(messages, &options)?, false)?)
+    }
+
+    /// The tokens of a text that the model is to go on with.
+    pub fn raw(&self, text: &str) -> Result<Vec<TokenId>> {
+        Ok(self.tokenizer.encode(text, true)?)
+    }
+
+    fn from_folder(folder: &Path) -> Result<Self> {
+        let defaults = folder.join("generation_config.json");
+        let defaults = if defaults.exists() { GenerationDefaults::from_file(defaults)? } else { Default::default() };
+        let config = TokenizerConfig::from_folder(folder)?;
+        let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
+        let eos = config.eos_token.as_deref().and_then(|token| tokenizer.id_of(token));
+        let tokenizer = tokenizer.with_eos_ids(defaults.eos_ids.iter().copied().chain(eos));
+        let template = config.template().transpose()?;
+        Ok(Self { tokenizer, defaults, template })
+    }
+
+    fn from_gguf(file: &Gguf) -> Result<Self> {
+        let vocab = gguf_vocab(file)?;
+        let token = |id: Option<u32>| id.and_then(|id| vocab.tokens.get(id as usize)).copied().unwrap_or_default();
+        let template = file.get("tokenizer.chat_template").and_then(|value| value.as_str());
+        let template = template.map(|source| ChatTemplate::new(source, token(vocab.bos), token(vocab.eos)));
+        Ok(Self {
+            template: template.transpose()?,
+            tokenizer: Tokenizer::from_gguf(&vocab)?,
+            defaults: GenerationDefaults::default(),
+        })
+    }
+}
+
+/// The keys of `tokenizer.ggml.*`, as [`text`] wants them.
+fn gguf_vocab(file: &Gguf) -> Result<GgufVocab<'_>> {
+    let get = |key: &str| file.get(&format!("tokenizer.ggml.{key}"));
+    let string = |key| get(key).and_then(|value| value.as_str());
+    let strings = |key| get(key).and_then(|value| value.as_strings());
+    let id = |key| get(key).and_then(|value| value.as_u64()).and_then(|id| u32::try_from(id).ok());
+    let flag = |key| get(key).and_then(|value| value.as_bool());
+    let types = get("token_type").and_then(|value| value.as_ints()).unwrap_or_default();
+    Ok(GgufVocab {
+        model: string("model").context("the GGUF has no tokenizer: tokenizer.ggml.model is missing")?,
+        pre: string("pre"),
+        tokens: strings("tokens").context("the GGUF has no tokenizer.ggml.tokens")?.iter().collect(),
+        scores: get("scores").and_then(|value| value.as_floats()).unwrap_or_default().to_vec(),
+        token_types: types.iter().map(|&kind| i32::try_from(kind).unwrap_or(i32::MAX)).collect(),
+        merges: strings("merges").map(|merges| merges.iter().collect()).unwrap_or_default(),
+        bos: id("bos_token_id"),
+        eos: id("eos_token_id"),
+        eot: id("eot_token_id"),
+        unk: id("unknown_token_id"),
+        add_bos: flag("add_bos_token"),
+        add_eos: flag("add_eos_token"),
+        add_space_prefix: flag("add_space_prefix"),
+    })
+}
+
+fn text_of(message: &Message) -> &str {
+    match &message.content {
+        text::Content::Text(text) => text,
+        _ => "",
+    }
+}

@@ -1,0 +1,34 @@
+//! consort: one large language model on the machines you already have.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod bench;
+mod commands;
+mod interrupt;
+mod language;
+mod options;
+mod progress;
+mod sampling;
+mod store;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match commands::Cli::parse().run() {
+        Ok(code) => code,
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io_errors.any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,169 @@
+//! The options that every command which runs a model takes, and how they become a loaded model.
+
+use std::num::NonZeroUsize;
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use engine::{CHUNK_DEFAULT, Local};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
+use kernels::{PAGE_TOKENS, StepLimits};
+use model::{Checkpoint, Limits, LoadOptions};
+use types::DType;
+
+use crate::progress;
+
+/// More rows in one step would only cost memory.
+const CHUNK_MAX: usize = 1 << 16;
+
+/// Where and how a model runs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Where and how the model runs")]
+pub struct ModelOptions {
+    /// Quantise the weights of a safetensors model at load: q8_0, q6_k, q5_k, q4_k or q4_0
+    #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
+    quant: Option<DType>,
+    /// The best CPU instructions to use
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
+    cpu_level: CpuLevel,
+    /// Prompt tokens that are run together in one step
+    #[arg(long, value_name = "TOKENS")]
+    chunk: Option<NonZeroUsize>,
+    /// Tokens that the prompt and the answer may have together
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<NonZeroUsize>,
+    /// Numbers to compute with; f32 widens every weight at load, for exact checks
+    #[arg(long, value_enum, default_value_t)]
+    compute: Compute,
+    /// Numbers to keep keys and values in; auto is f16 for quantised weights, else f32
+    #[arg(long, value_enum, default_value_t)]
+    kv: Kv,
+}
+
+/// How many threads a command computes on.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ThreadOption {
+    /// Threads to compute on [default: one for each CPU]
+    #[arg(short, long)]
+    threads: Option<NonZeroUsize>,
+}
+
+/// What a model is to have room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Sequences that run side by side.
+    pub sequences: usize,
+    /// Tokens of each of them.
+    pub positions: usize,
+    /// Rows of one step whose logits may be wanted.
+    pub wanted: usize,
+}
+
+impl ModelOptions {
+    /// Loads all of a model, with a bar of its layers.
+    pub fn load(&self, checkpoint: &Checkpoint, threads: usize, room: Room) -> Result<Local<CpuBackend>> {
+        let pages = room.sequences.saturating_mul(room.positions.div_ceil(PAGE_TOKENS));
+        let rows = self.chunk().min(room.positions).max(room.sequences);
+        let step = StepLimits { rows, sequences: room.sequences, pages };
+        let limits = Limits { step, wanted: room.wanted, kv_pages: pages, positions: room.positions };
+        let options = LoadOptions { keep: self.keep()?, limits };
+        let backend = CpuBackend::new(CpuOptions { threads, level: self.level()?, kv: self.kv(checkpoint) })?;
+
+        let bar = progress::steps(checkpoint.description().layers.len() as u64, "loading");
+        let local = Local::load(backend, checkpoint, &options, &mut |layers| bar.set_position(layers as u64));
+        bar.finish_and_clear();
+        let local = local.context("load the model")?;
+        checkpoint.release();
+        Ok(local)
+    }
+
+    /// Prompt tokens in one step.
+    pub fn chunk(&self) -> usize {
+        self.chunk.map_or(CHUNK_DEFAULT, NonZeroUsize::get).min(CHUNK_MAX)
+    }
+
+    /// The context that was asked for, or `wished`, which gives way to what the model was made for.
+    pub fn context(&self, checkpoint: &Checkpoint, wished: usize) -> Result<usize> {
+        let max = checkpoint.description().positions_max;
+        match self.context {
+            Some(asked) if asked.get() > max => {
+                bail!("--context {asked} is more than the {max} tokens that this model was made for")
+            }
+            Some(asked) => Ok(asked.get()),
+            None => Ok(wished.min(max)),
+        }
+    }
+
+    /// The instructions to use: those of this CPU, or lower ones that were asked for.
+    pub fn level(&self) -> Result<Level> {
+        let best = Level::detect();
+        let level = match self.cpu_level {
+            CpuLevel::Auto => best,
+            CpuLevel::Scalar => Level::Scalar,
+            CpuLevel::Avx2 => Level::Avx2,
+            CpuLevel::Avx512 => Level::Avx512,
+            CpuLevel::Amx => Level::Amx,
+        };
+        ensure!(level <= best, "this CPU does not have {level}; the best it has is {best}");
+        Ok(level)
+    }
+
+    fn keep(&self) -> Result<Option<DType>> {
+        match (self.compute, self.quant) {
+            (Compute::F32, Some(_)) => bail!("--compute f32 and --quant exclude each other"),
+            (Compute::F32, None) => Ok(Some(DType::F32)),
+            (Compute::Auto, quant) => Ok(quant),
+        }
+    }
+
+    pub fn kv(&self, checkpoint: &Checkpoint) -> KvType {
+        let stored = || {
+            let file = checkpoint.gguf()?;
+            file.tensor_names().find(|name| file.tensor(name).is_some_and(|tensor| tensor.dtype.is_quantised()))
+        };
+        match self.kv {
+            Kv::F32 => KvType::F32,
+            Kv::F16 => KvType::F16,
+            Kv::Auto if self.compute == Compute::F32 => KvType::F32,
+            Kv::Auto if self.quant.is_some() || stored().is_some() => KvType::F16,
+            Kv::Auto => KvType::F32,
+        }
+    }
+}
+
+impl ThreadOption {
+    pub fn count(&self) -> usize {
+        self.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum CpuLevel {
+    #[default]
+    Auto,
+    Scalar,
+    Avx2,
+    Avx512,
+    Amx,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Compute {
+    #[default]
+    Auto,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Kv {
+    #[default]
+    Auto,
+    F32,
+    F16,
+}
+
+fn quantisation(name: &str) -> Result<DType, String> {
+    const OFFERED: [DType; 5] = [DType::Q8_0, DType::Q6_K, DType::Q5_K, DType::Q4_K, DType::Q4_0];
+    let asked = name.parse().ok().filter(|dtype| OFFERED.contains(dtype));
+    asked.ok_or_else(|| format!("use {}", OFFERED.map(DType::name).join(", ")))
+}

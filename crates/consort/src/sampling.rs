@@ -1,0 +1,79 @@
+//! How answers are chosen: the options of a user, else what the model's makers recommend, else what is usual.
+
+use clap::Args;
+use engine::{SamplingParams, fresh_seed};
+use text::GenerationDefaults;
+
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "How the answer is chosen")]
+pub struct SamplingOptions {
+    /// Randomness; 0 always takes the likeliest token [default: the model's own, else 0.7]
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Only the likeliest tokens that together have this probability; 1 is off [default: the model's own, else 0.95]
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Only this many of the likeliest tokens; 0 is off [default: the model's own, else 40]
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Only tokens with this part of the likeliest one's probability; 0 is off [default: the model's own, else 0.05]
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// The same seed gives the same answer [default: another each time]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Tokens that an answer may have [default: what the context holds]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<usize>,
+}
+
+impl SamplingOptions {
+    pub fn params(&self, model: &GenerationDefaults) -> SamplingParams {
+        // Makers who recommend anything have thought about the rest too: what they leave out is off.
+        let silent = model.do_sample.is_none()
+            && model.top_k.is_none()
+            && [model.temperature, model.top_p, model.min_p].iter().all(Option::is_none);
+        let [temperature, top_p, min_p] = if silent { [0.7, 0.95, 0.05] } else { [1.0, 1.0, 0.0] };
+        let greedy = (model.do_sample == Some(false)).then_some(0.0);
+        SamplingParams {
+            temperature: self.temperature.or(greedy).or(model.temperature).unwrap_or(temperature),
+            top_p: self.top_p.or(model.top_p).unwrap_or(top_p),
+            top_k: self.top_k.or(model.top_k).unwrap_or(if silent { 40 } else { 0 }) as usize,
+            min_p: self.min_p.or(model.min_p).unwrap_or(min_p),
+            repetition_penalty: model.repetition_penalty.unwrap_or(1.0),
+            seed: self.seed.unwrap_or_else(fresh_seed),
+            ..SamplingParams::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(options: SamplingOptions, model: GenerationDefaults, expected: (f32, f32, usize, f32)) {
+        let params = options.params(&model);
+        assert_eq!((params.temperature, params.top_p, params.top_k, params.min_p), expected);
+    }
+
+    #[test]
+    fn a_model_that_recommends_nothing_gets_the_usual_values() {
+        check(SamplingOptions::default(), GenerationDefaults::default(), (0.7, 0.95, 40, 0.05));
+    }
+
+    #[test]
+    fn what_the_makers_leave_out_is_off() {
+        let model = GenerationDefaults { temperature: Some(0.6), ..GenerationDefaults::default() };
+        check(SamplingOptions::default(), model, (0.6, 1.0, 0, 0.0));
+        let greedy = GenerationDefaults { do_sample: Some(false), temperature: Some(0.6), ..Default::default() };
+        check(SamplingOptions::default(), greedy, (0.0, 1.0, 0, 0.0));
+    }
+
+    #[test]
+    fn the_user_has_the_last_word() {
+        let model = GenerationDefaults { temperature: Some(0.6), top_k: Some(20), ..GenerationDefaults::default() };
+        let options =
+            SamplingOptions { temperature: Some(0.0), top_k: Some(0), min_p: Some(0.1), ..Default::default() };
+        check(options, model, (0.0, 1.0, 0, 0.1));
+    }
+}

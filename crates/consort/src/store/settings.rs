@@ -1,0 +1,100 @@
+//! Where models are kept and fetched from, as the environment says: the variables of Hugging Face's own tools.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+const ENDPOINT: &str = "https://huggingface.co";
+const TOKEN_BYTES_MAX: u64 = 4096;
+
+#[derive(Debug)]
+pub struct Settings {
+    /// The folder of `models--owner--name` folders.
+    pub hub_cache: PathBuf,
+    /// Scheme and host of the hub, without a slash at the end.
+    pub endpoint: String,
+    pub token: Option<String>,
+    /// Never ask the hub.
+    pub offline: bool,
+    /// consort's own cache, for what does not come from a hub.
+    pub own_cache: PathBuf,
+}
+
+impl Settings {
+    pub fn from_environment() -> Result<Self> {
+        let cache = match variable("XDG_CACHE_HOME") {
+            Some(path) => PathBuf::from(path),
+            None => env::home_dir().context("no home folder: set HOME, or HF_HOME and XDG_CACHE_HOME")?.join(".cache"),
+        };
+        let hf_home = variable("HF_HOME").map_or_else(|| cache.join("huggingface"), PathBuf::from);
+        let hub_cache = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
+        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| hf_home.join("token"), PathBuf::from);
+        Ok(Self {
+            hub_cache: hub_cache.map_or_else(|| hf_home.join("hub"), PathBuf::from),
+            endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,
+            token: token(variable("HF_TOKEN"), &token_file)?,
+            offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
+            own_cache: cache.join("consort"),
+        })
+    }
+}
+
+fn endpoint(text: &str) -> Result<String> {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    match host {
+        Some(host) if !host.is_empty() && !host.contains(char::is_whitespace) => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => bail!("HF_ENDPOINT must begin with https:// or http://, not be `{text}`"),
+    }
+}
+
+/// The token from the environment, else the one that `hf auth login` has written.
+fn token(variable: Option<String>, file: &PathBuf) -> Result<Option<String>> {
+    let text = match variable {
+        Some(text) => text,
+        None if fs::metadata(file).is_ok_and(|file| file.is_file() && file.len() <= TOKEN_BYTES_MAX) => {
+            fs::read_to_string(file).with_context(|| format!("read the hub token in {}", file.display()))?
+        }
+        None => return Ok(None),
+    };
+    let text = text.trim();
+    if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!("the hub token has characters that no token has: check HF_TOKEN and {}", file.display());
+    }
+    Ok((!text.is_empty()).then(|| text.to_owned()))
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn is_true(value: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_needs_a_scheme_and_loses_its_slash() {
+        assert_eq!(endpoint("http://127.0.0.1:80/").unwrap(), "http://127.0.0.1:80");
+        for text in ["huggingface.co", "ftp://x", "https://", "https://a b"] {
+            assert!(endpoint(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_token_file_counts_only_without_the_variable() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        assert_eq!(token(None, &file).unwrap(), None);
+        fs::write(&file, "hf_file\n").unwrap();
+        assert_eq!(token(None, &file).unwrap().as_deref(), Some("hf_file"));
+        assert_eq!(token(Some("hf_env".into()), &file).unwrap().as_deref(), Some("hf_env"));
+        assert!(token(Some("two words".into()), &file).is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! A hub on loopback that serves one repository, truthfully unless a test tells it to lie.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub path: String,
+    pub range: Option<String>,
+    pub authorization: Option<String>,
+}
+
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Vec<u8>,
+    /// What `Content-Length` says; the body is sent as it is.
+    pub declared: Option<usize>,
+    /// Sends the body again and again, until nobody reads it.
+    pub endless: bool,
+}
+
+impl Reply {
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        Self { status, headers: Vec::new(), body: body.into(), declared: None, endless: false }
+    }
+
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+#[derive(Clone)]
+pub struct HubFile {
+    pub name: String,
+    pub bytes: Vec<u8>,
+    pub large: bool,
+}
+
+impl HubFile {
+    pub fn large(name: &str, len: usize) -> Self {
+        let seed: usize = name.bytes().map(usize::from).sum();
+        let bytes = (0..len).map(|i| (i * 31 + i / 251 + seed) as u8).collect();
+        Self { name: name.to_owned(), bytes, large: true }
+    }
+
+    pub fn small(name: &str, text: &str) -> Self {
+        Self { name: name.to_owned(), bytes: text.as_bytes().to_vec(), large: false }
+    }
+
+    /// The name of its blob in the cache.
+    pub fn digest(&self) -> String {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        if self.large {
+            hex(&Sha256::digest(&self.bytes))
+        } else {
+            hex(&Sha1::new().chain_update(format!("blob {}\0", self.bytes.len())).chain_update(&self.bytes).finalize())
+        }
+    }
+
+    fn listed(&self) -> String {
+        let (name, len, digest) = (&self.name, self.bytes.len(), self.digest());
+        let lfs = format!(r#","lfs":{{"sha256":"{digest}","size":{len},"pointerSize":134}}"#);
+        let (id, lfs) = if self.large { (COMMIT.to_owned(), lfs) } else { (digest, String::new()) };
+        format!(r#"{{"rfilename":"{name}","size":{len},"blobId":"{id}"{lfs}}}"#)
+    }
+}
+
+type Lie = Box<dyn Fn(&Request) -> Option<Reply> + Send + Sync>;
+
+pub struct FakeHub {
+    pub endpoint: String,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl FakeHub {
+    pub fn honest(repo: &str, files: &[HubFile]) -> Self {
+        Self::start(repo, files, |_| None)
+    }
+
+    /// `lie` may answer a request in place of the truth.
+    pub fn start(
+        repo: &str,
+        files: &[HubFile],
+        lie: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (repo, files, seen) = (repo.to_owned(), files.to_vec(), requests.clone());
+        let lie: Lie = Box::new(lie);
+        // Ends with the test's process.
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let Some(request) = read_request(&stream) else { continue };
+                seen.lock().unwrap().push(request.clone());
+                let reply = lie(&request).unwrap_or_else(|| truth(&repo, &files, &request));
+                let _ = send(stream, &reply);
+            }
+        });
+        Self { endpoint, requests }
+    }
+
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+
+    /// The files that were asked for, with the ranges.
+    pub fn fetched(&self) -> Vec<(String, Option<String>)> {
+        let requests = self.requests().into_iter().filter(|request| request.path.contains("/resolve/"));
+        requests.map(|r| (r.path.split_once(COMMIT).unwrap().1[1..].to_owned(), r.range)).collect()
+    }
+}
+
+pub fn listing(files: &[HubFile]) -> String {
+    let listed: Vec<_> = files.iter().map(HubFile::listed).collect();
+    format!(r#"{{"id":"x","sha":"{COMMIT}","siblings":[{}]}}"#, listed.join(","))
+}
+
+fn truth(repo: &str, files: &[HubFile], request: &Request) -> Reply {
+    if request.path == format!("/api/models/{repo}/revision/main?blobs=true") {
+        return Reply::new(200, listing(files));
+    }
+    let prefix = format!("/{repo}/resolve/{COMMIT}/");
+    let file = request.path.strip_prefix(&prefix).and_then(|name| files.iter().find(|file| file.name == name));
+    let Some(file) = file else { return Reply::new(404, "").header("X-Error-Code", "EntryNotFound") };
+    let start = request.range.as_deref().map(|r| r["bytes=".len()..].trim_end_matches('-').parse::<usize>().unwrap());
+    match start {
+        None => Reply::new(200, file.bytes.clone()),
+        Some(start) => Reply::new(206, &file.bytes[start..])
+            .header("Content-Range", format!("bytes {start}-{}/{}", file.bytes.len() - 1, file.bytes.len())),
+    }
+}
+
+fn read_request(stream: &TcpStream) -> Option<Request> {
+    let mut lines = BufReader::new(stream).lines();
+    let path = lines.next()?.ok()?.split(' ').nth(1)?.to_owned();
+    let mut request = Request { path, range: None, authorization: None };
+    for line in lines {
+        let line = line.ok()?;
+        match line.split_once(": ") {
+            Some((name, value)) if name.eq_ignore_ascii_case("range") => request.range = Some(value.to_owned()),
+            Some((name, value)) if name.eq_ignore_ascii_case("authorization") => {
+                request.authorization = Some(value.to_owned());
+            }
+            _ if line.is_empty() => return Some(request),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn send(mut stream: TcpStream, reply: &Reply) -> std::io::Result<()> {
+    write!(stream, "HTTP/1.1 {} Fake\r\nConnection: close\r\n", reply.status)?;
+    for (name, value) in &reply.headers {
+        write!(stream, "{name}: {value}\r\n")?;
+    }
+    if !reply.endless {
+        write!(stream, "Content-Length: {}\r\n", reply.declared.unwrap_or(reply.body.len()))?;
+    }
+    write!(stream, "\r\n")?;
+    stream.write_all(&reply.body)?;
+    while reply.endless {
+        stream.write_all(&reply.body)?;
+    }
+    Ok(())
+}

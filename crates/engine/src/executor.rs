@@ -1,0 +1,149 @@
+//! `Executor`: where a step runs. One process, tensor-parallel workers, LAN stages and swarm peers are
+//! implementations of this one trait, and the decode loop does not know which of them it drives.
+
+use kernels::BackendError;
+use model::CollectiveError;
+use types::SessionId;
+
+use crate::plan::{StepOutput, StepPlan};
+
+/// Holds sessions and runs steps. Up to [`Executor::depth`] steps are in flight; they are collected in the order in
+/// which they were submitted.
+pub trait Executor: Send {
+    /// Steps that may be in flight at once: one for each pipeline stage, so that no stage idles.
+    fn depth(&self) -> usize;
+
+    fn capacity(&self) -> Capacity;
+
+    /// A new, empty session that will hold at most `tokens_max` tokens.
+    fn open(&mut self, tokens_max: usize) -> Result<SessionId, ExecutorError>;
+
+    /// A new session that begins with the first `tokens` tokens of another, as far as these can be shared.
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Forked, ExecutorError>;
+
+    /// Forgets what a session computed after its first `tokens` tokens. Returns how many remain computed, which is less
+    /// than `tokens` where a page that is shared with another session had to be let go.
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError>;
+
+    /// Ends a session and frees its pages at once. What a step in flight would give for it is dropped.
+    /// Closing a session twice does nothing.
+    fn close(&mut self, session: SessionId);
+
+    /// Starts a step. An error means that no session changed; what can be checked is checked before anything runs.
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
+
+    /// Waits for the oldest step in flight and replaces `output` with what it gave.
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
+}
+
+/// A session made by [`Executor::fork`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forked {
+    pub session: SessionId,
+    /// Tokens that it holds computed: the rest has to be run again.
+    pub computed: usize,
+}
+
+/// What an executor can hold. All but `pages_free` stay the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    pub vocab: usize,
+    /// Tokens of the longest session.
+    pub positions_max: usize,
+    /// Tokens of one step, all sequences together.
+    pub rows_max: usize,
+    /// Sequences of one step.
+    pub sequences_max: usize,
+    /// Rows of one step whose logits may be wanted.
+    pub wanted_max: usize,
+    /// Pages of all sequences of one step; a page that two share counts twice.
+    pub step_pages_max: usize,
+    pub page_tokens: usize,
+    pub pages_total: usize,
+    pub pages_free: usize,
+}
+
+impl Capacity {
+    /// Pages that hold this many tokens.
+    pub fn pages(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.page_tokens)
+    }
+
+    /// The longest sequence that can run when it is alone.
+    pub fn tokens_max(&self) -> usize {
+        self.positions_max.min(self.pages_total.min(self.step_pages_max) * self.page_tokens)
+    }
+
+    pub fn tokens_free(&self) -> usize {
+        self.pages_free * self.page_tokens
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    #[error("the K/V cache has {free} pages free, the step needs {needed}")]
+    OutOfPages { needed: usize, free: usize },
+    #[error("{max} sessions are open, which is the limit")]
+    OutOfSessions { max: usize },
+    #[error("session {} is not open", .0.0)]
+    UnknownSession(SessionId),
+    #[error("a session of {tokens} tokens was asked for, the limit is {max}")]
+    TooLong { tokens: usize, max: usize },
+    #[error("session {} has computed {computed} tokens, the plan continues at {position}", session.0)]
+    OutOfPlace { session: SessionId, computed: usize, position: usize },
+    #[error("session {} occurs twice in one step", .0.0)]
+    Duplicate(SessionId),
+    #[error("a step of {found} {what} is too large, the limit is {max}")]
+    StepTooLarge { what: &'static str, found: usize, max: usize },
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    TokenOutOfRange { token: u32, vocab: usize },
+    #[error("{depth} steps are in flight, which is the limit")]
+    Full { depth: usize },
+    #[error("no step is in flight")]
+    Idle,
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}
+
+impl ExecutorError {
+    /// Whether the same call can succeed later, when other sessions have ended.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::Full { .. })
+    }
+}
+
+impl<E: Executor + ?Sized> Executor for Box<E> {
+    fn depth(&self) -> usize {
+        (**self).depth()
+    }
+
+    fn capacity(&self) -> Capacity {
+        (**self).capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize) -> Result<SessionId, ExecutorError> {
+        (**self).open(tokens_max)
+    }
+
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Forked, ExecutorError> {
+        (**self).fork(from, tokens, tokens_max)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        (**self).truncate(session, tokens)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        (**self).close(session);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        (**self).submit(plan)
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        (**self).collect(output)
+    }
+}

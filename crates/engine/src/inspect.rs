@@ -1,0 +1,64 @@
+//! What a model computes, for tests and for `consort debug`: greedy continuations, and the logits of every position.
+
+use types::TokenId;
+
+use crate::engine::{Engine, EngineError};
+use crate::executor::{Executor, ExecutorError};
+use crate::plan::{StepOutput, StepPlan, Want};
+use crate::request::{EventKind, FinishReason, Request};
+
+/// The greedy continuation of `prompt`: exactly `tokens` tokens, unless the context is full before.
+pub fn greedy<E: Executor>(
+    engine: &mut Engine<E>,
+    prompt: &[TokenId],
+    tokens: usize,
+) -> Result<Vec<TokenId>, GreedyError> {
+    let mut answer = Vec::new();
+    for event in engine.generate(Request::greedy(prompt.to_vec(), tokens))? {
+        match event? {
+            EventKind::Token(sampled) => answer.push(sampled.token),
+            EventKind::Finished(finished) => {
+                if let FinishReason::Failed(error) = finished.reason {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+    Ok(answer)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum GreedyError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Sample(#[from] crate::sampler::SampleError),
+}
+
+/// Runs `tokens` in chunks of at most `chunk`, and hands the logits of every position to `row`, in order.
+pub fn logits<E: Executor, X: From<ExecutorError>>(
+    executor: &mut E,
+    tokens: &[TokenId],
+    chunk: usize,
+    mut row: impl FnMut(&[f32]) -> Result<(), X>,
+) -> Result<(), X> {
+    let capacity = executor.capacity();
+    let chunk = chunk.clamp(1, capacity.rows_max.min(capacity.wanted_max));
+    let session = executor.open(tokens.len())?;
+    let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
+    let mut run = || {
+        for (index, piece) in tokens.chunks(chunk).enumerate() {
+            plan.clear();
+            plan.push(session, index * chunk, piece, Want::Logits { rows: piece.len() });
+            executor.submit(&plan)?;
+            executor.collect(&mut output)?;
+            for rows in &output.logits {
+                output.values(rows).chunks_exact(capacity.vocab).try_for_each(&mut row)?;
+            }
+        }
+        Ok(())
+    };
+    let result = run();
+    executor.close(session);
+    result
+}

@@ -1,0 +1,97 @@
+//! How fast an executor runs, for `consort bench`: the work of prefill and decode on given tokens, with the cheapest
+//! sampling there is. What it chooses is thrown away, so that every round does the same work.
+
+use std::time::{Duration, Instant};
+
+use types::{SessionId, TokenId};
+
+use crate::executor::{Executor, ExecutorError};
+use crate::plan::{StepOutput, StepPlan, Want};
+use crate::request::rate;
+use crate::sampler::SamplingParams;
+
+/// Tokens that were run, and the time that took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    pub tokens: usize,
+    pub elapsed: Duration,
+}
+
+impl Measured {
+    pub fn tokens_per_s(&self) -> f64 {
+        rate(self.tokens, self.elapsed)
+    }
+}
+
+/// Runs `prompt` as one sequence in chunks of at most `chunk`, up to the first token of an answer.
+pub fn prefill<E: Executor>(executor: &mut E, prompt: &[TokenId], chunk: usize) -> Result<Measured, ExecutorError> {
+    let capacity = executor.capacity();
+    let chunk = chunk.clamp(1, capacity.rows_max);
+    with_sessions(executor, 1, prompt.len(), |executor, sessions| {
+        let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
+        let start = Instant::now();
+        for (index, piece) in prompt.chunks(chunk).enumerate() {
+            let is_last = (index + 1) * chunk >= prompt.len();
+            plan.clear();
+            plan.push(sessions[0], index * chunk, piece, if is_last { greedy_token() } else { Want::Nothing });
+            executor.submit(&plan)?;
+            executor.collect(&mut output)?;
+        }
+        Ok(Measured { tokens: prompt.len(), elapsed: start.elapsed() })
+    })
+}
+
+/// Runs `tokens`, one in each step, as `batch` sequences side by side; each of them after `context` tokens that are not
+/// timed.
+pub fn decode<E: Executor>(
+    executor: &mut E,
+    context: &[TokenId],
+    tokens: &[TokenId],
+    batch: usize,
+) -> Result<Measured, ExecutorError> {
+    let chunk = executor.capacity().rows_max.max(1);
+    with_sessions(executor, batch, context.len() + tokens.len(), |executor, sessions| {
+        let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
+        for &session in sessions {
+            for (index, piece) in context.chunks(chunk).enumerate() {
+                plan.clear();
+                plan.push(session, index * chunk, piece, Want::Nothing);
+                executor.submit(&plan)?;
+                executor.collect(&mut output)?;
+            }
+        }
+        let start = Instant::now();
+        for (index, token) in tokens.iter().enumerate() {
+            plan.clear();
+            for &session in sessions {
+                plan.push(session, context.len() + index, std::slice::from_ref(token), greedy_token());
+            }
+            executor.submit(&plan)?;
+            executor.collect(&mut output)?;
+        }
+        Ok(Measured { tokens: tokens.len() * batch, elapsed: start.elapsed() })
+    })
+}
+
+fn greedy_token() -> Want {
+    Want::Sample { rows: 1, prompt: 0, sampling: SamplingParams::default() }
+}
+
+/// Opens sessions, runs `work`, and closes them whatever happened.
+fn with_sessions<E: Executor>(
+    executor: &mut E,
+    count: usize,
+    tokens_max: usize,
+    work: impl FnOnce(&mut E, &[SessionId]) -> Result<Measured, ExecutorError>,
+) -> Result<Measured, ExecutorError> {
+    let mut sessions = Vec::with_capacity(count);
+    let mut result = Ok(());
+    while sessions.len() < count && result.is_ok() {
+        result = executor.open(tokens_max).map(|session| sessions.push(session));
+    }
+    let result = result.and_then(|()| work(executor, &sessions));
+    for session in sessions {
+        executor.close(session);
+    }
+    result
+}

@@ -1,0 +1,274 @@
+//! `Backend`: the small, closed set of ops that language models need, on buffers that the caller owns.
+//!
+//! It is not a tensor library: no graph, no autograd, no broadcasting rules. Three rules let one trait serve a CPU
+//! and a GPU that replays captured graphs. An op of a step never allocates; it never waits for another op's result
+//! on the host; and whatever varies from step to step (tokens, positions, page tables, lengths) is read from a
+//! [`Backend::Step`] that [`Backend::begin`] fills once, before the first op. Only [`Backend::read`] waits.
+//!
+//! Shapes are checked with `assert!`: a mismatch is a mistake of ours, not of a user, because `model` derives every
+//! shape from a checked description.
+
+use std::ops::Range;
+
+use types::DType;
+
+/// Tokens in one page of the K/V cache, on every backend.
+pub const PAGE_TOKENS: usize = 32;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    #[error("{rows}x{cols} weights cannot be held as {dtype}: a row must be a multiple of {} elements", dtype.block_elements())]
+    Shape { rows: usize, cols: usize, dtype: DType },
+    #[error("weights of {rows}x{cols} {dtype} need {needed} bytes, {got} were given")]
+    ShortWeights { rows: usize, cols: usize, dtype: DType, needed: usize, got: usize },
+    #[error("not enough memory for {bytes} bytes of {what}")]
+    OutOfMemory { what: &'static str, bytes: usize },
+    #[error("step of {rows} rows, {sequences} sequences, {pages} pages exceeds the limits {limits:?}")]
+    StepTooLarge { rows: usize, sequences: usize, pages: usize, limits: StepLimits },
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    TokenOutOfRange { token: u32, vocab: usize },
+    #[error("{0}")]
+    Device(String),
+}
+
+/// A matrix `[rows, cols]` as it lies in a file: row-major, each row a whole number of `dtype` blocks.
+/// Its rows are output features and its columns input features, as in `y = W x`.
+#[derive(Clone, Copy)]
+pub struct MatrixSource<'a> {
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Bytes from the start of one row to the start of the next: more than a row's own bytes when this is a
+    /// slice of columns.
+    pub row_stride: usize,
+    /// From the first byte of the first row to at least the last byte of the last row.
+    pub bytes: &'a [u8],
+    /// The format to keep it in. Differs from `dtype` when weights are quantised (or widened) at load.
+    pub keep: DType,
+}
+
+impl<'a> MatrixSource<'a> {
+    /// The bytes of one row. `check` has shown that they are there.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        let start = row * self.row_stride;
+        let len = self.dtype.row_bytes(self.cols).expect("checked: whole blocks");
+        &self.bytes[start..start + len]
+    }
+
+    /// That every row is there, and that the columns are whole blocks of both formats.
+    pub fn check(&self) -> Result<(), BackendError> {
+        let Self { rows, cols, dtype, keep, .. } = *self;
+        let row_bytes = dtype.row_bytes(cols).ok_or(BackendError::Shape { rows, cols, dtype })?;
+        keep.row_bytes(cols).ok_or(BackendError::Shape { rows, cols, dtype: keep })?;
+        let needed = match rows.checked_sub(1) {
+            None => 0,
+            Some(last) => last.saturating_mul(self.row_stride).saturating_add(row_bytes),
+        };
+        if self.bytes.len() < needed {
+            return Err(BackendError::ShortWeights { rows, cols, dtype, needed, got: self.bytes.len() });
+        }
+        Ok(())
+    }
+}
+
+/// Which pairs of a head's elements a rotation turns together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// `(i, i + half)`: Hugging Face checkpoints, and most GGUF architectures.
+    Halves,
+    /// `(2 i, 2 i + 1)`: GGUF files of the llama family.
+    Pairs,
+}
+
+/// Where a kind of head lies in a row of a buffer: `count` heads of `dim` elements from column `first`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub first: usize,
+    pub count: usize,
+    pub dim: usize,
+}
+
+impl Heads {
+    pub fn columns(&self) -> Range<usize> {
+        self.first..self.first + self.count * self.dim
+    }
+}
+
+/// The K/V cache of one layer: `kv_heads` heads of `head_dim` for each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+/// Attention of one layer. The query heads are a multiple of the K/V heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    pub query: Heads,
+    pub key: Heads,
+    pub value: Heads,
+    /// Multiplies `q . k`; usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// With a window `w`, position `p` sees the positions above `p - w` up to `p`.
+    pub window: Option<usize>,
+}
+
+/// The function of the gate in a gated feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// The most that one step may hold; buffers and step inputs are allocated for it once.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLimits {
+    pub rows: usize,
+    pub sequences: usize,
+    /// Entries of all page tables together.
+    pub pages: usize,
+}
+
+/// One sequence's rows in a step: consecutive rows, at consecutive positions from `position`.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub row: u32,
+    pub rows: u32,
+    pub position: u32,
+    /// This sequence's page table: a range of [`StepInputs::pages`] that covers its positions up to its last row.
+    pub pages_start: u32,
+    pub pages_len: u32,
+}
+
+/// Everything that varies from step to step. Row `i` is token `tokens[i]` of the span that holds it.
+#[derive(Clone, Copy)]
+pub struct StepInputs<'a> {
+    pub tokens: &'a [u32],
+    /// Spans in row order; together they cover all rows.
+    pub spans: &'a [Span],
+    pub pages: &'a [u32],
+    /// Rows whose logits are wanted, ascending.
+    pub wanted: &'a [u32],
+}
+
+/// The router of a mixture of experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing {
+    pub experts: usize,
+    pub chosen: usize,
+    /// Whether the weights of the chosen experts are scaled to sum to one.
+    pub normalise: bool,
+}
+
+/// One expert's feed-forward: `gate_up` has the gate's rows first, then the up projection's.
+pub struct Expert<M> {
+    pub gate_up: M,
+    pub down: M,
+}
+
+pub trait Backend: Send + Sync + Sized + 'static {
+    /// Activations `[rows, cols]`, row-major.
+    type Buffer: Send;
+    /// Weights of a linear layer, packed once into whatever is fastest here.
+    type Matrix: Send + Sync;
+    /// A short f32 vector: a norm's weight, a bias.
+    type Vector: Send + Sync;
+    /// Rotation angles of every position.
+    type Rope: Send + Sync;
+    /// The K/V pages of one layer.
+    type Kv: Send;
+    /// The inputs of one step, where the ops can read them.
+    type Step: Send;
+
+    // Set-up: allocates, may fail.
+
+    fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, BackendError>;
+    /// Packs `parts`, stacked along their rows; all have the same columns. Formats may differ between parts.
+    fn matrix(&self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, BackendError>;
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
+    /// Angles `position * inv_freq[i]`, sines and cosines multiplied by `scale`, for positions below `positions`.
+    fn rope(
+        &self,
+        inv_freq: &[f32],
+        scale: f32,
+        positions: usize,
+        layout: RopeLayout,
+    ) -> Result<Self::Rope, BackendError>;
+    fn kv(&self, shape: KvShape, pages: usize) -> Result<Self::Kv, BackendError>;
+    fn step(&self, limits: StepLimits) -> Result<Self::Step, BackendError>;
+
+    /// Bytes that a packed matrix occupies.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    // Around a step.
+
+    /// Fills `step`. Page ids and token ids must be in range; `begin` checks what it can check cheaply.
+    fn begin(&self, step: &mut Self::Step, inputs: StepInputs<'_>) -> Result<(), BackendError>;
+    /// Overwrites the first rows of `buffer` with activations from elsewhere (an earlier stage).
+    fn write(&self, buffer: &mut Self::Buffer, values: &[f32]) -> Result<(), BackendError>;
+    /// Waits for all ops on `buffer` and copies rows out.
+    fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError>;
+
+    // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.
+
+    /// `out[i] = scale * table[tokens[i]]` for every row of the step.
+    fn embed(&self, step: &Self::Step, out: &mut Self::Buffer, table: &Self::Matrix, scale: f32);
+    /// `out[i] = x[wanted[i]]`.
+    fn gather_wanted(&self, step: &Self::Step, out: &mut Self::Buffer, x: &Self::Buffer);
+    /// `out = weight * x / sqrt(mean(x * x) + eps)`, row by row.
+    fn rms_norm(&self, rows: usize, out: &mut Self::Buffer, x: &Self::Buffer, weight: &Self::Vector, eps: f32);
+    /// The same within each head, in place.
+    fn rms_norm_heads(&self, rows: usize, x: &mut Self::Buffer, heads: Heads, weight: &Self::Vector, eps: f32);
+    /// `out = W x + bias`.
+    fn linear(
+        &self,
+        rows: usize,
+        out: &mut Self::Buffer,
+        x: &Self::Buffer,
+        weight: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+    );
+    /// Turns the heads of every row by its position, in place.
+    fn rotate(&self, step: &Self::Step, x: &mut Self::Buffer, heads: Heads, rope: &Self::Rope);
+    /// Stores the step's keys and values, found in `qkv`, in their sequences' pages.
+    fn write_kv(&self, step: &Self::Step, kv: &mut Self::Kv, qkv: &Self::Buffer, attention: &Attention);
+    /// `out = softmax(scale * q k^T) v` for each query head over the sequence's pages; `[rows, heads * head_dim]`.
+    fn attend(
+        &self,
+        step: &Self::Step,
+        out: &mut Self::Buffer,
+        qkv: &Self::Buffer,
+        kv: &Self::Kv,
+        attention: &Attention,
+    );
+    /// `out[j] = activation(x[j]) * x[n + j]`, where a row of `x` has `2 n` columns.
+    fn gate(&self, rows: usize, out: &mut Self::Buffer, x: &Self::Buffer, activation: Activation);
+    /// `x += y`.
+    fn add(&self, rows: usize, x: &mut Self::Buffer, y: &Self::Buffer);
+    /// A mixture of experts: softmax over the router's `logits` `[rows, experts]`, the best `chosen` of them, and the
+    /// weighted sum of their feed-forwards of `x`. `experts[i]` is expert `first + i`; the others are another rank's,
+    /// and contribute nothing here.
+    #[allow(clippy::too_many_arguments)]
+    fn experts(
+        &self,
+        rows: usize,
+        out: &mut Self::Buffer,
+        x: &Self::Buffer,
+        logits: &Self::Buffer,
+        routing: Routing,
+        first: usize,
+        experts: &[Expert<Self::Matrix>],
+        activation: Activation,
+        scratch: &mut Self::Scratch,
+    );
+    /// Working memory of [`Backend::experts`] for up to `rows` rows.
+    type Scratch: Send;
+    fn scratch(
+        &self,
+        rows: usize,
+        hidden: usize,
+        inner: usize,
+        routing: Routing,
+    ) -> Result<Self::Scratch, BackendError>;
+}

@@ -1,0 +1,123 @@
+//! A mixture of experts: route every row to its best experts, run each expert on the rows that chose it, add up.
+//!
+//! A row's result is the sum over its experts in the order of their numbers, whatever other rows chose.
+
+use super::{Buffer, CpuBackend, Matrix, rows};
+use crate::{Activation, Backend, BackendError, Expert, Routing};
+
+/// Working memory for one mixture, for up to as many rows as it was made for.
+pub struct Scratch {
+    /// `[rows][chosen]`: expert and weight, experts ascending.
+    choices: Vec<(u32, f32)>,
+    /// Probabilities of one row.
+    probabilities: Vec<f32>,
+    /// Rows of one expert, and their weights.
+    members: Vec<(u32, f32)>,
+    gathered: Buffer,
+    inner: Buffer,
+    gated: Buffer,
+    result: Buffer,
+}
+
+impl Scratch {
+    pub(super) fn new(rows: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self, BackendError> {
+        Ok(Self {
+            choices: Vec::with_capacity(rows * routing.chosen),
+            probabilities: Vec::with_capacity(routing.experts),
+            members: Vec::with_capacity(rows),
+            gathered: Buffer::new(rows, hidden)?,
+            inner: Buffer::new(rows, 2 * inner)?,
+            gated: Buffer::new(rows, inner)?,
+            result: Buffer::new(rows, hidden)?,
+        })
+    }
+}
+
+#[allow(clippy::too_many_arguments)] // the arguments of `Backend::experts`
+pub(super) fn run(
+    backend: &CpuBackend,
+    rows: usize,
+    out: &mut Buffer,
+    x: &Buffer,
+    logits: &Buffer,
+    routing: Routing,
+    first: usize,
+    experts: &[Expert<Matrix>],
+    activation: Activation,
+    scratch: &mut Scratch,
+) {
+    assert_eq!(logits.cols, routing.experts);
+    let cols = x.cols;
+    scratch.choices.clear();
+    for row in logits.rows(rows).chunks_exact(routing.experts) {
+        route(row, routing, &mut scratch.probabilities, &mut scratch.choices);
+    }
+    out.rows_mut(rows).fill(0.0);
+    for (index, expert) in experts.iter().enumerate() {
+        let wanted = (first + index) as u32;
+        scratch.members.clear();
+        for (row, choices) in scratch.choices.chunks_exact(routing.chosen).enumerate() {
+            if let Some((_, weight)) = choices.iter().find(|(expert, _)| *expert == wanted) {
+                scratch.members.push((row as u32, *weight));
+            }
+        }
+        let count = scratch.members.len();
+        if count == 0 {
+            continue;
+        }
+        let gathered = scratch.gathered.rows_mut(count);
+        for (to, (row, _)) in gathered.chunks_exact_mut(cols).zip(&scratch.members) {
+            to.copy_from_slice(&x.data[*row as usize * cols..][..cols]);
+        }
+        backend.linear(count, &mut scratch.inner, &scratch.gathered, &expert.gate_up, None);
+        backend.gate(count, &mut scratch.gated, &scratch.inner, activation);
+        backend.linear(count, &mut scratch.result, &scratch.gated, &expert.down, None);
+        let out = out.rows_mut(rows);
+        for (from, (row, weight)) in scratch.result.rows(count).chunks_exact(cols).zip(&scratch.members) {
+            rows::add_scaled_to(backend.level, &mut out[*row as usize * cols..][..cols], from, *weight);
+        }
+    }
+}
+
+/// Appends the best experts of one row, ascending, with their weights.
+fn route(logits: &[f32], routing: Routing, probabilities: &mut Vec<f32>, choices: &mut Vec<(u32, f32)>) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    probabilities.clear();
+    probabilities.extend(logits.iter().map(|logit| (logit - max).exp()));
+    let total: f32 = probabilities.iter().sum();
+    probabilities.iter_mut().for_each(|p| *p /= total);
+    let start = choices.len();
+    for _ in 0..routing.chosen {
+        let taken = |expert: usize, choices: &[(u32, f32)]| choices.iter().any(|(e, _)| *e as usize == expert);
+        let mut best = None::<(usize, f32)>;
+        for (expert, &p) in probabilities.iter().enumerate() {
+            // Ties, and NaN, go to the lower number.
+            if !taken(expert, &choices[start..]) && best.is_none_or(|(_, top)| p > top) {
+                best = Some((expert, p));
+            }
+        }
+        let (expert, p) = best.expect("there are at least as many experts as are chosen");
+        choices.push((expert as u32, p));
+    }
+    let chosen = &mut choices[start..];
+    if routing.normalise {
+        let total: f32 = chosen.iter().map(|(_, p)| p).sum();
+        chosen.iter_mut().for_each(|(_, p)| *p /= total);
+    }
+    chosen.sort_unstable_by_key(|(expert, _)| *expert);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_goes_to_its_best_experts_with_weights_that_sum_to_one() {
+        let routing = Routing { experts: 4, chosen: 2, normalise: true };
+        let (mut probabilities, mut choices) = (Vec::new(), Vec::new());
+        route(&[0.0, 3.0, -1.0, 2.0], routing, &mut probabilities, &mut choices);
+        assert_eq!(choices.iter().map(|(e, _)| *e).collect::<Vec<_>>(), [1, 3]);
+        let want = 1.0 / (1.0 + (-1f32).exp());
+        assert!((choices[0].1 - want).abs() < 1e-6 && (choices[1].1 - (1.0 - want)).abs() < 1e-6);
+    }
+}

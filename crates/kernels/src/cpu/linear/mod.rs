@@ -1,0 +1,153 @@
+//! `out = W x + bias`, for every stored format on every level.
+//!
+//! Work is cut by panels only, never along the inputs, and each output is summed in one order that depends on neither the
+//! number of rows nor on who computes it. For quantised weights that order is: integers are summed exactly within a group (or
+//! superblock), then `sum = fma(integer * activation scale, weight scale, sum)` group after group. All levels follow it, so
+//! they agree bit for bit. For bf16 the tile unit has an order of its own, the same for 1 row and for 1,000.
+
+mod dense;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use std::ops::Range;
+
+use super::activations::{GroupActivations, SplitActivations, SuperActivations};
+use super::level::Level;
+use super::matrix::{Format, Matrix, PANEL, Segment, SendPtr};
+use super::pool::Pool;
+
+/// Rows from which the tile unit beats vectors for quantised weights.
+#[cfg(target_arch = "x86_64")]
+const TILE_ROWS: usize = 9;
+
+/// What a row of activations is turned into for a matrix.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Needs {
+    pub(crate) group: bool,
+    pub(crate) superblock: bool,
+    pub(crate) split: bool,
+}
+
+impl Needs {
+    pub(crate) fn of(matrix: &Matrix, level: Level) -> Self {
+        let mut needs = Self::default();
+        for segment in &matrix.segments {
+            match segment.format {
+                Format::Group { .. } => needs.group = true,
+                Format::Super { .. } => needs.superblock = true,
+                Format::Bf16 => needs.split |= level == Level::Amx,
+                Format::F32 | Format::F16 => {}
+            }
+        }
+        needs
+    }
+}
+
+/// The activations of one call, in the forms that [`Needs`] names, and where results go.
+pub(crate) struct Inputs<'a> {
+    pub(crate) rows: usize,
+    pub(crate) x: &'a [f32],
+    pub(crate) group: &'a GroupActivations,
+    pub(crate) superblock: &'a SuperActivations,
+    pub(crate) split: &'a SplitActivations,
+}
+
+/// Where the results of a segment go: row `r`, feature `f` at `start + r * stride + f`.
+#[derive(Clone, Copy)]
+struct Output<'a> {
+    start: *mut f32,
+    stride: usize,
+    bias: Option<&'a [f32]>,
+}
+
+impl Output<'_> {
+    /// Writes the features of one panel of one row, those beyond the matrix left out.
+    ///
+    /// # Safety
+    /// The row and the panel are in range and nobody else writes them.
+    #[inline(always)]
+    unsafe fn put(&self, row: usize, panel: usize, rows: usize, values: &[f32; PANEL]) {
+        let first = panel * PANEL;
+        let count = PANEL.min(rows - first);
+        // SAFETY: the caller's promise.
+        let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride + first), count) };
+        match self.bias {
+            None => out.copy_from_slice(&values[..count]),
+            Some(bias) => {
+                for ((out, value), bias) in out.iter_mut().zip(values).zip(&bias[first..first + count]) {
+                    *out = value + bias;
+                }
+            }
+        }
+    }
+}
+
+/// `out[r, :] = W x[r, :] + bias`, `out` being `[rows, matrix.rows]`.
+pub(crate) fn linear(
+    pool: &Pool,
+    level: Level,
+    matrix: &Matrix,
+    inputs: &Inputs<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    assert!(out.len() >= inputs.rows * matrix.rows && inputs.x.len() >= inputs.rows * matrix.cols);
+    assert!(bias.is_none_or(|bias| bias.len() == matrix.rows));
+    if inputs.rows == 0 {
+        return;
+    }
+    let start = SendPtr(out.as_mut_ptr());
+    let total: usize = matrix.segments.iter().map(Segment::panels).sum();
+    // Several chunks a thread, so that one that is held up does not hold up the others; each long enough to stream.
+    let chunk = (total.div_ceil(pool.threads() * 6)).next_multiple_of(4).min(64);
+    let chunks = total.div_ceil(chunk);
+    pool.run(chunks, &|_, index| {
+        let mut wanted = index * chunk..total.min((index + 1) * chunk);
+        for segment in &matrix.segments {
+            let here = wanted.start.min(segment.panels())..wanted.end.min(segment.panels());
+            if !here.is_empty() {
+                let output = Output {
+                    // SAFETY: the segment's first feature lies within a row of `out`.
+                    start: unsafe { start.get().add(segment.first) },
+                    stride: matrix.rows,
+                    bias: bias.map(|bias| &bias[segment.first..segment.first + segment.rows]),
+                };
+                panels(level, segment, here, inputs, output);
+            }
+            wanted = wanted.start.saturating_sub(segment.panels())..wanted.end.saturating_sub(segment.panels());
+        }
+    });
+}
+
+/// Computes all rows of some panels.
+fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+    // SAFETY, for all calls below: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations
+    // were filled for `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.
+    match (segment.format, level) {
+        #[cfg(target_arch = "x86_64")]
+        (Format::Bf16, Level::Amx) => unsafe { amx::bf16(segment, panels, inputs, out) },
+        (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
+        #[cfg(target_arch = "x86_64")]
+        (Format::Group { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => unsafe {
+            amx::group(segment, panels, inputs, out)
+        },
+        #[cfg(target_arch = "x86_64")]
+        (Format::Super { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => unsafe {
+            amx::superblock(segment, panels, inputs, out)
+        },
+        #[cfg(target_arch = "x86_64")]
+        (_, Level::Amx | Level::Avx512) => unsafe { avx512::panels(segment, panels, inputs, out) },
+        #[cfg(target_arch = "x86_64")]
+        (_, Level::Avx2) => unsafe { avx2::panels(segment, panels, inputs, out) },
+        _ => scalar::panels(segment, panels, inputs, out),
+    }
+}
+
+#[cfg(test)]
+mod tests;

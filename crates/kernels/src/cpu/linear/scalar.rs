@@ -1,0 +1,101 @@
+//! Quantised weights in plain Rust: the definition of correct for the vector and tile kernels.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::super::activations::{BLOCK, TILE};
+use super::super::matrix::{
+    Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, PANEL, SUPER, Segment, SuperScales, stored, sub_scale,
+};
+use super::{Inputs, Output};
+
+pub(super) fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+    for panel in panels {
+        for row in 0..inputs.rows {
+            let values: [f32; PANEL] = std::array::from_fn(|feature| match segment.format {
+                Format::Group { bits, offset, mins } => group(segment, panel, feature, row, inputs, bits, offset, mins),
+                Format::Super { bits, offset, subs, mins } => {
+                    superblock(segment, panel, feature, row, inputs, bits, offset, subs, mins)
+                }
+                _ => unreachable!("dense formats have a kernel of their own"),
+            });
+            // SAFETY: each panel of `out` belongs to one caller.
+            unsafe { out.put(row, panel, segment.rows, &values) };
+        }
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+#[allow(clippy::too_many_arguments)]
+fn group(
+    segment: &Segment,
+    panel: usize,
+    feature: usize,
+    row: usize,
+    inputs: &Inputs<'_>,
+    bits: Bits,
+    offset: i32,
+    mins: bool,
+) -> f32 {
+    let (weights, scales) = segment.panel(panel).split_at(segment.scales_at);
+    let (acts, tile, lane) = (inputs.group, row / TILE, row % TILE);
+    let mut sum = 0f32;
+    for index in 0..segment.cols / GROUP {
+        let at = ((index / GROUPS_PER_SUPER * acts.tiles + tile) * GROUPS_PER_SUPER + index % GROUPS_PER_SUPER) * TILE
+            + lane;
+        let record = &weights[index * bits.record()..];
+        let integer: i32 = (0..GROUP)
+            .map(|k| (stored(bits, record, feature, k) - offset) * i32::from(acts.values[at * GROUP + k]))
+            .sum();
+        let scales = &scales[index * GroupScales::bytes(mins)..];
+        sum = (integer as f32 * acts.scales[at]).mul_add(half(scales, feature * 2), sum);
+        if mins {
+            sum = acts.weighted[at].mul_add(half(scales, 32 + feature * 2), sum);
+        }
+    }
+    sum
+}
+
+#[allow(clippy::too_many_arguments)]
+fn superblock(
+    segment: &Segment,
+    panel: usize,
+    feature: usize,
+    row: usize,
+    inputs: &Inputs<'_>,
+    bits: Bits,
+    offset: i32,
+    subs: usize,
+    mins: bool,
+) -> f32 {
+    let (weights, scales) = segment.panel(panel).split_at(segment.scales_at);
+    let (acts, tile, lane) = (inputs.superblock, row / TILE, row % TILE);
+    let depth = SUPER / subs;
+    let mut sum = 0f32;
+    for index in 0..segment.cols / SUPER {
+        let at = index * acts.tiles + tile;
+        let scales = &scales[index * SuperScales::bytes(subs, mins)..];
+        let (mut integer, mut minimum) = (0, 0);
+        for k in 0..SUPER {
+            let (scale, _) = sub_scale(scales, subs, mins, k / depth, feature);
+            let record = &weights[(index * GROUPS_PER_SUPER + k / GROUP) * bits.record()..];
+            let value = acts.values[at * BLOCK + k / 64 * 64 * TILE + lane * 64 + k % 64];
+            integer += scale * (stored(bits, record, feature, k % GROUP) - offset) * i32::from(value);
+        }
+        for sub in 0..16 {
+            let (_, min) = sub_scale(scales, subs, mins, sub * subs / 16, feature);
+            minimum += min * i32::from(acts.sums[(at * TILE + lane) * 16 + sub]);
+        }
+        let halves = &scales[SuperScales::integers(subs, mins)..];
+        let scale = acts.scales[at * TILE + lane];
+        sum = (half(halves, feature * 2) * scale).mul_add(integer as f32, sum);
+        if mins {
+            sum = (-(half(halves, 32 + feature * 2) * scale)).mul_add(minimum as f32, sum);
+        }
+    }
+    sum
+}

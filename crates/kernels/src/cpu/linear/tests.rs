@@ -1,0 +1,215 @@
+//! Every format on every level, at odd sizes, against weights taken apart and multiplied in f64; and all levels, row counts and
+//! thread counts against each other, bit for bit.
+
+use types::DType;
+
+use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level};
+use crate::{Backend, MatrixSource, quant};
+
+/// Numbers between -1 and 1 that look random and are the same every time.
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Weights in `dtype`: floats rounded, quantised formats as random blocks with small, finite scales.
+fn weights(dtype: DType, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
+    let values = noise(rows * cols, seed);
+    match dtype {
+        DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+        _ => {
+            let blocks = rows * cols / dtype.block_elements();
+            let mut bytes: Vec<u8> =
+                noise(blocks * dtype.block_bytes(), seed).iter().map(|v| (v * 128.0).floor() as i8 as u8).collect();
+            let halves: &[usize] = match dtype {
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+                DType::Q2_K => &[80, 82],
+                DType::Q3_K => &[108],
+                DType::Q6_K => &[208],
+                _ => &[0],
+            };
+            for (i, block) in bytes.chunks_exact_mut(dtype.block_bytes()).enumerate() {
+                for &at in halves {
+                    let scale = half::f16::from_f32(0.001 * (1.0 + (i % 7) as f32));
+                    block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                }
+            }
+            bytes
+        }
+    }
+}
+
+fn source(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> MatrixSource<'_> {
+    let row_stride = dtype.row_bytes(cols).unwrap();
+    MatrixSource { dtype, rows, cols, row_stride, bytes, keep: dtype }
+}
+
+fn backend(level: Level, threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32 }).unwrap()
+}
+
+fn buffer(backend: &CpuBackend, rows: usize, cols: usize, values: &[f32]) -> Buffer {
+    let mut buffer = backend.buffer(rows, cols).unwrap();
+    backend.write(&mut buffer, values).unwrap();
+    buffer
+}
+
+fn run(backend: &CpuBackend, parts: &[MatrixSource<'_>], x: &[f32], bias: Option<&Vec<f32>>) -> Vec<f32> {
+    let (cols, out_cols) = (parts[0].cols, parts.iter().map(|part| part.rows).sum());
+    let rows = x.len() / cols;
+    let matrix = backend.matrix(parts).unwrap();
+    let x = buffer(backend, rows, cols, x);
+    let mut out = backend.buffer(rows, out_cols).unwrap();
+    backend.linear(rows, &mut out, &x, &matrix, bias);
+    let mut values = vec![0f32; rows * out_cols];
+    backend.read(&out, 0..rows, &mut values).unwrap();
+    values
+}
+
+/// `W x` in f64 from the dequantised weights, and the length of every row of weights.
+fn exact(dtype: DType, rows: usize, cols: usize, bytes: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let mut w = vec![0f32; rows * cols];
+    for (row, w) in w.chunks_exact_mut(cols).enumerate() {
+        let len = dtype.row_bytes(cols).unwrap();
+        quant::dequantise(dtype, &bytes[row * len..(row + 1) * len], w);
+    }
+    let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
+    let lengths = w.chunks_exact(cols).map(|w| dot(w, w).sqrt()).collect();
+    (
+        x.chunks_exact(cols).flat_map(|x| w.chunks_exact(cols).map(move |w| dot(x, w)).collect::<Vec<_>>()).collect(),
+        lengths,
+    )
+}
+
+fn sizes(dtype: DType) -> Vec<(usize, usize)> {
+    let block = dtype.block_elements();
+    match block {
+        1 => vec![(1, 1), (17, 33), (40, 64), (16, 7), (3, 130)],
+        32 => vec![(1, 32), (17, 96), (70, 576), (16, 256)],
+        _ => vec![(1, 256), (17, 512), (70, 768)],
+    }
+}
+
+#[test]
+fn every_format_on_every_level_is_close_to_dequantised_weights() {
+    for dtype in DType::ALL {
+        for (n, k) in sizes(dtype) {
+            let bytes = weights(dtype, n, k, 7);
+            for rows in [1, 2, 3, 5, 8, 9, 16, 33] {
+                let x = noise(rows * k, 11);
+                let (want, lengths) = exact(dtype, n, k, &bytes, &x);
+                for level in Level::available() {
+                    let got = run(&backend(level, 2), &[source(dtype, n, k, &bytes)], &x, None);
+                    // Rounding activations below 1 to 8 bits moves each by at most 1/254; the errors of a row add up
+                    // like its length, and this allows five standard deviations. Floats round as f32 does.
+                    let relative = if dtype.is_quantised() { 5.0 / 254.0 / 3f64.sqrt() } else { 2e-6 };
+                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                        let off = (f64::from(*got) - want).abs();
+                        let bound = relative * lengths[i % n] + 1e-6;
+                        assert!(
+                            off <= bound,
+                            "{dtype} {n}x{k}, {rows} rows, {level}, {i}: {got} not {want} (bound {bound})"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_give_the_same_bits_on_every_level() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
+        for (n, k) in sizes(dtype) {
+            let bytes = weights(dtype, n, k, 3);
+            for rows in [1, 2, 4, 7, 12, 20] {
+                let x = noise(rows * k, 5);
+                let bits = |level| {
+                    let got = run(&backend(level, 1), &[source(dtype, n, k, &bytes)], &x, None);
+                    got.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let want = bits(Level::Scalar);
+                for level in Level::available() {
+                    assert!(bits(level) == want, "{dtype} {n}x{k}, {rows} rows, {level}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
+    for dtype in DType::ALL {
+        let (n, k) = (50, 512);
+        let bytes = weights(dtype, n, k, 9);
+        let x = noise(40 * k, 13);
+        for level in Level::available() {
+            let alone: Vec<Vec<f32>> = (0..40)
+                .map(|row| run(&backend(level, 1), &[source(dtype, n, k, &bytes)], &x[row * k..(row + 1) * k], None))
+                .collect();
+            for (rows, threads) in [(2, 1), (3, 2), (5, 3), (8, 2), (11, 2), (17, 1), (40, 2)] {
+                let together = run(&backend(level, threads), &[source(dtype, n, k, &bytes)], &x[..rows * k], None);
+                for (row, (got, want)) in together.chunks_exact(n).zip(&alone).enumerate() {
+                    assert!(got == want, "{dtype} {level}: row {row} of {rows} with {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stack_of_formats_with_a_bias_equals_its_parts() {
+    let (k, rows) = (256, 3);
+    let (a, b, c) = (weights(DType::Q4_K, 20, k, 1), weights(DType::Q6_K, 7, k, 2), weights(DType::BF16, 33, k, 3));
+    let (a, b, c) = (source(DType::Q4_K, 20, k, &a), source(DType::Q6_K, 7, k, &b), source(DType::BF16, 33, k, &c));
+    let (x, bias) = (noise(rows * k, 4), noise(60, 5));
+    for level in Level::available() {
+        let backend = backend(level, 2);
+        let stacked = run(&backend, &[a, b, c], &x, Some(&bias));
+        let parts = [a, b, c].map(|part| run(&backend, &[part], &x, None));
+        for row in 0..rows {
+            let want: Vec<f32> =
+                parts.iter().flat_map(|p| p[row * p.len() / rows..(row + 1) * p.len() / rows].to_vec()).collect();
+            let want: Vec<f32> = want.iter().zip(&bias).map(|(w, b)| w + b).collect();
+            assert!(stacked[row * 60..(row + 1) * 60] == want, "{level} row {row}");
+        }
+    }
+}
+
+#[test]
+fn a_packed_row_reads_back_exactly() {
+    for dtype in DType::ALL {
+        for (n, k) in sizes(dtype) {
+            let bytes = weights(dtype, n, k, 21);
+            let backend = backend(Level::detect(), 2);
+            let matrix = backend.matrix(&[source(dtype, n, k, &bytes)]).unwrap();
+            let (mut want, mut got) = (vec![0f32; k], vec![0f32; k]);
+            for row in 0..n {
+                let len = dtype.row_bytes(k).unwrap();
+                quant::dequantise(dtype, &bytes[row * len..(row + 1) * len], &mut want);
+                matrix.unpack_row(row, &mut got);
+                for (got, want) in got.iter().zip(&want) {
+                    assert!((got - want).abs() <= 1e-6 * want.abs().max(1e-3), "{dtype} row {row}: {got} {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shape_that_a_format_cannot_hold_is_refused() {
+    let bytes = weights(DType::F32, 2, 96, 1);
+    let mut part = source(DType::F32, 2, 96, &bytes);
+    part.keep = DType::Q4_K;
+    assert!(backend(Level::Scalar, 1).matrix(&[part]).is_err());
+    part.keep = DType::Q8_0;
+    assert!(backend(Level::Scalar, 1).matrix(&[part]).is_ok());
+}

@@ -1,0 +1,297 @@
+//! Weights in the one packed form that every CPU kernel reads, whatever its instructions.
+//!
+//! A matrix is cut into *panels* of 16 output features (the last one padded with zeros). Within a panel, four
+//! consecutive inputs of the 16 features make a 64-byte *line*: byte `4 f + i` is input `i` of feature `f`. That is
+//! one row of an int8 tile and one operand of a VNNI dot product, and one vector lane is one feature, so no kernel ever
+//! adds across lanes. Every 32 inputs make a *group*, every 256 a *superblock*, as in the formats themselves.
+//!
+//! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]), the records of
+//! a panel lie one after the other, and its scales follow. So a panel is two linear streams, and is read once per step.
+
+use half::f16;
+use types::DType;
+
+use super::level::Level;
+use super::memory::Aligned;
+use super::pool::Pool;
+use crate::{BackendError, MatrixSource};
+
+/// Output features of a panel: the lanes of a 512-bit vector of f32.
+pub(crate) const PANEL: usize = 16;
+/// Inputs of a group: what shares a scale in the simple formats.
+pub(crate) const GROUP: usize = 32;
+/// Inputs of a superblock of the K formats, and the depth at which kernels work through a panel.
+pub(crate) const SUPER: usize = 256;
+pub(crate) const GROUPS_PER_SUPER: usize = SUPER / GROUP;
+pub(crate) const LINE: usize = 64;
+
+/// Bits of a stored weight. The record of a group holds, in this order, those of:
+/// a low nibble plane (4 lines: nibbles of lines `j` and `j + 4` share a byte), a two-bit plane (2 lines: field `f` of
+/// line `j` belongs to line `4 j + f`), a one-bit plane (8 words of 64 bits, one per line), or 8 lines of whole bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bits {
+    B2 = 2,
+    B3 = 3,
+    B4 = 4,
+    B5 = 5,
+    B6 = 6,
+    B8 = 8,
+}
+
+impl Bits {
+    /// Bytes of the record of one group of one panel.
+    pub(crate) const fn record(self) -> usize {
+        self as usize * LINE
+    }
+}
+
+/// How the integers of a panel become numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    F32,
+    F16,
+    /// Pairs of inputs interleaved, as the bf16 tiles want them: `[cols / 2][feature][2]`.
+    Bf16,
+    /// `w = scale * (q - offset) + min`, one f16 scale (and min) per feature and group: 32 (or 64) bytes a group.
+    Group {
+        bits: Bits,
+        offset: i32,
+        mins: bool,
+    },
+    /// `w = d * scale * (q - offset) - dmin * min`, one d (and dmin) per feature and superblock, integer scales per
+    /// sub-block of `256 / subs` inputs.
+    Super {
+        bits: Bits,
+        offset: i32,
+        subs: usize,
+        mins: bool,
+    },
+}
+
+impl Format {
+    pub(crate) fn of(dtype: DType) -> Self {
+        use Bits::{B2, B3, B4, B5, B6, B8};
+        match dtype {
+            DType::F32 => Self::F32,
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::Bf16,
+            DType::Q8_0 => Self::Group { bits: B8, offset: 0, mins: false },
+            DType::Q4_0 => Self::Group { bits: B4, offset: 8, mins: false },
+            DType::Q4_1 => Self::Group { bits: B4, offset: 0, mins: true },
+            DType::Q5_0 => Self::Group { bits: B5, offset: 16, mins: false },
+            DType::Q5_1 => Self::Group { bits: B5, offset: 0, mins: true },
+            DType::Q2_K => Self::Super { bits: B2, offset: 0, subs: 16, mins: true },
+            DType::Q3_K => Self::Super { bits: B3, offset: 4, subs: 16, mins: false },
+            DType::Q4_K => Self::Super { bits: B4, offset: 0, subs: 8, mins: true },
+            DType::Q5_K => Self::Super { bits: B5, offset: 0, subs: 8, mins: true },
+            DType::Q6_K => Self::Super { bits: B6, offset: 32, subs: 16, mins: false },
+        }
+    }
+
+    /// Bytes of one panel's weights, before its scales.
+    fn weights(self, cols: usize) -> usize {
+        match self {
+            Self::F32 => cols * PANEL * 4,
+            Self::F16 => cols * PANEL * 2,
+            Self::Bf16 => cols.next_multiple_of(GROUP) * PANEL * 2,
+            Self::Group { bits, .. } | Self::Super { bits, .. } => cols / GROUP * bits.record(),
+        }
+    }
+
+    /// Bytes of one panel's scales: per group or per superblock.
+    fn scales(self, cols: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 0,
+            Self::Group { mins, .. } => cols / GROUP * GroupScales::bytes(mins),
+            Self::Super { subs, mins, .. } => cols / SUPER * SuperScales::bytes(subs, mins),
+        }
+    }
+}
+
+/// Scales of a group: 16 f16, then 16 f16 minimums if the format has them.
+pub(crate) struct GroupScales;
+
+impl GroupScales {
+    pub(crate) const fn bytes(mins: bool) -> usize {
+        if mins { 64 } else { 32 }
+    }
+}
+
+/// Scales of a superblock: `subs` rows of 16 integers (with mins of 8 sub-blocks: 8 rows more; of 16, both share a
+/// byte: scale in the low nibble), then 16 f16 `d`, then 16 f16 `dmin` if the format has minimums.
+pub(crate) struct SuperScales;
+
+impl SuperScales {
+    pub(crate) const INTEGERS: usize = 256;
+
+    pub(crate) const fn integers(subs: usize, mins: bool) -> usize {
+        if mins { Self::INTEGERS } else { subs * PANEL }
+    }
+
+    pub(crate) const fn bytes(subs: usize, mins: bool) -> usize {
+        Self::integers(subs, mins) + if mins { 64 } else { 32 }
+    }
+}
+
+/// A stack of [`Segment`]s with the same columns.
+pub struct Matrix {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// Consecutive output features in one format.
+pub(crate) struct Segment {
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) format: Format,
+    /// Where a panel's scales begin, and where the next panel begins.
+    pub(crate) scales_at: usize,
+    pub(crate) stride: usize,
+    pub(crate) bytes: Aligned<u8>,
+}
+
+impl Matrix {
+    pub(crate) fn pack(parts: &[MatrixSource<'_>], pool: &Pool, level: Level) -> Result<Self, BackendError> {
+        let cols = parts.first().map_or(0, |part| part.cols);
+        let mut matrix = Self { rows: 0, cols, segments: Vec::with_capacity(parts.len()) };
+        for part in parts {
+            part.check()?;
+            assert_eq!(part.cols, cols, "parts of a stack have the same columns");
+            matrix.segments.push(Segment::pack(part, matrix.rows, pool, level)?);
+            matrix.rows += part.rows;
+        }
+        Ok(matrix)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.segments.iter().map(|segment| segment.bytes.len()).sum()
+    }
+
+    /// Row `row` as numbers.
+    pub(crate) fn unpack_row(&self, row: usize, out: &mut [f32]) {
+        let segment = self.segments.iter().rfind(|segment| segment.first <= row).expect("row is in range");
+        segment.unpack_row(row - segment.first, out);
+    }
+}
+
+impl Segment {
+    fn pack(part: &MatrixSource<'_>, first: usize, pool: &Pool, level: Level) -> Result<Self, BackendError> {
+        let format = Format::of(part.keep);
+        let scales_at = format.weights(part.cols);
+        let stride = (scales_at + format.scales(part.cols)).next_multiple_of(LINE);
+        let panels = part.rows.div_ceil(PANEL);
+        let mut bytes = Aligned::<u8>::zeroed("weights", panels * stride)?;
+        {
+            let start = SendPtr(bytes.as_mut_ptr());
+            pool.run(panels, &|_, panel| {
+                // SAFETY: panels are disjoint ranges of `bytes`, each taken by one chunk.
+                let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(panel * stride), stride) };
+                super::pack::panel(part, panel, format, scales_at, out, level);
+            });
+        }
+        Ok(Self { first, rows: part.rows, cols: part.cols, format, scales_at, stride, bytes })
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.rows.div_ceil(PANEL)
+    }
+
+    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
+        &self.bytes[panel * self.stride..(panel + 1) * self.stride]
+    }
+
+    fn unpack_row(&self, row: usize, out: &mut [f32]) {
+        let panel = self.panel(row / PANEL);
+        let (weights, scales) = panel.split_at(self.scales_at);
+        unpack_feature(self.format, weights, scales, row % PANEL, &mut out[..self.cols]);
+    }
+}
+
+/// One feature of a panel as numbers: the definition of what a panel means.
+fn unpack_feature(format: Format, weights: &[u8], scales: &[u8], feature: usize, out: &mut [f32]) {
+    let half_at = |bytes: &[u8], at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+    match format {
+        Format::F32 => {
+            for (k, value) in out.iter_mut().enumerate() {
+                let at = (k * PANEL + feature) * 4;
+                *value = f32::from_le_bytes(weights[at..at + 4].try_into().expect("four bytes"));
+            }
+        }
+        Format::F16 => {
+            for (k, value) in out.iter_mut().enumerate() {
+                *value = half_at(weights, (k * PANEL + feature) * 2);
+            }
+        }
+        Format::Bf16 => {
+            for (k, value) in out.iter_mut().enumerate() {
+                let at = (k / 2 * PANEL + feature) * 4 + k % 2 * 2;
+                *value = f32::from_bits(u32::from(u16::from_le_bytes([weights[at], weights[at + 1]])) << 16);
+            }
+        }
+        Format::Group { bits, offset, mins } => {
+            for (group, values) in out.chunks_exact_mut(GROUP).enumerate() {
+                let record = &weights[group * bits.record()..][..bits.record()];
+                let scales = &scales[group * GroupScales::bytes(mins)..];
+                let scale = half_at(scales, feature * 2);
+                let min = if mins { half_at(scales, 32 + feature * 2) } else { 0.0 };
+                for (k, value) in values.iter_mut().enumerate() {
+                    *value = scale * (stored(bits, record, feature, k) - offset) as f32 + min;
+                }
+            }
+        }
+        Format::Super { bits, offset, subs, mins } => {
+            for (k, value) in out.iter_mut().enumerate() {
+                let (superblock, within) = (k / SUPER, k % SUPER);
+                let record = &weights[k / GROUP * bits.record()..][..bits.record()];
+                let scales = &scales[superblock * SuperScales::bytes(subs, mins)..];
+                let (scale, min) = sub_scale(scales, subs, mins, within / (SUPER / subs), feature);
+                let halves = &scales[SuperScales::integers(subs, mins)..];
+                let d = half_at(halves, feature * 2);
+                let dmin = if mins { half_at(halves, 32 + feature * 2) } else { 0.0 };
+                let q = stored(bits, record, feature, k % GROUP) - offset;
+                *value = d * (scale * q) as f32 - dmin * min as f32;
+            }
+        }
+    }
+}
+
+/// The integer scale and minimum of one sub-block of one feature.
+pub(crate) fn sub_scale(scales: &[u8], subs: usize, mins: bool, sub: usize, feature: usize) -> (i32, i32) {
+    let byte = scales[sub * PANEL + feature];
+    match (subs, mins) {
+        (8, true) => (i32::from(byte), i32::from(scales[(8 + sub) * PANEL + feature])),
+        (_, true) => (i32::from(byte & 15), i32::from(byte >> 4)),
+        (_, false) => (i32::from(byte as i8), 0),
+    }
+}
+
+/// Weight `k` of a feature in a group's record, as the integer that is stored: unsigned but for whole bytes.
+pub(crate) fn stored(bits: Bits, record: &[u8], feature: usize, k: usize) -> i32 {
+    let (line, byte) = (k / 4, feature * 4 + k % 4);
+    let nibble = || i32::from(record[line % 4 * LINE + byte] >> (line / 4 * 4) & 15);
+    let pair = |at: usize| i32::from(record[at + line / 4 * LINE + byte] >> (line % 4 * 2) & 3);
+    let bit = |at: usize| i32::from(record[at + line * 8 + byte / 8] >> (byte % 8) & 1);
+    match bits {
+        Bits::B2 => pair(0),
+        Bits::B3 => pair(0) | bit(2 * LINE) << 2,
+        Bits::B4 => nibble(),
+        Bits::B5 => nibble() | bit(4 * LINE) << 4,
+        Bits::B6 => nibble() | pair(4 * LINE) << 4,
+        Bits::B8 => i32::from(record[line * LINE + byte] as i8),
+    }
+}
+
+/// A pointer that several workers use for disjoint parts.
+pub(crate) struct SendPtr<T>(pub(crate) *mut T);
+// SAFETY: whoever dereferences it shows that the parts are disjoint.
+unsafe impl<T> Send for SendPtr<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for SendPtr<T> {}
+
+impl<T> SendPtr<T> {
+    pub(crate) fn get(&self) -> *mut T {
+        self.0
+    }
+}

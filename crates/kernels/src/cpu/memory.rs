@@ -1,0 +1,79 @@
+//! Zeroed memory at cache-line alignment. Large blocks come straight from the operating system and become
+//! resident only where they are touched, so a buffer for the largest step costs nothing until that step comes.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::BackendError;
+
+/// Number types for which all zero bits are a value and which need no drop.
+pub(crate) trait Plain: Copy + Send + Sync + 'static {}
+impl Plain for f32 {}
+impl Plain for i32 {}
+impl Plain for i16 {}
+impl Plain for i8 {}
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for u64 {}
+
+/// A cache line.
+const LINE: usize = 64;
+
+/// A fixed-length slice of zeroed, line-aligned numbers.
+pub(crate) struct Aligned<T: Plain> {
+    /// What the allocator gave: one line more than needed, because only at its own alignment does it hand out
+    /// zeroed memory without touching it.
+    block: *mut u8,
+    start: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: it owns plain numbers, like a `Box<[T]>`.
+unsafe impl<T: Plain> Send for Aligned<T> {}
+// SAFETY: shared access only reads.
+unsafe impl<T: Plain> Sync for Aligned<T> {}
+
+impl<T: Plain> Aligned<T> {
+    pub(crate) fn zeroed(what: &'static str, len: usize) -> Result<Self, BackendError> {
+        let too_large = || BackendError::OutOfMemory { what, bytes: len.saturating_mul(size_of::<T>()) };
+        let layout = layout::<T>(len).ok_or_else(too_large)?;
+        // SAFETY: the layout's size is not zero.
+        let block = unsafe { alloc_zeroed(layout) };
+        if block.is_null() {
+            return Err(too_large());
+        }
+        // SAFETY: the block is a line longer than `len` numbers, so the aligned start and all numbers lie within it.
+        let start = unsafe { block.add(block.align_offset(LINE)) };
+        Ok(Self { block, start: NonNull::new(start.cast()).expect("inside a block"), len })
+    }
+}
+
+fn layout<T>(len: usize) -> Option<Layout> {
+    let bytes = len.checked_mul(size_of::<T>())?.checked_add(LINE)?;
+    Layout::from_size_align(bytes, align_of::<T>()).ok()
+}
+
+impl<T: Plain> Drop for Aligned<T> {
+    fn drop(&mut self) {
+        let layout = layout::<T>(self.len).expect("made with this layout");
+        // SAFETY: allocated in `zeroed` with this layout.
+        unsafe { dealloc(self.block, layout) };
+    }
+}
+
+impl<T: Plain> Deref for Aligned<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `start` points to `len` initialised numbers that this value owns.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}

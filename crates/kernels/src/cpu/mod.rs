@@ -1,0 +1,408 @@
+//! The CPU backend: f32 activations, weights in panels, one pool of threads, instructions chosen at run time.
+
+mod activations;
+mod attention;
+mod experts;
+mod lanes;
+mod level;
+mod linear;
+mod matrix;
+mod memory;
+mod pack;
+mod pool;
+mod rows;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+pub use attention::{Kv, KvType};
+pub use experts::Scratch;
+pub use level::{Level, UnknownLevel};
+pub use matrix::Matrix;
+pub use pool::Pool;
+pub use rows::Rope;
+
+use activations::{GroupActivations, SplitActivations, SuperActivations};
+use attention::Sequence;
+use linear::{Inputs, Needs};
+use matrix::SendPtr;
+use memory::Aligned;
+
+use crate::{
+    Activation, Attention, Backend, BackendError, Expert, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Span, StepInputs, StepLimits,
+};
+
+/// Compiles a function for each level; the result takes the level first and calls the right one.
+macro_rules! per_level {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name(level: $crate::cpu::Level, $($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                body($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                body($($arg),*)
+            }
+            match level {
+                // SAFETY: the CPU has the level: `CpuBackend::new` checks it.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Level::Avx512 | $crate::cpu::Level::Amx => unsafe { avx512($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Level::Avx2 => unsafe { avx2($($arg),*) },
+                _ => body($($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use per_level;
+
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    pub threads: usize,
+    pub level: Level,
+    pub kv: KvType,
+}
+
+impl Default for CpuOptions {
+    /// All cores, the best instructions, an exact K/V cache.
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { threads, level: Level::detect(), kv: KvType::F32 }
+    }
+}
+
+pub struct CpuBackend {
+    pool: Pool,
+    level: Level,
+    kv: KvType,
+}
+
+impl CpuBackend {
+    pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
+        let best = Level::detect();
+        if options.level > best {
+            return Err(BackendError::Device(format!("this CPU has {best}, not {}", options.level)));
+        }
+        Ok(Self { pool: Pool::new(options.threads), level: options.level, kv: options.kv })
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    pub fn level(&self) -> Level {
+        self.level
+    }
+}
+
+/// Activations `[rows, cols]`, and the forms of them that linear layers multiply with, made when one is asked for.
+pub struct Buffer {
+    rows: usize,
+    cols: usize,
+    data: Aligned<f32>,
+    forms: RefCell<Forms>,
+}
+
+struct Forms {
+    group: GroupActivations,
+    superblock: SuperActivations,
+    split: SplitActivations,
+    /// Rows for which each form holds the present contents.
+    group_rows: usize,
+    super_rows: usize,
+    split_rows: usize,
+}
+
+impl Buffer {
+    fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
+        let what = "activations";
+        let len = rows.checked_mul(cols).ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?;
+        // Memory becomes resident when it is touched: a form that no layer asks for costs nothing.
+        let forms = Forms {
+            group: GroupActivations::new(rows, cols)?,
+            superblock: SuperActivations::new(rows, cols)?,
+            split: SplitActivations::new(rows, cols)?,
+            group_rows: 0,
+            super_rows: 0,
+            split_rows: 0,
+        };
+        Ok(Self { rows, cols, data: Aligned::zeroed(what, len)?, forms: RefCell::new(forms) })
+    }
+
+    /// The first `rows` rows, to be overwritten: what was derived from the old contents is void.
+    fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
+        assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
+        let forms = self.forms.get_mut();
+        (forms.group_rows, forms.super_rows, forms.split_rows) = (0, 0, 0);
+        &mut self.data[..rows * self.cols]
+    }
+
+    fn rows(&self, rows: usize) -> &[f32] {
+        assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
+        &self.data[..rows * self.cols]
+    }
+}
+
+/// The inputs of one step, copied into memory that was set aside for them.
+pub struct Step {
+    limits: StepLimits,
+    tokens: Vec<u32>,
+    spans: Vec<Span>,
+    pages: Vec<u32>,
+    wanted: Vec<u32>,
+    /// The position of every row.
+    positions: Vec<u32>,
+}
+
+impl Step {
+    fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    fn sequence(&self, index: usize) -> Sequence<'_> {
+        let span = self.spans[index];
+        Sequence { span, pages: &self.pages[span.pages_start as usize..][..span.pages_len as usize] }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Vector = Vec<f32>;
+    type Rope = Rope;
+    type Kv = Kv;
+    type Step = Step;
+    type Scratch = Scratch;
+
+    fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, BackendError> {
+        Buffer::new(rows, cols)
+    }
+
+    fn matrix(&self, parts: &[MatrixSource<'_>]) -> Result<Matrix, BackendError> {
+        Matrix::pack(parts, &self.pool, self.level)
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vec<f32>, BackendError> {
+        Ok(values.to_vec())
+    }
+
+    fn rope(&self, inv_freq: &[f32], scale: f32, positions: usize, layout: RopeLayout) -> Result<Rope, BackendError> {
+        Rope::new(inv_freq, scale, positions, layout)
+    }
+
+    fn kv(&self, shape: KvShape, pages: usize) -> Result<Kv, BackendError> {
+        Kv::new(shape, pages, self.kv)
+    }
+
+    fn step(&self, limits: StepLimits) -> Result<Step, BackendError> {
+        Ok(Step {
+            limits,
+            tokens: Vec::with_capacity(limits.rows),
+            spans: Vec::with_capacity(limits.sequences),
+            pages: Vec::with_capacity(limits.pages),
+            wanted: Vec::with_capacity(limits.rows),
+            positions: Vec::with_capacity(limits.rows),
+        })
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.bytes()
+    }
+
+    fn begin(&self, step: &mut Step, inputs: StepInputs<'_>) -> Result<(), BackendError> {
+        let StepInputs { tokens, spans, pages, wanted } = inputs;
+        let limits = step.limits;
+        if tokens.len() > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages {
+            let (rows, sequences, pages) = (tokens.len(), spans.len(), pages.len());
+            return Err(BackendError::StepTooLarge { rows, sequences, pages, limits });
+        }
+        step.positions.clear();
+        for span in spans {
+            assert_eq!(span.row as usize, step.positions.len(), "spans cover the rows in order");
+            let end = span.position as usize + span.rows as usize;
+            assert!(end.div_ceil(PAGE_TOKENS) <= span.pages_len as usize, "a page table covers its sequence");
+            step.positions.extend(span.position..span.position + span.rows);
+        }
+        assert_eq!(step.positions.len(), tokens.len(), "spans cover all rows");
+        assert!(wanted.len() <= tokens.len() && wanted.iter().all(|&row| (row as usize) < tokens.len()));
+        let copy = |to: &mut Vec<u32>, from: &[u32]| {
+            to.clear();
+            to.extend_from_slice(from);
+        };
+        copy(&mut step.tokens, tokens);
+        copy(&mut step.pages, pages);
+        copy(&mut step.wanted, wanted);
+        step.spans.clear();
+        step.spans.extend_from_slice(spans);
+        Ok(())
+    }
+
+    fn write(&self, buffer: &mut Buffer, values: &[f32]) -> Result<(), BackendError> {
+        assert!(values.len().is_multiple_of(buffer.cols));
+        buffer.rows_mut(values.len() / buffer.cols).copy_from_slice(values);
+        Ok(())
+    }
+
+    fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError> {
+        out.copy_from_slice(&buffer.data[rows.start * buffer.cols..rows.end * buffer.cols]);
+        Ok(())
+    }
+
+    fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, scale: f32) {
+        let cols = out.cols;
+        assert_eq!(cols, table.cols);
+        let start = SendPtr(out.rows_mut(step.rows()).as_mut_ptr());
+        rows::for_rows(&self.pool, step.rows(), cols, &|row| {
+            // SAFETY: each row is written by one worker.
+            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+            table.unpack_row(step.tokens[row] as usize, out);
+            if scale != 1.0 {
+                out.iter_mut().for_each(|value| *value *= scale);
+            }
+        });
+    }
+
+    fn gather_wanted(&self, step: &Step, out: &mut Buffer, x: &Buffer) {
+        assert_eq!(out.cols, x.cols);
+        let cols = x.cols;
+        let out = out.rows_mut(step.wanted.len());
+        for (out, &row) in out.chunks_exact_mut(cols).zip(&step.wanted) {
+            out.copy_from_slice(&x.data[row as usize * cols..][..cols]);
+        }
+    }
+
+    fn rms_norm(&self, rows: usize, out: &mut Buffer, x: &Buffer, weight: &Vec<f32>, eps: f32) {
+        let cols = x.cols;
+        assert_eq!(out.cols, cols);
+        let (start, x) = (SendPtr(out.rows_mut(rows).as_mut_ptr()), x.rows(rows));
+        rows::for_rows(&self.pool, rows, cols, &|row| {
+            // SAFETY: each row is written by one worker.
+            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+            rows::rms_norm(self.level, out, &x[row * cols..(row + 1) * cols], weight, eps);
+        });
+    }
+
+    fn rms_norm_heads(&self, rows: usize, x: &mut Buffer, heads: Heads, weight: &Vec<f32>, eps: f32) {
+        let cols = x.cols;
+        let start = SendPtr(x.rows_mut(rows).as_mut_ptr());
+        rows::for_rows(&self.pool, rows, heads.count * heads.dim, &|row| {
+            // SAFETY: each row is written by one worker.
+            let row = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+            rows::rms_norm_heads(self.level, row, heads, weight, eps);
+        });
+    }
+
+    fn linear(&self, rows: usize, out: &mut Buffer, x: &Buffer, weight: &Matrix, bias: Option<&Vec<f32>>) {
+        assert!(x.cols == weight.cols && out.cols == weight.rows);
+        let needs = Needs::of(weight, self.level);
+        let forms = &mut *x.forms.borrow_mut();
+        let data = x.rows(rows);
+        if needs.group && forms.group_rows < rows {
+            forms.group.fill(&self.pool, self.level, rows, x.cols, data);
+            forms.group_rows = rows;
+        }
+        if needs.superblock && forms.super_rows < rows {
+            forms.superblock.fill(&self.pool, self.level, rows, x.cols, data);
+            forms.super_rows = rows;
+        }
+        if needs.split && forms.split_rows < rows {
+            forms.split.fill(&self.pool, self.level, rows, x.cols, data);
+            forms.split_rows = rows;
+        }
+        let inputs = Inputs { rows, x: data, group: &forms.group, superblock: &forms.superblock, split: &forms.split };
+        linear::linear(&self.pool, self.level, weight, &inputs, bias.map(Vec::as_slice), out.rows_mut(rows));
+    }
+
+    fn rotate(&self, step: &Step, x: &mut Buffer, heads: Heads, rope: &Rope) {
+        let (cols, rows) = (x.cols, step.rows());
+        rope.reach(step.positions.iter().max().map_or(0, |&last| last as usize + 1));
+        let start = SendPtr(x.rows_mut(rows).as_mut_ptr());
+        rows::for_rows(&self.pool, rows, heads.count * heads.dim, &|row| {
+            // SAFETY: each row is written by one worker.
+            let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+            rope.rotate(self.level, x, heads, step.positions[row] as usize);
+        });
+    }
+
+    fn write_kv(&self, step: &Step, kv: &mut Kv, qkv: &Buffer, attention: &Attention) {
+        let (cols, rows, pages) = (qkv.cols, step.rows(), kv.pages);
+        assert_eq!(attention.key.count, kv.shape.kv_heads);
+        let (writer, qkv) = (kv.writer(), qkv.rows(rows));
+        for index in 0..step.spans.len() {
+            let Sequence { span, pages: table } = step.sequence(index);
+            rows::for_rows(&self.pool, span.rows as usize, attention.key.columns().len() * 2, &|offset| {
+                let position = span.position as usize + offset;
+                let page = table[position / PAGE_TOKENS] as usize;
+                assert!(page < pages, "page {page} of {pages}");
+                let row = span.row as usize + offset;
+                let qkv = &qkv[row * cols..(row + 1) * cols];
+                // SAFETY: the page exists; rows have different positions, and sequences do not share the page they
+                // write to.
+                unsafe {
+                    writer.write(self.level, page, position % PAGE_TOKENS, qkv, attention.key, attention.value);
+                }
+            });
+        }
+    }
+
+    fn attend(&self, step: &Step, out: &mut Buffer, qkv: &Buffer, kv: &Kv, attention: &Attention) {
+        let rows = step.rows();
+        assert_eq!(out.cols, attention.query.count * attention.query.dim);
+        assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));
+        let start = SendPtr(out.rows_mut(rows).as_mut_ptr());
+        let (level, cols) = (self.level, qkv.cols);
+        let sequences = |index: usize| step.sequence(index);
+        let count = step.spans.len();
+        attention::attend(&self.pool, level, &sequences, count, start, qkv.rows(rows), cols, kv, attention);
+    }
+
+    fn gate(&self, rows: usize, out: &mut Buffer, x: &Buffer, activation: Activation) {
+        let cols = out.cols;
+        assert_eq!(x.cols, cols * 2);
+        let (start, x) = (SendPtr(out.rows_mut(rows).as_mut_ptr()), x.rows(rows));
+        rows::for_rows(&self.pool, rows, cols, &|row| {
+            // SAFETY: each row is written by one worker.
+            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+            let (gate, up) = x[row * cols * 2..(row + 1) * cols * 2].split_at(cols);
+            rows::gate(self.level, out, gate, up, activation);
+        });
+    }
+
+    fn add(&self, rows: usize, x: &mut Buffer, y: &Buffer) {
+        let cols = x.cols;
+        assert_eq!(cols, y.cols);
+        let (start, y) = (SendPtr(x.rows_mut(rows).as_mut_ptr()), y.rows(rows));
+        rows::for_rows(&self.pool, rows, cols, &|row| {
+            // SAFETY: each row is written by one worker.
+            let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+            rows::add_to(self.level, x, &y[row * cols..(row + 1) * cols]);
+        });
+    }
+
+    fn experts(
+        &self,
+        rows: usize,
+        out: &mut Buffer,
+        x: &Buffer,
+        logits: &Buffer,
+        routing: Routing,
+        first: usize,
+        experts: &[Expert<Matrix>],
+        activation: Activation,
+        scratch: &mut Scratch,
+    ) {
+        experts::run(self, rows, out, x, logits, routing, first, experts, activation, scratch);
+    }
+
+    fn scratch(&self, rows: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Scratch, BackendError> {
+        Scratch::new(rows, hidden, inner, routing)
+    }
+}

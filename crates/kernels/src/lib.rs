@@ -1,0 +1,13 @@
+//! Numbers: the [`Backend`] trait, its ops on the CPU, quantised formats, the thread pool. Knows nothing of models.
+
+mod backend;
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod probe;
+pub mod quant;
+
+pub use backend::{
+    Activation, Attention, Backend, BackendError, Expert, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Span, StepInputs, StepLimits,
+};

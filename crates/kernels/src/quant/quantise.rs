@@ -1,0 +1,234 @@
+//! From weights to stored bytes.
+//!
+//! Q8_0 and Q4_0 give the reference's bits. The K formats search for good scales (see `superblock_fit`).
+//!
+//! Any input gives finite scales: a NaN is taken as 0, and what a format cannot hold (an infinity, a number beyond its
+//! largest scale) as the nearest value that it can. Every CPU writes the same bytes, because sums have a fixed order
+//! and no multiplication is fused: two machines that quantise one file for themselves hold one model.
+
+use half::f16;
+use types::DType;
+
+use super::superblock_fit::{self, Affine, Symmetric};
+
+/// The largest finite f16.
+const F16_MAX: f32 = 65504.0;
+/// No weight of a K format is larger: mins, at most `63 * dmin`, could not follow.
+const SUPERBLOCK_LIMIT: f32 = 63.0 * F16_MAX;
+
+/// Whether [`quantise`] can write this format.
+pub const fn can_quantise(dtype: DType) -> bool {
+    matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+}
+
+/// Writes `values` as blocks of `dtype`, which must be one that [`can_quantise`] names. `out` must have exactly the
+/// bytes that the values need.
+pub fn quantise(dtype: DType, values: &[f32], out: &mut [u8]) {
+    assert!(can_quantise(dtype), "weights cannot be quantised to {dtype}");
+    assert_eq!(dtype.row_bytes(values.len()), Some(out.len()), "bytes of {} {dtype} weights", values.len());
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the CPU has just been found to have AVX2.
+        unsafe { each_block_avx2(dtype, values, out) };
+        return;
+    }
+    each_block(dtype, values, out);
+}
+
+/// The same code, compiled for wider vectors.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn each_block_avx2(dtype: DType, values: &[f32], out: &mut [u8]) {
+    each_block(dtype, values, out);
+}
+
+#[inline(always)]
+fn each_block(dtype: DType, values: &[f32], out: &mut [u8]) {
+    match dtype {
+        DType::Q8_0 => {
+            for (values, out) in blocks(values, out) {
+                q8_0(values, out);
+            }
+        }
+        DType::Q4_0 => {
+            for (values, out) in blocks(values, out) {
+                q4_0(values, out);
+            }
+        }
+        DType::Q4_K => {
+            for (values, out) in blocks(values, out) {
+                q4_k(values, out);
+            }
+        }
+        DType::Q5_K => {
+            for (values, out) in blocks(values, out) {
+                q5_k(values, out);
+            }
+        }
+        DType::Q6_K => {
+            for (values, out) in blocks(values, out) {
+                q6_k(values, out);
+            }
+        }
+        _ => unreachable!("can_quantise was asked"),
+    }
+}
+
+#[inline(always)]
+fn blocks<'a, const ELEMENTS: usize, const BYTES: usize>(
+    values: &'a [f32],
+    out: &'a mut [u8],
+) -> impl Iterator<Item = (&'a [f32; ELEMENTS], &'a mut [u8; BYTES])> {
+    values.as_chunks().0.iter().zip(out.as_chunks_mut().0)
+}
+
+/// The largest magnitude becomes 127; halves are rounded away from zero.
+#[inline(always)]
+fn q8_0(values: &[f32; 32], out: &mut [u8; 34]) {
+    let values = bounded(values, 127.0 * F16_MAX);
+    let scale = magnitude(&values) / 127.0;
+    let inverse = inverse(scale);
+    out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    for (out, value) in out[2..].iter_mut().zip(values) {
+        *out = away_from_zero(value * inverse) as u8;
+    }
+}
+
+/// The value of largest magnitude (the first of them) becomes -8, so that the scale has the other sign.
+#[inline(always)]
+fn q4_0(values: &[f32; 32], out: &mut [u8; 18]) {
+    let values = bounded(values, 8.0 * F16_MAX);
+    let magnitude = magnitude(&values);
+    let extreme = values.iter().copied().find(|value| value.abs() == magnitude).unwrap_or(0.0);
+    let scale = extreme / -8.0;
+    let inverse = inverse(scale);
+    // At most 16.5: the format has no 16.
+    let quants = values.map(|value| ((value * inverse + 8.5) as i32).min(15) as u8);
+    out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    for (i, out) in out[2..].iter_mut().enumerate() {
+        *out = quants[i] | quants[i + 16] << 4;
+    }
+}
+
+#[inline(always)]
+fn q4_k(values: &[f32; 256], out: &mut [u8; 144]) {
+    let block = superblock_fit::affine::<15>(&bounded(values, SUPERBLOCK_LIMIT));
+    affine_header(&block, &mut out[..16]);
+    nibbles_of_groups(&block, &mut out[16..]);
+}
+
+#[inline(always)]
+fn q5_k(values: &[f32; 256], out: &mut [u8; 176]) {
+    let block = superblock_fit::affine::<31>(&bounded(values, SUPERBLOCK_LIMIT));
+    affine_header(&block, &mut out[..16]);
+    for (out, quants) in out[16..48].iter_mut().zip(&block.quants) {
+        let mut bits = 0;
+        for (group, quant) in quants.iter().enumerate() {
+            bits |= (quant >> 4) << group;
+        }
+        *out = bits;
+    }
+    nibbles_of_groups(&block, &mut out[48..]);
+}
+
+#[inline(always)]
+fn q6_k(values: &[f32; 256], out: &mut [u8; 210]) {
+    let Symmetric { quants, scales, d } = superblock_fit::symmetric::<32>(&bounded(values, SUPERBLOCK_LIMIT));
+    for half in 0..2 {
+        let quants = &quants[128 * half..][..128];
+        let (low, high) = (64 * half, 128 + 32 * half);
+        for i in 0..64 {
+            out[low + i] = quants[i] & 15 | quants[64 + i] << 4;
+        }
+        for i in 0..32 {
+            out[high + i] =
+                quants[i] >> 4 | quants[32 + i] >> 4 << 2 | quants[64 + i] >> 4 << 4 | quants[96 + i] >> 4 << 6;
+        }
+    }
+    for (out, scale) in out[192..208].iter_mut().zip(scales) {
+        *out = scale as u8;
+    }
+    out[208..].copy_from_slice(&d.to_le_bytes());
+}
+
+/// `d`, `dmin`, then the 6-bit scales and mins as `block::six_bit_pairs` reads them.
+#[inline(always)]
+fn affine_header(block: &Affine, out: &mut [u8]) {
+    out[..2].copy_from_slice(&block.d.to_le_bytes());
+    out[2..4].copy_from_slice(&block.dmin.to_le_bytes());
+    let (scales, mins) = (&block.scales, &block.mins);
+    for i in 0..4 {
+        out[4 + i] = scales[i] | scales[4 + i] >> 4 << 6;
+        out[8 + i] = mins[i] | mins[4 + i] >> 4 << 6;
+        out[12 + i] = scales[4 + i] & 15 | mins[4 + i] << 4;
+    }
+}
+
+/// Of each pair of groups, the first in the low nibbles and the second in the high.
+#[inline(always)]
+fn nibbles_of_groups(block: &Affine, out: &mut [u8]) {
+    for (pair, out) in out.chunks_exact_mut(32).enumerate() {
+        for (out, quants) in out.iter_mut().zip(&block.quants) {
+            *out = quants[2 * pair] & 15 | quants[2 * pair + 1] << 4;
+        }
+    }
+}
+
+/// NaN as 0, everything else within `-limit..=limit`.
+#[inline(always)]
+fn bounded<const LEN: usize>(values: &[f32; LEN], limit: f32) -> [f32; LEN] {
+    let mut bounded = *values;
+    for value in &mut bounded {
+        *value = if value.is_nan() { 0.0 } else { value.clamp(-limit, limit) };
+    }
+    bounded
+}
+
+/// The largest absolute value, in lanes: a maximum does not depend on its order.
+#[inline(always)]
+fn magnitude(values: &[f32; 32]) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    for values in values.as_chunks::<8>().0 {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            let value = value.abs();
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    lanes.into_iter().fold(0.0, f32::max)
+}
+
+/// `1 / scale`, or 0 where that is not finite: then the scale is far below the smallest f16, and the weights are zeros.
+#[inline(always)]
+fn inverse(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// Rounds to the nearest integer. The addend is the largest f32 below a half: a half itself would lift
+/// 0.49999997 to 1.
+#[inline(always)]
+fn away_from_zero(value: f32) -> i32 {
+    (value + f32::copysign(0.499_999_97, value)) as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wider_vectors_write_the_same_bytes() {
+        let values: Vec<f32> = (0..4096u32)
+            .map(|i| {
+                let bits = i.wrapping_mul(0x9e37_79b9);
+                (bits >> 8) as f32 / 8_388_608.0 - 1.0 + f32::from(bits.is_multiple_of(61)) * 5.0
+            })
+            .collect();
+        for dtype in DType::ALL.into_iter().filter(|dtype| can_quantise(*dtype)) {
+            let mut dispatched = vec![0; dtype.row_bytes(values.len()).unwrap()];
+            let mut portable = dispatched.clone();
+            quantise(dtype, &values, &mut dispatched);
+            each_block(dtype, &values, &mut portable);
+            assert!(dispatched == portable, "{dtype}");
+        }
+    }
+}

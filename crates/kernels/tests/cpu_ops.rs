@@ -1,0 +1,295 @@
+//! Every CPU op but `linear` (which has tests of its own) on every level against a plain definition, at odd sizes.
+
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
+use kernels::{
+    Activation, Attention, Backend, Heads, KvShape, PAGE_TOKENS, RopeLayout, Span, StepInputs, StepLimits,
+};
+
+/// Numbers between -1 and 1 that look random and are the same every time.
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn backend(level: Level, threads: usize, kv: KvType) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads, level, kv }).unwrap()
+}
+
+fn filled(backend: &CpuBackend, cols: usize, values: &[f32]) -> kernels::cpu::Buffer {
+    let mut buffer = backend.buffer(values.len() / cols, cols).unwrap();
+    backend.write(&mut buffer, values).unwrap();
+    buffer
+}
+
+fn contents(backend: &CpuBackend, buffer: &kernels::cpu::Buffer, rows: usize, cols: usize) -> Vec<f32> {
+    let mut values = vec![0f32; rows * cols];
+    backend.read(buffer, 0..rows, &mut values).unwrap();
+    values
+}
+
+fn assert_close(what: &str, got: &[f32], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len());
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((f64::from(*got) - want).abs() <= bound, "{what}, element {i}: {got}, not {want}");
+    }
+}
+
+#[test]
+fn norms_follow_their_formula_at_every_length() {
+    for cols in [1, 7, 16, 31, 33, 576, 1000] {
+        for rows in [1, 3, 40] {
+            let (x, weight) = (noise(rows * cols, 1), noise(cols, 2));
+            let want: Vec<f64> = x
+                .chunks_exact(cols)
+                .flat_map(|x| {
+                    let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / cols as f64;
+                    let scale = 1.0 / (mean + 1e-5).sqrt();
+                    x.iter().zip(&weight).map(move |(x, w)| f64::from(*x) * scale * f64::from(*w)).collect::<Vec<_>>()
+                })
+                .collect();
+            for level in Level::available() {
+                let backend = backend(level, 2, KvType::F32);
+                let mut out = backend.buffer(rows, cols).unwrap();
+                let weight = backend.vector(&weight).unwrap();
+                backend.rms_norm(rows, &mut out, &filled(&backend, cols, &x), &weight, 1e-5);
+                assert_close(&format!("{level} {cols}"), &contents(&backend, &out, rows, cols), &want, 3e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_are_normed_one_by_one_and_the_rest_is_left_alone() {
+    let (rows, cols, heads) = (2, 100, Heads { first: 10, count: 3, dim: 24 });
+    let (x, weight) = (noise(rows * cols, 3), noise(24, 4));
+    for level in Level::available() {
+        let backend = backend(level, 1, KvType::F32);
+        let mut buffer = filled(&backend, cols, &x);
+        backend.rms_norm_heads(rows, &mut buffer, heads, &backend.vector(&weight).unwrap(), 1e-6);
+        let got = contents(&backend, &buffer, rows, cols);
+        for (got, x) in got.chunks_exact(cols).zip(x.chunks_exact(cols)) {
+            assert_eq!((&got[..10], &got[82..]), (&x[..10], &x[82..]));
+            for (got, x) in got[10..82].chunks_exact(24).zip(x[10..82].chunks_exact(24)) {
+                let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / 24.0;
+                let want: Vec<f64> =
+                    x.iter().zip(&weight).map(|(x, w)| f64::from(x * w) / (mean + 1e-6).sqrt()).collect();
+                assert_close(level.name(), got, &want, 3e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_follow_their_formula_at_every_length() {
+    for inner in [1, 15, 16, 24, 100] {
+        let x: Vec<f32> = noise(3 * 2 * inner, 5).iter().map(|v| v * 20.0).collect();
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let gate = |x: f64| match activation {
+                Activation::Silu => x / (1.0 + (-x).exp()),
+                Activation::GeluTanh => {
+                    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+                }
+            };
+            let want: Vec<f64> = x
+                .chunks_exact(2 * inner)
+                .flat_map(|row| (0..inner).map(|j| gate(row[j].into()) * f64::from(row[inner + j])).collect::<Vec<_>>())
+                .collect();
+            for level in Level::available() {
+                let backend = backend(level, 2, KvType::F32);
+                let mut out = backend.buffer(3, inner).unwrap();
+                backend.gate(3, &mut out, &filled(&backend, 2 * inner, &x), activation);
+                assert_close(&format!("{level} {activation:?}"), &contents(&backend, &out, 3, inner), &want, 1e-4);
+            }
+        }
+    }
+}
+
+/// One sequence of `total` tokens, run in the given pieces, its pages in a scattered order.
+struct Sequence {
+    qkv: Vec<f32>,
+    pages: Vec<u32>,
+}
+
+const CASE: (usize, usize) = (6, 2); // query heads, K/V heads
+
+fn attention(dim: usize, window: Option<usize>) -> (Attention, usize) {
+    let (heads, kv_heads) = CASE;
+    let query = Heads { first: 0, count: heads, dim };
+    let key = Heads { first: query.columns().end, count: kv_heads, dim };
+    let value = Heads { first: key.columns().end, count: kv_heads, dim };
+    (Attention { query, key, value, scale: 0.3, window }, value.columns().end)
+}
+
+/// Runs sequences in steps: each step lists how many more tokens of each sequence to run.
+fn attend(backend: &CpuBackend, dim: usize, window: Option<usize>, all: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+    let (attention, cols) = attention(dim, window);
+    let width = CASE.0 * dim;
+    let mut kv = backend.kv(KvShape { kv_heads: CASE.1, head_dim: dim }, 64).unwrap();
+    let mut step = backend.step(StepLimits { rows: 256, sequences: 8, pages: 64 }).unwrap();
+    let mut done = vec![0; all.len()];
+    let mut results = vec![Vec::new(); all.len()];
+    for counts in steps {
+        let (mut spans, mut pages, mut x) = (Vec::new(), Vec::new(), Vec::new());
+        let mut row = 0;
+        for (s, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let used = (done[s] + count).div_ceil(PAGE_TOKENS);
+            let (position, pages_start, pages_len) = (done[s] as u32, pages.len() as u32, used as u32);
+            spans.push(Span { row, rows: count as u32, position, pages_start, pages_len });
+            pages.extend_from_slice(&all[s].pages[..used]);
+            x.extend_from_slice(&all[s].qkv[done[s] * cols..(done[s] + count) * cols]);
+            row += count as u32;
+        }
+        let tokens = vec![0; row as usize];
+        backend.begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &[] }).unwrap();
+        let x = filled(backend, cols, &x);
+        let mut out = backend.buffer(row as usize, width).unwrap();
+        backend.write_kv(&step, &mut kv, &x, &attention);
+        backend.attend(&step, &mut out, &x, &kv, &attention);
+        let out = contents(backend, &out, row as usize, width);
+        let mut row = 0;
+        for (s, &count) in counts.iter().enumerate() {
+            results[s].extend_from_slice(&out[row * width..(row + count) * width]);
+            (row, done[s]) = (row + count, done[s] + count);
+        }
+    }
+    results
+}
+
+fn plain(dim: usize, window: Option<usize>, qkv: &[f32]) -> Vec<f64> {
+    let (attention, cols) = attention(dim, window);
+    let rows: Vec<&[f32]> = qkv.chunks_exact(cols).collect();
+    let mut out = Vec::new();
+    for (p, row) in rows.iter().enumerate() {
+        for head in 0..CASE.0 {
+            let kv_head = head / (CASE.0 / CASE.1);
+            let q = &row[head * dim..(head + 1) * dim];
+            let low = window.map_or(0, |w| (p + 1).saturating_sub(w));
+            let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+            let slice = |row: &'_ [f32], heads: Heads| row[heads.first + kv_head * dim..][..dim].to_vec();
+            let scores: Vec<f64> = (low..=p).map(|j| 0.3f32 as f64 * dot(&slice(rows[j], attention.key))).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            for d in 0..dim {
+                let value = |j: usize| f64::from(slice(rows[low + j], attention.value)[d]);
+                out.push(weights.iter().enumerate().map(|(j, w)| w * value(j)).sum::<f64>() / total);
+            }
+        }
+    }
+    out
+}
+
+fn sequences(dim: usize, lengths: &[usize]) -> Vec<Sequence> {
+    let (_, cols) = attention(dim, None);
+    let mut next = 0;
+    lengths
+        .iter()
+        .enumerate()
+        .map(|(s, &len)| {
+            let count = len.div_ceil(PAGE_TOKENS) as u32;
+            let mut pages: Vec<u32> = (next..next + count).collect();
+            pages.reverse();
+            next += count;
+            Sequence { qkv: noise(len * cols, s as u32 + 10).iter().map(|v| v * 2.0).collect(), pages }
+        })
+        .collect()
+}
+
+#[test]
+fn attention_follows_its_formula_with_and_without_a_window() {
+    for (dim, len, window) in [(16, 5, None), (48, 70, None), (64, 100, Some(33)), (128, 33, Some(1)), (32, 64, Some(64))] {
+        let all = sequences(dim, &[len]);
+        let want = plain(dim, window, &all[0].qkv);
+        for level in Level::available() {
+            for (kv, bound) in [(KvType::F32, 1e-5), (KvType::F16, 3e-3)] {
+                let got = attend(&backend(level, 2, kv), dim, window, &all, &[vec![len]]);
+                assert_close(&format!("{level} {kv:?} {dim} {window:?}"), &got[0], &want, bound);
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
+    let (dim, window) = (32, Some(40));
+    let all = sequences(dim, &[90, 7, 64]);
+    for level in Level::available() {
+        for kv in [KvType::F32, KvType::F16] {
+            let alone: Vec<Vec<f32>> = all
+                .iter()
+                .map(|s| {
+                    let only = [Sequence { qkv: s.qkv.clone(), pages: s.pages.clone() }];
+                    let len = s.qkv.len() / attention(dim, None).1;
+                    attend(&backend(level, 1, kv), dim, window, &only, &[vec![len]]).remove(0)
+                })
+                .collect();
+            let chunks = [vec![1, 7, 10], vec![63, 0, 1], vec![25, 0, 52], vec![1, 0, 1]];
+            assert_eq!(attend(&backend(level, 3, kv), dim, window, &all, &chunks), alone, "{level} {kv:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rotation_turns_pairs_by_the_angle_of_their_position() {
+    let (rows, cols, heads) = (3, 40, Heads { first: 4, count: 2, dim: 16 });
+    let freqs: Vec<f32> = (0..8).map(|i| 1.0 / 10f32.powi(i)).collect();
+    for layout in [RopeLayout::Halves, RopeLayout::Pairs] {
+        for level in Level::available() {
+            let backend = backend(level, 1, KvType::F32);
+            let x = noise(rows * cols, 8);
+            let mut buffer = filled(&backend, cols, &x);
+            let mut step = backend.step(StepLimits { rows: 8, sequences: 2, pages: 8 }).unwrap();
+            let spans = [Span { row: 0, rows: 3, position: 100, pages_start: 0, pages_len: 4 }];
+            let inputs = StepInputs { tokens: &[0; 3], spans: &spans, pages: &[0, 1, 2, 3], wanted: &[] };
+            backend.begin(&mut step, inputs).unwrap();
+            let rope = backend.rope(&freqs, 1.5, 200, layout).unwrap();
+            backend.rotate(&step, &mut buffer, heads, &rope);
+            let got = contents(&backend, &buffer, rows, cols);
+            let mut want: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+            for row in 0..rows {
+                for head in 0..2 {
+                    for (i, freq) in freqs.iter().enumerate() {
+                        let at = row * cols + 4 + head * 16;
+                        let (a, b) = match layout {
+                            RopeLayout::Halves => (at + i, at + i + 8),
+                            RopeLayout::Pairs => (at + 2 * i, at + 2 * i + 1),
+                        };
+                        let (sin, cos) = f64::from((100 + row) as f32 * freq).sin_cos();
+                        let (p, q) = (f64::from(x[a]), f64::from(x[b]));
+                        (want[a], want[b]) = (1.5 * (p * cos - q * sin), 1.5 * (q * cos + p * sin));
+                    }
+                }
+            }
+            assert_close(&format!("{level} {layout:?}"), &got, &want, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn rows_are_embedded_gathered_and_added() {
+    let backend = backend(Level::detect(), 2, KvType::F32);
+    let table: Vec<u8> = (0..6u8).flat_map(|row| [f32::from(row), f32::from(row) + 0.5].map(f32::to_le_bytes)).flatten().collect();
+    let dtype = types::DType::F32;
+    let source = kernels::MatrixSource { dtype, rows: 6, cols: 2, row_stride: 8, bytes: &table, keep: dtype };
+    let table = backend.matrix(&[source]).unwrap();
+    let mut step = backend.step(StepLimits { rows: 4, sequences: 1, pages: 1 }).unwrap();
+    let spans = [Span { row: 0, rows: 3, position: 0, pages_start: 0, pages_len: 1 }];
+    backend.begin(&mut step, StepInputs { tokens: &[5, 0, 2], spans: &spans, pages: &[0], wanted: &[0, 2] }).unwrap();
+    let (mut x, mut y) = (backend.buffer(4, 2).unwrap(), backend.buffer(4, 2).unwrap());
+    backend.embed(&step, &mut x, &table, 2.0);
+    backend.gather_wanted(&step, &mut y, &x);
+    backend.add(2, &mut x, &y);
+    assert_eq!(contents(&backend, &x, 3, 2), [20.0, 22.0, 4.0, 6.0, 4.0, 5.0]);
+}
+
+#[test]
+fn a_step_beyond_its_limits_is_refused() {
+    let backend = backend(Level::detect(), 1, KvType::F32);
+    let mut step = backend.step(StepLimits { rows: 2, sequences: 1, pages: 1 }).unwrap();
+    let spans = [Span { row: 0, rows: 3, position: 0, pages_start: 0, pages_len: 1 }];
+    assert!(backend.begin(&mut step, StepInputs { tokens: &[0; 3], spans: &spans, pages: &[0], wanted: &[] }).is_err());
+}

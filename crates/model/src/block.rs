@@ -1,0 +1,280 @@
+//! `Block`: a loaded run of decoder layers for one rank, with its K/V pages and its working buffers. The one unit that
+//! a process, a rank, a stage or a peer runs. A forward pass allocates nothing.
+
+use kernels::{Activation, Attention, Backend, Expert, Heads, KvShape, Routing};
+use types::{LayerRange, Rank};
+
+use crate::architecture::Role;
+use crate::checkpoint::Checkpoint;
+use crate::collective::{Collective, CollectiveError};
+use crate::description::{Description, FeedForward, Layer as LayerDescription};
+use crate::load::{LoadError, LoadOptions, Loader};
+use crate::rope::Rope;
+
+pub struct Block<B: Backend> {
+    range: LayerRange,
+    layers: Vec<Layer<B>>,
+    /// The distinct rotations of the layers.
+    ropes: Vec<B::Rope>,
+    work: Work<B>,
+    eps: f32,
+    activation: Activation,
+    weight_bytes: usize,
+}
+
+struct Layer<B: Backend> {
+    attention_norm: B::Vector,
+    /// Query, key and value heads, stacked.
+    qkv: B::Matrix,
+    qkv_bias: Option<B::Vector>,
+    query_norm: Option<B::Vector>,
+    key_norm: Option<B::Vector>,
+    rope: usize,
+    attention: Attention,
+    kv: B::Kv,
+    output: B::Matrix,
+    attention_post_norm: Option<B::Vector>,
+    feed_forward_norm: B::Vector,
+    feed_forward: Feed<B>,
+    feed_forward_post_norm: Option<B::Vector>,
+}
+
+enum Feed<B: Backend> {
+    Dense { gate_up: B::Matrix, down: B::Matrix },
+    Experts { router: B::Matrix, experts: Vec<Expert<B::Matrix>>, first: usize, routing: Routing },
+}
+
+/// Buffers that every layer uses in turn, for the most rows that a step may have.
+struct Work<B: Backend> {
+    normed: B::Buffer,    // [rows, hidden]
+    qkv: B::Buffer,       // [rows, (heads + 2 kv_heads) head_dim]
+    attended: B::Buffer,  // [rows, heads head_dim]
+    projected: B::Buffer, // [rows, hidden]
+    dense: Option<DenseWork<B>>,
+    experts: Option<ExpertsWork<B>>,
+}
+
+struct DenseWork<B: Backend> {
+    gate_up: B::Buffer, // [rows, 2 inner]
+    gated: B::Buffer,   // [rows, inner]
+}
+
+struct ExpertsWork<B: Backend> {
+    logits: B::Buffer, // [rows, experts]
+    scratch: B::Scratch,
+}
+
+impl<B: Backend> Block<B> {
+    /// Loads the layers one after another, and calls `progress` with how many are done.
+    pub fn load(
+        backend: &B,
+        from: &Checkpoint,
+        layers: LayerRange,
+        rank: Rank,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, LoadError> {
+        let description = from.description();
+        let count = description.layers.len();
+        let described = description.layers.get(layers.start()..layers.end());
+        let described = described.ok_or(LoadError::Layers { layers, count })?;
+        let mut loader = Loader::new(backend, from, options, rank)?;
+
+        let mut distinct: Vec<&Rope> = Vec::new();
+        let mut loaded = Vec::with_capacity(described.len());
+        for (index, layer) in layers.iter().zip(described) {
+            let rope = distinct.iter().position(|rope| **rope == layer.rope).unwrap_or_else(|| {
+                distinct.push(&layer.rope);
+                distinct.len() - 1
+            });
+            loaded.push(Layer::load(backend, &mut loader, description, index, rope, options.limits.kv_pages)?);
+            progress(loaded.len());
+        }
+        let ropes = distinct.iter().map(|rope| {
+            let inv_freq = rope.inv_freq(description.head_dim);
+            backend.rope(&inv_freq, 1.0, options.limits.positions, description.rope_layout)
+        });
+        Ok(Self {
+            range: layers,
+            layers: loaded,
+            ropes: ropes.collect::<Result<_, _>>()?,
+            work: Work::new(backend, &loader, description, described, options.limits.step.rows)?,
+            eps: description.eps,
+            activation: description.activation,
+            weight_bytes: loader.weight_bytes,
+        })
+    }
+
+    /// Takes the residual stream of the step's `rows` rows through the layers, in place.
+    pub fn forward(
+        &mut self,
+        backend: &B,
+        step: &B::Step,
+        rows: usize,
+        hidden: &mut B::Buffer,
+        collective: &dyn Collective<B>,
+    ) -> Result<(), CollectiveError> {
+        let (eps, work) = (self.eps, &mut self.work);
+        for layer in &mut self.layers {
+            backend.rms_norm(rows, &mut work.normed, hidden, &layer.attention_norm, eps);
+            layer.attend(backend, step, rows, work, &self.ropes, eps);
+            collective.all_reduce(backend, rows, &mut work.projected)?;
+            work.add(backend, rows, hidden, layer.attention_post_norm.as_ref(), eps);
+
+            backend.rms_norm(rows, &mut work.normed, hidden, &layer.feed_forward_norm, eps);
+            layer.feed_forward.run(backend, rows, work, self.activation);
+            collective.all_reduce(backend, rows, &mut work.projected)?;
+            work.add(backend, rows, hidden, layer.feed_forward_post_norm.as_ref(), eps);
+        }
+        Ok(())
+    }
+
+    pub fn layers(&self) -> LayerRange {
+        self.range
+    }
+
+    /// Bytes of the packed matrices.
+    pub fn weight_bytes(&self) -> usize {
+        self.weight_bytes
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    fn load(
+        backend: &B,
+        loader: &mut Loader<'_, B>,
+        description: &Description,
+        index: usize,
+        rope: usize,
+        pages: usize,
+    ) -> Result<Self, LoadError> {
+        let described = &description.layers[index];
+        let attention = attention(description, described, loader);
+        let shape = KvShape { kv_heads: attention.key.count, head_dim: description.head_dim };
+        let always = "every architecture has these norms";
+        Ok(Self {
+            attention_norm: loader.norm(index, Role::AttentionNorm)?.expect(always),
+            qkv: loader.linear(index, &[Role::Query, Role::Key, Role::Value], 0)?,
+            qkv_bias: loader.bias(index, &[Role::QueryBias, Role::KeyBias, Role::ValueBias])?,
+            query_norm: loader.norm(index, Role::QueryNorm)?,
+            key_norm: loader.norm(index, Role::KeyNorm)?,
+            rope,
+            attention,
+            kv: backend.kv(shape, pages)?,
+            output: loader.linear(index, &[Role::Output], 0)?,
+            attention_post_norm: loader.norm(index, Role::AttentionPostNorm)?,
+            feed_forward_norm: loader.norm(index, Role::FeedForwardNorm)?.expect(always),
+            feed_forward: Feed::load(loader, index, described.feed_forward)?,
+            feed_forward_post_norm: loader.norm(index, Role::FeedForwardPostNorm)?,
+        })
+    }
+
+    /// `projected = output(attend(query, key, value))` of `normed`.
+    fn attend(&mut self, backend: &B, step: &B::Step, rows: usize, work: &mut Work<B>, ropes: &[B::Rope], eps: f32) {
+        let Attention { query, key, .. } = self.attention;
+        backend.linear(rows, &mut work.qkv, &work.normed, &self.qkv, self.qkv_bias.as_ref());
+        if let Some(norm) = &self.query_norm {
+            backend.rms_norm_heads(rows, &mut work.qkv, query, norm, eps);
+        }
+        if let Some(norm) = &self.key_norm {
+            backend.rms_norm_heads(rows, &mut work.qkv, key, norm, eps);
+        }
+        let turned = Heads { count: query.count + key.count, ..query }; // keys follow queries
+        backend.rotate(step, &mut work.qkv, turned, &ropes[self.rope]);
+        backend.write_kv(step, &mut self.kv, &work.qkv, &self.attention);
+        backend.attend(step, &mut work.attended, &work.qkv, &self.kv, &self.attention);
+        backend.linear(rows, &mut work.projected, &work.attended, &self.output, None);
+    }
+}
+
+impl<B: Backend> Feed<B> {
+    fn load(loader: &mut Loader<'_, B>, index: usize, described: FeedForward) -> Result<Self, LoadError> {
+        Ok(match described {
+            FeedForward::Dense { inner } => Self::Dense {
+                gate_up: loader.linear(index, &[Role::Gate, Role::Up], inner)?,
+                down: loader.linear(index, &[Role::Down], inner)?,
+            },
+            FeedForward::Experts { inner, routing } => Self::Experts {
+                router: loader.router(index)?,
+                experts: loader.experts(index, inner)?,
+                first: loader.shares.experts.start,
+                routing,
+            },
+        })
+    }
+
+    /// `projected = down(activation(gate n) * (up n))` of `normed`, or the chosen experts' weighted sum of that.
+    fn run(&self, backend: &B, rows: usize, work: &mut Work<B>, activation: Activation) {
+        let Work { normed, projected, dense, experts: routed, .. } = work;
+        match self {
+            Self::Dense { gate_up, down } => {
+                let dense = dense.as_mut().expect("allocated for blocks with a dense layer");
+                backend.linear(rows, &mut dense.gate_up, normed, gate_up, None);
+                backend.gate(rows, &mut dense.gated, &dense.gate_up, activation);
+                backend.linear(rows, projected, &dense.gated, down, None);
+            }
+            Self::Experts { router, experts, first, routing } => {
+                let ExpertsWork { logits, scratch } =
+                    routed.as_mut().expect("allocated for blocks with a layer of experts");
+                backend.linear(rows, logits, normed, router, None);
+                backend.experts(rows, projected, normed, logits, *routing, *first, experts, activation, scratch);
+            }
+        }
+    }
+}
+
+impl<B: Backend> Work<B> {
+    fn new(
+        backend: &B,
+        loader: &Loader<'_, B>,
+        description: &Description,
+        layers: &[LayerDescription],
+        rows: usize,
+    ) -> Result<Self, LoadError> {
+        let (hidden, dim, shares) = (description.hidden, description.head_dim, &loader.shares);
+        let (heads, kv_heads, own) = (shares.heads.len(), shares.kv_heads.len(), shares.inner.len());
+        let (mut dense, mut experts) = (None, None);
+        for layer in layers {
+            match layer.feed_forward {
+                FeedForward::Dense { .. } if dense.is_none() => {
+                    dense =
+                        Some(DenseWork { gate_up: backend.buffer(rows, 2 * own)?, gated: backend.buffer(rows, own)? });
+                }
+                FeedForward::Experts { inner, routing } if experts.is_none() => {
+                    let scratch = backend.scratch(rows, hidden, inner, routing)?;
+                    experts = Some(ExpertsWork { logits: backend.buffer(rows, routing.experts)?, scratch });
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            normed: backend.buffer(rows, hidden)?,
+            qkv: backend.buffer(rows, (heads + 2 * kv_heads) * dim)?,
+            attended: backend.buffer(rows, heads * dim)?,
+            projected: backend.buffer(rows, hidden)?,
+            dense,
+            experts,
+        })
+    }
+
+    /// `hidden += projected`, or its norm.
+    fn add(&mut self, backend: &B, rows: usize, hidden: &mut B::Buffer, post_norm: Option<&B::Vector>, eps: f32) {
+        match post_norm {
+            None => backend.add(rows, hidden, &self.projected),
+            Some(norm) => {
+                backend.rms_norm(rows, &mut self.normed, &self.projected, norm, eps);
+                backend.add(rows, hidden, &self.normed);
+            }
+        }
+    }
+}
+
+/// Where this rank's heads lie in a row of the stacked projection.
+fn attention<B: Backend>(description: &Description, layer: &LayerDescription, loader: &Loader<'_, B>) -> Attention {
+    let dim = description.head_dim;
+    let (heads, kv_heads) = (loader.shares.heads.len(), loader.shares.kv_heads.len());
+    let query = Heads { first: 0, count: heads, dim };
+    let key = Heads { first: query.columns().end, count: kv_heads, dim };
+    let value = Heads { first: key.columns().end, count: kv_heads, dim };
+    Attention { query, key, value, scale: description.attention_scale, window: layer.window }
+}

@@ -1,0 +1,141 @@
+//! `Checkpoint`: a model's files, opened and described. Tensors are asked for by their place in the model; which file
+//! format they lie in, and what they are called there, is known only here.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use crate::architecture::Tensor;
+use crate::description::Description;
+use crate::files::{Gguf, SafeTensors, TensorView};
+use crate::load::LoadError;
+
+/// A config.json is a few kilobytes.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
+pub struct Checkpoint {
+    files: Files,
+    description: Description,
+}
+
+enum Files {
+    /// `prefix` stands before `layers.0.…`, `embed_tokens.weight` and `norm.weight`.
+    Folder {
+        tensors: SafeTensors,
+        prefix: &'static str,
+    },
+    Gguf(Gguf),
+}
+
+/// The tensors that are not part of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    Embedding,
+    Norm,
+    Head,
+}
+
+impl Checkpoint {
+    /// A folder with config.json and safetensors, or a .gguf file.
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        let kind = fs::metadata(path).map_err(|source| LoadError::Open { path: path.to_owned(), source })?;
+        if kind.is_dir() { Self::open_folder(path) } else { Self::open_file(path) }
+    }
+
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The GGUF file, which has a tokenizer and a chat template too.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.files {
+            Files::Gguf(file) => Some(file),
+            Files::Folder { .. } => None,
+        }
+    }
+
+    /// Drops the files' pages from memory, for when the weights have been packed.
+    pub fn release(&self) {
+        match &self.files {
+            Files::Folder { tensors, .. } => tensors.release(),
+            Files::Gguf(file) => file.release(),
+        }
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {
+        match &self.files {
+            Files::Folder { tensors, .. } => Ok(tensors.tensor(name)?),
+            Files::Gguf(file) => Ok(file.tensor(name)),
+        }
+    }
+
+    /// What this file calls a tensor of a layer; with `{}` for the expert where each has its own.
+    pub(crate) fn layer_name(&self, layer: usize, tensor: &Tensor) -> String {
+        match &self.files {
+            Files::Folder { prefix, .. } => format!("{prefix}layers.{layer}.{}", tensor.hf),
+            Files::Gguf(_) => format!("blk.{layer}.{}", tensor.gguf),
+        }
+    }
+
+    pub(crate) fn end_name(&self, end: End) -> String {
+        match (&self.files, end) {
+            (Files::Gguf(_), End::Embedding) => "token_embd.weight".into(),
+            (Files::Gguf(_), End::Norm) => "output_norm.weight".into(),
+            (Files::Gguf(_), End::Head) => "output.weight".into(),
+            (Files::Folder { prefix, .. }, End::Embedding) => format!("{prefix}embed_tokens.weight"),
+            (Files::Folder { prefix, .. }, End::Norm) => format!("{prefix}norm.weight"),
+            (Files::Folder { prefix: NESTED, .. }, End::Head) => "language_model.lm_head.weight".into(),
+            (Files::Folder { .. }, End::Head) => "lm_head.weight".into(),
+        }
+    }
+
+    fn open_folder(folder: &Path) -> Result<Self, LoadError> {
+        let config = folder.join("config.json");
+        if !config.exists() {
+            return Err(match gguf_within(folder) {
+                Some(file) => LoadError::FolderOfGguf { folder: folder.to_owned(), file },
+                None => LoadError::NoConfig { folder: folder.to_owned() },
+            });
+        }
+        let description = Description::from_config(&read_config(&config)?)?;
+        let tensors = SafeTensors::open(folder)?;
+        let prefix = prefix_of(&tensors);
+        Ok(Self { files: Files::Folder { tensors, prefix }, description })
+    }
+
+    fn open_file(path: &Path) -> Result<Self, LoadError> {
+        if path.extension().is_some_and(|extension| extension == "safetensors" || extension == "json") {
+            return Err(LoadError::FileOfFolder { path: path.to_owned() });
+        }
+        let file = Gguf::open(path)?;
+        let description = Description::from_gguf(&file)?;
+        Ok(Self { files: Files::Gguf(file), description })
+    }
+}
+
+/// Gemma 3's prefix in the hub's files of the models that see images.
+const NESTED: &str = "language_model.model.";
+
+/// Where the text model's tensors are: checkpoints that see images have it one level further in.
+fn prefix_of(tensors: &SafeTensors) -> &'static str {
+    let holds = |prefix: &&str| tensors.tensor_names().any(|name| name.starts_with(&format!("{prefix}layers.")));
+    ["model.", "model.language_model.", NESTED, ""].into_iter().find(holds).unwrap_or("model.")
+}
+
+fn read_config(path: &Path) -> Result<Json, LoadError> {
+    let io = |source| LoadError::Open { path: path.to_owned(), source };
+    let mut text = Vec::new();
+    fs::File::open(path).map_err(io)?.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut text).map_err(io)?;
+    if text.len() as u64 > CONFIG_BYTES_MAX {
+        return Err(LoadError::ConfigTooLarge { path: path.to_owned() });
+    }
+    serde_json::from_slice(&text).map_err(|source| LoadError::ConfigSyntax { path: path.to_owned(), source })
+}
+
+fn gguf_within(folder: &Path) -> Option<String> {
+    let mut names: Vec<_> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    names.iter().filter_map(|name| name.to_str()).find(|name| name.ends_with(".gguf")).map(str::to_owned)
+}

@@ -1,0 +1,46 @@
+//! `Collective`: how the ranks of a tensor-parallel group combine what each computed. Declared here, where the
+//! forward pass needs it; implemented where the sockets are. Sums are taken in a fixed order, so a run repeats bit
+//! for bit.
+
+use kernels::{Backend, BackendError};
+use types::Rank;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CollectiveError {
+    #[error("rank {0} left the group")]
+    Lost(Rank),
+    #[error("the group was stopped")]
+    Aborted,
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error("exchange between ranks failed")]
+    Transport(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// All ranks call the same ops in the same order, on the first `rows` rows of buffers of the same shape.
+pub trait Collective<B: Backend>: Send {
+    /// Every rank's `buffer` becomes the sum of all.
+    fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
+    /// Each rank has filled its share of the columns of `buffer`; afterwards every rank has all of them.
+    fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
+    /// Every rank's `buffer` becomes that of `root`.
+    fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
+}
+
+/// World size 1: there is nobody to exchange anything with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Solo;
+
+impl<B: Backend> Collective<B> for Solo {
+    fn all_reduce(&self, _: &B, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn all_gather(&self, _: &B, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn broadcast(&self, _: &B, _: Rank, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! GGUF: metadata and tensors in one file, or in parts that lie side by side. Little-endian, versions 2 and 3, with the
+//! tensor types of [`DType`].
+
+mod cursor;
+mod header;
+mod split;
+mod value;
+
+pub use value::{Strings, Value};
+
+use std::path::Path;
+
+use types::DType;
+
+use self::header::{Header, Metadata};
+use super::map::FileBytes;
+use super::tensors::Table;
+use super::{FileError, FormatError, TensorView};
+
+/// An open GGUF model. Each view it gives is in bounds: `open` has checked all of them.
+pub struct Gguf {
+    files: Vec<FileBytes>,
+    metadata: Metadata,
+    tensors: Table<DType>,
+}
+
+impl Gguf {
+    /// Opens a file, and with the first part of a split model the other parts too, which lie beside it.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let (files, Header { metadata, tensors }) = split::open_parts(path)?;
+        let tensors = Table::new(tensors).map_err(|source| FileError::Format { path: path.to_owned(), source })?;
+        Ok(Self { files, metadata, tensors })
+    }
+
+    /// The same reader on bytes in memory. A part of a split model is refused.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        let Header { metadata, tensors } = Header::read(&bytes, 0)?;
+        match split::count(&metadata) {
+            1 => Ok(Self { files: vec![FileBytes::Owned(bytes)], metadata, tensors: Table::new(tensors)? }),
+            count => Err(FormatError::Split(count)),
+        }
+    }
+
+    /// A metadata value.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// All metadata, in the order of the keys.
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+        self.metadata.iter()
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let tensor = self.tensors.get(name)?;
+        let bytes = &self.files[tensor.file as usize][tensor.range.clone()];
+        Some(TensorView { dtype: tensor.dtype, shape: tensor.shape.dims(), bytes })
+    }
+
+    /// All tensors, in the order of their names.
+    pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.names()
+    }
+
+    /// Asks the system to start reading a tensor that is needed soon.
+    pub fn prefetch(&self, name: &str) {
+        if let Some(tensor) = self.tensors.get(name) {
+            self.files[tensor.file as usize].prefetch(tensor.range.clone());
+        }
+    }
+
+    /// Drops the file's pages from this process's memory, for when the weights have been packed elsewhere. Views stay
+    /// valid; reading one fetches its pages again.
+    pub fn release(&self) {
+        self.files.iter().for_each(FileBytes::release);
+    }
+}

@@ -1,0 +1,120 @@
+//! Safetensors: one file, a folder that has `model.safetensors`, or shards that `model.safetensors.index.json` lists.
+//!
+//! The `safetensors` crate reads the header too, but refuses a whole file for one tensor of a number format it does not
+//! know and lets the last of two tensors of one name win. Here a format matters only for the tensor that is asked for,
+//! and two of one name are an error.
+
+mod header;
+mod index;
+
+use std::path::Path;
+
+use types::DType;
+
+use self::index::Index;
+use super::error::shown;
+use super::map::FileBytes;
+use super::tensors::{Table, Tensor};
+use super::{FileError, FormatError, TensorView};
+
+/// A number format: one that we read, or the name of another.
+type Stored = Result<DType, Box<str>>;
+
+/// An open safetensors model. Each view it gives is in bounds: `open` has checked all of them.
+pub struct SafeTensors {
+    files: Vec<FileBytes>,
+    tensors: Table<Stored>,
+}
+
+impl SafeTensors {
+    /// Opens a `.safetensors` file, an index and the shards beside it, or the folder that has one or the other.
+    /// With both in a folder, the single file is the model, as it is for transformers.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        const SINGLE: &str = "model.safetensors";
+        const INDEX: &str = "model.safetensors.index.json";
+        if path.is_dir() {
+            let (single, index) = (path.join(SINGLE), path.join(INDEX));
+            return match (single.exists(), index.exists()) {
+                (true, _) => Self::open_single(&single),
+                (false, true) => Self::open_shards(&index),
+                (false, false) => Err(FileError::NoWeights { folder: path.to_owned() }),
+            };
+        }
+        match path.extension().is_some_and(|extension| extension == "json") {
+            true => Self::open_shards(path),
+            false => Self::open_single(path),
+        }
+    }
+
+    /// The same reader on the bytes of a single file in memory.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Self::new(FileBytes::Owned(bytes))
+    }
+
+    /// A tensor's view, `None` if there is no such tensor, an error if its number format is not one that we read.
+    pub fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, FileError> {
+        let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
+        let dtype = match &tensor.dtype {
+            Ok(dtype) => *dtype,
+            Err(other) => return Err(FileError::TensorDType { tensor: shown(name), dtype: shown(other) }),
+        };
+        let bytes = &self.files[tensor.file as usize][tensor.range.clone()];
+        Ok(Some(TensorView { dtype, shape: tensor.shape.dims(), bytes }))
+    }
+
+    /// All tensors, in the order of their names.
+    pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.names()
+    }
+
+    /// Asks the system to start reading a tensor that is needed soon.
+    pub fn prefetch(&self, name: &str) {
+        if let Some(tensor) = self.tensors.get(name) {
+            self.files[tensor.file as usize].prefetch(tensor.range.clone());
+        }
+    }
+
+    /// Drops the files' pages from this process's memory, for when the weights have been packed elsewhere. Views stay
+    /// valid; reading one fetches its pages again.
+    pub fn release(&self) {
+        self.files.iter().for_each(FileBytes::release);
+    }
+
+    fn new(bytes: FileBytes) -> Result<Self, FormatError> {
+        let tensors = Table::new(header::read(&bytes, 0)?)?;
+        Ok(Self { files: vec![bytes], tensors })
+    }
+
+    fn open_single(path: &Path) -> Result<Self, FileError> {
+        let bytes = FileBytes::map(path).map_err(|source| FileError::Io { path: path.to_owned(), source })?;
+        Self::new(bytes).map_err(|source| FileError::Format { path: path.to_owned(), source })
+    }
+
+    /// Opens the shards of an index. The index decides: what a shard holds besides is left out.
+    fn open_shards(path: &Path) -> Result<Self, FileError> {
+        let index = Index::read(path)?;
+        let format = |path: &Path, source| FileError::Format { path: path.to_owned(), source };
+        let mut files = Vec::with_capacity(index.shards.len());
+        let mut tensors: Vec<Tensor<Stored>> = Vec::with_capacity(index.tensors.len());
+        for (file, shard) in index.shards.iter().enumerate() {
+            let shard_path = path.with_file_name(shard);
+            let bytes = FileBytes::map(&shard_path).map_err(|source| FileError::ShardMissing {
+                index: path.to_owned(),
+                shard: shown(shard),
+                source,
+            })?;
+            let held = header::read(&bytes, file as u32).and_then(Table::new).map_err(|e| format(&shard_path, e))?;
+            for name in index.tensors_of(file) {
+                let tensor = held.get(name).ok_or_else(|| FileError::ShardTensor {
+                    index: path.to_owned(),
+                    shard: shown(shard),
+                    tensor: shown(name),
+                })?;
+                tensors.push(tensor.clone());
+            }
+            files.push(bytes);
+        }
+        let tensors = Table::new(tensors).map_err(|e| format(path, e))?;
+        Ok(Self { files, tensors })
+    }
+}

@@ -1,0 +1,336 @@
+//! From stored tensors to a backend's weights: a tensor is found by its role, its shape is checked against the
+//! description, its slice for the rank is taken without copying, and the backend packs it.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use kernels::{Backend, BackendError, Expert, MatrixSource, StepLimits, quant};
+use types::{DType, LayerRange, Rank};
+
+use crate::architecture::{Role, Tensor};
+use crate::checkpoint::{Checkpoint, End};
+use crate::description::{Description, DescriptionError, FeedForward};
+use crate::files::{FileError, TensorView};
+use crate::split::{RowBlocks, Shares, Slice, SplitError, least_common_multiple};
+
+/// What is allocated at load for the steps to come.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub step: StepLimits,
+    /// Rows of one step whose logits may be wanted.
+    pub wanted: usize,
+    /// Pages of the K/V cache, in each layer.
+    pub kv_pages: usize,
+    /// Positions of one sequence.
+    pub positions: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// The format to keep linear weights in: f32, or one to quantise f32, f16 and bf16 weights to. `None`: as stored.
+    pub keep: Option<DType>,
+    pub limits: Limits,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("open {}", path.display())]
+    Open { path: PathBuf, source: io::Error },
+    #[error("{} has no config.json: a model is a folder with config.json and safetensors, or a .gguf file", folder.display())]
+    NoConfig { folder: PathBuf },
+    #[error("{} has no config.json but GGUF files: name one of them, such as {file}", folder.display())]
+    FolderOfGguf { folder: PathBuf, file: String },
+    #[error("{} is one file of a model: name the folder that holds it", path.display())]
+    FileOfFolder { path: PathBuf },
+    #[error("{} is too large to be a config.json", path.display())]
+    ConfigTooLarge { path: PathBuf },
+    #[error("{} is not valid JSON", path.display())]
+    ConfigSyntax { path: PathBuf, source: serde_json::Error },
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    #[error("tensor {tensor} is missing")]
+    Missing { tensor: String },
+    #[error("tensor {tensor} has the shape {found:?}, not {expected:?}")]
+    Shape { tensor: String, expected: Vec<usize>, found: Vec<usize> },
+    #[error("tensor {tensor} is a bias that {architecture} has no place for")]
+    Bias { tensor: String, architecture: &'static str },
+    #[error("tensor {tensor} has rows of {cols} elements, which {keep} cannot hold: it needs a multiple of {}", keep.block_elements())]
+    Format { tensor: String, cols: usize, keep: DType },
+    #[error("tensor {tensor} is stored as {stored} and cannot be turned into {keep}")]
+    Requantise { tensor: String, stored: DType, keep: DType },
+    #[error("layers {layers} were asked for; the model has {count}")]
+    Layers { layers: LayerRange, count: usize },
+    #[error("{positions} positions were asked for; the model is made for {max}")]
+    Positions { positions: usize, max: usize },
+    #[error("load {tensor}")]
+    Tensor { tensor: String, source: BackendError },
+    #[error("allocate working memory")]
+    Memory(#[from] BackendError),
+}
+
+/// Reads the weights of one rank.
+pub(crate) struct Loader<'a, B: Backend> {
+    backend: &'a B,
+    checkpoint: &'a Checkpoint,
+    keep: Option<DType>,
+    pub shares: Shares,
+    /// Of all matrices so far, packed.
+    pub weight_bytes: usize,
+}
+
+/// A stored matrix, or one expert's part of a stored stack of them.
+struct Matrix<'a> {
+    name: String,
+    dtype: DType,
+    shape: [usize; 2],
+    bytes: &'a [u8],
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    pub fn new(
+        backend: &'a B,
+        checkpoint: &'a Checkpoint,
+        options: &LoadOptions,
+        rank: Rank,
+    ) -> Result<Self, LoadError> {
+        let description = checkpoint.description();
+        let LoadOptions { keep, limits } = *options;
+        if limits.positions > description.positions_max {
+            return Err(LoadError::Positions { positions: limits.positions, max: description.positions_max });
+        }
+        let shares = Shares::new(description, row_blocks(checkpoint, keep, rank)?, rank)?;
+        Ok(Self { backend, checkpoint, keep, shares, weight_bytes: 0 })
+    }
+
+    /// A norm's weight, offset included; `None` if the architecture has none there.
+    pub fn norm(&self, layer: usize, role: Role) -> Result<Option<B::Vector>, LoadError> {
+        let description = self.checkpoint.description();
+        let Some(tensor) = description.architecture.tensor(role) else { return Ok(None) };
+        let name = self.checkpoint.layer_name(layer, tensor);
+        self.vector(&name, shape_of(description, role, 0)[0], description.norm_offset).map(Some)
+    }
+
+    pub fn final_norm(&self) -> Result<B::Vector, LoadError> {
+        let description = self.checkpoint.description();
+        self.vector(&self.checkpoint.end_name(End::Norm), description.hidden, description.norm_offset)
+    }
+
+    /// The rank's slices of several matrices, stacked in one.
+    pub fn linear(&mut self, layer: usize, roles: &[Role], inner: usize) -> Result<B::Matrix, LoadError> {
+        let parts = roles.iter().map(|role| self.find(layer, *role, inner, None)).collect::<Result<Vec<_>, _>>()?;
+        let sources = roles.iter().zip(&parts).map(|(role, part)| {
+            let tensor = self.listed(*role);
+            self.refuse_bias(&part.name, tensor)?;
+            part.source(&self.shares.slice(tensor.split, part.shape), self.keep_of(part)?)
+        });
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        self.pack(&parts[0].name, &sources)
+    }
+
+    /// The biases of several matrices, one after another; `None` if the architecture has none there.
+    pub fn bias(&self, layer: usize, roles: &[Role]) -> Result<Option<B::Vector>, LoadError> {
+        let description = self.checkpoint.description();
+        let (mut values, mut last) = (Vec::new(), String::new());
+        for role in roles {
+            let Some(tensor) = description.architecture.tensor(*role) else { return Ok(None) };
+            last = self.checkpoint.layer_name(layer, tensor);
+            let all = self.values(&last, shape_of(description, *role, 0)[0])?;
+            let slice = self.shares.slice(tensor.split, [all.len(), 1]);
+            values.extend_from_slice(&all[slice.rows]);
+        }
+        self.backend.vector(&values).map(Some).map_err(|source| LoadError::Tensor { tensor: last, source })
+    }
+
+    /// The router: small, and decisive for what runs, so it stays f32.
+    pub fn router(&mut self, layer: usize) -> Result<B::Matrix, LoadError> {
+        let part = self.find(layer, Role::Router, 0, None)?;
+        let source = part.source(&part.whole(), DType::F32)?;
+        self.pack(&part.name, &[source])
+    }
+
+    /// The rank's experts.
+    pub fn experts(&mut self, layer: usize, inner: usize) -> Result<Vec<Expert<B::Matrix>>, LoadError> {
+        let experts = self.shares.experts.clone();
+        experts
+            .map(|expert| {
+                let gate_up = self.expert(layer, &[Role::ExpertGate, Role::ExpertUp], inner, expert)?;
+                let down = self.expert(layer, &[Role::ExpertDown], inner, expert)?;
+                Ok(Expert { gate_up, down })
+            })
+            .collect()
+    }
+
+    /// The embedding or the head: as wished if the format can hold it, else as stored.
+    pub fn table(&mut self, end: End) -> Result<B::Matrix, LoadError> {
+        let Description { vocab, hidden, .. } = *self.checkpoint.description();
+        let name = self.checkpoint.end_name(end);
+        let view = self.stored(&name)?;
+        expect(&name, view.shape, &[vocab, hidden])?;
+        let part = Matrix { name, dtype: view.dtype, shape: [vocab, hidden], bytes: view.bytes };
+        let keep = self.keep_of(&part)?;
+        let keep = if keep.row_bytes(hidden).is_some() { keep } else { part.dtype };
+        let source = part.source(&part.whole(), keep)?;
+        self.pack(&part.name, &[source])
+    }
+
+    fn expert(&mut self, layer: usize, roles: &[Role], inner: usize, expert: usize) -> Result<B::Matrix, LoadError> {
+        let find = |role: &Role| self.find(layer, *role, inner, Some(expert));
+        let parts = roles.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let sources = parts.iter().map(|part| part.source(&part.whole(), self.keep_of(part)?));
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        self.pack(&parts[0].name, &sources)
+    }
+
+    fn pack(&mut self, name: &str, sources: &[MatrixSource<'_>]) -> Result<B::Matrix, LoadError> {
+        let packed = self.backend.matrix(sources);
+        let matrix = packed.map_err(|source| LoadError::Tensor { tensor: name.to_owned(), source })?;
+        self.weight_bytes += self.backend.matrix_bytes(&matrix);
+        Ok(matrix)
+    }
+
+    fn find(&self, layer: usize, role: Role, inner: usize, expert: Option<usize>) -> Result<Matrix<'a>, LoadError> {
+        let description = self.checkpoint.description();
+        let name = self.checkpoint.layer_name(layer, self.listed(role));
+        let shape @ [rows, cols] = shape_of(description, role, inner);
+        let (Some(expert), false) = (expert, name.contains("{}")) else {
+            let name = expert.map_or_else(|| name.clone(), |expert| name.replace("{}", &expert.to_string()));
+            let view = self.stored(&name)?;
+            expect(&name, view.shape, &shape)?;
+            return Ok(Matrix { name, dtype: view.dtype, shape, bytes: view.bytes });
+        };
+        let FeedForward::Experts { routing, .. } = description.layers[layer].feed_forward else {
+            unreachable!("only layers of experts are asked for one");
+        };
+        let view = self.stored(&name)?;
+        expect(&name, view.shape, &[routing.experts, rows, cols])?;
+        let each = view.bytes.len() / routing.experts;
+        Ok(Matrix { name, dtype: view.dtype, shape, bytes: &view.bytes[expert * each..][..each] })
+    }
+
+    fn listed(&self, role: Role) -> &'static Tensor {
+        self.checkpoint.description().architecture.tensor(role).expect("every architecture has these roles")
+    }
+
+    /// A file with a bias that we would not add gives wrong answers, so it is refused.
+    fn refuse_bias(&self, weight: &str, tensor: &Tensor) -> Result<(), LoadError> {
+        let architecture = self.checkpoint.description().architecture;
+        let bias = |name: &str| name.strip_suffix(".weight").map(|stem| format!("{stem}.bias"));
+        let (Some(stored), Some(hf)) = (bias(weight), bias(tensor.hf)) else { return Ok(()) };
+        let known = architecture.tensors.iter().any(|other| other.hf == hf);
+        match !known && self.checkpoint.tensor(&stored)?.is_some() {
+            true => Err(LoadError::Bias { tensor: stored, architecture: architecture.name }),
+            false => Ok(()),
+        }
+    }
+
+    fn keep_of(&self, part: &Matrix<'_>) -> Result<DType, LoadError> {
+        let stored = part.dtype;
+        match self.keep {
+            None => Ok(stored),
+            Some(keep) if keep == stored || keep == DType::F32 => Ok(keep),
+            Some(keep) if !stored.is_quantised() && quant::can_quantise(keep) => Ok(keep),
+            Some(keep) => Err(LoadError::Requantise { tensor: part.name.clone(), stored, keep }),
+        }
+    }
+
+    fn vector(&self, name: &str, len: usize, offset: f32) -> Result<B::Vector, LoadError> {
+        let mut values = self.values(name, len)?;
+        values.iter_mut().for_each(|value| *value += offset);
+        self.backend.vector(&values).map_err(|source| LoadError::Tensor { tensor: name.to_owned(), source })
+    }
+
+    fn values(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        let view = self.stored(name)?;
+        expect(name, view.shape, &[len])?;
+        let mut values = vec![0.0; len];
+        quant::dequantise(view.dtype, view.bytes, &mut values);
+        Ok(values)
+    }
+
+    fn stored(&self, name: &str) -> Result<TensorView<'a>, LoadError> {
+        self.checkpoint.tensor(name)?.ok_or_else(|| LoadError::Missing { tensor: name.to_owned() })
+    }
+}
+
+impl<'a> Matrix<'a> {
+    fn whole(&self) -> Slice {
+        Slice { rows: 0..self.shape[0], cols: 0..self.shape[1] }
+    }
+
+    /// The slice, to be kept as `keep`. Nothing is copied.
+    fn source(&self, slice: &Slice, keep: DType) -> Result<MatrixSource<'a>, LoadError> {
+        let cols = slice.cols.len();
+        let cannot = |keep| LoadError::Format { tensor: self.name.clone(), cols, keep };
+        let stored = |elements| self.dtype.row_bytes(elements).ok_or_else(|| cannot(self.dtype));
+        keep.row_bytes(cols).ok_or_else(|| cannot(keep))?;
+        let row_stride = stored(self.shape[1])?;
+        let Range { start, end } = slice.rows;
+        let bytes = match slice.rows.is_empty() || cols == 0 {
+            true => &[][..],
+            false => {
+                let first = start * row_stride + stored(slice.cols.start)?;
+                let last = (end - 1) * row_stride + stored(slice.cols.end)?;
+                &self.bytes[first..last]
+            }
+        };
+        Ok(MatrixSource { dtype: self.dtype, rows: slice.rows.len(), cols, row_stride, bytes, keep })
+    }
+}
+
+/// The shape of a matrix `[out, in]`; of a vector, its length and 1.
+pub(crate) fn shape_of(description: &Description, role: Role, inner: usize) -> [usize; 2] {
+    use Role::*;
+    let Description { hidden, heads, kv_heads, head_dim, .. } = *description;
+    match role {
+        AttentionNorm | AttentionPostNorm | FeedForwardNorm | FeedForwardPostNorm => [hidden, 1],
+        QueryNorm | KeyNorm => [head_dim, 1],
+        Query => [heads * head_dim, hidden],
+        Key | Value => [kv_heads * head_dim, hidden],
+        QueryBias => [heads * head_dim, 1],
+        KeyBias | ValueBias => [kv_heads * head_dim, 1],
+        Output => [hidden, heads * head_dim],
+        Gate | Up | ExpertGate | ExpertUp => [inner, hidden],
+        Down | ExpertDown => [hidden, inner],
+        Router => {
+            let experts = description.layers.iter().find_map(|layer| match layer.feed_forward {
+                FeedForward::Experts { routing, .. } => Some(routing.experts),
+                FeedForward::Dense { .. } => None,
+            });
+            [experts.unwrap_or(0), hidden]
+        }
+    }
+}
+
+fn expect(tensor: &str, found: &[usize], expected: &[usize]) -> Result<(), LoadError> {
+    match found == expected {
+        true => Ok(()),
+        false => {
+            Err(LoadError::Shape { tensor: tensor.to_owned(), expected: expected.to_vec(), found: found.to_vec() })
+        }
+    }
+}
+
+/// What no rank's part of a row may cut, in any layer: so every layer is cut alike. Layers that this file does not
+/// hold are another stage's, and cut there.
+fn row_blocks(checkpoint: &Checkpoint, keep: Option<DType>, rank: Rank) -> Result<RowBlocks, LoadError> {
+    let mut blocks = RowBlocks { output: 1, down: 1 };
+    if rank.world().get() == 1 {
+        return Ok(blocks);
+    }
+    let description = checkpoint.description();
+    for layer in 0..description.layers.len() {
+        for (role, block) in [(Role::Output, &mut blocks.output), (Role::Down, &mut blocks.down)] {
+            let Some(tensor) = description.architecture.tensor(role) else { continue };
+            let Some(view) = checkpoint.tensor(&checkpoint.layer_name(layer, tensor))? else { continue };
+            for dtype in [Some(view.dtype), keep].into_iter().flatten() {
+                *block = least_common_multiple(*block, dtype.block_elements());
+            }
+        }
+    }
+    Ok(blocks)
+}

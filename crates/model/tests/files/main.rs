@@ -1,0 +1,21 @@
+//! The file readers on files that are right, wrong and hostile.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod gguf;
+mod mutations;
+mod real;
+mod safetensors;
+mod split;
+mod writer;
+
+/// The message that a user sees: the error with all its causes.
+fn message(error: impl Into<Box<dyn std::error::Error>>) -> String {
+    let error = error.into();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,115 @@
+//! A model shared by several ranks, each a thread here, gives what it gives alone: the slices of all ranks make up
+//! the whole, whatever the format, evenly or not.
+
+mod driver;
+mod reference;
+
+use std::path::Path;
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+use driver::{ARCHITECTURES, Driver, Fixture, Sequence, distance};
+use model::{Checkpoint, Collective, CollectiveError, LoadError};
+use reference::{Reference, Table};
+use types::{DType, Rank, WorldSize};
+
+/// Sums in shared memory, in the order of the ranks.
+struct Group {
+    parts: Vec<Mutex<Vec<f32>>>,
+    barrier: Barrier,
+}
+
+struct Seat<'a> {
+    group: &'a Group,
+    rank: Rank,
+}
+
+impl Group {
+    fn new(world: WorldSize) -> Self {
+        let parts = world.ranks().map(|_| Mutex::default()).collect();
+        Self { parts, barrier: Barrier::new(world.get()) }
+    }
+}
+
+impl Collective<Reference> for Seat<'_> {
+    fn all_reduce(&self, _: &Reference, rows: usize, buffer: &mut Table) -> Result<(), CollectiveError> {
+        let own = &mut buffer.values[..rows * buffer.cols];
+        *self.group.parts[self.rank.index()].lock().unwrap() = own.to_vec();
+        self.group.barrier.wait();
+        own.fill(0.0);
+        for part in &self.group.parts {
+            own.iter_mut().zip(part.lock().unwrap().iter()).for_each(|(sum, part)| *sum += part);
+        }
+        self.group.barrier.wait();
+        Ok(())
+    }
+
+    fn all_gather(&self, _: &Reference, _: usize, _: &mut Table) -> Result<(), CollectiveError> {
+        unimplemented!("no layer gathers")
+    }
+
+    fn broadcast(&self, _: &Reference, _: Rank, _: usize, _: &mut Table) -> Result<(), CollectiveError> {
+        unimplemented!("no layer broadcasts")
+    }
+}
+
+/// The logits of every rank must be the same bits, and near those of one process.
+fn check(path: &Path, keep: Option<DType>, ids: &[u32], world: u16, tolerance: f32) {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let layers = checkpoint.description().layers.len() as u32;
+    let (alone, _) = Driver::new(&Reference, &checkpoint, keep).prefill(ids, ids.len());
+    let world = WorldSize::new(world).unwrap();
+    let group = Group::new(world);
+    let of_each: Vec<Vec<f32>> = thread::scope(|scope| {
+        let run = |rank| {
+            let mut driver = Driver::split(&Reference, &checkpoint, keep, &[layers], rank);
+            let seat = Seat { group: &group, rank };
+            driver.advance_with(&mut [(&mut Sequence::default(), ids)], &seat, &mut |_| {})
+        };
+        let threads: Vec<_> = world.ranks().map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for logits in &of_each {
+        assert!(logits == &of_each[0], "{}: the ranks disagree", path.display());
+        let apart = distance(logits, &alone);
+        assert!(apart <= tolerance, "{} over {} ranks: {apart}", path.display(), world.get());
+    }
+}
+
+#[test]
+fn ranks_together_give_what_one_process_gives() {
+    for architecture in ARCHITECTURES {
+        let fixture = Fixture::open(architecture);
+        let ids = fixture.prompt("mid").ids;
+        // 3 divides neither heads, nor features, nor experts; 4 is more than the K/V heads of some.
+        for world in [2, 3, 4] {
+            check(&fixture.variant("f32").unwrap(), None, &ids, world, fixture.tolerance());
+        }
+    }
+}
+
+#[test]
+fn quantised_rows_are_cut_between_blocks() {
+    for (architecture, file) in [("llama", "gguf/tiny-llama-q8_0.gguf"), ("qwen3", "gguf/tiny-qwen3-q8_0.gguf")] {
+        let fixture = Fixture::open(architecture);
+        let ids = fixture.prompt("mid").ids;
+        for world in [2, 3, 4] {
+            check(&fixture.path(file), None, &ids, world, fixture.tolerance());
+        }
+        check(&fixture.variant("f32").unwrap(), Some(DType::Q8_0), &ids, 4, fixture.tolerance());
+    }
+}
+
+#[test]
+fn more_ranks_than_can_have_a_part_are_refused() {
+    let fixture = Fixture::open("qwen2");
+    let checkpoint = Checkpoint::open(&fixture.variant("f32").unwrap()).unwrap();
+    let rank = WorldSize::new(5).unwrap().rank(0).unwrap();
+    let step = kernels::StepLimits { rows: 1, sequences: 1, pages: 1 };
+    let limits = model::Limits { step, wanted: 1, kv_pages: 1, positions: 32 };
+    let options = model::LoadOptions { keep: None, limits };
+    let range = types::LayerRange::new(0, 1).unwrap();
+    let refused = model::Block::load(&Reference, &checkpoint, range, rank, &options, &mut |_| {}).err();
+    let Some(LoadError::Split(refused)) = refused else { panic!("{refused:?}") };
+    assert!(refused.to_string().contains("5 ranks"), "{refused}");
+}

@@ -1,0 +1,333 @@
+//! Chat templates: messages to the text that a model was trained on.
+//!
+//! Templates are Jinja, written for Hugging Face's environment; this one behaves like it. They come with the model, so
+//! they are bounded in size, in steps and in output.
+
+use crate::message::{Message, with_parsed_arguments};
+use crate::python_json::dumps;
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, Error, ErrorKind, State, context};
+use serde_json::{Map, Value as Json, json};
+use std::io;
+use std::time::SystemTime;
+
+/// The longest template, the longest text that it may give, and the steps that it may take.
+pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+pub const RENDERED_BYTES_MAX: usize = 64 << 20;
+const STEPS_MAX: u64 = 10_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    #[error("chat template of {bytes} bytes is longer than {TEMPLATE_BYTES_MAX}")]
+    TooLong { bytes: usize },
+    #[error("chat template is not valid: {0}")]
+    Syntax(String),
+    /// The template itself refused the messages: the fault of whoever wrote them.
+    #[error("chat template refuses these messages: {0}")]
+    Refused(String),
+    #[error("chat template failed: {0}")]
+    Failed(String),
+}
+
+/// What to render besides the messages.
+#[derive(Clone, Debug, Default)]
+pub struct RenderOptions {
+    /// End with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Tool definitions in OpenAI's form.
+    pub tools: Vec<Json>,
+    /// Further variables, such as `enable_thinking`.
+    pub extra: Map<String, Json>,
+    /// The time that the template sees; now, if absent.
+    pub now: Option<SystemTime>,
+}
+
+/// A compiled template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+    content: ContentForm,
+}
+
+/// In which form the template understands a message's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContentForm {
+    TextOrParts,
+    TextOnly,
+    PartsOnly,
+}
+
+impl ChatTemplate {
+    /// `bos` and `eos` are the begin and end tokens as text; empty if the model has none.
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TemplateError> {
+        if source.len() > TEMPLATE_BYTES_MAX {
+            return Err(TemplateError::TooLong { bytes: source.len() });
+        }
+        let mut environment = environment().map_err(|error| TemplateError::Failed(error.to_string()))?;
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|error| TemplateError::Syntax(describe(&error)))?;
+        let mut template =
+            Self { environment, bos: bos.to_owned(), eos: eos.to_owned(), content: ContentForm::TextOrParts };
+        template.content = template.probe();
+        Ok(template)
+    }
+
+    /// The text of a conversation. Encode it without adding special tokens: the template wrote them.
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+        let messages = messages.iter().map(|message| with_parsed_arguments(self.content.shape(message).to_json()));
+        self.render_json(messages.collect(), options)
+    }
+
+    fn render_json(&self, messages: Vec<Json>, options: &RenderOptions) -> Result<String, TemplateError> {
+        let now = options.now.unwrap_or_else(SystemTime::now);
+        let clock = Value::from_function(move |format: String| strftime(now, &format));
+        let tools = if options.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&options.tools)) };
+        let context = context! {
+            messages => Value::from(Serde(&messages)),
+            tools => tools,
+            add_generation_prompt => options.add_generation_prompt,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+            strftime_now => clock,
+        };
+        // What the caller gives comes first: it may even replace `bos_token`.
+        let context = context! { ..Value::from(Serde(&options.extra)), ..context };
+        let mut out = Bounded(Vec::new());
+        let failed = |error: &Error| match refusal(error) {
+            Some(message) => TemplateError::Refused(message),
+            None => TemplateError::Failed(describe(error)),
+        };
+        let template = self.environment.get_template(NAME).map_err(|error| failed(&error))?;
+        template.render_captured_to(context, &mut out).map_err(|error| failed(&error))?;
+        String::from_utf8(out.0).map_err(|_| TemplateError::Failed("its text is not UTF-8".to_owned()))
+    }
+
+    /// Finds out by trial which form of content the template shows.
+    fn probe(&self) -> ContentForm {
+        const NEEDLE: &str = "b7f3needle";
+        let shows = |content: Json| {
+            let message = json!({"role": "user", "content": content});
+            let text = self.render_json(vec![message], &RenderOptions::default());
+            // A template that prints the list itself shows the needle too, and its key.
+            text.is_ok_and(|text| text.contains(NEEDLE) && !text.contains("\"text\"") && !text.contains("'text'"))
+        };
+        let text = shows(json!(NEEDLE));
+        let parts = shows(json!([{"type": "text", "text": NEEDLE}]));
+        match (text, parts) {
+            (true, false) => ContentForm::TextOnly,
+            (false, true) => ContentForm::PartsOnly,
+            _ => ContentForm::TextOrParts,
+        }
+    }
+}
+
+impl ContentForm {
+    fn shape(self, message: &Message) -> Message {
+        match self {
+            Self::TextOrParts => message.clone(),
+            Self::TextOnly => message.with_text_content(),
+            Self::PartsOnly => message.with_parts_content(),
+        }
+    }
+}
+
+const NAME: &str = "chat";
+
+fn environment() -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    environment.set_syntax(syntax);
+    environment.set_fuel(Some(STEPS_MAX));
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Refusal(message)))
+    });
+    Ok(environment)
+}
+
+/// `tojson` as Hugging Face defines it. `ensure_ascii`, `separators` and `sort_keys` are accepted.
+fn to_json(_state: &State, value: Value, arguments: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = arguments.get("indent")?;
+    for ignored in ["ensure_ascii", "separators", "sort_keys"] {
+        let _: Option<Value> = arguments.get(ignored)?;
+    }
+    arguments.assert_all_used()?;
+    let text = dumps(&value, indent.map(|width| width.min(16)))
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, "value has no JSON form").with_source(error))?;
+    Ok(Value::from(text))
+}
+
+fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
+    let broken = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}"));
+    let time = jiff::Timestamp::try_from(now).map_err(broken)?.to_zoned(jiff::tz::TimeZone::system());
+    jiff::fmt::strtime::format(format, &time).map_err(broken)
+}
+
+/// Marks what a template raised itself.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+fn refusal(error: &Error) -> Option<String> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(Refusal(message)) = error.downcast_ref() {
+            return Some(message.clone());
+        }
+        source = error.source();
+    }
+    None
+}
+
+/// The error with its causes on one line.
+fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// `{% generation %}` marks what training counts; it changes nothing in the text, and Jinja does not know it.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let tag = &rest[start + 2..start + length];
+        let word = tag.trim_matches(['-', '+']).trim();
+        let replacement = match word {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            _ => word,
+        };
+        out += &rest[..start + 2];
+        if replacement == word {
+            out += tag
+        } else {
+            out += &tag.replacen(word, replacement, 1)
+        }
+        out += "%}";
+        rest = &rest[start + length + 2..];
+    }
+    out + rest
+}
+
+/// Collects at most `RENDERED_BYTES_MAX`.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
+            return Err(io::Error::other(format!("the text is longer than {RENDERED_BYTES_MAX} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Content;
+    use std::time::Duration;
+
+    fn render(source: &str, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+        ChatTemplate::new(source, "<s>", "</s>")?.render(messages, options)
+    }
+
+    fn check(source: &str, want: &str) {
+        let got = render(source, &[Message::new("user", "hi")], &RenderOptions::default()).unwrap();
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn blocks_leave_no_blank_lines() {
+        check(
+            "{% for m in messages %}\n  {% if true %}\n{{ m.role }}:{{ m['content'] }}\n  {% endif %}\n{% endfor %}\n",
+            "user:hi\n",
+        );
+        check("{{ bos_token }}x{{ eos_token }}\n", "<s>x</s>");
+    }
+
+    #[test]
+    fn python_methods_and_loop_controls_work() {
+        check("{{ 'a-b'.split('-')[-1].upper() }}{% for k, v in {'x': 1}.items() %}{{ k }}{{ v }}{% endfor %}", "Bx1");
+        check(
+            "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "02",
+        );
+        check("{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3");
+        check(
+            "{{ ('  x '.strip() ~ 'y') | tojson }}{{ {'b': '<é>', 'a': [1]} | tojson }}",
+            r#""xy"{"b": "<é>", "a": [1]}"#,
+        );
+        check("{{ messages[0].missing is defined }}{{ none is none }}", "FalseTrue");
+    }
+
+    #[test]
+    fn marks_for_training_are_left_out() {
+        check("{%- generation -%} x {%- endgeneration %}{% if true %}y{% endif %}", "xy");
+    }
+
+    #[test]
+    fn the_time_is_what_the_caller_says() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_720_000_000);
+        let options = RenderOptions { now: Some(now), ..RenderOptions::default() };
+        assert_eq!(render("{{ strftime_now('%b %Y') }}", &[], &options).unwrap(), "Jul 2024");
+    }
+
+    #[test]
+    fn a_refusal_is_told_apart_from_a_mistake_in_the_template() {
+        let refused = render("{{ raise_exception('roles must alternate') }}", &[], &RenderOptions::default());
+        assert!(matches!(refused, Err(TemplateError::Refused(message)) if message == "roles must alternate"));
+        let nested = "{% macro m() %}{{ raise_exception('no') }}{% endmacro %}{{ m() }}";
+        assert!(matches!(render(nested, &[], &RenderOptions::default()), Err(TemplateError::Refused(_))));
+        let failed = render("{{ nothing.at.all }}", &[], &RenderOptions::default());
+        assert!(matches!(failed, Err(TemplateError::Failed(_))));
+        assert!(matches!(ChatTemplate::new("{% if %}", "", ""), Err(TemplateError::Syntax(_))));
+    }
+
+    #[test]
+    fn a_template_that_never_ends_or_grows_without_bound_fails() {
+        let endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+        let grows = "{% set x = 'x' * 10000000 %}{% for i in range(100) %}{{ x }}{% endfor %}";
+        for source in [endless, grows] {
+            let result = render(source, &[], &RenderOptions::default());
+            assert!(matches!(result, Err(TemplateError::Failed(_))), "{result:?}");
+        }
+        let long = " ".repeat(TEMPLATE_BYTES_MAX + 1);
+        assert!(matches!(ChatTemplate::new(&long, "", ""), Err(TemplateError::TooLong { .. })));
+    }
+
+    #[test]
+    fn content_takes_the_form_that_the_template_understands() {
+        let parts = Content::Parts(vec![json!({"type": "text", "text": "a"}), json!({"type": "text", "text": "b"})]);
+        let parts = Message { content: parts, ..Message::new("user", "") };
+        let text_only = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        assert_eq!(render(text_only, std::slice::from_ref(&parts), &RenderOptions::default()).unwrap(), "a\nb");
+        let parts_only = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}";
+        let both = [parts, Message::new("user", "c")];
+        assert_eq!(render(parts_only, &both, &RenderOptions::default()).unwrap(), "[a][b][c]");
+    }
+
+    #[test]
+    fn the_arguments_of_a_tool_call_are_an_object_even_if_they_came_as_text() {
+        let call = json!([{"type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]);
+        let mut message = Message::new("assistant", "");
+        message.extra.insert("tool_calls".to_owned(), call);
+        let source = "{{ messages[0].tool_calls[0].function.arguments.x if messages[0].tool_calls }}";
+        assert_eq!(render(source, &[message], &RenderOptions::default()).unwrap(), "1");
+    }
+}

@@ -1,0 +1,63 @@
+//! Runs of decoder layers.
+
+use std::fmt;
+
+/// A non-empty, half-open run of decoder layers: what one stage or peer serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerRange {
+    start: u32,
+    end: u32,
+}
+
+impl LayerRange {
+    pub fn new(start: u32, end: u32) -> Option<Self> {
+        (start < end).then_some(Self { start, end })
+    }
+
+    pub fn start(self) -> usize {
+        self.start as usize
+    }
+
+    pub fn end(self) -> usize {
+        self.end as usize
+    }
+
+    /// How many layers; never zero.
+    pub fn count(self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    pub fn iter(self) -> impl ExactSizeIterator<Item = usize> {
+        self.start()..self.end()
+    }
+
+    /// True when `next` can follow `self` in a chain without a gap or an overlap.
+    pub fn meets(self, next: Self) -> bool {
+        self.end == next.start
+    }
+}
+
+impl fmt::Display for LayerRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_or_reversed_range_does_not_exist() {
+        assert_eq!(LayerRange::new(3, 3), None);
+        assert_eq!(LayerRange::new(4, 3), None);
+    }
+
+    #[test]
+    fn a_chain_with_a_gap_is_refused() {
+        let range = |a, b| LayerRange::new(a, b).unwrap();
+        assert!(range(0, 4).meets(range(4, 5)));
+        assert!(!range(0, 4).meets(range(5, 6)));
+        assert!(!range(0, 4).meets(range(3, 6)));
+    }
+}

@@ -1,0 +1,18 @@
+//! The vocabulary that every crate shares. Each type checks its invariant once, when it is made.
+#![forbid(unsafe_code)]
+
+mod dtype;
+mod layers;
+mod rank;
+
+pub use dtype::{DType, UnknownDType};
+pub use layers::LayerRange;
+pub use rank::{Rank, WorldSize};
+
+/// A token of a model's vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TokenId(pub u32);
+
+/// One sequence's cached state in an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);

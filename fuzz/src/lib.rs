@@ -1,0 +1,35 @@
+//! What the fuzz targets share: seeds, and the promise about memory.
+#![forbid(unsafe_code)]
+
+#[path = "../../crates/model/tests/files/writer.rs"]
+pub mod writer;
+
+use std::alloc::System;
+use std::fs;
+use std::path::Path;
+
+use cap::Cap;
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Writes seeds into `corpus/TARGET`, and makes the folder for what is found.
+pub fn plant(target: &str, seeds: &[Vec<u8>]) {
+    fs::create_dir_all("artifacts").expect("the working folder can be written to");
+    let folder = Path::new("corpus").join(target);
+    fs::create_dir_all(&folder).expect("the working folder can be written to");
+    for (number, seed) in seeds.iter().enumerate() {
+        fs::write(folder.join(format!("seed-{number}")), seed).expect("the corpus can be written to");
+    }
+}
+
+/// Runs `read` on the input. Should it ask for more memory than a small multiple of the input, the process aborts, which
+/// libFuzzer reports.
+pub fn within_memory(input: &[u8], read: impl FnOnce(&[u8])) {
+    const BASE_BYTES: usize = 64 << 10;
+    const BYTES_PER_BYTE: usize = 32;
+    let limit = MEMORY.allocated() + BASE_BYTES + BYTES_PER_BYTE * input.len();
+    MEMORY.set_limit(limit).expect("the limit is above what is in use");
+    read(input);
+    MEMORY.set_limit(usize::MAX).expect("there is no higher limit");
+}
