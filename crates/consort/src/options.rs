@@ -44,7 +44,7 @@ pub struct ModelOptions {
 #[derive(Args, Clone, Debug, Default)]
 pub struct ThreadOption {
     /// Threads to compute on [default: one for each CPU]
-    #[arg(short, long)]
+    #[arg(short, long, env = "CONSORT_THREADS")]
     threads: Option<NonZeroUsize>,
 }
 

@@ -1,9 +1,8 @@
 //! Every CPU op but `linear` (which has tests of its own) on every level against a plain definition, at odd sizes.
+#![allow(clippy::unwrap_used)] // helpers of tests
 
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
-use kernels::{
-    Activation, Attention, Backend, Heads, KvShape, PAGE_TOKENS, RopeLayout, Span, StepInputs, StepLimits,
-};
+use kernels::{Activation, Attention, Backend, Heads, KvShape, PAGE_TOKENS, RopeLayout, Span, StepInputs, StepLimits};
 
 /// Numbers between -1 and 1 that look random and are the same every time.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
@@ -125,7 +124,13 @@ fn attention(dim: usize, window: Option<usize>) -> (Attention, usize) {
 }
 
 /// Runs sequences in steps: each step lists how many more tokens of each sequence to run.
-fn attend(backend: &CpuBackend, dim: usize, window: Option<usize>, all: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+fn attend(
+    backend: &CpuBackend,
+    dim: usize,
+    window: Option<usize>,
+    all: &[Sequence],
+    steps: &[Vec<usize>],
+) -> Vec<Vec<f32>> {
     let (attention, cols) = attention(dim, window);
     let width = CASE.0 * dim;
     let mut kv = backend.kv(KvShape { kv_heads: CASE.1, head_dim: dim }, 64).unwrap();
@@ -201,7 +206,9 @@ fn sequences(dim: usize, lengths: &[usize]) -> Vec<Sequence> {
 
 #[test]
 fn attention_follows_its_formula_with_and_without_a_window() {
-    for (dim, len, window) in [(16, 5, None), (48, 70, None), (64, 100, Some(33)), (128, 33, Some(1)), (32, 64, Some(64))] {
+    for (dim, len, window) in
+        [(16, 5, None), (48, 70, None), (64, 100, Some(33)), (128, 33, Some(1)), (32, 64, Some(64))]
+    {
         let all = sequences(dim, &[len]);
         let want = plain(dim, window, &all[0].qkv);
         for level in Level::available() {
@@ -272,7 +279,8 @@ fn a_rotation_turns_pairs_by_the_angle_of_their_position() {
 #[test]
 fn rows_are_embedded_gathered_and_added() {
     let backend = backend(Level::detect(), 2, KvType::F32);
-    let table: Vec<u8> = (0..6u8).flat_map(|row| [f32::from(row), f32::from(row) + 0.5].map(f32::to_le_bytes)).flatten().collect();
+    let table: Vec<u8> =
+        (0..6u8).flat_map(|row| [f32::from(row), f32::from(row) + 0.5].map(f32::to_le_bytes)).flatten().collect();
     let dtype = types::DType::F32;
     let source = kernels::MatrixSource { dtype, rows: 6, cols: 2, row_stride: 8, bytes: &table, keep: dtype };
     let table = backend.matrix(&[source]).unwrap();

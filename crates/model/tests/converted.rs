@@ -1,5 +1,6 @@
 //! The f32 fixtures written anew as GGUF files, by llama.cpp's conventions, give the same logits: names, fused experts,
 //! permuted heads, offset norms, and what metadata says in config.json's place.
+#![allow(clippy::unwrap_used)] // in helpers of tests too
 
 mod driver;
 mod reference;
@@ -94,7 +95,7 @@ impl Converter {
     fn tensor(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         let dims: Vec<u64> = shape.iter().rev().map(|dim| *dim as u64).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let writer = std::mem::replace(&mut self.writer, GgufWriter::default());
+        let writer = std::mem::take(&mut self.writer);
         self.writer = writer.tensor(name.as_bytes(), &dims, 0, &bytes);
     }
 

@@ -1,5 +1,6 @@
 //! A model shared by several ranks, each a thread here, gives what it gives alone: the slices of all ranks make up
 //! the whole, whatever the format, evenly or not.
+#![allow(clippy::unwrap_used)] // in helpers of tests too
 
 mod driver;
 mod reference;

@@ -100,7 +100,7 @@ impl GgufVocab<'_> {
         })?;
         let splitter = Splitter::new(pre.patterns.iter().copied())
             .map_err(|error| LoadError::Malformed(format!("pre-tokenizer {name}: {error}")))?;
-        let vocab = self.vocab(|token, bytes| append_byte_level(token, bytes), false);
+        let vocab = self.vocab(append_byte_level, false);
         let mut merges = MergeList::new(&vocab, append_byte_level, self.merges.len());
         self.merges.iter().try_for_each(|merge| merges.push_joined(merge))?;
         let model = Model::Bytes {

@@ -1,4 +1,5 @@
 //! The same vocabulary, once from `tokenizer.json` and once written as GGUF metadata, gives the same tokens.
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests do
 
 use serde_json::Value;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
 //! Our tokens, texts and rendered conversations against those that Hugging Face's libraries gave for the same input.
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests do
 
 use serde_json::Value;
 use std::path::PathBuf;

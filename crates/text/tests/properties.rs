@@ -1,4 +1,5 @@
 //! Laws that hold for every text and every run of tokens, and agreement with the `tokenizers` crate on both.
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests do
 
 use proptest::prelude::*;
 use std::path::PathBuf;

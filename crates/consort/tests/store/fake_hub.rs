@@ -167,9 +167,10 @@ fn send(mut stream: TcpStream, reply: &Reply) -> std::io::Result<()> {
         write!(stream, "Content-Length: {}\r\n", reply.declared.unwrap_or(reply.body.len()))?;
     }
     write!(stream, "\r\n")?;
-    stream.write_all(&reply.body)?;
-    while reply.endless {
+    loop {
         stream.write_all(&reply.body)?;
+        if !reply.endless {
+            return Ok(());
+        }
     }
-    Ok(())
 }

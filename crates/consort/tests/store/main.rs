@@ -6,6 +6,7 @@ mod fake_hub;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fake_hub::{COMMIT, FakeHub, HubFile, Reply, listing};
@@ -120,7 +121,7 @@ fn a_pull_fills_the_cache_as_other_tools_expect_it() {
 #[test]
 fn a_file_in_a_folder_is_linked_from_there() {
     let file = HubFile::large("BF16/tiny-BF16.gguf", 1000);
-    let hub = FakeHub::honest(REPO, &[file.clone()]);
+    let hub = FakeHub::honest(REPO, slice::from_ref(&file));
     let home = Home::new(&hub);
     assert!(home.run(&["pull", REPO]).success);
     assert_eq!(fs::read(home.snapshot(&file.name)).unwrap(), file.bytes);
@@ -129,7 +130,7 @@ fn a_file_in_a_folder_is_linked_from_there() {
 #[test]
 fn a_download_goes_on_where_an_earlier_one_stopped() {
     let file = gguf();
-    let hub = FakeHub::honest(REPO, &[file.clone()]);
+    let hub = FakeHub::honest(REPO, slice::from_ref(&file));
     let home = Home::new(&hub);
     fs::create_dir_all(home.repo().join("blobs")).unwrap();
     fs::write(home.repo().join("blobs").join(file.digest() + ".incomplete"), &file.bytes[..1234]).unwrap();
@@ -144,7 +145,7 @@ fn a_download_goes_on_where_an_earlier_one_stopped() {
 fn a_connection_that_breaks_is_taken_up_again() {
     let file = gguf();
     let (bytes, asked) = (file.bytes.clone(), AtomicUsize::new(0));
-    let hub = FakeHub::start(REPO, &[file.clone()], move |request| {
+    let hub = FakeHub::start(REPO, slice::from_ref(&file), move |request| {
         let first = request.path.contains("/resolve/") && asked.fetch_add(1, Ordering::Relaxed) == 0;
         first.then(|| Reply { declared: Some(bytes.len()), ..Reply::new(200, &bytes[..200_000]) })
     });
@@ -160,7 +161,9 @@ fn a_connection_that_breaks_is_taken_up_again() {
 fn a_hub_without_ranges_starts_the_file_anew() {
     let file = gguf();
     let bytes = file.bytes.clone();
-    let hub = FakeHub::start(REPO, &[file.clone()], move |r| r.range.is_some().then(|| Reply::new(200, bytes.clone())));
+    let hub = FakeHub::start(REPO, slice::from_ref(&file), move |r| {
+        r.range.is_some().then(|| Reply::new(200, bytes.clone()))
+    });
     let home = Home::new(&hub);
     fs::create_dir_all(home.repo().join("blobs")).unwrap();
     fs::write(home.repo().join("blobs").join(file.digest() + ".incomplete"), &file.bytes[..99]).unwrap();
@@ -171,7 +174,7 @@ fn a_hub_without_ranges_starts_the_file_anew() {
 #[test]
 fn a_wrong_beginning_from_an_earlier_download_is_thrown_away() {
     let file = gguf();
-    let hub = FakeHub::honest(REPO, &[file.clone()]);
+    let hub = FakeHub::honest(REPO, slice::from_ref(&file));
     let home = Home::new(&hub);
     for wrong in [vec![0; 1234], vec![0; file.bytes.len()], vec![0; file.bytes.len() + 1]] {
         fs::create_dir_all(home.repo().join("blobs")).unwrap();
@@ -201,7 +204,7 @@ fn a_file_with_the_wrong_checksum_is_deleted() {
 fn a_body_that_is_always_short_is_given_up() {
     let file = gguf();
     let bytes = file.bytes[..1000].to_vec();
-    let hub = FakeHub::start(REPO, &[file.clone()], move |request| {
+    let hub = FakeHub::start(REPO, slice::from_ref(&file), move |request| {
         request.path.contains("/resolve/").then(|| Reply::new(200, bytes.clone()))
     });
     let home = Home::new(&hub);
@@ -226,7 +229,7 @@ fn a_body_without_end_is_cut_off() {
 fn another_range_than_asked_for_is_refused() {
     let file = gguf();
     let bytes = file.bytes.clone();
-    let hub = FakeHub::start(REPO, &[file.clone()], move |request| {
+    let hub = FakeHub::start(REPO, slice::from_ref(&file), move |request| {
         let lie = request.range.is_some();
         lie.then(|| Reply::new(206, &bytes[..9]).header("Content-Range", "bytes 0-8/500000"))
     });
@@ -268,12 +271,12 @@ fn a_listing_that_makes_no_sense_is_refused() {
     for body in [
         "<html>hello</html>".to_owned(),
         "{}".to_owned(),
-        listing(&[outside.clone()]),
+        listing(slice::from_ref(&outside)),
         listing(&[HubFile::large("/outside.gguf", 10)]),
         listing(&[gguf()]).replace(COMMIT, "../../../x"),
         "[".repeat(100_000),
     ] {
-        let hub = FakeHub::start(REPO, &[outside.clone()], move |request| {
+        let hub = FakeHub::start(REPO, slice::from_ref(&outside), move |request| {
             request.path.starts_with("/api/").then(|| Reply::new(200, body.clone()))
         });
         check_refused(&Home::new(&hub), "makes no sense");
@@ -297,9 +300,9 @@ fn redirects_are_followed_but_not_for_ever() {
 #[test]
 fn the_token_goes_to_the_hub_and_not_where_it_redirects() {
     let file = gguf();
-    let store = FakeHub::honest(REPO, &[file.clone()]);
+    let store = FakeHub::honest(REPO, slice::from_ref(&file));
     let elsewhere = store.endpoint.clone();
-    let hub = FakeHub::start(REPO, &[file.clone()], move |request| {
+    let hub = FakeHub::start(REPO, slice::from_ref(&file), move |request| {
         let moved = || Reply::new(302, "").header("Location", format!("{elsewhere}{}", request.path));
         request.path.contains("/resolve/").then(moved)
     });

@@ -5,6 +5,7 @@
 //! 16 rows by the depth of a hardware tile, so that a tile load reads one contiguous kilobyte and a vector kernel finds
 //! four consecutive inputs of a row in one 32-bit word. Rounding is the same on every level, so the integers are too.
 
+use super::lanes::for_each_level;
 use super::level::Level;
 use super::matrix::{GROUP, GROUPS_PER_SUPER, SUPER, SendPtr};
 use super::memory::Aligned;
@@ -86,7 +87,9 @@ impl GroupActivations {
                 // writes its own places.
                 unsafe {
                     let out = std::slice::from_raw_parts_mut(values.get().add(at * GROUP), GROUP);
-                    let (scale, sum) = round_group(level, group, out);
+                    let mut parts = [0i16; GROUP / 16];
+                    let scale = round(level, group, out, &mut parts);
+                    let sum = parts.iter().map(|&part| i32::from(part)).sum::<i32>();
                     *scales.get().add(at) = scale;
                     *sums.get().add(at) = sum;
                     *weighted.get().add(at) = scale * sum as f32;
@@ -123,7 +126,7 @@ impl SuperActivations {
                     let out = values.get().add(at * BLOCK + lane * 64);
                     let sums = std::slice::from_raw_parts_mut(sums.get().add((at * TILE + lane) * 16), 16);
                     let mut rounded = [0i8; SUPER];
-                    *scales.get().add(at * TILE + lane) = round_super(level, block, &mut rounded, sums);
+                    *scales.get().add(at * TILE + lane) = round(level, block, &mut rounded, sums);
                     let sums32 = std::slice::from_raw_parts_mut(sums32.get().add((at * TILE + lane) * 8), 8);
                     for (sum, pair) in sums32.iter_mut().zip(sums.chunks_exact(2)) {
                         *sum = pair[0] + pair[1];
@@ -163,46 +166,34 @@ impl SplitActivations {
     }
 }
 
-/// What to multiply with so that the largest magnitude becomes 127; zero for all zeros.
-#[inline(always)]
-fn inverse_scale(values: &[f32]) -> f32 {
-    let mut lanes = [0f32; 16];
-    for chunk in values.chunks_exact(16) {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = lane.max(value.abs());
+for_each_level! {
+    /// Rounds numbers (a multiple of 16) to int8 so that the largest magnitude becomes 127, and sums every 16 integers.
+    /// Returns the scale that undoes it; zeros have scale zero.
+    unsafe fn round(values: &[f32], out: &mut [i8], sums: &mut [i16]) -> f32 {
+        let mut most = splat(0.0);
+        for chunk in values.chunks_exact(16) {
+            most = max(most, abs(load(chunk.as_ptr())));
         }
-    }
-    let largest = lanes.into_iter().fold(0f32, f32::max);
-    if largest > 0.0 { 127.0 / largest } else { 0.0 }
-}
-
-per_level! {
-    /// Rounds a group to int8; returns its scale and the sum of the integers.
-    fn round_group(values: &[f32], out: &mut [i8]) -> (f32, i32) {
-        let inverse = inverse_scale(values);
-        let mut sum = 0;
-        for (out, value) in out.iter_mut().zip(values) {
-            let q = (value * inverse).round_ties_even() as i32;
-            *out = q as i8;
-            sum += q;
-        }
-        (if inverse > 0.0 { 1.0 / inverse } else { 0.0 }, sum)
-    }
-}
-
-per_level! {
-    /// Rounds a superblock to int8 and sums every 16 integers; returns its scale.
-    fn round_super(values: &[f32], out: &mut [i8; SUPER], sums: &mut [i16]) -> f32 {
-        let inverse = inverse_scale(values);
-        for ((out, values), sum) in out.chunks_exact_mut(16).zip(values.chunks_exact(16)).zip(sums) {
-            *sum = 0;
-            for (out, value) in out.iter_mut().zip(values) {
-                let q = (value * inverse).round_ties_even() as i32;
-                *out = q as i8;
-                *sum += q as i16;
-            }
+        let most = largest(most);
+        let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+        for ((chunk, out), total) in values.chunks_exact(16).zip(out.chunks_exact_mut(16)).zip(sums) {
+            *total = store_i8(out.as_mut_ptr(), mul(load(chunk.as_ptr()), splat(inverse))) as i16;
         }
         if inverse > 0.0 { 1.0 / inverse } else { 0.0 }
+    }
+}
+
+fn round(level: Level, values: &[f32], out: &mut [i8], sums: &mut [i16]) -> f32 {
+    assert!(values.len().is_multiple_of(16) && out.len() == values.len() && sums.len() == values.len() / 16);
+    // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); the lengths fit.
+    unsafe {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => avx512::round(values, out, sums),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2::round(values, out, sums),
+            _ => scalar::round(values, out, sums),
+        }
     }
 }
 
@@ -246,7 +237,7 @@ mod tests {
 
     #[test]
     fn three_parts_are_the_whole_number() {
-        for value in [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.4e37, -123456.789] {
+        for value in [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.4e37, -123456.79] {
             let sum: f32 = split(value).into_iter().rev().map(widen).sum();
             assert_eq!(sum, value);
         }
@@ -254,13 +245,15 @@ mod tests {
 
     #[test]
     fn the_largest_magnitude_becomes_127_and_zeros_stay_zeros() {
-        let mut values = [0f32; GROUP];
-        let mut out = [1i8; GROUP];
-        assert_eq!(round_group(Level::Scalar, &values, &mut out), (0.0, 0));
-        assert_eq!(out, [0; GROUP]);
-        (values[3], values[9]) = (-2.0, 1.0);
-        let (scale, sum) = round_group(Level::Scalar, &values, &mut out);
-        assert_eq!((out[3], out[9], sum), (-127, 64, -63));
-        assert!((scale - 2.0 / 127.0).abs() < 1e-9);
+        for level in Level::available() {
+            let mut values = [0f32; GROUP];
+            let (mut out, mut sums) = ([1i8; GROUP], [1i16; 2]);
+            assert_eq!(round(level, &values, &mut out, &mut sums), 0.0);
+            assert_eq!((out, sums), ([0; GROUP], [0; 2]));
+            (values[3], values[9], values[30]) = (-2.0, 1.0, 0.5);
+            let scale = round(level, &values, &mut out, &mut sums);
+            assert_eq!((out[3], out[9], out[30], sums), (-127, 64, 32, [-63, 32]));
+            assert!((scale - 2.0 / 127.0).abs() < 1e-9);
+        }
     }
 }

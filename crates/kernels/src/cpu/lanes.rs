@@ -170,6 +170,20 @@ pub(crate) mod scalar {
         a.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
+    pub(crate) fn abs(a: V) -> V {
+        map(a, f32::abs)
+    }
+    /// Rounds to the nearest integers (half to even) within the range of i8, stores them, and returns their sum.
+    /// # Safety
+    /// `to` points to 16 i8.
+    #[inline(always)]
+    pub(crate) unsafe fn store_i8(to: *mut i8, a: V) -> i32 {
+        let rounded = a.map(|value| value.round_ties_even() as i32);
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[i8; 16]>().write_unaligned(rounded.map(|value| value as i8)) };
+        rounded.into_iter().sum()
+    }
+    #[inline(always)]
     pub(crate) fn exp(x: V) -> V {
         map(x, |x| {
             let inside = x.clamp(LOWEST, HIGHEST);
@@ -280,6 +294,22 @@ pub(crate) mod avx2 {
             let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
             _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)))
         }
+        fn abs(a: V) -> V {
+            let sign = _mm256_set1_ps(-0.0);
+            V(_mm256_andnot_ps(sign, a.0), _mm256_andnot_ps(sign, a.1))
+        }
+        /// # Safety
+        /// `to` points to 16 i8.
+        [unsafe] fn store_i8(to: *mut i8, a: V) -> i32 {
+            let (low, high) = (_mm256_cvtps_epi32(a.0), _mm256_cvtps_epi32(a.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.cast(), bytes);
+            let sum = _mm256_add_epi32(low, high);
+            let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+            let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
+            _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum)))
+        }
         fn exp_half(x: __m256) -> __m256 {
             let inside = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(LOWEST)), _mm256_set1_ps(HIGHEST));
             let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(inside, _mm256_set1_ps(LOG2_E)));
@@ -384,6 +414,16 @@ pub(crate) mod avx512 {
         }
         fn largest(a: V) -> f32 {
             _mm512_reduce_max_ps(a)
+        }
+        fn abs(a: V) -> V {
+            _mm512_abs_ps(a)
+        }
+        /// # Safety
+        /// `to` points to 16 i8.
+        [unsafe] fn store_i8(to: *mut i8, a: V) -> i32 {
+            let rounded = _mm512_cvtps_epi32(a);
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(rounded));
+            _mm512_reduce_add_epi32(rounded)
         }
         fn exp(x: V) -> V {
             let inside = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(LOWEST)), _mm512_set1_ps(HIGHEST));

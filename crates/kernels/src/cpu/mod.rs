@@ -1,4 +1,5 @@
 //! The CPU backend: f32 activations, weights in panels, one pool of threads, instructions chosen at run time.
+#![allow(clippy::needless_range_loop)] // in kernels an index is a row, a panel or a lane of several arrays at once
 
 mod activations;
 mod attention;

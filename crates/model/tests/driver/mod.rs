@@ -1,5 +1,6 @@
 //! Runs a model of `fixtures/oracle` on any backend, sequence by sequence, and compares with what its manifest says.
 #![allow(dead_code)] // each test program uses its part
+#![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::fs;
 use std::path::PathBuf;

@@ -237,7 +237,7 @@ unsafe fn group_tiles<const MINS: bool>(
 unsafe fn multiply_group(item: usize, a: *const i8, b: *const u8, integers: *mut i32) {
     // SAFETY: the caller points at 16 rows of 32 bytes, at 8 lines, and at room for a tile.
     unsafe {
-        if item % 2 == 0 {
+        if item.is_multiple_of(2) {
             asm!(
                 "tilezero tmm0",
                 "tileloadd tmm1, [{a} + {a_stride}]",

@@ -74,16 +74,16 @@ impl Output<'_> {
     #[inline(always)]
     unsafe fn put(&self, row: usize, panel: usize, rows: usize, values: &[f32; PANEL]) {
         let first = panel * PANEL;
-        let count = PANEL.min(rows - first);
         // SAFETY: the caller's promise.
-        let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride + first), count) };
-        match self.bias {
-            None => out.copy_from_slice(&values[..count]),
-            Some(bias) => {
-                for ((out, value), bias) in out.iter_mut().zip(values).zip(&bias[first..first + count]) {
-                    *out = value + bias;
-                }
-            }
+        let out = unsafe { self.start.add(row * self.stride + first) };
+        if first + PANEL <= rows && self.bias.is_none() {
+            // SAFETY: a whole panel lies within the row. As one array, so that it becomes one store.
+            unsafe { out.cast::<[f32; PANEL]>().write_unaligned(*values) };
+            return;
+        }
+        for (i, value) in values.iter().enumerate().take(rows - first) {
+            // SAFETY: feature `first + i` is one of the row's.
+            unsafe { *out.add(i) = value + self.bias.map_or(0.0, |bias| bias[first + i]) };
         }
     }
 }
@@ -127,25 +127,25 @@ pub(crate) fn linear(
 
 /// Computes all rows of some panels.
 fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY, for all calls below: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations
-    // were filled for `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.
-    match (segment.format, level) {
-        #[cfg(target_arch = "x86_64")]
-        (Format::Bf16, Level::Amx) => unsafe { amx::bf16(segment, panels, inputs, out) },
-        (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
-        #[cfg(target_arch = "x86_64")]
-        (Format::Group { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => unsafe {
-            amx::group(segment, panels, inputs, out)
-        },
-        #[cfg(target_arch = "x86_64")]
-        (Format::Super { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => unsafe {
-            amx::superblock(segment, panels, inputs, out)
-        },
-        #[cfg(target_arch = "x86_64")]
-        (_, Level::Amx | Level::Avx512) => unsafe { avx512::panels(segment, panels, inputs, out) },
-        #[cfg(target_arch = "x86_64")]
-        (_, Level::Avx2) => unsafe { avx2::panels(segment, panels, inputs, out) },
-        _ => scalar::panels(segment, panels, inputs, out),
+    // SAFETY: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations were filled for
+    // `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.
+    unsafe {
+        match (segment.format, level) {
+            #[cfg(target_arch = "x86_64")]
+            (Format::Bf16, Level::Amx) => amx::bf16(segment, panels, inputs, out),
+            (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
+            #[cfg(target_arch = "x86_64")]
+            (Format::Group { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => amx::group(segment, panels, inputs, out),
+            #[cfg(target_arch = "x86_64")]
+            (Format::Super { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => {
+                amx::superblock(segment, panels, inputs, out);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (_, Level::Amx | Level::Avx512) => avx512::panels(segment, panels, inputs, out),
+            #[cfg(target_arch = "x86_64")]
+            (_, Level::Avx2) => avx2::panels(segment, panels, inputs, out),
+            _ => scalar::panels(segment, panels, inputs, out),
+        }
     }
 }
 

