@@ -28,7 +28,7 @@ impl Language {
     /// the messages are just put one after the other.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
         let Some(template) = &self.template else {
-            return self.raw(&messages.iter().map(|message| text_of(message)).collect::<Vec<_>>().join("\n"));
+            return self.raw(&messages.iter().map(text_of).collect::<Vec<_>>().join("\n"));
         };
         let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
         Ok(self.tokenizer.encode(&template.render(messages, &options)?, false)?)

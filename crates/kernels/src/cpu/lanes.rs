@@ -421,9 +421,11 @@ pub(crate) mod avx512 {
         /// # Safety
         /// `to` points to 16 i8.
         [unsafe] fn store_i8(to: *mut i8, a: V) -> i32 {
-            let rounded = _mm512_cvtps_epi32(a);
-            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(rounded));
-            _mm512_reduce_add_epi32(rounded)
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a));
+            _mm_storeu_si128(to.cast(), bytes);
+            // The sum of absolute differences from -128 is the sum of the bytes plus 16 times 128.
+            let halves = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+            _mm_cvtsi128_si32(halves) + _mm_extract_epi16::<4>(halves) - 16 * 128
         }
         fn exp(x: V) -> V {
             let inside = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(LOWEST)), _mm512_set1_ps(HIGHEST));

@@ -182,7 +182,7 @@ impl Segment {
         let scales_at = format.weights(part.cols);
         let stride = (scales_at + format.scales(part.cols)).next_multiple_of(LINE);
         let panels = part.rows.div_ceil(PANEL);
-        let mut bytes = Aligned::<u8>::zeroed("weights", panels * stride)?;
+        let mut bytes = Aligned::<u8>::huge("weights", panels * stride)?;
         {
             let start = SendPtr(bytes.as_mut_ptr());
             pool.run(panels, &|_, panel| {

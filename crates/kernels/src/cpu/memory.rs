@@ -19,6 +19,9 @@ impl Plain for u64 {}
 
 /// A cache line.
 const LINE: usize = 64;
+/// Blocks from this size on may be backed by huge pages.
+#[cfg(target_os = "linux")]
+const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed-length slice of zeroed, line-aligned numbers.
 pub(crate) struct Aligned<T: Plain> {
@@ -46,6 +49,23 @@ impl<T: Plain> Aligned<T> {
         // SAFETY: the block is a line longer than `len` numbers, so the aligned start and all numbers lie within it.
         let start = unsafe { block.add(block.align_offset(LINE)) };
         Ok(Self { block, start: NonNull::new(start.cast()).expect("inside a block"), len })
+    }
+}
+
+impl<T: Plain> Aligned<T> {
+    /// The same, backed by huge pages where the operating system has them: for memory that is read or written as a whole, at
+    /// the price of becoming resident in large pieces.
+    pub(crate) fn huge(what: &'static str, len: usize) -> Result<Self, BackendError> {
+        let aligned = Self::zeroed(what, len)?;
+        #[cfg(target_os = "linux")]
+        if len * size_of::<T>() >= HUGE_PAGE {
+            const PAGE: usize = 4096;
+            let start = aligned.block.wrapping_add(aligned.block.align_offset(PAGE));
+            let bytes = len * size_of::<T>() - PAGE;
+            // SAFETY: advice about pages that lie within the block; it changes no contents, and a refusal does no harm.
+            unsafe { libc::madvise(start.cast(), bytes / PAGE * PAGE, libc::MADV_HUGEPAGE) };
+        }
+        Ok(aligned)
     }
 }
 

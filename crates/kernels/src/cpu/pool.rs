@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// How long a worker spins for the next job before it sleeps: longer than the host-side work between two steps of a
+/// How long a worker waits for the next job before it sleeps: longer than the host-side work between two steps of a
 /// decode loop, short enough not to burn a core when nothing runs.
-const SPINS_BEFORE_SLEEP: u32 = 200_000;
+const SPINS_BEFORE_SLEEP: u32 = 20_000;
 
 type Job = dyn Fn(usize, usize) + Sync;
 
@@ -101,8 +101,9 @@ impl Pool {
             shared.wake.notify_all();
         }
         take_chunks(shared, 0, job, chunks);
+        let mut spins = 0;
         while shared.busy.0.load(Ordering::Acquire) > 0 {
-            std::hint::spin_loop();
+            relax(&mut spins);
         }
         shared.epoch.0.fetch_add(1, Ordering::Release);
         assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a kernel panicked");
@@ -120,6 +121,14 @@ impl Drop for Pool {
             handle.join().expect("workers catch the panics of their jobs");
         }
     }
+}
+
+/// One turn of waiting. Others may need this core, the very worker that is waited for among them: after some turns each
+/// gives way to whoever is ready to run.
+fn relax(spins: &mut u32) {
+    const SPINS_BEFORE_YIELD: u32 = 2_000;
+    *spins += 1;
+    if *spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
 fn take_chunks(shared: &Shared, worker: usize, job: *const Job, chunks: usize) {
@@ -157,11 +166,12 @@ fn await_job(shared: &Shared, seen: u64) -> Option<u64> {
         let epoch = shared.epoch.0.load(order);
         (epoch > seen && epoch % 2 == 1).then_some(epoch)
     };
-    for _ in 0..SPINS_BEFORE_SLEEP {
+    let mut spins = 0;
+    while spins < SPINS_BEFORE_SLEEP {
         if let Some(epoch) = ready(Ordering::Acquire) {
             return Some(epoch);
         }
-        std::hint::spin_loop();
+        relax(&mut spins);
     }
     let mut guard = shared.sleep.lock().expect("never poisoned: nothing panics under it");
     shared.sleepers.fetch_add(1, Ordering::SeqCst);

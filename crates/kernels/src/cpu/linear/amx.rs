@@ -16,11 +16,13 @@ use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE}
 use super::super::matrix::{
     Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
 };
-use super::avx512::{sub_scale, unpack};
+use super::avx512::{min_pair, sub_scale, unpack};
 use super::{Inputs, Output};
 
-/// Row tiles that share one unpacking of a superblock of weights: their sums fill 32 KiB.
-const TILES_AT_ONCE: usize = 32;
+/// Row tiles that pass by an unpacked superblock of weights before the next one is unpacked.
+const TILES_AT_ONCE: usize = 16;
+/// Panels that share a load of activations: four superblocks of byte weights fill 16 KiB of the first-level cache.
+const PANELS_AT_ONCE: usize = 4;
 /// Activations that stay in the second-level cache while the panels of a chunk pass by.
 const ACTIVATION_BYTES: usize = 768 * 1024;
 
@@ -28,8 +30,13 @@ const ACTIVATION_BYTES: usize = 768 * 1024;
 #[derive(Clone, Copy)]
 struct Lines<const N: usize>([[u8; LINE]; N]);
 
-/// f32 sums of up to [`TILES_AT_ONCE`] tiles of one panel.
-type Sums = [[[f32; PANEL]; TILE]; TILES_AT_ONCE];
+/// f32 sums of one tile of rows by one panel.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct TileSums([[f32; PANEL]; TILE]);
+
+/// Sums of all tiles and panels that are worked on at once, kept while the superblocks pass by.
+type Sums = [[TileSums; PANELS_AT_ONCE]; TILES_AT_ONCE];
 
 #[repr(C, align(64))]
 struct TileConfig {
@@ -76,22 +83,20 @@ pub(super) unsafe fn group(segment: &Segment, panels: Range<usize>, inputs: &Inp
     // SAFETY: passed on.
     unsafe {
         config.load();
-        for (tiles, panel) in
-            tile_batches(inputs.rows, segment.cols).flat_map(|t| panels.clone().map(move |p| (t.clone(), p)))
-        {
+        for (tiles, panels) in batches(inputs.rows, segment.cols, panels) {
             match segment.format {
-                Format::Group { bits: Bits::B8, .. } => group_panel::<8, false>(segment, panel, tiles, 0, inputs, out),
+                Format::Group { bits: Bits::B8, .. } => group_batch::<8, false>(segment, panels, tiles, 0, inputs, out),
                 Format::Group { bits: Bits::B5, offset, mins: false } => {
-                    group_panel::<5, false>(segment, panel, tiles, offset, inputs, out);
+                    group_batch::<5, false>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Group { bits: Bits::B5, offset, mins: true } => {
-                    group_panel::<5, true>(segment, panel, tiles, offset, inputs, out);
+                    group_batch::<5, true>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Group { offset, mins: false, .. } => {
-                    group_panel::<4, false>(segment, panel, tiles, offset, inputs, out)
+                    group_batch::<4, false>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Group { offset, mins: true, .. } => {
-                    group_panel::<4, true>(segment, panel, tiles, offset, inputs, out)
+                    group_batch::<4, true>(segment, panels, tiles, offset, inputs, out);
                 }
                 _ => unreachable!("formats with a scale per group"),
             }
@@ -100,59 +105,90 @@ pub(super) unsafe fn group(segment: &Segment, panels: Range<usize>, inputs: &Inp
     }
 }
 
-/// Tiles of rows in batches whose activations, of `row_bytes` each, fit the cache.
-fn tile_batches(rows: usize, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+/// Batches of row tiles, whose activations of `row_bytes` a row fit the cache, by batches of panels.
+fn batches(rows: usize, row_bytes: usize, panels: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     let tiles = rows.div_ceil(TILE);
     let batch = (ACTIVATION_BYTES / (row_bytes * TILE)).clamp(2, TILES_AT_ONCE) & !1;
-    (0..tiles).step_by(batch).map(move |first| first..tiles.min(first + batch))
+    (0..tiles).step_by(batch).flat_map(move |first| {
+        let (tiles, end) = (first..tiles.min(first + batch), panels.end);
+        panels.clone().step_by(PANELS_AT_ONCE).map(move |panel| (tiles.clone(), panel..end.min(panel + PANELS_AT_ONCE)))
+    })
+}
+
+/// Asks for a part of the weights that come next: superblock `next` of these panels, or the first of the panels after
+/// them. Called once for each of `tiles` tiles, it spreads the requests over the time that this superblock takes.
+fn prefetch_weights(segment: &Segment, panels: &Range<usize>, next: usize, record: usize, tile: usize, tiles: usize) {
+    let bytes = GROUPS_PER_SUPER * record;
+    let share = bytes.div_ceil(tiles).next_multiple_of(LINE);
+    let start = segment.bytes.as_ptr();
+    for panel in panels.clone() {
+        let at = match next * SUPER < segment.cols {
+            true => panel * segment.stride + next * bytes,
+            false => (panel + panels.len()) * segment.stride,
+        };
+        for line in (tile * share..bytes.min((tile + 1) * share)).step_by(LINE) {
+            // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at + line).cast()) };
+        }
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group_panel<const BITS: usize, const MINS: bool>(
+unsafe fn group_batch<const BITS: usize, const MINS: bool>(
     segment: &Segment,
-    panel: usize,
+    panels: Range<usize>,
     tiles: Range<usize>,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
-    let (weights, acts) = (segment.panel(panel).as_ptr(), inputs.group);
     let groups = segment.cols / GROUP;
-    let mut unpacked = MaybeUninit::<Lines<{ 8 * GROUPS_PER_SUPER }>>::uninit();
+    let supers = segment.cols.div_ceil(SUPER);
+    let mut unpacked = MaybeUninit::<[Lines<{ 8 * GROUPS_PER_SUPER }>; PANELS_AT_ONCE]>::uninit();
     let mut sums = MaybeUninit::<Sums>::uninit();
-    let sums = sums.as_mut_ptr().cast::<[[f32; PANEL]; TILE]>();
-    for index in 0..segment.cols.div_ceil(SUPER) {
+    let sums = sums.as_mut_ptr().cast::<TileSums>();
+    for index in 0..supers {
         let count = GROUPS_PER_SUPER.min(groups - index * GROUPS_PER_SUPER);
         // SAFETY: the superblock's groups are the segment's; the activations hold these tiles.
         unsafe {
-            let records = weights.add(index * GROUPS_PER_SUPER * BITS * LINE);
-            let lines: *const u8 = if BITS == 8 {
-                records
-            } else {
-                let lines = unpacked.as_mut_ptr().cast::<u8>();
-                let offset = _mm512_set1_epi8(offset as i8);
-                for g in 0..count {
-                    for (r, line) in unpack::<BITS>(records.add(g * BITS * LINE)).into_iter().enumerate() {
-                        let to = lines.add((g * 8 + r) * LINE);
-                        _mm512_store_si512(to.cast(), _mm512_sub_epi8(line, offset));
+            let mut blocks =
+                [GroupBlock { lines: std::ptr::null(), scales: std::ptr::null(), count, first: index == 0 };
+                    PANELS_AT_ONCE];
+            for (p, panel) in panels.clone().enumerate() {
+                let weights = segment.panel(panel).as_ptr();
+                let records = weights.add(index * GROUPS_PER_SUPER * BITS * LINE);
+                blocks[p].scales = weights.add(segment.scales_at + index * GROUPS_PER_SUPER * GroupScales::bytes(MINS));
+                blocks[p].lines = records;
+                if BITS != 8 {
+                    let lines = unpacked.as_mut_ptr().cast::<Lines<{ 8 * GROUPS_PER_SUPER }>>().add(p).cast::<u8>();
+                    let offset = _mm512_set1_epi8(offset as i8);
+                    for g in 0..count {
+                        for (r, line) in unpack::<BITS>(records.add(g * BITS * LINE)).into_iter().enumerate() {
+                            let to = lines.add((g * 8 + r) * LINE);
+                            _mm512_store_si512(to.cast(), _mm512_sub_epi8(line, offset));
+                        }
                     }
+                    blocks[p].lines = lines;
                 }
-                lines
-            };
-            let block = GroupBlock {
-                lines,
-                scales: weights.add(segment.scales_at + index * GROUPS_PER_SUPER * GroupScales::bytes(MINS)),
-                count,
-                first: index == 0,
-            };
-            group_tiles::<MINS>(&block, acts, index * acts.tiles, tiles.clone(), sums);
+            }
+            for tile in tiles.clone() {
+                if index + 1 == supers {
+                    out.prefetch(tile, panels.clone(), inputs.rows);
+                }
+                prefetch_weights(segment, &panels, index + 1, BITS * LINE, tile - tiles.start, tiles.len());
+                for (p, block) in blocks[..panels.len()].iter().enumerate() {
+                    let at = index * inputs.group.tiles + tile;
+                    group_tile::<MINS>(block, inputs.group, at, sums.add((tile - tiles.start) * PANELS_AT_ONCE + p));
+                }
+            }
         }
     }
-    // SAFETY: every sum of these tiles was written above.
-    unsafe { put_tiles(segment, panel, inputs.rows, tiles, sums, out) };
+    // SAFETY: every sum of these tiles and panels was written above.
+    unsafe { put_tiles(segment, panels, inputs.rows, tiles, sums, out) };
 }
 
 /// Up to 8 groups of one panel, as signed bytes.
+#[derive(Clone, Copy)]
 struct GroupBlock {
     lines: *const u8,
     scales: *const u8,
@@ -161,73 +197,47 @@ struct GroupBlock {
     first: bool,
 }
 
-/// Groups whose integers are under way while the vectors finish an earlier one: a tile's result must have left the store
-/// buffer before it can be loaded, which takes longer than its multiplication.
-const AHEAD: usize = 4;
-
-/// Adds the groups of `block` to the sums of all `tiles`.
+/// Adds the groups of `block` to the sums of one tile. First all integers, then all vectors: the tile unit and the vector
+/// unit hardly work at the same time, and taking turns at every group was slower.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group_tiles<const MINS: bool>(
-    block: &GroupBlock,
-    acts: &GroupActivations,
-    superblock: usize,
-    tiles: Range<usize>,
-    sums: *mut [[f32; PANEL]; TILE],
-) {
-    let mut ring = MaybeUninit::<[Lines<TILE>; 2 * AHEAD]>::uninit();
-    let ring = ring.as_mut_ptr().cast::<Lines<TILE>>();
-    // SAFETY: the caller's pointers hold `count` groups of 8 lines, scales, and the activations of all `tiles`.
+unsafe fn group_tile<const MINS: bool>(block: &GroupBlock, acts: &GroupActivations, at: usize, sums: *mut TileSums) {
+    let mut integers = MaybeUninit::<[Lines<TILE>; GROUPS_PER_SUPER]>::uninit();
+    let integers = integers.as_mut_ptr().cast::<i32>();
+    // SAFETY: the caller's pointers hold `count` groups of 8 lines, scales, and the activations of this tile.
     unsafe {
-        let values = acts.values.as_ptr().add(superblock * BLOCK);
-        // Item `i` is group `i % count` of tile `tiles.start + i / count`.
-        let total = tiles.len() * block.count;
-        let (mut tile, mut group) = (tiles.start, 0);
-        let mut start_next = |item: usize| {
-            if item < total {
-                let (a, b) = (values.add(tile * BLOCK + group * GROUP * TILE), block.lines.add(group * 8 * LINE));
-                multiply_group(item, a, b, ring.add(item % (2 * AHEAD)).cast());
-                group += 1;
-                if group == block.count {
-                    (tile, group) = (tile + 1, 0);
-                }
-            }
-        };
-        for item in 0..AHEAD {
-            start_next(item);
+        let values = acts.values.as_ptr().add(at * BLOCK);
+        for g in 0..block.count {
+            let (a, b) = (values.add(g * GROUP * TILE), block.lines.add(g * 8 * LINE));
+            multiply_group(g, a, b, integers.add(g * TILE * PANEL));
         }
-        let mut item = 0;
-        for tile in tiles.clone() {
-            let sums = sums.add(tile - tiles.start).cast::<f32>();
-            let mut sum = [_mm512_setzero_ps(); TILE];
-            if !block.first {
+        let sums = sums.cast::<f32>();
+        let mut sum = [_mm512_setzero_ps(); TILE];
+        if !block.first {
+            for (r, sum) in sum.iter_mut().enumerate() {
+                *sum = _mm512_load_ps(sums.add(r * PANEL));
+            }
+        }
+        for g in 0..block.count {
+            let integers = integers.add(g * TILE * PANEL);
+            let scales = block.scales.add(g * GroupScales::bytes(MINS));
+            let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
+            let at = (at * GROUPS_PER_SUPER + g) * TILE;
+            let act_scales = acts.scales.as_ptr().add(at);
+            for (r, sum) in sum.iter_mut().enumerate() {
+                let integer = _mm512_cvtepi32_ps(_mm512_load_si512(integers.add(r * PANEL).cast()));
+                let scaled = _mm512_mul_ps(integer, _mm512_set1_ps(*act_scales.add(r)));
+                *sum = _mm512_fmadd_ps(scaled, scale, *sum);
+            }
+            if MINS {
+                let min = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(32).cast()));
+                let weighted = acts.weighted.as_ptr().add(at);
                 for (r, sum) in sum.iter_mut().enumerate() {
-                    *sum = _mm512_loadu_ps(sums.add(r * PANEL));
+                    *sum = _mm512_fmadd_ps(_mm512_set1_ps(*weighted.add(r)), min, *sum);
                 }
             }
-            for g in 0..block.count {
-                start_next(item + AHEAD);
-                let integers = ring.add(item % (2 * AHEAD)).cast::<i32>();
-                item += 1;
-                let scales = block.scales.add(g * GroupScales::bytes(MINS));
-                let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
-                let at = ((superblock + tile) * GROUPS_PER_SUPER + g) * TILE;
-                let act_scales = acts.scales.as_ptr().add(at);
-                for (r, sum) in sum.iter_mut().enumerate() {
-                    let integer = _mm512_cvtepi32_ps(_mm512_load_si512(integers.add(r * PANEL).cast()));
-                    let scaled = _mm512_mul_ps(integer, _mm512_set1_ps(*act_scales.add(r)));
-                    *sum = _mm512_fmadd_ps(scaled, scale, *sum);
-                }
-                if MINS {
-                    let min = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(32).cast()));
-                    let weighted = acts.weighted.as_ptr().add(at);
-                    for (r, sum) in sum.iter_mut().enumerate() {
-                        *sum = _mm512_fmadd_ps(_mm512_set1_ps(*weighted.add(r)), min, *sum);
-                    }
-                }
-            }
-            for (r, sum) in sum.into_iter().enumerate() {
-                _mm512_storeu_ps(sums.add(r * PANEL), sum);
-            }
+        }
+        for (r, sum) in sum.into_iter().enumerate() {
+            _mm512_store_ps(sums.add(r * PANEL), sum);
         }
     }
 }
@@ -269,23 +279,23 @@ pub(super) unsafe fn superblock(segment: &Segment, panels: Range<usize>, inputs:
     // SAFETY: passed on.
     unsafe {
         config.load();
-        for (tiles, panel) in
-            tile_batches(inputs.rows, segment.cols).flat_map(|t| panels.clone().map(move |p| (t.clone(), p)))
-        {
+        for (tiles, panels) in batches(inputs.rows, segment.cols, panels) {
             match segment.format {
                 Format::Super { bits: Bits::B2, offset, .. } => {
-                    super_panel::<2, 16, true>(segment, panel, tiles, offset, inputs, out);
+                    super_batch::<2, 16, true>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Super { bits: Bits::B3, offset, .. } => {
-                    super_panel::<3, 16, false>(segment, panel, tiles, offset, inputs, out);
+                    super_batch::<3, 16, false>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Super { bits: Bits::B5, offset, .. } => {
-                    super_panel::<5, 8, true>(segment, panel, tiles, offset, inputs, out);
+                    super_batch::<5, 8, true>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Super { bits: Bits::B6, offset, .. } => {
-                    super_panel::<6, 16, false>(segment, panel, tiles, offset, inputs, out);
+                    super_batch::<6, 16, false>(segment, panels, tiles, offset, inputs, out);
                 }
-                Format::Super { offset, .. } => super_panel::<4, 8, true>(segment, panel, tiles, offset, inputs, out),
+                Format::Super { offset, .. } => {
+                    super_batch::<4, 8, true>(segment, panels, tiles, offset, inputs, out);
+                }
                 _ => unreachable!("K formats"),
             }
         }
@@ -300,99 +310,121 @@ struct Digits {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn super_panel<const BITS: usize, const SUBS: usize, const MINS: bool>(
+unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
     segment: &Segment,
-    panel: usize,
+    panels: Range<usize>,
     tiles: Range<usize>,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
-    let (weights, acts) = (segment.panel(panel).as_ptr(), inputs.superblock);
-    let mut digits = MaybeUninit::<Digits>::uninit();
+    let acts = inputs.superblock;
+    let supers = segment.cols / SUPER;
+    let mut digits = MaybeUninit::<[Digits; PANELS_AT_ONCE]>::uninit();
+    let digits = digits.as_mut_ptr().cast::<Digits>();
     let mut sums = MaybeUninit::<Sums>::uninit();
-    let sums = sums.as_mut_ptr().cast::<[[f32; PANEL]; TILE]>();
-    for index in 0..segment.cols / SUPER {
+    let sums = sums.as_mut_ptr().cast::<TileSums>();
+    for index in 0..supers {
         // SAFETY: the superblock is the segment's; the activations hold these tiles.
         unsafe {
-            let records = weights.add(index * GROUPS_PER_SUPER * BITS * LINE);
-            let scales = weights.add(segment.scales_at + index * SuperScales::bytes(SUBS, MINS));
-            fold::<BITS, SUBS, MINS>(records, scales, offset, digits.as_mut_ptr());
-            let block = SuperBlock { digits: digits.as_ptr(), scales, first: index == 0 };
-            super_tiles::<SUBS, MINS>(&block, acts, index * acts.tiles, tiles.clone(), sums);
+            let scales_at = segment.scales_at + index * SuperScales::bytes(SUBS, MINS);
+            for (p, panel) in panels.clone().enumerate() {
+                let weights = segment.panel(panel).as_ptr();
+                let records = weights.add(index * GROUPS_PER_SUPER * BITS * LINE);
+                fold::<BITS, SUBS, MINS>(records, weights.add(scales_at), offset, digits.add(p));
+            }
+            for tile in tiles.clone().step_by(2) {
+                // The last tile of an odd number is paired with itself.
+                let second = (tile + 1).min(tiles.end - 1);
+                for tile in tile..=second {
+                    if index + 1 == supers {
+                        out.prefetch(tile, panels.clone(), inputs.rows);
+                    }
+                    prefetch_weights(segment, &panels, index + 1, BITS * LINE, tile - tiles.start, tiles.len());
+                }
+                let values = |tile: usize| acts.values.as_ptr().add((index * acts.tiles + tile) * BLOCK);
+                for (p, panel) in panels.clone().enumerate() {
+                    let mut integers = MaybeUninit::<[Lines<TILE>; 4]>::uninit();
+                    let integers = integers.as_mut_ptr().cast::<i32>();
+                    tile_zero();
+                    for quarter in 0..4 {
+                        let at = quarter * 64 * TILE;
+                        multiply_quarter(values(tile).add(at), values(second).add(at), digits.add(p), quarter);
+                    }
+                    tile_store(integers.cast());
+                    let scales = segment.panel(panel).as_ptr().add(scales_at);
+                    let block = SuperBlock::new::<SUBS, MINS>(scales, index == 0);
+                    for (i, tile) in (tile..=second).enumerate() {
+                        let (at, integers) = (index * acts.tiles + tile, integers.add(i * 2 * TILE * PANEL));
+                        let sums = sums.add((tile - tiles.start) * PANELS_AT_ONCE + p);
+                        super_tile::<SUBS, MINS>(&block, acts, at, integers, sums);
+                    }
+                }
+            }
         }
     }
-    // SAFETY: every sum of these tiles was written above.
-    unsafe { put_tiles(segment, panel, inputs.rows, tiles, sums, out) };
+    // SAFETY: every sum of these tiles and panels was written above.
+    unsafe { put_tiles(segment, panels, inputs.rows, tiles, sums, out) };
 }
 
-/// One superblock of one panel.
+/// The scales of one superblock of one panel, one lane per feature.
 struct SuperBlock {
-    digits: *const Digits,
-    scales: *const u8,
+    d: __m512,
+    dmin: __m512,
+    /// Minimums of pairs of sub-blocks.
+    mins: [__m512i; 8],
     /// Whether sums begin with this block.
     first: bool,
 }
 
-/// Adds a superblock to the sums of all `tiles`, two at a time: while the tile unit multiplies a pair, vectors finish the
-/// pair before it.
+impl SuperBlock {
+    /// # Safety
+    /// `scales` points to the scales of a superblock.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    #[inline]
+    unsafe fn new<const SUBS: usize, const MINS: bool>(scales: *const u8, first: bool) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let halves = scales.add(SuperScales::integers(SUBS, MINS));
+            let d = _mm512_cvtph_ps(_mm256_loadu_si256(halves.cast()));
+            let mut block = Self { d, dmin: d, mins: [_mm512_setzero_si512(); 8], first };
+            if MINS {
+                block.dmin = _mm512_cvtph_ps(_mm256_loadu_si256(halves.add(32).cast()));
+                for (i, pair) in block.mins[..SUBS / 2].iter_mut().enumerate() {
+                    *pair = min_pair::<SUBS>(scales, i);
+                }
+            }
+            block
+        }
+    }
+}
+
+/// Adds the integers `[high, low][16][16]` of one superblock to the sums of one tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn super_tiles<const SUBS: usize, const MINS: bool>(
+unsafe fn super_tile<const SUBS: usize, const MINS: bool>(
     block: &SuperBlock,
     acts: &SuperActivations,
-    superblock: usize,
-    tiles: Range<usize>,
-    sums: *mut [[f32; PANEL]; TILE],
+    at: usize,
+    integers: *const i32,
+    sums: *mut TileSums,
 ) {
-    let mut integers = MaybeUninit::<[[Lines<TILE>; 4]; 2]>::uninit();
-    let integers = integers.as_mut_ptr().cast::<[Lines<TILE>; 4]>();
-    let pairs = tiles.len().div_ceil(2);
-    // SAFETY: the caller's pointers hold the superblock's digits and scales and the activations of all `tiles`.
-    unsafe {
-        let halves = block.scales.add(SuperScales::integers(SUBS, MINS));
-        let d = _mm512_cvtph_ps(_mm256_loadu_si256(halves.cast()));
-        let dmin = if MINS { _mm512_cvtph_ps(_mm256_loadu_si256(halves.add(32).cast())) } else { d };
-        let mins = if MINS { min_pairs::<SUBS>(block.scales) } else { [_mm512_setzero_si512(); 8] };
-        for pair in 0..=pairs {
-            let start = tiles.start + pair * 2;
-            if pair < pairs {
-                tile_zero();
+    let sums = sums.cast::<f32>();
+    for r in 0..TILE {
+        // SAFETY: the caller points at two tiles of integers, and at the sums and activations of one tile.
+        unsafe {
+            let high = _mm512_load_si512(integers.add(r * PANEL).cast());
+            let low = _mm512_load_si512(integers.add((TILE + r) * PANEL).cast());
+            let integer = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<7>(high), low));
+            let row = at * TILE + r;
+            let scale = _mm512_set1_ps(*acts.scales.as_ptr().add(row));
+            let sum = sums.add(r * PANEL);
+            let mut total = if block.first { _mm512_setzero_ps() } else { _mm512_load_ps(sum) };
+            total = _mm512_fmadd_ps(_mm512_mul_ps(block.d, scale), integer, total);
+            if MINS {
+                let minimum = row_minimum::<SUBS>(&block.mins, acts, row);
+                total = _mm512_fnmadd_ps(_mm512_mul_ps(block.dmin, scale), minimum, total);
             }
-            for quarter in 0..4 {
-                if pair < pairs {
-                    // The last tile of an odd number is paired with itself.
-                    let second = (start + 1).min(tiles.end - 1);
-                    let values =
-                        |tile: usize| acts.values.as_ptr().add((superblock + tile) * BLOCK + quarter * 64 * TILE);
-                    multiply_quarter(values(start), values(second), block.digits, quarter);
-                }
-                if pair > 0 {
-                    let tile = start - 2 + quarter / 2;
-                    if tile < tiles.end {
-                        let integers =
-                            integers.add((pair - 1) % 2).cast::<Lines<TILE>>().add(quarter / 2 * 2).cast::<i32>();
-                        let sums = sums.add(tile - tiles.start).cast::<f32>();
-                        for r in quarter % 2 * 8..quarter % 2 * 8 + 8 {
-                            let high = _mm512_load_si512(integers.add(r * PANEL).cast());
-                            let low = _mm512_load_si512(integers.add((TILE + r) * PANEL).cast());
-                            let integer = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<7>(high), low));
-                            let row = (superblock + tile) * TILE + r;
-                            let scale = _mm512_set1_ps(*acts.scales.as_ptr().add(row));
-                            let sum = sums.add(r * PANEL);
-                            let mut total = if block.first { _mm512_setzero_ps() } else { _mm512_loadu_ps(sum) };
-                            total = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), integer, total);
-                            if MINS {
-                                let minimum = row_minimum::<SUBS>(&mins, acts, row);
-                                total = _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), minimum, total);
-                            }
-                            _mm512_storeu_ps(sum, total);
-                        }
-                    }
-                }
-            }
-            if pair < pairs {
-                tile_store(integers.add(pair % 2).cast());
-            }
+            _mm512_store_ps(sum, total);
         }
     }
 }
@@ -489,40 +521,23 @@ unsafe fn tile_store(integers: *mut u8) {
     }
 }
 
-/// Minimums of two neighbouring sub-blocks in the 16-bit halves of each feature's lane.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn min_pairs<const SUBS: usize>(scales: *const u8) -> [__m512i; 8] {
-    let mut pairs = [_mm512_setzero_si512(); 8];
-    for (i, pair) in pairs[..SUBS / 2].iter_mut().enumerate() {
-        // SAFETY: the caller points at the scales of a superblock.
-        unsafe {
-            let min = |sub: usize| {
-                if SUBS == 8 {
-                    _mm512_cvtepu8_epi32(_mm_loadu_si128(scales.add((8 + sub) * PANEL).cast()))
-                } else {
-                    let bytes = _mm_loadu_si128(scales.add(sub * PANEL).cast());
-                    _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(bytes), _mm_set1_epi8(15)))
-                }
-            };
-            *pair = _mm512_or_si512(min(2 * i), _mm512_slli_epi32::<16>(min(2 * i + 1)));
-        }
-    }
-    pairs
-}
-
 unsafe fn put_tiles(
     segment: &Segment,
-    panel: usize,
+    panels: Range<usize>,
     rows: usize,
     tiles: Range<usize>,
-    sums: *const [[f32; PANEL]; TILE],
+    sums: *const TileSums,
     out: Output<'_>,
 ) {
     for tile in tiles.clone() {
         for r in 0..TILE.min(rows - tile * TILE) {
-            // SAFETY: the caller wrote the sums of these tiles; its promise about `out`.
-            unsafe { out.put(tile * TILE + r, panel, segment.rows, &(&(*sums.add(tile - tiles.start)))[r]) };
+            for (p, panel) in panels.clone().enumerate() {
+                // SAFETY: the caller wrote the sums of these tiles and panels; its promise about `out`.
+                unsafe {
+                    let sums = &*sums.add((tile - tiles.start) * PANELS_AT_ONCE + p);
+                    out.put(tile * TILE + r, panel, segment.rows, &sums.0[r]);
+                }
+            }
         }
     }
 }
@@ -531,6 +546,10 @@ unsafe fn put_tiles(
 /// As for [`group`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn bf16(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+    if inputs.rows == 1 {
+        // SAFETY: passed on.
+        return unsafe { bf16_row(segment, panels, inputs, out) };
+    }
     let rows = inputs.rows.min(TILE);
     // Sums 0..6: three parts of two panels; 6: activations; 7: weights. Fewer than 16 rows make shorter tiles.
     let config =
@@ -538,15 +557,13 @@ pub(super) unsafe fn bf16(segment: &Segment, panels: Range<usize>, inputs: &Inpu
     // SAFETY: passed on.
     unsafe {
         config.load();
-        for tiles in tile_batches(inputs.rows, segment.cols * 6) {
-            let mut panel = panels.start;
-            while panel < panels.end {
+        for (tiles, panels) in batches(inputs.rows, segment.cols * 6, panels) {
+            for panel in panels.clone().step_by(2) {
                 // Two panels: their streams from memory, and each tile of activations, are used together.
-                let second = if panel + 1 < panels.end { panel + 1 } else { panel };
+                let second = (panel + 1).min(panels.end - 1);
                 for tile in tiles.clone() {
                     bf16_tile(segment, [panel, second], tile, inputs, out);
                 }
-                panel += 2;
             }
         }
         release();
@@ -604,5 +621,63 @@ unsafe fn bf16_tile(segment: &Segment, panels: [usize; 2], tile: usize, inputs: 
                 out.put(tile * TILE + r, panel, segment.rows, &values);
             }
         }
+    }
+}
+
+/// One row: its three parts are the rows of one tile, and four panels stream from memory together.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn bf16_row(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+    const PARTS: usize = 3;
+    /// How far ahead of its use a tile of weights is asked for.
+    const AHEAD: usize = 2048;
+    let sum = (PARTS, 64);
+    let config = TileConfig::new([sum, sum, sum, sum, (PARTS, 64), (16, 64), (16, 64), (16, 64)]);
+    let steps = segment.cols.div_ceil(GROUP);
+    // SAFETY: a panel has `steps` tiles of 1 KiB, the split activations have as many for each part of this row; rows of
+    // the tile of activations are its parts, a block apart. A prefetch may point anywhere.
+    unsafe {
+        config.load();
+        for first in panels.clone().step_by(4) {
+            let four: [usize; 4] = std::array::from_fn(|p| (first + p).min(panels.end - 1));
+            let mut b = four.map(|panel| segment.panel(panel).as_ptr());
+            tile_zero();
+            for step in 0..steps {
+                let at = step / GROUPS_PER_SUPER * inputs.split.tiles * PARTS * BLOCK
+                    + step % GROUPS_PER_SUPER * TILE * GROUP;
+                let a = inputs.split.values.as_ptr().add(at);
+                // Beyond the end of these panels the next four begin.
+                let wrap = if (step + AHEAD / 1024) < steps { 0 } else { 3 * segment.stride };
+                for b in b {
+                    for line in 0..16 {
+                        _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD + wrap + line * LINE).cast());
+                    }
+                }
+                asm!(
+                    "tileloadd tmm4, [{a} + {parts}]",
+                    "tileloadd tmm5, [{b0} + {stride}]",
+                    "tdpbf16ps tmm0, tmm4, tmm5",
+                    "tileloadd tmm6, [{b1} + {stride}]",
+                    "tdpbf16ps tmm1, tmm4, tmm6",
+                    "tileloadd tmm7, [{b2} + {stride}]",
+                    "tdpbf16ps tmm2, tmm4, tmm7",
+                    "tileloadd tmm5, [{b3} + {stride}]",
+                    "tdpbf16ps tmm3, tmm4, tmm5",
+                    a = in(reg) a, b0 = in(reg) b[0], b1 = in(reg) b[1], b2 = in(reg) b[2], b3 = in(reg) b[3],
+                    parts = in(reg) BLOCK * 2, stride = in(reg) LINE, options(nostack, readonly),
+                );
+                b = b.map(|b| b.wrapping_add(TILE * LINE));
+            }
+            let mut sums = MaybeUninit::<[Lines<TILE>; 4]>::uninit();
+            tile_store(sums.as_mut_ptr().cast());
+            for panel in first..panels.end.min(first + 4) {
+                let part = |part: usize| {
+                    _mm512_load_ps(sums.as_ptr().cast::<f32>().add(((panel - first) * TILE + part) * PANEL))
+                };
+                let mut values = [0f32; PANEL];
+                _mm512_storeu_ps(values.as_mut_ptr(), _mm512_add_ps(_mm512_add_ps(part(0), part(1)), part(2)));
+                out.put(0, panel, segment.rows, &values);
+            }
+        }
+        release();
     }
 }

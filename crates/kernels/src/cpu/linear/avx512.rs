@@ -2,11 +2,14 @@
 //!
 //! `vpdpbusd` multiplies unsigned by signed bytes: weights are the unsigned side, and what an offset (128 for whole bytes)
 //! added is taken off beforehand, by starting the sum at `-offset * sum of the activations`.
+//!
+//! For few rows several panels are walked together, line by line: the hardware's prefetchers follow slow parallel streams best,
+//! and a burst of a kilobyte from each panel in turn was measurably slower.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, TILE};
+use super::super::activations::{BLOCK, SuperActivations, TILE};
 use super::super::matrix::{
     Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
 };
@@ -106,6 +109,21 @@ pub(super) unsafe fn unpack<const BITS: usize>(record: *const u8) -> [__m512i; 8
     lines
 }
 
+/// How far ahead of its use a line of weights is asked for.
+const AHEAD: usize = 2048;
+
+/// Asks for weights [`AHEAD`] of `at` in a panel of which `panels` are walked together. Beyond the end of their weights the
+/// next panels begin: without this every panel would start cold.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn prefetch(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
+    let mut ahead = at + AHEAD;
+    if ahead >= segment.scales_at {
+        ahead += panels * segment.stride - segment.scales_at;
+    }
+    _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
+}
+
 /// Adds the products of one line of weights with four activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -114,18 +132,75 @@ unsafe fn dot(sum: __m512i, weights: __m512i, activations: *const i8) -> __m512i
     _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(unsafe { activations.cast::<i32>().read_unaligned() }))
 }
 
-/// Cuts panels and rows into blocks that fill the registers: four panels for one row, one panel for eight.
+/// Lines `j` and `j + 4` of a group as unsigned bytes (whole bytes with their sign bit flipped): the two that share bytes.
+///
+/// # Safety
+/// `record` points to the record of a group of `BITS`-bit weights.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn unpack_pair<const BITS: usize>(record: *const u8, j: usize) -> [__m512i; 2] {
+    // SAFETY: all reads lie within the record's `64 * BITS` bytes.
+    unsafe {
+        let line = |at: usize| _mm512_loadu_si512(record.add(at * LINE).cast());
+        let mut pair = match BITS {
+            8 => {
+                let flip = _mm512_set1_epi8(-128);
+                [_mm512_xor_si512(line(j), flip), _mm512_xor_si512(line(j + 4), flip)]
+            }
+            4..=6 => {
+                let (both, nibble) = (line(j), _mm512_set1_epi8(15));
+                [_mm512_and_si512(both, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(both), nibble)]
+            }
+            _ => {
+                let mask = _mm512_set1_epi8(3);
+                [line(0), line(1)].map(|all| {
+                    let field = match j {
+                        0 => all,
+                        1 => _mm512_srli_epi16::<2>(all),
+                        2 => _mm512_srli_epi16::<4>(all),
+                        _ => _mm512_srli_epi16::<6>(all),
+                    };
+                    _mm512_and_si512(field, mask)
+                })
+            }
+        };
+        for (half, out) in pair.iter_mut().enumerate() {
+            if BITS == 6 {
+                let all = line(4 + half);
+                let field = match j {
+                    0 => _mm512_slli_epi16::<4>(all),
+                    1 => _mm512_slli_epi16::<2>(all),
+                    2 => all,
+                    _ => _mm512_srli_epi16::<2>(all),
+                };
+                *out = _mm512_or_si512(*out, _mm512_and_si512(field, _mm512_set1_epi8(0x30)));
+            }
+            if BITS == 3 || BITS == 5 {
+                let (at, top) = if BITS == 3 { (2, _mm512_set1_epi8(4)) } else { (4, _mm512_set1_epi8(16)) };
+                let mask = record.add(at * LINE + (j + 4 * half) * 8).cast::<u64>().read_unaligned();
+                *out = _mm512_mask_add_epi8(*out, mask, *out, top);
+            }
+        }
+        pair
+    }
+}
+
+/// Cuts panels and rows into blocks that fill the registers: four panels for one row, one panel for four.
 macro_rules! blocks {
     ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
         let (rows, mut panel) = ($inputs.rows, $panels.start);
         while panel < $panels.end {
-            let wide = if $panels.end - panel >= 4 && rows < 4 { 4 } else { 1 };
+            let wide = match ($panels.end - panel, rows) {
+                (4.., 1) => 4,
+                (2.., 1..=3) => 2,
+                _ => 1,
+            };
             let mut row = 0;
             while row < rows {
                 row += match (wide, rows - row) {
-                    (4, 2..) => { $block::<$($c),*, 2, 4>($segment, panel, row, $offset, $inputs, $out); 2 }
                     (4, _) => { $block::<$($c),*, 1, 4>($segment, panel, row, $offset, $inputs, $out); 1 }
-                    (_, 8..) => { $block::<$($c),*, 8, 1>($segment, panel, row, $offset, $inputs, $out); 8 }
+                    (2, 2..) => { $block::<$($c),*, 2, 2>($segment, panel, row, $offset, $inputs, $out); 2 }
+                    (2, _) => { $block::<$($c),*, 1, 2>($segment, panel, row, $offset, $inputs, $out); 1 }
                     (_, 4..) => { $block::<$($c),*, 4, 1>($segment, panel, row, $offset, $inputs, $out); 4 }
                     (_, 2..) => { $block::<$($c),*, 2, 1>($segment, panel, row, $offset, $inputs, $out); 2 }
                     _ => { $block::<$($c),*, 1, 1>($segment, panel, row, $offset, $inputs, $out); 1 }
@@ -178,15 +253,34 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
         // SAFETY: the group is one of the segment's, and the rows were filled into the activations.
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
+            let mut integers = [[[_mm512_setzero_si512(); 2]; P]; R];
+            for r in 0..R {
+                let start = _mm512_set1_epi32(-offset * *acts.sums.get_unchecked(at + r));
+                integers[r].iter_mut().for_each(|both| both[0] = start);
+            }
+            for j in 0..4 {
+                for p in 0..P {
+                    let pair = unpack_pair::<BITS>(weights[p].add(g * BITS * LINE), j);
+                    if row == 0 {
+                        prefetch(segment, P, weights[p], (g * BITS + j) * LINE);
+                        if BITS == 8 {
+                            prefetch(segment, P, weights[p], (g * BITS + j + 4) * LINE);
+                        } else if BITS == 5 && j == 0 {
+                            prefetch(segment, P, weights[p], (g * BITS + 4) * LINE);
+                        }
+                    }
+                    for r in 0..R {
+                        let values = values.add(r * GROUP + j * 4);
+                        integers[r][p][0] = dot(integers[r][p][0], pair[0], values);
+                        integers[r][p][1] = dot(integers[r][p][1], pair[1], values.add(16));
+                    }
+                }
+            }
             for p in 0..P {
-                let lines = unpack::<BITS>(weights[p].add(g * BITS * LINE));
                 let scales = weights[p].add(segment.scales_at + g * GroupScales::bytes(MINS));
                 let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
                 for r in 0..R {
-                    let mut integer = _mm512_set1_epi32(-offset * *acts.sums.get_unchecked(at + r));
-                    for (i, line) in lines.into_iter().enumerate() {
-                        integer = dot(integer, line, values.add(r * GROUP + i * 4));
-                    }
+                    let integer = _mm512_add_epi32(integers[r][p][0], integers[r][p][1]);
                     let scaled =
                         _mm512_mul_ps(_mm512_cvtepi32_ps(integer), _mm512_set1_ps(*acts.scales.get_unchecked(at + r)));
                     sums[r][p] = _mm512_fmadd_ps(scaled, scale, sums[r][p]);
@@ -222,38 +316,66 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
         unsafe {
             let values = acts.values.as_ptr().add(at * BLOCK + lane * 64);
             let act_sums = acts.sums.as_ptr().add((at * TILE + lane) * 16);
-            for p in 0..P {
-                let scales = weights[p].add(segment.scales_at + index * SuperScales::bytes(SUBS, MINS));
-                let mut integers = [_mm512_setzero_si512(); R];
-                for g in 0..GROUPS_PER_SUPER {
-                    let lines = unpack::<BITS>(weights[p].add((index * GROUPS_PER_SUPER + g) * BITS * LINE));
-                    for half in 0..SUBS / GROUPS_PER_SUPER {
-                        let sub = g * (SUBS / GROUPS_PER_SUPER) + half;
-                        let count = 64 / SUBS;
-                        let scale = sub_scale::<SUBS, MINS>(scales, sub);
-                        for r in 0..R {
-                            let values = values.add(g / 2 * 64 * TILE + r * 64 + g % 2 * 32 + half * 16);
-                            let mut integer = if offset == 0 {
-                                _mm512_setzero_si512()
-                            } else {
-                                _mm512_set1_epi32(-offset * i32::from(*act_sums.add(r * 16 + sub)))
-                            };
-                            for i in 0..count {
-                                integer = dot(integer, lines[half * count + i], values.add(i * 4));
-                            }
-                            integers[r] = _mm512_add_epi32(integers[r], _mm512_mullo_epi32(integer, scale));
+            let scales: [*const u8; P] =
+                std::array::from_fn(|p| weights[p].add(segment.scales_at + index * SuperScales::bytes(SUBS, MINS)));
+            let mut totals = [[_mm512_setzero_si512(); P]; R];
+            for g in 0..GROUPS_PER_SUPER {
+                // Two sums of 16 inputs each: two sub-blocks, or the halves of one.
+                let mut integers = [[[_mm512_setzero_si512(); 2]; P]; R];
+                if offset != 0 {
+                    for r in 0..R {
+                        for half in 0..2 {
+                            let sum = i32::from(*act_sums.add(r * 16 + 2 * g + half));
+                            integers[r].iter_mut().for_each(|both| both[half] = _mm512_set1_epi32(-offset * sum));
                         }
                     }
                 }
-                let halves = scales.add(SuperScales::integers(SUBS, MINS));
+                for j in 0..4 {
+                    for p in 0..P {
+                        let record = weights[p].add((index * GROUPS_PER_SUPER + g) * BITS * LINE);
+                        let pair = unpack_pair::<BITS>(record, j);
+                        if row == 0 {
+                            let at = (index * GROUPS_PER_SUPER + g) * BITS;
+                            if j < BITS {
+                                prefetch(segment, P, weights[p], (at + j) * LINE);
+                            }
+                            if j + 4 < BITS {
+                                prefetch(segment, P, weights[p], (at + j + 4) * LINE);
+                            }
+                        }
+                        for r in 0..R {
+                            let values = values.add(g / 2 * 64 * TILE + r * 64 + g % 2 * 32 + j * 4);
+                            integers[r][p][0] = dot(integers[r][p][0], pair[0], values);
+                            integers[r][p][1] = dot(integers[r][p][1], pair[1], values.add(16));
+                        }
+                    }
+                }
+                for p in 0..P {
+                    for r in 0..R {
+                        let [first, second] = integers[r][p];
+                        let scaled = if SUBS == 8 {
+                            let scale = sub_scale::<SUBS, MINS>(scales[p], g);
+                            _mm512_mullo_epi32(_mm512_add_epi32(first, second), scale)
+                        } else {
+                            _mm512_add_epi32(
+                                _mm512_mullo_epi32(first, sub_scale::<SUBS, MINS>(scales[p], 2 * g)),
+                                _mm512_mullo_epi32(second, sub_scale::<SUBS, MINS>(scales[p], 2 * g + 1)),
+                            )
+                        };
+                        totals[r][p] = _mm512_add_epi32(totals[r][p], scaled);
+                    }
+                }
+            }
+            for p in 0..P {
+                let halves = scales[p].add(SuperScales::integers(SUBS, MINS));
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(halves.cast()));
                 for r in 0..R {
-                    let scale = _mm512_set1_ps(*acts.scales.get_unchecked(at * TILE + lane + r));
-                    let integer = _mm512_cvtepi32_ps(integers[r]);
-                    sums[r][p] = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), integer, sums[r][p]);
+                    let row = at * TILE + lane + r;
+                    let scale = _mm512_set1_ps(*acts.scales.get_unchecked(row));
+                    sums[r][p] = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), _mm512_cvtepi32_ps(totals[r][p]), sums[r][p]);
                     if MINS {
                         let dmin = _mm512_cvtph_ps(_mm256_loadu_si256(halves.add(32).cast()));
-                        let minimum = _mm512_cvtepi32_ps(minimums::<SUBS>(scales, act_sums.add(r * 16)));
+                        let minimum = _mm512_cvtepi32_ps(minimums::<SUBS>(scales[p], acts, row));
                         sums[r][p] = _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), minimum, sums[r][p]);
                     }
                 }
@@ -280,28 +402,39 @@ pub(super) unsafe fn sub_scale<const SUBS: usize, const MINS: bool>(scales: *con
     }
 }
 
-/// `sum over sub-blocks of min * sum of activations`, one lane per feature.
+/// Minimums of sub-blocks `2 i` and `2 i + 1` in the 16-bit halves of each feature's lane.
 ///
 /// # Safety
-/// `scales` points to the scales of a superblock, `sums` to its 16 sums of one row.
+/// `scales` points to the scales of a superblock.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn minimums<const SUBS: usize>(scales: *const u8, sums: *const i16) -> __m512i {
+pub(super) unsafe fn min_pair<const SUBS: usize>(scales: *const u8, i: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    let bytes = |row: usize| unsafe { _mm_loadu_si128(scales.add(row * PANEL).cast()) };
+    let (first, second) = if SUBS == 8 {
+        (bytes(8 + 2 * i), bytes(9 + 2 * i))
+    } else {
+        let high = |bytes| _mm_and_si128(_mm_srli_epi16::<4>(bytes), _mm_set1_epi8(15));
+        (high(bytes(2 * i)), high(bytes(2 * i + 1)))
+    };
+    let both = _mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second));
+    _mm512_cvtepu8_epi16(both)
+}
+
+/// `sum over sub-blocks of min * sum of activations` of one row, one lane per feature.
+///
+/// # Safety
+/// `scales` points to the scales of a superblock; `row` is one of the activations'.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn minimums<const SUBS: usize>(scales: *const u8, acts: &SuperActivations, row: usize) -> __m512i {
     let mut total = _mm512_setzero_si512();
-    for sub in 0..SUBS {
+    for i in 0..SUBS / 2 {
         // SAFETY: the caller's promise.
         unsafe {
-            let (min, sum) = if SUBS == 8 {
-                let bytes = _mm_loadu_si128(scales.add((8 + sub) * PANEL).cast());
-                (bytes, i32::from(*sums.add(2 * sub)) + i32::from(*sums.add(2 * sub + 1)))
-            } else {
-                let bytes = _mm_loadu_si128(scales.add(sub * PANEL).cast());
-                let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), _mm_set1_epi8(15));
-                (high, i32::from(*sums.add(sub)))
-            };
-            // Both factors fit in 16 bits, so a pair product (with zero beside it) is exact and cheap.
-            let sum = _mm512_set1_epi32(sum & 0xffff);
-            total = _mm512_add_epi32(total, _mm512_madd_epi16(_mm512_cvtepu8_epi32(min), sum));
+            let sums = if SUBS == 8 { acts.sums32.as_ptr().add(row * 8) } else { acts.sums.as_ptr().add(row * 16) };
+            let two = _mm512_set1_epi32(sums.add(2 * i).cast::<i32>().read_unaligned());
+            total = _mm512_dpwssd_epi32(total, min_pair::<SUBS>(scales, i), two);
         }
     }
     total

@@ -17,6 +17,8 @@ mod avx512;
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::activations::TILE;
 use super::activations::{GroupActivations, SplitActivations, SuperActivations};
 use super::level::Level;
 use super::matrix::{Format, Matrix, PANEL, Segment, SendPtr};
@@ -84,6 +86,22 @@ impl Output<'_> {
         for (i, value) in values.iter().enumerate().take(rows - first) {
             // SAFETY: feature `first + i` is one of the row's.
             unsafe { *out.add(i) = value + self.bias.map_or(0.0, |bias| bias[first + i]) };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Output<'_> {
+    /// Asks for the lines of 16 rows by some panels, which are about to be overwritten: rows lie far apart, and a store that
+    /// misses the caches would hold up the ones after it.
+    fn prefetch(&self, tile: usize, panels: Range<usize>, rows: usize) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        for row in tile * TILE..rows.min((tile + 1) * TILE) {
+            for panel in panels.clone() {
+                let line = self.start.wrapping_add(row * self.stride + panel * PANEL);
+                // SAFETY: a prefetch reads nothing; SSE is part of the architecture.
+                unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
+            }
         }
     }
 }

@@ -1,0 +1,335 @@
+//! Paged attention: keys and values in pages of 32 tokens, scores and sums page after page with a running maximum.
+//!
+//! A query walks the pages of its own sequence in order, at boundaries that depend on positions alone: its result depends
+//! neither on the step it came in with nor on what else is in that step. How a page lies in memory is left to the kernels.
+
+#[cfg(target_arch = "x86_64")]
+mod split;
+mod vector;
+
+use std::ops::Range;
+
+use super::level::Level;
+use super::matrix::SendPtr;
+use super::memory::Aligned;
+use super::pool::Pool;
+use super::rows::for_rows;
+use crate::{Attention, BackendError, KvShape, PAGE_TOKENS, Span};
+
+/// The largest head that the working memory on the stack has room for.
+pub(super) const HEAD_DIM_MAX: usize = 256;
+/// (query, head) pairs that one work item takes together, so that a page is read once for all of them.
+const ITEM_ROWS: usize = 32;
+
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    F32,
+    /// On [`Level::Amx`] the same as `Split`.
+    F16,
+    /// Two bf16 parts, 16 bits of mantissa together, laid out for tiles: only on [`Level::Amx`].
+    Split,
+}
+
+impl KvType {
+    /// How this type is kept on a level, if it can be.
+    pub fn on(self, level: Level) -> Option<Self> {
+        match (self, level) {
+            (Self::F16 | Self::Split, Level::Amx) => Some(Self::Split),
+            (Self::Split, _) => None,
+            (kept, _) => Some(kept),
+        }
+    }
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::Split => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// The K/V pages of one layer.
+pub struct Kv {
+    pub(super) shape: KvShape,
+    pub(super) pages: usize,
+    store: Store,
+}
+
+enum Store {
+    F32 { keys: Aligned<f32>, values: Aligned<f32> },
+    F16 { keys: Aligned<u16>, values: Aligned<u16> },
+    #[cfg(target_arch = "x86_64")]
+    Split { keys: Aligned<u16>, values: Aligned<u16> },
+}
+
+impl Kv {
+    /// `kind` can be kept on the level of the backend.
+    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType) -> Result<Self, BackendError> {
+        let dim = shape.head_dim;
+        if dim > HEAD_DIM_MAX || !dim.is_multiple_of(16) {
+            return Err(BackendError::Device(format!(
+                "heads of {dim} elements are not supported: at most {HEAD_DIM_MAX}, and a multiple of 16"
+            )));
+        }
+        let what = "the K/V cache";
+        let len = |per_page: usize| {
+            let heads = pages.checked_mul(shape.kv_heads);
+            let len = heads.and_then(|heads| heads.checked_mul(per_page));
+            len.ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })
+        };
+        let store = match kind {
+            KvType::F32 => {
+                let len = len(vector::page_elements(dim))?;
+                Store::F32 { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
+            }
+            KvType::F16 => {
+                let len = len(vector::page_elements(dim))?;
+                Store::F16 { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
+            }
+            #[cfg(target_arch = "x86_64")]
+            KvType::Split => {
+                let len = len(split::page_parts(dim))?;
+                Store::Split { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            KvType::Split => unreachable!("no tiles on this architecture"),
+        };
+        Ok(Self { shape, pages, store })
+    }
+
+    fn writer(&mut self) -> Writer {
+        match &mut self.store {
+            Store::F32 { keys, values } => Writer::F32(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+            Store::F16 { keys, values } => Writer::F16(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+            #[cfg(target_arch = "x86_64")]
+            Store::Split { keys, values } => Writer::Split(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+        }
+    }
+}
+
+/// One sequence's rows and page table.
+pub(super) struct Sequence<'a> {
+    pub(super) span: Span,
+    pub(super) pages: &'a [u32],
+}
+
+/// Keys and values of several pages, for several workers.
+enum Writer {
+    F32(SendPtr<f32>, SendPtr<f32>),
+    F16(SendPtr<u16>, SendPtr<u16>),
+    #[cfg(target_arch = "x86_64")]
+    Split(SendPtr<u16>, SendPtr<u16>),
+}
+
+/// Consecutive rows of a step that go into one page, for one head.
+struct PageRows<'a> {
+    /// The slot of the first.
+    slot: usize,
+    count: usize,
+    /// From the first row's key, and value, on.
+    keys: &'a [f32],
+    values: &'a [f32],
+    cols: usize,
+    dim: usize,
+}
+
+impl PageRows<'_> {
+    fn key(&self, slot: usize) -> &[f32] {
+        &self.keys[(slot - self.slot) * self.cols..][..self.dim]
+    }
+
+    fn value(&self, slot: usize) -> &[f32] {
+        &self.values[(slot - self.slot) * self.cols..][..self.dim]
+    }
+}
+
+/// Stores the keys and values of every row of every sequence. One worker writes all the rows of a page and head, so that workers
+/// do not share cache lines.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn write<'a>(
+    pool: &Pool,
+    level: Level,
+    sequences: &(dyn Fn(usize) -> Sequence<'a> + Sync),
+    count: usize,
+    qkv: &[f32],
+    qkv_cols: usize,
+    kv: &mut Kv,
+    attention: &Attention,
+) {
+    let KvShape { kv_heads, head_dim: dim } = kv.shape;
+    assert!(attention.key.count == kv_heads && attention.value.count == kv_heads);
+    assert!(attention.key.dim == dim && attention.value.dim == dim);
+    let (pages, writer) = (kv.pages, kv.writer());
+    let touched = |span: &Span| {
+        let (start, end) = (span.position as usize, (span.position + span.rows) as usize);
+        start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
+    };
+    let total: usize = (0..count).map(|s| touched(&sequences(s).span).len()).sum();
+    let rows: usize = (0..count).map(|s| sequences(s).span.rows as usize).sum();
+    let elements = (rows * 2 * dim).div_ceil(total.max(1));
+    for_rows(pool, total * kv_heads, elements, &|index| {
+        let (head, mut index) = (index % kv_heads, index / kv_heads);
+        for s in 0..count {
+            let Sequence { span, pages: table } = sequences(s);
+            let here = touched(&span);
+            if index >= here.len() {
+                index -= here.len();
+                continue;
+            }
+            let start = (span.position as usize).max((here.start + index) * PAGE_TOKENS);
+            let end = ((span.position + span.rows) as usize).min((here.start + index + 1) * PAGE_TOKENS);
+            let page = table[here.start + index] as usize;
+            assert!(page < pages, "page {page} of {pages}");
+            let row = span.row as usize + start - span.position as usize;
+            let rows = PageRows {
+                slot: start % PAGE_TOKENS,
+                count: end - start,
+                keys: &qkv[row * qkv_cols + attention.key.first + head * dim..],
+                values: &qkv[row * qkv_cols + attention.value.first + head * dim..],
+                cols: qkv_cols,
+                dim,
+            };
+            let at = page * kv_heads + head;
+            // SAFETY: the page exists, and no other worker has it: sequences do not share the page they write to. The CPU has
+            // `level`, and only with tiles a split store.
+            return unsafe {
+                match &writer {
+                    Writer::F32(keys, values) => {
+                        let at = at * vector::page_elements(dim);
+                        vector::write_f32(&rows, dim, keys.get().add(at), values.get().add(at));
+                    }
+                    Writer::F16(keys, values) => {
+                        let at = at * vector::page_elements(dim);
+                        vector::write_f16(level, &rows, dim, keys.get().add(at), values.get().add(at));
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    Writer::Split(keys, values) => {
+                        let at = at * split::page_parts(dim);
+                        split::write(&rows, dim, keys.get().add(at), values.get().add(at));
+                    }
+                }
+            };
+        }
+    });
+}
+
+/// `out = softmax(scale q k^T) v` for every row of every sequence.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn attend<'a>(
+    pool: &Pool,
+    level: Level,
+    sequences: &(dyn Fn(usize) -> Sequence<'a> + Sync),
+    count: usize,
+    out: SendPtr<f32>,
+    qkv: &[f32],
+    qkv_cols: usize,
+    kv: &Kv,
+    attention: &Attention,
+) {
+    let (heads, kv_heads) = (attention.query.count, kv.shape.kv_heads);
+    assert!(heads.is_multiple_of(kv_heads) && attention.query.dim == kv.shape.head_dim);
+    let group = heads / kv_heads;
+    let items = |span: &Span| (span.rows as usize * group).div_ceil(ITEM_ROWS);
+    let total: usize = (0..count).map(|s| items(&sequences(s).span)).sum();
+    pool.run(total * kv_heads, &|_, index| {
+        // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
+        // so that the longest item does not come last.
+        let (kv_head, mut item) = (index / total, total - 1 - index % total);
+        for s in 0..count {
+            let sequence = sequences(s);
+            let here = items(&sequence.span);
+            if item < here {
+                let work = Item {
+                    sequence,
+                    group,
+                    kv_head,
+                    first: item * ITEM_ROWS,
+                    qkv,
+                    qkv_cols,
+                    kv,
+                    attention,
+                    out: out.get(),
+                };
+                return work.run(level);
+            }
+            item -= here;
+        }
+    });
+}
+
+/// Up to [`ITEM_ROWS`] (query, head) pairs of one sequence that share a K/V head.
+struct Item<'a> {
+    sequence: Sequence<'a>,
+    /// Query heads per K/V head.
+    group: usize,
+    kv_head: usize,
+    /// The first pair; pair `i` is query row `i / group`, head `i % group`.
+    first: usize,
+    qkv: &'a [f32],
+    qkv_cols: usize,
+    kv: &'a Kv,
+    attention: &'a Attention,
+    out: *mut f32,
+}
+
+impl Item<'_> {
+    fn run(&self, level: Level) {
+        // SAFETY: the CPU has `level`, and only with tiles a split store; pages were checked by the caller; each pair's part of
+        // `out` belongs to this item.
+        unsafe {
+            match &self.kv.store {
+                Store::F32 { keys, values } => {
+                    vector::item::<false>(level, self, keys.as_ptr().cast(), values.as_ptr().cast());
+                }
+                Store::F16 { keys, values } => {
+                    vector::item::<true>(level, self, keys.as_ptr().cast(), values.as_ptr().cast());
+                }
+                #[cfg(target_arch = "x86_64")]
+                Store::Split { keys, values } => split::item(self, keys.as_ptr(), values.as_ptr()),
+            }
+        }
+    }
+
+    /// How many pairs there are.
+    fn count(&self) -> usize {
+        ITEM_ROWS.min(self.sequence.span.rows as usize * self.group - self.first)
+    }
+
+    /// The query row and the head of pair `i`.
+    fn pair(&self, i: usize) -> (usize, usize) {
+        let (query, head) = ((self.first + i) / self.group, (self.first + i) % self.group);
+        (query, self.kv_head * self.group + head)
+    }
+
+    fn query(&self, i: usize) -> &[f32] {
+        let ((query, head), dim) = (self.pair(i), self.kv.shape.head_dim);
+        let row = self.sequence.span.row as usize + query;
+        &self.qkv[row * self.qkv_cols + self.attention.query.first + head * dim..][..dim]
+    }
+
+    /// The positions that pair `i` sees.
+    fn keys(&self, i: usize) -> Range<usize> {
+        let end = self.sequence.span.position as usize + self.pair(i).0 + 1;
+        self.attention.window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+
+    /// The positions that any pair sees: later ones see later.
+    fn seen(&self) -> Range<usize> {
+        self.keys(0).start..self.keys(self.count() - 1).end
+    }
+
+    /// Which of the store's (page, head) pairs has a page of the sequence.
+    fn page(&self, page: usize) -> usize {
+        self.sequence.pages[page] as usize * self.kv.shape.kv_heads + self.kv_head
+    }
+
+    /// Where pair `i` puts its result.
+    fn out(&self, i: usize) -> *mut f32 {
+        let ((query, head), dim) = (self.pair(i), self.kv.shape.head_dim);
+        let row = self.sequence.span.row as usize + query;
+        // SAFETY: `out` is `[rows, heads * head_dim]`.
+        unsafe { self.out.add((row * self.attention.query.count + head) * dim) }
+    }
+}

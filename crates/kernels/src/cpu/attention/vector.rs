@@ -1,0 +1,222 @@
+//! Attention on vectors, for keys and values in f32 or f16.
+//!
+//! A page of one K/V head holds its keys transposed, `[head_dim][32]`, and its values as `[32][head_dim]`, so that a vector
+//! is 16 keys when scores are made and 16 dimensions when values are summed, and nothing is added across lanes.
+
+use super::super::lanes::for_each_level;
+use super::super::level::Level;
+use super::{HEAD_DIM_MAX, ITEM_ROWS, Item, PageRows};
+use crate::PAGE_TOKENS;
+
+/// Pairs whose scores are kept in registers together.
+const BLOCK_ROWS: usize = 8;
+
+/// Elements of one head's keys (or values) in one page.
+pub(super) fn page_elements(head_dim: usize) -> usize {
+    head_dim * PAGE_TOKENS
+}
+
+/// Stores rows of one page and head.
+///
+/// # Safety
+/// The pointers lead to `page_elements` numbers each, and nobody else uses the rows' slots.
+pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, values: *mut f32) {
+    for slot in rows.slot..rows.slot + rows.count {
+        // SAFETY: the slot's elements lie within the page.
+        unsafe {
+            scatter(rows.key(slot), keys.add(slot));
+            std::ptr::copy_nonoverlapping(rows.value(slot).as_ptr(), values.add(slot * dim), dim);
+        }
+    }
+}
+
+/// Stores rows of one page and head, rounded.
+///
+/// # Safety
+/// As for [`write_f32`], and the CPU has `level`.
+pub(super) unsafe fn write_f16(level: Level, rows: &PageRows<'_>, dim: usize, keys: *mut u16, values: *mut u16) {
+    for slot in rows.slot..rows.slot + rows.count {
+        let mut key = [0u16; HEAD_DIM_MAX];
+        // SAFETY: the slot's elements lie within the page.
+        unsafe {
+            to_halves(level, rows.key(slot), key.as_mut_ptr());
+            scatter(&key[..dim], keys.add(slot));
+            to_halves(level, rows.value(slot), values.add(slot * dim));
+        }
+    }
+}
+
+/// Puts a key into its column of a page.
+unsafe fn scatter<T: Copy>(key: &[T], column: *mut T) {
+    for (d, value) in key.iter().enumerate() {
+        // SAFETY: the caller's column has `key.len()` elements, one in each row of 32.
+        unsafe { *column.add(d * PAGE_TOKENS) = *value };
+    }
+}
+
+/// # Safety
+/// `out` has room for all of `values`, whose length is a multiple of 16; the CPU has `level`.
+unsafe fn to_halves(level: Level, values: &[f32], out: *mut u16) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => avx512::halves(values, out),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2::halves(values, out),
+            _ => scalar::halves(values, out),
+        }
+    }
+}
+
+/// # Safety
+/// The pointers lead to the pages of the item's K/V store, in f16 if `HALF`, else in f32; the CPU has `level`.
+pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &Item<'_>, keys: *const u8, values: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => avx512::item::<HALF>(work, keys, values),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2::item::<HALF>(work, keys, values),
+            _ => scalar::item::<HALF>(work, keys, values),
+        }
+    }
+}
+
+/// The state of an item's pairs while they walk the pages.
+struct State {
+    query: [*const f32; ITEM_ROWS],
+    /// Keys that a pair sees: positions `low..high`.
+    low: [usize; ITEM_ROWS],
+    high: [usize; ITEM_ROWS],
+    max: [f32; ITEM_ROWS],
+    sum: [f32; ITEM_ROWS],
+    out: [[f32; HEAD_DIM_MAX]; ITEM_ROWS],
+}
+
+for_each_level! {
+    /// Rounds numbers (a multiple of 16) to f16.
+    unsafe fn halves(values: &[f32], out: *mut u16) {
+        for (i, chunk) in values.chunks_exact(16).enumerate() {
+            store_f16(out.add(i * 16), load(chunk.as_ptr()));
+        }
+    }
+
+    /// Element `at` of a page and the 15 after it.
+    #[inline]
+    unsafe fn load_kv<const HALF: bool>(page: *const u8, at: usize) -> V {
+        if HALF { load_f16(page.cast::<u16>().add(at)) } else { load(page.cast::<f32>().add(at)) }
+    }
+
+    unsafe fn item<const HALF: bool>(work: &Item<'_>, keys: *const u8, values: *const u8) {
+        let mut state = std::mem::MaybeUninit::<State>::uninit();
+        let state = &mut *state.as_mut_ptr();
+        let count = work.count();
+        for i in 0..count {
+            let keys = work.keys(i);
+            state.query[i] = work.query(i).as_ptr();
+            (state.low[i], state.high[i]) = (keys.start, keys.end);
+            (state.max[i], state.sum[i]) = (f32::NEG_INFINITY, 0.0);
+            state.out[i][..work.kv.shape.head_dim].fill(0.0);
+        }
+        let (dim, size) = (work.kv.shape.head_dim, if HALF { 2 } else { 4 });
+        let seen = work.seen();
+        for page in seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS) {
+            let at = work.page(page) * page_elements(dim) * size;
+            let (keys, values) = (keys.add(at), values.add(at));
+            let mut i = 0;
+            while i < count {
+                i += match count - i {
+                    BLOCK_ROWS.. => { block::<HALF, BLOCK_ROWS>(work, state, i, page, keys, values); BLOCK_ROWS }
+                    4.. => { block::<HALF, 4>(work, state, i, page, keys, values); 4 }
+                    3 => { block::<HALF, 3>(work, state, i, page, keys, values); 3 }
+                    2 => { block::<HALF, 2>(work, state, i, page, keys, values); 2 }
+                    _ => { block::<HALF, 1>(work, state, i, page, keys, values); 1 }
+                };
+            }
+        }
+        for i in 0..count {
+            let (out, sum) = (work.out(i), splat(state.sum[i]));
+            for d in (0..dim).step_by(16) {
+                store(out.add(d), div(load(state.out[i].as_ptr().add(d)), sum));
+            }
+        }
+    }
+
+    /// `R` pairs from `i` with the 32 keys of one page.
+    unsafe fn block<const HALF: bool, const R: usize>(work: &Item<'_>, state: &mut State, i: usize, page: usize, keys: *const u8, values: *const u8) {
+        let dim = work.kv.shape.head_dim;
+        let mut scores = [[splat(0.0); 2]; R];
+        let query: [*const f32; R] = std::array::from_fn(|r| state.query[i + r]);
+        for d in 0..dim {
+            let k = [load_kv::<HALF>(keys, d * PAGE_TOKENS), load_kv::<HALF>(keys, d * PAGE_TOKENS + 16)];
+            for r in 0..R {
+                let q = splat(*query[r].add(d));
+                scores[r][0] = fma(q, k[0], scores[r][0]);
+                scores[r][1] = fma(q, k[1], scores[r][1]);
+            }
+        }
+        let mut weights = [[0f32; PAGE_TOKENS]; R];
+        let mut old = [f32::NEG_INFINITY; 16];
+        let mut used = 0;
+        for r in 0..R {
+            let i = i + r;
+            // The keys of this page that the pair sees, as slots.
+            let from = state.low[i].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+            let to = state.high[i].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+            used = used.max(to);
+            let hidden = splat(f32::NEG_INFINITY);
+            for (half, score) in scores[r].iter_mut().enumerate() {
+                let first = half * 16;
+                let scaled = mul(*score, splat(work.attention.scale));
+                let seen = first_lanes(to.saturating_sub(first), scaled, hidden);
+                *score = first_lanes(from.saturating_sub(first), hidden, seen);
+            }
+            let max_here = state.max[i].max(largest(max(scores[r][0], scores[r][1])));
+            let base = if max_here == f32::NEG_INFINITY { 0.0 } else { max_here };
+            let p = [exp(sub(scores[r][0], splat(base))), exp(sub(scores[r][1], splat(base)))];
+            store(weights[r].as_mut_ptr(), p[0]);
+            store(weights[r].as_mut_ptr().add(16), p[1]);
+            old[r] = state.max[i] - base;
+            state.max[i] = max_here;
+            scores[r][0] = add(p[0], p[1]);
+        }
+        let mut fade = [0f32; 16];
+        store(fade.as_mut_ptr(), exp(load(old.as_ptr())));
+        for r in 0..R {
+            state.sum[i + r] = state.sum[i + r].mul_add(fade[r], sum(scores[r][0]));
+        }
+        let mut d = 0;
+        while d + 32 <= dim {
+            let mut sums: [[V; 2]; R] = std::array::from_fn(|r| {
+                let out = state.out[i + r].as_ptr().add(d);
+                [mul(load(out), splat(fade[r])), mul(load(out.add(16)), splat(fade[r]))]
+            });
+            for key in 0..used {
+                let v = [load_kv::<HALF>(values, key * dim + d), load_kv::<HALF>(values, key * dim + d + 16)];
+                for r in 0..R {
+                    let p = splat(weights[r][key]);
+                    sums[r][0] = fma(p, v[0], sums[r][0]);
+                    sums[r][1] = fma(p, v[1], sums[r][1]);
+                }
+            }
+            for r in 0..R {
+                let out = state.out[i + r].as_mut_ptr().add(d);
+                store(out, sums[r][0]);
+                store(out.add(16), sums[r][1]);
+            }
+            d += 32;
+        }
+        if d < dim {
+            for r in 0..R {
+                let out = state.out[i + r].as_mut_ptr().add(d);
+                let mut sum = mul(load(out), splat(fade[r]));
+                for key in 0..used {
+                    sum = fma(splat(weights[r][key]), load_kv::<HALF>(values, key * dim + d), sum);
+                }
+                store(out, sum);
+            }
+        }
+    }
+}
