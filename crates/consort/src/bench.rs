@@ -8,12 +8,11 @@ use std::num::NonZeroUsize;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use engine::{Executor, measure};
-use kernels::cpu::KvType;
 use model::Checkpoint;
 use serde::Serialize;
 use types::TokenId;
 
-use crate::options::{ModelOptions, Room, ThreadOption};
+use crate::options::{ModelOptions, Room, ThreadOption, thread_count};
 use crate::store::Store;
 use limits::{Limit, Machine, Work};
 
@@ -32,7 +31,7 @@ pub struct Bench {
     #[arg(short, long, value_name = "COUNT", value_delimiter = ',', default_value = "1")]
     batch: Vec<NonZeroUsize>,
     /// Threads to compute on [default: one for each CPU]
-    #[arg(short, long, value_name = "COUNT", value_delimiter = ',')]
+    #[arg(short, long, value_name = "COUNT", value_delimiter = ',', value_parser = thread_count)]
     threads: Vec<NonZeroUsize>,
     /// Times to run each test, after one that does not count
     #[arg(short, long, value_name = "COUNT", default_value = "3")]
@@ -58,7 +57,7 @@ impl Bench {
             // Before the model is loaded: both need memory.
             let machine = Machine::measure(threads, self.options.level()?);
             let mut executor = self.options.load(&checkpoint, threads, room(&tests))?;
-            let work = self.work(&checkpoint, executor.weight_bytes(), executor.head_bytes());
+            let work = self.work(&checkpoint, executor.weight_bytes(), executor.head_bytes())?;
             if !self.json {
                 if index == 0 {
                     writeln!(
@@ -91,12 +90,10 @@ impl Bench {
         prefills.chain(decodes).collect()
     }
 
-    fn work(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Work {
-        let kv_element_bytes = match self.options.kv(checkpoint) {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
-        };
-        Work::new(checkpoint.description(), layer_bytes, head_bytes, kv_element_bytes)
+    fn work(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<Work> {
+        let kv = self.options.kv(checkpoint);
+        let kept = kv.on(self.options.level()?).unwrap_or(kv);
+        Ok(Work::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
     }
 }
 
@@ -134,7 +131,7 @@ impl Test {
     fn positions(self) -> usize {
         match self {
             Self::Prefill { prompt } => prompt,
-            Self::Decode { generate, .. } => generate + 1,
+            Self::Decode { generate, .. } => generate.saturating_add(1),
         }
     }
 

@@ -15,6 +15,8 @@ use crate::progress;
 
 /// More rows in one step would only cost memory.
 const CHUNK_MAX: usize = 1 << 16;
+/// Threads in greater number would only wait for each other.
+const THREADS_PER_CPU_MAX: usize = 32;
 
 /// Where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -44,7 +46,7 @@ pub struct ModelOptions {
 #[derive(Args, Clone, Debug, Default)]
 pub struct ThreadOption {
     /// Threads to compute on [default: one for each CPU]
-    #[arg(short, long, env = "CONSORT_THREADS")]
+    #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
 }
 
@@ -133,8 +135,22 @@ impl ModelOptions {
 
 impl ThreadOption {
     pub fn count(&self) -> usize {
-        self.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+        self.threads.map_or_else(cpus, NonZeroUsize::get)
     }
+}
+
+fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// A number of threads, as a user writes it, that is not absurd on this machine.
+pub fn thread_count(text: &str) -> Result<NonZeroUsize, String> {
+    let count: NonZeroUsize = text.parse().map_err(|_| "it must be a number from 1 on".to_owned())?;
+    let (cpus, max) = (cpus(), cpus().saturating_mul(THREADS_PER_CPU_MAX));
+    if count.get() > max {
+        return Err(format!("this machine has {cpus} CPUs, which is enough for {max} threads at most"));
+    }
+    Ok(count)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -204,6 +204,11 @@ fn sequences(dim: usize, lengths: &[usize]) -> Vec<Sequence> {
         .collect()
 }
 
+/// The types that differ on a level.
+fn kv_types(level: Level) -> [KvType; 2] {
+    [KvType::F32, if level == Level::Amx { KvType::Split } else { KvType::F16 }]
+}
+
 #[test]
 fn attention_follows_its_formula_with_and_without_a_window() {
     for (dim, len, window) in
@@ -212,7 +217,8 @@ fn attention_follows_its_formula_with_and_without_a_window() {
         let all = sequences(dim, &[len]);
         let want = plain(dim, window, &all[0].qkv);
         for level in Level::available() {
-            for (kv, bound) in [(KvType::F32, 1e-5), (KvType::F16, 3e-3)] {
+            let halves = if level == Level::Amx { (KvType::Split, 2e-4) } else { (KvType::F16, 3e-3) };
+            for (kv, bound) in [(KvType::F32, 1e-5), halves] {
                 let got = attend(&backend(level, 2, kv), dim, window, &all, &[vec![len]]);
                 assert_close(&format!("{level} {kv:?} {dim} {window:?}"), &got[0], &want, bound);
             }
@@ -225,7 +231,7 @@ fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
     let (dim, window) = (32, Some(40));
     let all = sequences(dim, &[90, 7, 64]);
     for level in Level::available() {
-        for kv in [KvType::F32, KvType::F16] {
+        for kv in kv_types(level) {
             let alone: Vec<Vec<f32>> = all
                 .iter()
                 .map(|s| {
@@ -237,6 +243,78 @@ fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
             let chunks = [vec![1, 7, 10], vec![63, 0, 1], vec![25, 0, 52], vec![1, 0, 1]];
             assert_eq!(attend(&backend(level, 3, kv), dim, window, &all, &chunks), alone, "{level} {kv:?}");
         }
+    }
+}
+
+#[test]
+fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
+    for (dim, window) in [(16, None), (48, Some(70)), (64, None), (128, None), (256, Some(5))] {
+        let all = sequences(dim, &[150]);
+        for level in Level::available() {
+            for kv in kv_types(level) {
+                let at_once = attend(&backend(level, 2, kv), dim, window, &all, &[vec![150]]);
+                let chunks: Vec<Vec<usize>> = [1, 2, 3, 5, 11, 31, 40, 56, 1].map(|count| vec![count]).into();
+                let chunked = attend(&backend(level, 1, kv), dim, window, &all, &chunks);
+                assert_eq!(chunked, at_once, "{level} {kv:?} {dim}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_that_rise_and_fall_by_far_are_weighed_as_the_formula_says() {
+    let (dim, len) = (32, 200);
+    let (attention, cols) = attention(dim, None);
+    let mut all = sequences(dim, &[len]);
+    for (position, row) in all[0].qkv.chunks_exact_mut(cols).enumerate() {
+        // Keys grow to the middle and shrink again; every eighth points the other way.
+        let size = 0.1 * position.min(len - position) as f32 * if position % 8 == 7 { -1.0 } else { 1.0 };
+        row[attention.key.columns()].fill(size);
+        row[attention.query.columns()].fill(1.0);
+    }
+    let want = plain(dim, None, &all[0].qkv);
+    for level in Level::available() {
+        for kv in kv_types(level) {
+            // Scores reach 96 and carry the relative error of their type; values reach 2.
+            let bound = if kv == KvType::F16 { 0.1 } else { 4e-3 };
+            let got = attend(&backend(level, 1, kv), dim, None, &all, &[vec![len]]);
+            assert_close(&format!("{level} {kv:?}"), &got[0], &want, bound);
+        }
+    }
+}
+
+#[test]
+fn what_a_former_owner_left_in_a_page_reaches_no_result() {
+    let dim = 48;
+    let (_, cols) = attention(dim, None);
+    let mut all = sequences(dim, &[64, 40]);
+    all[1].pages = vec![1, 0];
+    for (i, value) in all[0].qkv.iter_mut().enumerate() {
+        *value = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][i % 4];
+    }
+    let fresh = Sequence { qkv: all[1].qkv.clone(), pages: vec![1, 0] };
+    assert_eq!(fresh.qkv.len(), 40 * cols);
+    // The first sequence fills both pages; then the second takes them over, in several pieces and all at once.
+    for pieces in [vec![40], vec![1, 6, 24, 1, 1, 7]] {
+        for level in Level::available() {
+            for kv in kv_types(level) {
+                let alone: Vec<Vec<usize>> = pieces.iter().map(|&count| vec![count]).collect();
+                let want = attend(&backend(level, 2, kv), dim, None, std::slice::from_ref(&fresh), &alone);
+                let after: Vec<Vec<usize>> =
+                    [vec![64, 0]].into_iter().chain(pieces.iter().map(|&count| vec![0, count])).collect();
+                let got = attend(&backend(level, 2, kv), dim, None, &all, &after);
+                assert_eq!(got[1], want[0], "{level} {kv:?}");
+                assert!(got[1].iter().all(|value| value.is_finite()), "{level} {kv:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_split_cache_is_refused_without_tiles() {
+    for level in Level::available() {
+        let made = CpuBackend::new(CpuOptions { threads: 1, level, kv: KvType::Split });
+        assert_eq!(made.is_ok(), level == Level::Amx);
     }
 }
 

@@ -190,6 +190,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         let packed = self.backend.matrix(sources);
         let matrix = packed.map_err(|source| LoadError::Tensor { tensor: name.to_owned(), source })?;
         self.weight_bytes += self.backend.matrix_bytes(&matrix);
+        // What is packed need not stay resident as it lies in the file: weights are in memory once.
+        self.checkpoint.release();
         Ok(matrix)
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use engine::Engine;
 use model::Checkpoint;
@@ -62,6 +62,7 @@ impl Run {
             bail!("{prompt} is a model, and a prompt is missing; `consort chat {prompt}` talks to it");
         }
         let prompt = if prompt == "-" { read_stdin()? } else { prompt.clone() };
+        ensure!(!prompt.trim().is_empty(), "the prompt is empty");
         interrupt::install()?;
         let files = Store::from_environment()?.resolve(name)?;
 

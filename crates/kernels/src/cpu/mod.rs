@@ -92,7 +92,10 @@ impl CpuBackend {
         if options.level > best {
             return Err(BackendError::Device(format!("this CPU has {best}, not {}", options.level)));
         }
-        Ok(Self { pool: Pool::new(options.threads), level: options.level, kv: options.kv })
+        let Some(kv) = options.kv.on(options.level) else {
+            return Err(BackendError::Device(format!("a split K/V cache needs amx, not {}", options.level)));
+        };
+        Ok(Self { pool: Pool::new(options.threads), level: options.level, kv })
     }
 
     pub fn threads(&self) -> usize {
@@ -334,24 +337,9 @@ impl Backend for CpuBackend {
     }
 
     fn write_kv(&self, step: &Step, kv: &mut Kv, qkv: &Buffer, attention: &Attention) {
-        let (cols, rows, pages) = (qkv.cols, step.rows(), kv.pages);
-        assert_eq!(attention.key.count, kv.shape.kv_heads);
-        let (writer, qkv) = (kv.writer(), qkv.rows(rows));
-        for index in 0..step.spans.len() {
-            let Sequence { span, pages: table } = step.sequence(index);
-            rows::for_rows(&self.pool, span.rows as usize, attention.key.columns().len() * 2, &|offset| {
-                let position = span.position as usize + offset;
-                let page = table[position / PAGE_TOKENS] as usize;
-                assert!(page < pages, "page {page} of {pages}");
-                let row = span.row as usize + offset;
-                let qkv = &qkv[row * cols..(row + 1) * cols];
-                // SAFETY: the page exists; rows have different positions, and sequences do not share the page they
-                // write to.
-                unsafe {
-                    writer.write(self.level, page, position % PAGE_TOKENS, qkv, attention.key, attention.value);
-                }
-            });
-        }
+        let sequences = |index: usize| step.sequence(index);
+        let (count, rows) = (step.spans.len(), qkv.rows(step.rows()));
+        attention::write(&self.pool, self.level, &sequences, count, rows, qkv.cols, kv, attention);
     }
 
     fn attend(&self, step: &Step, out: &mut Buffer, qkv: &Buffer, kv: &Kv, attention: &Attention) {

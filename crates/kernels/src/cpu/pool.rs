@@ -167,7 +167,7 @@ fn await_job(shared: &Shared, seen: u64) -> Option<u64> {
         (epoch > seen && epoch % 2 == 1).then_some(epoch)
     };
     let mut spins = 0;
-    while spins < SPINS_BEFORE_SLEEP {
+    while spins < SPINS_BEFORE_SLEEP && !shared.stop.load(Ordering::Relaxed) {
         if let Some(epoch) = ready(Ordering::Acquire) {
             return Some(epoch);
         }

@@ -58,10 +58,19 @@ pub struct Kv {
 }
 
 enum Store {
-    F32 { keys: Aligned<f32>, values: Aligned<f32> },
-    F16 { keys: Aligned<u16>, values: Aligned<u16> },
+    F32 {
+        keys: Aligned<f32>,
+        values: Aligned<f32>,
+    },
+    F16 {
+        keys: Aligned<u16>,
+        values: Aligned<u16>,
+    },
     #[cfg(target_arch = "x86_64")]
-    Split { keys: Aligned<u16>, values: Aligned<u16> },
+    Split {
+        keys: Aligned<u16>,
+        values: Aligned<u16>,
+    },
 }
 
 impl Kv {

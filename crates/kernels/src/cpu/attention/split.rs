@@ -29,7 +29,7 @@ const BLOCK_BYTES: usize = 4 * TILE_BYTES;
 /// Parts of one block.
 const BLOCK_PARTS: usize = BLOCK_BYTES / 2;
 /// Pages whose values are summed before the sums go back to memory.
-const PAGES_AT_ONCE: usize = 2;
+const PAGES_AT_ONCE: usize = 4;
 /// A lane's base moves up only when a score exceeds it by this power of two: weights stay far from overflow, and sums rarely
 /// have to be scaled down.
 const SLACK: f32 = 16.0;
@@ -76,7 +76,7 @@ pub(super) unsafe fn write(rows: &PageRows<'_>, dim: usize, keys: *mut u16, valu
             let at = step * BLOCK_PARTS + slot / 16 * (TILE_BYTES / 2) + slot % 16 * STEP;
             // SAFETY: `dims` has 16 or 32 numbers; the slot's line of this block lies within the page.
             unsafe {
-                for (part, line) in row_parts(dims.as_ptr(), dims.len()).into_iter().enumerate() {
+                for (part, line) in row_parts(dims.as_ptr(), dims.len(), _mm512_set1_ps(1.0)).into_iter().enumerate() {
                     _mm512_storeu_si512(keys.add(at + part * BLOCK_PARTS / 2).cast(), line);
                 }
             }
@@ -86,14 +86,15 @@ pub(super) unsafe fn write(rows: &PageRows<'_>, dim: usize, keys: *mut u16, valu
     for first in (0..dim).step_by(16) {
         let mut pairs = [[_mm512_setzero_si512(); 16]; 2];
         for pair in rows.slot / 2..slots.end.div_ceil(2) {
-            let both = [2 * pair, 2 * pair + 1].map(|slot| match slots.contains(&slot) {
-                // SAFETY: heads are multiples of 16.
-                true => parts(unsafe { _mm512_loadu_ps(rows.value(slot)[first..].as_ptr()) }),
-                false => [_mm512_setzero_si512(); 2],
-            });
-            for (part, pairs) in pairs.iter_mut().enumerate() {
-                pairs[pair] = pair_up(both[0][part], both[1][part]);
+            let mut both = [_mm512_setzero_ps(); 2];
+            for (slot, value) in (2 * pair..).zip(&mut both) {
+                if slots.contains(&slot) {
+                    // SAFETY: heads are multiples of 16.
+                    *value = unsafe { _mm512_loadu_ps(rows.value(slot)[first..].as_ptr()) };
+                }
             }
+            let (even, odd) = (parts(both[0]), parts(both[1]));
+            (pairs[0][pair], pairs[1][pair]) = (pair_up(even[0], odd[0]), pair_up(even[1], odd[1]));
         }
         let at = first / STEP * BLOCK_PARTS + first % STEP / 16 * (TILE_BYTES / 2);
         for (part, pairs) in pairs.into_iter().enumerate() {
@@ -174,21 +175,28 @@ unsafe fn start(work: &Item<'_>, half: usize, queries: &mut [Block]) -> Lanes {
         (low[lane], high[lane]) = (keys.start as i32, keys.end as i32);
         common = common.start.max(keys.start)..common.end.min(keys.end);
     }
-    let scale = work.attention.scale * std::f32::consts::LOG2_E;
+    let queries_of: [&[f32]; LANES] =
+        std::array::from_fn(|lane| if lane < count { work.query(half * LANES + lane) } else { &[] });
+    // Rows are far apart: all of an item's lines are asked for at once, those of the results for later.
+    for (lane, query) in queries_of[..count].iter().enumerate() {
+        let out = work.out(half * LANES + lane);
+        for d in (0..query.len()).step_by(16) {
+            // SAFETY: prefetching changes nothing.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(query.as_ptr().add(d).cast());
+                _mm_prefetch::<_MM_HINT_ET1>(out.add(d).cast());
+            }
+        }
+    }
+    let scale = _mm512_set1_ps(work.attention.scale * std::f32::consts::LOG2_E);
     let dim = work.kv.shape.head_dim;
     for first in (0..dim).step_by(STEP) {
         let mut lines = [[_mm512_setzero_si512(); LANES]; 2];
-        for lane in 0..count {
-            let mut scaled = [0f32; STEP];
-            let query = &work.query(half * LANES + lane)[first..dim.min(first + STEP)];
-            for (scaled, query) in scaled.iter_mut().zip(query) {
-                *scaled = query * scale;
-            }
-            // SAFETY: 32 numbers.
-            let parts = unsafe { row_parts(scaled.as_ptr(), STEP) };
-            for (part, line) in parts.into_iter().enumerate() {
-                lines[part][lane] = line;
-            }
+        for (lane, query) in queries_of[..count].iter().enumerate() {
+            let query = &query[first..dim.min(first + STEP)];
+            // SAFETY: 16 or 32 numbers.
+            let [high, low] = unsafe { row_parts(query.as_ptr(), query.len(), scale) };
+            (lines[0][lane], lines[1][lane]) = (high, low);
         }
         let block = (&raw mut queries[first / STEP]).cast::<u8>();
         for (part, lines) in lines.into_iter().enumerate() {
@@ -228,8 +236,8 @@ unsafe fn weigh(lanes: &mut Lanes, half: usize, pages: Range<usize>, steps: usiz
             if keys.start < lanes.common.start || keys.end > lanes.common.end {
                 for key in 0..PAGE_TOKENS {
                     let position = _mm512_set1_epi32((keys.start + key) as i32);
-                    let seen = _mm512_cmple_epi32_mask(lanes.low, position)
-                        & _mm512_cmplt_epi32_mask(position, lanes.high);
+                    let seen =
+                        _mm512_cmple_epi32_mask(lanes.low, position) & _mm512_cmplt_epi32_mask(position, lanes.high);
                     let at = score_of(scores, half, key);
                     _mm512_store_ps(at, _mm512_mask_mov_ps(hidden, seen, _mm512_load_ps(at)));
                 }
@@ -242,19 +250,21 @@ unsafe fn weigh(lanes: &mut Lanes, half: usize, pages: Range<usize>, steps: usiz
         rebase(lanes, half, most, &mut memory.sums[..steps]);
         let unseen = _mm512_cmpeq_ps_mask(lanes.base, hidden);
         let base = _mm512_mask_mov_ps(lanes.base, unseen, _mm512_setzero_ps());
+        let mut sum = lanes.sum;
         for (scores, weights) in memory.scores.iter_mut().zip(&mut memory.weights).take(pages.len()) {
             let (scores, weights) = ((&raw mut *scores).cast::<u8>(), (&raw mut *weights).cast::<u8>());
             for pair in 0..PAGE_TOKENS / 2 {
-                let weight =
-                    [0, 1].map(|odd| exp2(_mm512_sub_ps(_mm512_load_ps(score_of(scores, half, 2 * pair + odd)), base)));
-                lanes.sum = _mm512_add_ps(lanes.sum, _mm512_add_ps(weight[0], weight[1]));
-                let [even, odd] = weight.map(|weight| parts(weight));
-                for part in 0..2 {
-                    let to = weights.add((2 * part + half) * TILE_BYTES + pair * 64);
-                    _mm512_store_si512(to.cast(), pair_up(even[part], odd[part]));
-                }
+                let at = score_of(scores, half, 2 * pair);
+                let even = exp2(_mm512_sub_ps(_mm512_load_ps(at), base));
+                let odd = exp2(_mm512_sub_ps(_mm512_load_ps(at.add(LANES)), base));
+                sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
+                let (even, odd) = (parts(even), parts(odd));
+                let to = weights.add(half * TILE_BYTES + pair * 64);
+                _mm512_store_si512(to.cast(), pair_up(even[0], odd[0]));
+                _mm512_store_si512(to.add(2 * TILE_BYTES).cast(), pair_up(even[1], odd[1]));
             }
         }
+        lanes.sum = sum;
     }
 }
 
@@ -291,6 +301,10 @@ fn rebase(lanes: &mut Lanes, half: usize, most: __m512, sums: &mut [Block]) {
 unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
     let inverse = _mm512_div_ps(_mm512_set1_ps(1.0), lanes.sum);
     let count = LANES.min(work.count() - half * LANES);
+    let mut outs = [std::ptr::null_mut::<f32>(); LANES];
+    for (lane, out) in outs[..count].iter_mut().enumerate() {
+        *out = work.out(half * LANES + lane);
+    }
     for first in (0..work.kv.shape.head_dim).step_by(16) {
         let block = (&raw const sums[first / STEP]).cast_mut().cast::<u8>();
         let lines: [__m512i; 16] = std::array::from_fn(|d| {
@@ -298,28 +312,31 @@ unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
             let sum = unsafe { _mm512_load_ps(score_of(block, half, first % STEP + d)) };
             _mm512_castps_si512(_mm512_mul_ps(sum, inverse))
         });
-        for (lane, line) in transpose(lines).into_iter().enumerate().take(count) {
+        for (line, out) in transpose(lines).into_iter().zip(&outs[..count]) {
             // SAFETY: this lane's part of the output belongs to this item.
-            unsafe { _mm512_storeu_si512(work.out(half * LANES + lane).add(first).cast(), line) };
+            unsafe { _mm512_storeu_si512(out.add(first).cast(), line) };
         }
     }
 }
 
-/// `2^x` for `x` up to 127, within 1.5e-7 of it; zero for minus infinity and NaN.
+/// `2^x` for `x` up to 127, within 5e-7 of it; exactly zero for minus infinity, NaN and all that is below -127.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 fn exp2(x: __m512) -> __m512 {
-    /// The polynomial of degree 5 with the least relative error on `0..=1`, highest power first.
-    const POLY: [f32; 6] = [0.001_877_576_7, 0.008_989_34, 0.055_826_32, 0.240_153_61, 0.693_153_1, 0.999_999_9];
-    const LOWEST: f32 = -200.0;
-    let x = _mm512_max_ps(x, _mm512_set1_ps(LOWEST));
-    let fraction = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);
+    /// A polynomial with little relative error between -1/2 and 1/2, exact at zero; highest power first.
+    const POLY: [f32; 6] = [0.001_112_550_7, 0.009_666_283, 0.055_574_004, 0.240_223_51, 0.693_142_83, 1.0];
+    /// With this added, a number's last bits are its nearest integer.
+    const ROUND: f32 = 1.5 * (1 << 23) as f32;
+    let x = _mm512_max_ps(x, _mm512_set1_ps(-127.0));
+    let shifted = _mm512_add_ps(x, _mm512_set1_ps(ROUND));
+    let rest = _mm512_sub_ps(x, _mm512_sub_ps(shifted, _mm512_set1_ps(ROUND)));
     let mut power = _mm512_set1_ps(POLY[0]);
     for c in &POLY[1..] {
-        power = _mm512_fmadd_ps(power, fraction, _mm512_set1_ps(*c));
+        power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*c));
     }
-    // Takes the floor of `x` itself.
-    _mm512_scalef_ps(power, x)
+    // The integer goes to the exponent; 1 times 2^-127 comes out as the bits of zero.
+    let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+    _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(power), exponent))
 }
 
 /// The bf16 parts of 16 numbers, high and low, each in the upper half of its lane.
@@ -340,18 +357,18 @@ fn pair_up(even: __m512i, odd: __m512i) -> __m512i {
     _mm512_or_si512(_mm512_srli_epi32::<16>(even), _mm512_and_si512(odd, upper))
 }
 
-/// The parts of 32 numbers (or of 16, followed by zeros) in their order.
+/// The parts of 32 numbers (or of 16, followed by zeros), times `scale`, in their order.
 ///
 /// # Safety
 /// `from` leads to `count` numbers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn row_parts(from: *const f32, count: usize) -> [__m512i; 2] {
+unsafe fn row_parts(from: *const f32, count: usize, scale: __m512) -> [__m512i; 2] {
     // SAFETY: the caller's promise.
     let [first, second] = unsafe {
         [_mm512_loadu_ps(from), if count == STEP { _mm512_loadu_ps(from.add(16)) } else { _mm512_setzero_ps() }]
     };
-    let (first, second) = (parts(first), parts(second));
+    let (first, second) = (parts(_mm512_mul_ps(first, scale)), parts(_mm512_mul_ps(second, scale)));
     const UPPER: [u16; 32] = {
         let mut index = [0; 32];
         let mut i = 0;
@@ -363,7 +380,10 @@ unsafe fn row_parts(from: *const f32, count: usize) -> [__m512i; 2] {
     };
     // SAFETY: 64 bytes.
     let upper = unsafe { _mm512_loadu_si512(UPPER.as_ptr().cast()) };
-    [0, 1].map(|part| _mm512_permutex2var_epi16(first[part], upper, second[part]))
+    [
+        _mm512_permutex2var_epi16(first[0], upper, second[0]),
+        _mm512_permutex2var_epi16(first[1], upper, second[1]),
+    ]
 }
 
 /// Rows become columns.

@@ -124,6 +124,18 @@ fn prefetch(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
     _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
 }
 
+/// The same for scales, `at` bytes into those of a panel.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn prefetch_scales(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
+    const AHEAD: usize = 512;
+    let mut ahead = segment.scales_at + at + AHEAD;
+    if ahead >= segment.stride {
+        ahead += (panels - 1) * segment.stride + segment.scales_at;
+    }
+    _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
+}
+
 /// Adds the products of one line of weights with four activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -277,6 +289,9 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                 }
             }
             for p in 0..P {
+                if row == 0 {
+                    prefetch_scales(segment, P, weights[p], g * GroupScales::bytes(MINS));
+                }
                 let scales = weights[p].add(segment.scales_at + g * GroupScales::bytes(MINS));
                 let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
                 for r in 0..R {
@@ -351,6 +366,9 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                     }
                 }
                 for p in 0..P {
+                    if row == 0 && g * LINE < SuperScales::bytes(SUBS, MINS) {
+                        prefetch_scales(segment, P, weights[p], index * SuperScales::bytes(SUBS, MINS) + g * LINE);
+                    }
                     for r in 0..R {
                         let [first, second] = integers[r][p];
                         let scaled = if SUBS == 8 {
