@@ -231,7 +231,11 @@ fn mistakes_get_one_clear_sentence() {
     check_refused(&["run", model, "x", "--quant", "q9"], 2, "use q8_0");
     check_refused(&["run", model, "x", "--cpu-level", "mmx"], 2, "possible values");
     check_refused(&["debug", "tokens", model, "--tokens", "1,x"], 2, "invalid");
+    check_refused(&["run", model, "x", "--threads", "99999999999"], 2, "CPUs");
+    check_refused(&["bench", model, "-t", "1,99999999999"], 2, "CPUs");
+    check_refused(&["bench", model, "-p", "0", "-n", "18446744073709551615"], 1, "made for");
     check_refused(&["run", model], 1, "a prompt is missing");
+    check_refused(&["run", model, "-"], 1, "the prompt is empty");
     check_refused(&["run", "hello", "world"], 1, "neither a file, a folder, nor a hub model");
     check_refused(&["run", "no/where", "x"], 1, "HF_HUB_OFFLINE");
     check_refused(&["run", "./missing.gguf", "x"], 1, "no such file");

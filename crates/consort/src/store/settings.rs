@@ -24,15 +24,15 @@ pub struct Settings {
 
 impl Settings {
     pub fn from_environment() -> Result<Self> {
-        let cache = match variable("XDG_CACHE_HOME") {
-            Some(path) => PathBuf::from(path),
+        let cache = match path("XDG_CACHE_HOME") {
+            Some(path) => path,
             None => env::home_dir().context("no home folder: set HOME, or HF_HOME and XDG_CACHE_HOME")?.join(".cache"),
         };
-        let hf_home = variable("HF_HOME").map_or_else(|| cache.join("huggingface"), PathBuf::from);
-        let hub_cache = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
-        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| hf_home.join("token"), PathBuf::from);
+        let hf_home = path("HF_HOME").unwrap_or_else(|| cache.join("huggingface"));
+        let hub_cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token"));
         Ok(Self {
-            hub_cache: hub_cache.map_or_else(|| hf_home.join("hub"), PathBuf::from),
+            hub_cache: hub_cache.unwrap_or_else(|| hf_home.join("hub")),
             endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,
             token: token(variable("HF_TOKEN"), &token_file)?,
             offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
@@ -65,6 +65,11 @@ fn token(variable: Option<String>, file: &PathBuf) -> Result<Option<String>> {
         bail!("the hub token has characters that no token has: check HF_TOKEN and {}", file.display());
     }
     Ok((!text.is_empty()).then(|| text.to_owned()))
+}
+
+/// A path need not be UTF-8.
+fn path(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 fn variable(name: &str) -> Option<String> {

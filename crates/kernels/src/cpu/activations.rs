@@ -61,8 +61,8 @@ impl GroupActivations {
         let (tiles, blocks) = (rows.div_ceil(TILE), supers(cols) * rows.div_ceil(TILE));
         let (what, per_group) = ("activations", blocks * GROUPS_PER_SUPER * TILE);
         Ok(Self {
-            values: Aligned::huge(what, blocks * BLOCK)?,
-            scales: Aligned::huge(what, per_group)?,
+            values: Aligned::working(what, blocks * BLOCK)?,
+            scales: Aligned::working(what, per_group)?,
             sums: Aligned::zeroed(what, per_group)?,
             weighted: Aligned::zeroed(what, per_group)?,
             tiles,
@@ -104,7 +104,7 @@ impl SuperActivations {
         let (tiles, blocks) = (rows.div_ceil(TILE), supers(cols) * rows.div_ceil(TILE));
         let what = "activations";
         Ok(Self {
-            values: Aligned::huge(what, blocks * BLOCK)?,
+            values: Aligned::working(what, blocks * BLOCK)?,
             scales: Aligned::zeroed(what, blocks * TILE)?,
             sums: Aligned::zeroed(what, blocks * TILE * 16)?,
             sums32: Aligned::zeroed(what, blocks * TILE * 8)?,
@@ -143,7 +143,7 @@ impl SuperActivations {
 impl SplitActivations {
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let tiles = rows.div_ceil(TILE);
-        Ok(Self { values: Aligned::huge("activations", supers(cols) * tiles * 3 * BLOCK)?, tiles })
+        Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * 3 * BLOCK)?, tiles })
     }
 
     pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {

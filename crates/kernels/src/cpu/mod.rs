@@ -138,7 +138,7 @@ impl Buffer {
             super_rows: 0,
             split_rows: 0,
         };
-        Ok(Self { rows, cols, data: Aligned::huge(what, len)?, forms: RefCell::new(forms) })
+        Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: RefCell::new(forms) })
     }
 
     /// The first `rows` rows, to be overwritten: what was derived from the old contents is void.

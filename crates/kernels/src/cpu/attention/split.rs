@@ -1,16 +1,17 @@
 //! Attention on bf16 tiles: every number is two bf16 parts, `high + low`, and a product is three of the four part products.
 //!
 //! Scores are made transposed, keys by queries, so that a vector holds one key's scores of 16 queries: maxima and sums run down
-//! the vectors, and weights are already the second factor that `values^T weights` needs. All tiles come in *blocks* of four,
-//! `[part][2]`, one block a page of memory:
+//! the vectors, and weights, put where the scores were, are already the second factor of `values^T weights`. All tiles come in
+//! *blocks* of four:
 //!
-//! * keys of a page: `[head_dim / 32][part][16 keys' half][16 keys][32 dims]`
-//! * values of a page: `[head_dim / 32][part][16 dims' half][16 dims][32 keys]`
-//! * queries: `[head_dim / 32][part][lanes' half][16 pairs of dims][16 lanes][2]`
-//! * weights of a page: `[part][lanes' half][16 pairs of keys][16 lanes][2]`
+//! * keys of a page: `[head_dim / 32][part][16 keys][32 dims]`, twice 16 keys in a part
+//! * values of a page: `[head_dim / 32][part][32 dims][32 keys]`
+//! * queries: `[head_dim / 32][lanes' half][16 pairs of dims][part][16 lanes][2]`
+//! * weights of a page: `[lanes' half][16 pairs of keys][part][16 lanes][2]`
+//! * scores of a page, in f32: `[lanes' half][32 keys][16 lanes]`
+//! * sums: `[head_dim / 32][lanes' half][32 dims][16 lanes]`
 //!
-//! Both products are sums of blocks times blocks, left in blocks of f32 `[first factor's half][lanes' half][16][16 lanes]`.
-//! A lane's numbers depend on that lane alone, and pages are taken in the same pairs wherever a query stands.
+//! A lane's numbers depend on that lane alone, and pages are taken together in the same fours wherever a query stands.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -46,8 +47,8 @@ struct Block([u8; BLOCK_BYTES]);
 struct Memory {
     queries: [Block; HEAD_DIM_MAX / STEP],
     sums: [Block; HEAD_DIM_MAX / STEP],
-    scores: [Block; PAGES_AT_ONCE],
-    weights: [Block; PAGES_AT_ONCE],
+    /// Scores, and then the weights.
+    pages: [Block; PAGES_AT_ONCE],
 }
 
 /// The state of 16 queries while they walk the pages.
@@ -140,8 +141,10 @@ unsafe fn halves<const HALVES: usize>(work: &Item<'_>, keys: *const u16, values:
         while first < end {
             let pages = first..end.min((first / PAGES_AT_ONCE + 1) * PAGES_AT_ONCE);
             let at = |page: usize| work.page(page) * page_parts(work.kv.shape.head_dim);
-            for (page, scores) in pages.clone().zip(&mut memory.scores) {
-                score::<HALVES>(keys.add(at(page)), &memory.queries[..steps], scores);
+            for (page, scores) in pages.clone().zip(&mut memory.pages) {
+                // While these keys are multiplied, what follows is fetched: the next page's, and at last the first values.
+                let next = if page + 1 < pages.end { keys.add(at(page + 1)) } else { values.add(at(pages.start)) };
+                score::<HALVES>(keys.add(at(page)), next, &memory.queries[..steps], scores);
             }
             for (half, lanes) in lanes.iter_mut().enumerate() {
                 weigh(lanes, half, pages.clone(), steps, memory);
@@ -149,8 +152,15 @@ unsafe fn halves<const HALVES: usize>(work: &Item<'_>, keys: *const u16, values:
             for step in 0..steps {
                 let sums = (&raw mut memory.sums[step]).cast::<u8>();
                 load::<HALVES>(sums);
-                for (page, weights) in pages.clone().zip(&memory.weights) {
+                for (page, weights) in pages.clone().zip(&memory.pages) {
                     let block = values.add(at(page) + step * BLOCK_PARTS);
+                    if page + 1 < pages.end {
+                        fetch::<HALVES>(values.add(at(page + 1) + step * BLOCK_PARTS));
+                    } else if step + 1 < steps {
+                        fetch::<HALVES>(values.add(at(pages.start) + (step + 1) * BLOCK_PARTS));
+                    } else if pages.end < end {
+                        fetch::<HALVES>(keys.add(at(pages.end)));
+                    }
                     multiply::<HALVES>(block.cast(), (&raw const *weights).cast());
                 }
                 store::<HALVES>(sums);
@@ -202,7 +212,7 @@ unsafe fn start(work: &Item<'_>, half: usize, queries: &mut [Block]) -> Lanes {
         for (part, lines) in lines.into_iter().enumerate() {
             for (pair, line) in transpose(lines).into_iter().enumerate() {
                 // SAFETY: a line of the block.
-                unsafe { _mm512_store_si512(block.add((2 * part + half) * TILE_BYTES + pair * 64).cast(), line) };
+                unsafe { _mm512_store_si512(line_of(block, half, 2 * pair + part).cast(), line) };
             }
         }
     }
@@ -212,11 +222,12 @@ unsafe fn start(work: &Item<'_>, half: usize, queries: &mut [Block]) -> Lanes {
 }
 
 /// Scores of a page's keys with all lanes.
-unsafe fn score<const HALVES: usize>(keys: *const u16, queries: &[Block], scores: &mut Block) {
+unsafe fn score<const HALVES: usize>(keys: *const u16, next: *const u16, queries: &[Block], scores: &mut Block) {
     // SAFETY: the page has a block of keys for each of queries.
     unsafe {
         zero::<HALVES>();
         for (step, queries) in queries.iter().enumerate() {
+            fetch::<HALVES>(next.add(step * BLOCK_PARTS));
             multiply::<HALVES>(keys.add(step * BLOCK_PARTS).cast(), (&raw const *queries).cast());
         }
         store::<HALVES>((&raw mut *scores).cast());
@@ -230,7 +241,7 @@ unsafe fn weigh(lanes: &mut Lanes, half: usize, pages: Range<usize>, steps: usiz
     let mut most = [hidden; 4];
     // SAFETY: keys and lanes lie within their blocks, which hold the pages' scores.
     unsafe {
-        for (page, scores) in pages.clone().zip(&mut memory.scores) {
+        for (page, scores) in pages.clone().zip(&mut memory.pages) {
             let scores = (&raw mut *scores).cast::<u8>();
             let keys = page * PAGE_TOKENS..(page + 1) * PAGE_TOKENS;
             if keys.start < lanes.common.start || keys.end > lanes.common.end {
@@ -238,12 +249,12 @@ unsafe fn weigh(lanes: &mut Lanes, half: usize, pages: Range<usize>, steps: usiz
                     let position = _mm512_set1_epi32((keys.start + key) as i32);
                     let seen =
                         _mm512_cmple_epi32_mask(lanes.low, position) & _mm512_cmplt_epi32_mask(position, lanes.high);
-                    let at = score_of(scores, half, key);
+                    let at = line_of(scores, half, key);
                     _mm512_store_ps(at, _mm512_mask_mov_ps(hidden, seen, _mm512_load_ps(at)));
                 }
             }
             for key in 0..PAGE_TOKENS {
-                most[key % 4] = _mm512_max_ps(_mm512_load_ps(score_of(scores, half, key)), most[key % 4]);
+                most[key % 4] = _mm512_max_ps(_mm512_load_ps(line_of(scores, half, key)), most[key % 4]);
             }
         }
         let most = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
@@ -251,26 +262,25 @@ unsafe fn weigh(lanes: &mut Lanes, half: usize, pages: Range<usize>, steps: usiz
         let unseen = _mm512_cmpeq_ps_mask(lanes.base, hidden);
         let base = _mm512_mask_mov_ps(lanes.base, unseen, _mm512_setzero_ps());
         let mut sum = lanes.sum;
-        for (scores, weights) in memory.scores.iter_mut().zip(&mut memory.weights).take(pages.len()) {
-            let (scores, weights) = ((&raw mut *scores).cast::<u8>(), (&raw mut *weights).cast::<u8>());
+        for block in memory.pages.iter_mut().take(pages.len()) {
+            let block = (&raw mut *block).cast::<u8>();
             for pair in 0..PAGE_TOKENS / 2 {
-                let at = score_of(scores, half, 2 * pair);
+                let at = line_of(block, half, 2 * pair);
                 let even = exp2(_mm512_sub_ps(_mm512_load_ps(at), base));
                 let odd = exp2(_mm512_sub_ps(_mm512_load_ps(at.add(LANES)), base));
                 sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
                 let (even, odd) = (parts(even), parts(odd));
-                let to = weights.add(half * TILE_BYTES + pair * 64);
-                _mm512_store_si512(to.cast(), pair_up(even[0], odd[0]));
-                _mm512_store_si512(to.add(2 * TILE_BYTES).cast(), pair_up(even[1], odd[1]));
+                _mm512_store_si512(at.cast(), pair_up(even[0], odd[0]));
+                _mm512_store_si512(at.add(LANES).cast(), pair_up(even[1], odd[1]));
             }
         }
         lanes.sum = sum;
     }
 }
 
-/// One key's scores with one half of the lanes.
-fn score_of(scores: *mut u8, half: usize, key: usize) -> *mut f32 {
-    scores.wrapping_add((key / 16 * 2 + half) * TILE_BYTES + key % 16 * 64).cast()
+/// A line of one half of the lanes.
+fn line_of(block: *mut u8, half: usize, line: usize) -> *mut f32 {
+    block.wrapping_add(half * (BLOCK_BYTES / 2) + line * 64).cast()
 }
 
 /// Moves bases up to where `most` exceeds them by more than the slack, and scales those lanes' sums down.
@@ -287,7 +297,7 @@ fn rebase(lanes: &mut Lanes, half: usize, most: __m512, sums: &mut [Block]) {
         lanes.sum = _mm512_mul_ps(lanes.sum, fade);
         for block in sums {
             for dim in 0..STEP {
-                let sum = score_of((&raw mut *block).cast(), half, dim);
+                let sum = line_of((&raw mut *block).cast(), half, dim);
                 // SAFETY: a line of the block.
                 unsafe { _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), fade)) };
             }
@@ -309,7 +319,7 @@ unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
         let block = (&raw const sums[first / STEP]).cast_mut().cast::<u8>();
         let lines: [__m512i; 16] = std::array::from_fn(|d| {
             // SAFETY: a line of the block.
-            let sum = unsafe { _mm512_load_ps(score_of(block, half, first % STEP + d)) };
+            let sum = unsafe { _mm512_load_ps(line_of(block, half, first % STEP + d)) };
             _mm512_castps_si512(_mm512_mul_ps(sum, inverse))
         });
         for (line, out) in transpose(lines).into_iter().zip(&outs[..count]) {
@@ -380,10 +390,7 @@ unsafe fn row_parts(from: *const f32, count: usize, scale: __m512) -> [__m512i; 
     };
     // SAFETY: 64 bytes.
     let upper = unsafe { _mm512_loadu_si512(UPPER.as_ptr().cast()) };
-    [
-        _mm512_permutex2var_epi16(first[0], upper, second[0]),
-        _mm512_permutex2var_epi16(first[1], upper, second[1]),
-    ]
+    [_mm512_permutex2var_epi16(first[0], upper, second[0]), _mm512_permutex2var_epi16(first[1], upper, second[1])]
 }
 
 /// Rows become columns.
@@ -426,7 +433,7 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// Eight full tiles: 0 to 3 hold the sums `[first factor's half][lanes' half]`, 4 and 5 lanes, 6 and 7 the first factor.
+/// Eight full tiles: 0 to 3 hold the sums, `2 * first factor's half + lanes' half`, 4 and 5 the lanes, 6 and 7 the first factor.
 static CONFIG: TileConfig = {
     let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     let mut tile = 0;
@@ -447,6 +454,17 @@ unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
+/// Asks for a block before it is needed. Few queries wait for memory more than for arithmetic; many find it in the cache.
+#[inline(always)]
+fn fetch<const HALVES: usize>(block: *const u16) {
+    if HALVES == 1 {
+        for line in 0..BLOCK_BYTES / 64 {
+            // SAFETY: prefetching changes nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(block.cast::<i8>().wrapping_add(line * 64)) };
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn zero<const HALVES: usize>() {
     // SAFETY: the caller configured the tiles.
@@ -465,12 +483,12 @@ unsafe fn load<const HALVES: usize>(from: *const u8) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
-            "tileloadd tmm0, [{from} + {line}]", "tileloadd tmm2, [{from} + {line} + 2048]",
+            "tileloadd tmm0, [{from} + {line}]", "tileloadd tmm2, [{from} + {line} + 1024]",
             from = in(reg) from, line = in(reg) 64usize, options(nostack, readonly),
         );
         if HALVES == 2 {
             asm!(
-                "tileloadd tmm1, [{from} + {line} + 1024]", "tileloadd tmm3, [{from} + {line} + 3072]",
+                "tileloadd tmm1, [{from} + {line} + 2048]", "tileloadd tmm3, [{from} + {line} + 3072]",
                 from = in(reg) from, line = in(reg) 64usize, options(nostack, readonly),
             );
         }
@@ -484,12 +502,12 @@ unsafe fn store<const HALVES: usize>(to: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
-            "tilestored [{to} + {line}], tmm0", "tilestored [{to} + {line} + 2048], tmm2",
+            "tilestored [{to} + {line}], tmm0", "tilestored [{to} + {line} + 1024], tmm2",
             to = in(reg) to, line = in(reg) 64usize, options(nostack),
         );
         if HALVES == 2 {
             asm!(
-                "tilestored [{to} + {line} + 1024], tmm1", "tilestored [{to} + {line} + 3072], tmm3",
+                "tilestored [{to} + {line} + 2048], tmm1", "tilestored [{to} + {line} + 3072], tmm3",
                 to = in(reg) to, line = in(reg) 64usize, options(nostack),
             );
         }
@@ -507,33 +525,34 @@ unsafe fn multiply<const HALVES: usize>(a: *const u8, b: *const u8) {
     unsafe {
         if HALVES == 1 {
             asm!(
-                "tileloadd tmm4, [{b} + {line} + 2048]",
+                "tileloadd tmm4, [{b} + {pair} + 64]",
                 "tileloadd tmm6, [{a} + {line}]",
                 "tdpbf16ps tmm0, tmm6, tmm4",
                 "tileloadd tmm7, [{a} + {line} + 1024]",
                 "tdpbf16ps tmm2, tmm7, tmm4",
-                "tileloadd tmm5, [{b} + {line}]",
+                "tileloadd tmm5, [{b} + {pair}]",
                 "tdpbf16ps tmm0, tmm6, tmm5",
                 "tdpbf16ps tmm2, tmm7, tmm5",
                 "tileloadd tmm6, [{a} + {line} + 2048]",
                 "tdpbf16ps tmm0, tmm6, tmm5",
                 "tileloadd tmm7, [{a} + {line} + 3072]",
                 "tdpbf16ps tmm2, tmm7, tmm5",
-                a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, pair = in(reg) 128usize,
+                options(nostack, readonly),
             );
         } else {
             asm!(
-                "tileloadd tmm4, [{b} + {line} + 2048]",
+                "tileloadd tmm4, [{b} + {pair} + 64]",
                 "tileloadd tmm6, [{a} + {line}]",
                 "tdpbf16ps tmm0, tmm6, tmm4",
-                "tileloadd tmm5, [{b} + {line} + 3072]",
+                "tileloadd tmm5, [{b} + {pair} + 2112]",
                 "tdpbf16ps tmm1, tmm6, tmm5",
                 "tileloadd tmm7, [{a} + {line} + 1024]",
                 "tdpbf16ps tmm2, tmm7, tmm4",
                 "tdpbf16ps tmm3, tmm7, tmm5",
-                "tileloadd tmm4, [{b} + {line}]",
+                "tileloadd tmm4, [{b} + {pair}]",
                 "tdpbf16ps tmm0, tmm6, tmm4",
-                "tileloadd tmm5, [{b} + {line} + 1024]",
+                "tileloadd tmm5, [{b} + {pair} + 2048]",
                 "tdpbf16ps tmm1, tmm6, tmm5",
                 "tdpbf16ps tmm2, tmm7, tmm4",
                 "tdpbf16ps tmm3, tmm7, tmm5",
@@ -543,7 +562,8 @@ unsafe fn multiply<const HALVES: usize>(a: *const u8, b: *const u8) {
                 "tileloadd tmm7, [{a} + {line} + 3072]",
                 "tdpbf16ps tmm2, tmm7, tmm4",
                 "tdpbf16ps tmm3, tmm7, tmm5",
-                a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, options(nostack, readonly),
+                a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, pair = in(reg) 128usize,
+                options(nostack, readonly),
             );
         }
     }
