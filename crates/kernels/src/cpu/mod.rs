@@ -95,7 +95,9 @@ impl CpuBackend {
         let Some(kv) = options.kv.on(options.level) else {
             return Err(BackendError::Device(format!("a split K/V cache needs amx, not {}", options.level)));
         };
-        Ok(Self { pool: Pool::new(options.threads), level: options.level, kv })
+        let pool = Pool::new(options.threads)
+            .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
+        Ok(Self { pool, level: options.level, kv })
     }
 
     pub fn threads(&self) -> usize {

@@ -2,10 +2,14 @@
 //! after a quiet moment they sleep.
 //!
 //! A job is a number of chunks and a function of (worker, chunk). Workers, the calling thread among them as worker 0,
-//! take chunks from a shared counter until none is left. Which worker runs a chunk never changes a result.
+//! take chunks from a shared counter until none is left. Which worker runs a chunk never changes a result. A worker that
+//! comes late finds the job closed: the caller waits only for those who took part, so a thread that the system keeps from
+//! running costs its share of the work, not the whole.
 
+use std::cell::UnsafeCell;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// How long a worker waits for the next job before it sleeps: longer than the host-side work between two steps of a
@@ -19,13 +23,11 @@ type Job = dyn Fn(usize, usize) + Sync;
 struct Line<T>(T);
 
 struct Shared {
-    /// Odd while a job is offered, even between jobs; grows by one at each change.
-    epoch: Line<AtomicU64>,
+    /// See [`State`].
+    state: Line<AtomicU64>,
     next: Line<AtomicUsize>,
-    /// Workers that have not yet left the present job.
-    busy: Line<AtomicUsize>,
-    /// The job on offer, readable while the epoch is odd.
-    current: std::cell::UnsafeCell<Option<(*const Job, usize)>>,
+    /// The job on offer and its chunks. Written only while no job is open and nobody takes part in one.
+    current: UnsafeCell<Option<(*const Job, usize)>>,
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
@@ -33,11 +35,33 @@ struct Shared {
     panicked: AtomicBool,
 }
 
-// SAFETY: `current` is written only between jobs (no worker reads it then: see `Pool::run`) and the pointer in it is
-// used only while `run` keeps the job alive.
+// SAFETY: `current` is read only by workers that joined an open job, and written only when there are none; the pointer
+// in it is used only while `run` keeps the job alive.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
+
+/// Which job is on offer (its number, in the upper bits), whether it may still be joined, and how many workers are in it.
+#[derive(Clone, Copy)]
+struct State(u64);
+
+impl State {
+    const OPEN: u64 = 1 << 15;
+    const WORKERS: u64 = Self::OPEN - 1;
+    const JOB: u64 = 1 << 16;
+
+    fn job(self) -> u64 {
+        self.0 / Self::JOB
+    }
+
+    fn is_open(self) -> bool {
+        self.0 & Self::OPEN != 0
+    }
+
+    fn workers(self) -> u64 {
+        self.0 & Self::WORKERS
+    }
+}
 
 pub struct Pool {
     shared: Arc<Shared>,
@@ -47,29 +71,26 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `threads` workers in all, the caller of [`Pool::run`] being one of them.
-    pub fn new(threads: usize) -> Self {
+    /// `threads` workers in all, the caller of [`Pool::run`] being one of them. Fails if the system gives no more threads.
+    pub fn new(threads: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            epoch: Line(AtomicU64::new(0)),
+            state: Line(AtomicU64::new(0)),
             next: Line(AtomicUsize::new(0)),
-            busy: Line(AtomicUsize::new(0)),
-            current: std::cell::UnsafeCell::new(None),
+            current: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        let handles = (1..threads.max(1))
-            .map(|worker| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("consort-{worker}"))
-                    .spawn(move || work(&shared, worker))
-                    .expect("the operating system gives us a thread")
-            })
-            .collect();
-        Self { shared, handles, turn: Mutex::new(()) }
+        // Dropped on the way out of an error, the pool ends the threads that it has.
+        let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(()) };
+        for worker in 1..threads.clamp(1, State::WORKERS as usize) {
+            let shared = Arc::clone(&pool.shared);
+            let thread = std::thread::Builder::new().name(format!("consort-{worker}"));
+            pool.handles.push(thread.spawn(move || work(&shared, worker))?);
+        }
+        Ok(pool)
     }
 
     pub fn threads(&self) -> usize {
@@ -85,27 +106,27 @@ impl Pool {
             }
             return;
         }
-        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is changed. Every worker has left the job when this function returns (`busy` is
-        // zero), also when a chunk panicked, so the pointer never outlives the borrow.
+        // SAFETY: only the lifetime is changed. When this function returns the job is closed and every worker has left
+        // it, also when a chunk panicked, so the pointer never outlives the borrow.
         let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Job>(job) };
         shared.next.0.store(0, Ordering::Relaxed);
-        shared.busy.0.store(self.handles.len(), Ordering::Relaxed);
-        // SAFETY: the epoch is even and all workers have left the last job: nobody reads `current`.
+        // SAFETY: no job is open and nobody takes part in one: nobody reads `current`.
         unsafe { *shared.current.get() = Some((job, chunks)) };
-        // SeqCst orders this against a worker that registers as a sleeper and then looks at the epoch once more.
-        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        let number = State(shared.state.0.load(Ordering::Relaxed)).job() + 1;
+        // SeqCst orders this against a worker that registers as a sleeper and then looks at the state once more.
+        shared.state.0.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = shared.sleep.lock().expect("never poisoned: nothing panics under it");
+            let _guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);
             shared.wake.notify_all();
         }
         take_chunks(shared, 0, job, chunks);
+        shared.state.0.fetch_and(!State::OPEN, Ordering::AcqRel);
         let mut spins = 0;
-        while shared.busy.0.load(Ordering::Acquire) > 0 {
+        while State(shared.state.0.load(Ordering::Acquire)).workers() > 0 {
             relax(&mut spins);
         }
-        shared.epoch.0.fetch_add(1, Ordering::Release);
         assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a kernel panicked");
     }
 }
@@ -114,7 +135,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         {
-            let _guard = self.shared.sleep.lock().expect("never poisoned: nothing panics under it");
+            let _guard = self.shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);
             self.shared.wake.notify_all();
         }
         for handle in self.handles.drain(..) {
@@ -148,41 +169,42 @@ fn take_chunks(shared: &Shared, worker: usize, job: *const Job, chunks: usize) {
 
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
-    loop {
-        seen = match await_job(shared, seen) {
-            Some(epoch) => epoch,
-            None => return,
-        };
-        // SAFETY: the epoch is odd, so `current` holds the job and does not change before this worker leaves it.
-        let (job, chunks) = unsafe { *shared.current.get() }.expect("set before the epoch became odd");
+    while let Some(state) = await_job(shared, seen) {
+        let joined = State(state.0 + 1);
+        if shared.state.0.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            continue; // others joined or left, or it was closed: look again
+        }
+        seen = state.job();
+        // SAFETY: this worker joined while the job was open, so `current` holds it and stays until the worker leaves.
+        let (job, chunks) = unsafe { *shared.current.get() }.expect("set before the job was opened");
         take_chunks(shared, worker, job, chunks);
-        shared.busy.0.fetch_sub(1, Ordering::Release);
+        shared.state.0.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Waits for an odd epoch above `seen`; `None` when the pool is dropped.
-fn await_job(shared: &Shared, seen: u64) -> Option<u64> {
+/// Waits for an open job other than `seen`; `None` when the pool is dropped.
+fn await_job(shared: &Shared, seen: u64) -> Option<State> {
     let ready = |order| {
-        let epoch = shared.epoch.0.load(order);
-        (epoch > seen && epoch % 2 == 1).then_some(epoch)
+        let state = State(shared.state.0.load(order));
+        (state.is_open() && state.job() != seen).then_some(state)
     };
     let mut spins = 0;
     while spins < SPINS_BEFORE_SLEEP && !shared.stop.load(Ordering::Relaxed) {
-        if let Some(epoch) = ready(Ordering::Acquire) {
-            return Some(epoch);
+        if let Some(state) = ready(Ordering::Acquire) {
+            return Some(state);
         }
         relax(&mut spins);
     }
-    let mut guard = shared.sleep.lock().expect("never poisoned: nothing panics under it");
+    let mut guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);
     shared.sleepers.fetch_add(1, Ordering::SeqCst);
     let found = loop {
         if shared.stop.load(Ordering::SeqCst) {
             break None;
         }
-        if let Some(epoch) = ready(Ordering::SeqCst) {
-            break Some(epoch);
+        if let Some(state) = ready(Ordering::SeqCst) {
+            break Some(state);
         }
-        guard = shared.wake.wait(guard).expect("never poisoned: nothing panics under it");
+        guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
     };
     shared.sleepers.fetch_sub(1, Ordering::SeqCst);
     found
@@ -195,7 +217,7 @@ mod tests {
     #[test]
     fn every_chunk_runs_once_whatever_the_number_of_threads() {
         for threads in [1, 2, 3, 8] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).unwrap();
             for chunks in [0, 1, 2, 7, 100] {
                 let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
                 for _ in 0..50 {
@@ -210,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_sleeping_worker_wakes_for_the_next_job() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let ran = AtomicUsize::new(0);
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(30));
@@ -223,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_chunk_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.run(4, &|_, chunk| assert!(chunk != 2, "odd one out"));
         }));
