@@ -85,6 +85,11 @@ impl Description {
         let object = |value: &Json| DescriptionError::value("config.json", value.to_string());
         let outer = config.as_object().ok_or_else(|| object(config))?;
         let name = model_type(outer)?;
+        if let Some(quantised) = member(outer, "quantization_config") {
+            let method = quantised.get("quant_method").and_then(Json::as_str).unwrap_or("of an unnamed method");
+            let method = shown(method.to_owned());
+            return Err(DescriptionError::Unsupported(format!("weights quantised in safetensors ({method})")));
+        }
         let architecture = Architecture::by_model_type(name)
             .ok_or_else(|| DescriptionError::Architecture { name: shown(name.to_owned()) })?;
         let text = match member(outer, "text_config") {

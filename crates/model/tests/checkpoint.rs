@@ -137,6 +137,7 @@ fn what_we_do_not_compute_is_refused_not_ignored() {
     refused("gemma3", json!({ "final_logit_softcapping": 30.0 }), "final_logit_softcapping");
     refused("gemma3", json!({ "attn_logit_softcapping": 50.0 }), "attn_logit_softcapping");
     refused("qwen3_moe", json!({ "use_sliding_window": true }), "use_sliding_window");
+    refused("llama", json!({ "quantization_config": { "quant_method": "gptq" } }), "gptq");
 }
 
 #[test]
