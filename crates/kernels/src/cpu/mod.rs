@@ -12,6 +12,8 @@ mod memory;
 mod pack;
 mod pool;
 mod rows;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -18,6 +18,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::super::tiles::{TileConfig, release};
 use super::{HEAD_DIM_MAX, ITEM_ROWS, Item, PageRows};
 use crate::PAGE_TOKENS;
 
@@ -134,7 +135,7 @@ unsafe fn halves<const HALVES: usize>(work: &Item<'_>, keys: *const u16, values:
         let memory = &mut *memory.as_mut_ptr();
         std::ptr::write_bytes(memory.sums.as_mut_ptr(), 0, steps);
         let mut lanes: [Lanes; HALVES] = std::array::from_fn(|half| start(work, half, &mut memory.queries));
-        configure();
+        CONFIG.load();
         let seen = work.seen();
         let mut first = seen.start / PAGE_TOKENS;
         let end = seen.end.div_ceil(PAGE_TOKENS);
@@ -424,35 +425,8 @@ fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-#[repr(C, align(64))]
-struct TileConfig {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
 /// Eight full tiles: 0 to 3 hold the sums, `2 * first factor's half + lanes' half`, 4 and 5 the lanes, 6 and 7 the first factor.
-static CONFIG: TileConfig = {
-    let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-    let mut tile = 0;
-    while tile < 8 {
-        (config.row_bytes[tile], config.rows[tile]) = (64, 16);
-        tile += 1;
-    }
-    config
-};
-
-unsafe fn configure() {
-    // SAFETY: a valid configuration; the caller may use tiles.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
-}
-
-unsafe fn release() {
-    // SAFETY: the caller may use tiles.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
-}
+static CONFIG: TileConfig = TileConfig::new([(16, 64); 8]);
 
 /// Asks for a block before it is needed. Few queries wait for memory more than for arithmetic; many find it in the cache.
 #[inline(always)]

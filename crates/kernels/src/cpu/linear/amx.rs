@@ -16,6 +16,7 @@ use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE}
 use super::super::matrix::{
     Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
 };
+use super::super::tiles::{TileConfig, release};
 use super::avx512::{min_pair, sub_scale, unpack};
 use super::{Inputs, Output};
 
@@ -37,41 +38,6 @@ struct TileSums([[f32; PANEL]; TILE]);
 
 /// Sums of all tiles and panels that are worked on at once, kept while the superblocks pass by.
 type Sums = [[TileSums; PANELS_AT_ONCE]; TILES_AT_ONCE];
-
-#[repr(C, align(64))]
-struct TileConfig {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl TileConfig {
-    /// Tiles of up to 16 rows of 64 bytes: `(rows, bytes per row)` of each.
-    fn new(tiles: [(usize, usize); 8]) -> Self {
-        let mut config = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for (i, (rows, bytes)) in tiles.into_iter().enumerate() {
-            config.rows[i] = rows as u8;
-            config.row_bytes[i] = bytes as u16;
-        }
-        config
-    }
-
-    /// # Safety
-    /// This process may use tiles.
-    unsafe fn load(&self) {
-        // SAFETY: a valid configuration of 64 bytes; the caller's promise.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly)) };
-    }
-}
-
-/// # Safety
-/// This process may use tiles.
-unsafe fn release() {
-    // SAFETY: the caller's promise.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
-}
 
 /// # Safety
 /// As for [`super::avx512::panels`], and this process may use tiles.
