@@ -11,6 +11,8 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod amx_bf16;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -150,7 +152,7 @@ fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs
     unsafe {
         match (segment.format, level) {
             #[cfg(target_arch = "x86_64")]
-            (Format::Bf16, Level::Amx) => amx::bf16(segment, panels, inputs, out),
+            (Format::Bf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (Format::Group { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => amx::group(segment, panels, inputs, out),
