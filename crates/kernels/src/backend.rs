@@ -152,6 +152,31 @@ pub struct StepInputs<'a> {
     pub wanted: &'a [u32],
 }
 
+/// How many rows an op works on: those of generated tokens first, then those of prompts.
+///
+/// A backend may multiply the two with quantised weights in different arithmetic, because prompts are bound by arithmetic and
+/// generated tokens by memory. What a token is in its own sequence decides, never its company: so an answer does not
+/// depend on the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    pub generated: usize,
+    pub prompt: usize,
+}
+
+impl Rows {
+    pub fn generated(rows: usize) -> Self {
+        Self { generated: rows, prompt: 0 }
+    }
+
+    pub fn prompt(rows: usize) -> Self {
+        Self { generated: 0, prompt: rows }
+    }
+
+    pub fn all(self) -> usize {
+        self.generated + self.prompt
+    }
+}
+
 /// The router of a mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
@@ -161,8 +186,8 @@ pub struct Routing {
     pub normalise: bool,
 }
 
-/// One expert's feed-forward: `gate_up` has the gate's rows first, then the up projection's.
-pub struct Expert<M> {
+/// A gated feed-forward, of a layer or of one expert: `gate_up` has the gate's rows first, then the up projection's.
+pub struct Gated<M> {
     pub gate_up: M,
     pub down: M,
 }
@@ -205,7 +230,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Fills `step`. Page ids and token ids must be in range; `begin` checks what it can check cheaply.
     fn begin(&self, step: &mut Self::Step, inputs: StepInputs<'_>) -> Result<(), BackendError>;
-    /// Overwrites the first rows of `buffer` with activations from elsewhere (an earlier stage).
+    /// Columns of a buffer.
+    fn columns(&self, buffer: &Self::Buffer) -> usize;
+    /// Overwrites the first rows of `buffer` with activations from elsewhere (an earlier stage, other ranks).
     fn write(&self, buffer: &mut Self::Buffer, values: &[f32]) -> Result<(), BackendError>;
     /// Waits for all ops on `buffer` and copies rows out.
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError>;
@@ -223,7 +250,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out = W x + bias`.
     fn linear(
         &self,
-        rows: usize,
+        rows: Rows,
         out: &mut Self::Buffer,
         x: &Self::Buffer,
         weight: &Self::Matrix,
@@ -244,6 +271,23 @@ pub trait Backend: Send + Sync + Sized + 'static {
     );
     /// `out[j] = activation(x[j]) * x[n + j]`, where a row of `x` has `2 n` columns.
     fn gate(&self, rows: usize, out: &mut Self::Buffer, x: &Self::Buffer, activation: Activation);
+    /// `out = down(activation(gate x) * (up x))`. `inner` (`[rows, 2 n]`) and `gated` (`[rows, n]`) are working memory: what they
+    /// hold afterwards is the backend's business.
+    #[allow(clippy::too_many_arguments)]
+    fn feed_forward(
+        &self,
+        rows: Rows,
+        out: &mut Self::Buffer,
+        x: &Self::Buffer,
+        weights: &Gated<Self::Matrix>,
+        activation: Activation,
+        inner: &mut Self::Buffer,
+        gated: &mut Self::Buffer,
+    ) {
+        self.linear(rows, inner, x, &weights.gate_up, None);
+        self.gate(rows.all(), gated, inner, activation);
+        self.linear(rows, out, gated, &weights.down, None);
+    }
     /// `x += y`.
     fn add(&self, rows: usize, x: &mut Self::Buffer, y: &Self::Buffer);
     /// A mixture of experts: softmax over the router's `logits` `[rows, experts]`, the best `chosen` of them, and the
@@ -252,13 +296,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
     #[allow(clippy::too_many_arguments)]
     fn experts(
         &self,
-        rows: usize,
+        rows: Rows,
         out: &mut Self::Buffer,
         x: &Self::Buffer,
         logits: &Self::Buffer,
         routing: Routing,
         first: usize,
-        experts: &[Expert<Self::Matrix>],
+        experts: &[Gated<Self::Matrix>],
         activation: Activation,
         scratch: &mut Self::Scratch,
     );

@@ -15,7 +15,7 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
 }
 
 fn backend(level: Level, threads: usize, kv: KvType) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads, level, kv }).unwrap()
+    CpuBackend::new(CpuOptions { threads, level, kv, ..CpuOptions::default() }).unwrap()
 }
 
 fn filled(backend: &CpuBackend, cols: usize, values: &[f32]) -> kernels::cpu::Buffer {
@@ -205,8 +205,11 @@ fn sequences(dim: usize, lengths: &[usize]) -> Vec<Sequence> {
 }
 
 /// The types that differ on a level.
-fn kv_types(level: Level) -> [KvType; 2] {
-    [KvType::F32, if level == Level::Amx { KvType::Split } else { KvType::F16 }]
+fn kv_types(level: Level) -> &'static [KvType] {
+    match level {
+        Level::Amx => &[KvType::F32, KvType::Bf16, KvType::Split],
+        _ => &[KvType::F32, KvType::F16],
+    }
 }
 
 #[test]
@@ -217,8 +220,13 @@ fn attention_follows_its_formula_with_and_without_a_window() {
         let all = sequences(dim, &[len]);
         let want = plain(dim, window, &all[0].qkv);
         for level in Level::available() {
-            let halves = if level == Level::Amx { (KvType::Split, 2e-4) } else { (KvType::F16, 3e-3) };
-            for (kv, bound) in [(KvType::F32, 1e-5), halves] {
+            for &kv in kv_types(level) {
+                let bound = match kv {
+                    KvType::F32 => 1e-5,
+                    KvType::F16 => 3e-3,
+                    KvType::Bf16 => 2.4e-2,
+                    KvType::Split => 2e-4,
+                };
                 let got = attend(&backend(level, 2, kv), dim, window, &all, &[vec![len]]);
                 assert_close(&format!("{level} {kv:?} {dim} {window:?}"), &got[0], &want, bound);
             }
@@ -231,7 +239,7 @@ fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
     let (dim, window) = (32, Some(40));
     let all = sequences(dim, &[90, 7, 64]);
     for level in Level::available() {
-        for kv in kv_types(level) {
+        for &kv in kv_types(level) {
             let alone: Vec<Vec<f32>> = all
                 .iter()
                 .map(|s| {
@@ -251,7 +259,7 @@ fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
     for (dim, window) in [(16, None), (48, Some(70)), (64, None), (128, None), (256, Some(5))] {
         let all = sequences(dim, &[150]);
         for level in Level::available() {
-            for kv in kv_types(level) {
+            for &kv in kv_types(level) {
                 let at_once = attend(&backend(level, 2, kv), dim, window, &all, &[vec![150]]);
                 let chunks: Vec<Vec<usize>> = [1, 2, 3, 5, 11, 31, 40, 56, 1].map(|count| vec![count]).into();
                 let chunked = attend(&backend(level, 1, kv), dim, window, &all, &chunks);
@@ -275,9 +283,13 @@ fn scores_that_rise_and_fall_by_far_are_weighed_as_the_formula_says() {
     }
     let want = plain(dim, None, &all[0].qkv);
     for level in Level::available() {
-        for kv in kv_types(level) {
+        for &kv in kv_types(level) {
             // Scores reach 58 and carry the relative error of their type; values reach 2.
-            let bound = if kv == KvType::F16 { 0.1 } else { 4e-3 };
+            let bound = match kv {
+                KvType::Bf16 => 0.8,
+                KvType::F16 => 0.1,
+                KvType::F32 | KvType::Split => 4e-3,
+            };
             let got = attend(&backend(level, 1, kv), dim, None, &all, &[vec![len / 2], vec![len / 2]]);
             assert_close(&format!("{level} {kv:?}"), &got[0], &want, bound);
         }
@@ -298,7 +310,7 @@ fn what_a_former_owner_left_in_a_page_reaches_no_result() {
     // The first sequence fills both pages; then the second takes them over, in several pieces and all at once.
     for pieces in [vec![40], vec![1, 6, 24, 1, 1, 7]] {
         for level in Level::available() {
-            for kv in kv_types(level) {
+            for &kv in kv_types(level) {
                 let alone: Vec<Vec<usize>> = pieces.iter().map(|&count| vec![count]).collect();
                 let want = attend(&backend(level, 2, kv), dim, None, std::slice::from_ref(&fresh), &alone);
                 let after: Vec<Vec<usize>> =
@@ -312,10 +324,12 @@ fn what_a_former_owner_left_in_a_page_reaches_no_result() {
 }
 
 #[test]
-fn a_split_cache_is_refused_without_tiles() {
+fn a_cache_for_tiles_is_refused_without_them() {
     for level in Level::available() {
-        let made = CpuBackend::new(CpuOptions { threads: 1, level, kv: KvType::Split });
-        assert_eq!(made.is_ok(), level == Level::Amx);
+        for kv in [KvType::Bf16, KvType::Split] {
+            let made = CpuBackend::new(CpuOptions { threads: 1, level, kv, ..CpuOptions::default() });
+            assert_eq!(made.is_ok(), level == Level::Amx);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Activations in the forms that the linear kernels multiply with: int8 with a scale per 32 or per 256 inputs, or
-//! bf16 in three parts.
+//! bf16 in one or two parts.
 //!
 //! Rows are dealt into *tiles* of 16 and inputs into superblocks of 256; the bytes of one (superblock, tile) lie together,
 //! 16 rows by the depth of a hardware tile, so that a tile load reads one contiguous kilobyte and a vector kernel finds
@@ -9,7 +9,6 @@ use super::lanes::for_each_level;
 use super::level::Level;
 use super::matrix::{GROUP, GROUPS_PER_SUPER, SUPER, SendPtr};
 use super::memory::Aligned;
-use super::per_level;
 use super::pool::Pool;
 use super::rows::for_runs;
 use crate::BackendError;
@@ -25,6 +24,8 @@ pub(crate) struct GroupActivations {
     pub(crate) values: Aligned<i8>,
     /// `[superblock][tile][group 8][row 16]`
     pub(crate) scales: Aligned<f32>,
+    /// `-1.5 * 2^23 * scale`, exactly, same shape: takes a float that an integer was added to back to `integer * scale`.
+    pub(crate) rebase: Aligned<f32>,
     /// Sums of the integers, same shape.
     pub(crate) sums: Aligned<i32>,
     /// `scale * sum`, same shape: what a weight's minimum is multiplied with.
@@ -45,9 +46,9 @@ pub(crate) struct SuperActivations {
     pub(crate) tiles: usize,
 }
 
-/// An f32 row as three bf16 parts whose sum is exact: high, middle, low.
-pub(crate) struct SplitActivations {
-    /// `[superblock][tile][part 3][8][row 16][32]`: tiles of 16 rows by 32 inputs (64 bytes a row).
+/// An f32 row as the sum of bf16 parts, each the rounding of what the ones before left: one part keeps 8 bits, two 16.
+pub(crate) struct SplitActivations<const PARTS: usize> {
+    /// `[superblock][tile][part][8][row 16][32]`: tiles of 16 rows by 32 inputs (64 bytes a row).
     pub(crate) values: Aligned<u16>,
     pub(crate) tiles: usize,
 }
@@ -63,6 +64,7 @@ impl GroupActivations {
         Ok(Self {
             values: Aligned::working(what, blocks * BLOCK)?,
             scales: Aligned::working(what, per_group)?,
+            rebase: Aligned::working(what, per_group)?,
             sums: Aligned::zeroed(what, per_group)?,
             weighted: Aligned::zeroed(what, per_group)?,
             tiles,
@@ -74,11 +76,13 @@ impl GroupActivations {
         self.tiles = rows.div_ceil(TILE);
         let tiles = self.tiles;
         let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
+        let rebase = SendPtr(self.rebase.as_mut_ptr());
         let (sums, weighted) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.weighted.as_mut_ptr()));
         for_runs(pool, rows, cols, TILE, &|row| {
             let places = GroupPlaces {
                 values: values.get(),
                 scales: scales.get(),
+                rebase: rebase.get(),
                 sums: sums.get(),
                 weighted: weighted.get(),
                 tiles,
@@ -100,10 +104,19 @@ impl GroupActivations {
     }
 }
 
+const REBASE: f32 = -1.5 * (1 << 23) as f32;
+
+/// A scale with two bits less of mantissa, so that its product with [`REBASE`] is exact, and within a range where that is finite.
+fn short_scale(scale: f32) -> f32 {
+    const MOST: f32 = (1u128 << 100) as f32;
+    f32::from_bits(scale.min(MOST).to_bits() & !3)
+}
+
 /// Where one row goes in [`GroupActivations`].
 struct GroupPlaces {
     values: *mut i8,
     scales: *mut f32,
+    rebase: *mut f32,
     sums: *mut i32,
     weighted: *mut f32,
     tiles: usize,
@@ -151,30 +164,69 @@ impl SuperActivations {
     }
 }
 
-impl SplitActivations {
+impl<const PARTS: usize> SplitActivations<PARTS> {
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let tiles = rows.div_ceil(TILE);
-        Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * 3 * BLOCK)?, tiles })
+        Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
     }
 
-    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
+    /// Only a CPU with tiles asks for this form.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, cols: usize, x: &[f32]) {
         self.tiles = rows.div_ceil(TILE);
         let tiles = self.tiles;
         let values = SendPtr(self.values.as_mut_ptr());
         for_runs(pool, rows, cols, TILE, &|row| {
-            let (tile, lane) = (row / TILE, row % TILE);
-            for (index, group) in x[row * cols..(row + 1) * cols].chunks(GROUP).enumerate() {
-                let at = (index / GROUPS_PER_SUPER * tiles + tile) * 3 * BLOCK
-                    + index % GROUPS_PER_SUPER * TILE * GROUP
-                    + lane * GROUP;
-                // SAFETY: as in `GroupActivations::fill`; a short last group leaves the zeros of `new`.
-                let parts: [&mut [u16]; 3] = std::array::from_fn(|part| unsafe {
-                    std::slice::from_raw_parts_mut(values.get().add(at + part * BLOCK), group.len())
-                });
-                split_group(level, group, parts);
-            }
+            let at = row / TILE * PARTS * BLOCK + row % TILE * GROUP;
+            // SAFETY: `new` allocated places for these rows and columns, and each row writes its own; a level with tiles has
+            // AVX-512.
+            unsafe { split_row::<PARTS>(&x[row * cols..(row + 1) * cols], tiles, values.get().add(at)) };
         });
     }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn fill(&mut self, _: &Pool, _: usize, _: usize, _: &[f32]) {
+        unreachable!("no level here has tiles");
+    }
+}
+
+/// Splits a row whose first line is at `out`. Inputs beyond the last stay zero, as `new` left them.
+///
+/// # Safety
+/// The CPU has AVX-512, and `out` leads into the values of `tiles` tiles for at least this many inputs.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn split_row<const PARTS: usize>(x: &[f32], tiles: usize, out: *mut u16) {
+    use std::arch::x86_64::*;
+    for (index, values) in x.chunks(GROUP / 2).enumerate() {
+        let group = index / 2;
+        let at = group / GROUPS_PER_SUPER * tiles * PARTS * BLOCK
+            + group % GROUPS_PER_SUPER * TILE * GROUP
+            + index % 2 * (GROUP / 2);
+        let mask = ((1u32 << values.len()) - 1) as __mmask16;
+        // SAFETY: masked loads and stores touch only these values and their places.
+        unsafe {
+            let mut rest = _mm512_maskz_loadu_ps(mask, values.as_ptr());
+            for part in 0..PARTS {
+                let high = round_bf16(rest);
+                rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)));
+                _mm512_mask_cvtepi32_storeu_epi16(out.add(at + part * BLOCK).cast(), mask, high);
+            }
+        }
+    }
+}
+
+/// bf16 in the low half of each lane: to the nearest, ties to even, as the hardware does; NaN stays NaN.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn round_bf16(values: std::arch::x86_64::__m512) -> std::arch::x86_64::__m512i {
+    use std::arch::x86_64::*;
+    let bits = _mm512_castps_si512(values);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+    _mm512_srli_epi32::<16>(_mm512_mask_set1_epi32(rounded, nan, 0x7fc0_0000))
 }
 
 for_each_level! {
@@ -203,8 +255,9 @@ for_each_level! {
             let inverse = splat(if most > 0.0 { 127.0 / most } else { 0.0 });
             let out = places.values.add(at * GROUP);
             let sum = store_i8(out, mul(halves[0], inverse)) + store_i8(out.add(16), mul(halves[1], inverse));
-            let scale = most / 127.0;
+            let scale = short_scale(most / 127.0);
             *places.scales.add(at) = scale;
+            *places.rebase.add(at) = scale * REBASE;
             *places.sums.add(at) = sum;
             *places.weighted.add(at) = scale * sum as f32;
         }
@@ -225,49 +278,43 @@ fn round(level: Level, values: &[f32], out: &mut [i8], sums: &mut [i16]) -> f32 
     }
 }
 
-per_level! {
-    fn split_group(values: &[f32], parts: [&mut [u16]; 3]) {
-        let [high, middle, low] = parts;
-        for (i, value) in values.iter().enumerate() {
-            [high[i], middle[i], low[i]] = split(*value);
-        }
-    }
-}
-
-/// The bf16 parts of a number: each the rounding of what the ones before left.
-#[inline(always)]
-fn split(value: f32) -> [u16; 3] {
-    let high = round_bf16(value);
-    let rest = value - widen(high);
-    let middle = round_bf16(rest);
-    [high, middle, round_bf16(rest - widen(middle))]
-}
-
-#[inline(always)]
-fn widen(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-/// Round half to even, as the hardware does; infinities and NaN keep their kind.
-#[inline(always)]
-fn round_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    if value.is_finite() {
-        ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
-    } else {
-        (bits >> 16) as u16 | (value.is_nan() as u16)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[cfg(target_arch = "x86_64")]
     #[test]
-    fn three_parts_are_the_whole_number() {
-        for value in [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.4e37, -123456.79] {
-            let sum: f32 = split(value).into_iter().rev().map(widen).sum();
-            assert_eq!(sum, value);
+    fn two_parts_keep_sixteen_bits() {
+        if Level::detect() < Level::Avx512 {
+            return; // without AVX-512 there are no tiles either, and nobody splits
+        }
+        let values = [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.3e37, -123456.79, f32::NAN, f32::INFINITY, 0.1];
+        let mut split = SplitActivations::<2>::new(17, values.len()).unwrap();
+        let x: Vec<f32> = std::iter::repeat_n(values, 17).flatten().collect();
+        split.fill(&Pool::new(1).unwrap(), 17, values.len(), &x);
+        let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+        for row in 0..17 {
+            for (i, value) in values.into_iter().enumerate() {
+                let at = row / TILE * 2 * BLOCK + row % TILE * GROUP + i;
+                let (high, low) = (widen(split.values[at]), widen(split.values[at + BLOCK]));
+                match value.is_finite() {
+                    true => assert!((high + low - value).abs() <= value.abs() / 65536.0, "{value}: {high} and {low}"),
+                    false => assert!(high == value || high.is_nan() && value.is_nan()),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rebased_integer_times_a_scale_is_rounded_once() {
+        for scale in [0.0, 1e-45, 3e-41, 1.0 / 127.0, 0.1, 7.3e12, f32::MAX] {
+            let scale = short_scale(scale);
+            let rebase = scale * REBASE;
+            assert_eq!(f64::from(rebase), f64::from(scale) * f64::from(REBASE), "{scale}");
+            for integer in [0, 1, -1, 12_345, -520_192, 520_192] {
+                let float = integer as f32 - REBASE;
+                assert_eq!(float.mul_add(scale, rebase), integer as f32 * scale, "{integer} times {scale}");
+            }
         }
     }
 

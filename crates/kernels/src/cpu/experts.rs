@@ -3,7 +3,7 @@
 //! A row's result is the sum over its experts in the order of their numbers, whatever other rows chose.
 
 use super::{Buffer, CpuBackend, Matrix, rows};
-use crate::{Activation, Backend, BackendError, Expert, Routing};
+use crate::{Activation, Backend, BackendError, Gated, Routing, Rows};
 
 /// Working memory for one mixture, for up to as many rows as it was made for.
 pub struct Scratch {
@@ -36,23 +36,23 @@ impl Scratch {
 #[allow(clippy::too_many_arguments)] // the arguments of `Backend::experts`
 pub(super) fn run(
     backend: &CpuBackend,
-    rows: usize,
+    rows: Rows,
     out: &mut Buffer,
     x: &Buffer,
     logits: &Buffer,
     routing: Routing,
     first: usize,
-    experts: &[Expert<Matrix>],
+    experts: &[Gated<Matrix>],
     activation: Activation,
     scratch: &mut Scratch,
 ) {
     assert_eq!(logits.cols, routing.experts);
-    let cols = x.cols;
+    let (cols, all) = (x.cols, rows.all());
     scratch.choices.clear();
-    for row in logits.rows(rows).chunks_exact(routing.experts) {
+    for row in logits.rows(all).chunks_exact(routing.experts) {
         route(row, routing, &mut scratch.probabilities, &mut scratch.choices);
     }
-    out.rows_mut(rows).fill(0.0);
+    out.rows_mut(all).fill(0.0);
     for (index, expert) in experts.iter().enumerate() {
         let wanted = (first + index) as u32;
         scratch.members.clear();
@@ -65,14 +65,15 @@ pub(super) fn run(
         if count == 0 {
             continue;
         }
+        let generated = scratch.members.partition_point(|(row, _)| (*row as usize) < rows.generated);
+        let members = Rows { generated, prompt: count - generated };
         let gathered = scratch.gathered.rows_mut(count);
         for (to, (row, _)) in gathered.chunks_exact_mut(cols).zip(&scratch.members) {
             to.copy_from_slice(&x.data[*row as usize * cols..][..cols]);
         }
-        backend.linear(count, &mut scratch.inner, &scratch.gathered, &expert.gate_up, None);
-        backend.gate(count, &mut scratch.gated, &scratch.inner, activation);
-        backend.linear(count, &mut scratch.result, &scratch.gated, &expert.down, None);
-        let out = out.rows_mut(rows);
+        let Scratch { gathered, inner, gated, result, .. } = scratch;
+        backend.feed_forward(members, result, gathered, expert, activation, inner, gated);
+        let out = out.rows_mut(all);
         for (from, (row, weight)) in scratch.result.rows(count).chunks_exact(cols).zip(&scratch.members) {
             rows::add_scaled_to(backend.level, &mut out[*row as usize * cols..][..cols], from, *weight);
         }

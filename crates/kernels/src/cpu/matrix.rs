@@ -169,6 +169,10 @@ impl Matrix {
         self.segments.iter().map(|segment| segment.bytes.len()).sum()
     }
 
+    pub(crate) fn is_quantised(&self) -> bool {
+        self.segments.iter().any(Segment::is_quantised)
+    }
+
     /// Row `row` as numbers.
     pub(crate) fn unpack_row(&self, row: usize, out: &mut [f32]) {
         let segment = self.segments.iter().rfind(|segment| segment.first <= row).expect("row is in range");
@@ -192,6 +196,10 @@ impl Segment {
             });
         }
         Ok(Self { first, rows: part.rows, cols: part.cols, format, scales_at, stride, bytes })
+    }
+
+    pub(crate) fn is_quantised(&self) -> bool {
+        matches!(self.format, Format::Group { .. } | Format::Super { .. })
     }
 
     pub(crate) fn panels(&self) -> usize {

@@ -72,7 +72,7 @@ impl<T: Plain> Aligned<T> {
 impl<T: Plain> Aligned<T> {
     /// Working memory of a step: by huge pages only if it is so large that the steps which fill it need them.
     pub(crate) fn working(what: &'static str, len: usize) -> Result<Self, BackendError> {
-        const LARGE: usize = 8 << 20;
+        const LARGE: usize = 1 << 20;
         if len.saturating_mul(size_of::<T>()) < LARGE { Self::zeroed(what, len) } else { Self::huge(what, len) }
     }
 }

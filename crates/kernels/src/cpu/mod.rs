@@ -28,12 +28,12 @@ pub use rows::Rope;
 use activations::{GroupActivations, SplitActivations, SuperActivations};
 use attention::Sequence;
 use linear::{Inputs, Needs};
-use matrix::SendPtr;
+use matrix::{Segment, SendPtr};
 use memory::Aligned;
 
 use crate::{
-    Activation, Attention, Backend, BackendError, Expert, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Span, StepInputs, StepLimits,
+    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Rows, Span, StepInputs, StepLimits,
 };
 
 /// Compiles a function for each level; the result takes the level first and calls the right one.
@@ -72,13 +72,25 @@ pub struct CpuOptions {
     pub threads: usize,
     pub level: Level,
     pub kv: KvType,
+    pub prompt: PromptMath,
+}
+
+/// How the rows of prompts are multiplied with quantised weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptMath {
+    /// Both rounded to bf16 and multiplied by tiles: on a CPU that has them faster, and closer to the exact product. Other CPUs
+    /// do as for `Int8`.
+    #[default]
+    Bf16,
+    /// Activations rounded to int8, as for generated tokens: the same bits on every level.
+    Int8,
 }
 
 impl Default for CpuOptions {
-    /// All cores, the best instructions, an exact K/V cache.
+    /// All cores, the best instructions, an exact K/V cache, prompts as fast as they go.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, level: Level::detect(), kv: KvType::F32 }
+        Self { threads, level: Level::detect(), kv: KvType::F32, prompt: PromptMath::default() }
     }
 }
 
@@ -86,6 +98,8 @@ pub struct CpuBackend {
     pool: Pool,
     level: Level,
     kv: KvType,
+    /// Whether prompt rows are rounded to bf16 for quantised weights.
+    rounds: bool,
 }
 
 impl CpuBackend {
@@ -95,11 +109,12 @@ impl CpuBackend {
             return Err(BackendError::Device(format!("this CPU has {best}, not {}", options.level)));
         }
         let Some(kv) = options.kv.on(options.level) else {
-            return Err(BackendError::Device(format!("a split K/V cache needs amx, not {}", options.level)));
+            return Err(BackendError::Device(format!("a K/V cache for tiles needs amx, not {}", options.level)));
         };
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
-        Ok(Self { pool, level: options.level, kv })
+        let rounds = options.level == Level::Amx && options.prompt == PromptMath::Bf16;
+        Ok(Self { pool, level: options.level, kv, rounds })
     }
 
     pub fn threads(&self) -> usize {
@@ -122,11 +137,45 @@ pub struct Buffer {
 struct Forms {
     group: GroupActivations,
     superblock: SuperActivations,
-    split: SplitActivations,
-    /// Rows for which each form holds the present contents.
-    group_rows: usize,
-    super_rows: usize,
-    split_rows: usize,
+    split: SplitActivations<2>,
+    rounded: SplitActivations<1>,
+    /// The rows whose present contents each form holds.
+    held: Held,
+}
+
+/// For each form the first row that it holds, and how many.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    group: (usize, usize),
+    superblock: (usize, usize),
+    split: (usize, usize),
+    rounded: (usize, usize),
+}
+
+impl Forms {
+    /// Makes sure that the forms in `needs` hold `x`, which is a buffer's rows from `first` on.
+    fn fill(&mut self, pool: &Pool, level: Level, needs: Needs, first: usize, cols: usize, x: &[f32]) {
+        let rows = x.len() / cols;
+        let is_missing = |held: &mut (usize, usize), is_needed: bool| {
+            let missing = is_needed && !(held.0 == first && held.1 >= rows);
+            if missing {
+                *held = (first, rows);
+            }
+            missing
+        };
+        if is_missing(&mut self.held.group, needs.group) {
+            self.group.fill(pool, level, rows, cols, x);
+        }
+        if is_missing(&mut self.held.superblock, needs.superblock) {
+            self.superblock.fill(pool, level, rows, cols, x);
+        }
+        if is_missing(&mut self.held.split, needs.split) {
+            self.split.fill(pool, rows, cols, x);
+        }
+        if is_missing(&mut self.held.rounded, needs.rounded) {
+            self.rounded.fill(pool, rows, cols, x);
+        }
+    }
 }
 
 impl Buffer {
@@ -138,9 +187,8 @@ impl Buffer {
             group: GroupActivations::new(rows, cols)?,
             superblock: SuperActivations::new(rows, cols)?,
             split: SplitActivations::new(rows, cols)?,
-            group_rows: 0,
-            super_rows: 0,
-            split_rows: 0,
+            rounded: SplitActivations::new(rows, cols)?,
+            held: Held::default(),
         };
         Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: RefCell::new(forms) })
     }
@@ -148,8 +196,7 @@ impl Buffer {
     /// The first `rows` rows, to be overwritten: what was derived from the old contents is void.
     fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
         assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
-        let forms = self.forms.get_mut();
-        (forms.group_rows, forms.super_rows, forms.split_rows) = (0, 0, 0);
+        self.forms.get_mut().held = Held::default();
         &mut self.data[..rows * self.cols]
     }
 
@@ -253,6 +300,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn columns(&self, buffer: &Buffer) -> usize {
+        buffer.cols
+    }
+
     fn write(&self, buffer: &mut Buffer, values: &[f32]) -> Result<(), BackendError> {
         assert!(values.len().is_multiple_of(buffer.cols));
         buffer.rows_mut(values.len() / buffer.cols).copy_from_slice(values);
@@ -308,25 +359,23 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn linear(&self, rows: usize, out: &mut Buffer, x: &Buffer, weight: &Matrix, bias: Option<&Vec<f32>>) {
+    fn linear(&self, rows: Rows, out: &mut Buffer, x: &Buffer, weight: &Matrix, bias: Option<&Vec<f32>>) {
         assert!(x.cols == weight.cols && out.cols == weight.rows);
-        let needs = Needs::of(weight, self.level);
+        let runs = match self.rounds && weight.is_quantised() {
+            true => [(0..rows.generated, false), (rows.generated..rows.all(), true)],
+            false => [(0..rows.all(), false), (0..0, false)],
+        };
+        let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
         let forms = &mut *x.forms.borrow_mut();
-        let data = x.rows(rows);
-        if needs.group && forms.group_rows < rows {
-            forms.group.fill(&self.pool, self.level, rows, x.cols, data);
-            forms.group_rows = rows;
+        for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
+            let data = &x_rows[run.start * x.cols..run.end * x.cols];
+            let needs = Needs::of(weight, self.level, rounds);
+            forms.fill(&self.pool, self.level, needs, run.start, x.cols, data);
+            let Forms { group, superblock, split, rounded, .. } = &*forms;
+            let inputs = Inputs { rows: run.len(), x: data, group, superblock, split, rounded, rounds };
+            let out = &mut out[run.start * weight.rows..run.end * weight.rows];
+            linear::linear(&self.pool, self.level, weight, &inputs, bias.map(Vec::as_slice), out);
         }
-        if needs.superblock && forms.super_rows < rows {
-            forms.superblock.fill(&self.pool, self.level, rows, x.cols, data);
-            forms.super_rows = rows;
-        }
-        if needs.split && forms.split_rows < rows {
-            forms.split.fill(&self.pool, self.level, rows, x.cols, data);
-            forms.split_rows = rows;
-        }
-        let inputs = Inputs { rows, x: data, group: &forms.group, superblock: &forms.superblock, split: &forms.split };
-        linear::linear(&self.pool, self.level, weight, &inputs, bias.map(Vec::as_slice), out.rows_mut(rows));
     }
 
     fn rotate(&self, step: &Step, x: &mut Buffer, heads: Heads, rope: &Rope) {
@@ -369,6 +418,39 @@ impl Backend for CpuBackend {
         });
     }
 
+    #[cfg(target_arch = "x86_64")]
+    fn feed_forward(
+        &self,
+        rows: Rows,
+        out: &mut Buffer,
+        x: &Buffer,
+        weights: &Gated<Matrix>,
+        activation: Activation,
+        inner: &mut Buffer,
+        gated: &mut Buffer,
+    ) {
+        assert!(x.cols == weights.gate_up.cols && 2 * gated.cols == weights.gate_up.rows);
+        let (generated, prompt, all) = (rows.generated, rows.prompt, rows.all());
+        let stack = linear::as_gated(&weights.gate_up)
+            .filter(|_| self.rounds && prompt > 0 && weights.down.segments.iter().all(Segment::is_quantised));
+        let separate = if stack.is_some() { Rows::generated(generated) } else { rows };
+        self.linear(separate, inner, x, &weights.gate_up, None);
+        self.gate(separate.all(), gated, inner, activation);
+        if let Some(stack) = stack {
+            // Prompt rows go straight to the form that `down` is multiplied with; as f32 they are never there.
+            let data = &x.rows(all)[generated * x.cols..];
+            let forms = &mut *x.forms.borrow_mut();
+            let needs = Needs { rounded: true, ..Needs::default() };
+            forms.fill(&self.pool, self.level, needs, generated, x.cols, data);
+            let Forms { group, superblock, split, rounded, .. } = &*forms;
+            let inputs = Inputs { rows: prompt, x: data, group, superblock, split, rounded, rounds: true };
+            let made = gated.forms.get_mut();
+            linear::gated(&self.pool, stack, &inputs, activation, &mut made.rounded);
+            made.held.rounded = (generated, prompt);
+        }
+        self.linear(rows, out, gated, &weights.down, None);
+    }
+
     fn add(&self, rows: usize, x: &mut Buffer, y: &Buffer) {
         let cols = x.cols;
         assert_eq!(cols, y.cols);
@@ -382,13 +464,13 @@ impl Backend for CpuBackend {
 
     fn experts(
         &self,
-        rows: usize,
+        rows: Rows,
         out: &mut Buffer,
         x: &Buffer,
         logits: &Buffer,
         routing: Routing,
         first: usize,
-        experts: &[Expert<Matrix>],
+        experts: &[Gated<Matrix>],
         activation: Activation,
         scratch: &mut Scratch,
     ) {

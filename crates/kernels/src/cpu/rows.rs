@@ -49,6 +49,20 @@ for_each_level! {
         }
     }
 
+    #[inline]
+    unsafe fn gate_vector(x: V, up: V, activation: Activation) -> V {
+        let activated = match activation {
+            Activation::Silu => div(x, add(splat(1.0), exp(sub(splat(0.0), x)))),
+            Activation::GeluTanh => {
+                // x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + 0.044715 x^3): the same as x (1 + tanh z) / 2.
+                let cube = mul(mul(x, x), x);
+                let z = mul(splat(0.797_884_6), fma(splat(0.044_715), cube, x));
+                div(x, add(splat(1.0), exp(mul(splat(-2.0), z))))
+            }
+        };
+        mul(activated, up)
+    }
+
     unsafe fn gate_row(out: &mut [f32], gate: &[f32], up: &[f32], activation: Activation) {
         let len = out.len();
         for i in (0..len).step_by(16) {
@@ -57,17 +71,7 @@ for_each_level! {
             let count = 16.min(len - i);
             g[..count].copy_from_slice(&gate[i..i + count]);
             u[..count].copy_from_slice(&up[i..i + count]);
-            let x = load(g.as_ptr());
-            let activated = match activation {
-                Activation::Silu => div(x, add(splat(1.0), exp(sub(splat(0.0), x)))),
-                Activation::GeluTanh => {
-                    // x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + 0.044715 x^3): the same as x (1 + tanh z) / 2.
-                    let cube = mul(mul(x, x), x);
-                    let z = mul(splat(0.797_884_6), fma(splat(0.044_715), cube, x));
-                    div(x, add(splat(1.0), exp(mul(splat(-2.0), z))))
-                }
-            };
-            store(g.as_mut_ptr(), mul(activated, load(u.as_ptr())));
+            store(g.as_mut_ptr(), gate_vector(load(g.as_ptr()), load(u.as_ptr()), activation));
             out[i..i + count].copy_from_slice(&g[..count]);
         }
     }
@@ -140,6 +144,22 @@ pub(super) fn rms_norm_heads(level: Level, row: &mut [f32], heads: Heads, weight
 pub(super) fn gate(level: Level, out: &mut [f32], gate: &[f32], up: &[f32], activation: Activation) {
     assert!(gate.len() == out.len() && up.len() == out.len());
     at_level!(level, gate_row(out, gate, up, activation));
+}
+
+/// The same of 16 lanes, for kernels that have them in registers.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn gate_lanes(
+    gate: std::arch::x86_64::__m512,
+    up: std::arch::x86_64::__m512,
+    activation: Activation,
+) -> std::arch::x86_64::__m512 {
+    // SAFETY: passed on.
+    unsafe { avx512::gate_vector(gate, up, activation) }
 }
 
 /// `x += y`.

@@ -8,8 +8,8 @@ use super::device::Arg;
 use super::gemm::Shape;
 use super::{CudaBackend, CudaBuffer, CudaKv, CudaMatrix, CudaRope, CudaStep, CudaVector, Element, NoExperts, weights};
 use crate::{
-    Activation, Attention, Backend, BackendError, Expert, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, StepInputs, StepLimits,
+    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Rows, StepInputs, StepLimits,
 };
 
 /// Threads of a block where nothing speaks for another number.
@@ -97,6 +97,10 @@ impl Backend for CudaBackend {
         self.device.upload(&buffer.memory, 0, values)
     }
 
+    fn columns(&self, buffer: &CudaBuffer) -> usize {
+        buffer.cols
+    }
+
     fn read(&self, buffer: &CudaBuffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError> {
         assert!(rows.end <= buffer.rows && out.len() == rows.len() * buffer.cols);
         let from = rows.start * buffer.cols;
@@ -170,14 +174,8 @@ impl Backend for CudaBackend {
         self.device.launch(&self.device.kernels.rms_norm_heads, [rows, 1, 1], threads, 0, &args);
     }
 
-    fn linear(
-        &self,
-        rows: usize,
-        out: &mut CudaBuffer,
-        x: &CudaBuffer,
-        weight: &CudaMatrix,
-        bias: Option<&CudaVector>,
-    ) {
+    fn linear(&self, rows: Rows, out: &mut CudaBuffer, x: &CudaBuffer, weight: &CudaMatrix, bias: Option<&CudaVector>) {
+        let rows = rows.all();
         let CudaMatrix { rows: outer, cols: inner, .. } = *weight;
         assert_eq!(x.cols, inner);
         x.holds(rows, Element::Bf16);
@@ -291,13 +289,13 @@ impl Backend for CudaBackend {
 
     fn experts(
         &self,
-        _: usize,
+        _: Rows,
         _: &mut CudaBuffer,
         _: &CudaBuffer,
         _: &CudaBuffer,
         _: Routing,
         _: usize,
-        _: &[Expert<CudaMatrix>],
+        _: &[Gated<CudaMatrix>],
         _: Activation,
         scratch: &mut NoExperts,
     ) {

@@ -4,7 +4,7 @@
 //! neither on the step it came in with nor on what else is in that step. How a page lies in memory is left to the kernels.
 
 #[cfg(target_arch = "x86_64")]
-mod split;
+mod tiles;
 mod vector;
 
 use std::ops::Range;
@@ -25,8 +25,10 @@ const ITEM_ROWS: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvType {
     F32,
-    /// On [`Level::Amx`] the same as `Split`.
+    /// On [`Level::Amx`] the same as `Bf16`, which its tiles multiply.
     F16,
+    /// Laid out for tiles: only on [`Level::Amx`].
+    Bf16,
     /// Two bf16 parts, 16 bits of mantissa together, laid out for tiles: only on [`Level::Amx`].
     Split,
 }
@@ -35,17 +37,26 @@ impl KvType {
     /// How this type is kept on a level, if it can be.
     pub fn on(self, level: Level) -> Option<Self> {
         match (self, level) {
-            (Self::F16 | Self::Split, Level::Amx) => Some(Self::Split),
-            (Self::Split, _) => None,
+            (Self::F16, Level::Amx) => Some(Self::Bf16),
+            (Self::Bf16 | Self::Split, level) if level != Level::Amx => None,
             (kept, _) => Some(kept),
         }
+    }
+
+    /// Bytes of the keys and values of one token in one layer. Tiles hold whole steps of 32 elements.
+    pub const fn token_bytes(self, shape: KvShape) -> usize {
+        let dim = match self {
+            Self::F32 | Self::F16 => shape.head_dim,
+            Self::Bf16 | Self::Split => shape.head_dim.next_multiple_of(32),
+        };
+        2 * shape.kv_heads * dim * self.bytes()
     }
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 | Self::Split => 4,
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
         }
     }
 }
@@ -66,8 +77,10 @@ enum Store {
         keys: Aligned<u16>,
         values: Aligned<u16>,
     },
+    /// Each number in `parts` bf16 parts.
     #[cfg(target_arch = "x86_64")]
-    Split {
+    Tiles {
+        parts: usize,
         keys: Aligned<u16>,
         values: Aligned<u16>,
     },
@@ -98,12 +111,13 @@ impl Kv {
                 Store::F16 { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
             }
             #[cfg(target_arch = "x86_64")]
-            KvType::Split => {
-                let len = len(split::page_parts(dim))?;
-                Store::Split { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
+            KvType::Bf16 | KvType::Split => {
+                let parts = if kind == KvType::Split { 2 } else { 1 };
+                let len = len(tiles::page_numbers(dim, parts))?;
+                Store::Tiles { parts, keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
             }
             #[cfg(not(target_arch = "x86_64"))]
-            KvType::Split => unreachable!("no tiles on this architecture"),
+            KvType::Bf16 | KvType::Split => unreachable!("no tiles on this architecture"),
         };
         Ok(Self { shape, pages, store })
     }
@@ -113,7 +127,9 @@ impl Kv {
             Store::F32 { keys, values } => Writer::F32(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
             Store::F16 { keys, values } => Writer::F16(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
             #[cfg(target_arch = "x86_64")]
-            Store::Split { keys, values } => Writer::Split(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+            Store::Tiles { parts, keys, values } => {
+                Writer::Tiles(*parts, SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr()))
+            }
         }
     }
 }
@@ -129,7 +145,7 @@ enum Writer {
     F32(SendPtr<f32>, SendPtr<f32>),
     F16(SendPtr<u16>, SendPtr<u16>),
     #[cfg(target_arch = "x86_64")]
-    Split(SendPtr<u16>, SendPtr<u16>),
+    Tiles(usize, SendPtr<u16>, SendPtr<u16>),
 }
 
 /// Consecutive rows of a step that go into one page, for one head.
@@ -177,7 +193,8 @@ pub(super) fn write<'a>(
     };
     let total: usize = (0..count).map(|s| touched(&sequences(s).span).len()).sum();
     let rows: usize = (0..count).map(|s| sequences(s).span.rows as usize).sum();
-    let elements = (rows * 2 * dim).div_ceil(total.max(1));
+    // A number takes several times as long as in the ops that work row by row: it is rounded and goes to a line of its own.
+    let elements = (rows * 2 * dim * 4).div_ceil(total.max(1));
     for_rows(pool, total * kv_heads, elements, &|index| {
         let (head, mut index) = (index % kv_heads, index / kv_heads);
         for s in 0..count {
@@ -202,7 +219,7 @@ pub(super) fn write<'a>(
             };
             let at = page * kv_heads + head;
             // SAFETY: the page exists, and no other worker has it: sequences do not share the page they write to. The CPU has
-            // `level`, and only with tiles a split store.
+            // `level`, and only with tiles a store for them.
             return unsafe {
                 match &writer {
                     Writer::F32(keys, values) => {
@@ -214,9 +231,13 @@ pub(super) fn write<'a>(
                         vector::write_f16(level, &rows, dim, keys.get().add(at), values.get().add(at));
                     }
                     #[cfg(target_arch = "x86_64")]
-                    Writer::Split(keys, values) => {
-                        let at = at * split::page_parts(dim);
-                        split::write(&rows, dim, keys.get().add(at), values.get().add(at));
+                    Writer::Tiles(parts, keys, values) => {
+                        let at = at * tiles::page_numbers(dim, *parts);
+                        let (keys, values) = (keys.get().add(at), values.get().add(at));
+                        match parts {
+                            1 => tiles::write::<1>(&rows, dim, keys, values),
+                            _ => tiles::write::<2>(&rows, dim, keys, values),
+                        }
                     }
                 }
             };
@@ -285,7 +306,7 @@ struct Item<'a> {
 
 impl Item<'_> {
     fn run(&self, level: Level) {
-        // SAFETY: the CPU has `level`, and only with tiles a split store; pages were checked by the caller; each pair's part of
+        // SAFETY: the CPU has `level`, and only with tiles a store for them; pages were checked by the caller; each pair's part of
         // `out` belongs to this item.
         unsafe {
             match &self.kv.store {
@@ -296,7 +317,9 @@ impl Item<'_> {
                     vector::item::<true>(level, self, keys.as_ptr().cast(), values.as_ptr().cast());
                 }
                 #[cfg(target_arch = "x86_64")]
-                Store::Split { keys, values } => split::item(self, keys.as_ptr(), values.as_ptr()),
+                Store::Tiles { parts: 1, keys, values } => tiles::item::<1>(self, keys.as_ptr(), values.as_ptr()),
+                #[cfg(target_arch = "x86_64")]
+                Store::Tiles { keys, values, .. } => tiles::item::<2>(self, keys.as_ptr(), values.as_ptr()),
             }
         }
     }

@@ -420,6 +420,24 @@ pub(super) unsafe fn sub_scale<const SUBS: usize, const MINS: bool>(scales: *con
     }
 }
 
+/// The integer minimums of sub-block `sub`, one lane per feature.
+///
+/// # Safety
+/// `scales` points to the scales of a superblock with minimums.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn sub_minimum<const SUBS: usize>(scales: *const u8, sub: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if SUBS == 8 {
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(scales.add((8 + sub) * PANEL).cast()))
+        } else {
+            let bytes = _mm_loadu_si128(scales.add(sub * PANEL).cast());
+            _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16::<4>(bytes), _mm_set1_epi8(15)))
+        }
+    }
+}
+
 /// Minimums of sub-blocks `2 i` and `2 i + 1` in the 16-bit halves of each feature's lane.
 ///
 /// # Safety

@@ -4,6 +4,9 @@
 //! number of rows nor on who computes it. For quantised weights that order is: integers are summed exactly within a group (or
 //! superblock), then `sum = fma(integer * activation scale, weight scale, sum)` group after group. All levels follow it, so
 //! they agree bit for bit. For bf16 the tile unit has an order of its own, the same for 1 row and for 1,000.
+//!
+//! On a CPU with tiles, prompt rows may be multiplied with quantised weights in bf16 instead ([`PromptMath`]), again in one
+//! order for any number of rows: tiles would spend most of their time on bringing integers back to apply scales.
 
 mod dense;
 mod scalar;
@@ -13,9 +16,15 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_bf16;
 #[cfg(target_arch = "x86_64")]
+mod amx_group;
+#[cfg(target_arch = "x86_64")]
+mod amx_super;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod unpack_bf16;
 
 use std::ops::Range;
 
@@ -23,12 +32,23 @@ use std::ops::Range;
 use super::activations::TILE;
 use super::activations::{GroupActivations, SplitActivations, SuperActivations};
 use super::level::Level;
+#[cfg(target_arch = "x86_64")]
+use super::matrix::Bits;
 use super::matrix::{Format, Matrix, PANEL, Segment, SendPtr};
 use super::pool::Pool;
-
-/// Rows from which the tile unit beats vectors for quantised weights.
 #[cfg(target_arch = "x86_64")]
-const TILE_ROWS: usize = 9;
+use crate::Activation;
+
+/// Rows from which the tile unit beats vectors, which depends on what must be done to the weights first: nothing to whole bytes,
+/// while others are unpacked, and the scales of K formats are folded in.
+#[cfg(target_arch = "x86_64")]
+fn tile_rows(format: Format) -> usize {
+    match format {
+        Format::Group { bits: Bits::B8, .. } => 5,
+        Format::Group { .. } => 13,
+        _ => 17,
+    }
+}
 
 /// What a row of activations is turned into for a matrix.
 #[derive(Clone, Copy, Default)]
@@ -36,13 +56,16 @@ pub(crate) struct Needs {
     pub(crate) group: bool,
     pub(crate) superblock: bool,
     pub(crate) split: bool,
+    pub(crate) rounded: bool,
 }
 
 impl Needs {
-    pub(crate) fn of(matrix: &Matrix, level: Level) -> Self {
+    /// `rounds`: the rows are rounded to bf16 for quantised weights.
+    pub(crate) fn of(matrix: &Matrix, level: Level, rounds: bool) -> Self {
         let mut needs = Self::default();
         for segment in &matrix.segments {
             match segment.format {
+                Format::Group { .. } | Format::Super { .. } if rounds => needs.rounded = true,
                 Format::Group { .. } => needs.group = true,
                 Format::Super { .. } => needs.superblock = true,
                 Format::Bf16 => needs.split |= level == Level::Amx,
@@ -59,7 +82,10 @@ pub(crate) struct Inputs<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) group: &'a GroupActivations,
     pub(crate) superblock: &'a SuperActivations,
-    pub(crate) split: &'a SplitActivations,
+    pub(crate) split: &'a SplitActivations<2>,
+    pub(crate) rounded: &'a SplitActivations<1>,
+    /// Whether quantised weights are multiplied with `rounded`.
+    pub(crate) rounds: bool,
 }
 
 /// Where the results of a segment go: row `r`, feature `f` at `start + r * stride + f`.
@@ -145,6 +171,36 @@ pub(crate) fn linear(
     });
 }
 
+/// A stack of gate and up projection whose gated product can be made in one go: both quantised, and so wide that two panels of
+/// each are a group of the next layer's inputs.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn as_gated(stack: &Matrix) -> Option<[&Segment; 2]> {
+    let [gate, up] = &stack.segments[..] else { return None };
+    let fits = gate.rows == up.rows && gate.rows.is_multiple_of(2 * PANEL);
+    (fits && [gate, up].into_iter().all(Segment::is_quantised)).then_some([gate, up])
+}
+
+/// `out = activation(gate x) * (up x)` of prompt rows, rounded for the next layer.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn gated(
+    pool: &Pool,
+    stack: [&Segment; 2],
+    inputs: &Inputs<'_>,
+    activation: Activation,
+    out: &mut SplitActivations<1>,
+) {
+    out.tiles = inputs.rows.div_ceil(TILE);
+    let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
+    let pairs = stack[0].rows / (2 * PANEL);
+    let chunk = pairs.div_ceil(pool.threads() * 6).min(32);
+    pool.run(pairs.div_ceil(chunk), &|_, index| {
+        let out = amx_bf16::RoundedOutput { values: values.get(), tiles };
+        // SAFETY: only a backend on a CPU with tiles rounds; the activations were filled for these rows, `out` was made for as many
+        // rows and these columns, and chunks cover disjoint groups of it.
+        unsafe { amx_bf16::gated(stack, index * chunk..pairs.min((index + 1) * chunk), inputs, activation, out) };
+    });
+}
+
 /// Computes all rows of some panels.
 fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations were filled for
@@ -155,10 +211,16 @@ fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs
             (Format::Bf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
             #[cfg(target_arch = "x86_64")]
-            (Format::Group { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => amx::group(segment, panels, inputs, out),
+            (Format::Group { .. } | Format::Super { .. }, _) if inputs.rounds => {
+                amx_bf16::rounded(segment, panels, inputs, out);
+            }
             #[cfg(target_arch = "x86_64")]
-            (Format::Super { .. }, Level::Amx) if inputs.rows >= TILE_ROWS => {
-                amx::superblock(segment, panels, inputs, out);
+            (Format::Group { .. }, Level::Amx) if inputs.rows >= tile_rows(segment.format) => {
+                amx_group::panels(segment, panels, inputs, out);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Format::Super { .. }, Level::Amx) if inputs.rows >= tile_rows(segment.format) => {
+                amx_super::panels(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
             (_, Level::Amx | Level::Avx512) => avx512::panels(segment, panels, inputs, out),

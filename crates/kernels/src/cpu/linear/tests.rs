@@ -3,8 +3,8 @@
 
 use types::DType;
 
-use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level};
-use crate::{Backend, MatrixSource, quant};
+use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PromptMath};
+use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
 
 /// Numbers between -1 and 1 that look random and are the same every time.
 fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -53,7 +53,7 @@ fn source(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> MatrixSource<
 }
 
 fn backend(level: Level, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32 }).unwrap()
+    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32, prompt: PromptMath::Bf16 }).unwrap()
 }
 
 fn buffer(backend: &CpuBackend, rows: usize, cols: usize, values: &[f32]) -> Buffer {
@@ -63,12 +63,22 @@ fn buffer(backend: &CpuBackend, rows: usize, cols: usize, values: &[f32]) -> Buf
 }
 
 fn run(backend: &CpuBackend, parts: &[MatrixSource<'_>], x: &[f32], bias: Option<&Vec<f32>>) -> Vec<f32> {
+    run_rows(backend, parts, Rows::generated(x.len() / parts[0].cols), x, bias)
+}
+
+fn run_rows(
+    backend: &CpuBackend,
+    parts: &[MatrixSource<'_>],
+    by_role: Rows,
+    x: &[f32],
+    bias: Option<&Vec<f32>>,
+) -> Vec<f32> {
     let (cols, out_cols) = (parts[0].cols, parts.iter().map(|part| part.rows).sum());
-    let rows = x.len() / cols;
+    let rows = by_role.all();
     let matrix = backend.matrix(parts).unwrap();
     let x = buffer(backend, rows, cols, x);
     let mut out = backend.buffer(rows, out_cols).unwrap();
-    backend.linear(rows, &mut out, &x, &matrix, bias);
+    backend.linear(by_role, &mut out, &x, &matrix, bias);
     let mut values = vec![0f32; rows * out_cols];
     backend.read(&out, 0..rows, &mut values).unwrap();
     values
@@ -109,8 +119,13 @@ fn every_format_on_every_level_is_close_to_dequantised_weights() {
                 for level in Level::available() {
                     let got = run(&backend(level, 2), &[source(dtype, n, k, &bytes)], &x, None);
                     // Rounding activations below 1 to 8 bits moves each by at most 1/254; the errors of a row add up
-                    // like its length, and this allows five standard deviations. Floats round as f32 does.
-                    let relative = if dtype.is_quantised() { 5.0 / 254.0 / 3f64.sqrt() } else { 2e-6 };
+                    // like its length, and this allows five standard deviations. Floats round as f32 does; for bf16 tiles they
+                    // are two parts of eight bits.
+                    let relative = match dtype {
+                        DType::BF16 if level == Level::Amx => 1.0 / 65536.0,
+                        _ if dtype.is_quantised() => 5.0 / 254.0 / 3f64.sqrt(),
+                        _ => 2e-6,
+                    };
                     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                         let off = (f64::from(*got) - want).abs();
                         let bound = relative * lengths[i % n] + 1e-6;
@@ -161,6 +176,79 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
                     assert!(got == want, "{dtype} {level}: row {row} of {rows} with {threads} threads");
                 }
             }
+        }
+    }
+}
+
+/// Prompt rows in bf16: each factor is off by half of 2^-8 at most, so a product by 2^-8 and a sum, unless all err to one side, by
+/// far less than that times the lengths of its factors.
+#[test]
+fn prompt_rows_are_close_to_dequantised_weights() {
+    for dtype in DType::ALL {
+        for (n, k) in sizes(dtype) {
+            let bytes = weights(dtype, n, k, 31);
+            for (rows, level) in
+                [1, 5, 16, 33, 50].into_iter().flat_map(|rows| Level::available().map(move |l| (rows, l)))
+            {
+                let x = noise(rows * k, 7);
+                let (want, lengths) = exact(dtype, n, k, &bytes, &x);
+                let got = run_rows(&backend(level, 2), &[source(dtype, n, k, &bytes)], Rows::prompt(rows), &x, None);
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let length = x[i / n * k..(i / n + 1) * k].iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+                    let bound = length * lengths[i % n] / 256.0 + 1e-6;
+                    let off = (f64::from(*got) - want).abs();
+                    assert!(off <= bound, "{dtype} {n}x{k}, {rows} rows, {level}, {i}: {got} not {want} ({bound})");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
+        // Deeper than one unpacking, with a last panel that is not full.
+        let (n, k) = (50, 1280);
+        let bytes = weights(dtype, n, k, 9);
+        let x = noise(70 * k, 13);
+        let parts = [source(dtype, n, k, &bytes)];
+        for level in Level::available() {
+            let one = backend(level, 1);
+            let row = |row: usize| &x[row * k..(row + 1) * k];
+            for (generated, prompt, threads) in [(0, 2, 1), (1, 16, 2), (3, 17, 2), (0, 33, 1), (20, 50, 3)] {
+                let rows = Rows { generated, prompt };
+                let together = run_rows(&backend(level, threads), &parts, rows, &x[..rows.all() * k], None);
+                for (index, got) in together.chunks_exact(n).enumerate() {
+                    let alone = if index < generated { Rows::generated(1) } else { Rows::prompt(1) };
+                    let want = run_rows(&one, &parts, alone, row(index), None);
+                    assert!(got == want, "{dtype} {level}: row {index} of {generated} and {prompt}, {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_feed_forward_has_the_bits_of_its_three_ops() {
+    for (dtype, hidden, width) in [(DType::Q8_0, 96, 160), (DType::Q4_1, 96, 96), (DType::Q4_K, 256, 512)] {
+        let [gate, up, down] =
+            [(width, hidden, 1), (width, hidden, 2), (hidden, width, 3)].map(|(n, k, seed)| weights(dtype, n, k, seed));
+        let (gate, up) = (source(dtype, width, hidden, &gate), source(dtype, width, hidden, &up));
+        let down = source(dtype, hidden, width, &down);
+        for (level, rows) in Level::available().flat_map(|level| {
+            [(0, 1), (3, 0), (2, 19), (0, 40)].map(|(generated, prompt)| (level, Rows { generated, prompt }))
+        }) {
+            let backend = backend(level, 2);
+            let weights =
+                Gated { gate_up: backend.matrix(&[gate, up]).unwrap(), down: backend.matrix(&[down]).unwrap() };
+            let x = buffer(&backend, rows.all(), hidden, &noise(rows.all() * hidden, 4));
+            let [mut inner, mut gated, mut together, mut apart] =
+                [2 * width, width, hidden, hidden].map(|cols| backend.buffer(rows.all(), cols).unwrap());
+            backend.feed_forward(rows, &mut together, &x, &weights, Activation::Silu, &mut inner, &mut gated);
+            backend.linear(rows, &mut inner, &x, &weights.gate_up, None);
+            backend.gate(rows.all(), &mut gated, &inner, Activation::Silu);
+            backend.linear(rows, &mut apart, &gated, &weights.down, None);
+            assert!(together.rows(rows.all()) == apart.rows(rows.all()), "{dtype} {hidden} {width} {rows:?} {level}");
         }
     }
 }

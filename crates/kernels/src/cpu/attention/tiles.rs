@@ -1,8 +1,9 @@
-//! Attention on bf16 tiles: every number is two bf16 parts, `high + low`, and a product is three of the four part products.
+//! Attention on bf16 tiles: queries and weights are two bf16 parts, `high + low`, keys and values one or two. With two, a product
+//! is three of the four part products.
 //!
 //! Scores are made transposed, keys by queries, so that a vector holds one key's scores of 16 queries: maxima and sums run down
 //! the vectors, and weights, put where the scores were, are already the second factor of `values^T weights`. All tiles come in
-//! *blocks* of four:
+//! *blocks* of four, or of two where there is one part:
 //!
 //! * keys of a page: `[head_dim / 32][part][16 keys][32 dims]`, twice 16 keys in a part
 //! * values of a page: `[head_dim / 32][part][32 dims][32 keys]`
@@ -28,17 +29,17 @@ const LANES: usize = 16;
 const STEP: usize = 32;
 const TILE_BYTES: usize = 1024;
 const BLOCK_BYTES: usize = 4 * TILE_BYTES;
-/// Parts of one block.
-const BLOCK_PARTS: usize = BLOCK_BYTES / 2;
+/// Numbers of one part of a block of keys or values.
+const PART: usize = 2 * TILE_BYTES / 2;
 /// Pages whose values are summed before the sums go back to memory.
 const PAGES_AT_ONCE: usize = 4;
 /// A lane's base moves up only when a score exceeds it by this power of two: weights stay far from overflow, and sums rarely
 /// have to be scaled down.
 const SLACK: f32 = 16.0;
 
-/// Parts of one head's keys (or values) in one page.
-pub(super) fn page_parts(head_dim: usize) -> usize {
-    head_dim.div_ceil(STEP) * BLOCK_PARTS
+/// Numbers of one head's keys (or values) in one page, when each is kept in so many parts.
+pub(super) fn page_numbers(head_dim: usize, parts: usize) -> usize {
+    head_dim.div_ceil(STEP) * parts * PART
 }
 
 #[repr(C, align(64))]
@@ -68,22 +69,58 @@ struct Lanes {
 /// what a former owner of the page left might not be.
 ///
 /// # Safety
-/// The pointers lead to `page_parts` parts each, nobody else uses them, and the CPU has AVX-512.
+/// The pointers lead to `page_numbers` numbers each, nobody else uses them, and the CPU has AVX-512.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn write(rows: &PageRows<'_>, dim: usize, keys: *mut u16, values: *mut u16) {
-    let slots = rows.slot..rows.slot + rows.count;
-    for slot in slots.clone() {
+pub(super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, keys: *mut u16, values: *mut u16) {
+    for slot in rows.slot..rows.slot + rows.count {
         let key = rows.key(slot);
         for (step, dims) in key.chunks(STEP).enumerate() {
-            let at = step * BLOCK_PARTS + slot / 16 * (TILE_BYTES / 2) + slot % 16 * STEP;
+            let at = step * PARTS * PART + slot / 16 * (TILE_BYTES / 2) + slot % 16 * STEP;
             // SAFETY: `dims` has 16 or 32 numbers; the slot's line of this block lies within the page.
             unsafe {
-                for (part, line) in row_parts(dims.as_ptr(), dims.len(), _mm512_set1_ps(1.0)).into_iter().enumerate() {
-                    _mm512_storeu_si512(keys.add(at + part * BLOCK_PARTS / 2).cast(), line);
+                let lines = row_parts(dims.as_ptr(), dims.len(), _mm512_set1_ps(1.0));
+                for (part, line) in lines.into_iter().enumerate().take(PARTS) {
+                    _mm512_storeu_si512(keys.add(at + part * PART).cast(), line);
                 }
             }
         }
     }
+    // SAFETY: passed on.
+    unsafe {
+        match rows.count {
+            1 => write_value::<PARTS>(rows, values),
+            _ => write_values::<PARTS>(rows, dim, values),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`write`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn write_value<const PARTS: usize>(row: &PageRows<'_>, values: *mut u16) {
+    let from_here = u32::MAX << row.slot;
+    for (step, dims) in row.value(row.slot).chunks(STEP).enumerate() {
+        // SAFETY: `dims` has 16 or 32 numbers.
+        let lines = unsafe { row_parts(dims.as_ptr(), dims.len(), _mm512_set1_ps(1.0)) };
+        for (part, line) in lines.into_iter().enumerate().take(PARTS) {
+            let mut numbers = [0i16; STEP];
+            // SAFETY: 32 numbers; a line of the page's block for each, of which slots before this one are left alone.
+            unsafe {
+                _mm512_storeu_si512(numbers.as_mut_ptr().cast(), line);
+                for (d, &number) in numbers[..dims.len()].iter().enumerate() {
+                    let to = values.add((step * PARTS + part) * PART + d * PAGE_TOKENS);
+                    _mm512_mask_storeu_epi16(to.cast(), from_here, _mm512_maskz_set1_epi16(1 << row.slot, number));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`write`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn write_values<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, values: *mut u16) {
+    let slots = rows.slot..rows.slot + rows.count;
     let from_here = u32::MAX << rows.slot;
     for first in (0..dim).step_by(16) {
         let mut pairs = [[_mm512_setzero_si512(); 16]; 2];
@@ -98,12 +135,12 @@ pub(super) unsafe fn write(rows: &PageRows<'_>, dim: usize, keys: *mut u16, valu
             let (even, odd) = (parts(both[0]), parts(both[1]));
             (pairs[0][pair], pairs[1][pair]) = (pair_up(even[0], odd[0]), pair_up(even[1], odd[1]));
         }
-        let at = first / STEP * BLOCK_PARTS + first % STEP / 16 * (TILE_BYTES / 2);
-        for (part, pairs) in pairs.into_iter().enumerate() {
+        let at = first / STEP * PARTS * PART + first % STEP / 16 * (TILE_BYTES / 2);
+        for (part, pairs) in pairs.into_iter().enumerate().take(PARTS) {
             for (d, line) in transpose(pairs).into_iter().enumerate() {
                 // SAFETY: one line of the page's block; slots before the first row are left alone.
                 unsafe {
-                    let to = values.add(at + part * BLOCK_PARTS / 2 + d * PAGE_TOKENS);
+                    let to = values.add(at + part * PART + d * PAGE_TOKENS);
                     _mm512_mask_storeu_epi16(to.cast(), from_here, line);
                 }
             }
@@ -113,19 +150,19 @@ pub(super) unsafe fn write(rows: &PageRows<'_>, dim: usize, keys: *mut u16, valu
 
 /// # Safety
 /// The pointers lead to the pages of the item's K/V store, and this process may use tiles.
-pub(super) unsafe fn item(work: &Item<'_>, keys: *const u16, values: *const u16) {
+pub(super) unsafe fn item<const PARTS: usize>(work: &Item<'_>, keys: *const u16, values: *const u16) {
     // SAFETY: passed on.
     unsafe {
         match work.count() {
-            ..=LANES => halves::<1>(work, keys, values),
-            _ => halves::<2>(work, keys, values),
+            ..=LANES => halves::<1, PARTS>(work, keys, values),
+            _ => halves::<2, PARTS>(work, keys, values),
         }
     }
 }
 
 /// An item of up to 16 lanes, or of up to twice as many.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn halves<const HALVES: usize>(work: &Item<'_>, keys: *const u16, values: *const u16) {
+unsafe fn halves<const HALVES: usize, const PARTS: usize>(work: &Item<'_>, keys: *const u16, values: *const u16) {
     const { assert!(ITEM_ROWS == 2 * LANES) };
     let steps = work.kv.shape.head_dim.div_ceil(STEP);
     let mut memory = MaybeUninit::<Memory>::uninit();
@@ -141,11 +178,11 @@ unsafe fn halves<const HALVES: usize>(work: &Item<'_>, keys: *const u16, values:
         let end = seen.end.div_ceil(PAGE_TOKENS);
         while first < end {
             let pages = first..end.min((first / PAGES_AT_ONCE + 1) * PAGES_AT_ONCE);
-            let at = |page: usize| work.page(page) * page_parts(work.kv.shape.head_dim);
+            let at = |page: usize| work.page(page) * page_numbers(work.kv.shape.head_dim, PARTS);
             for (page, scores) in pages.clone().zip(&mut memory.pages) {
                 // While these keys are multiplied, what follows is fetched: the next page's, and at last the first values.
                 let next = if page + 1 < pages.end { keys.add(at(page + 1)) } else { values.add(at(pages.start)) };
-                score::<HALVES>(keys.add(at(page)), next, &memory.queries[..steps], scores);
+                score::<HALVES, PARTS>(keys.add(at(page)), next, &memory.queries[..steps], scores);
             }
             for (half, lanes) in lanes.iter_mut().enumerate() {
                 weigh(lanes, half, pages.clone(), steps, memory);
@@ -154,15 +191,15 @@ unsafe fn halves<const HALVES: usize>(work: &Item<'_>, keys: *const u16, values:
                 let sums = (&raw mut memory.sums[step]).cast::<u8>();
                 load::<HALVES>(sums);
                 for (page, weights) in pages.clone().zip(&memory.pages) {
-                    let block = values.add(at(page) + step * BLOCK_PARTS);
+                    let block = values.add(at(page) + step * PARTS * PART);
                     if page + 1 < pages.end {
-                        fetch::<HALVES>(values.add(at(page + 1) + step * BLOCK_PARTS));
+                        fetch::<HALVES, PARTS>(values.add(at(page + 1) + step * PARTS * PART));
                     } else if step + 1 < steps {
-                        fetch::<HALVES>(values.add(at(pages.start) + (step + 1) * BLOCK_PARTS));
+                        fetch::<HALVES, PARTS>(values.add(at(pages.start) + (step + 1) * PARTS * PART));
                     } else if pages.end < end {
-                        fetch::<HALVES>(keys.add(at(pages.end)));
+                        fetch::<HALVES, PARTS>(keys.add(at(pages.end)));
                     }
-                    multiply::<HALVES>(block.cast(), (&raw const *weights).cast());
+                    multiply::<HALVES, PARTS>(block.cast(), (&raw const *weights).cast());
                 }
                 store::<HALVES>(sums);
             }
@@ -223,13 +260,18 @@ unsafe fn start(work: &Item<'_>, half: usize, queries: &mut [Block]) -> Lanes {
 }
 
 /// Scores of a page's keys with all lanes.
-unsafe fn score<const HALVES: usize>(keys: *const u16, next: *const u16, queries: &[Block], scores: &mut Block) {
+unsafe fn score<const HALVES: usize, const PARTS: usize>(
+    keys: *const u16,
+    next: *const u16,
+    queries: &[Block],
+    scores: &mut Block,
+) {
     // SAFETY: the page has a block of keys for each of queries.
     unsafe {
         zero::<HALVES>();
         for (step, queries) in queries.iter().enumerate() {
-            fetch::<HALVES>(next.add(step * BLOCK_PARTS));
-            multiply::<HALVES>(keys.add(step * BLOCK_PARTS).cast(), (&raw const *queries).cast());
+            fetch::<HALVES, PARTS>(next.add(step * PARTS * PART));
+            multiply::<HALVES, PARTS>(keys.add(step * PARTS * PART).cast(), (&raw const *queries).cast());
         }
         store::<HALVES>((&raw mut *scores).cast());
     }
@@ -430,9 +472,9 @@ static CONFIG: TileConfig = TileConfig::new([(16, 64); 8]);
 
 /// Asks for a block before it is needed. Few queries wait for memory more than for arithmetic; many find it in the cache.
 #[inline(always)]
-fn fetch<const HALVES: usize>(block: *const u16) {
+fn fetch<const HALVES: usize, const PARTS: usize>(block: *const u16) {
     if HALVES == 1 {
-        for line in 0..BLOCK_BYTES / 64 {
+        for line in 0..PARTS * 2 * TILE_BYTES / 64 {
             // SAFETY: prefetching changes nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(block.cast::<i8>().wrapping_add(line * 64)) };
         }
@@ -488,13 +530,13 @@ unsafe fn store<const HALVES: usize>(to: *mut u8) {
     }
 }
 
-/// Adds a block of keys or values times a block of lanes: high by low, high by high, low by high. Each sum is added to in this
-/// order, whatever the number of lanes.
+/// Adds a block of keys or values times a block of lanes: high by low, high by high, then low by high if there is a low part. Each
+/// sum is added to in this order, whatever the number of lanes.
 ///
 /// # Safety
 /// The tiles are configured; `a` and `b` lead to blocks.
 #[inline(always)]
-unsafe fn multiply<const HALVES: usize>(a: *const u8, b: *const u8) {
+unsafe fn multiply<const HALVES: usize, const PARTS: usize>(a: *const u8, b: *const u8) {
     // SAFETY: the caller's promise.
     unsafe {
         if HALVES == 1 {
@@ -507,13 +549,18 @@ unsafe fn multiply<const HALVES: usize>(a: *const u8, b: *const u8) {
                 "tileloadd tmm5, [{b} + {pair}]",
                 "tdpbf16ps tmm0, tmm6, tmm5",
                 "tdpbf16ps tmm2, tmm7, tmm5",
-                "tileloadd tmm6, [{a} + {line} + 2048]",
-                "tdpbf16ps tmm0, tmm6, tmm5",
-                "tileloadd tmm7, [{a} + {line} + 3072]",
-                "tdpbf16ps tmm2, tmm7, tmm5",
                 a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, pair = in(reg) 128usize,
                 options(nostack, readonly),
             );
+            if PARTS == 2 {
+                asm!(
+                    "tileloadd tmm6, [{a} + {line} + 2048]",
+                    "tdpbf16ps tmm0, tmm6, tmm5",
+                    "tileloadd tmm7, [{a} + {line} + 3072]",
+                    "tdpbf16ps tmm2, tmm7, tmm5",
+                    a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            }
         } else {
             asm!(
                 "tileloadd tmm4, [{b} + {pair} + 64]",
@@ -530,15 +577,20 @@ unsafe fn multiply<const HALVES: usize>(a: *const u8, b: *const u8) {
                 "tdpbf16ps tmm1, tmm6, tmm5",
                 "tdpbf16ps tmm2, tmm7, tmm4",
                 "tdpbf16ps tmm3, tmm7, tmm5",
-                "tileloadd tmm6, [{a} + {line} + 2048]",
-                "tdpbf16ps tmm0, tmm6, tmm4",
-                "tdpbf16ps tmm1, tmm6, tmm5",
-                "tileloadd tmm7, [{a} + {line} + 3072]",
-                "tdpbf16ps tmm2, tmm7, tmm4",
-                "tdpbf16ps tmm3, tmm7, tmm5",
                 a = in(reg) a, b = in(reg) b, line = in(reg) 64usize, pair = in(reg) 128usize,
                 options(nostack, readonly),
             );
+            if PARTS == 2 {
+                asm!(
+                    "tileloadd tmm6, [{a} + {line} + 2048]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tdpbf16ps tmm1, tmm6, tmm5",
+                    "tileloadd tmm7, [{a} + {line} + 3072]",
+                    "tdpbf16ps tmm2, tmm7, tmm4",
+                    "tdpbf16ps tmm3, tmm7, tmm5",
+                    a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            }
         }
     }
 }

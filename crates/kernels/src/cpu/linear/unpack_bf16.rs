@@ -1,0 +1,154 @@
+//! Quantised panels unpacked to bf16 tiles: 32 inputs of 16 features make one kilobyte, `[input pair][feature][2]`.
+//!
+//! A stored byte becomes a number without a conversion: put into the mantissa of a power of two it *is* that power plus the
+//! byte, and one multiply-add takes the power away again and applies scale and minimum. For bytes of up to seven bits
+//! the power is 128, for whole bytes 32768, where the multiply-add is exact because scales have eleven bits. The result is
+//! rounded to the nearest bf16, ties away from zero.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::matrix::{
+    Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
+};
+use super::avx512::{sub_minimum, sub_scale, unpack};
+
+/// Bytes of a tile of 32 inputs by 16 features.
+pub(super) const TILE_BYTES: usize = GROUP * PANEL * 2;
+
+/// Unpacks some groups of a panel, one tile after the other.
+///
+/// # Safety
+/// The CPU has AVX-512; the groups are the segment's, whole superblocks if its format has them; `out` has room for their tiles
+/// and is aligned to lines.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, groups: Range<usize>, out: *mut u8) {
+    let weights = segment.panel(panel).as_ptr();
+    // SAFETY: passed on.
+    unsafe {
+        match segment.format {
+            Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, weights, groups, 0, out),
+            Format::Group { bits: Bits::B5, offset, mins: false } => {
+                group::<5, false>(segment, weights, groups, offset, out);
+            }
+            Format::Group { bits: Bits::B5, offset, mins: true } => {
+                group::<5, true>(segment, weights, groups, offset, out);
+            }
+            Format::Group { offset, mins: false, .. } => group::<4, false>(segment, weights, groups, offset, out),
+            Format::Group { offset, mins: true, .. } => group::<4, true>(segment, weights, groups, offset, out),
+            Format::Super { bits: Bits::B2, offset, .. } => {
+                superblock::<2, 16, true>(segment, weights, groups, offset, out);
+            }
+            Format::Super { bits: Bits::B3, offset, .. } => {
+                superblock::<3, 16, false>(segment, weights, groups, offset, out);
+            }
+            Format::Super { bits: Bits::B4, offset, .. } => {
+                superblock::<4, 8, true>(segment, weights, groups, offset, out);
+            }
+            Format::Super { bits: Bits::B5, offset, .. } => {
+                superblock::<5, 8, true>(segment, weights, groups, offset, out);
+            }
+            Format::Super { offset, .. } => superblock::<6, 16, false>(segment, weights, groups, offset, out),
+            Format::F32 | Format::F16 | Format::Bf16 => unreachable!("quantised formats"),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn group<const BITS: usize, const MINS: bool>(
+    segment: &Segment,
+    weights: *const u8,
+    groups: Range<usize>,
+    offset: i32,
+    out: *mut u8,
+) {
+    for (index, group) in groups.enumerate() {
+        // SAFETY: the caller's groups and room.
+        unsafe {
+            let scales = weights.add(segment.scales_at + group * GroupScales::bytes(MINS));
+            let halves = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(at).cast()));
+            let scale = halves(0);
+            let shift =
+                _mm512_fnmadd_ps(scale, power::<BITS>(offset), if MINS { halves(32) } else { _mm512_setzero_ps() });
+            let lines = unpack::<BITS>(weights.add(group * BITS * LINE));
+            let tile = out.add(index * TILE_BYTES);
+            for (r, line) in lines.into_iter().enumerate() {
+                put_line::<BITS>(line, scale, shift, tile.add(r * 2 * LINE));
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
+    segment: &Segment,
+    weights: *const u8,
+    groups: Range<usize>,
+    offset: i32,
+    out: *mut u8,
+) {
+    /// Lines of four inputs in a sub-block.
+    const fn lines(subs: usize) -> usize {
+        SUPER / subs / 4
+    }
+    for (index, group) in groups.enumerate() {
+        // SAFETY: the caller's groups and room.
+        unsafe {
+            let superblock = group / GROUPS_PER_SUPER;
+            let scales = weights.add(segment.scales_at + superblock * SuperScales::bytes(SUBS, MINS));
+            let halves = |at: usize| {
+                let at = SuperScales::integers(SUBS, MINS) + at;
+                _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(at).cast()))
+            };
+            let (d, dmin) = (halves(0), if MINS { halves(32) } else { _mm512_setzero_ps() });
+            let unpacked = unpack::<BITS>(weights.add(group * BITS * LINE));
+            let tile = out.add(index * TILE_BYTES);
+            for half in 0..8 / lines(SUBS) {
+                let sub = group % GROUPS_PER_SUPER * (8 / lines(SUBS)) + half;
+                let scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(sub_scale::<SUBS, MINS>(scales, sub)));
+                let mut shift = _mm512_mul_ps(scale, _mm512_sub_ps(_mm512_setzero_ps(), power::<BITS>(offset)));
+                if MINS {
+                    shift = _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(sub_minimum::<SUBS>(scales, sub)), shift);
+                }
+                for r in half * lines(SUBS)..(half + 1) * lines(SUBS) {
+                    put_line::<BITS>(unpacked[r], scale, shift, tile.add(r * 2 * LINE));
+                }
+            }
+        }
+    }
+}
+
+/// What a stored byte's number exceeds the weight's integer by: the power of two, and the format's offset.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn power<const BITS: usize>(offset: i32) -> __m512 {
+    _mm512_set1_ps(if BITS == 8 { 32768.0 + 128.0 } else { 128.0 + offset as f32 })
+}
+
+/// Four consecutive inputs of 16 features, as two rows of pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn put_line<const BITS: usize>(line: __m512i, scale: __m512, shift: __m512, out: *mut u8) {
+    let (half, high) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32 as i32));
+    let (mask, power) = if BITS == 8 { (0xff00, 0x4700_0000) } else { (0xff_0000, 0x4300_0000) };
+    // `(bytes & mask) | power`, then to a weight.
+    let weight = |bytes: __m512i| {
+        let number = _mm512_ternarylogic_epi32::<0xea>(bytes, _mm512_set1_epi32(mask), _mm512_set1_epi32(power));
+        _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(number), scale, shift))
+    };
+    // In words of 32 bits, the byte of each input moves to where the mask is.
+    let [a, b, c, d] = if BITS == 8 {
+        [_mm512_slli_epi32::<8>(line), line, _mm512_srli_epi32::<8>(line), _mm512_srli_epi32::<16>(line)]
+    } else {
+        [_mm512_slli_epi32::<16>(line), _mm512_slli_epi32::<8>(line), line, _mm512_srli_epi32::<8>(line)]
+    };
+    let round = |bytes: __m512i| _mm512_add_epi32(weight(bytes), half);
+    let pair = |even: __m512i, odd: __m512i| {
+        _mm512_ternarylogic_epi32::<0xd8>(_mm512_srli_epi32::<16>(round(even)), round(odd), high)
+    };
+    // SAFETY: the caller has room for two lines there.
+    unsafe {
+        _mm512_store_si512(out.cast(), pair(a, b));
+        _mm512_store_si512(out.add(LINE).cast(), pair(c, d));
+    }
+}
