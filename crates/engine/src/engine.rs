@@ -4,18 +4,24 @@
 //! K/V cache is full, the youngest sequence gives its pages up and begins again later with the tokens it has: nobody
 //! fails because others run. The loop knows no clock but the one that it stamps timings with, and no text.
 
-use std::collections::VecDeque;
-use std::time::Instant;
+mod admission;
+mod delivery;
 
-use types::{SessionId, TokenId};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::executor::{Capacity, Executor, ExecutorError};
-use crate::plan::{Sample, StepOutput, StepPlan};
-use crate::request::{Event, EventKind, FinishReason, Finished, Request, RequestId};
+use crate::generation::Generation;
+use crate::pace::Pace;
+use crate::plan::{Role, StepOutput, StepPlan};
+use crate::queue::Queue;
+use crate::request::{Event, EventKind, Failure, FinishReason, Finished, Request, RequestId};
 use crate::sampler::SamplingError;
+use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
+use crate::stats::Stats;
 
-/// Requests that may wait to be run.
+/// Requests that may wait to be run, when nothing else is asked for.
 pub const WAITING_MAX: usize = 1024;
 
 /// Rows of a step when nothing else is asked for.
@@ -31,38 +37,71 @@ pub enum EngineError {
     TokenOutOfRange { token: u32, vocab: usize },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    #[error("{max} requests are waiting, which is the limit")]
-    QueueFull { max: usize },
+    #[error("{waiting} requests are waiting, which is the limit; try again in {} s", retry_after.as_secs())]
+    QueueFull { waiting: usize, retry_after: Duration },
     #[error("other requests are running")]
     Busy,
     #[error(transparent)]
-    Executor(#[from] ExecutorError),
+    Executor(#[from] Arc<ExecutorError>),
+}
+
+/// How the loop works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Rows of a step, unless there are more sequences that decode.
+    pub chunk: usize,
+    /// Requests that may wait beside those that run.
+    pub waiting_max: usize,
+    /// Whether prompts are looked for among those that were run before.
+    pub prefix_cache: bool,
+    /// Tokens that may be guessed for a sequence in one step, from what it has said before; 0: none. Answers stay the
+    /// same.
+    pub speculate: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { chunk: CHUNK_DEFAULT, waiting_max: WAITING_MAX, prefix_cache: true, speculate: 0 }
+    }
 }
 
 pub struct Engine<E: Executor> {
     executor: E,
-    chunk: usize,
-    waiting: VecDeque<Sequence>,
+    options: EngineOptions,
+    scheduler: Scheduler,
+    waiting: Queue,
     /// In the order of admission: the last is the youngest.
     running: Vec<Sequence>,
+    /// The request that did not fit when so many pages were unclaimed: not worth another try before there are more.
+    blocked: Option<(RequestId, usize)>,
     in_flight: usize,
     next_id: u64,
     plan: StepPlan,
     output: StepOutput,
+    stats: Stats,
+    pace: Pace,
 }
 
 impl<E: Executor> Engine<E> {
     /// A step runs at most `chunk` rows, unless there are more sequences that decode.
     pub fn new(executor: E, chunk: usize) -> Self {
+        Self::with_options(executor, EngineOptions { chunk, ..EngineOptions::default() })
+    }
+
+    pub fn with_options(executor: E, options: EngineOptions) -> Self {
         Self {
             executor,
-            chunk: chunk.max(1),
-            waiting: VecDeque::new(),
+            options,
+            scheduler: Scheduler::new(options.chunk, options.speculate),
+            waiting: Queue::default(),
             running: Vec::new(),
+            blocked: None,
             in_flight: 0,
             next_id: 0,
             plan: StepPlan::new(),
             output: StepOutput::new(),
+            stats: Stats::default(),
+            pace: Pace::new(Instant::now()),
         }
     }
 
@@ -81,8 +120,8 @@ impl<E: Executor> Engine<E> {
         self.executor
     }
 
-    pub fn chunk(&self) -> usize {
-        self.chunk
+    pub fn options(&self) -> EngineOptions {
+        self.options
     }
 
     pub fn capacity(&self) -> Capacity {
@@ -102,45 +141,61 @@ impl<E: Executor> Engine<E> {
         self.waiting.len()
     }
 
+    /// Requests that would be accepted now: those that may wait, and those that need not.
+    pub fn room(&self) -> usize {
+        let seats = self.executor.capacity().sequences_max.saturating_sub(self.running.len());
+        self.options.waiting_max.saturating_add(seats).saturating_sub(self.waiting.len())
+    }
+
+    /// When a request that finds the queue full should come again: when half of those that wait will have begun, at the
+    /// pace of late.
+    pub fn retry_after(&self) -> Duration {
+        self.pace.interval(Instant::now()).saturating_mul(self.waiting.len() as u32 / 2).max(Duration::from_secs(1))
+    }
+
+    pub fn stats(&self) -> Stats {
+        let Capacity { pages_total, pages_free, pages_cached, .. } = self.executor.capacity();
+        let (running, waiting) = (self.running.len(), self.waiting.len());
+        Stats { running, waiting, pages_total, pages_free, pages_cached, ..self.stats }
+    }
+
     /// Accepts a request that can run, now or later. What could never run is refused here.
     pub fn add(&mut self, request: Request) -> Result<RequestId, EngineError> {
-        let capacity = self.executor.capacity();
-        let (tokens, max, vocab) = (request.prompt.len(), capacity.tokens_max(), capacity.vocab);
-        if tokens == 0 {
-            return Err(EngineError::EmptyPrompt);
+        let (capacity, now) = (self.executor.capacity(), Instant::now());
+        request.check(&capacity)?;
+        if self.room() == 0 {
+            return Err(EngineError::QueueFull { waiting: self.waiting.len(), retry_after: self.retry_after() });
         }
-        if tokens >= max {
-            return Err(EngineError::PromptTooLong { tokens, max });
-        }
-        if let Some(&TokenId(token)) = request.prompt.iter().find(|token| token.0 as usize >= vocab) {
-            return Err(EngineError::TokenOutOfRange { token, vocab });
-        }
-        request.sampling.check(vocab)?;
-        if self.waiting.len() >= WAITING_MAX {
-            return Err(EngineError::QueueFull { max: WAITING_MAX });
+        if self.is_idle() {
+            self.pace = Pace::new(now);
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        self.waiting.push_back(Sequence::new(id, request, max, Instant::now()));
+        self.waiting.push(Sequence::new(id, request, &capacity, self.options.prefix_cache, now));
         Ok(id)
     }
 
     /// Ends a request and frees its pages at once. `None` if it has ended already.
     pub fn cancel(&mut self, request: RequestId) -> Option<Finished> {
-        let sequence = if let Some(index) = self.running.iter().position(|sequence| sequence.id == request) {
-            self.remove(index)
-        } else {
-            let index = self.waiting.iter().position(|sequence| sequence.id == request)?;
-            self.waiting.remove(index)?
+        let sequence = match self.running.iter().position(|sequence| sequence.id == request) {
+            Some(index) => self.remove(index),
+            None => self.waiting.remove(request)?,
         };
-        Some(sequence.finished(FinishReason::Cancelled, Instant::now()))
+        Some(self.end(&sequence, FinishReason::Cancelled, Instant::now()))
     }
 
     /// Submits what can run, waits for the oldest step, and appends what it gave to `events`. Returns false when there
-    /// was nothing to run. After an error of the executor no request is left: all were ended.
+    /// was nothing to run. After an error of the executor no request is left: each was ended, with an event.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<bool, EngineError> {
-        let result = self.try_step(events);
-        if result.is_err() {
+        let result = self.try_step(events).map_err(Arc::new);
+        if let Err(error) = &result {
+            let now = Instant::now();
+            for sequence in self.running.iter().chain(self.waiting.iter()) {
+                let reason = FinishReason::Failed(Failure::Executor(error.clone()));
+                self.stats.finished.count(&reason);
+                let kind = EventKind::Finished(sequence.finished(reason, now));
+                events.push(Event { request: sequence.id, kind });
+            }
             self.clear();
         }
         Ok(result?)
@@ -152,11 +207,12 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Busy);
         }
         let request = self.add(request)?;
-        Ok(Generation { engine: self, request, events: Vec::new(), next: 0, ended: false })
+        Ok(Generation::new(self, request))
     }
 
     fn try_step(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         self.admit(events)?;
+        self.constrain(events);
         while self.in_flight < self.executor.depth() && self.submit(events)? {}
         if self.in_flight == 0 {
             return Ok(false);
@@ -164,48 +220,30 @@ impl<E: Executor> Engine<E> {
         let mut output = std::mem::take(&mut self.output);
         let collected = self.executor.collect(&mut output);
         self.in_flight -= 1;
-        if collected.is_ok() {
-            let now = Instant::now();
-            for sample in output.samples.drain(..) {
-                self.deliver(sample, now, events);
-            }
-        }
+        self.stats.steps += 1;
+        let delivered = collected.and_then(|()| self.deliver(&mut output, events));
         self.output = output;
-        collected.map(|()| true)
+        delivered.map(|()| true)
     }
 
-    /// Opens sessions, first come first served, while their known tokens fit beside those of the running ones.
-    fn admit(&mut self, events: &mut Vec<Event>) -> Result<(), ExecutorError> {
-        while let Some(next) = self.waiting.front() {
-            let capacity = self.executor.capacity();
-            if let Some(reason) = next.is_complete() {
-                let sequence = self.waiting.pop_front().expect("there is a front");
-                finish(&sequence, reason, Instant::now(), events);
-                continue;
+    /// Asks constraints what may come next.
+    fn constrain(&mut self, events: &mut Vec<Event>) {
+        let mut index = 0;
+        while index < self.running.len() {
+            match self.running[index].constrain() {
+                Ok(()) => index += 1,
+                Err(error) => {
+                    let sequence = self.remove(index);
+                    self.finish(sequence, FinishReason::Failed(error.into()), Instant::now(), events);
+                }
             }
-            let claimed =
-                |sequence: &Sequence| capacity.pages(sequence.tokens.len()) - capacity.pages(sequence.planned);
-            let claims: usize = self.running.iter().map(claimed).sum();
-            let fits = claims + capacity.pages(next.tokens.len() + 1) <= capacity.pages_free;
-            if self.running.len() >= capacity.sequences_max || !(fits || self.running.is_empty()) {
-                break;
-            }
-            let session = match self.executor.open(next.length_max) {
-                Ok(session) => session,
-                Err(error) if error.is_retryable() && !self.running.is_empty() => break,
-                Err(error) => return Err(error),
-            };
-            let mut sequence = self.waiting.pop_front().expect("there is a front");
-            sequence.admit(session, Instant::now());
-            self.running.push(sequence);
         }
-        Ok(())
     }
 
     /// Plans and submits one step, making room for it if need be. False: there was nothing to plan.
     fn submit(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         loop {
-            self.plan_step();
+            self.scheduler.plan(&mut self.plan, &mut self.running, &self.executor.capacity());
             if self.plan.is_empty() {
                 return Ok(false);
             }
@@ -218,142 +256,59 @@ impl<E: Executor> Engine<E> {
         self.in_flight += 1;
         for entry in self.plan.entries() {
             let sequence = self.running.iter_mut().find(|sequence| sequence.session == Some(entry.session));
-            sequence.expect("only running sequences are planned").planned = entry.end();
-        }
-        Ok(true)
-    }
-
-    /// One row of each sequence that has one token to run, then prefill with what the chunk leaves: at least one row,
-    /// so that many decoding sequences do not keep a prompt waiting for ever.
-    fn plan_step(&mut self) {
-        let capacity = self.executor.capacity();
-        let (mut rows, mut pages) = (0, 0);
-        self.plan.clear();
-        for decodes in [true, false] {
-            let limit = if decodes { capacity.rows_max } else { self.chunk.max(rows + 1).min(capacity.rows_max) };
-            for sequence in self.running.iter().filter(|sequence| sequence.ready() > 0) {
-                let take = sequence.ready().min(limit.saturating_sub(rows));
-                let table = capacity.pages(sequence.planned + take);
-                let step_is_full = take == 0 || self.plan.entries().len() == capacity.sequences_max;
-                if (sequence.ready() == 1) != decodes || step_is_full || pages + table > capacity.step_pages_max {
-                    continue;
-                }
-                let session = sequence.session.expect("a running sequence has a session");
-                let tokens = &sequence.tokens[sequence.planned..sequence.planned + take];
-                self.plan.push(session, sequence.planned, tokens, sequence.want(take));
-                rows += take;
-                pages += table;
+            let sequence = sequence.expect("only running sequences are planned");
+            let samples = if entry.is_sampled() { entry.logit_rows() } else { 0 };
+            sequence.submitted(entry.end(), samples);
+            match entry.role {
+                Role::Prompt => self.stats.prefilled_tokens += entry.rows() as u64,
+                Role::Generated => self.stats.guessed_tokens += samples.saturating_sub(1) as u64,
             }
         }
+        Ok(true)
     }
 
     /// The cache is full: the youngest sequence goes back to the queue. If it is alone, then nobody will ever free a page
     /// for it, and it ends here.
     fn make_room(&mut self, events: &mut Vec<Event>) {
-        let youngest = self.running.len() - 1;
-        let mut sequence = self.remove(youngest);
-        if self.running.is_empty() {
-            finish(&sequence, FinishReason::Context, Instant::now(), events);
-        } else {
+        if self.running.len() == 1 {
+            let sequence = self.remove(0);
+            self.finish(sequence, FinishReason::Context, Instant::now(), events);
+        } else if let Some(mut sequence) = self.running.pop() {
+            self.executor.close(sequence.session.expect("a running sequence has a session"));
             sequence.retreat();
+            self.stats.preemptions += 1;
             self.waiting.push_front(sequence);
         }
-    }
-
-    fn deliver(&mut self, sample: Sample, now: Instant, events: &mut Vec<Event>) {
-        let Some(index) = self.position_of(sample.session) else {
-            return; // cancelled, or sent back to the queue, while its step was in flight
-        };
-        let sequence = &mut self.running[index];
-        debug_assert_eq!(sample.position, sequence.tokens.len());
-        let ended = match sample.outcome {
-            Err(error) => Some(FinishReason::Failed(error)),
-            Ok(sampled) => {
-                let ended = sequence.extend(sampled.token, now);
-                if !matches!(ended, Some(FinishReason::Eos(_))) {
-                    events.push(Event { request: sequence.id, kind: EventKind::Token(sampled) });
-                }
-                ended
-            }
-        };
-        if let Some(reason) = ended {
-            let sequence = self.remove(index);
-            finish(&sequence, reason, now, events);
-        }
-    }
-
-    fn position_of(&self, session: SessionId) -> Option<usize> {
-        self.running.iter().position(|sequence| sequence.session == Some(session))
     }
 
     /// Takes a running sequence out of the loop and closes its session.
     fn remove(&mut self, index: usize) -> Sequence {
         let sequence = self.running.remove(index);
         self.executor.close(sequence.session.expect("a running sequence has a session"));
+        self.waiting.leave(sequence.tenant);
         sequence
+    }
+
+    fn finish(&mut self, sequence: Sequence, reason: FinishReason, now: Instant, events: &mut Vec<Event>) {
+        let kind = EventKind::Finished(self.end(&sequence, reason, now));
+        events.push(Event { request: sequence.id, kind });
+    }
+
+    fn end(&mut self, sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished {
+        self.stats.finished.count(&reason);
+        self.pace.count(now);
+        sequence.finished(reason, now)
     }
 
     /// Ends every request and forgets the steps in flight.
     fn clear(&mut self) {
-        while !self.running.is_empty() {
-            self.remove(self.running.len() - 1);
+        for sequence in self.running.drain(..) {
+            self.executor.close(sequence.session.expect("a running sequence has a session"));
         }
         self.waiting.clear();
         while self.in_flight > 0 {
             let _ = self.executor.collect(&mut self.output);
             self.in_flight -= 1;
         }
-    }
-}
-
-fn finish(sequence: &Sequence, reason: FinishReason, now: Instant, events: &mut Vec<Event>) {
-    let kind = EventKind::Finished(sequence.finished(reason, now));
-    events.push(Event { request: sequence.id, kind });
-}
-
-/// The events of one request, made as they are asked for. The last one is [`EventKind::Finished`].
-pub struct Generation<'a, E: Executor> {
-    engine: &'a mut Engine<E>,
-    request: RequestId,
-    events: Vec<Event>,
-    next: usize,
-    ended: bool,
-}
-
-impl<E: Executor> Generation<'_, E> {
-    /// Stops here. `None` if the request has ended already.
-    pub fn cancel(&mut self) -> Option<Finished> {
-        self.ended = true;
-        self.engine.cancel(self.request)
-    }
-}
-
-impl<E: Executor> Iterator for Generation<'_, E> {
-    type Item = Result<EventKind, EngineError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while !self.ended {
-            if let Some(event) = self.events.get(self.next) {
-                self.next += 1;
-                self.ended = matches!(event.kind, EventKind::Finished(_));
-                return Some(Ok(event.kind.clone()));
-            }
-            self.events.clear();
-            self.next = 0;
-            match self.engine.step(&mut self.events) {
-                Ok(ran) => self.ended = !ran && self.events.is_empty(),
-                Err(error) => {
-                    self.ended = true;
-                    return Some(Err(error));
-                }
-            }
-        }
-        None
-    }
-}
-
-impl<E: Executor> Drop for Generation<'_, E> {
-    fn drop(&mut self) {
-        self.engine.cancel(self.request);
     }
 }

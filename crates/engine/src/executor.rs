@@ -6,6 +6,7 @@ use model::CollectiveError;
 use types::SessionId;
 
 use crate::plan::{StepOutput, StepPlan};
+use crate::prefix::Prefix;
 
 /// Holds sessions and runs steps. Up to [`Executor::depth`] steps are in flight; they are collected in the order in
 /// which they were submitted.
@@ -15,14 +16,15 @@ pub trait Executor: Send {
 
     fn capacity(&self) -> Capacity;
 
-    /// A new, empty session that will hold at most `tokens_max` tokens.
-    fn open(&mut self, tokens_max: usize) -> Result<SessionId, ExecutorError>;
+    /// A new session that will hold at most `tokens_max` tokens. It begins with what was computed before of `prefix`, as
+    /// far as that is found; the pages of `prefix` that it computes can be found by later sessions.
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError>;
 
     /// A new session that begins with the first `tokens` tokens of another, as far as these can be shared.
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Forked, ExecutorError>;
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError>;
 
     /// Forgets what a session computed after its first `tokens` tokens. Returns how many remain computed, which is less
-    /// than `tokens` where a page that is shared with another session had to be let go.
+    /// than `tokens` where a page that others share, or may find, had to be let go.
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError>;
 
     /// Ends a session and frees its pages at once. What a step in flight would give for it is dropped.
@@ -36,15 +38,15 @@ pub trait Executor: Send {
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
 }
 
-/// A session made by [`Executor::fork`].
+/// A session made by [`Executor::open`] or [`Executor::fork`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forked {
+pub struct Opened {
     pub session: SessionId,
     /// Tokens that it holds computed: the rest has to be run again.
     pub computed: usize,
 }
 
-/// What an executor can hold. All but `pages_free` stay the same.
+/// What an executor can hold. All but `pages_free` and `pages_cached` stay the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     pub vocab: usize,
@@ -60,7 +62,10 @@ pub struct Capacity {
     pub step_pages_max: usize,
     pub page_tokens: usize,
     pub pages_total: usize,
+    /// Pages that a session could take.
     pub pages_free: usize,
+    /// Of these: pages of prefixes that are found again until they are taken.
+    pub pages_cached: usize,
 }
 
 impl Capacity {
@@ -69,7 +74,7 @@ impl Capacity {
         tokens.div_ceil(self.page_tokens)
     }
 
-    /// The longest sequence that can run when it is alone.
+    /// The longest sequence that can run when it is alone: the context to advertise.
     pub fn tokens_max(&self) -> usize {
         self.positions_max.min(self.pages_total.min(self.step_pages_max) * self.page_tokens)
     }
@@ -123,11 +128,11 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
         (**self).capacity()
     }
 
-    fn open(&mut self, tokens_max: usize) -> Result<SessionId, ExecutorError> {
-        (**self).open(tokens_max)
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        (**self).open(tokens_max, prefix)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Forked, ExecutorError> {
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
         (**self).fork(from, tokens, tokens_max)
     }
 

@@ -4,8 +4,9 @@ use types::TokenId;
 
 use crate::engine::{Engine, EngineError};
 use crate::executor::{Executor, ExecutorError};
-use crate::plan::{StepOutput, StepPlan, Want};
-use crate::request::{EventKind, FinishReason, Request};
+use crate::plan::{Role, StepOutput, StepPlan, Want};
+use crate::prefix::Prefix;
+use crate::request::{EventKind, Failure, FinishReason, Finished, Request};
 
 /// The greedy continuation of `prompt`: exactly `tokens` tokens, unless the context is full before.
 pub fn greedy<E: Executor>(
@@ -17,11 +18,8 @@ pub fn greedy<E: Executor>(
     for event in engine.generate(Request::greedy(prompt.to_vec(), tokens))? {
         match event? {
             EventKind::Token(sampled) => answer.push(sampled.token),
-            EventKind::Finished(finished) => {
-                if let FinishReason::Failed(error) = finished.reason {
-                    return Err(error.into());
-                }
-            }
+            EventKind::Finished(Finished { reason: FinishReason::Failed(failure), .. }) => return Err(failure.into()),
+            _ => {}
         }
     }
     Ok(answer)
@@ -32,10 +30,10 @@ pub enum GreedyError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
-    Sample(#[from] crate::sampler::SampleError),
+    Failed(#[from] Failure),
 }
 
-/// Runs `tokens` in chunks of at most `chunk`, and hands the logits of every position to `row`, in order.
+/// Runs `tokens`, as a prompt, in chunks of at most `chunk`, and hands the logits of every position to `row`, in order.
 pub fn logits<E: Executor, X: From<ExecutorError>>(
     executor: &mut E,
     tokens: &[TokenId],
@@ -44,12 +42,12 @@ pub fn logits<E: Executor, X: From<ExecutorError>>(
 ) -> Result<(), X> {
     let capacity = executor.capacity();
     let chunk = chunk.clamp(1, capacity.rows_max.min(capacity.wanted_max));
-    let session = executor.open(tokens.len())?;
+    let session = executor.open(tokens.len(), Prefix::NONE)?.session;
     let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
     let mut run = || {
         for (index, piece) in tokens.chunks(chunk).enumerate() {
             plan.clear();
-            plan.push(session, index * chunk, piece, Want::Logits { rows: piece.len() });
+            plan.push(session, Role::Prompt, index * chunk, piece, Want::Logits { rows: piece.len() });
             executor.submit(&plan)?;
             executor.collect(&mut output)?;
             for rows in &output.logits {

@@ -4,26 +4,44 @@
 //! executor for a whole model in this process. Synchronous throughout; no sockets, no text.
 #![forbid(unsafe_code)]
 
+mod constraint;
 mod engine;
 mod executor;
+mod generation;
+mod guess;
 pub mod inspect;
 mod local;
 pub mod measure;
+mod pace;
 mod pages;
 mod plan;
+mod prefix;
+mod queue;
 mod random;
 mod request;
 mod row;
 mod sampler;
+mod scheduler;
 mod sequence;
+mod service;
 mod sessions;
+mod stats;
 
-pub use engine::{CHUNK_DEFAULT, Engine, EngineError, Generation, WAITING_MAX};
-pub use executor::{Capacity, Executor, ExecutorError, Forked};
+pub use constraint::{Constraint, ConstraintError, TokenMask};
+pub use engine::{CHUNK_DEFAULT, Engine, EngineError, EngineOptions, WAITING_MAX};
+pub use executor::{Capacity, Executor, ExecutorError, Opened};
+pub use generation::Generation;
 pub use local::Local;
 pub use pages::Pages;
-pub use plan::{Entry, LogitRows, Sample, StepOutput, StepPlan, Want};
+pub use plan::{Embedding, Entry, LogitRows, NotBefore, Role, Sample, Scores, StepOutput, StepPlan, Want};
+pub use prefix::{PageHash, Prefix, page_hashes};
 pub use random::fresh_seed;
-pub use request::{Event, EventKind, FinishReason, Finished, Request, RequestId, Timings};
-pub use sampler::{History, Logprobs, SampleError, Sampled, Sampler, SamplingError, SamplingParams, TOP_LOGPROBS_MAX};
+pub use request::{
+    Event, EventKind, Failure, FinishReason, Finished, Goal, Pooling, Request, RequestId, Tenant, Timings,
+};
+pub use sampler::{
+    Allowed, History, Logprobs, SampleError, Sampled, Sampler, SamplingError, SamplingParams, TOP_LOGPROBS_MAX,
+};
+pub use service::{EventSink, Service, SubmitError, Ticket};
 pub use sessions::{SESSIONS_MAX, Sessions};
+pub use stats::{FinishCounts, Stats};

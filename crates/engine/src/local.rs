@@ -1,19 +1,24 @@
-//! `Local`: the executor that runs a whole model in this process: embedding, all layers, head, and the sampler.
+//! `Local`: the executor that runs all layers of a model in this process, with embedding, head and sampler: the whole of them, or one
+//! rank's share. The ranks of a group get the same calls in the same order; the first of them samples, and its output is that of the group.
 //!
 //! It has one step in flight. `submit` hands the layers to the backend, `collect` the head, then waits for the logits and
 //! samples. On a backend that works in order, a page that is let go between the two is written to only afterwards.
 
-use kernels::{Backend, PAGE_TOKENS, Span, StepInputs};
-use model::{Block, Checkpoint, Ends, Limits, LoadError, LoadOptions, Solo};
+use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs};
+use model::{Block, Checkpoint, Collective, Ends, Limits, LoadError, LoadOptions, Solo};
 use types::{LayerRange, Rank, SessionId, TokenId};
 
-use crate::executor::{Capacity, Executor, ExecutorError, Forked};
-use crate::plan::{Sample, StepOutput, StepPlan, Want};
-use crate::sampler::{History, Sampler};
+use crate::executor::{Capacity, Executor, ExecutorError, Opened};
+use crate::plan::{Embedding, Entry, NotBefore, Sample, Scores, StepOutput, StepPlan, Want};
+use crate::prefix::Prefix;
+use crate::request::Pooling;
+use crate::sampler::{Allowed, History, Sampler};
 use crate::sessions::{Sessions, slot_of};
 
 pub struct Local<B: Backend> {
     backend: B,
+    rank: Rank,
+    collective: Box<dyn Collective<B>>,
     ends: Ends<B>,
     block: Block<B>,
     limits: Limits,
@@ -22,12 +27,17 @@ pub struct Local<B: Backend> {
     sessions: Sessions,
     /// The computed tokens of each session, by slot: penalties look back at them.
     histories: Vec<Vec<TokenId>>,
+    /// The sums of each session's hidden states, by slot, for those that are embedded.
+    pools: Vec<Vec<f64>>,
     inputs: Inputs,
     /// A copy of the plan whose step is in flight.
     flight: Option<StepPlan>,
     /// The plan of the flight before, kept for its memory.
     spare: StepPlan,
     logits: Vec<f32>,
+    /// Of the rows to pool.
+    states: Vec<f32>,
+    state_width: usize,
     sampler: Sampler,
 }
 
@@ -45,7 +55,7 @@ impl Inputs {
             tokens: Vec::with_capacity(limits.step.rows),
             spans: Vec::with_capacity(limits.step.sequences),
             pages: Vec::with_capacity(limits.step.pages),
-            wanted: Vec::with_capacity(limits.wanted),
+            wanted: Vec::with_capacity(limits.step.rows),
         }
     }
 }
@@ -58,15 +68,29 @@ impl<B: Backend> Local<B> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
+        Self::load_share(backend, from, options, Rank::SOLO, Box::new(Solo), progress)
+    }
+
+    /// Loads a rank's share of all layers. `collective` connects it with the other ranks.
+    pub fn load_share(
+        backend: B,
+        from: &Checkpoint,
+        options: &LoadOptions,
+        rank: Rank,
+        collective: Box<dyn Collective<B>>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, LoadError> {
         let layers = u32::try_from(from.description().layers.len()).ok().and_then(|count| LayerRange::new(0, count));
         let layers = layers.expect("a checked description has layers");
-        let ends = Ends::load(&backend, from, options, Rank::SOLO)?;
-        let block = Block::load(&backend, from, layers, Rank::SOLO, options, progress)?;
+        let ends = Ends::load(&backend, from, options, rank)?;
+        let block = Block::load(&backend, from, layers, rank, options, progress)?;
         let hidden = backend.buffer(options.limits.step.rows, from.description().hidden)?;
         let step = backend.step(options.limits.step)?;
         let limits = options.limits;
         Ok(Self {
             backend,
+            rank,
+            collective,
             ends,
             block,
             limits,
@@ -74,10 +98,13 @@ impl<B: Backend> Local<B> {
             hidden,
             sessions: Sessions::new(limits.kv_pages, limits.positions),
             histories: Vec::new(),
+            pools: Vec::new(),
             inputs: Inputs::new(&limits),
             flight: None,
             spare: StepPlan::new(),
             logits: Vec::new(),
+            states: Vec::new(),
+            state_width: from.description().hidden,
             sampler: Sampler::new(),
         })
     }
@@ -118,7 +145,7 @@ impl<B: Backend> Local<B> {
         for (what, found, max) in [
             ("sequences", plan.entries().len(), capacity.sequences_max),
             ("rows", plan.rows(), capacity.rows_max),
-            ("rows with logits", plan.wanted_rows(), capacity.wanted_max),
+            ("rows with logits", plan.logit_rows(), capacity.wanted_max),
             ("pages", pages, capacity.step_pages_max),
         ] {
             if found > max {
@@ -156,16 +183,16 @@ impl<B: Backend> Local<B> {
             });
             pages.extend_from_slice(table);
             row += entry.rows() as u32;
-            wanted.extend(row - entry.want.rows() as u32..row);
+            wanted.extend(row - (entry.logit_rows() + entry.pooled_rows()) as u32..row);
         }
         Ok(())
     }
 
-    fn forward(&mut self, rows: usize) -> Result<(), ExecutorError> {
+    fn forward(&mut self, rows: Rows) -> Result<(), ExecutorError> {
         let Inputs { tokens, spans, pages, wanted } = &self.inputs;
         self.backend.begin(&mut self.step, StepInputs { tokens, spans, pages, wanted })?;
         self.ends.embed(&self.backend, &self.step, &mut self.hidden);
-        self.block.forward(&self.backend, &self.step, rows, &mut self.hidden, &Solo)?;
+        self.block.forward(&self.backend, &self.step, rows, &mut self.hidden, &*self.collective)?;
         Ok(())
     }
 
@@ -178,48 +205,103 @@ impl<B: Backend> Local<B> {
         let slot = slot_of(session);
         if self.histories.len() <= slot {
             self.histories.resize_with(slot + 1, Vec::new);
+            self.pools.resize_with(slot + 1, Vec::new);
         }
+        self.pools[slot].clear();
         self.histories[slot].clear();
         self.histories[slot].reserve(tokens_max);
         &mut self.histories[slot]
     }
 
-    /// Reads the logits of the step in flight and turns them into what its plan wants.
+    /// Reads what the step in flight left and turns it into what its plan wants.
     fn finish(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        let (wanted, vocab) = (plan.wanted_rows(), self.ends.vocab());
-        if wanted == 0 {
+        let (logit_rows, pooled) = (plan.logit_rows(), plan.pooled_rows());
+        if logit_rows + pooled == 0 || self.rank.index() > 0 {
             return Ok(());
         }
-        if self.logits.len() < wanted * vocab {
-            self.logits.resize(wanted * vocab, 0.0);
+        let normed = self.ends.normed(&self.backend, &self.step, logit_rows + pooled, &self.hidden);
+        if pooled > 0 {
+            self.states.resize(pooled * self.state_width, 0.0);
+            self.backend.read(normed, logit_rows..logit_rows + pooled, &mut self.states)?;
+            self.pool(plan, output);
         }
-        let mut rest = &mut self.logits[..wanted * vocab];
-        let logits = self.ends.logits(&self.backend, &self.step, wanted, &self.hidden);
-        self.backend.read(logits, 0..wanted, rest)?;
+        if logit_rows > 0 {
+            let len = logit_rows * self.ends.vocab();
+            if self.logits.len() < len {
+                self.logits.resize(len, 0.0);
+            }
+            let logits = self.ends.logits_of_normed(&self.backend, logit_rows);
+            self.backend.read(logits, 0..logit_rows, &mut self.logits[..len])?;
+            self.choose(plan, output);
+        }
+        Ok(())
+    }
+
+    /// Samples, scores, or copies the logits of the step.
+    fn choose(&mut self, plan: &StepPlan, output: &mut StepOutput) {
+        let vocab = self.ends.vocab();
+        let mut rest = self.logits.as_mut_slice();
         for entry in plan.entries() {
-            let (rows, session) = (entry.want.rows(), entry.session);
+            let (rows, session) = (entry.logit_rows(), entry.session);
             let (values, after) = rest.split_at_mut(rows * vocab);
             rest = after;
             if self.sessions.computed(session).is_err() {
                 continue;
             }
             match &entry.want {
-                Want::Nothing => {}
+                Want::Nothing | Want::Embed { .. } => {}
                 Want::Logits { .. } => output.push_logits(session, entry.end() - rows, rows, values),
-                Want::Sample { prompt, sampling, .. } => {
+                Want::Score { top, next } => {
+                    let following = plan.tokens(entry)[1..].iter().chain([next]);
+                    let scored = values.chunks_exact(vocab).zip(following);
+                    let outcome = scored.map(|(row, &token)| self.sampler.score(row, token, *top)).collect();
+                    output.scores.push(Scores { session, position: entry.position + 1, outcome });
+                }
+                Want::Sample { prompt, sampling, not_before, .. } => {
                     let history = &self.histories[slot_of(session)];
                     for (index, row) in values.chunks_exact_mut(vocab).enumerate() {
                         let position = entry.end() - rows + index + 1;
                         // A session that was cut back since has no such position any more.
                         let Some(tokens) = history.get(..position) else { break };
-                        let outcome = self.sampler.sample(row, sampling, History { tokens, prompt: *prompt });
+                        let history = History { tokens, prompt: *prompt };
+                        let allowed = allowed(plan, entry, not_before.as_ref(), position);
+                        let outcome = self.sampler.sample(row, sampling, history, allowed);
                         output.samples.push(Sample { session, position, outcome });
                     }
                 }
             }
         }
-        Ok(())
     }
+
+    /// Adds the step's hidden states to their sessions' sums, row by row, so that chunks do not change a bit.
+    fn pool(&mut self, plan: &StepPlan, output: &mut StepOutput) {
+        let width = self.state_width;
+        let mut rest = self.states.as_slice();
+        for entry in plan.entries() {
+            let (rows, after) = rest.split_at(entry.pooled_rows() * width);
+            rest = after;
+            let Want::Embed { pooling, last } = entry.want else { continue };
+            if self.sessions.computed(entry.session).is_err() {
+                continue;
+            }
+            let sums = &mut self.pools[slot_of(entry.session)];
+            sums.resize(width, 0.0);
+            for row in rows.chunks_exact(width) {
+                sums.iter_mut().zip(row).for_each(|(sum, &value)| *sum += f64::from(value));
+            }
+            if last {
+                let count = if pooling == Pooling::Mean { entry.end() } else { 1 };
+                let values = sums.iter().map(|sum| (sum / count as f64) as f32).collect();
+                output.embeddings.push(Embedding { session: entry.session, values });
+            }
+        }
+    }
+}
+
+/// What may be chosen for `position`, as an entry says.
+fn allowed<'a>(plan: &'a StepPlan, entry: &Entry, not_before: Option<&'a NotBefore>, position: usize) -> Allowed<'a> {
+    let except = not_before.filter(|tokens| position < tokens.position).map_or(&[][..], |tokens| &tokens.tokens);
+    Allowed { mask: plan.mask(entry), except }
 }
 
 impl<B: Backend> Executor for Local<B> {
@@ -240,16 +322,18 @@ impl<B: Backend> Executor for Local<B> {
             page_tokens: PAGE_TOKENS,
             pages_total: self.sessions.pages().total(),
             pages_free: self.sessions.pages().free(),
+            pages_cached: self.sessions.pages().cached(),
         }
     }
 
-    fn open(&mut self, tokens_max: usize) -> Result<SessionId, ExecutorError> {
-        let session = self.sessions.open(tokens_max)?;
-        self.begin_history(session, tokens_max);
-        Ok(session)
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        let opened = self.sessions.open(tokens_max, prefix)?;
+        let found = &prefix.tokens[..opened.computed];
+        self.begin_history(opened.session, tokens_max).extend_from_slice(found);
+        Ok(opened)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Forked, ExecutorError> {
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
         let forked = self.sessions.fork(from, tokens, tokens_max)?;
         self.begin_history(forked.session, tokens_max);
         let [source, target] = self
@@ -272,7 +356,9 @@ impl<B: Backend> Executor for Local<B> {
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.check(plan)?;
-        let result = self.prepare(plan).and_then(|()| self.forward(plan.rows()));
+        let generated = plan.generated_rows();
+        let rows = Rows { generated, prompt: plan.rows() - generated };
+        let result = self.prepare(plan).and_then(|()| self.forward(rows));
         if let Err(error) = result {
             for entry in plan.entries() {
                 self.sessions.trim(entry.session);
@@ -280,7 +366,7 @@ impl<B: Backend> Executor for Local<B> {
             return Err(error);
         }
         for entry in plan.entries() {
-            self.sessions.advance(entry.session, entry.end());
+            self.sessions.advance(entry.session, entry.end(), entry.role);
             self.record(entry.session, plan.tokens(entry));
         }
         let mut flight = std::mem::take(&mut self.spare);
@@ -294,6 +380,9 @@ impl<B: Backend> Executor for Local<B> {
         let plan = self.flight.take().ok_or(ExecutorError::Idle)?;
         let result = self.finish(&plan, output);
         self.spare = plan;
+        if result.is_err() {
+            self.sessions.forget_prefixes();
+        }
         result
     }
 }

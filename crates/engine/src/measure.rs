@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use types::{SessionId, TokenId};
 
 use crate::executor::{Executor, ExecutorError};
-use crate::plan::{StepOutput, StepPlan, Want};
+use crate::plan::{Role, StepOutput, StepPlan, Want};
+use crate::prefix::Prefix;
 use crate::request::rate;
 use crate::sampler::SamplingParams;
 
@@ -33,7 +34,8 @@ pub fn prefill<E: Executor>(executor: &mut E, prompt: &[TokenId], chunk: usize) 
         for (index, piece) in prompt.chunks(chunk).enumerate() {
             let is_last = (index + 1) * chunk >= prompt.len();
             plan.clear();
-            plan.push(sessions[0], index * chunk, piece, if is_last { greedy_token() } else { Want::Nothing });
+            let want = if is_last { greedy_token() } else { Want::Nothing };
+            plan.push(sessions[0], Role::Prompt, index * chunk, piece, want);
             executor.submit(&plan)?;
             executor.collect(&mut output)?;
         }
@@ -55,7 +57,7 @@ pub fn decode<E: Executor>(
         for &session in sessions {
             for (index, piece) in context.chunks(chunk).enumerate() {
                 plan.clear();
-                plan.push(session, index * chunk, piece, Want::Nothing);
+                plan.push(session, Role::Prompt, index * chunk, piece, Want::Nothing);
                 executor.submit(&plan)?;
                 executor.collect(&mut output)?;
             }
@@ -64,7 +66,8 @@ pub fn decode<E: Executor>(
         for (index, token) in tokens.iter().enumerate() {
             plan.clear();
             for &session in sessions {
-                plan.push(session, context.len() + index, std::slice::from_ref(token), greedy_token());
+                let (position, token) = (context.len() + index, std::slice::from_ref(token));
+                plan.push(session, Role::Generated, position, token, greedy_token());
             }
             executor.submit(&plan)?;
             executor.collect(&mut output)?;
@@ -74,7 +77,7 @@ pub fn decode<E: Executor>(
 }
 
 fn greedy_token() -> Want {
-    Want::Sample { rows: 1, prompt: 0, sampling: SamplingParams::default() }
+    Want::sample(0, SamplingParams::default())
 }
 
 /// Opens sessions, runs `work`, and closes them whatever happened.
@@ -87,7 +90,7 @@ fn with_sessions<E: Executor>(
     let mut sessions = Vec::with_capacity(count);
     let mut result = Ok(());
     while sessions.len() < count && result.is_ok() {
-        result = executor.open(tokens_max).map(|session| sessions.push(session));
+        result = executor.open(tokens_max, Prefix::NONE).map(|opened| sessions.push(opened.session));
     }
     let result = result.and_then(|()| work(executor, &sessions));
     for session in sessions {

@@ -1,16 +1,30 @@
 //! `StepPlan`: what one step runs, and `StepOutput`: what it gave.
 //!
 //! A plan lists sequences. For each it says which tokens to run, from the first position that is not computed yet, and
-//! what is wanted of the last rows. Chunked prefill, decode, and checking of guessed tokens are all this one case:
-//! *computed* advances towards *known*. Both types keep their memory from step to step.
+//! what is wanted of them. Chunked prefill, decode, and checking of guessed tokens are all this one case: *computed*
+//! advances towards *known*. Both types keep their memory from step to step.
+//!
+//! Entries with generated tokens come first, then those of prompts, and last those of prompts that are to be pooled: rows
+//! with the same arithmetic lie side by side, and so do rows with logits.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use types::{SessionId, TokenId};
 
-use crate::sampler::{SampleError, Sampled, SamplingParams};
+use crate::request::Pooling;
+use crate::sampler::{Logprobs, SampleError, Sampled, SamplingParams};
 
-/// What is wanted of an entry. `rows` counts from its end: 1 is the last row, the number of its tokens is all of them.
+/// Whether tokens were given or generated. A token's arithmetic may depend on its role, never on its company or on how
+/// its sequence was cut into steps; so a sequence that begins again computes each token in the role that it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Also tokens that are only guessed to be generated.
+    Generated,
+    Prompt,
+}
+
+/// What is wanted of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Want {
     Nothing,
@@ -20,31 +34,48 @@ pub enum Want {
         rows: usize,
         prompt: usize,
         sampling: SamplingParams,
+        not_before: Option<NotBefore>,
     },
-    /// The logits themselves. They are large: for inspection, not for serving.
+    /// The log probability of the token that follows each row: the entry's next one, and `next` after its last.
+    Score {
+        top: usize,
+        next: TokenId,
+    },
+    /// The session's hidden states after the final norm, pooled: given when `last` says that no more are to come.
+    Embed {
+        pooling: Pooling,
+        last: bool,
+    },
+    /// The logits of the last `rows` rows. They are large: for inspection, not for serving.
     Logits {
         rows: usize,
     },
 }
 
 impl Want {
-    /// How many of the last rows need logits.
-    pub fn rows(&self) -> usize {
-        match *self {
-            Self::Nothing => 0,
-            Self::Sample { rows, .. } | Self::Logits { rows } => rows,
-        }
+    /// One token, chosen freely.
+    pub fn sample(prompt: usize, sampling: SamplingParams) -> Self {
+        Self::Sample { rows: 1, prompt, sampling, not_before: None }
     }
+}
+
+/// Tokens that are not chosen for positions before `position`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotBefore {
+    pub position: usize,
+    pub tokens: Arc<[TokenId]>,
 }
 
 /// One sequence's part of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub session: SessionId,
+    pub role: Role,
     /// Of the first token; equals the tokens that the session has computed so far.
     pub position: usize,
     tokens: Range<usize>,
     pub want: Want,
+    mask: Option<Range<usize>>,
 }
 
 impl Entry {
@@ -57,6 +88,34 @@ impl Entry {
     pub fn end(&self) -> usize {
         self.position + self.rows()
     }
+
+    /// How many of its last rows need logits.
+    pub fn logit_rows(&self) -> usize {
+        match self.want {
+            Want::Nothing | Want::Embed { .. } => 0,
+            Want::Sample { rows, .. } | Want::Logits { rows } => rows,
+            Want::Score { .. } => self.rows(),
+        }
+    }
+
+    /// Whether tokens are chosen for it.
+    pub fn is_sampled(&self) -> bool {
+        matches!(self.want, Want::Sample { .. })
+    }
+
+    /// How many of its last rows are pooled.
+    pub fn pooled_rows(&self) -> usize {
+        match self.want {
+            Want::Embed { pooling: Pooling::Mean, .. } => self.rows(),
+            Want::Embed { pooling: Pooling::Last, last } => usize::from(last),
+            _ => 0,
+        }
+    }
+
+    /// Where it comes in a plan.
+    fn order(&self) -> (Role, bool) {
+        (self.role, matches!(self.want, Want::Embed { .. }))
+    }
 }
 
 /// What one step runs: at most one entry for a session, each with at least one token.
@@ -64,17 +123,20 @@ impl Entry {
 pub struct StepPlan {
     entries: Vec<Entry>,
     tokens: Vec<TokenId>,
+    /// Of all entries that have one: see [`TokenMask`](crate::TokenMask::words).
+    masks: Vec<u32>,
 }
 
 impl Clone for StepPlan {
     fn clone(&self) -> Self {
-        Self { entries: self.entries.clone(), tokens: self.tokens.clone() }
+        Self { entries: self.entries.clone(), tokens: self.tokens.clone(), masks: self.masks.clone() }
     }
 
     /// Uses the memory that is there: executors keep a copy of a plan while its step is in flight.
     fn clone_from(&mut self, source: &Self) {
         self.entries.clone_from(&source.entries);
         self.tokens.clone_from(&source.tokens);
+        self.masks.clone_from(&source.masks);
     }
 }
 
@@ -87,14 +149,39 @@ impl StepPlan {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.tokens.clear();
+        self.masks.clear();
     }
 
-    pub fn push(&mut self, session: SessionId, position: usize, tokens: &[TokenId], want: Want) {
-        assert!(!tokens.is_empty(), "an entry runs at least one token");
-        assert!(want.rows() <= tokens.len(), "rows are wanted that the entry does not run");
+    pub fn push(&mut self, session: SessionId, role: Role, position: usize, tokens: &[TokenId], want: Want) {
+        self.push_guessed(session, role, position, tokens, &[], want);
+    }
+
+    /// `tokens`, then `guesses`, which may prove wrong.
+    pub fn push_guessed(
+        &mut self,
+        session: SessionId,
+        role: Role,
+        position: usize,
+        tokens: &[TokenId],
+        guesses: &[TokenId],
+        want: Want,
+    ) {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
-        self.entries.push(Entry { session, position, tokens: start..self.tokens.len(), want });
+        self.tokens.extend_from_slice(guesses);
+        let entry = Entry { session, role, position, tokens: start..self.tokens.len(), want, mask: None };
+        assert!(entry.rows() > 0, "an entry runs at least one token");
+        assert!(entry.logit_rows() <= entry.rows(), "rows are wanted that the entry does not run");
+        assert!(self.entries.last().is_none_or(|last| last.order() <= entry.order()), "an entry is out of order");
+        self.entries.push(entry);
+    }
+
+    /// Only tokens with a bit in `words` may be sampled for the last entry.
+    pub fn mask_last(&mut self, words: &[u32]) {
+        let start = self.masks.len();
+        self.masks.extend_from_slice(words);
+        let last = self.entries.last_mut().expect("there is an entry to mask");
+        last.mask = Some(start..self.masks.len());
     }
 
     pub fn entries(&self) -> &[Entry] {
@@ -110,13 +197,29 @@ impl StepPlan {
         &self.tokens
     }
 
+    /// Which tokens may be sampled for an entry; `None`: any.
+    pub fn mask(&self, entry: &Entry) -> Option<&[u32]> {
+        entry.mask.clone().map(|range| &self.masks[range])
+    }
+
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
 
+    /// Rows of generated tokens: the first ones.
+    pub fn generated_rows(&self) -> usize {
+        let generated = self.entries.iter().filter(|entry| entry.role == Role::Generated);
+        generated.map(Entry::rows).sum()
+    }
+
     /// Rows whose logits are needed.
-    pub fn wanted_rows(&self) -> usize {
-        self.entries.iter().map(|entry| entry.want.rows()).sum()
+    pub fn logit_rows(&self) -> usize {
+        self.entries.iter().map(Entry::logit_rows).sum()
+    }
+
+    /// Rows whose hidden states are pooled.
+    pub fn pooled_rows(&self) -> usize {
+        self.entries.iter().map(Entry::pooled_rows).sum()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -133,6 +236,22 @@ pub struct Sample {
     pub outcome: Result<Sampled, SampleError>,
 }
 
+/// The log probabilities of given tokens.
+#[derive(Clone, Debug)]
+pub struct Scores {
+    pub session: SessionId,
+    /// Of the first token.
+    pub position: usize,
+    pub outcome: Result<Vec<Logprobs>, SampleError>,
+}
+
+/// A whole prompt as one vector.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    pub session: SessionId,
+    pub values: Vec<f32>,
+}
+
 /// Logits of consecutive positions of one sequence.
 #[derive(Clone, Debug)]
 pub struct LogitRows {
@@ -147,6 +266,8 @@ pub struct LogitRows {
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     pub samples: Vec<Sample>,
+    pub scores: Vec<Scores>,
+    pub embeddings: Vec<Embedding>,
     pub logits: Vec<LogitRows>,
     values: Vec<f32>,
 }
@@ -159,6 +280,8 @@ impl StepOutput {
     /// Empties the output and keeps its memory.
     pub fn clear(&mut self) {
         self.samples.clear();
+        self.scores.clear();
+        self.embeddings.clear();
         self.logits.clear();
         self.values.clear();
     }

@@ -1,54 +1,138 @@
 //! What is asked of the engine, and what it answers.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use types::TokenId;
 
-use crate::sampler::{SampleError, Sampled, SamplingParams};
+use crate::constraint::{Constraint, ConstraintError};
+use crate::engine::EngineError;
+use crate::executor::{Capacity, ExecutorError};
+use crate::sampler::{Logprobs, SampleError, Sampled, SamplingError, SamplingParams, TOP_LOGPROBS_MAX};
 
 /// A request that the engine has accepted. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// One sequence to continue.
-#[derive(Clone, Debug)]
+/// Who asks. Tenants get their turns alike, whatever each of them asks for, and never see by the clock what another one
+/// has asked: the salt of the prefix cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(pub u64);
+
+/// One sequence to continue, or to embed.
 pub struct Request {
     pub prompt: Vec<TokenId>,
     pub sampling: SamplingParams,
     /// Tokens to generate at most; `usize::MAX` goes on until the context is full.
     pub tokens_max: usize,
+    /// Tokens before which nothing in `eos` is chosen.
+    pub tokens_min: usize,
     /// Each of these ends the answer and is not part of it. None: goes on to `tokens_max`.
     pub eos: Arc<[TokenId]>,
+    pub tenant: Tenant,
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// The log probabilities of the prompt's tokens, each with this many of the best ones.
+    pub prompt_logprobs: Option<usize>,
+    pub goal: Goal,
 }
 
 impl Request {
     /// Greedy, without an end of sequence.
     pub fn greedy(prompt: Vec<TokenId>, tokens_max: usize) -> Self {
-        Self { prompt, sampling: SamplingParams::default(), tokens_max, eos: Arc::new([]) }
+        Self {
+            prompt,
+            sampling: SamplingParams::default(),
+            tokens_max,
+            tokens_min: 0,
+            eos: Arc::new([]),
+            tenant: Tenant::default(),
+            constraint: None,
+            prompt_logprobs: None,
+            goal: Goal::Generate,
+        }
+    }
+
+    /// That it could run, if it were alone.
+    pub fn check(&self, capacity: &Capacity) -> Result<(), EngineError> {
+        let (tokens, max, vocab) = (self.prompt.len(), capacity.tokens_max(), capacity.vocab);
+        if tokens == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if tokens >= max {
+            return Err(EngineError::PromptTooLong { tokens, max });
+        }
+        if let Some(&TokenId(token)) = self.prompt.iter().find(|token| token.0 as usize >= vocab) {
+            return Err(EngineError::TokenOutOfRange { token, vocab });
+        }
+        if let Some(asked) = self.prompt_logprobs.filter(|&asked| asked > TOP_LOGPROBS_MAX) {
+            return Err(SamplingError::TooManyLogprobs { asked }.into());
+        }
+        Ok(self.sampling.check(vocab)?)
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { prompt, sampling, tokens_max, tenant, goal, .. } = self;
+        f.debug_struct("Request")
+            .field("prompt_tokens", &prompt.len())
+            .field("sampling", sampling)
+            .field("tokens_max", tokens_max)
+            .field("tenant", tenant)
+            .field("goal", goal)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Goal {
+    #[default]
+    Generate,
+    /// One vector for the prompt. Nothing is generated.
+    Embed(Pooling),
+}
+
+/// How the hidden states of a prompt, after the final norm, become one vector. Its length is left as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    Mean,
+    Last,
+}
+
+#[derive(Debug)]
 pub struct Event {
     pub request: RequestId,
     pub kind: EventKind,
 }
 
-/// A request gives tokens, then ends exactly once.
-#[derive(Clone, Debug, PartialEq)]
+/// What happens to a request, in this order. It ends exactly once, with `Finished` or `Refused`.
+#[derive(Debug)]
 pub enum EventKind {
+    /// It can run, now or later.
+    Accepted,
+    /// The prompt has been run; what it gives comes next.
+    Prefilled {
+        /// Tokens at the beginning of the prompt that were found in the prefix cache.
+        cached_tokens: usize,
+        /// One for each token of the prompt, if asked for; nothing precedes the first.
+        prompt_logprobs: Vec<Option<Logprobs>>,
+    },
     Token(Sampled),
+    Embedding(Vec<f32>),
     Finished(Finished),
+    /// It was never begun.
+    Refused(EngineError),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Finished {
     pub reason: FinishReason,
     pub timings: Timings,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum FinishReason {
     /// The model ended its answer with this token.
     Eos(TokenId),
@@ -56,15 +140,31 @@ pub enum FinishReason {
     Length,
     /// The model's context, or the whole K/V cache, is full.
     Context,
+    /// Nothing may follow: the constraint is fulfilled, or the embedding is there.
+    Complete,
     Cancelled,
-    /// The model's logits were unusable.
-    Failed(SampleError),
+    Failed(Failure),
+}
+
+/// Why a request could not be carried on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Failure {
+    /// The model's logits were unusable, or nothing was allowed.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
+    /// The step broke, and with it every request that was running or waiting.
+    #[error(transparent)]
+    Executor(#[from] Arc<ExecutorError>),
 }
 
 /// Where a request's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timings {
     pub prompt_tokens: usize,
+    /// Of these: found in the prefix cache.
+    pub cached_tokens: usize,
     /// Tokens of the answer; the one that ended it does not count.
     pub generated_tokens: usize,
     /// Until its session was opened.

@@ -1,6 +1,6 @@
 //! `Sampler`: from a row of logits to a token.
 //!
-//! The order is the one of Hugging Face transformers: repetition penalty, presence and frequency penalties, logit bias,
+//! What is not allowed goes first. The order then is the one of Hugging Face transformers: repetition penalty, presence and frequency penalties, logit bias,
 //! temperature, top-k, top-p (of what top-k left), min-p. llama.cpp applies the temperature last; at temperature 1 both
 //! are the same. At temperature 0 the largest logit wins, and among equals the lowest id.
 //!
@@ -73,13 +73,14 @@ pub enum SamplingError {
 impl SamplingParams {
     /// That every number is in its range. [`Sampler::sample`] relies on it.
     pub fn check(&self, vocab: usize) -> Result<(), SamplingError> {
+        // Beyond 1,000 nothing changes any more, and logits stay finite.
         let ranges = [
-            ("temperature", self.temperature, 0.0..=f32::MAX, "finite and not negative"),
+            ("temperature", self.temperature, 0.0..=1000.0, "from 0 to 1000"),
             ("top_p", self.top_p, f32::MIN_POSITIVE..=1.0, "above 0 and at most 1"),
             ("min_p", self.min_p, 0.0..=1.0, "from 0 to 1"),
-            ("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE..=f32::MAX, "finite and above 0"),
-            ("presence_penalty", self.presence_penalty, f32::MIN..=f32::MAX, "finite"),
-            ("frequency_penalty", self.frequency_penalty, f32::MIN..=f32::MAX, "finite"),
+            ("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE..=1000.0, "above 0 and at most 1000"),
+            ("presence_penalty", self.presence_penalty, -1000.0..=1000.0, "from -1000 to 1000"),
+            ("frequency_penalty", self.frequency_penalty, -1000.0..=1000.0, "from -1000 to 1000"),
         ];
         for (name, value, range, words) in ranges {
             if !range.contains(&value) {
@@ -112,7 +113,7 @@ pub struct Sampled {
     pub logprobs: Option<Logprobs>,
 }
 
-/// Log probabilities as the model gave them: before penalties, bias, temperature and filters.
+/// Log probabilities as the model gave them: before masks, penalties, bias, temperature and filters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub chosen: f32,
@@ -133,6 +134,36 @@ pub enum SampleError {
 pub struct History<'a> {
     pub tokens: &'a [TokenId],
     pub prompt: usize,
+}
+
+/// What may be chosen. The default is anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allowed<'a> {
+    /// One bit for each token, as in [`TokenMask::words`](crate::TokenMask::words).
+    pub mask: Option<&'a [u32]>,
+    /// Not these, whatever the mask says.
+    pub except: &'a [TokenId],
+}
+
+impl Allowed<'_> {
+    /// Makes all other tokens impossible.
+    fn apply(&self, logits: &mut [f32]) {
+        if let Some(words) = self.mask {
+            for (block, &word) in logits.chunks_mut(32).zip(words).filter(|(_, word)| **word != u32::MAX) {
+                for (bit, logit) in block.iter_mut().enumerate() {
+                    *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                }
+            }
+            for block in logits.chunks_mut(32).skip(words.len()) {
+                block.fill(f32::NEG_INFINITY);
+            }
+        }
+        for token in self.except {
+            if let Some(logit) = logits.get_mut(token.0 as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
 }
 
 /// Chooses tokens. Holds working memory, which stops growing after the first rows, and no state.
@@ -157,8 +188,10 @@ impl Sampler {
         logits: &mut [f32],
         sampling: &SamplingParams,
         history: History<'_>,
+        allowed: Allowed<'_>,
     ) -> Result<Sampled, SampleError> {
         let logprobs = sampling.logprobs.map(|count| self.top_logprobs(logits, count)).transpose()?;
+        allowed.apply(logits);
         self.changed.clear();
         if sampling.penalises() {
             self.penalise(logits, sampling, history);
@@ -182,6 +215,14 @@ impl Sampler {
             Logprobs { chosen: (f64::from(raw) - normaliser) as f32, top }
         });
         Ok(Sampled { token: TokenId(token), logprobs })
+    }
+
+    /// The log probability of a token that was given, and of the `top` best ones.
+    pub fn score(&mut self, logits: &[f32], token: TokenId, top: usize) -> Result<Logprobs, SampleError> {
+        let (normaliser, top) = self.top_logprobs(logits, top)?;
+        // A token beyond the head's rows can be embedded, but not predicted.
+        let logit = logits.get(token.0 as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        Ok(Logprobs { chosen: (f64::from(logit) - normaliser) as f32, top })
     }
 
     /// The logarithm of the sum of exponentials, and the best `count` log probabilities.

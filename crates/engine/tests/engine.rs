@@ -1,13 +1,13 @@
 //! The decode loop against a fake executor.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod answers;
 mod fake;
 
-use std::collections::BTreeMap;
-
+use answers::{Answers, run};
 use engine::{
-    Engine, EngineError, Event, EventKind, Executor, ExecutorError, FinishReason, Finished, Request, RequestId,
-    SampleError, SamplingError, SamplingParams, StepOutput, StepPlan, Want, inspect, measure,
+    Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Prefix, Request,
+    Role, SampleError, SamplingError, SamplingParams, StepOutput, StepPlan, Want, inspect, measure,
 };
 use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::{SessionId, TokenId};
@@ -21,52 +21,16 @@ fn seeded(seed: u64) -> SamplingParams {
 }
 
 fn request(prompt: Vec<TokenId>, sampling: SamplingParams, tokens_max: usize) -> Request {
-    Request { prompt, sampling, tokens_max, eos: [].into() }
-}
-
-/// Answers and ends, by request.
-#[derive(Default, Debug)]
-struct Answers(BTreeMap<RequestId, (Vec<TokenId>, Vec<Finished>)>);
-
-impl Answers {
-    fn take(&mut self, events: &mut Vec<Event>) {
-        for event in events.drain(..) {
-            let (tokens, ends) = self.0.entry(event.request).or_default();
-            match event.kind {
-                EventKind::Token(sampled) => {
-                    assert!(ends.is_empty(), "a token after the end");
-                    tokens.push(sampled.token);
-                }
-                EventKind::Finished(finished) => ends.push(finished),
-            }
-        }
-    }
-
-    fn check(&self, id: RequestId, tokens: &[TokenId], reason: FinishReason) {
-        let (found, ends) = &self.0[&id];
-        assert_eq!(found, tokens);
-        assert_eq!(ends.len(), 1, "a request ends once");
-        assert_eq!(ends[0].reason, reason);
-        assert_eq!(ends[0].timings.generated_tokens, tokens.len());
-    }
-}
-
-fn run(engine: &mut Engine<Fake>) -> Answers {
-    let (mut answers, mut events) = (Answers::default(), Vec::new());
-    while engine.step(&mut events).unwrap() || !events.is_empty() {
-        answers.take(&mut events);
-    }
-    assert!(engine.is_idle() && engine.executor().is_clean());
-    answers
+    Request { sampling, ..Request::greedy(prompt, tokens_max) }
 }
 
 /// One request alone: its answer and why it ended.
-fn alone(request: Request, pages: usize, positions_max: usize) -> (Vec<TokenId>, FinishReason) {
+fn alone(request: Request, pages: usize, positions_max: usize) -> (Vec<TokenId>, String) {
     let mut engine = Engine::new(Fake::new(pages, positions_max), 64);
     let id = engine.add(request).unwrap();
     let answers = run(&mut engine);
-    let (tokens, ends) = &answers.0[&id];
-    (tokens.clone(), ends[0].reason)
+    let answer = &answers.0[&id];
+    (answer.tokens.clone(), answer.reason())
 }
 
 #[test]
@@ -173,7 +137,7 @@ fn each_end_of_sequence_id_ends_the_answer_and_is_left_out() {
         let first = full.iter().position(|&token| token == eos).unwrap();
         let mut request = request(prompt(10, 1), greedy(), 30);
         request.eos = [TokenId(VOCAB as u32 + 5), eos].into();
-        assert_eq!(alone(request, 16, 400), (full[..first].to_vec(), FinishReason::Eos(eos)));
+        assert_eq!(alone(request, 16, 400), (full[..first].to_vec(), format!("{:?}", FinishReason::Eos(eos))));
     }
 }
 
@@ -181,16 +145,16 @@ fn each_end_of_sequence_id_ends_the_answer_and_is_left_out() {
 fn an_answer_ends_when_the_context_or_the_cache_is_full() {
     let full = answer(&prompt(10, 1), &greedy(), 300);
     let endless = || request(prompt(10, 1), greedy(), usize::MAX);
-    assert_eq!(alone(endless(), 16, 50), (full[..40].to_vec(), FinishReason::Context));
-    assert_eq!(alone(endless(), 2, 400), (full[..54].to_vec(), FinishReason::Context));
+    assert_eq!(alone(endless(), 16, 50), (full[..40].to_vec(), "Context".to_owned()));
+    assert_eq!(alone(endless(), 2, 400), (full[..54].to_vec(), "Context".to_owned()));
 }
 
 #[test]
 fn pages_held_by_others_end_a_lone_answer_instead_of_blocking_it() {
     let mut engine = Engine::new(Fake::new(3, 400), 64);
-    let held = engine.executor_mut().open(64).unwrap();
+    let held = engine.executor_mut().open(64, Prefix::NONE).unwrap().session;
     let mut plan = StepPlan::new();
-    plan.push(held, 0, &prompt(64, 0), Want::Nothing);
+    plan.push(held, Role::Prompt, 0, &prompt(64, 0), Want::Nothing);
     engine.executor_mut().submit(&plan).unwrap();
     engine.executor_mut().collect(&mut StepOutput::new()).unwrap();
     let id = engine.add(request(prompt(20, 1), greedy(), 60)).unwrap();
@@ -205,7 +169,7 @@ fn pages_held_by_others_end_a_lone_answer_instead_of_blocking_it() {
 
 #[test]
 fn nothing_is_generated_when_nothing_is_asked_for() {
-    assert_eq!(alone(request(prompt(10, 1), greedy(), 0), 16, 50), (vec![], FinishReason::Length));
+    assert_eq!(alone(request(prompt(10, 1), greedy(), 0), 16, 50), (vec![], "Length".to_owned()));
 }
 
 #[test]
@@ -220,14 +184,14 @@ fn cancelling_frees_pages_at_once_wherever_the_request_is() {
             answers.take(&mut events);
         }
         let finished = engine.cancel(cancelled).unwrap();
-        assert_eq!(finished.reason, FinishReason::Cancelled);
-        assert_eq!(engine.cancel(cancelled), None);
+        assert!(matches!(finished.reason, FinishReason::Cancelled));
+        assert!(engine.cancel(cancelled).is_none());
         assert!(engine.executor().sessions.count() <= 1);
         while engine.step(&mut events).unwrap() {
             answers.take(&mut events);
         }
         answers.check(other, &answer(&prompt(20, 2), &greedy(), 50), FinishReason::Length);
-        assert!(answers.0.get(&cancelled).is_none_or(|(_, ends)| ends.is_empty()));
+        assert!(answers.0.get(&cancelled).is_none_or(|answer| answer.ends.is_empty()));
         assert!(engine.executor().is_clean());
     }
 }
@@ -237,16 +201,15 @@ fn dropping_the_stream_frees_its_pages() {
     let mut engine = Engine::new(Fake::new(64, 400), 16);
     let want = answer(&prompt(60, 1), &greedy(), 5);
     let mut stream = engine.generate(request(prompt(60, 1), greedy(), 50)).unwrap();
+    assert!(matches!(stream.next(), Some(Ok(EventKind::Prefilled { cached_tokens: 0, .. }))));
     for token in want {
-        match stream.next().unwrap().unwrap() {
-            EventKind::Token(sampled) => assert_eq!(sampled.token, token),
-            EventKind::Finished(finished) => panic!("{finished:?}"),
-        }
+        let Some(Ok(EventKind::Token(sampled))) = stream.next() else { panic!("a token is missing") };
+        assert_eq!(sampled.token, token);
     }
     drop(stream);
     assert!(engine.is_idle() && engine.executor().is_clean());
     let mut stream = engine.generate(request(prompt(60, 1), greedy(), 50)).unwrap();
-    assert_eq!(stream.cancel().unwrap().reason, FinishReason::Cancelled);
+    assert!(matches!(stream.cancel().unwrap().reason, FinishReason::Cancelled));
     assert!(stream.next().is_none());
 }
 
@@ -254,9 +217,9 @@ fn dropping_the_stream_frees_its_pages() {
 fn a_stream_ends_with_its_timings_and_then_gives_nothing() {
     let mut engine = Engine::new(Fake::new(64, 400), 16);
     let events: Vec<_> = engine.generate(request(prompt(60, 1), greedy(), 5)).unwrap().map(Result::unwrap).collect();
-    assert_eq!(events.len(), 6);
-    let EventKind::Finished(finished) = &events[5] else { panic!("{events:?}") };
-    assert_eq!(finished.reason, FinishReason::Length);
+    assert_eq!(events.len(), 7);
+    let EventKind::Finished(finished) = &events[6] else { panic!("{events:?}") };
+    assert!(matches!(finished.reason, FinishReason::Length));
     assert_eq!((finished.timings.prompt_tokens, finished.timings.generated_tokens), (60, 5));
     assert!(!finished.timings.prefill.is_zero() && !finished.timings.decode.is_zero());
 }
@@ -285,7 +248,7 @@ fn bad_logits_end_their_own_request_only() {
     let bad = engine.add(request(poisoned, greedy(), 8)).unwrap();
     let good = engine.add(request(prompt(12, 2), greedy(), 8)).unwrap();
     let answers = run(&mut engine);
-    answers.check(bad, &[], FinishReason::Failed(SampleError::NotFinite));
+    answers.check(bad, &[], FinishReason::Failed(Failure::Sample(SampleError::NotFinite)));
     answers.check(good, &answer(&prompt(12, 2), &greedy(), 8), FinishReason::Length);
 }
 
@@ -304,7 +267,12 @@ fn an_error_of_the_executor_ends_all_and_leaks_nothing() {
                 break error;
             }
         };
-        assert!(matches!(&error, EngineError::Executor(ExecutorError::Backend(_))), "{error}");
+        let EngineError::Executor(cause) = &error else { panic!("{error}") };
+        assert!(matches!(**cause, ExecutorError::Backend(_)), "{error}");
+        let failed = |event: &&Event| {
+            matches!(&event.kind, EventKind::Finished(Finished { reason: FinishReason::Failed(_), .. }))
+        };
+        assert_eq!(events.iter().filter(failed).count(), 3, "each request is told");
         assert!(engine.is_idle() && engine.executor().is_clean());
     }
 }
@@ -313,9 +281,12 @@ fn an_error_of_the_executor_ends_all_and_leaks_nothing() {
 fn the_loop_runs_behind_a_boxed_executor() {
     let executor: Box<dyn Executor> = Box::new(Fake::new(64, 400));
     let mut engine = Engine::new(executor, 16);
-    let prompt = prompt(60, 1);
-    let want: Vec<TokenId> = answer(&prompt, &SamplingParams::default(), 5);
-    assert!(!want.contains(&POISON));
+    let answered = |seed| {
+        let prompt = prompt(60, seed);
+        let want: Vec<TokenId> = answer(&prompt, &SamplingParams::default(), 5);
+        (!want.contains(&POISON)).then_some((prompt, want))
+    };
+    let (prompt, want) = (1..).find_map(answered).unwrap();
     assert_eq!(inspect::greedy(&mut engine, &prompt, 5).unwrap(), want);
 }
 
@@ -369,7 +340,7 @@ fn measuring_runs_exactly_the_tokens_given() {
 /// Runs `tokens` from position `from` on, and returns the logits of the last one.
 fn last_logits(fake: &mut Fake, session: SessionId, from: usize, tokens: &[TokenId]) -> Vec<f32> {
     let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
-    plan.push(session, from, &tokens[from..], Want::Logits { rows: 1 });
+    plan.push(session, Role::Prompt, from, &tokens[from..], Want::Logits { rows: 1 });
     fake.submit(&plan).unwrap();
     fake.collect(&mut output).unwrap();
     output.values(&output.logits[0]).to_vec()
@@ -379,7 +350,7 @@ fn last_logits(fake: &mut Fake, session: SessionId, from: usize, tokens: &[Token
 fn a_session_can_be_forked_and_cut_back_between_steps() {
     let mut fake = Fake::new(8, 200);
     let tokens = prompt(90, 5);
-    let first = fake.open(200).unwrap();
+    let first = fake.open(200, Prefix::NONE).unwrap().session;
     assert_eq!(last_logits(&mut fake, first, 0, &tokens), logits(&tokens));
     let second = fake.fork(first, 70, 200).unwrap();
     assert_eq!(second.computed, 64);

@@ -4,8 +4,8 @@
 mod fixture;
 
 use engine::{
-    Engine, EventKind, Executor, ExecutorError, Local, Request, SamplingParams, StepOutput, StepPlan, Want, inspect,
-    measure,
+    Engine, EventKind, Executor, ExecutorError, Local, Prefix, Request, Role, SamplingParams, StepOutput, StepPlan,
+    Want, inspect, measure,
 };
 use fixture::{LIMITS, model, prompt, prompts};
 use kernels::cpu::CpuBackend;
@@ -36,12 +36,16 @@ fn last_logits(local: &mut Cpu, session: SessionId, position: usize, tokens: &[T
 
 fn plan(session: SessionId, position: usize, tokens: &[TokenId], want: Want) -> StepPlan {
     let mut plan = StepPlan::new();
-    plan.push(session, position, tokens, want);
+    plan.push(session, Role::Prompt, position, tokens, want);
     plan
 }
 
 fn sample() -> Want {
-    Want::Sample { rows: 1, prompt: 0, sampling: SamplingParams::default() }
+    Want::sample(0, SamplingParams::default())
+}
+
+fn open(local: &mut Cpu, tokens_max: usize) -> SessionId {
+    local.open(tokens_max, Prefix::NONE).unwrap().session
 }
 
 #[test]
@@ -95,7 +99,7 @@ fn sampled_answers_depend_on_their_own_seed_only() {
         let tokens: Vec<_> = events
             .filter_map(|event| match event.unwrap() {
                 EventKind::Token(sampled) => Some(sampled.token),
-                EventKind::Finished(_) => None,
+                _ => None,
             })
             .collect();
         alone.push(tokens);
@@ -131,7 +135,7 @@ fn logits_do_not_depend_on_the_chunk() {
 fn a_fork_continues_from_the_shared_pages() {
     let mut local = model(LIMITS);
     let (long, short) = (prompt("long").tokens, prompt("short").tokens);
-    let first = local.open(400).unwrap();
+    let first = open(&mut local, 400);
     let end = last_logits(&mut local, first, 0, &long[..100]);
     let free = local.capacity().pages_free;
     let second = local.fork(first, 90, 400).unwrap();
@@ -158,9 +162,9 @@ fn a_fork_continues_from_the_shared_pages() {
 fn a_step_that_needs_too_many_pages_is_refused_before_anything_changes() {
     let mut local = model(Limits { kv_pages: 3, ..LIMITS });
     let tokens = prompt("long").tokens;
-    let (first, second) = (local.open(100).unwrap(), local.open(100).unwrap());
+    let (first, second) = (open(&mut local, 100), open(&mut local, 100));
     let mut both = plan(first, 0, &tokens[..40], sample());
-    both.push(second, 0, &tokens[..40], sample());
+    both.push(second, Role::Prompt, 0, &tokens[..40], sample());
     let error = local.submit(&both).unwrap_err();
     assert!(matches!(error, ExecutorError::OutOfPages { needed: 4, free: 3 }) && error.is_retryable(), "{error}");
     assert_eq!(local.capacity().pages_free, 3);
@@ -181,16 +185,16 @@ fn a_plan_that_does_not_fit_is_refused_with_the_reason() {
         assert_eq!(local.capacity().pages_free, LIMITS.kv_pages);
         error
     };
-    let session = local.open(50).unwrap();
+    let session = open(&mut local, 50);
 
-    let closed = local.open(50).unwrap();
+    let closed = open(&mut local, 50);
     local.close(closed);
     let error = refuse(&mut local, &plan(closed, 0, &tokens[..1], sample()));
     assert!(matches!(error, ExecutorError::UnknownSession(id) if id == closed));
     let error = refuse(&mut local, &plan(session, 5, &tokens[..1], sample()));
     assert!(matches!(error, ExecutorError::OutOfPlace { computed: 0, position: 5, .. }));
     let mut twice = plan(session, 0, &tokens[..1], sample());
-    twice.push(session, 0, &tokens[..1], sample());
+    twice.push(session, Role::Prompt, 0, &tokens[..1], sample());
     assert!(matches!(refuse(&mut local, &twice), ExecutorError::Duplicate(id) if id == session));
     let error = refuse(&mut local, &plan(session, 0, &tokens[..9], sample()));
     assert!(matches!(error, ExecutorError::StepTooLarge { what: "rows", found: 9, max: 8 }));
@@ -200,7 +204,7 @@ fn a_plan_that_does_not_fit_is_refused_with_the_reason() {
     assert!(matches!(error, ExecutorError::TooLong { tokens: 51, max: 50 }));
     let error = refuse(&mut local, &plan(session, 0, &[TokenId(320)], sample()));
     assert!(matches!(error, ExecutorError::TokenOutOfRange { token: 320, vocab: 320 }));
-    assert!(matches!(local.open(401), Err(ExecutorError::TooLong { .. })));
+    assert!(matches!(local.open(401, Prefix::NONE), Err(ExecutorError::TooLong { .. })));
     assert!(matches!(local.collect(&mut StepOutput::new()), Err(ExecutorError::Idle)));
 
     let first = plan(session, 0, &tokens[..4], sample());
@@ -213,9 +217,9 @@ fn a_plan_that_does_not_fit_is_refused_with_the_reason() {
 fn a_session_closed_in_flight_gives_nothing_and_the_others_all() {
     let mut local = model(LIMITS);
     let [a, b] = ["short", "mid"].map(prompt);
-    let (first, second) = (local.open(100).unwrap(), local.open(100).unwrap());
+    let (first, second) = (open(&mut local, 100), open(&mut local, 100));
     let mut both = plan(first, 0, &a.tokens, sample());
-    both.push(second, 0, &b.tokens, sample());
+    both.push(second, Role::Prompt, 0, &b.tokens, sample());
     local.submit(&both).unwrap();
     local.close(first);
     let mut output = StepOutput::new();
@@ -229,12 +233,13 @@ fn a_session_closed_in_flight_gives_nothing_and_the_others_all() {
 fn a_guess_is_checked_in_one_step_and_cut_back_where_it_fails() {
     let mut local = model(LIMITS);
     let prompt = prompt("chat");
-    let session = local.open(200).unwrap();
+    let session = open(&mut local, 200);
     // Three right guesses, then a wrong one.
     let mut tokens = prompt.tokens.clone();
     tokens.extend_from_slice(&prompt.greedy[..3]);
     tokens.push(TokenId((prompt.greedy[3].0 + 1) % 300));
-    let want = Want::Sample { rows: 5, prompt: prompt.tokens.len(), sampling: SamplingParams::default() };
+    let sampling = SamplingParams::default();
+    let want = Want::Sample { rows: 5, prompt: prompt.tokens.len(), sampling, not_before: None };
     local.submit(&plan(session, 0, &tokens, want)).unwrap();
     let mut output = StepOutput::new();
     local.collect(&mut output).unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::{History, SampleError, Sampler, SamplingError, SamplingParams};
+use engine::{Allowed, History, SampleError, Sampler, SamplingError, SamplingParams};
 use proptest::prelude::*;
 use types::TokenId;
 
@@ -43,12 +43,12 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 fn draw(logits: &[f32], sampling: &SamplingParams, position: usize, sampler: &mut Sampler) -> u32 {
     let history = vec![TokenId(0); position];
     let history = History { tokens: &history, prompt: position };
-    sampler.sample(&mut logits.to_vec(), sampling, history).unwrap().token.0
+    sampler.sample(&mut logits.to_vec(), sampling, history, Allowed::default()).unwrap().token.0
 }
 
 fn choose(logits: &[f32], sampling: &SamplingParams) -> Result<u32, SampleError> {
     let history = History { tokens: &[], prompt: 0 };
-    Sampler::new().sample(&mut logits.to_vec(), sampling, history).map(|sampled| sampled.token.0)
+    Sampler::new().sample(&mut logits.to_vec(), sampling, history, Allowed::default()).map(|sampled| sampled.token.0)
 }
 
 fn warm() -> SamplingParams {
@@ -162,10 +162,10 @@ fn penalties_count_the_prompt_only_for_repetition() {
     let check = |sampling: SamplingParams, want: [f32; 4]| {
         let mut logits = [2.0, 2.0, -2.0, 2.0];
         let mut sampler = Sampler::new();
-        sampler.sample(&mut logits, &sampling, history).unwrap();
+        sampler.sample(&mut logits, &sampling, history, Allowed::default()).unwrap();
         assert_eq!(logits, want);
         let mut again = [2.0, 2.0, -2.0, 2.0];
-        sampler.sample(&mut again, &sampling, history).unwrap();
+        sampler.sample(&mut again, &sampling, history, Allowed::default()).unwrap();
         assert_eq!(again, want, "counts are left over from the first call");
     };
     let off = SamplingParams::default();
@@ -183,7 +183,8 @@ fn log_probabilities_are_the_models_own() {
     let sum: f32 = logits.iter().map(|logit| logit.exp()).sum();
     let sampling =
         SamplingParams { temperature: 0.3, logit_bias: Some([(TokenId(0), 50.0)].into()), logprobs: Some(2), ..warm() };
-    let sampled = Sampler::new().sample(&mut logits.clone(), &sampling, History { tokens: &[], prompt: 0 }).unwrap();
+    let history = History { tokens: &[], prompt: 0 };
+    let sampled = Sampler::new().sample(&mut logits.clone(), &sampling, history, Allowed::default()).unwrap();
     let logprobs = sampled.logprobs.unwrap();
     assert_eq!(sampled.token, TokenId(0));
     assert!((logprobs.chosen - (1.0 - sum.ln())).abs() < 1e-6);
@@ -237,4 +238,43 @@ fn settings_out_of_range_are_refused_by_name() {
     assert!(matches!(bias(10, 0.0).check(10), Err(SamplingError::BiasOutOfVocabulary { token: 10, vocab: 10 })));
     let many = SamplingParams { logprobs: Some(21), ..off() };
     assert!(matches!(many.check(10), Err(SamplingError::TooManyLogprobs { asked: 21 })));
+}
+
+#[test]
+fn only_what_is_allowed_is_chosen_and_log_probabilities_stay_the_models() {
+    let logits = noise(100, 3);
+    let (history, sampling) = (History { tokens: &[], prompt: 0 }, SamplingParams { logprobs: Some(3), ..warm() });
+    let free = Sampler::new().sample(&mut logits.clone(), &sampling, history, Allowed::default()).unwrap();
+    let top = free.logprobs.unwrap().top;
+    // Bits of tokens 40, 70 and 99; the exception leaves two.
+    let (words, except) = ([0, 1 << 8, 1 << 6, 1 << 3], [TokenId(70), TokenId(1000)]);
+    let mut seen = BTreeMap::new();
+    for seed in 0..200 {
+        let sampling = SamplingParams { seed, temperature: 50.0, top_p: 1.0, top_k: 0, min_p: 0.0, ..sampling.clone() };
+        let allowed = Allowed { mask: Some(&words), except: &except };
+        let sampled = Sampler::new().sample(&mut logits.clone(), &sampling, history, allowed).unwrap();
+        let logprobs = sampled.logprobs.unwrap();
+        let scored = Sampler::new().score(&logits, sampled.token, 3).unwrap();
+        assert_eq!((&logprobs.top, &logprobs), (&top, &scored));
+        *seen.entry(sampled.token.0).or_insert(0) += 1;
+    }
+    assert_eq!(seen.keys().copied().collect::<Vec<_>>(), [40, 99]);
+    let nothing = Allowed { mask: Some(&[0, 0, 1 << 6, 0]), except: &except };
+    let outcome = Sampler::new().sample(&mut logits.clone(), &sampling, history, nothing);
+    assert_eq!(outcome.unwrap_err(), SampleError::NothingAllowed);
+    // Tokens beyond a short mask are not allowed either.
+    let short = Allowed { mask: Some(&[1 << 5]), except: &[] };
+    let sampled = Sampler::new().sample(&mut logits.clone(), &SamplingParams::default(), history, short).unwrap();
+    assert_eq!(sampled.token, TokenId(5));
+}
+
+#[test]
+fn scores_are_log_probabilities_that_sum_to_one() {
+    let logits = noise(70, 5);
+    let scores: Vec<f32> = (0..70).map(|id| Sampler::new().score(&logits, TokenId(id), 0).unwrap().chosen).collect();
+    let total: f64 = scores.iter().map(|&score| f64::from(score).exp()).sum();
+    assert!((total - 1.0).abs() < 1e-5, "{total}");
+    let best = Sampler::new().score(&logits, TokenId(0), 1).unwrap().top[0];
+    assert_eq!(best.1, scores.iter().copied().fold(f32::MIN, f32::max));
+    assert_eq!(Sampler::new().score(&logits, TokenId(70), 1).unwrap().chosen, f32::NEG_INFINITY);
 }

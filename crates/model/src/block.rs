@@ -1,7 +1,7 @@
 //! `Block`: a loaded run of decoder layers for one rank, with its K/V pages and its working buffers. The one unit that
 //! a process, a rank, a stage or a peer runs. A forward pass allocates nothing.
 
-use kernels::{Activation, Attention, Backend, Expert, Heads, KvShape, Routing};
+use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, Routing, Rows};
 use types::{LayerRange, Rank};
 
 use crate::architecture::Role;
@@ -40,8 +40,8 @@ struct Layer<B: Backend> {
 }
 
 enum Feed<B: Backend> {
-    Dense { gate_up: B::Matrix, down: B::Matrix },
-    Experts { router: B::Matrix, experts: Vec<Expert<B::Matrix>>, first: usize, routing: Routing },
+    Dense(Gated<B::Matrix>),
+    Experts { router: B::Matrix, experts: Vec<Gated<B::Matrix>>, first: usize, routing: Routing },
 }
 
 /// Buffers that every layer uses in turn, for the most rows that a step may have.
@@ -105,26 +105,27 @@ impl<B: Backend> Block<B> {
         })
     }
 
-    /// Takes the residual stream of the step's `rows` rows through the layers, in place.
+    /// Takes the residual stream of the step's rows through the layers, in place.
     pub fn forward(
         &mut self,
         backend: &B,
         step: &B::Step,
-        rows: usize,
+        rows: Rows,
         hidden: &mut B::Buffer,
         collective: &dyn Collective<B>,
     ) -> Result<(), CollectiveError> {
         let (eps, work) = (self.eps, &mut self.work);
+        let all = rows.all();
         for layer in &mut self.layers {
-            backend.rms_norm(rows, &mut work.normed, hidden, &layer.attention_norm, eps);
+            backend.rms_norm(all, &mut work.normed, hidden, &layer.attention_norm, eps);
             layer.attend(backend, step, rows, work, &self.ropes, eps);
-            collective.all_reduce(backend, rows, &mut work.projected)?;
-            work.add(backend, rows, hidden, layer.attention_post_norm.as_ref(), eps);
+            collective.all_reduce(backend, all, &mut work.projected)?;
+            work.add(backend, all, hidden, layer.attention_post_norm.as_ref(), eps);
 
-            backend.rms_norm(rows, &mut work.normed, hidden, &layer.feed_forward_norm, eps);
+            backend.rms_norm(all, &mut work.normed, hidden, &layer.feed_forward_norm, eps);
             layer.feed_forward.run(backend, rows, work, self.activation);
-            collective.all_reduce(backend, rows, &mut work.projected)?;
-            work.add(backend, rows, hidden, layer.feed_forward_post_norm.as_ref(), eps);
+            collective.all_reduce(backend, all, &mut work.projected)?;
+            work.add(backend, all, hidden, layer.feed_forward_post_norm.as_ref(), eps);
         }
         Ok(())
     }
@@ -170,14 +171,14 @@ impl<B: Backend> Layer<B> {
     }
 
     /// `projected = output(attend(query, key, value))` of `normed`.
-    fn attend(&mut self, backend: &B, step: &B::Step, rows: usize, work: &mut Work<B>, ropes: &[B::Rope], eps: f32) {
+    fn attend(&mut self, backend: &B, step: &B::Step, rows: Rows, work: &mut Work<B>, ropes: &[B::Rope], eps: f32) {
         let Attention { query, key, .. } = self.attention;
         backend.linear(rows, &mut work.qkv, &work.normed, &self.qkv, self.qkv_bias.as_ref());
         if let Some(norm) = &self.query_norm {
-            backend.rms_norm_heads(rows, &mut work.qkv, query, norm, eps);
+            backend.rms_norm_heads(rows.all(), &mut work.qkv, query, norm, eps);
         }
         if let Some(norm) = &self.key_norm {
-            backend.rms_norm_heads(rows, &mut work.qkv, key, norm, eps);
+            backend.rms_norm_heads(rows.all(), &mut work.qkv, key, norm, eps);
         }
         let turned = Heads { count: query.count + key.count, ..query }; // keys follow queries
         backend.rotate(step, &mut work.qkv, turned, &ropes[self.rope]);
@@ -190,10 +191,10 @@ impl<B: Backend> Layer<B> {
 impl<B: Backend> Feed<B> {
     fn load(loader: &mut Loader<'_, B>, index: usize, described: FeedForward) -> Result<Self, LoadError> {
         Ok(match described {
-            FeedForward::Dense { inner } => Self::Dense {
+            FeedForward::Dense { inner } => Self::Dense(Gated {
                 gate_up: loader.linear(index, &[Role::Gate, Role::Up], inner)?,
                 down: loader.linear(index, &[Role::Down], inner)?,
-            },
+            }),
             FeedForward::Experts { inner, routing } => Self::Experts {
                 router: loader.router(index)?,
                 experts: loader.experts(index, inner)?,
@@ -204,14 +205,12 @@ impl<B: Backend> Feed<B> {
     }
 
     /// `projected = down(activation(gate n) * (up n))` of `normed`, or the chosen experts' weighted sum of that.
-    fn run(&self, backend: &B, rows: usize, work: &mut Work<B>, activation: Activation) {
+    fn run(&self, backend: &B, rows: Rows, work: &mut Work<B>, activation: Activation) {
         let Work { normed, projected, dense, experts: routed, .. } = work;
         match self {
-            Self::Dense { gate_up, down } => {
-                let dense = dense.as_mut().expect("allocated for blocks with a dense layer");
-                backend.linear(rows, &mut dense.gate_up, normed, gate_up, None);
-                backend.gate(rows, &mut dense.gated, &dense.gate_up, activation);
-                backend.linear(rows, projected, &dense.gated, down, None);
+            Self::Dense(weights) => {
+                let DenseWork { gate_up, gated } = dense.as_mut().expect("allocated for blocks with a dense layer");
+                backend.feed_forward(rows, projected, normed, weights, activation, gate_up, gated);
             }
             Self::Experts { router, experts, first, routing } => {
                 let ExpertsWork { logits, scratch } =

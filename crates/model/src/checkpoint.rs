@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+use types::DType;
+
 use crate::architecture::Tensor;
 use crate::description::Description;
 use crate::files::{Gguf, SafeTensors, TensorView};
@@ -54,6 +56,15 @@ impl Checkpoint {
             Files::Gguf(file) => Some(file),
             Files::Folder { .. } => None,
         }
+    }
+
+    /// Whether any tensor is kept in such a format.
+    pub fn has(&self, format: impl Fn(DType) -> bool) -> bool {
+        let mut names: Box<dyn Iterator<Item = &str>> = match &self.files {
+            Files::Folder { tensors, .. } => Box::new(tensors.tensor_names()),
+            Files::Gguf(file) => Box::new(file.tensor_names()),
+        };
+        names.any(|name| matches!(self.tensor(name), Ok(Some(tensor)) if format(tensor.dtype)))
     }
 
     /// Drops the files' pages from memory, for when the weights have been packed.

@@ -21,7 +21,7 @@ pub enum CollectiveError {
 pub trait Collective<B: Backend>: Send {
     /// Every rank's `buffer` becomes the sum of all.
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
-    /// Each rank has filled its share of the columns of `buffer`; afterwards every rank has all of them.
+    /// Each rank has filled its share ([`Rank::share`]) of the columns of `buffer`; afterwards every rank has all of them.
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
     /// Every rank's `buffer` becomes that of `root`.
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;

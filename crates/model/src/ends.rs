@@ -1,12 +1,13 @@
 //! `Ends`: what surrounds the layers. Whoever coordinates keeps it, so that prompts and tokens need not leave there.
 
-use kernels::Backend;
+use kernels::{Backend, Rows};
 use types::Rank;
 
 use crate::checkpoint::{Checkpoint, End};
 use crate::load::{LoadError, LoadOptions, Loader};
 
-/// Embedding, final norm and head, with working buffers for [`Limits::wanted`](crate::Limits::wanted) rows.
+/// Embedding, final norm and head, with working buffers for all rows of a step, and for the logits of
+/// [`Limits::wanted`](crate::Limits::wanted) of them.
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
     embedding_scale: f32,
@@ -16,8 +17,8 @@ pub struct Ends<B: Backend> {
     head: Option<B::Matrix>,
     vocab: usize,
     weight_bytes: usize,
-    gathered: B::Buffer, // [wanted, hidden]
-    normed: B::Buffer,   // [wanted, hidden]
+    gathered: B::Buffer, // [rows, hidden]
+    normed: B::Buffer,   // [rows, hidden]
     logits: B::Buffer,   // [wanted, vocab]
 }
 
@@ -30,6 +31,7 @@ impl<B: Backend> Ends<B> {
         let norm = loader.final_norm()?;
         let head = if description.tied { None } else { Some(loader.table(End::Head)?) };
         let wanted = options.limits.wanted;
+        let rows = options.limits.step.rows.max(wanted);
         Ok(Self {
             embedding,
             embedding_scale: description.embedding_scale,
@@ -38,8 +40,8 @@ impl<B: Backend> Ends<B> {
             head,
             vocab: description.vocab,
             weight_bytes: loader.weight_bytes,
-            gathered: backend.buffer(wanted, description.hidden)?,
-            normed: backend.buffer(wanted, description.hidden)?,
+            gathered: backend.buffer(rows, description.hidden)?,
+            normed: backend.buffer(rows, description.hidden)?,
             logits: backend.buffer(wanted, description.vocab)?,
         })
     }
@@ -51,10 +53,22 @@ impl<B: Backend> Ends<B> {
 
     /// Logits `[wanted, vocab]` of the step's wanted rows, from the residual stream after the last layer.
     pub fn logits(&mut self, backend: &B, step: &B::Step, wanted: usize, hidden: &B::Buffer) -> &B::Buffer {
+        self.normed(backend, step, wanted, hidden);
+        self.logits_of_normed(backend, wanted)
+    }
+
+    /// The states `[wanted, hidden]` of the step's wanted rows after the final norm.
+    pub fn normed(&mut self, backend: &B, step: &B::Step, wanted: usize, hidden: &B::Buffer) -> &B::Buffer {
         backend.gather_wanted(step, &mut self.gathered, hidden);
         backend.rms_norm(wanted, &mut self.normed, &self.gathered, &self.norm, self.eps);
+        &self.normed
+    }
+
+    /// Logits `[rows, vocab]` of the first rows that [`Ends::normed`] left.
+    pub fn logits_of_normed(&mut self, backend: &B, rows: usize) -> &B::Buffer {
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        backend.linear(wanted, &mut self.logits, &self.normed, head, None);
+        // Few rows of a prompt are wanted: nothing would be won by another arithmetic for them.
+        backend.linear(Rows::generated(rows), &mut self.logits, &self.normed, head, None);
         &self.logits
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use kernels::{Backend, BackendError, Expert, MatrixSource, StepLimits, quant};
+use kernels::{Backend, BackendError, Gated, MatrixSource, StepLimits, quant};
 use types::{DType, LayerRange, Rank};
 
 use crate::architecture::{Role, Tensor};
@@ -154,13 +154,13 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The rank's experts.
-    pub fn experts(&mut self, layer: usize, inner: usize) -> Result<Vec<Expert<B::Matrix>>, LoadError> {
+    pub fn experts(&mut self, layer: usize, inner: usize) -> Result<Vec<Gated<B::Matrix>>, LoadError> {
         let experts = self.shares.experts.clone();
         experts
             .map(|expert| {
                 let gate_up = self.expert(layer, &[Role::ExpertGate, Role::ExpertUp], inner, expert)?;
                 let down = self.expert(layer, &[Role::ExpertDown], inner, expert)?;
-                Ok(Expert { gate_up, down })
+                Ok(Gated { gate_up, down })
             })
             .collect()
     }

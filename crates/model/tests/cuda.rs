@@ -10,7 +10,7 @@ use std::error::Error;
 use driver::{Driver, Fixture, argmax};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::cuda::{CudaBackend, CudaBuffer, CudaStep};
-use kernels::{Backend, PAGE_TOKENS, Span, StepInputs, StepLimits};
+use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
 use model::{Block, Checkpoint, Ends, Limits, LoadOptions, Solo};
 use types::{DType, LayerRange, Rank};
 
@@ -119,7 +119,7 @@ impl<'a> Decoder<'a> {
     fn forward(&mut self, (rows, wanted): (usize, usize)) -> &CudaBuffer {
         let Self { backend, ends, block, step, hidden, .. } = self;
         ends.embed(backend, step, hidden);
-        block.forward(backend, step, rows, hidden, &Solo).unwrap();
+        block.forward(backend, step, Rows::generated(rows), hidden, &Solo).unwrap();
         ends.logits(backend, step, wanted, hidden)
     }
 }

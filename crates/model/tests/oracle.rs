@@ -135,15 +135,15 @@ fn check_threads(level: Level, architecture: &str, keep: Option<DType>) {
     let checkpoint = Checkpoint::open(&fixture.variant("bf16").unwrap()).unwrap();
     let ids = fixture.prompt("mid").ids;
     let logits = [1, 2, 3].map(|threads| {
-        let backend = CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32 }).unwrap();
+        let backend = CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32, ..CpuOptions::default() }).unwrap();
         Driver::new(&backend, &checkpoint, keep).prefill(&ids, 64).0
     });
     assert!(logits[0] == logits[1] && logits[0] == logits[2], "{architecture} {keep:?} on {level}");
 }
 
 /// The CPU backend at a level, if this machine has it. One thread: tests run beside each other already.
-fn cpu(level: Level) -> Option<CpuBackend> {
-    let backend = CpuBackend::new(CpuOptions { threads: 1, level, kv: KvType::F32 }).ok();
+fn cpu(level: Level, kv: KvType) -> Option<CpuBackend> {
+    let backend = CpuBackend::new(CpuOptions { threads: 1, level, kv, ..CpuOptions::default() }).ok();
     if backend.is_none() {
         println!("skipped: no {level}");
     }
@@ -239,10 +239,20 @@ macro_rules! backends {
 
 backends! {
     reference_backend: Some(Reference);
-    cpu_scalar: cpu(Level::Scalar);
-    cpu_avx2: cpu(Level::Avx2);
-    cpu_avx512: cpu(Level::Avx512);
-    cpu_amx: cpu(Level::Amx);
+    cpu_scalar: cpu(Level::Scalar, KvType::F32);
+    cpu_avx2: cpu(Level::Avx2, KvType::F32);
+    cpu_avx512: cpu(Level::Avx512, KvType::F32);
+    cpu_amx: cpu(Level::Amx, KvType::F32);
+}
+
+/// What bf16 models use where there are tiles.
+#[test]
+fn bf16_weights_with_split_keys_and_values_give_the_oracles_logits_and_tokens() {
+    let Some(backend) = cpu(Level::Amx, KvType::Split) else { return };
+    for architecture in ARCHITECTURES {
+        check_bf16(&backend, architecture, "bf16");
+        check_batch(&backend, architecture, "bf16", None);
+    }
 }
 
 #[test]

@@ -11,6 +11,8 @@ use types::TokenId;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     special: SpecialTokens,
+    /// Control tokens that are shown all the same.
+    shown: Vec<TokenId>,
     /// The beginning of a character: at most three bytes between calls.
     pending: Vec<u8>,
     strip_space: bool,
@@ -19,7 +21,7 @@ pub struct Detokenizer {
 impl Detokenizer {
     pub(crate) fn new(tokenizer: Tokenizer, special: SpecialTokens) -> Self {
         let strip_space = tokenizer.rules.strip_first_space;
-        Self { tokenizer, special, pending: Vec::new(), strip_space }
+        Self { tokenizer, special, shown: Vec::new(), pending: Vec::new(), strip_space }
     }
 
     /// Says that other text comes before: a first space is part of the text.
@@ -28,10 +30,17 @@ impl Detokenizer {
         self
     }
 
+    /// Shows these tokens even if it hides control tokens: those that a [`ReplyParser`](crate::ReplyParser) looks for.
+    pub fn showing(mut self, ids: Vec<TokenId>) -> Self {
+        self.shown = ids;
+        self
+    }
+
     /// The text that has become certain with this token; often all of it, sometimes none.
     pub fn push(&mut self, id: TokenId) -> String {
         let vocab = &self.tokenizer.rules.vocab;
-        if self.special == SpecialTokens::Hide && vocab.kind(id.0) == Kind::Control {
+        let hidden = self.special == SpecialTokens::Hide && vocab.kind(id.0) == Kind::Control;
+        if hidden && !self.shown.contains(&id) {
             return String::new();
         }
         let mut bytes = vocab.bytes(id.0);

@@ -1,10 +1,13 @@
-//! Text in, tokens out, and back: tokenizers, chat templates, stop strings. Knows tokens but no tensors.
+//! Text in, tokens out, and back: tokenizers, chat templates, stop strings, grammars that answers follow, and what replies are
+//! made of (text, reasoning, tool calls). Knows tokens but no tensors.
 #![forbid(unsafe_code)]
 
 mod config;
 mod detokenizer;
 mod generation;
 mod gguf;
+mod grammar;
+mod hermes;
 mod json;
 mod merge;
 mod merge_list;
@@ -12,10 +15,13 @@ mod message;
 mod pre;
 mod python_json;
 mod read;
+mod reply;
+mod shape;
 mod special;
 mod split;
 mod stop;
 mod template;
+mod token_trie;
 mod tokenizer;
 mod vocab;
 
@@ -23,7 +29,12 @@ pub use config::TokenizerConfig;
 pub use detokenizer::Detokenizer;
 pub use generation::GenerationDefaults;
 pub use gguf::GgufVocab;
+pub use grammar::{
+    GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, Grammar, GrammarError, Grammars, MatchError, Matcher, ReasoningTags,
+    SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX,
+};
 pub use message::{Content, Message};
+pub use reply::{Delta, ReplyFormat, ReplyParser, Tool, ToolChoice, ToolGrammarError};
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopError, StopStrings, Stopped};
 pub use template::{ChatTemplate, RENDERED_BYTES_MAX, RenderOptions, TEMPLATE_BYTES_MAX, TemplateError};
 pub use tokenizer::{EncodeError, LoadError, SpecialTokens, TEXT_BYTES_MAX, Tokenizer};

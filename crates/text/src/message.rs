@@ -29,6 +29,26 @@ impl Message {
         Self { role: role.into(), content: Content::Text(text.into()), extra: Map::new() }
     }
 
+    /// The text of the content; of parts, those that are text.
+    pub fn text(&self) -> String {
+        match &self.content {
+            Content::None => String::new(),
+            Content::Text(text) => text.clone(),
+            Content::Parts(parts) => {
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
+                texts.join("\n")
+            }
+        }
+    }
+
+    /// Puts a paragraph before the content.
+    pub(crate) fn prepend(&mut self, paragraph: &str) {
+        match &mut self.content {
+            Content::Parts(parts) => parts.insert(0, json!({"type": "text", "text": format!("{paragraph}\n\n")})),
+            _ => self.content = Content::Text(format!("{paragraph}\n\n{}", self.text())),
+        }
+    }
+
     pub(crate) fn to_json(&self) -> Value {
         let mut message = Map::new();
         message.insert("role".to_owned(), json!(self.role));

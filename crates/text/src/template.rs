@@ -3,11 +3,13 @@
 //! Templates are Jinja, written for Hugging Face's environment; this one behaves like it. They come with the model, so
 //! they are bounded in size, in steps and in output.
 
-use crate::message::{Message, with_parsed_arguments};
+use crate::message::Message;
 use crate::python_json::dumps;
+use crate::reply::ReplyFormat;
+use crate::shape::Shape;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, State, context};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 use std::io;
 use std::time::SystemTime;
 
@@ -34,7 +36,10 @@ pub enum TemplateError {
 pub struct RenderOptions {
     /// End with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Tool definitions in OpenAI's form.
+    /// End in the middle of the last message, which is the assistant's, so that the model goes on with it. Comes before
+    /// `add_generation_prompt`.
+    pub continue_final_message: bool,
+    /// Tool definitions in OpenAI's form. A template that knows no tools gets them in the system prompt.
     pub tools: Vec<Json>,
     /// Further variables, such as `enable_thinking`.
     pub extra: Map<String, Json>,
@@ -45,18 +50,9 @@ pub struct RenderOptions {
 /// A compiled template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    bos: String,
-    eos: String,
-    content: ContentForm,
-}
-
-/// In which form the template understands a message's content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ContentForm {
-    TextOrParts,
-    TextOnly,
-    PartsOnly,
+    text: Text,
+    shape: Shape,
+    format: ReplyFormat,
 }
 
 impl ChatTemplate {
@@ -69,22 +65,68 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
-        let mut template =
-            Self { environment, bos: bos.to_owned(), eos: eos.to_owned(), content: ContentForm::TextOrParts };
-        template.content = template.probe();
-        Ok(template)
+        let (bos, eos) = (bos.to_owned(), eos.to_owned());
+        let text = Text { environment, bos, eos };
+        let shape =
+            Shape::probe(source, |messages, tools| text.render(&messages, &tools, &RenderOptions::default()).ok());
+        Ok(Self { text, shape, format: ReplyFormat::detect(source, shape.shows_tools) })
     }
 
     /// The text of a conversation. Encode it without adding special tokens: the template wrote them.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        let messages = messages.iter().map(|message| with_parsed_arguments(self.content.shape(message).to_json()));
-        self.render_json(messages.collect(), options)
+        let (mut messages, tools) = self.shape.apply(messages, &options.tools);
+        if !options.continue_final_message {
+            return self.text.render(&messages, tools, options);
+        }
+        let last =
+            messages.last_mut().filter(|message| message["role"] == "assistant" && message.get("tool_calls").is_none());
+        let text = last.and_then(text_of).ok_or_else(|| refused("the final message is no text of the assistant"))?;
+        text.push_str(END);
+        let options = RenderOptions { add_generation_prompt: false, ..options.clone() };
+        let mut text = self.text.render(&messages, tools, &options)?;
+        let end = text.rfind(END).ok_or_else(|| refused("the final message cannot be continued"))?;
+        text.truncate(end);
+        Ok(text)
     }
 
-    fn render_json(&self, messages: Vec<Json>, options: &RenderOptions) -> Result<String, TemplateError> {
+    /// How the model writes its replies to such prompts.
+    pub fn reply_format(&self) -> &ReplyFormat {
+        &self.format
+    }
+}
+
+/// Marks where a message ends that is to be continued.
+const END: &str = "\u{e000}b7f3end\u{e000}";
+
+/// The text of a message's content, or of its last part.
+fn text_of(message: &mut Json) -> Option<&mut String> {
+    let content = match message.get_mut("content")? {
+        Json::Array(parts) => parts.last_mut()?.get_mut("text")?,
+        content => content,
+    };
+    match content {
+        Json::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn refused(why: &str) -> TemplateError {
+    TemplateError::Refused(why.to_owned())
+}
+
+/// The template itself, without an opinion on what it is given.
+#[derive(Debug)]
+struct Text {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+impl Text {
+    fn render(&self, messages: &[Json], tools: &[Json], options: &RenderOptions) -> Result<String, TemplateError> {
         let now = options.now.unwrap_or_else(SystemTime::now);
         let clock = Value::from_function(move |format: String| strftime(now, &format));
-        let tools = if options.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&options.tools)) };
+        let tools = if tools.is_empty() { Value::from(()) } else { Value::from(Serde(&tools)) };
         let context = context! {
             messages => Value::from(Serde(&messages)),
             tools => tools,
@@ -104,34 +146,6 @@ impl ChatTemplate {
         template.render_captured_to(context, &mut out).map_err(|error| failed(&error))?;
         String::from_utf8(out.0).map_err(|_| TemplateError::Failed("its text is not UTF-8".to_owned()))
     }
-
-    /// Finds out by trial which form of content the template shows.
-    fn probe(&self) -> ContentForm {
-        const NEEDLE: &str = "b7f3needle";
-        let shows = |content: Json| {
-            let message = json!({"role": "user", "content": content});
-            let text = self.render_json(vec![message], &RenderOptions::default());
-            // A template that prints the list itself shows the needle too, and its key.
-            text.is_ok_and(|text| text.contains(NEEDLE) && !text.contains("\"text\"") && !text.contains("'text'"))
-        };
-        let text = shows(json!(NEEDLE));
-        let parts = shows(json!([{"type": "text", "text": NEEDLE}]));
-        match (text, parts) {
-            (true, false) => ContentForm::TextOnly,
-            (false, true) => ContentForm::PartsOnly,
-            _ => ContentForm::TextOrParts,
-        }
-    }
-}
-
-impl ContentForm {
-    fn shape(self, message: &Message) -> Message {
-        match self {
-            Self::TextOrParts => message.clone(),
-            Self::TextOnly => message.with_text_content(),
-            Self::PartsOnly => message.with_parts_content(),
-        }
-    }
 }
 
 const NAME: &str = "chat";
@@ -144,6 +158,10 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", to_json);
+    // In Python text can be iterated, and None cannot.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+    });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Refusal(message)))
     });
@@ -241,6 +259,7 @@ impl io::Write for Bounded {
 mod tests {
     use super::*;
     use crate::message::Content;
+    use serde_json::json;
     use std::time::Duration;
 
     fn render(source: &str, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
@@ -274,6 +293,10 @@ mod tests {
             r#""xy"{"b": "<é>", "a": [1]}"#,
         );
         check("{{ messages[0].missing is defined }}{{ none is none }}", "FalseTrue");
+        check(
+            "{{ tools is iterable }}{{ 'x' is iterable }}{{ messages is iterable }}{{ 1 is iterable }}",
+            "FalseTrueTrueFalse",
+        );
     }
 
     #[test]
@@ -327,7 +350,7 @@ mod tests {
         let call = json!([{"type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]);
         let mut message = Message::new("assistant", "");
         message.extra.insert("tool_calls".to_owned(), call);
-        let source = "{{ messages[0].tool_calls[0].function.arguments.x if messages[0].tool_calls }}";
+        let source = "{{ messages[0].content }}{% if tools %}{{ tools }}{% endif %}{{ messages[0].tool_calls[0].function.arguments.x if messages[0].tool_calls }}";
         assert_eq!(render(source, &[message], &RenderOptions::default()).unwrap(), "1");
     }
 }

@@ -139,6 +139,15 @@ fn a_continued_text_keeps_its_first_space() {
 }
 
 #[test]
+fn a_control_token_is_shown_where_it_is_asked_for() {
+    let tokenizer = of("qwen2");
+    let ids = ["<|im_start|>", "a", "<|im_end|>"].map(|token| tokenizer.id_of(token).unwrap());
+    let mut stream = tokenizer.detokenizer(SpecialTokens::Hide).showing(vec![ids[0]]);
+    let text: String = ids.into_iter().map(|id| stream.push(id)).collect();
+    assert_eq!(text, "<|im_start|>a");
+}
+
+#[test]
 fn long_runs_of_one_character_are_encoded_whole() {
     for text in ["a", " ", "\n", "é", "▁", "1", "'", "\u{1F44D}", " a", "\r\n "].map(|unit| unit.repeat(100_000)) {
         for Pair { name, ours, .. } in PAIRS.iter() {

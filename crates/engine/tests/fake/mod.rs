@@ -1,12 +1,17 @@
-//! A fake executor: a toy language model whose logits are a function of the whole history, behind the real page tables
-//! and the real sampler. It refuses any plan that does not continue its session exactly.
+//! A fake executor: a toy language model whose logits are a function of the whole history and of the role of each token
+//! in it, behind the real page tables and the real sampler. What it knows of a session is what lies in its pages, so a
+//! page that is shared wrongly, or taken while it is used, changes answers. It refuses any plan that does not continue
+//! its session exactly.
 #![allow(dead_code)] // each test binary uses its own part
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 
 use engine::{
-    Capacity, Executor, ExecutorError, Forked, History, Sample, Sampler, SamplingParams, Sessions, StepOutput,
-    StepPlan, Want,
+    Allowed, Capacity, Embedding, Entry, Executor, ExecutorError, History, Opened, Pooling, Prefix, Role, Sample,
+    Sampler, SamplingParams, Scores, Sessions, StepOutput, StepPlan, Want,
 };
 use kernels::{BackendError, PAGE_TOKENS};
 use types::{SessionId, TokenId};
@@ -18,15 +23,22 @@ pub const POISON: TokenId = TokenId(13);
 pub struct Fake {
     pub depth: usize,
     pub rows_max: usize,
+    pub wanted_max: usize,
     pub sequences_max: usize,
     pub sessions: Sessions,
     /// Rows of each entry of each step that was submitted.
     pub steps: Vec<Vec<usize>>,
     /// Steps after which submitting fails.
     pub fail_after: usize,
+    /// Makes the next step fail, once.
+    pub breaks: Arc<AtomicBool>,
+    /// A step begins when something comes through here, or nothing ever will.
+    pub gate: Option<Receiver<()>>,
     pages: usize,
     positions_max: usize,
-    histories: HashMap<SessionId, Vec<TokenId>>,
+    /// What each page holds.
+    kv: Vec<[(TokenId, Role); PAGE_TOKENS]>,
+    pools: HashMap<SessionId, Vec<f64>>,
     flights: VecDeque<StepOutput>,
     sampler: Sampler,
 }
@@ -36,13 +48,17 @@ impl Fake {
         Self {
             depth: 1,
             rows_max: 128,
+            wanted_max: 128,
             sequences_max: 16,
             sessions: Sessions::new(pages, positions_max),
             steps: Vec::new(),
             fail_after: usize::MAX,
+            breaks: Arc::default(),
+            gate: None,
             pages,
             positions_max,
-            histories: HashMap::new(),
+            kv: vec![[(POISON, Role::Generated); PAGE_TOKENS]; pages],
+            pools: HashMap::new(),
             flights: VecDeque::new(),
             sampler: Sampler::new(),
         }
@@ -52,17 +68,25 @@ impl Fake {
         Self { depth, ..self }
     }
 
-    /// Every page is free and every session closed.
+    /// No page is used and every session is closed.
     pub fn is_clean(&self) -> bool {
         self.sessions.count() == 0 && self.sessions.pages().free() == self.pages && self.flights.is_empty()
     }
 
+    /// What the pages of a session hold.
+    fn history(&self, session: SessionId, tokens: usize) -> (Vec<TokenId>, Vec<Role>) {
+        let table = self.sessions.table(session).unwrap();
+        let cells = table.iter().flat_map(|&page| self.kv[page as usize]);
+        cells.take(tokens).unzip()
+    }
+
     fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
         assert!(plan.rows() <= self.rows_max && plan.entries().len() <= self.sequences_max && !plan.is_empty());
+        assert!(plan.logit_rows() <= self.wanted_max);
         if self.flights.len() == self.depth {
             return Err(ExecutorError::Full { depth: self.depth });
         }
-        if self.steps.len() >= self.fail_after {
+        if self.steps.len() >= self.fail_after || self.breaks.swap(false, Ordering::Relaxed) {
             return Err(BackendError::Device("the toy broke".into()).into());
         }
         let mut needed = 0;
@@ -72,6 +96,52 @@ impl Fake {
         }
         let free = self.sessions.pages().free();
         if needed > free { Err(ExecutorError::OutOfPages { needed, free }) } else { Ok(()) }
+    }
+
+    fn run(&mut self, plan: &StepPlan, entry: &Entry, output: &mut StepOutput) {
+        let session = entry.session;
+        self.sessions.reserve(session, entry.end()).unwrap();
+        for (position, &token) in (entry.position..).zip(plan.tokens(entry)) {
+            let page = self.sessions.table(session).unwrap()[position / PAGE_TOKENS];
+            let shared = self.sessions.pages().references(page) > 1 || self.sessions.pages().is_named(page);
+            assert!(!shared, "a shared page is written");
+            self.kv[page as usize][position % PAGE_TOKENS] = (token, entry.role);
+        }
+        let (tokens, roles) = self.history(session, entry.end());
+        self.sessions.advance(session, entry.end(), entry.role);
+        let row = |end: usize| logits_of(&tokens[..end], &roles[..end]);
+        let rows = entry.end() - entry.logit_rows() + 1..=entry.end();
+        match &entry.want {
+            Want::Nothing => {}
+            Want::Logits { .. } => rows.for_each(|end| output.push_logits(session, end - 1, 1, &row(end))),
+            Want::Sample { prompt, sampling, not_before, .. } => {
+                for position in rows {
+                    let history = History { tokens: &tokens[..position], prompt: *prompt };
+                    let held = not_before.as_ref().filter(|held| position < held.position);
+                    let except = held.map_or(&[][..], |held| &held.tokens);
+                    let allowed = Allowed { mask: plan.mask(entry), except };
+                    let outcome = self.sampler.sample(&mut row(position), sampling, history, allowed);
+                    output.samples.push(Sample { session, position, outcome });
+                }
+            }
+            Want::Score { top, next } => {
+                let following = plan.tokens(entry)[1..].iter().chain([next]);
+                let scored = rows.zip(following);
+                let outcome = scored.map(|(end, &token)| self.sampler.score(&row(end), token, *top)).collect();
+                output.scores.push(Scores { session, position: entry.position + 1, outcome });
+            }
+            Want::Embed { pooling, last } => {
+                let sums = self.pools.entry(session).or_insert_with(|| vec![0.0; VOCAB]);
+                for end in entry.end() - entry.pooled_rows() + 1..=entry.end() {
+                    sums.iter_mut().zip(row(end)).for_each(|(sum, value)| *sum += f64::from(value));
+                }
+                if *last {
+                    let count = if *pooling == Pooling::Mean { entry.end() } else { 1 };
+                    let values = sums.iter().map(|sum| (sum / count as f64) as f32).collect();
+                    output.embeddings.push(Embedding { session, values });
+                }
+            }
+        }
     }
 }
 
@@ -86,59 +156,41 @@ impl Executor for Fake {
             positions_max: self.positions_max,
             rows_max: self.rows_max,
             sequences_max: self.sequences_max,
-            wanted_max: self.rows_max,
+            wanted_max: self.wanted_max,
             step_pages_max: 4 * self.pages,
             page_tokens: PAGE_TOKENS,
             pages_total: self.pages,
             pages_free: self.sessions.pages().free(),
+            pages_cached: self.sessions.pages().cached(),
         }
     }
 
-    fn open(&mut self, tokens_max: usize) -> Result<SessionId, ExecutorError> {
-        let session = self.sessions.open(tokens_max)?;
-        self.histories.insert(session, Vec::new());
-        Ok(session)
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        self.sessions.open(tokens_max, prefix)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Forked, ExecutorError> {
-        let forked = self.sessions.fork(from, tokens, tokens_max)?;
-        let shared = self.histories[&from][..forked.computed].to_vec();
-        self.histories.insert(forked.session, shared);
-        Ok(forked)
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
+        self.sessions.fork(from, tokens, tokens_max)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        let kept = self.sessions.truncate(session, tokens)?;
-        self.histories.get_mut(&session).unwrap().truncate(kept);
-        Ok(kept)
+        self.sessions.truncate(session, tokens)
     }
 
     fn close(&mut self, session: SessionId) {
         self.sessions.close(session);
-        self.histories.remove(&session);
+        self.pools.remove(&session);
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.check(plan)?;
+        if let Some(gate) = &self.gate {
+            let _ = gate.recv();
+        }
         self.steps.push(plan.entries().iter().map(|entry| entry.rows()).collect());
         let mut output = StepOutput::new();
         for entry in plan.entries() {
-            self.sessions.reserve(entry.session, entry.end())?;
-            self.sessions.advance(entry.session, entry.end());
-            let history = self.histories.get_mut(&entry.session).unwrap();
-            history.extend_from_slice(plan.tokens(entry));
-            for position in entry.end() - entry.want.rows() + 1..=entry.end() {
-                let tokens = &history[..position];
-                match &entry.want {
-                    Want::Nothing => {}
-                    Want::Logits { .. } => output.push_logits(entry.session, position - 1, 1, &logits(tokens)),
-                    Want::Sample { prompt, sampling, .. } => {
-                        let history = History { tokens, prompt: *prompt };
-                        let outcome = self.sampler.sample(&mut logits(tokens), sampling, history);
-                        output.samples.push(Sample { session: entry.session, position, outcome });
-                    }
-                }
-            }
+            self.run(plan, entry, &mut output);
         }
         self.flights.push_back(output);
         Ok(())
@@ -146,18 +198,23 @@ impl Executor for Fake {
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         *output = self.flights.pop_front().ok_or(ExecutorError::Idle)?;
-        output.samples.retain(|sample| self.histories.contains_key(&sample.session));
+        output.samples.retain(|sample| self.sessions.computed(sample.session).is_ok());
         Ok(())
     }
 }
 
-/// The toy model: logits in -4..4 that depend on every token and on the order.
+/// The toy model on a prompt: logits in -4..4 that depend on every token and on the order.
 pub fn logits(history: &[TokenId]) -> Vec<f32> {
+    logits_of(history, &vec![Role::Prompt; history.len()])
+}
+
+fn logits_of(history: &[TokenId], roles: &[Role]) -> Vec<f32> {
     let mix = |state: u64, value: u64| {
         let mixed = (state ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         mixed ^ mixed >> 29
     };
-    let state = history.iter().fold(1, |state, token| mix(state, u64::from(token.0) + 1));
+    let cell = |(token, role): (&TokenId, &Role)| 2 * u64::from(token.0) + 1 + u64::from(*role == Role::Prompt);
+    let state = history.iter().zip(roles).map(cell).fold(1, mix);
     let logit = |id| (mix(mix(state, id), 7) >> 40) as f32 / (1 << 24) as f32 * 8.0 - 4.0;
     if history.last() == Some(&POISON) {
         return vec![f32::NAN; VOCAB];
@@ -167,14 +224,15 @@ pub fn logits(history: &[TokenId]) -> Vec<f32> {
 
 /// What the toy model answers, computed one token at a time without an engine. Stops at poison.
 pub fn answer(prompt: &[TokenId], sampling: &SamplingParams, tokens: usize) -> Vec<TokenId> {
-    let mut history = prompt.to_vec();
+    let (mut history, mut roles) = (prompt.to_vec(), vec![Role::Prompt; prompt.len()]);
     let mut sampler = Sampler::new();
     while history.len() < prompt.len() + tokens {
         let before = History { tokens: &history, prompt: prompt.len() };
-        match sampler.sample(&mut logits(&history), sampling, before) {
+        match sampler.sample(&mut logits_of(&history, &roles), sampling, before, Allowed::default()) {
             Ok(sampled) => history.push(sampled.token),
             Err(_) => break,
         }
+        roles.push(Role::Generated);
     }
     history.split_off(prompt.len())
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use kernels::{Backend, PAGE_TOKENS, Span, StepInputs, StepLimits};
+use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
 use model::{Block, Checkpoint, Collective, Ends, Limits, LoadOptions, Solo};
 use serde_json::Value as Json;
 use types::{DType, LayerRange, Rank};
@@ -188,7 +188,7 @@ impl<'a, B: Backend> Driver<'a, B> {
         self.ends.embed(self.backend, &self.step, &mut self.hidden);
         after(read(self.backend, &self.hidden, rows, self.width));
         for block in &mut self.blocks {
-            block.forward(self.backend, &self.step, rows, &mut self.hidden, collective).unwrap();
+            block.forward(self.backend, &self.step, Rows::prompt(rows), &mut self.hidden, collective).unwrap();
             after(read(self.backend, &self.hidden, rows, self.width));
         }
         let vocab = self.ends.vocab();

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use kernels::{
-    Activation, Attention, Backend, BackendError, Expert, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Span, StepInputs, StepLimits, quant,
+    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Rows, Span, StepInputs, StepLimits, quant,
 };
 use types::DType;
 
@@ -166,6 +166,10 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn columns(&self, buffer: &Table) -> usize {
+        buffer.cols
+    }
+
     fn read(&self, buffer: &Table, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError> {
         out.copy_from_slice(&buffer.values[rows.start * buffer.cols..rows.end * buffer.cols]);
         Ok(())
@@ -200,8 +204,8 @@ impl Backend for Reference {
         }
     }
 
-    fn linear(&self, rows: usize, out: &mut Table, x: &Table, weight: &Table, bias: Option<&Vec<f32>>) {
-        for row in 0..rows {
+    fn linear(&self, rows: Rows, out: &mut Table, x: &Table, weight: &Table, bias: Option<&Vec<f32>>) {
+        for row in 0..rows.all() {
             weight.times(x.row(row), out.row_mut(row));
             if let Some(bias) = bias {
                 sum(out.row_mut(row), bias);
@@ -275,18 +279,18 @@ impl Backend for Reference {
 
     fn experts(
         &self,
-        rows: usize,
+        rows: Rows,
         out: &mut Table,
         x: &Table,
         logits: &Table,
         routing: Routing,
         first: usize,
-        experts: &[Expert<Table>],
+        experts: &[Gated<Table>],
         activation: Activation,
         scratch: &mut Scratch,
     ) {
-        assert!(rows <= scratch.rows);
-        for row in 0..rows {
+        assert!(rows.all() <= scratch.rows);
+        for row in 0..rows.all() {
             out.row_mut(row).fill(0.0);
             for (expert, weight) in route(&logits.row(row)[..routing.experts], routing) {
                 let Some(expert) = expert.checked_sub(first).and_then(|own| experts.get(own)) else { continue };

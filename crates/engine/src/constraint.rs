@@ -1,0 +1,123 @@
+//! `Constraint`: which tokens an answer may go on with, decided outside: a grammar, a schema, a list of labels.
+//!
+//! A constraint fills a [`TokenMask`] before each token and is told the token that was chosen. The mask travels with the
+//! step's plan to whoever samples; logits do not travel.
+
+use std::panic::{self, AssertUnwindSafe};
+
+use types::TokenId;
+
+/// Follows one answer. Lives on the engine's thread, and is asked once for each token.
+pub trait Constraint: Send {
+    /// Sets the bit of every token that may come next, and clears all others. Asked again before a token was accepted, it
+    /// gives the same. The end of sequence ids are tokens like others: allowed where the answer may end.
+    fn mask(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError>;
+
+    /// The answer goes on with `token`.
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError>;
+
+    /// Nothing may follow: the answer ends here.
+    fn is_complete(&self) -> bool;
+}
+
+/// Asks a constraint. What it does is decided by a client, in code that is not ours: a panic of it ends its own request,
+/// not the loop that all others run in.
+pub(crate) fn ask<T>(question: impl FnOnce() -> Result<T, ConstraintError>) -> Result<T, ConstraintError> {
+    // It is not asked again after a panic.
+    let answer = panic::catch_unwind(AssertUnwindSafe(question));
+    answer.unwrap_or_else(|_| Err(ConstraintError("the constraint panicked".to_owned())))
+}
+
+/// A constraint that can not go on. Ends its own request only.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConstraintError(pub String);
+
+/// One bit for each token of the vocabulary: whether it may be chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenMask {
+    /// Bit `id % 32` of word `id / 32`. Bits beyond the vocabulary mean nothing.
+    words: Vec<u32>,
+    vocab: usize,
+}
+
+impl TokenMask {
+    /// Allows nothing.
+    pub fn new(vocab: usize) -> Self {
+        Self { words: vec![0; vocab.div_ceil(32)], vocab }
+    }
+
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        &mut self.words
+    }
+
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Tokens outside the vocabulary can not be allowed.
+    pub fn allow(&mut self, token: TokenId) {
+        if (token.0 as usize) < self.vocab {
+            self.words[token.0 as usize / 32] |= 1 << (token.0 % 32);
+        }
+    }
+
+    pub fn forbid(&mut self, token: TokenId) {
+        if (token.0 as usize) < self.vocab {
+            self.words[token.0 as usize / 32] &= !(1 << (token.0 % 32));
+        }
+    }
+
+    pub fn allows(&self, token: TokenId) -> bool {
+        (token.0 as usize) < self.vocab && self.words[token.0 as usize / 32] >> (token.0 % 32) & 1 == 1
+    }
+
+    /// Forbids `tokens`, unless nothing else is allowed.
+    pub fn forbid_unless_last(&mut self, tokens: &[TokenId]) {
+        let others = (0..self.vocab as u32).map(TokenId).any(|token| self.allows(token) && !tokens.contains(&token));
+        if others {
+            tokens.iter().for_each(|&token| self.forbid(token));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_knows_its_own_tokens_only() {
+        let mut mask = TokenMask::new(40);
+        assert_eq!((mask.words().len(), mask.vocab()), (2, 40));
+        for id in [0, 31, 32, 39, 40, 63, 64, u32::MAX] {
+            assert!(!mask.allows(TokenId(id)));
+            mask.allow(TokenId(id));
+            assert_eq!(mask.allows(TokenId(id)), id < 40, "{id}");
+        }
+        mask.forbid(TokenId(32));
+        mask.forbid(TokenId(99));
+        assert_eq!(mask.words(), [1 << 31 | 1, 1 << 7]);
+        mask.clear();
+        assert_eq!(mask, TokenMask::new(40));
+    }
+
+    #[test]
+    fn the_last_tokens_allowed_are_never_forbidden() {
+        let (mut mask, ends) = (TokenMask::new(40), [TokenId(3), TokenId(70)]);
+        mask.allow(TokenId(3));
+        mask.words_mut()[1] |= 1 << 20; // beyond the vocabulary: no other token
+        mask.forbid_unless_last(&ends);
+        assert!(mask.allows(TokenId(3)));
+        mask.allow(TokenId(5));
+        mask.forbid_unless_last(&ends);
+        assert!(!mask.allows(TokenId(3)) && mask.allows(TokenId(5)));
+    }
+}

@@ -1,0 +1,224 @@
+//! Structured output: grammars that an answer must follow, and for each step the tokens that may come next.
+//!
+//! The work is llguidance's. Grammars come from clients, so everything is bounded: their length and depth before they are
+//! looked at, the effort of compiling, and the effort of each step. They are compiled on a stack of their own, because
+//! the compiler recurses.
+
+mod limits;
+
+pub use limits::{GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX};
+
+use crate::token_trie::token_trie;
+use crate::tokenizer::Tokenizer;
+use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{ParserFactory, regex_to_lark};
+use serde_json::{Value, json};
+use std::thread;
+use types::TokenId;
+
+/// White space between two parts of a JSON text: enough to indent, not enough to write nothing else for ever.
+const WHITE_SPACE_MAX: usize = 16;
+
+const COMPILER_STACK_BYTES: usize = 256 << 20;
+/// What compiling may cost, and one mask; llguidance's units. A mask is computed between two steps of the engine.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 4_000,
+    initial_lexer_fuel: 1_000_000,
+    step_lexer_fuel: 200_000,
+    step_max_items: 50_000,
+    max_lexer_states: 20_000,
+    max_grammar_size: 200_000,
+    precompute_large_lexemes: false,
+    verbose_errors: false,
+};
+
+/// What an answer must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that the schema accepts, its properties in the schema's order. Keywords that cannot be kept are refused;
+    /// `oneOf` is read as `anyOf`.
+    JsonSchema(Value),
+    /// Text that the expression matches as a whole; Rust's syntax.
+    Regex(String),
+    /// llguidance's dialect of Lark, where `%json {…}` is a schema and `<[7]>` the token 7.
+    Lark(String),
+    /// Free reasoning first, then an answer.
+    Reasoned { reasoning: ReasoningTags, answer: Box<Grammar> },
+}
+
+/// How a model marks its reasoning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReasoningTags {
+    /// Before reasoning, unless the prompt already ends with it.
+    pub open: Option<String>,
+    pub close: String,
+}
+
+/// Why a grammar cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GrammarError {
+    #[error("grammar of {bytes} bytes is longer than {GRAMMAR_BYTES_MAX}")]
+    TooLong { bytes: usize },
+    #[error("grammar of {lines} lines is longer than {GRAMMAR_LINES_MAX}")]
+    TooManyLines { lines: usize },
+    #[error("schema is nested deeper than {SCHEMA_DEPTH_MAX}")]
+    TooDeep,
+    #[error("schema contains more than {SCHEMA_PARTS_MAX} schemas")]
+    TooManyParts,
+    #[error("schema contains more than {SCHEMA_PATTERNS_MAX} patternProperties")]
+    TooManyPatterns,
+    #[error("a JSON schema is an object")]
+    NoObject,
+    #[error("grammar is refused: {0}")]
+    Refused(String),
+    #[error("cannot start the grammar compiler")]
+    Compiler(#[source] std::io::Error),
+}
+
+/// Why a grammar cannot follow an answer any further.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer cannot follow its grammar: {0}")]
+pub struct MatchError(String);
+
+/// A vocabulary, ready to compile grammars for.
+pub struct Grammars {
+    factory: ParserFactory,
+    tokenizer: Tokenizer,
+}
+
+impl Grammars {
+    /// Takes a moment for a large vocabulary: do it once.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+        let trie = token_trie(tokenizer);
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&trie, InferenceCapabilities::default(), &slices)
+            .map_err(|error| GrammarError::Refused(describe(error)))?;
+        factory.quiet();
+        *factory.limits_mut() = LIMITS;
+        Ok(Self { factory, tokenizer: tokenizer.clone() })
+    }
+
+    /// A matcher at the beginning of an answer. May take some milliseconds.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
+        let grammars = grammar.lower("answer", &self.tokenizer)?;
+        thread::scope(|scope| {
+            let compile = || self.factory.create_parser(TopLevelGrammar { grammars, max_tokens: None });
+            let compiler = thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILER_STACK_BYTES);
+            let compiled = compiler.spawn_scoped(scope, compile).map_err(GrammarError::Compiler)?;
+            let parser = compiled.join().map_err(|_| GrammarError::Refused("the compiler failed".to_owned()))?;
+            let parser = parser.map_err(|error| GrammarError::Refused(describe(error)))?;
+            Ok(Matcher(llguidance::Matcher::new(Ok(parser))))
+        })
+    }
+}
+
+impl Grammar {
+    /// The grammar in llguidance's terms; the first is where an answer begins.
+    fn lower(&self, name: &str, tokenizer: &Tokenizer) -> Result<Vec<GrammarWithLexer>, GrammarError> {
+        let named = |grammar| GrammarWithLexer { name: Some(name.to_owned()), ..grammar };
+        Ok(match self {
+            Self::JsonObject => {
+                vec![named(GrammarWithLexer::from_json_schema(prepare(&json!({"type": "object"}), false)?))]
+            }
+            Self::JsonSchema(schema) => {
+                limits::check_schema(schema)?;
+                vec![named(GrammarWithLexer::from_json_schema(prepare(schema, false)?))]
+            }
+            Self::Regex(pattern) => {
+                limits::check_text(pattern)?;
+                vec![named(GrammarWithLexer::from_lark(format!("start: /{}/", regex_to_lark(pattern, ""))))]
+            }
+            Self::Lark(source) => {
+                limits::check_lark(source)?;
+                vec![named(GrammarWithLexer::from_lark(source.clone()))]
+            }
+            Self::Reasoned { reasoning, answer } => {
+                let mut grammars = vec![named(GrammarWithLexer::from_lark(reasoning.before("inner", tokenizer)))];
+                grammars.extend(answer.lower("inner", tokenizer)?);
+                grammars
+            }
+        })
+    }
+}
+
+impl ReasoningTags {
+    /// A grammar of reasoning, and then the grammar `answer`.
+    fn before(&self, answer: &str, tokenizer: &Tokenizer) -> String {
+        let reasoning = match &self.open {
+            Some(open) => format!("({} reasoning)?", marker(open, tokenizer)),
+            None => "reasoning".to_owned(),
+        };
+        let close = marker(&self.close, tokenizer);
+        let body = match close.starts_with('"') {
+            true => format!("reasoning: body WS?\nbody[suffix={close}]: /(?s:.*)/\n"),
+            false => format!("reasoning: /(?s:.*)/ {close} WS?\n"),
+        };
+        format!("start: {reasoning} @{answer}\n{body}WS: /[ \\n]{{1,8}}/\n")
+    }
+}
+
+/// The schema with our settings in place of any that it brings. `lenient` leaves out keywords that cannot be kept,
+/// instead of refusing them.
+pub(crate) fn prepare(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
+    let mut prepared = schema.as_object().ok_or(GrammarError::NoObject)?.clone();
+    let settings = json!({
+        "whitespace_pattern": format!(r"[\x20\x0A\x09]{{1,{WHITE_SPACE_MAX}}}"),
+        "coerce_one_of": true,
+        "lenient": lenient,
+    });
+    prepared.insert("x-guidance".to_owned(), settings);
+    Ok(Value::Object(prepared))
+}
+
+/// A text as a literal of Lark.
+pub(crate) fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A tag in Lark: its token if it is a control token, which is no text; else its text.
+pub(crate) fn marker(tag: &str, tokenizer: &Tokenizer) -> String {
+    match tokenizer.id_of(tag).filter(|&id| tokenizer.is_special(id)) {
+        Some(TokenId(id)) => format!("<[{id}]>"),
+        None => literal(tag),
+    }
+}
+
+fn describe(error: impl std::fmt::Display) -> String {
+    const CHARACTERS_MAX: usize = 500;
+    let text = error.to_string();
+    let text = text.split("\n<").next().unwrap_or_default().trim();
+    text.chars().take(CHARACTERS_MAX).collect()
+}
+
+/// Follows one answer.
+pub struct Matcher(llguidance::Matcher);
+
+impl Matcher {
+    /// Writes which tokens may come next: bit `i % 32` of word `i / 32` is token `i`. Tokens that end the answer are among
+    /// them where the grammar lets it end; ids outside the vocabulary never are.
+    pub fn mask(&mut self, words: &mut [u32]) -> Result<(), MatchError> {
+        let allowed = self.0.compute_mask_or_eos().map_err(|error| MatchError(describe(error)))?;
+        let allowed = allowed.as_slice();
+        let known = words.len().min(allowed.len());
+        words[..known].copy_from_slice(&allowed[..known]);
+        words[known..].fill(0);
+        Ok(())
+    }
+
+    /// Goes on by a token of the mask.
+    pub fn accept(&mut self, token: TokenId) -> Result<(), MatchError> {
+        self.0.consume_token(token.0).map_err(|error| MatchError(describe(error)))
+    }
+
+    /// True when nothing may follow.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.0.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! How large a grammar may be. llguidance bounds itself only once it has begun.
+
+use super::GrammarError;
+use serde_json::{Map, Value};
+
+/// The longest grammar, as text, and its most lines; the compiler may recurse through all of them.
+pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+pub const GRAMMAR_LINES_MAX: usize = 5_000;
+/// How deep a schema may be nested, how many schemas it may contain, and how many `patternProperties`: the price of some
+/// combinations grows with the square of these.
+pub const SCHEMA_DEPTH_MAX: usize = 100;
+pub const SCHEMA_PARTS_MAX: usize = 2_000;
+pub const SCHEMA_PATTERNS_MAX: usize = 32;
+
+pub(super) fn check_schema(schema: &Value) -> Result<(), GrammarError> {
+    check_text(&schema.to_string())?;
+    SchemaSize::default().add(schema, SCHEMA_DEPTH_MAX)
+}
+
+/// The schemas in a grammar count as one.
+pub(super) fn check_lark(source: &str) -> Result<(), GrammarError> {
+    check_text(source)?;
+    let mut size = SchemaSize::default();
+    for rest in source.split("%json").skip(1) {
+        // What is no JSON is refused by the compiler.
+        if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter().next() {
+            size.add(&schema, SCHEMA_DEPTH_MAX)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn check_text(text: &str) -> Result<(), GrammarError> {
+    let lines = text.lines().count();
+    match text.len() {
+        bytes if bytes > GRAMMAR_BYTES_MAX => Err(GrammarError::TooLong { bytes }),
+        _ if lines > GRAMMAR_LINES_MAX => Err(GrammarError::TooManyLines { lines }),
+        _ => Ok(()),
+    }
+}
+
+/// What makes schemas dear to compile.
+#[derive(Default)]
+struct SchemaSize {
+    parts: usize,
+    patterns: usize,
+}
+
+impl SchemaSize {
+    fn add(&mut self, value: &Value, depth_max: usize) -> Result<(), GrammarError> {
+        let depth_max = depth_max.checked_sub(1).ok_or(GrammarError::TooDeep)?;
+        self.parts += usize::from(matches!(value, Value::Object(_) | Value::Bool(_)));
+        self.patterns += value.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
+        if self.parts > SCHEMA_PARTS_MAX {
+            return Err(GrammarError::TooManyParts);
+        }
+        if self.patterns > SCHEMA_PATTERNS_MAX {
+            return Err(GrammarError::TooManyPatterns);
+        }
+        match value {
+            Value::Array(items) => items.iter().try_for_each(|item| self.add(item, depth_max)),
+            Value::Object(items) => items.values().try_for_each(|item| self.add(item, depth_max)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! One tool call as an object: `{"name": …, "arguments": {…}}`, a character at a time.
+//!
+//! The call is given out once it is certain to be one, that is when its name is known and its arguments begin; from then
+//! on the arguments flow. Keys may come in any order; arguments that come before the name wait for it.
+
+use super::json_scan::{JsonScan, NotJson, State};
+use serde_json::{Map, Value};
+
+/// Longer names are taken for nonsense.
+pub(super) const NAME_BYTES_MAX: usize = 256;
+
+#[derive(Debug, Default)]
+pub(super) struct CallScan {
+    json: JsonScan,
+    taking: Taking,
+    key: Key,
+    /// The key, name or arguments that are being taken.
+    taken: String,
+    name: Option<String>,
+    /// Arguments that wait for the name.
+    early: Option<String>,
+    announced: bool,
+    bare: bool,
+}
+
+/// What the characters belong to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Taking {
+    #[default]
+    Nothing,
+    Key,
+    Name,
+    /// Arguments that are given out as they come.
+    Arguments,
+    /// Arguments that must be seen whole.
+    HeldArguments,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Key {
+    #[default]
+    Other,
+    Name,
+    Arguments,
+}
+
+impl CallScan {
+    /// For an object without tags, which need not be a call: it may have no keys that a call has not.
+    pub fn bare() -> Self {
+        Self { bare: true, ..Self::default() }
+    }
+
+    /// Takes the next character; the first is the opening brace. Gives the name when the call becomes certain, and appends
+    /// to `arguments` what is certain of them.
+    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
+        self.begin(c)?;
+        let start = arguments.len();
+        if self.taking == Taking::Arguments {
+            self.json.push(c, arguments)?;
+        } else {
+            let mut mended = std::mem::take(&mut self.taken);
+            self.json.push(c, &mut mended)?;
+            self.taken = mended;
+            if matches!(self.taking, Taking::Key | Taking::Name) && self.taken.len() > NAME_BYTES_MAX {
+                return Err(NotJson);
+            }
+        }
+        let known = self.end(arguments)?;
+        debug_assert!(known.is_none() || arguments.len() > start);
+        Ok(known)
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.json.is_done()
+    }
+
+    /// True once the name has been given out.
+    pub fn is_announced(&self) -> bool {
+        self.announced
+    }
+
+    /// Notes what `c` begins, if it stands at the level of the call's keys.
+    fn begin(&mut self, c: char) -> Result<(), NotJson> {
+        if self.json.depth() != 1 || self.taking != Taking::Nothing {
+            return Ok(());
+        }
+        self.taken.clear();
+        self.taking = match (self.json.state(), self.key, c) {
+            (_, _, ' ' | '\n' | '\r' | '\t') => Taking::Nothing,
+            (State::Key | State::KeyOrEnd, _, '"') => Taking::Key,
+            (State::Value, Key::Name, '"') => Taking::Name,
+            (State::Value, Key::Arguments, '{') if self.name.is_some() => Taking::Arguments,
+            (State::Value, Key::Arguments, '{' | '"' | 'n') => Taking::HeldArguments,
+            (State::Value, Key::Name | Key::Arguments, _) => return Err(NotJson),
+            _ => Taking::Nothing,
+        };
+        Ok(())
+    }
+
+    /// Draws the conclusions of what has ended.
+    fn end(&mut self, arguments: &mut String) -> Result<Option<String>, NotJson> {
+        let (state, depth) = (self.json.state(), self.json.depth());
+        let ended = match self.taking {
+            Taking::Nothing => return if self.json.is_done() { self.finish(arguments) } else { Ok(None) },
+            Taking::Key => state == State::Colon,
+            _ => state == State::CommaOrEnd && depth == 1,
+        };
+        let taking = self.taking;
+        if ended {
+            self.taking = Taking::Nothing;
+        }
+        match taking {
+            // The opening brace of the arguments is what makes it a call.
+            Taking::Arguments if !self.announced => return Ok(self.announce(None, arguments)),
+            Taking::Key if ended => {
+                self.key = self.key_taken();
+                if self.bare
+                    && !self.announced
+                    && self.key == Key::Other
+                    && !matches!(self.taken.as_str(), "\"type\"" | "\"id\"")
+                {
+                    return Err(NotJson);
+                }
+            }
+            Taking::Name if ended => {
+                self.name = Some(serde_json::from_str(&self.taken).map_err(|_| NotJson)?);
+                if let Some(early) = self.early.take() {
+                    return Ok(self.announce(Some(early), arguments));
+                }
+            }
+            Taking::HeldArguments if ended => {
+                let object = object_in(&self.taken).ok_or(NotJson)?;
+                if self.name.is_some() {
+                    return Ok(self.announce(Some(object), arguments));
+                }
+                self.early = Some(object);
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// Each key counts once.
+    fn key_taken(&self) -> Key {
+        let arguments_are_open = !self.announced && self.early.is_none();
+        match self.taken.as_str() {
+            "\"name\"" if self.name.is_none() => Key::Name,
+            "\"arguments\"" | "\"parameters\"" if arguments_are_open => Key::Arguments,
+            _ => Key::Other,
+        }
+    }
+
+    fn announce(&mut self, held: Option<String>, arguments: &mut String) -> Option<String> {
+        self.announced = true;
+        arguments.push_str(held.as_deref().unwrap_or_default());
+        self.name.clone()
+    }
+
+    /// A call without arguments is known for one at its end.
+    fn finish(&mut self, arguments: &mut String) -> Result<Option<String>, NotJson> {
+        match (self.announced, &self.name) {
+            (true, _) => Ok(None),
+            (false, Some(_)) => Ok(self.announce(Some("{}".to_owned()), arguments)),
+            (false, None) => Err(NotJson),
+        }
+    }
+}
+
+/// Arguments that came whole: an object, an object written as a string, or null.
+fn object_in(text: &str) -> Option<String> {
+    match serde_json::from_str(text).ok()? {
+        Value::Object(_) => Some(text.to_owned()),
+        Value::Null => Some("{}".to_owned()),
+        Value::String(inner) => serde_json::from_str::<Map<String, Value>>(&inner).ok().map(|_| inner),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scan(text: &str) -> Option<(String, String)> {
+        let (mut call, mut name, mut arguments) = (CallScan::default(), None, String::new());
+        for c in text.chars() {
+            name = name.or(call.push(c, &mut arguments).ok()?);
+        }
+        call.is_done().then_some((name?, arguments))
+    }
+
+    fn check(text: &str, want: Option<(&str, &str)>) {
+        let got = scan(text);
+        assert_eq!(got.as_ref().map(|(name, arguments)| (name.as_str(), arguments.as_str())), want, "{text}");
+    }
+
+    #[test]
+    fn names_and_arguments_are_found_in_any_order() {
+        let want = Some(("f", r#"{"x": [1, {"name": "g"}]}"#));
+        check(r#"{"name": "f", "arguments": {"x": [1, {"name": "g"}]}}"#, want);
+        check(r#"{"parameters": {"x": [1, {"name": "g"}]}, "name": "f"}"#, want);
+        check(r#"{"type": "function", "n": -1.5, "ok": true, "name":"f" , "parameters" : {} }"#, Some(("f", "{}")));
+    }
+
+    #[test]
+    fn arguments_may_be_absent_or_null_or_an_object_in_a_string() {
+        check(r#"{"name": "f"}"#, Some(("f", "{}")));
+        check(r#"{"name": "f", "arguments": null}"#, Some(("f", "{}")));
+        check(r#"{"name": "f", "arguments": "{\"x\": \"\\n\"}"}"#, Some(("f", r#"{"x": "\n"}"#)));
+    }
+
+    #[test]
+    fn what_is_no_call_is_refused() {
+        for text in [
+            r#"{"city": "Paris"}"#,
+            r#"{"name": 5}"#,
+            r#"{"name": "f", "arguments": 5}"#,
+            r#"{"name": "f", "arguments": "5"}"#,
+            r#"{"name": "f", "arguments": [1]}"#,
+            r#"{"name": "f", }"#,
+            r#"{'name': 'f'}"#,
+            "{}",
+        ] {
+            check(text, None);
+        }
+        check(&format!(r#"{{"name": "{}"}}"#, "f".repeat(NAME_BYTES_MAX)), None);
+    }
+
+    #[test]
+    fn a_key_counts_once() {
+        check(
+            r#"{"name": "f", "arguments": {"a": 1}, "arguments": {"b": 2}, "name": "g"}"#,
+            Some(("f", r#"{"a": 1}"#)),
+        );
+    }
+
+    #[test]
+    fn a_bare_object_with_other_keys_is_no_call() {
+        let (mut call, mut arguments) = (CallScan::bare(), String::new());
+        let refused = r#"{"type": "x", "city": "#.chars().position(|c| call.push(c, &mut arguments).is_err());
+        assert_eq!(refused, Some(r#"{"type": "x", "city"#.len()));
+    }
+
+    #[test]
+    fn the_name_is_known_when_the_arguments_begin() {
+        let (mut call, mut arguments) = (CallScan::default(), String::new());
+        for c in r#"{"name": "f", "arguments": "#.chars() {
+            assert_eq!(call.push(c, &mut arguments), Ok(None));
+        }
+        assert_eq!(call.push('{', &mut arguments), Ok(Some("f".to_owned())));
+        assert_eq!(arguments, "{");
+    }
+}

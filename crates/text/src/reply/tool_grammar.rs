@@ -1,0 +1,150 @@
+//! Grammars that make a model call tools, in the form that its family uses.
+
+use super::{ARGUMENTS, CALL, CALLS, ReplyFormat, Tool, ToolSyntax};
+use crate::grammar::{Grammar, GrammarError, literal, marker, prepare};
+use crate::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+
+/// What a model is to do with its tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As it likes.
+    Auto,
+    /// Call none.
+    None,
+    /// Call at least one.
+    Required,
+    /// Call this one.
+    Named(String),
+}
+
+/// Why no grammar can be made of tools.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolGrammarError {
+    #[error("there is no tool to call")]
+    NoTools,
+    #[error("there is no tool {0:?}")]
+    Unknown(String),
+    #[error("the parameters of tool {tool:?} cannot be used")]
+    Parameters { tool: String, source: GrammarError },
+}
+
+impl ReplyFormat {
+    /// The grammar of a reply that makes this choice; `None` where any reply does. Without `parallel` there is one call at
+    /// most. Arguments follow the tools' schemas. Add [`ReplyFormat::reasoned`] for a model that reasons first.
+    pub fn tool_grammar(
+        &self,
+        tokenizer: &Tokenizer,
+        tools: &[Tool],
+        choice: &ToolChoice,
+        parallel: bool,
+    ) -> Result<Option<Grammar>, ToolGrammarError> {
+        let tools: Vec<&Tool> = match choice {
+            ToolChoice::Auto | ToolChoice::None => return Ok(None),
+            ToolChoice::Required => tools.iter().collect(),
+            ToolChoice::Named(name) => {
+                let tool = tools.iter().find(|tool| tool.name == *name);
+                vec![tool.ok_or_else(|| ToolGrammarError::Unknown(name.clone()))?]
+            }
+        };
+        if tools.is_empty() {
+            return Err(ToolGrammarError::NoTools);
+        }
+        // Who names a tool wants it once.
+        let parallel = parallel && !matches!(choice, ToolChoice::Named(_));
+        let mut lark = self.replies(tokenizer, parallel);
+        let alternatives: Vec<String> = (0..tools.len()).map(|number| format!("tool_{number}")).collect();
+        lark += &format!("tool: {}\n", alternatives.join(" | "));
+        for (number, tool) in tools.into_iter().enumerate() {
+            let rules = self.rules(tokenizer, number, tool);
+            lark += &rules.map_err(|source| ToolGrammarError::Parameters { tool: tool.name.clone(), source })?;
+        }
+        Ok(Some(Grammar::Lark(lark)))
+    }
+
+    /// What stands around calls, each of which is a `tool`.
+    fn replies(&self, tokenizer: &Tokenizer, parallel: bool) -> String {
+        let marker = |tag| marker(tag, tokenizer);
+        let several = |more: &str| if parallel { format!("({more})*") } else { String::new() };
+        match self.tools {
+            ToolSyntax::Tagged | ToolSyntax::Functions => {
+                let call = format!("call: {} \"\\n\" tool \"\\n\" {}\n", marker(CALL.open), marker(CALL.close));
+                format!("start: call {}\n{call}", several(r#""\n" call"#))
+            }
+            ToolSyntax::Bare => format!("start: tool {}\n", several(r#""; " tool"#)),
+            ToolSyntax::List => format!("start: {} \"[\" tool {} \"]\"\n", marker(CALLS), several(r#"", " tool"#)),
+            ToolSyntax::Named => {
+                let call = format!("call: {} tool\n", marker(CALLS));
+                format!("start: call {}\n{call}", several("call"))
+            }
+        }
+    }
+
+    /// The rule `tool_{number}` and what it needs.
+    fn rules(&self, tokenizer: &Tokenizer, number: usize, tool: &Tool) -> Result<String, GrammarError> {
+        let name = &tool.name;
+        let schema = parameters(tool)?;
+        if self.tools == ToolSyntax::Functions {
+            return function(number, name, &schema, !tool.strict);
+        }
+        let call = match self.tools {
+            ToolSyntax::Named => {
+                format!("{} {} arguments_{number}", literal(name), marker(ARGUMENTS, tokenizer))
+            }
+            syntax => {
+                let key = if syntax == ToolSyntax::Bare { "parameters" } else { "arguments" };
+                let head = format!(r#"{{"name": {}, "{key}": "#, Value::from(name.as_str()));
+                format!("{} arguments_{number} \"}}\"", literal(&head))
+            }
+        };
+        let schema = prepare(&Value::Object(schema), !tool.strict)?;
+        Ok(format!("tool_{number}: {call}\narguments_{number}: %json {schema}\n"))
+    }
+}
+
+/// The schema of the arguments, which are an object.
+fn parameters(tool: &Tool) -> Result<Map<String, Value>, GrammarError> {
+    let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let schema = tool.parameters.as_ref().filter(|schema| !schema.is_null()).unwrap_or(&none);
+    let mut schema = schema.as_object().ok_or(GrammarError::NoObject)?.clone();
+    schema.entry("type").or_insert_with(|| json!("object"));
+    Ok(schema)
+}
+
+/// Each parameter in tags of its own, in the schema's order. Strings are written as they are.
+fn function(number: usize, name: &str, schema: &Map<String, Value>, lenient: bool) -> Result<String, GrammarError> {
+    let none = Map::new();
+    let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
+    let required = schema.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let (mut body, mut rules) = (String::new(), String::new());
+    for (index, (key, property)) in properties.iter().enumerate() {
+        let rule = format!("parameter_{number}_{index}");
+        let optional = if required.iter().any(|name| name == key) { "" } else { "?" };
+        body += &format!(" {rule}{optional}");
+        let open = literal(&format!("<parameter={key}>\n"));
+        let close = r#""\n</parameter>\n""#;
+        let strings = property
+            .get("enum")
+            .and_then(Value::as_array)
+            .map(|values| values.iter().filter_map(Value::as_str).map(literal).collect::<Vec<_>>().join(" | "));
+        rules += &match strings {
+            _ if property.get("type").is_none_or(|kind| kind != "string") => {
+                let mut value = property.as_object().ok_or(GrammarError::NoObject)?.clone();
+                for definitions in ["$defs", "definitions"] {
+                    if let Some(found) = schema.get(definitions) {
+                        value.insert(definitions.to_owned(), found.clone());
+                    }
+                }
+                let value = prepare(&Value::Object(value), lenient)?;
+                format!("{rule}: {open} {rule}_value {close}\n{rule}_value: %json {value}\n")
+            }
+            Some(strings) if !strings.is_empty() => format!("{rule}: {open} ({strings}) {close}\n"),
+            _ => format!("{rule}: {open} {rule}_value\n{rule}_value[suffix={close}]: /(?s:.*)/\n"),
+        };
+    }
+    let open = literal(&format!("<function={name}>\n"));
+    Ok(format!("tool_{number}: {open}{body} \"</function>\"\n{rules}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! What a chat template understands, found out by trial, and conversations put into that shape.
+//!
+//! Templates agree on little: some want content as text and some as parts, some know no system prompt, few know the
+//! `developer` role, many know no tools, and those that do want arguments as an object or as text.
+
+use crate::hermes;
+use crate::message::{Content, Message, with_parsed_arguments};
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    content: ContentForm,
+    knows_system: bool,
+    knows_developer: bool,
+    pub shows_tools: bool,
+    arguments: ArgumentsForm,
+    /// Ids of calls must be nine letters and digits. Mistral's templates insist.
+    short_ids: bool,
+    /// A message may make several calls. Llama's templates refuse.
+    several_calls: bool,
+}
+
+impl Default for Shape {
+    /// What is passed on as it came; tools are written out.
+    fn default() -> Self {
+        Self {
+            content: ContentForm::TextOrParts,
+            knows_system: true,
+            knows_developer: false,
+            shows_tools: false,
+            arguments: ArgumentsForm::Object,
+            short_ids: false,
+            several_calls: true,
+        }
+    }
+}
+
+/// In which form the template understands a message's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContentForm {
+    TextOrParts,
+    TextOnly,
+    PartsOnly,
+}
+
+/// In which form the template understands the arguments of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ArgumentsForm {
+    Object,
+    Text,
+}
+
+const NEEDLE: &str = "b7f3needle";
+const SHORT_ID: &str = "a1b2c3d4e";
+const LONG_ID: &str = "call_0123456789abcdef";
+
+impl Shape {
+    /// `render` gives the text of messages and tools, if the template takes them.
+    pub fn probe(source: &str, render: impl Fn(Vec<Value>, Vec<Value>) -> Option<String>) -> Self {
+        let shows =
+            |messages: Vec<Value>, tools: Vec<Value>| render(messages, tools).is_some_and(|text| text.contains(NEEDLE));
+        let user = |content: Value| json!({"role": "user", "content": content});
+        let shows_content = |content: Value| {
+            let text = render(vec![user(content)], Vec::new());
+            // A template that prints the list itself shows the needle too, and its key.
+            text.is_some_and(|text| text.contains(NEEDLE) && !text.contains("\"text\"") && !text.contains("'text'"))
+        };
+        let text = shows_content(json!(NEEDLE));
+        let parts = shows_content(json!([{"type": "text", "text": NEEDLE}]));
+        let content = match (text, parts) {
+            (true, false) => ContentForm::TextOnly,
+            (false, true) => ContentForm::PartsOnly,
+            (true, true) => ContentForm::TextOrParts,
+            // A template that cannot show one message: there is nothing to find out.
+            (false, false) => return Self::default(),
+        };
+        let say = |role: &str, text: &str| content.shape(&Message::new(role, text)).to_json();
+        let first = |role: &str| shows(vec![say(role, NEEDLE), say("user", "hi")], Vec::new());
+        let tool = json!({"type": "function", "function": {
+            "name": NEEDLE, "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+        }});
+        let knows_system = first("system");
+        let shows_tools = shows(vec![say("user", "hi")], vec![tool.clone()])
+            || (knows_system && shows(vec![say("system", "s"), say("user", "hi")], vec![tool]));
+        let shows_calls = |arguments: &Value, id: &str, count: usize| {
+            let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+            let mut assistant = say("assistant", "");
+            assistant["tool_calls"] = Value::Array(vec![call; count]);
+            shows(vec![say("user", "hi"), assistant], Vec::new())
+        };
+        let (object, written) = (json!({NEEDLE: 1}), json!(json!({NEEDLE: 1}).to_string()));
+        let (arguments, shown) = match [LONG_ID, SHORT_ID].iter().any(|id| shows_calls(&object, id, 1)) {
+            false if shows_calls(&written, SHORT_ID, 1) => (ArgumentsForm::Text, written),
+            _ => (ArgumentsForm::Object, object),
+        };
+        let short_ids = !shows_calls(&shown, LONG_ID, 1) && shows_calls(&shown, SHORT_ID, 1);
+        Self {
+            content,
+            knows_system,
+            knows_developer: source.contains("developer") && first("developer"),
+            shows_tools,
+            arguments,
+            short_ids,
+            several_calls: !shows_calls(&shown, SHORT_ID, 1) || shows_calls(&shown, SHORT_ID, 2),
+        }
+    }
+
+    /// The messages and tools that the template is to see.
+    pub fn apply<'t>(&self, messages: &[Message], tools: &'t [Value]) -> (Vec<Value>, &'t [Value]) {
+        let mut messages = Cow::Borrowed(messages);
+        let mut shown = tools;
+        if !self.shows_tools {
+            messages = Cow::Owned(hermes::written_out(&messages));
+            shown = &[];
+            if !tools.is_empty() {
+                messages.to_mut().insert(0, Message::new("system", hermes::introduction(tools)));
+            }
+        }
+        if !self.several_calls {
+            messages = Cow::Owned(one_call_each(&messages));
+        }
+        let messages = self.with_one_system(messages.into_owned());
+        let messages = messages.iter().map(|message| self.call_form(self.content.shape(message).to_json()));
+        (messages.collect(), shown)
+    }
+
+    /// Instructions before the first turn become one system message; without a system role, part of the first turn.
+    fn with_one_system(&self, mut messages: Vec<Message>) -> Vec<Message> {
+        if !self.knows_developer {
+            messages
+                .iter_mut()
+                .filter(|message| message.role == "developer")
+                .for_each(|m| m.role = "system".to_owned());
+        }
+        let leading = messages.iter().take_while(|message| message.role == "system").count();
+        if leading == 0 || (leading == 1 && self.knows_system) {
+            return messages;
+        }
+        let instructions: Vec<String> = messages.drain(..leading).map(|message| message.text()).collect();
+        let instructions = instructions.join("\n\n");
+        match messages.first_mut() {
+            Some(first) if !self.knows_system && first.role == "user" => first.prepend(&instructions),
+            _ => {
+                let role = if self.knows_system { "system" } else { "user" };
+                messages.insert(0, Message::new(role, instructions));
+            }
+        }
+        messages
+    }
+
+    /// Calls, and results of calls, with arguments and ids as the template wants them.
+    fn call_form(&self, message: Value) -> Value {
+        let mut message = with_parsed_arguments(message);
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            if self.arguments == ArgumentsForm::Text
+                && let Some(arguments) = call.pointer_mut("/function/arguments").filter(|value| value.is_object())
+            {
+                *arguments = json!(arguments.to_string());
+            }
+            self.shorten(call.get_mut("id"));
+        }
+        self.shorten(message.get_mut("tool_call_id"));
+        message
+    }
+
+    fn shorten(&self, id: Option<&mut Value>) {
+        let is_short = |id: &str| id.len() == SHORT_ID.len() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if let Some(Value::String(id)) = id.filter(|_| self.short_ids)
+            && !is_short(id)
+        {
+            let mut hasher = DefaultHasher::new();
+            id.hash(&mut hasher);
+            *id = format!("{:09x}", hasher.finish() & 0xf_ffff_ffff);
+        }
+    }
+}
+
+/// Calls that were made together, one after the other, each followed by its result.
+fn one_call_each(messages: &[Message]) -> Vec<Message> {
+    let mut single: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut rest = messages;
+    while let Some((message, after)) = rest.split_first() {
+        rest = after;
+        let calls = message.extra.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        if calls.len() < 2 {
+            single.push(message.clone());
+            continue;
+        }
+        let results;
+        (results, rest) = after.split_at(after.iter().take_while(|message| message.role == "tool").count());
+        for (index, call) in calls.iter().enumerate() {
+            let mut one = message.clone();
+            one.extra.insert("tool_calls".to_owned(), json!([call]));
+            if index > 0 {
+                one.content = Content::None;
+            }
+            single.push(one);
+            single.extend(results.iter().filter(|result| result.extra.get("tool_call_id") == call.get("id")).cloned());
+        }
+    }
+    single
+}
+
+impl ContentForm {
+    fn shape(self, message: &Message) -> Message {
+        // Templates add content to other text, or ask whether it is empty: neither works with null.
+        let message = match &message.content {
+            Content::None => Message { content: Content::Text(String::new()), ..message.clone() },
+            _ => message.clone(),
+        };
+        match self {
+            Self::TextOrParts => message,
+            Self::TextOnly => message.with_text_content(),
+            Self::PartsOnly => message.with_parts_content(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{ChatTemplate, Content, Message, RenderOptions};
+    use serde_json::{Value, json};
+
+    /// Turns, and nothing else.
+    const PLAIN: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    /// Knows tools; wants arguments as text and ids of nine characters.
+    const STRICT: &str = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
+        {% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}{{ raise_exception('length 9') }}{% endif %}\
+        ({{ c.id + c.function.arguments }}){% endfor %}\
+        {% if m.role == 'tool' %}{{ '=' + m.tool_call_id }}{% endif %}{% endfor %}";
+    /// Has no system prompt.
+    const NO_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+        [{{ m.role }}]{{ m.content }}{% endfor %}";
+
+    fn render(source: &str, messages: &[Message], tools: &[Value]) -> String {
+        let options = RenderOptions { tools: tools.to_vec(), ..RenderOptions::default() };
+        ChatTemplate::new(source, "", "").unwrap().render(messages, &options).unwrap()
+    }
+
+    fn say(role: &str, text: &str) -> Message {
+        Message::new(role, text)
+    }
+
+    fn called(id: &str) -> Message {
+        let call = json!([{"id": id, "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]);
+        let mut message = Message { content: Content::None, ..say("assistant", "") };
+        message.extra.insert("tool_calls".to_owned(), call);
+        message
+    }
+
+    fn result(id: &str) -> Message {
+        let mut message = say("tool", "r");
+        message.extra.insert("tool_call_id".to_owned(), json!(id));
+        message
+    }
+
+    #[test]
+    fn tools_are_explained_where_the_template_knows_none() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let messages = [say("system", "be kind"), say("user", "hi"), called("a"), result("a")];
+        let text = render(PLAIN, &messages, std::slice::from_ref(&tool));
+        assert!(text.starts_with("[system]# Tools"), "{text}");
+        assert!(
+            text.contains(&tool.to_string()) && text.contains("\n\nbe kind[user]hi[assistant]<tool_call>"),
+            "{text}"
+        );
+        assert!(text.ends_with("</tool_call>[user]<tool_response>\nr\n</tool_response>"), "{text}");
+        assert_eq!(render(PLAIN, &messages[..2], &[]), "[system]be kind[user]hi");
+    }
+
+    #[test]
+    fn a_template_that_knows_tools_is_given_them() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        assert_eq!(render(STRICT, &[say("user", "hi")], &[tool]), "<f>[user]hi");
+    }
+
+    #[test]
+    fn arguments_and_ids_take_the_form_that_the_template_wants() {
+        let exact = render(STRICT, &[say("user", "hi"), called("abcdefgh9"), result("abcdefgh9")], &[]);
+        assert_eq!(exact, r#"[user]hi[assistant](abcdefgh9{"x":1})[tool]r=abcdefgh9"#);
+        let long = render(STRICT, &[say("user", "hi"), called("call_123"), result("call_123")], &[]);
+        let id = long.rsplit('=').next().unwrap();
+        assert!(id.len() == 9 && long.contains(&format!("({id}{{")), "{long}");
+    }
+
+    #[test]
+    fn calls_made_together_are_told_one_by_one_where_they_must_be() {
+        let single = "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls|length > 1 %}{{ raise_exception('one') }}{% endif %}\
+            {{ m.content }}({{ m.tool_calls[0].id }}{{ m.tool_calls[0].function.arguments|tojson }}){% else %}[{{ m.content }}]{% endif %}\
+            {% endfor %}{{ tools or '' }}";
+        let mut both = Message { content: Content::Text("see".to_owned()), ..called("a") };
+        let second = called("b").extra["tool_calls"][0].clone();
+        both.extra["tool_calls"].as_array_mut().unwrap().push(second);
+        let messages = [say("user", "hi"), both, result("a"), result("b"), say("user", "so?")];
+        assert_eq!(render(single, &messages, &[]), r#"[hi]see(a{"x": 1})[r](b{"x": 1})[r][so?]"#);
+    }
+
+    #[test]
+    fn developers_speak_as_the_system_unless_the_template_knows_them() {
+        assert_eq!(render(PLAIN, &[say("developer", "d"), say("user", "hi")], &[]), "[system]d[user]hi");
+        let knowing = format!("{{# developer #}}{PLAIN}");
+        assert_eq!(render(&knowing, &[say("developer", "d"), say("user", "hi")], &[]), "[developer]d[user]hi");
+    }
+
+    #[test]
+    fn instructions_are_one_message_or_part_of_the_first_turn() {
+        let messages = [say("system", "a"), say("developer", "b"), say("user", "hi"), say("assistant", "c")];
+        assert_eq!(render(PLAIN, &messages, &[]), "[system]a\n\nb[user]hi[assistant]c");
+        assert_eq!(render(NO_SYSTEM, &messages, &[]), "[user]a\n\nb\n\nhi[assistant]c");
+        assert_eq!(render(NO_SYSTEM, &messages[..1], &[]), "[user]a");
+    }
+
+    #[test]
+    fn the_last_message_can_be_continued() {
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let options =
+            RenderOptions { add_generation_prompt: true, continue_final_message: true, ..RenderOptions::default() };
+        let messages = [say("user", "hi"), say("assistant", "It is ")];
+        assert_eq!(template.render(&messages, &options).unwrap(), "<user>hi</s><assistant>It is ");
+        assert!(template.render(&messages[..1], &options).is_err());
+        assert!(template.render(&[], &options).is_err());
+    }
+}
