@@ -1,0 +1,66 @@
+//! What a message may say. Larger values are refused before anything is made from them; what depends on the model that is
+//! loaded, such as free pages, is left to the executor.
+
+use engine::{SESSIONS_MAX, SamplingError};
+
+/// Sequences of one step.
+pub const ENTRIES_MAX: usize = SESSIONS_MAX;
+/// Tokens of one step.
+pub const ROWS_MAX: usize = 1 << 18;
+/// Tokens of one session.
+pub const POSITIONS_MAX: usize = 1 << 24;
+/// Tokens of a vocabulary.
+pub const VOCAB_MAX: usize = 1 << 20;
+/// Files of one model.
+pub const FILES_MAX: usize = 1 << 12;
+/// Images of one prompt.
+pub const IMAGES_MAX: usize = 1 << 10;
+/// Values of one vector that stands for a prompt.
+pub const EMBEDDING_VALUES_MAX: usize = 1 << 20;
+/// Logits of one step: so many fit into a line.
+pub const LOGIT_VALUES_MAX: usize = 10 << 20;
+/// Pages of K/V, and tokens of each.
+pub const PAGES_MAX: usize = 1 << 32;
+pub const PAGE_TOKENS_MAX: usize = 1 << 16;
+
+/// A message of the right form that says something impossible.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LimitError {
+    #[error("{what} is {found}, the limit is {max}")]
+    TooLarge { what: &'static str, found: u64, max: u64 },
+    #[error("{what} is zero")]
+    Zero { what: &'static str },
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    TokenOutOfRange { token: u32, vocab: usize },
+    #[error("{bytes} bytes of {what} are not a whole number of values")]
+    Ragged { what: &'static str, bytes: usize },
+    #[error("{what} has {found} values, {expected} were expected")]
+    Shape { what: &'static str, found: usize, expected: usize },
+    #[error("session {session} wants {wanted} rows of the {rows} that it runs")]
+    RowsMissing { session: u64, wanted: usize, rows: usize },
+    #[error("session {session} is out of order: generated tokens come first, what is pooled comes last")]
+    OutOfOrder { session: u64 },
+    #[error("{what} of session {session} was not asked for, or not in this place")]
+    Unasked { what: &'static str, session: u64 },
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+}
+
+/// `value` as a count, if it is at most `max`.
+pub(super) fn count(what: &'static str, value: u64, max: usize) -> Result<usize, LimitError> {
+    let too_large = LimitError::TooLarge { what, found: value, max: max as u64 };
+    usize::try_from(value).ok().filter(|&count| count <= max).ok_or(too_large)
+}
+
+/// That there are at most `max`.
+pub(super) fn at_most(what: &'static str, found: usize, max: usize) -> Result<(), LimitError> {
+    count(what, found as u64, max).map(drop)
+}
+
+/// That all of `tokens` are in the vocabulary.
+pub(super) fn in_vocab(tokens: impl IntoIterator<Item = u32>, vocab: usize) -> Result<(), LimitError> {
+    match tokens.into_iter().find(|&token| token as usize >= vocab) {
+        Some(token) => Err(LimitError::TokenOutOfRange { token, vocab }),
+        None => Ok(()),
+    }
+}

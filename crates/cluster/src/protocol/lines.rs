@@ -1,0 +1,183 @@
+//! `Lines` and `Writer`: messages from and to streams of bytes, one a line.
+//!
+//! A line that is no message does no harm beyond itself: the next one is read from its own beginning.
+
+use std::borrow::Cow;
+use std::io::{self, BufRead, Read, Write};
+
+use serde::Deserialize;
+
+use super::error::{ErrorKind, clean};
+use super::message::{Message, Reply};
+
+/// The longest line, without its end: a step's logits fit, and an image or two.
+pub const LINE_BYTES_MAX: usize = 64 << 20;
+
+/// The longest name of an unknown op that is told.
+pub const OP_BYTES_MAX: usize = 64;
+
+/// Memory that is kept from line to line: enough for steps, not for what comes once.
+const LINE_BYTES_KEPT: usize = 1 << 20;
+
+/// Why a line is no message. All but `Io` leave the stream usable.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("read a line")]
+    Io(#[from] io::Error),
+    #[error("a line is longer than {max} bytes")]
+    TooLong { max: usize },
+    /// `id` is what the line gives as its id, if it can be made out.
+    #[error("{detail}")]
+    Malformed { id: Option<u64>, detail: String },
+    #[error("unknown op `{op}`")]
+    UnknownOp { id: Option<u64>, op: String },
+}
+
+impl ReadError {
+    /// What a rank answers; `None`: nothing more can be read.
+    pub fn reply(&self) -> Option<Reply> {
+        let (id, kind) = match *self {
+            Self::Io(_) => return None,
+            Self::TooLong { .. } => (None, ErrorKind::BadRequest),
+            Self::Malformed { id, .. } => (id, ErrorKind::BadRequest),
+            Self::UnknownOp { id, .. } => (id, ErrorKind::UnknownOp),
+        };
+        Some(Reply::error(id, kind, &self.to_string()))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("write a line")]
+    Io(#[from] io::Error),
+    #[error("a message of {bytes} bytes is too long for a line, the limit is {LINE_BYTES_MAX}")]
+    TooLong { bytes: usize },
+}
+
+/// Reads messages.
+#[derive(Debug)]
+pub struct Lines<R> {
+    reader: R,
+    line: Vec<u8>,
+    bytes_max: usize,
+}
+
+impl<R: BufRead> Lines<R> {
+    pub fn new(reader: R) -> Self {
+        Self::with_limit(reader, LINE_BYTES_MAX)
+    }
+
+    /// For lines of at most `bytes_max` bytes.
+    pub fn with_limit(reader: R, bytes_max: usize) -> Self {
+        Self { reader, line: Vec::new(), bytes_max }
+    }
+
+    /// The next message; `None` at the end of the input. Blank lines are passed over. A last line without an end counts.
+    pub fn read<M: Message>(&mut self) -> Option<Result<M, ReadError>> {
+        loop {
+            match self.read_line() {
+                Ok(false) => return None,
+                Ok(true) if self.line.trim_ascii().is_empty() => {}
+                Ok(true) => return Some(parse(&self.line)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+
+    /// Fills `line`. `false`: there is none left.
+    fn read_line(&mut self) -> Result<bool, ReadError> {
+        self.line.clear();
+        self.line.shrink_to(LINE_BYTES_KEPT);
+        let limit = self.bytes_max as u64 + 1;
+        let bytes = self.reader.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
+        if bytes > self.bytes_max && self.line.last() != Some(&b'\n') {
+            self.line = Vec::new();
+            self.reader.skip_until(b'\n')?;
+            return Err(ReadError::TooLong { max: self.bytes_max });
+        }
+        Ok(bytes > 0)
+    }
+}
+
+/// Writes messages.
+#[derive(Debug)]
+pub struct Writer<W> {
+    writer: W,
+    line: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    pub fn new(writer: W) -> Self {
+        Self { writer, line: Vec::new() }
+    }
+
+    /// One line, all of it and flushed. An error of `TooLong` means that nothing was written.
+    pub fn write<M: Message>(&mut self, message: &M) -> Result<(), WriteError> {
+        self.line.clear();
+        self.line.shrink_to(LINE_BYTES_KEPT);
+        encode(message, &mut self.line)?;
+        self.writer.write_all(&self.line)?;
+        Ok(self.writer.flush()?)
+    }
+
+    /// An `error` reply, to the request with this id or to one that has none.
+    pub fn write_error(&mut self, id: Option<u64>, kind: ErrorKind, message: &str) -> Result<(), WriteError> {
+        self.write(&Reply::error(id, kind, message))
+    }
+}
+
+/// Appends a message to `line`, with its end: what is sent to several ranks is encoded once.
+pub fn encode<M: Message>(message: &M, line: &mut Vec<u8>) -> Result<(), WriteError> {
+    let start = line.len();
+    serde_json::to_writer(&mut *line, message).expect("a message has no keys but names, and memory takes all bytes");
+    let bytes = line.len() - start;
+    if bytes > LINE_BYTES_MAX {
+        line.truncate(start);
+        return Err(WriteError::TooLong { bytes });
+    }
+    line.push(b'\n');
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Op<'a> {
+    #[serde(borrow)]
+    op: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Id {
+    id: u64,
+}
+
+fn parse<M: Message>(line: &[u8]) -> Result<M, ReadError> {
+    let malformed = |detail: &str| ReadError::Malformed { id: None, detail: detail.to_owned() };
+    let line = str::from_utf8(line).map_err(|_| malformed("a line is not UTF-8"))?;
+    // Without this, serde would take a list for an object whose fields are in order.
+    if !line.trim_ascii_start().starts_with('{') {
+        return Err(malformed("a line is not a JSON object"));
+    }
+    let Op { op } = serde_json::from_str(line).map_err(|error| malformed(&describe(&error)))?;
+    let id = || serde_json::from_str(line).ok().map(|Id { id }| id);
+    match M::parse(&op, line) {
+        Ok(Some(message)) => Ok(message),
+        Ok(None) => Err(ReadError::UnknownOp { id: id(), op: shorten(&clean(&op)) }),
+        Err(error) => Err(ReadError::Malformed { id: id(), detail: describe(&error) }),
+    }
+}
+
+/// What is wrong, without the strings of the line: these may be prompts or keys, and serde repeats them.
+fn describe(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let unknown = text.strip_prefix("unknown variant `").and_then(|rest| rest.rsplit_once("`, expected "));
+    if let Some((_, expected)) = unknown {
+        return clean(&format!("unknown variant, expected {expected}"));
+    }
+    let Some((before, quoted)) = text.split_once('"') else { return clean(&text) };
+    let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
+    clean(&format!("{before}\"…\"{after}"))
+}
+
+fn shorten(op: &str) -> String {
+    op[..op.floor_char_boundary(OP_BYTES_MAX)].to_owned()
+}

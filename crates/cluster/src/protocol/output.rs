@@ -1,0 +1,238 @@
+//! What a step gave, on the wire: see [`engine::StepOutput`].
+//!
+//! `Output::fill` holds it against the plan of the step: a rank that gives what was not asked for, or in another order, is
+//! found out here and not in the decode loop.
+
+use engine::{Entry, SampleError, StepOutput, StepPlan, TOP_LOGPROBS_MAX, Want};
+use serde::{Deserialize, Serialize};
+use types::{SessionId, TokenId};
+
+use super::bounded;
+use super::limits::{EMBEDDING_VALUES_MAX, ENTRIES_MAX, LOGIT_VALUES_MAX, LimitError, ROWS_MAX};
+use super::limits::{at_most, in_vocab};
+use super::number::Number;
+use super::packed::Packed;
+
+/// Empty for all ranks but the one that samples.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Output {
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ROWS_MAX, _, _>")]
+    pub samples: Vec<Sample>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
+    pub scores: Vec<Scores>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
+    pub embeddings: Vec<Embedding>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
+    pub logits: Vec<LogitRows>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    pub session: u64,
+    pub position: u64,
+    pub outcome: Outcome<Sampled>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scores {
+    pub session: u64,
+    pub position: u64,
+    pub outcome: Outcome<Vec<Logprobs>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Embedding {
+    pub session: u64,
+    /// `f32`.
+    pub values: Packed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogitRows {
+    pub session: u64,
+    pub position: u64,
+    pub rows: u64,
+    /// `f32`, `[rows, vocab]`.
+    pub values: Packed,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampled {
+    pub token: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Logprobs>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Logprobs {
+    pub chosen: Number,
+    #[serde(deserialize_with = "bounded::list::<TOP_LOGPROBS_MAX, _, _>")]
+    pub top: Vec<(u32, Number)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome<T> {
+    Ok(T),
+    NotFinite,
+    NothingAllowed,
+}
+
+impl From<&StepOutput> for Output {
+    fn from(output: &StepOutput) -> Self {
+        let sample = |sample: &engine::Sample| Sample {
+            session: sample.session.0,
+            position: sample.position as u64,
+            outcome: Outcome::new(sample.outcome.as_ref(), |sampled| Sampled {
+                token: sampled.token.0,
+                logprobs: sampled.logprobs.as_ref().map(Logprobs::from),
+            }),
+        };
+        let scores = |scores: &engine::Scores| Scores {
+            session: scores.session.0,
+            position: scores.position as u64,
+            outcome: Outcome::new(scores.outcome.as_ref(), |scores| scores.iter().map(Logprobs::from).collect()),
+        };
+        let embedding = |embedding: &engine::Embedding| Embedding {
+            session: embedding.session.0,
+            values: Packed::of_f32(&embedding.values),
+        };
+        let logits = |rows: &engine::LogitRows| LogitRows {
+            session: rows.session.0,
+            position: rows.position as u64,
+            rows: rows.rows as u64,
+            values: Packed::of_f32(output.values(rows)),
+        };
+        Self {
+            samples: output.samples.iter().map(sample).collect(),
+            scores: output.scores.iter().map(scores).collect(),
+            embeddings: output.embeddings.iter().map(embedding).collect(),
+            logits: output.logits.iter().map(logits).collect(),
+        }
+    }
+}
+
+impl Output {
+    /// Replaces `output` with what the step of `plan` gave, for a model with this vocabulary. What is missing is no error:
+    /// sessions may have been closed since. After an error it is empty.
+    pub fn fill(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
+        output.clear();
+        let filled = self
+            .push_samples(plan, vocab, output)
+            .and_then(|()| self.push_scores(plan, vocab, output))
+            .and_then(|()| self.push_embeddings(plan, output))
+            .and_then(|()| self.push_logits(plan, vocab, output));
+        if filled.is_err() {
+            output.clear();
+        }
+        filled
+    }
+
+    fn push_samples(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
+        let mut asked = plan.entries().iter().filter(|entry| entry.is_sampled()).flat_map(|entry| {
+            let positions = entry.end() - entry.logit_rows() + 1..entry.end() + 1;
+            positions.map(|position| (entry.session, position))
+        });
+        for sample in &self.samples {
+            let (session, position) = asked
+                .find(|&(session, position)| is_at(sample.session, sample.position, session, position))
+                .ok_or(LimitError::Unasked { what: "a sample", session: sample.session })?;
+            let outcome = sample.outcome.checked(|sampled| {
+                in_vocab([sampled.token], vocab)?;
+                let logprobs = sampled.logprobs.as_ref().map(|logprobs| logprobs.checked(vocab)).transpose()?;
+                Ok(engine::Sampled { token: TokenId(sampled.token), logprobs })
+            })?;
+            output.samples.push(engine::Sample { session, position, outcome });
+        }
+        Ok(())
+    }
+
+    fn push_scores(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
+        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.want, Want::Score { .. }));
+        for scores in &self.scores {
+            let entry = asked
+                .find(|entry| is_at(scores.session, scores.position, entry.session, entry.position + 1))
+                .ok_or(LimitError::Unasked { what: "a score", session: scores.session })?;
+            let outcome = scores.outcome.checked(|scores| {
+                expect("a score", scores.len(), entry.rows())?;
+                scores.iter().map(|logprobs| logprobs.checked(vocab)).collect()
+            })?;
+            output.scores.push(engine::Scores { session: entry.session, position: entry.position + 1, outcome });
+        }
+        Ok(())
+    }
+
+    fn push_embeddings(&self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), LimitError> {
+        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.want, Want::Embed { last: true, .. }));
+        for embedding in &self.embeddings {
+            let entry = asked
+                .find(|entry| entry.session.0 == embedding.session)
+                .ok_or(LimitError::Unasked { what: "an embedding", session: embedding.session })?;
+            let values = embedding.values.f32s("embedding")?;
+            at_most("values of an embedding", values.len(), EMBEDDING_VALUES_MAX)?;
+            output.embeddings.push(engine::Embedding { session: entry.session, values });
+        }
+        Ok(())
+    }
+
+    fn push_logits(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
+        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.want, Want::Logits { .. }));
+        let mut total = 0;
+        for logits in &self.logits {
+            let start = |entry: &Entry| entry.end() - entry.logit_rows();
+            let entry = asked
+                .find(|entry| is_at(logits.session, logits.position, entry.session, start(entry)))
+                .filter(|entry| logits.rows == entry.logit_rows() as u64)
+                .ok_or(LimitError::Unasked { what: "a row of logits", session: logits.session })?;
+            let values = logits.values.f32s("logits")?;
+            total += values.len();
+            at_most("logits of a step", total, LOGIT_VALUES_MAX)?;
+            expect("a row of logits", values.len(), entry.logit_rows() * vocab)?;
+            output.push_logits(entry.session, start(entry), entry.logit_rows(), &values);
+        }
+        Ok(())
+    }
+}
+
+impl<T> Outcome<T> {
+    fn new<U>(outcome: Result<&U, &SampleError>, make: impl FnOnce(&U) -> T) -> Self {
+        match outcome {
+            Ok(value) => Self::Ok(make(value)),
+            Err(SampleError::NotFinite) => Self::NotFinite,
+            Err(SampleError::NothingAllowed) => Self::NothingAllowed,
+        }
+    }
+
+    fn checked<U>(&self, make: impl FnOnce(&T) -> Result<U, LimitError>) -> Result<Result<U, SampleError>, LimitError> {
+        Ok(match self {
+            Self::Ok(value) => Ok(make(value)?),
+            Self::NotFinite => Err(SampleError::NotFinite),
+            Self::NothingAllowed => Err(SampleError::NothingAllowed),
+        })
+    }
+}
+
+impl From<&engine::Logprobs> for Logprobs {
+    fn from(logprobs: &engine::Logprobs) -> Self {
+        let top = logprobs.top.iter().map(|&(token, logprob)| (token.0, Number(logprob)));
+        Self { chosen: Number(logprobs.chosen), top: top.collect() }
+    }
+}
+
+impl Logprobs {
+    fn checked(&self, vocab: usize) -> Result<engine::Logprobs, LimitError> {
+        at_most("top log probabilities", self.top.len(), TOP_LOGPROBS_MAX)?;
+        in_vocab(self.top.iter().map(|&(token, _)| token), vocab)?;
+        let top = self.top.iter().map(|&(token, logprob)| (TokenId(token), logprob.0));
+        Ok(engine::Logprobs { chosen: self.chosen.0, top: top.collect() })
+    }
+}
+
+fn is_at(session: u64, position: u64, asked_session: SessionId, asked_position: usize) -> bool {
+    session == asked_session.0 && position == asked_position as u64
+}
+
+fn expect(what: &'static str, found: usize, expected: usize) -> Result<(), LimitError> {
+    if found == expected { Ok(()) } else { Err(LimitError::Shape { what, found, expected }) }
+}

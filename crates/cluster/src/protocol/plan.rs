@@ -1,0 +1,300 @@
+//! A step's plan on the wire: see [`engine::StepPlan`].
+//!
+//! `Plan::fill` makes the inner plan again, and with it every promise that the engine relies on: counts within [`limits`], tokens
+//! within the vocabulary, sampling settings in their ranges, entries in order. Whether the sessions are open and the pages
+//! suffice is for the executor to say.
+//!
+//! [`limits`]: super::limits
+
+use engine::{NotBefore, SamplingParams, StepPlan, TOP_LOGPROBS_MAX};
+use serde::{Deserialize, Serialize};
+use types::{SessionId, TokenId};
+
+use super::bounded;
+use super::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
+use super::limits::{at_most, count, in_vocab};
+use super::number::Number;
+use super::packed::Packed;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    #[serde(deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
+    pub entries: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub session: u64,
+    pub role: Role,
+    pub position: u64,
+    #[serde(deserialize_with = "bounded::list::<ROWS_MAX, _, _>")]
+    pub tokens: Vec<u32>,
+    pub want: Want,
+    /// Words of 32 bits: which tokens may be sampled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<Packed>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    Generated,
+    Prompt,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Want {
+    Nothing,
+    Sample {
+        rows: u64,
+        prompt: u64,
+        sampling: Sampling,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_before: Option<ForbiddenBefore>,
+    },
+    Score {
+        top: u64,
+        next: u32,
+    },
+    Embed {
+        pooling: Pooling,
+        last: bool,
+    },
+    Logits {
+        rows: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    Mean,
+    Last,
+}
+
+/// See [`engine::NotBefore`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForbiddenBefore {
+    pub position: u64,
+    pub tokens: Vec<u32>,
+}
+
+/// See [`engine::SamplingParams`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    pub temperature: Number,
+    pub top_k: u64,
+    pub top_p: Number,
+    pub min_p: Number,
+    pub seed: u64,
+    pub repetition_penalty: Number,
+    pub presence_penalty: Number,
+    pub frequency_penalty: Number,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logit_bias: Option<Vec<(u32, Number)>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<u64>,
+}
+
+impl From<&StepPlan> for Plan {
+    fn from(plan: &StepPlan) -> Self {
+        let entry = |entry: &engine::Entry| Entry {
+            session: entry.session.0,
+            role: entry.role.into(),
+            position: entry.position as u64,
+            tokens: ids(plan.tokens(entry)),
+            want: (&entry.want).into(),
+            mask: plan.mask(entry).map(Packed::of_u32),
+        };
+        Self { entries: plan.entries().iter().map(entry).collect() }
+    }
+}
+
+impl Plan {
+    /// Replaces `plan`, for a model with this vocabulary. After an error it is empty.
+    pub fn fill(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
+        plan.clear();
+        let filled = self.push_entries(vocab, plan);
+        if filled.is_err() {
+            plan.clear();
+        }
+        filled
+    }
+
+    fn push_entries(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
+        at_most("sequences of a step", self.entries.len(), ENTRIES_MAX)?;
+        let mut before = None;
+        for entry in &self.entries {
+            let (order, session) = (entry.order(), entry.session);
+            if before.replace(order).is_some_and(|before| before > order) {
+                return Err(LimitError::OutOfOrder { session });
+            }
+            entry.push(vocab, plan)?;
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    /// Where the engine wants it: see [`StepPlan`].
+    fn order(&self) -> (bool, bool) {
+        (self.role == Role::Prompt, matches!(self.want, Want::Embed { .. }))
+    }
+
+    fn push(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
+        let rows = self.tokens.len();
+        if rows == 0 {
+            return Err(LimitError::Zero { what: "tokens of an entry" });
+        }
+        at_most("rows of a step", plan.rows() + rows, ROWS_MAX)?;
+        let position = count("position", self.position, POSITIONS_MAX - rows)?;
+        in_vocab(self.tokens.iter().copied(), vocab)?;
+        let want = self.want.checked(vocab)?;
+        if let engine::Want::Sample { rows: wanted, .. } | engine::Want::Logits { rows: wanted } = want
+            && wanted > rows
+        {
+            return Err(LimitError::RowsMissing { session: self.session, wanted, rows });
+        }
+        let mask = self.mask.as_ref().map(|mask| mask.u32s("mask")).transpose()?;
+        at_most("words of a mask", mask.as_ref().map_or(0, Vec::len), VOCAB_MAX.div_ceil(32))?;
+        plan.push(SessionId(self.session), self.role.into(), position, &tokens(&self.tokens), want);
+        if let Some(mask) = mask {
+            plan.mask_last(&mask);
+        }
+        Ok(())
+    }
+}
+
+impl Want {
+    fn checked(&self, vocab: usize) -> Result<engine::Want, LimitError> {
+        Ok(match self {
+            Self::Nothing => engine::Want::Nothing,
+            Self::Sample { rows, prompt, sampling, not_before } => engine::Want::Sample {
+                rows: count("rows to sample", *rows, ROWS_MAX)?,
+                prompt: count("tokens of a prompt", *prompt, POSITIONS_MAX)?,
+                sampling: sampling.checked(vocab)?,
+                not_before: not_before.as_ref().map(ForbiddenBefore::checked).transpose()?,
+            },
+            Self::Score { top, next } => {
+                in_vocab([*next], vocab)?;
+                let top = count("top log probabilities", *top, TOP_LOGPROBS_MAX)?;
+                engine::Want::Score { top, next: TokenId(*next) }
+            }
+            Self::Embed { pooling, last } => engine::Want::Embed { pooling: (*pooling).into(), last: *last },
+            Self::Logits { rows } => engine::Want::Logits { rows: count("rows of logits", *rows, ROWS_MAX)? },
+        })
+    }
+}
+
+impl ForbiddenBefore {
+    /// Tokens that the model does not have can be forbidden: a tokenizer may have more than the head has rows.
+    fn checked(&self) -> Result<NotBefore, LimitError> {
+        at_most("tokens that are not chosen before a position", self.tokens.len(), VOCAB_MAX)?;
+        let position = count("position", self.position, POSITIONS_MAX)?;
+        Ok(NotBefore { position, tokens: tokens(&self.tokens).into() })
+    }
+}
+
+impl Sampling {
+    fn checked(&self, vocab: usize) -> Result<SamplingParams, LimitError> {
+        let biases = self.logit_bias.as_ref();
+        at_most("logit biases", biases.map_or(0, Vec::len), VOCAB_MAX)?;
+        let sampling = SamplingParams {
+            temperature: self.temperature.0,
+            top_k: count("top_k", self.top_k, usize::MAX)?,
+            top_p: self.top_p.0,
+            min_p: self.min_p.0,
+            seed: self.seed,
+            repetition_penalty: self.repetition_penalty.0,
+            presence_penalty: self.presence_penalty.0,
+            frequency_penalty: self.frequency_penalty.0,
+            logit_bias: biases.map(|list| list.iter().map(|&(token, bias)| (TokenId(token), bias.0)).collect()),
+            logprobs: self.logprobs.map(|top| count("top log probabilities", top, TOP_LOGPROBS_MAX)).transpose()?,
+        };
+        sampling.check(vocab)?;
+        Ok(sampling)
+    }
+}
+
+impl From<&engine::Want> for Want {
+    fn from(want: &engine::Want) -> Self {
+        match want {
+            engine::Want::Nothing => Self::Nothing,
+            engine::Want::Sample { rows, prompt, sampling, not_before } => Self::Sample {
+                rows: *rows as u64,
+                prompt: *prompt as u64,
+                sampling: sampling.into(),
+                not_before: not_before.as_ref().map(|NotBefore { position, tokens }| ForbiddenBefore {
+                    position: *position as u64,
+                    tokens: ids(tokens),
+                }),
+            },
+            engine::Want::Score { top, next } => Self::Score { top: *top as u64, next: next.0 },
+            engine::Want::Embed { pooling, last } => Self::Embed { pooling: (*pooling).into(), last: *last },
+            engine::Want::Logits { rows } => Self::Logits { rows: *rows as u64 },
+        }
+    }
+}
+
+impl From<&SamplingParams> for Sampling {
+    fn from(sampling: &SamplingParams) -> Self {
+        let biases = sampling.logit_bias.as_ref();
+        Self {
+            temperature: Number(sampling.temperature),
+            top_k: sampling.top_k as u64,
+            top_p: Number(sampling.top_p),
+            min_p: Number(sampling.min_p),
+            seed: sampling.seed,
+            repetition_penalty: Number(sampling.repetition_penalty),
+            presence_penalty: Number(sampling.presence_penalty),
+            frequency_penalty: Number(sampling.frequency_penalty),
+            logit_bias: biases.map(|list| list.iter().map(|&(token, bias)| (token.0, Number(bias))).collect()),
+            logprobs: sampling.logprobs.map(|top| top as u64),
+        }
+    }
+}
+
+impl From<engine::Role> for Role {
+    fn from(role: engine::Role) -> Self {
+        match role {
+            engine::Role::Generated => Self::Generated,
+            engine::Role::Prompt => Self::Prompt,
+        }
+    }
+}
+
+impl From<Role> for engine::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Generated => Self::Generated,
+            Role::Prompt => Self::Prompt,
+        }
+    }
+}
+
+impl From<engine::Pooling> for Pooling {
+    fn from(pooling: engine::Pooling) -> Self {
+        match pooling {
+            engine::Pooling::Mean => Self::Mean,
+            engine::Pooling::Last => Self::Last,
+        }
+    }
+}
+
+impl From<Pooling> for engine::Pooling {
+    fn from(pooling: Pooling) -> Self {
+        match pooling {
+            Pooling::Mean => Self::Mean,
+            Pooling::Last => Self::Last,
+        }
+    }
+}
+
+fn ids(tokens: &[TokenId]) -> Vec<u32> {
+    tokens.iter().map(|token| token.0).collect()
+}
+
+fn tokens(ids: &[u32]) -> Vec<TokenId> {
+    ids.iter().copied().map(TokenId).collect()
+}

@@ -1,0 +1,238 @@
+//! The barrier on loom's atomics: every interleaving and every outcome that the memory model allows, up to a number of
+//! preemptions. Parking has no timeout here, so a wake that gets lost is a deadlock, which loom reports; a slot that is
+//! written while another reads it is a race, which loom reports too.
+#![allow(unsafe_code)]
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use types::{Rank, WorldSize};
+
+use super::barrier::{Board, Cause, Generation, GroupError, Member, Stamp, Word, abort, atomics, check, reform};
+
+atomics!(AtomicU64: u64, AtomicU32: u32);
+
+struct Model {
+    world: WorldSize,
+    state: AtomicU64,
+    arrived: Vec<AtomicU64>,
+    asleep: Vec<AtomicU64>,
+    bell: AtomicU32,
+    /// Stands for the kernel's list of those who sleep on the bell.
+    list: Mutex<()>,
+    woken: Condvar,
+    slots: Vec<[UnsafeCell<u32>; 2]>,
+}
+
+impl Model {
+    fn new(size: u16) -> Arc<Self> {
+        let world = WorldSize::new(size).unwrap();
+        Arc::new(Self {
+            world,
+            state: AtomicU64::new(Stamp { generation: Generation::FIRST, number: 0 }.word()),
+            arrived: world.ranks().map(|_| AtomicU64::new(0)).collect(),
+            asleep: world.ranks().map(|_| AtomicU64::new(0)).collect(),
+            bell: AtomicU32::new(0),
+            list: Mutex::new(()),
+            woken: Condvar::new(),
+            slots: world.ranks().map(|_| [UnsafeCell::new(0), UnsafeCell::new(0)]).collect(),
+        })
+    }
+
+    fn rank(&self, index: u16) -> Rank {
+        self.world.rank(index).unwrap()
+    }
+
+    /// What rank `rank` publishes in a phase.
+    fn value(rank: Rank, phase: u32) -> u32 {
+        10 * phase + rank.index() as u32
+    }
+
+    /// As a seat does: publish, pass, read all.
+    fn exchange(&self, member: &mut Member, phases: u32) -> Result<(), GroupError> {
+        for phase in 0..phases {
+            let parity = member.parity();
+            // SAFETY: the barrier, whose test this is, keeps others away; loom would report them.
+            self.slots[member.rank().index()][parity]
+                .with_mut(|slot| unsafe { *slot = Self::value(member.rank(), phase) });
+            member.pass(self)?;
+            for rank in self.world.ranks() {
+                // SAFETY: as above.
+                let value = self.slots[rank.index()][parity].with(|slot| unsafe { *slot });
+                assert_eq!(value, Self::value(rank, phase));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Board for Model {
+    type Word = AtomicU64;
+    type Bell = AtomicU32;
+
+    fn world(&self) -> WorldSize {
+        self.world
+    }
+
+    fn word(&self, word: Word) -> &AtomicU64 {
+        match word {
+            Word::State => &self.state,
+            Word::Arrived(rank) => &self.arrived[rank.index()],
+            Word::Asleep(rank) => &self.asleep[rank.index()],
+            Word::Call(..) => unreachable!("calls are the seat's business"),
+        }
+    }
+
+    fn bell(&self) -> &AtomicU32 {
+        &self.bell
+    }
+
+    fn fence(&self, order: Ordering) {
+        loom::sync::atomic::fence(order);
+    }
+
+    fn pause(&self, _: u32) -> bool {
+        false
+    }
+
+    fn park(&self, seen: u32) {
+        let list = self.list.lock().unwrap();
+        if self.bell.load(Ordering::Relaxed) == seen {
+            drop(self.woken.wait(list).unwrap());
+        }
+    }
+
+    fn wake(&self) {
+        drop(self.list.lock().unwrap());
+        self.woken.notify_all();
+    }
+}
+
+fn explore(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(test);
+}
+
+/// Every rank runs `phases` phases in a thread of its own; rank 0 in this one.
+fn all_pass(size: u16, phases: u32) {
+    let model = Model::new(size);
+    let run = |index: u16| {
+        let model = Arc::clone(&model);
+        move || {
+            let mut member = Member::join(&*model, model.rank(index), Generation::FIRST).unwrap();
+            model.exchange(&mut member, phases).unwrap();
+        }
+    };
+    let others: Vec<_> = (1..size).map(|index| thread::spawn(run(index))).collect();
+    run(0)();
+    others.into_iter().for_each(|other| other.join().unwrap());
+}
+
+#[test]
+fn two_ranks_exchange_without_a_race_and_without_a_lost_wake() {
+    explore(3, || all_pass(2, 3));
+}
+
+#[test]
+fn three_ranks_exchange_without_a_race_and_without_a_lost_wake() {
+    explore(1, || all_pass(3, 3));
+    explore(2, || all_pass(3, 1));
+}
+
+#[test]
+fn a_count_of_arrivals_that_overflows_goes_on() {
+    explore(2, || {
+        let model = Model::new(2);
+        let [mut own, mut other] = [0, 1].map(|index| {
+            let mut member = Member::join(&*model, model.rank(index), Generation::FIRST).unwrap();
+            member.skip_to(&*model, u32::MAX - 1);
+            member
+        });
+        let peer = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.exchange(&mut other, 3).unwrap())
+        };
+        model.exchange(&mut own, 3).unwrap();
+        peer.join().unwrap();
+    });
+}
+
+#[test]
+fn an_abort_ends_every_wait() {
+    explore(2, || {
+        let model = Model::new(3);
+        let waits: Vec<_> = (0..2)
+            .map(|index| {
+                let model = Arc::clone(&model);
+                thread::spawn(move || {
+                    let joined = Member::join(&*model, model.rank(index), Generation::FIRST);
+                    joined.and_then(|mut member| member.pass(&*model))
+                })
+            })
+            .collect();
+        let lost = model.rank(2);
+        abort(&*model, Generation::FIRST, Cause::Lost(lost));
+        for wait in waits {
+            assert_eq!(wait.join().unwrap(), Err(GroupError::Lost(lost)));
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_after_the_last_phase_disturbs_nobody() {
+    explore(3, || {
+        let model = Model::new(2);
+        let leaver = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || {
+                let mut member = Member::join(&*model, model.rank(1), Generation::FIRST).unwrap();
+                model.exchange(&mut member, 1).unwrap();
+                abort(&*model, Generation::FIRST, Cause::Lost(member.rank()));
+            })
+        };
+        let mut member = Member::join(&*model, model.rank(0), Generation::FIRST).unwrap();
+        model.exchange(&mut member, 1).unwrap();
+        leaver.join().unwrap();
+        assert_eq!(check(&*model, Generation::FIRST), Err(GroupError::Lost(model.rank(1))));
+    });
+}
+
+#[test]
+fn a_member_of_an_old_generation_fails_and_does_not_disturb_the_new_one() {
+    explore(2, || {
+        let model = Model::new(2);
+        let mut stale = Member::join(&*model, model.rank(0), Generation::FIRST).unwrap();
+        let stale = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || stale.pass(&*model))
+        };
+        // Against the contract: it may be anywhere in its wait now, or not have begun.
+        let generation = reform(&*model).unwrap();
+        let peer = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || {
+                let mut member = Member::join(&*model, model.rank(1), generation).unwrap();
+                model.exchange(&mut member, 2).unwrap();
+            })
+        };
+        let mut member = Member::join(&*model, model.rank(0), generation).unwrap();
+        model.exchange(&mut member, 2).unwrap();
+        peer.join().unwrap();
+        stale.join().unwrap().unwrap_err();
+    });
+}
+
+#[test]
+fn of_two_that_want_the_same_seat_one_gets_it() {
+    explore(3, || {
+        let model = Model::new(2);
+        let rival = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || Member::join(&*model, model.rank(0), Generation::FIRST).is_ok())
+        };
+        let own = Member::join(&*model, model.rank(0), Generation::FIRST).is_ok();
+        assert!(own != rival.join().unwrap());
+    });
+}

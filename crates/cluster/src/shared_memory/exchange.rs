@@ -1,0 +1,84 @@
+//! `Exchange`: a seat as the `Collective` of a backend. Activations pass through this process's memory on the way.
+
+use std::cell::RefCell;
+
+use kernels::{Backend, BackendError};
+use model::{Collective, CollectiveError};
+use types::Rank;
+
+use super::barrier::GroupError;
+use super::seat::Seat;
+
+/// The columns that an `all_gather` gets from a rank are its [`Rank::share`] of them.
+#[derive(Debug)]
+pub struct Exchange {
+    inner: RefCell<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    seat: Seat,
+    /// The rows of the buffer in hand.
+    values: Vec<f32>,
+}
+
+impl Exchange {
+    pub fn new(seat: Seat) -> Self {
+        Self { inner: RefCell::new(Inner { seat, values: Vec::new() }) }
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.inner.borrow().seat.rank()
+    }
+
+    /// Runs `exchange` on the first `rows` rows of `buffer`. A failure of the backend ends the generation: the other
+    /// ranks shall not wait for this one.
+    fn run<B: Backend>(
+        &self,
+        backend: &B,
+        rows: usize,
+        buffer: &mut B::Buffer,
+        exchange: impl FnOnce(&mut Seat, &mut [f32]) -> Result<(), GroupError>,
+    ) -> Result<(), CollectiveError> {
+        let Inner { seat, values } = &mut *self.inner.borrow_mut();
+        let leave = |seat: &Seat, error: BackendError| {
+            seat.abort().lost(seat.rank());
+            CollectiveError::Backend(error)
+        };
+        let (elements, elements_max) = (rows.saturating_mul(backend.columns(buffer)), seat.elements_max());
+        if elements > elements_max {
+            return Err(GroupError::TooLarge { elements, elements_max }.into());
+        }
+        let values = room(values, elements).map_err(|error| leave(seat, error))?;
+        backend.read(buffer, 0..rows, values).map_err(|error| leave(seat, error))?;
+        exchange(seat, values)?;
+        backend.write(buffer, values).map_err(|error| leave(seat, error))
+    }
+}
+
+impl<B: Backend> Collective<B> for Exchange {
+    fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.run(backend, rows, buffer, |seat, values| seat.all_reduce(values))
+    }
+
+    fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        let cols = backend.columns(buffer);
+        self.run(backend, rows, buffer, |seat, values| seat.all_gather(cols, |rank| rank.share(cols), values))
+    }
+
+    fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.run(backend, rows, buffer, |seat, values| seat.broadcast(root, values))
+    }
+}
+
+/// The first `elements` of `values`, which grow as needed.
+fn room(values: &mut Vec<f32>, elements: usize) -> Result<&mut [f32], BackendError> {
+    if values.len() < elements {
+        let bytes = elements.saturating_mul(size_of::<f32>());
+        values
+            .try_reserve_exact(elements - values.len())
+            .map_err(|_| BackendError::OutOfMemory { what: "an exchange between ranks", bytes })?;
+        values.resize(elements, 0.0);
+    }
+    Ok(&mut values[..elements])
+}

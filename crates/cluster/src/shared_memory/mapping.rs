@@ -1,0 +1,168 @@
+//! `Mapping`: a segment in this process's memory: words, a bell and slots of numbers, at places that the limits alone
+//! determine. All of the module's `unsafe` is here.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::thread::futex;
+use types::{Rank, WorldSize};
+
+use super::barrier::{Board, Word, atomics};
+
+/// Words that different ranks write lie on different lines, and so do slots. Two cache lines: processors fetch pairs.
+const LINE_BYTES: usize = 128;
+
+/// The first line says what the segment is and never changes; then one line for the state, one for the bell, and
+/// one for each rank.
+const STATE_LINE: usize = 1;
+const BELL_LINE: usize = 2;
+const RANK_LINES: usize = 3;
+
+const SPINS: u32 = 2_000;
+/// Turns after which a wait parks. Until then they give way to others, because the rank that is waited for may need
+/// this core.
+const TURNS: u32 = 4_000;
+/// A parked rank looks again after this even if nobody wakes it: a peer may have spoiled the bell.
+const PARK_MAX: Duration = Duration::from_millis(20);
+
+atomics!(AtomicU64: u64, AtomicU32: u32);
+
+/// Where everything lies in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub world: WorldSize,
+    pub elements_max: usize,
+    slot_bytes: usize,
+    pub bytes: usize,
+}
+
+impl Layout {
+    /// `None` if it cannot be counted.
+    pub fn new(world: WorldSize, elements_max: usize) -> Option<Self> {
+        let slot_bytes = elements_max.checked_mul(size_of::<f32>())?.checked_next_multiple_of(LINE_BYTES)?;
+        let slots = slot_bytes.checked_mul(2 * world.get())?;
+        let bytes = Self::slots_offset(world).checked_add(slots)?;
+        Some(Self { world, elements_max, slot_bytes, bytes })
+    }
+
+    fn slots_offset(world: WorldSize) -> usize {
+        (RANK_LINES + world.get()) * LINE_BYTES
+    }
+
+    fn word_offset(&self, word: Word) -> usize {
+        let (line, place) = match word {
+            Word::State => (STATE_LINE, 0),
+            Word::Arrived(rank) => (RANK_LINES + rank.index(), 0),
+            Word::Asleep(rank) => (RANK_LINES + rank.index(), 1),
+            Word::Call(rank, parity) => (RANK_LINES + rank.index(), 2 + parity),
+        };
+        line * LINE_BYTES + place * size_of::<u64>()
+    }
+
+    fn slot_offset(&self, rank: Rank, parity: usize) -> usize {
+        Self::slots_offset(self.world) + (parity * self.world.get() + rank.index()) * self.slot_bytes
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Mapping {
+    layout: Layout,
+    /// At least `layout.bytes` long, page-aligned, of a file that is sealed against shrinking.
+    memory: MmapRaw,
+}
+
+impl Mapping {
+    /// Maps `fd`, which the caller has shown to have the layout's size and to be sealed: else a touch could be fatal.
+    pub fn new(fd: &OwnedFd, layout: Layout) -> io::Result<Self> {
+        let memory = MmapOptions::new().len(layout.bytes).map_raw(fd)?;
+        Ok(Self { layout, memory })
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The words of the first line.
+    pub fn title(&self, place: usize) -> &AtomicU64 {
+        assert!(place < LINE_BYTES / size_of::<u64>());
+        self.atomic(place * size_of::<u64>())
+    }
+
+    /// Copies `values` into a slot, from its element `first` on.
+    pub fn put(&self, rank: Rank, parity: usize, first: usize, values: &[f32]) {
+        let slot = self.slot(rank, parity, first, values.len());
+        // SAFETY: `slot` has shown that the elements lie in the mapping, which no private memory overlaps. Peers that
+        // keep to the barrier do not touch them now. One that does not can only spoil numbers: nobody ever holds a
+        // reference to a slot, and every bit pattern is an `f32`.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), slot, values.len()) };
+    }
+
+    /// Copies a slot's elements from `first` on into `values`.
+    pub fn get(&self, rank: Rank, parity: usize, first: usize, values: &mut [f32]) {
+        let slot = self.slot(rank, parity, first, values.len());
+        // SAFETY: as in `put`.
+        unsafe { std::ptr::copy_nonoverlapping(slot.cast_const(), values.as_mut_ptr(), values.len()) };
+    }
+
+    fn slot(&self, rank: Rank, parity: usize, first: usize, elements: usize) -> *mut f32 {
+        let max = self.layout.elements_max;
+        assert!(rank.world() == self.layout.world && parity < 2, "slot {parity} of {rank}");
+        assert!(first <= max && elements <= max - first, "{elements} elements from {first} of a slot of {max}");
+        let offset = self.layout.slot_offset(rank, parity) + first * size_of::<f32>();
+        // SAFETY: with the above, `offset` is within `layout.bytes`, which are mapped.
+        unsafe { self.memory.as_mut_ptr().add(offset).cast() }
+    }
+
+    fn atomic(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(size_of::<u64>()) && offset < Layout::slots_offset(self.layout.world));
+        // SAFETY: the place lies before the slots, so it is mapped for as long as `self`; it is aligned, as the mapping
+        // begins on a page; and it is only ever used as an atomic, here and in every other process.
+        unsafe { AtomicU64::from_ptr(self.memory.as_mut_ptr().add(offset).cast()) }
+    }
+}
+
+impl Board for Mapping {
+    type Word = AtomicU64;
+    type Bell = AtomicU32;
+
+    fn world(&self) -> WorldSize {
+        self.layout.world
+    }
+
+    fn word(&self, word: Word) -> &AtomicU64 {
+        self.atomic(self.layout.word_offset(word))
+    }
+
+    fn bell(&self) -> &AtomicU32 {
+        // SAFETY: as in `atomic`: the first word of a line that every layout has. No other word overlaps it.
+        unsafe { AtomicU32::from_ptr(self.memory.as_mut_ptr().add(BELL_LINE * LINE_BYTES).cast()) }
+    }
+
+    fn fence(&self, order: Ordering) {
+        std::sync::atomic::fence(order);
+    }
+
+    fn pause(&self, turn: u32) -> bool {
+        if turn < SPINS {
+            std::hint::spin_loop();
+        } else if turn < TURNS {
+            std::thread::yield_now();
+        }
+        turn < TURNS
+    }
+
+    fn park(&self, seen: u32) {
+        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(PARK_MAX.subsec_nanos()) };
+        // Woken, interrupted, too late or refused: the caller looks again in any case.
+        let _ = futex::wait(self.bell(), futex::Flags::empty(), seen, Some(&timeout));
+    }
+
+    fn wake(&self) {
+        // It fails only for an address that is not there; this one is mapped.
+        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
+    }
+}

@@ -1,0 +1,190 @@
+//! `Seat`: one rank's place in a group, and the collectives on plain slices. Each is one or two phases of: publish in
+//! the own slot, pass the barrier, read the slots of the others.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use types::Rank;
+
+use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
+use super::segment::{Abort, Segment};
+
+/// Elements that every rank may read beyond what sharing the sum would have it read, to save a barrier. With two ranks
+/// sharing saves no reading at all.
+const EXTRA_ELEMENTS_MAX: usize = 1 << 14;
+
+/// Elements summed at a time: they stay in the nearest cache.
+const PIECE_ELEMENTS: usize = 1024;
+
+/// All ranks call the same operations in the same order. After an error, what the slices hold is undefined. Dropped, a
+/// seat ends its generation: the others shall not wait for a rank that is gone.
+#[derive(Debug)]
+pub struct Seat {
+    segment: Segment,
+    member: Member,
+}
+
+impl Seat {
+    pub(super) fn new(segment: Segment, member: Member) -> Self {
+        Self { segment, member }
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.member.rank()
+    }
+
+    pub fn generation(&self) -> Generation {
+        self.member.generation()
+    }
+
+    /// What ends this seat's generation for all its ranks.
+    pub fn abort(&self) -> Abort {
+        self.segment.abort(self.generation())
+    }
+
+    /// The most elements of one exchange.
+    pub fn elements_max(&self) -> usize {
+        self.segment.mapping().layout().elements_max
+    }
+
+    /// Every rank's `values` become the sum of all, taken in the order of the ranks.
+    pub fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), GroupError> {
+        let world = self.rank().world().get();
+        if world.saturating_sub(2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
+            let parity = self.publish_all(Call::Sum, values)?;
+            self.sum(parity, 0..values.len(), values);
+        } else {
+            let parity = self.publish_all(Call::Sum, values)?;
+            let own = self.rank().share(values.len());
+            self.sum(parity, own.clone(), values);
+            let parity = self.phase(Call::Summed, values.len(), |seat, parity| {
+                seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
+            })?;
+            for rank in self.member.others() {
+                let share = rank.share(values.len());
+                self.segment.mapping().get(rank, parity, share.start, &mut values[share]);
+            }
+        }
+        self.member.confirm(self.segment.mapping())
+    }
+
+    /// `values` are rows of `cols` columns, of which each rank has filled its `share`; afterwards it has all of them.
+    pub fn all_gather(
+        &mut self,
+        cols: usize,
+        share: impl Fn(Rank) -> Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), GroupError> {
+        assert!(cols > 0 && values.len().is_multiple_of(cols), "{} elements in rows of {cols}", values.len());
+        let own = share(self.rank());
+        let parity = self.phase(Call::Gather, values.len(), |seat, parity| {
+            for (row, values) in values.chunks_exact(cols).enumerate() {
+                seat.segment.mapping().put(seat.rank(), parity, row * own.len(), &values[own.clone()]);
+            }
+        })?;
+        for rank in self.member.others() {
+            let share = share(rank);
+            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+                self.segment.mapping().get(rank, parity, row * share.len(), &mut values[share.clone()]);
+            }
+        }
+        self.member.confirm(self.segment.mapping())
+    }
+
+    /// Every rank's `values` become those of `root`.
+    pub fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), GroupError> {
+        if root.world() != self.rank().world() {
+            return Err(GroupError::World(root));
+        }
+        let parity = self.phase(Call::Broadcast(root), values.len(), |seat, parity| {
+            if seat.rank() == root {
+                seat.segment.mapping().put(root, parity, 0, values);
+            }
+        })?;
+        if self.rank() != root {
+            self.segment.mapping().get(root, parity, 0, values);
+        }
+        self.member.confirm(self.segment.mapping())
+    }
+
+    fn publish_all(&mut self, call: Call, values: &[f32]) -> Result<usize, GroupError> {
+        self.phase(call, values.len(), |seat, parity| seat.segment.mapping().put(seat.rank(), parity, 0, values))
+    }
+
+    /// Publishes and passes the barrier. Returns the parity of the slots that can be read until the next phase.
+    fn phase(&mut self, call: Call, elements: usize, publish: impl FnOnce(&Self, usize)) -> Result<usize, GroupError> {
+        let elements_max = self.elements_max();
+        if elements > elements_max {
+            return Err(GroupError::TooLarge { elements, elements_max });
+        }
+        barrier::check(self.segment.mapping(), self.generation())?;
+        let parity = self.member.parity();
+        publish(self, parity);
+        let passed = self.pass(call.word(elements), parity);
+        if let Err(GroupError::OutOfTurn(_) | GroupError::Mismatch(_)) = passed {
+            // The ranks disagree about where they are: nothing good can follow for any of them.
+            self.abort().stop();
+        }
+        passed.map(|()| parity)
+    }
+
+    fn pass(&mut self, call: u64, parity: usize) -> Result<(), GroupError> {
+        let board = self.segment.mapping();
+        // The barrier publishes it with the slot.
+        board.word(Word::Call(self.member.rank(), parity)).store(call, Relaxed);
+        self.member.pass(board)?;
+        let is_other = |&rank: &Rank| board.word(Word::Call(rank, parity)).load(Relaxed) != call;
+        self.member.others().find(is_other).map_or(Ok(()), |rank| Err(GroupError::Mismatch(rank)))
+    }
+
+    /// Replaces `range` of `values`, which are this rank's own, with the sum over all ranks.
+    fn sum(&self, parity: usize, range: Range<usize>, values: &mut [f32]) {
+        let (mut sums, mut terms) = ([0.0; PIECE_ELEMENTS], [0.0; PIECE_ELEMENTS]);
+        for first in range.clone().step_by(PIECE_ELEMENTS) {
+            let own = &mut values[first..range.end.min(first + PIECE_ELEMENTS)];
+            let (sums, terms) = (&mut sums[..own.len()], &mut terms[..own.len()]);
+            for rank in self.rank().world().ranks() {
+                let terms: &[f32] = if rank == self.rank() {
+                    own
+                } else {
+                    self.segment.mapping().get(rank, parity, first, terms);
+                    terms
+                };
+                if rank.index() == 0 {
+                    sums.copy_from_slice(terms);
+                } else {
+                    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+                }
+            }
+            own.copy_from_slice(sums);
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.abort().lost(self.rank());
+    }
+}
+
+/// What a phase does. The ranks compare it, so that a disagreement is an error and not a wrong sum.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Sum,
+    Summed,
+    Gather,
+    Broadcast(Rank),
+}
+
+impl Call {
+    /// Together with the number of elements. Zero, the word of who has called nothing yet, is none of them.
+    fn word(self, elements: usize) -> u64 {
+        let (kind, root) = match self {
+            Self::Sum => (1, 0),
+            Self::Summed => (2, 0),
+            Self::Gather => (3, 0),
+            Self::Broadcast(root) => (4, root.index() as u64),
+        };
+        kind << 56 | root << 40 | elements as u64
+    }
+}

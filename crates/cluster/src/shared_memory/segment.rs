@@ -1,0 +1,183 @@
+//! `Segment`: the memory of one group. It has no name in any file system, so nothing is left behind when the last
+//! process that maps it ends, however it ends.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use types::{Rank, WorldSize};
+
+use super::barrier::{self, Board as _, Cause, Generation, GroupError, Member, Stamp, Word};
+use super::mapping::{Layout, Mapping};
+use super::seat::Seat;
+
+/// The largest segment. What no exchange touches takes no memory.
+pub const SEGMENT_BYTES_MAX: usize = 1 << 34;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"consort\0");
+const VERSION: u64 = 1;
+
+/// Places in the first line.
+const MAGIC_PLACE: usize = 0;
+const VERSION_PLACE: usize = 1;
+const WORLD_PLACE: usize = 2;
+const ELEMENTS_PLACE: usize = 3;
+
+/// The file can never change its size, so a mapping of it can be touched without fear.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    #[error("a segment for {elements_max} elements and {world} ranks exceeds the limit of {SEGMENT_BYTES_MAX} bytes")]
+    TooLarge { world: usize, elements_max: usize },
+    #[error("not a segment: its size can change")]
+    Unsealed,
+    #[error("the segment has {found} bytes where {expected} are due")]
+    Size { expected: usize, found: u64 },
+    #[error("not a segment of a group")]
+    Magic,
+    #[error("the segment is of version {theirs}, this build uses {ours}")]
+    Version { ours: u64, theirs: u64 },
+    #[error("the segment is for {elements_max} elements and {world} ranks")]
+    Limits { world: u64, elements_max: u64 },
+    #[error("cannot {what} a segment")]
+    Io { what: &'static str, source: io::Error },
+}
+
+/// What a group is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimits {
+    pub world: WorldSize,
+    /// The most elements (rows times columns) of one exchange.
+    pub elements_max: usize,
+}
+
+impl GroupLimits {
+    fn layout(self) -> Result<Layout, SegmentError> {
+        let Self { world, elements_max } = self;
+        Layout::new(world, elements_max)
+            .filter(|layout| layout.bytes <= SEGMENT_BYTES_MAX)
+            .ok_or(SegmentError::TooLarge { world: world.get(), elements_max })
+    }
+}
+
+/// A mapping of a group's memory. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    mapping: Arc<Mapping>,
+}
+
+impl Segment {
+    /// A new segment, in its first generation, and the descriptor that other processes attach to. The descriptor is
+    /// closed on exec: whoever spawns a rank lets that child inherit it.
+    pub fn create(limits: GroupLimits) -> Result<(Self, OwnedFd), SegmentError> {
+        let layout = limits.layout()?;
+        let io = |source: io::Error| SegmentError::Io { what: "create", source };
+        let fd = memfd_create("consort-group", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| io(errno.into()))?;
+        let file = File::from(fd);
+        file.set_len(layout.bytes as u64).map_err(io)?;
+        let fd = OwnedFd::from(file);
+        fcntl_add_seals(&fd, SEALS).map_err(|errno| io(errno.into()))?;
+        let mapping = Mapping::new(&fd, layout).map_err(io)?;
+        for (place, value) in title(limits) {
+            mapping.title(place).store(value, Relaxed);
+        }
+        mapping.word(Word::State).store(Stamp { generation: Generation::FIRST, number: 0 }.word(), Relaxed);
+        Ok((Self { mapping: Arc::new(mapping) }, fd))
+    }
+
+    /// Maps a segment that another process created with the same limits.
+    pub fn attach(fd: OwnedFd, limits: GroupLimits) -> Result<Self, SegmentError> {
+        let layout = limits.layout()?;
+        let io = |source: io::Error| SegmentError::Io { what: "attach to", source };
+        if !fcntl_get_seals(&fd).map_err(|errno| io(errno.into()))?.contains(SEALS) {
+            return Err(SegmentError::Unsealed);
+        }
+        let file = File::from(fd);
+        let found = file.metadata().map_err(io)?.len();
+        if found != layout.bytes as u64 {
+            return Err(SegmentError::Size { expected: layout.bytes, found });
+        }
+        let mapping = Mapping::new(&OwnedFd::from(file), layout).map_err(io)?;
+        check_title(limits, |place| mapping.title(place).load(Relaxed))?;
+        Ok(Self { mapping: Arc::new(mapping) })
+    }
+
+    /// The present generation.
+    pub fn generation(&self) -> Generation {
+        barrier::present(&*self.mapping)
+    }
+
+    /// Takes the seat of `rank`. It can be taken once in a generation.
+    pub fn seat(&self, rank: Rank, generation: Generation) -> Result<Seat, GroupError> {
+        let member = Member::join(&*self.mapping, rank, generation)?;
+        Ok(Seat::new(self.clone(), member))
+    }
+
+    /// What ends `generation` for all its ranks.
+    pub fn abort(&self, generation: Generation) -> Abort {
+        Abort { segment: self.clone(), generation }
+    }
+
+    /// Ends the present generation and begins the next, whose seats are all free. The one supervisor of the group calls
+    /// it, when it knows that no rank is within an exchange: all have left it with an error, or are dead.
+    pub fn reform(&self) -> Result<Generation, GroupError> {
+        barrier::reform(&*self.mapping)
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+/// Ends one generation of a group, from any thread of any process that is attached. The first cause stays.
+#[derive(Clone, Debug)]
+pub struct Abort {
+    segment: Segment,
+    generation: Generation,
+}
+
+impl Abort {
+    /// Every wait, and every exchange from now on, fails with [`GroupError::Aborted`].
+    pub fn stop(&self) {
+        barrier::abort(self.segment.mapping(), self.generation, Cause::Aborted);
+    }
+
+    /// Every wait, and every exchange from now on, fails with [`GroupError::Lost`].
+    pub fn lost(&self, rank: Rank) {
+        barrier::abort(self.segment.mapping(), self.generation, Cause::Lost(rank));
+    }
+
+    /// Why the generation is over, if it is.
+    pub fn cause(&self) -> Option<GroupError> {
+        barrier::check(self.segment.mapping(), self.generation).err()
+    }
+}
+
+fn title(limits: GroupLimits) -> [(usize, u64); 4] {
+    [
+        (MAGIC_PLACE, MAGIC),
+        (VERSION_PLACE, VERSION),
+        (WORLD_PLACE, limits.world.get() as u64),
+        (ELEMENTS_PLACE, limits.elements_max as u64),
+    ]
+}
+
+fn check_title(limits: GroupLimits, word: impl Fn(usize) -> u64) -> Result<(), SegmentError> {
+    if word(MAGIC_PLACE) != MAGIC {
+        return Err(SegmentError::Magic);
+    }
+    let theirs = word(VERSION_PLACE);
+    if theirs != VERSION {
+        return Err(SegmentError::Version { ours: VERSION, theirs });
+    }
+    let (world, elements_max) = (word(WORLD_PLACE), word(ELEMENTS_PLACE));
+    if (world, elements_max) != (limits.world.get() as u64, limits.elements_max as u64) {
+        return Err(SegmentError::Limits { world, elements_max });
+    }
+    Ok(())
+}

@@ -1,0 +1,341 @@
+//! The ops, line by line: those of the neuron protocol as its page writes them, and our own.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use cluster::protocol::output::{Outcome, Output, Sample, Sampled};
+use cluster::protocol::plan::{Entry, Plan, Role, Want};
+use cluster::protocol::session::{Prefix, Stats};
+use cluster::protocol::{
+    ErrorKind, HandshakeError, Lines, MESSAGE_BYTES_MAX, Message, ReadError, Reply, Request, VERSION, Writer,
+    check_hello, clean, encode,
+};
+use engine::{Capacity, PageHash};
+use types::TokenId;
+
+fn read<M: Message>(line: &str) -> Result<M, ReadError> {
+    Lines::new(line.as_bytes()).read().expect("there is a line")
+}
+
+fn written<M: Message>(message: &M) -> String {
+    let mut line = Vec::new();
+    encode(message, &mut line).unwrap();
+    String::from_utf8(line).unwrap()
+}
+
+/// Both ways, byte for byte.
+fn check<M: Message + PartialEq + std::fmt::Debug>(line: &str, message: &M) {
+    assert_eq!(read::<M>(line).unwrap(), *message, "{line}");
+    assert_eq!(written(message), format!("{line}\n"));
+    let op = format!("{{\"op\":\"{}\"", message.op());
+    assert!(line.starts_with(&op), "{line}");
+}
+
+fn text(text: &str) -> String {
+    text.to_owned()
+}
+
+fn foreign_requests() -> Vec<(&'static str, Request)> {
+    let model_id = || text("m");
+    vec![
+        (r#"{"op":"ping"}"#, Request::Ping),
+        (r#"{"op":"init","comm_id":"deadbeef"}"#, Request::Init { comm_id: text("deadbeef") }),
+        (r#"{"op":"nccl_sanity_check"}"#, Request::NcclSanityCheck),
+        (
+            r#"{"op":"load_dense_shard","model_id":"m","config_json":"{\"model_type\":\"qwen3\"}\n","safetensors_paths":["/a","/b"],"quant":"q4k"}"#,
+            Request::LoadDenseShard {
+                model_id: model_id(),
+                config_json: text("{\"model_type\":\"qwen3\"}\n"),
+                safetensors_paths: vec![text("/a"), text("/b")],
+                quant: Some(text("q4k")),
+            },
+        ),
+        (
+            r#"{"op":"generate_step","model_id":"m","tokens":[0,4294967295],"offset":7}"#,
+            Request::GenerateStep { model_id: model_id(), tokens: vec![0, u32::MAX], offset: 7 },
+        ),
+        (
+            r#"{"op":"generate_step_with_images","model_id":"m","tokens":[5],"offset":0,"image_token_id":248056,"image_data_uris":["data:image/png;base64,AA=="],"chunk_size":512}"#,
+            Request::GenerateStepWithImages {
+                model_id: model_id(),
+                tokens: vec![5],
+                offset: 0,
+                image_token_id: 248056,
+                image_data_uris: vec![text("data:image/png;base64,AA==")],
+                chunk_size: 512,
+            },
+        ),
+        (r#"{"op":"clear_kv_cache","model_id":"m"}"#, Request::ClearKvCache { model_id: model_id() }),
+        (r#"{"op":"unload_model","model_id":"m"}"#, Request::UnloadModel { model_id: model_id() }),
+        (r#"{"op":"shutdown"}"#, Request::Shutdown),
+    ]
+}
+
+fn own_requests() -> Vec<(&'static str, Request)> {
+    let plan = Plan {
+        entries: vec![Entry {
+            session: 1,
+            role: Role::Prompt,
+            position: 32,
+            tokens: vec![7, 8],
+            want: Want::Nothing,
+            mask: None,
+        }],
+    };
+    let pages = [PageHash([255; 32])];
+    let tokens = [TokenId(3); 32];
+    let prefix = Prefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
+    vec![
+        (
+            r#"{"op":"hello","id":1,"protocol":1,"build":"abc"}"#,
+            Request::Hello { id: 1, protocol: VERSION, build: text("abc") },
+        ),
+        (
+            r#"{"op":"attach","id":2,"segment_fd":5,"world_size":3,"rank":2,"elements_max":4096,"generation":9}"#,
+            Request::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, generation: 9 },
+        ),
+        (
+            r#"{"op":"open","id":3,"tokens_max":64,"prefix":{"tokens":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3],"pages":"//////////////////////////////////////////8=","reuse_max":31}}"#,
+            Request::Open { id: 3, tokens_max: 64, prefix },
+        ),
+        (
+            r#"{"op":"fork","id":4,"from":1,"tokens":32,"tokens_max":64}"#,
+            Request::Fork { id: 4, from: 1, tokens: 32, tokens_max: 64 },
+        ),
+        (r#"{"op":"truncate","id":5,"session":1,"tokens":9}"#, Request::Truncate { id: 5, session: 1, tokens: 9 }),
+        (r#"{"op":"close","id":6,"session":1}"#, Request::Close { id: 6, session: 1 }),
+        (
+            r#"{"op":"step","id":7,"plan":{"entries":[{"session":1,"role":"prompt","position":32,"tokens":[7,8],"want":"nothing"}]}}"#,
+            Request::Step { id: 7, plan },
+        ),
+        (r#"{"op":"cancel","id":8,"target":7}"#, Request::Cancel { id: 8, target: 7 }),
+        (r#"{"op":"abort","id":9,"generation":2}"#, Request::Abort { id: 9, generation: 2 }),
+        (r#"{"op":"stats","id":18446744073709551615}"#, Request::Stats { id: u64::MAX }),
+    ]
+}
+
+fn foreign_replies() -> Vec<(&'static str, Reply)> {
+    vec![
+        (
+            r#"{"op":"pong","rank":1,"world_size":4,"cuda_device":1}"#,
+            Reply::Pong { rank: 1, world_size: 4, cuda_device: 1 },
+        ),
+        (r#"{"op":"init_ok"}"#, Reply::InitOk),
+        (r#"{"op":"nccl_sanity_result","observed_sum":4}"#, Reply::NcclSanityResult { observed_sum: 4 }),
+        (r#"{"op":"load_dense_shard_ok"}"#, Reply::LoadDenseShardOk),
+        (r#"{"op":"generate_step_ok"}"#, Reply::GenerateStepOk),
+        (r#"{"op":"kv_cache_cleared"}"#, Reply::KvCacheCleared),
+        (r#"{"op":"unloaded"}"#, Reply::Unloaded),
+        (r#"{"op":"bye"}"#, Reply::Bye),
+        (
+            r#"{"op":"error","kind":"unknown_op","message":"…"}"#,
+            Reply::Error { kind: ErrorKind::UnknownOp, message: text("…"), id: None },
+        ),
+    ]
+}
+
+fn own_replies() -> Vec<(&'static str, Reply)> {
+    let sample = Sample { session: 1, position: 34, outcome: Outcome::Ok(Sampled { token: 5, logprobs: None }) };
+    let output = Output { samples: vec![sample], ..Output::default() };
+    let capacity = Capacity {
+        vocab: 1,
+        positions_max: 2,
+        rows_max: 3,
+        sequences_max: 4,
+        wanted_max: 5,
+        step_pages_max: 6,
+        page_tokens: 7,
+        pages_total: 10,
+        pages_free: 9,
+        pages_cached: 8,
+    };
+    let stats = Stats { generation: 1, steps: 2, capacity: Some(capacity.into()), ..Stats::default() };
+    vec![
+        (
+            r#"{"op":"hello_ok","id":1,"protocol":1,"build":"abc","pid":77}"#,
+            Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
+        ),
+        (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),
+        (r#"{"op":"opened","id":3,"session":1,"computed":32}"#, Reply::Opened { id: 3, session: 1, computed: 32 }),
+        (r#"{"op":"truncated","id":5,"computed":9}"#, Reply::Truncated { id: 5, computed: 9 }),
+        (r#"{"op":"closed","id":6}"#, Reply::Closed { id: 6 }),
+        (
+            r#"{"op":"step_ok","id":7,"output":{"samples":[{"session":1,"position":34,"outcome":{"ok":{"token":5}}}]}}"#,
+            Reply::StepOk { id: 7, output },
+        ),
+        (r#"{"op":"cancelled","id":8,"found":false}"#, Reply::Cancelled { id: 8, found: false }),
+        (r#"{"op":"aborted","id":9,"generation":2}"#, Reply::Aborted { id: 9, generation: 2 }),
+        (
+            r#"{"op":"stats_ok","id":10,"stats":{"generation":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
+            Reply::StatsOk { id: 10, stats },
+        ),
+    ]
+}
+
+#[test]
+fn every_request_is_read_and_written_as_its_line() {
+    let (foreign, own) = (foreign_requests(), own_requests());
+    let all = foreign.iter().chain(&own);
+    let ops: Vec<_> = all.clone().map(|(_, request)| request.op()).collect();
+    assert_eq!(ops, Request::OPS, "every op is in this table");
+    all.for_each(|(line, request)| check(line, request));
+}
+
+#[test]
+fn every_reply_is_read_and_written_as_its_line() {
+    let (foreign, own) = (foreign_replies(), own_replies());
+    let all = foreign.iter().chain(&own);
+    let ops: Vec<_> = all.clone().map(|(_, reply)| reply.op()).collect();
+    assert_eq!(ops, Reply::OPS, "every op is in this table");
+    all.for_each(|(line, reply)| check(line, reply));
+}
+
+#[test]
+fn what_may_be_left_out_is_left_out() {
+    let line = r#"{"op":"load_dense_shard","model_id":"m","config_json":"{}","safetensors_paths":[]}"#;
+    let (model_id, config_json) = (text("m"), text("{}"));
+    let request = Request::LoadDenseShard { model_id, config_json, safetensors_paths: Vec::new(), quant: None };
+    check(line, &request);
+    assert_eq!(read::<Request>(&line.replace("[]}", "[],\"quant\":null}")).unwrap(), request);
+}
+
+#[test]
+fn our_own_messages_carry_an_id_and_foreign_ones_do_not() {
+    assert!(foreign_requests().iter().all(|(_, request)| request.id().is_none()));
+    assert!(foreign_replies().iter().all(|(_, reply)| reply.id().is_none()));
+    let given = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        Some(value["id"].as_u64().expect("ours has an id"))
+    };
+    own_requests().iter().for_each(|(line, request)| assert_eq!(request.id(), given(line)));
+    own_replies().iter().for_each(|(line, reply)| assert_eq!(reply.id(), given(line)));
+    let error = Reply::error(Some(12), ErrorKind::Stale, "generation 3 is over");
+    assert_eq!(error.id(), Some(12));
+    check(r#"{"op":"error","kind":"stale","message":"generation 3 is over","id":12}"#, &error);
+}
+
+#[test]
+fn unknown_fields_and_the_order_of_fields_do_not_matter() {
+    for (line, request) in foreign_requests().into_iter().chain(own_requests()) {
+        let more = line.replacen('{', r#"{"later":{"op":"x","id":[1,{}]},"mood":"none","#, 1);
+        assert_eq!(read::<Request>(&more).unwrap(), request, "{more}");
+        let op = format!("\"op\":\"{}\"", request.op());
+        let rest = line[1..line.len() - 1].strip_prefix(&op).unwrap();
+        let op_last =
+            format!(" {{ {}{}{op} }} ", rest.trim_start_matches(','), if rest.is_empty() { "" } else { " , " });
+        assert_eq!(read::<Request>(&op_last).unwrap(), request, "{op_last}");
+    }
+    assert_eq!(read::<Request>(r#"{"op":"\u0070ing","id":"not ours"}"#).unwrap(), Request::Ping);
+}
+
+#[test]
+fn kinds_of_errors_are_the_strings_of_the_page_and_four_more() {
+    let page = "bad_request cuda_feature_not_enabled cuda_unavailable nccl_init_failed nccl_not_initialised \
+        nccl_sanity_failed already_loaded load_failed unsupported_arch model_not_loaded forward_failed \
+        snapshot_not_found snapshot_failed restore_failed assemble_failed extract_failed vram_query_failed";
+    for name in page.split_whitespace().chain(["unknown_op", "insufficient_memory", "aborted", "stale"]) {
+        let kind: ErrorKind = serde_json::from_str(&format!("\"{name}\"")).unwrap();
+        check(&format!(r#"{{"op":"error","kind":"{name}","message":"m"}}"#), &Reply::error(None, kind, "m"));
+    }
+    assert!(matches!(
+        read::<Reply>(r#"{"op":"error","kind":"other","message":"m"}"#),
+        Err(ReadError::Malformed { .. })
+    ));
+}
+
+#[test]
+fn numbers_out_of_range_and_fields_of_another_kind_are_malformed() {
+    let requests = [
+        r#"{"op":"generate_step","model_id":"m","tokens":[4294967296],"offset":0}"#,
+        r#"{"op":"generate_step","model_id":"m","tokens":[-1],"offset":0}"#,
+        r#"{"op":"generate_step","model_id":"m","tokens":[1.5],"offset":0}"#,
+        r#"{"op":"generate_step","model_id":"m","tokens":[1],"offset":-1}"#,
+        r#"{"op":"generate_step","model_id":"m","tokens":[1],"offset":18446744073709551616}"#,
+        r#"{"op":"generate_step","model_id":"m","tokens":[1]}"#,
+        r#"{"op":"generate_step","model_id":"m","tokens":"1","offset":0}"#,
+        r#"{"op":"generate_step","model_id":null,"tokens":[1],"offset":0}"#,
+        r#"{"op":"generate_step","model_id":"m","model_id":"m","tokens":[1],"offset":0}"#,
+        r#"{"op":"attach","id":2,"segment_fd":-1,"world_size":3,"rank":2,"elements_max":1,"generation":9}"#,
+        r#"{"op":"attach","id":2,"segment_fd":5,"world_size":65536,"rank":2,"elements_max":1,"generation":9}"#,
+        r#"{"op":"stats","id":18446744073709551616}"#,
+        r#"{"op":"stats","id":-1}"#,
+        r#"{"op":"stats"}"#,
+        r#"{"op":7}"#,
+        r#"{"op":null}"#,
+        r#"{"op":"ping","op":"ping"}"#,
+        r#"{}"#,
+    ];
+    for line in requests {
+        let error = read::<Request>(line).unwrap_err();
+        assert!(matches!(error, ReadError::Malformed { .. }), "{line}: {error}");
+        assert!(matches!(error.reply(), Some(Reply::Error { kind: ErrorKind::BadRequest, .. })), "{line}");
+    }
+    let pong = r#"{"op":"pong","rank":65536,"world_size":4,"cuda_device":1}"#;
+    assert!(matches!(read::<Reply>(pong), Err(ReadError::Malformed { .. })));
+}
+
+#[test]
+fn an_unknown_op_is_told_from_a_malformed_line_and_answered() {
+    let answer = |line: &str| {
+        let mut bytes = Vec::new();
+        let reply = read::<Request>(line).unwrap_err().reply().expect("the stream goes on");
+        Writer::new(&mut bytes).write(&reply).unwrap();
+        String::from_utf8(bytes).unwrap()
+    };
+    assert_eq!(
+        answer(r#"{"op":"explode"}"#),
+        "{\"op\":\"error\",\"kind\":\"unknown_op\",\"message\":\"unknown op `explode`\"}\n"
+    );
+    assert_eq!(
+        answer(r#"{"id":3,"op":"pong","rank":1}"#),
+        "{\"op\":\"error\",\"kind\":\"unknown_op\",\"message\":\"unknown op `pong`\",\"id\":3}\n"
+    );
+    assert!(answer(r#"{"op":"close","id":4}"#).ends_with("\"id\":4}\n"), "the answer finds its request");
+    assert!(answer(r#"{"op":"close","id":4}"#).contains("missing field `session`"));
+    let long = answer(&format!(r#"{{"op":"{}"}}"#, "é ".repeat(100_000)));
+    assert!(long.len() < 200, "{long}");
+}
+
+#[test]
+fn an_answer_does_not_repeat_the_strings_of_a_malformed_line() {
+    for line in [
+        r#"{"op":"close","id":4,"session":"my secret prompt"}"#,
+        r#"{"op":"close","id":4,"session":"my \"secret\" prompt"}"#,
+        r#"{"op":"open","id":4,"tokens_max":1,"prefix":{"tokens":[],"pages":"secret!!","reuse_max":0}}"#,
+        r#"{"op":"step","id":4,"plan":{"entries":[{"session":1,"role":"my secret `, expected role"}]}}"#,
+        r#"{"op":"step","id":4,"plan":"secret"}"#,
+    ] {
+        let Err(ReadError::Malformed { id, detail }) = read::<Request>(line) else { panic!("{line} is malformed") };
+        assert_eq!(id, Some(4));
+        assert!(!detail.contains("secret") && !detail.is_empty(), "{detail}");
+    }
+}
+
+#[test]
+fn messages_of_errors_are_one_clean_line_of_bounded_length() {
+    let check = |message: &str, expected: &str| assert_eq!(clean(message), expected, "{message:?}");
+    check("", "");
+    check("no such file: /models/Qwen3-0.6B/model-00001-of-00002.safetensors", {
+        "no such file: /models/Qwen3-0.6B/model-00001-of-00002.safetensors"
+    });
+    check(" two\r\n\tlines \u{2028}and\u{0} more\u{1b}[31m\n", "two lines and more [31m");
+    check("Authorization: Bearer sk-proj-Ab1Cd2Ef3Gh4Ij5Kl6Mn7 sent", "Authorization: Bearer sk-proj-… sent");
+    check("hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345 failed", "… failed");
+    check(&"0123456789abcdef".repeat(16), "…");
+    check("cuda_feature_not_enabled is a word", "cuda_feature_not_enabled is a word");
+    for (part, times) in [("é", 1000), ("ab ", 1000), ("word", 10_000), ("\n", 5000), ("… ", 300)] {
+        let cleaned = clean(&part.repeat(times));
+        assert!(cleaned.len() <= MESSAGE_BYTES_MAX, "{} bytes of {part:?}", cleaned.len());
+        assert_eq!(cleaned.is_empty(), part == "\n");
+        assert_eq!(clean(&cleaned), cleaned, "clean stays clean");
+    }
+    let mut bytes = Vec::new();
+    Writer::new(&mut bytes).write_error(None, ErrorKind::LoadFailed, "first\nsecond").unwrap();
+    assert_eq!(bytes, b"{\"op\":\"error\",\"kind\":\"load_failed\",\"message\":\"first second\"}\n");
+}
+
+#[test]
+fn another_version_or_build_is_refused() {
+    assert_eq!(check_hello("abc", VERSION, "abc"), Ok(()));
+    assert_eq!(check_hello("abc", VERSION + 1, "abc"), Err(HandshakeError::Version { theirs: VERSION + 1 }));
+    let refused = HandshakeError::Build { ours: text("abc"), theirs: text("a bc") };
+    assert_eq!(check_hello("abc", VERSION, "a\nbc"), Err(refused));
+}

@@ -1,0 +1,96 @@
+//! A seat as the collective of a backend.
+
+use std::sync::Mutex;
+
+use cluster::shared_memory::{Exchange, GroupError};
+use kernels::Backend;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Collective, CollectiveError};
+
+use crate::group::{Group, bits, numbers, sum, watched};
+
+const ROWS: usize = 4;
+const COLS: usize = 11;
+
+/// Runs `part` as every rank with a collective and a backend of its own.
+fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, types::Rank) + Sync) {
+    let group = Group::new(size, 3 * COLS);
+    let seats = Mutex::new(group.limits.world.ranks().map(|rank| group.seat(rank.index() as u16)).collect::<Vec<_>>());
+    std::thread::scope(|scope| {
+        for _ in 0..size {
+            scope.spawn(|| {
+                let exchange = Exchange::new(seats.lock().unwrap().pop().unwrap());
+                let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+                part(&exchange, &backend, exchange.rank());
+            });
+        }
+    });
+}
+
+#[test]
+fn the_rows_of_a_buffer_are_summed_and_those_after_them_stay() {
+    watched(|| {
+        all(3, |collective, backend, rank| {
+            let before = numbers(rank, 0, ROWS * COLS);
+            let mut buffer = backend.buffer(ROWS, COLS).unwrap();
+            backend.write(&mut buffer, &before).unwrap();
+            collective.all_reduce(backend, 3, &mut buffer).unwrap();
+            let mut after = vec![0.0; ROWS * COLS];
+            backend.read(&buffer, 0..ROWS, &mut after).unwrap();
+            assert_eq!(bits(&after[..3 * COLS]), bits(&sum(rank.world().ranks(), 0, 3 * COLS)));
+            assert_eq!(bits(&after[3 * COLS..]), bits(&before[3 * COLS..]));
+        });
+    });
+}
+
+#[test]
+fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
+    watched(|| {
+        all(3, |collective, backend, rank| {
+            let mut buffer = backend.buffer(2, COLS).unwrap();
+            backend.write(&mut buffer, &numbers(rank, 0, 2 * COLS)).unwrap();
+            collective.all_gather(backend, 2, &mut buffer).unwrap();
+            let mut after = vec![0.0; 2 * COLS];
+            backend.read(&buffer, 0..2, &mut after).unwrap();
+            for owner in rank.world().ranks() {
+                for column in owner.share(COLS).flat_map(|column| [column, COLS + column]) {
+                    assert_eq!(after[column].to_bits(), numbers(owner, 0, 2 * COLS)[column].to_bits());
+                }
+            }
+            let root = rank.world().rank(1).unwrap();
+            let mut buffer = backend.buffer(1, COLS).unwrap();
+            backend.write(&mut buffer, &numbers(rank, 1, COLS)).unwrap();
+            collective.broadcast(backend, root, 1, &mut buffer).unwrap();
+            let mut after = vec![0.0; COLS];
+            backend.read(&buffer, 0..1, &mut after).unwrap();
+            assert_eq!(bits(&after), bits(&numbers(root, 1, COLS)));
+        });
+    });
+}
+
+#[test]
+fn rows_beyond_the_limit_are_refused() {
+    watched(|| {
+        all(2, |collective, backend, _| {
+            let mut buffer = backend.buffer(ROWS, COLS).unwrap();
+            let Err(CollectiveError::Transport(error)) = collective.all_gather(backend, ROWS, &mut buffer) else {
+                panic!("too large")
+            };
+            let error = error.downcast_ref::<GroupError>().unwrap();
+            assert_eq!(*error, GroupError::TooLarge { elements: 44, elements_max: 33 });
+        });
+    });
+}
+
+#[test]
+fn a_rank_that_left_is_named_as_lost() {
+    watched(|| {
+        all(2, |collective, backend, rank| {
+            if rank.index() == 0 {
+                let mut buffer = backend.buffer(1, COLS).unwrap();
+                let error = collective.all_reduce(backend, 1, &mut buffer).unwrap_err();
+                assert!(matches!(error, CollectiveError::Lost(lost) if lost.index() == 1), "{error}");
+            }
+        });
+    });
+}

@@ -1,0 +1,197 @@
+//! Aborts, old generations, disagreement, nonsense in the segment: an error each time, and nobody waits for ever.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use cluster::shared_memory::{Generation, GroupError};
+
+use crate::group::{Group, bits, numbers, sum, watched};
+
+#[test]
+fn an_abort_ends_the_waits_of_all_ranks() {
+    watched(|| {
+        for stop in [true, false] {
+            let group = Group::new(3, 8);
+            let lost = group.rank(2);
+            let _absent = group.seat(2);
+            let (waits, is_waiting) = channel();
+            let ranks: Vec<_> = (0..2)
+                .map(|index| {
+                    let (mut seat, waits) = (group.seat(index), waits.clone());
+                    thread::spawn(move || {
+                        waits.send(()).unwrap();
+                        [seat.all_reduce(&mut [1.0; 8]), seat.broadcast(seat.rank(), &mut [1.0; 8])]
+                    })
+                })
+                .collect();
+            is_waiting.iter().take(2).for_each(drop);
+            let abort = group.segment.abort(group.segment.generation());
+            assert_eq!(abort.cause(), None);
+            if stop {
+                abort.clone().stop()
+            } else {
+                abort.clone().lost(lost)
+            }
+            let error = if stop { GroupError::Aborted } else { GroupError::Lost(lost) };
+            for rank in ranks {
+                assert_eq!(rank.join().unwrap(), [Err(error), Err(error)]);
+            }
+            abort.lost(group.rank(0));
+            assert_eq!(abort.cause(), Some(error), "the first cause stays");
+        }
+    });
+}
+
+#[test]
+fn a_seat_that_is_dropped_frees_the_others() {
+    watched(|| {
+        let group = Group::new(3, 8);
+        let results = group.all(|seat| {
+            seat.all_reduce(&mut [1.0; 8])?;
+            if seat.rank().index() == 1 { Ok(()) } else { seat.all_reduce(&mut [1.0; 8]) }
+        });
+        assert_eq!(results[1], Ok(()));
+        // Who left first is lost for the other two; the second to leave adds nothing.
+        assert_eq!(results[0], Err(GroupError::Lost(group.rank(1))));
+        assert_eq!(results[2], Err(GroupError::Lost(group.rank(1))));
+    });
+}
+
+#[test]
+fn a_panic_of_one_rank_frees_the_others() {
+    watched(|| {
+        let group = Group::new(2, 8);
+        let (mut waiting, panicking) = (group.seat(0), group.seat(1));
+        let waiter = thread::spawn(move || waiting.all_reduce(&mut [1.0; 8]));
+        let panicked = thread::spawn(move || {
+            let _seat = panicking;
+            std::panic::resume_unwind(Box::new("a rank's bug"));
+        });
+        assert!(panicked.join().is_err());
+        assert_eq!(waiter.join().unwrap(), Err(GroupError::Lost(group.rank(1))));
+    });
+}
+
+#[test]
+fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
+    watched(|| {
+        let group = Group::new(2, 100);
+        let old = group.segment.generation();
+        let (mut stale, abort) = (group.seat(0), group.segment.abort(old));
+        abort.lost(group.rank(1));
+        let new = group.segment.reform().unwrap();
+        assert!(new > old && group.segment.generation() == new);
+
+        let over = GroupError::Stale { own: old, present: new };
+        assert_eq!(stale.all_reduce(&mut [1.0; 100]), Err(over));
+        assert_eq!(group.segment.seat(group.rank(0), old).unwrap_err(), over);
+        assert_eq!(abort.cause(), Some(over));
+        // Neither an abort of the old generation nor the end of an old seat touches the new one.
+        abort.stop();
+        group.all(|seat| {
+            for op in 0..20 {
+                let mut values = numbers(seat.rank(), op, 100);
+                seat.all_reduce(&mut values).unwrap();
+                assert_eq!(bits(&values), bits(&sum(seat.rank().world().ranks(), op, 100)));
+                assert_eq!(seat.generation(), new);
+            }
+        });
+        assert_eq!(stale.broadcast(stale.rank(), &mut [0.0; 1]), Err(over));
+    });
+}
+
+#[test]
+fn a_seat_is_taken_once_in_a_generation_and_only_by_a_rank_of_the_group() {
+    let group = Group::new(2, 1);
+    let seat = group.seat(0);
+    assert_eq!(group.segment.seat(group.rank(0), seat.generation()).unwrap_err(), GroupError::Taken(group.rank(0)));
+    let stranger = types::WorldSize::new(3).unwrap().rank(0).unwrap();
+    assert_eq!(group.segment.seat(stranger, seat.generation()).unwrap_err(), GroupError::World(stranger));
+    let (own, present) = (Generation(7), seat.generation());
+    assert_eq!(group.segment.seat(group.rank(1), own).unwrap_err(), GroupError::Stale { own, present });
+}
+
+#[test]
+fn elements_beyond_the_limit_are_refused_and_the_group_goes_on() {
+    watched(|| {
+        let group = Group::new(2, 10);
+        group.all(|seat| {
+            let error = GroupError::TooLarge { elements: 11, elements_max: 10 };
+            assert_eq!(seat.all_reduce(&mut [1.0; 11]), Err(error));
+            assert_eq!(seat.broadcast(seat.rank().world().rank(0).unwrap(), &mut [1.0; 11]), Err(error));
+            assert_eq!(seat.all_gather(11, |rank| rank.share(11), &mut [1.0; 11]), Err(error));
+            let mut values = [1.0; 10];
+            seat.all_reduce(&mut values).unwrap();
+            assert_eq!(values, [2.0; 10]);
+        });
+    });
+}
+
+#[test]
+fn ranks_that_disagree_get_an_error_and_no_sum() {
+    watched(|| {
+        let group = Group::new(2, 10);
+        let results = group.all(|seat| {
+            let len = 5 + seat.rank().index();
+            seat.all_reduce(&mut vec![1.0; len])
+        });
+        assert_eq!(results, [Err(GroupError::Mismatch(group.rank(1))), Err(GroupError::Mismatch(group.rank(0)))]);
+
+        let group = Group::new(2, 10);
+        let results = group.all(|seat| {
+            if seat.rank().index() == 0 {
+                seat.all_reduce(&mut [1.0; 5])
+            } else {
+                seat.broadcast(seat.rank(), &mut [1.0; 5])
+            }
+        });
+        assert!(results.iter().all(|result| matches!(result, Err(GroupError::Mismatch(_)))), "{results:?}");
+    });
+}
+
+/// Where the segment's state ends and the words of bell and ranks begin, and where those end, for two ranks.
+const SPOILT: std::ops::Range<u64> = 256..640;
+
+#[test]
+fn nonsense_from_a_peer_neither_panics_nor_outlasts_an_abort() {
+    watched(|| {
+        let mut seed = 1_u64;
+        let mut random = move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed >> 33
+        };
+        let mut errors = 0;
+        for round in 0..300 {
+            let group = Group::new(2, 64);
+            let memory = File::from(group.fd());
+            let (mut seat, abort) = (group.seat(0), group.segment.abort(group.segment.generation()));
+            let victim = thread::spawn(move || (0..50).try_for_each(|_| seat.all_reduce(&mut [1.0; 64])));
+            for _ in 0..random() % 40 {
+                let word = SPOILT.start + random() % ((SPOILT.end - SPOILT.start) / 8) * 8;
+                // Small numbers of the right generation are more dangerous than noise.
+                let value = if round % 2 == 0 { (1 << 32) + random() % 4 } else { (random() << 32) + random() };
+                memory.write_all_at(&value.to_le_bytes(), word).unwrap();
+            }
+            abort.stop();
+            errors += usize::from(victim.join().unwrap().is_err());
+        }
+        assert!(errors > 0, "a rank alone cannot do fifty sums");
+    });
+}
+
+#[test]
+fn a_state_that_means_nothing_ends_the_group() {
+    watched(|| {
+        let group = Group::new(2, 64);
+        let memory = File::from(group.fd());
+        let mut seat = group.seat(0);
+        memory.write_all_at(&(1_u64 << 32 | 0xdead_beef).to_le_bytes(), 128).unwrap();
+        assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(GroupError::Aborted));
+        memory.write_all_at(&u64::MAX.to_le_bytes(), 128).unwrap();
+        let over = GroupError::Stale { own: Generation(1), present: Generation(u32::MAX) };
+        assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(over));
+        assert_eq!(group.segment.reform(), Err(GroupError::Generations));
+    });
+}

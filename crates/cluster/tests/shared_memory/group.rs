@@ -1,0 +1,88 @@
+//! A group whose ranks are threads, the numbers that they exchange, and a watchdog.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use cluster::shared_memory::{Generation, GroupLimits, Seat, Segment};
+use types::{Rank, WorldSize};
+
+/// No test takes this long unless it hangs.
+const HANGS: Duration = Duration::from_secs(300);
+
+pub struct Group {
+    pub segment: Segment,
+    pub limits: GroupLimits,
+    fd: OwnedFd,
+}
+
+impl Group {
+    pub fn new(size: u16, elements_max: usize) -> Self {
+        let limits = GroupLimits { world: WorldSize::new(size).unwrap(), elements_max };
+        let (segment, fd) = Segment::create(limits).unwrap();
+        Self { segment, limits, fd }
+    }
+
+    pub fn rank(&self, index: u16) -> Rank {
+        self.limits.world.rank(index).unwrap()
+    }
+
+    pub fn fd(&self) -> OwnedFd {
+        self.fd.try_clone().unwrap()
+    }
+
+    /// A seat in the present generation, over a new mapping.
+    pub fn seat(&self, index: u16) -> Seat {
+        self.seat_in(index, self.segment.generation())
+    }
+
+    pub fn seat_in(&self, index: u16, generation: Generation) -> Seat {
+        Segment::attach(self.fd(), self.limits).unwrap().seat(self.rank(index), generation).unwrap()
+    }
+
+    /// Runs `part` as every rank at once.
+    pub fn all<T: Send>(&self, part: impl Fn(&mut Seat) -> T + Sync) -> Vec<T> {
+        let seats: Vec<_> = self.limits.world.ranks().map(|rank| self.seat(rank.index() as u16)).collect();
+        thread::scope(|scope| {
+            let part = &part;
+            let ranks: Vec<_> = seats.into_iter().map(|mut seat| scope.spawn(move || part(&mut seat))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+}
+
+/// What `rank` brings to its `op`th operation: numbers of many magnitudes, whose sum depends on its order.
+pub fn numbers(rank: Rank, op: usize, len: usize) -> Vec<f32> {
+    let seed = (rank.index() as u64) << 48 ^ (op as u64) << 32;
+    let number = |index: usize| {
+        let bits = (seed ^ index as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let bits = (bits ^ bits >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let magnitude = ((bits >> 60) as i32 - 8) as f32;
+        ((bits >> 20) as u32 as f32 / u32::MAX as f32 - 0.5) * magnitude.exp2()
+    };
+    (0..len).map(number).collect()
+}
+
+/// The sum that all ranks must get, one rank after the other.
+pub fn sum(ranks: impl Iterator<Item = Rank>, op: usize, len: usize) -> Vec<f32> {
+    let add = |sums: Vec<f32>, terms: Vec<f32>| sums.iter().zip(&terms).map(|(sum, term)| sum + term).collect();
+    ranks.map(|rank| numbers(rank, op, len)).reduce(add).unwrap()
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Fails a test that hangs.
+pub fn watched(test: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = channel();
+    let thread = thread::spawn(move || {
+        let _done = done;
+        test();
+    });
+    assert_eq!(is_done.recv_timeout(HANGS), Err::<(), _>(RecvTimeoutError::Disconnected), "it hangs");
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -1,0 +1,9 @@
+//! Collectives over shared memory: ranks as threads, each with a mapping of its own, and as processes.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod backend;
+mod failure;
+mod group;
+mod operations;
+mod processes;
+mod segment;

@@ -1,0 +1,99 @@
+//! Ranks as processes: this test binary runs itself again, and its child inherits the segment as standard input.
+
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use cluster::shared_memory::{Generation, GroupError, GroupLimits, Seat, Segment};
+use types::WorldSize;
+
+use crate::group::{Group, bits, numbers, sum, watched};
+
+/// Set for a child: its rank and its generation.
+const PART: &str = "CONSORT_TEST_PART";
+const WORLD: u16 = 3;
+const ELEMENTS: usize = 20_011;
+
+/// Starts the test `name` of this binary again, as a rank.
+fn spawn(group: &Group, name: &str, rank: u16, generation: Generation) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(PART, format!("{rank} {generation}"))
+        .stdin(Stdio::from(group.fd()))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// The seat of this process, if it is a child.
+fn inherited() -> Option<Seat> {
+    let part = std::env::var(PART).ok()?;
+    let (rank, generation) = part.split_once(' ').unwrap();
+    let limits = GroupLimits { world: WorldSize::new(WORLD).unwrap(), elements_max: ELEMENTS };
+    let segment = Segment::attach(std::io::stdin().as_fd().try_clone_to_owned().unwrap(), limits).unwrap();
+    let rank = limits.world.rank(rank.parse().unwrap()).unwrap();
+    Some(segment.seat(rank, Generation(generation.parse().unwrap())).unwrap())
+}
+
+fn exchange(seat: &mut Seat, op: usize) -> Result<(), GroupError> {
+    let len = [1, 33, 576, ELEMENTS][op % 4];
+    let mut values = numbers(seat.rank(), op, len);
+    seat.all_reduce(&mut values)?;
+    assert_eq!(bits(&values), bits(&sum(seat.rank().world().ranks(), op, len)), "operation {op}");
+    Ok(())
+}
+
+#[test]
+fn processes_sum_like_threads() {
+    const OPS: usize = 200;
+    watched(|| {
+        let run = |mut seat: Seat| (0..OPS).for_each(|op| exchange(&mut seat, op).unwrap());
+        if let Some(seat) = inherited() {
+            return run(seat);
+        }
+        let group = Group::new(WORLD, ELEMENTS);
+        let seat = group.seat(0);
+        let children =
+            [1, 2].map(|rank| spawn(&group, "processes::processes_sum_like_threads", rank, seat.generation()));
+        run(seat);
+        for mut child in children {
+            assert!(child.wait().unwrap().success());
+        }
+    });
+}
+
+#[test]
+fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
+    const NAME: &str = "processes::a_killed_process_is_lost_and_the_group_works_again_when_formed_anew";
+    watched(|| {
+        let until_lost = |seat: &mut Seat, each: &dyn Fn(usize)| {
+            let ended = (0..).try_for_each(|op| exchange(seat, op).map(|()| each(op)));
+            ended.expect_err("only an error ends it")
+        };
+        if let Some(mut seat) = inherited() {
+            assert_eq!(until_lost(&mut seat, &|_| ()), GroupError::Lost(seat.rank().world().rank(2).unwrap()));
+            return;
+        }
+        let group = Group::new(WORLD, ELEMENTS);
+        for _ in 0..2 {
+            let mut seat = group.seat(0);
+            let generation = seat.generation();
+            let [mut survivor, mut victim] = [1, 2].map(|rank| spawn(&group, NAME, rank, generation));
+            let (progress, is_running) = channel();
+            let own = thread::spawn(move || {
+                until_lost(&mut seat, &|op| {
+                    // Nobody listens any more once it runs.
+                    let _ = progress.send(op);
+                })
+            });
+            assert_eq!(is_running.iter().nth(10), Some(10));
+            victim.kill().unwrap();
+            assert!(!victim.wait().unwrap().success());
+            group.segment.abort(generation).lost(group.rank(2));
+            assert_eq!(own.join().unwrap(), GroupError::Lost(group.rank(2)));
+            assert!(survivor.wait().unwrap().success());
+            assert!(group.segment.reform().unwrap() > generation);
+        }
+    });
+}

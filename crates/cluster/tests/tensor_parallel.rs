@@ -1,0 +1,150 @@
+//! A model that ranks share over shared memory answers as the whole model does. Ranks are threads here, each with a mapping, a
+//! backend and a share of its own.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use cluster::shared_memory::{Exchange, GroupLimits, Segment};
+use engine::{Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, StepOutput, StepPlan, inspect};
+use kernels::StepLimits;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Checkpoint, Limits, LoadOptions};
+use serde_json::Value;
+use types::{SessionId, TokenId, WorldSize};
+
+const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "gemma3"];
+const LIMITS: Limits =
+    Limits { step: StepLimits { rows: 64, sequences: 4, pages: 64 }, wanted: 64, kv_pages: 32, positions: 400 };
+/// How far logits may be from those of the whole model: partial sums are rounded.
+const APART_MAX: f32 = 1e-3;
+
+/// All ranks of a group, driven in step.
+struct Group(Vec<Local<CpuBackend>>);
+
+impl Group {
+    fn load(folder: &Path, world: WorldSize) -> Self {
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let hidden = checkpoint.description().hidden;
+        let limits = GroupLimits { world, elements_max: LIMITS.step.rows * hidden };
+        let (segment, fd) = Segment::create(limits).unwrap();
+        let ranks = world.ranks().map(|rank| {
+            let own = Segment::attach(fd.try_clone().unwrap(), limits).unwrap();
+            let seat = own.seat(rank, segment.generation()).unwrap();
+            let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+            let options = LoadOptions { keep: None, limits: LIMITS };
+            let collective = Box::new(Exchange::new(seat));
+            Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
+        });
+        Self(ranks.collect())
+    }
+
+    /// What all ranks give alike.
+    fn all<T: PartialEq + std::fmt::Debug>(&mut self, call: impl Fn(&mut Local<CpuBackend>) -> T) -> T {
+        let [first, others @ ..] = &mut self.0[..] else { panic!("a group has ranks") };
+        let given = call(first);
+        others.iter_mut().for_each(|rank| assert_eq!(call(rank), given));
+        given
+    }
+}
+
+impl Executor for Group {
+    fn depth(&self) -> usize {
+        self.0[0].depth()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.0[0].capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        Ok(self.all(|rank| rank.open(tokens_max, prefix).unwrap()))
+    }
+
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
+        Ok(self.all(|rank| rank.fork(from, tokens, tokens_max).unwrap()))
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        Ok(self.all(|rank| rank.truncate(session, tokens).unwrap()))
+    }
+
+    fn close(&mut self, session: SessionId) {
+        self.all(|rank| rank.close(session));
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        thread::scope(|scope| {
+            let steps: Vec<_> = self.0.iter_mut().map(|rank| scope.spawn(move || rank.submit(plan))).collect();
+            steps.into_iter().try_for_each(|step| step.join().unwrap())
+        })
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        let [first, others @ ..] = &mut self.0[..] else { panic!("a group has ranks") };
+        first.collect(output)?;
+        for rank in others {
+            let mut nothing = StepOutput::new();
+            rank.collect(&mut nothing)?;
+            assert!(nothing.samples.is_empty() && nothing.logits.is_empty(), "the first rank answers for all");
+        }
+        Ok(())
+    }
+}
+
+fn folder(architecture: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(architecture)
+}
+
+/// Prompts and their greedy continuations, as transformers gives them.
+fn prompts(architecture: &str) -> Vec<(Vec<TokenId>, Vec<TokenId>)> {
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(folder(architecture).join("manifest.json")).unwrap()).unwrap();
+    let tokens = |ids: &Value| -> Vec<TokenId> {
+        ids.as_array().unwrap().iter().map(|id| TokenId(id.as_u64().unwrap() as u32)).collect()
+    };
+    let prompts = manifest["prompts"].as_array().unwrap().iter();
+    prompts.map(|prompt| (tokens(&prompt["ids"]), tokens(&prompt["greedy"]["f32"]["tokens"]))).collect()
+}
+
+fn logits(group: &mut Group, tokens: &[TokenId]) -> Vec<f32> {
+    let mut all = Vec::new();
+    inspect::logits::<_, ExecutorError>(group, tokens, 16, |row| {
+        all.extend_from_slice(row);
+        Ok(())
+    })
+    .unwrap();
+    all
+}
+
+#[test]
+fn greedy_tokens_are_the_oracles_with_any_number_of_ranks() {
+    for architecture in ARCHITECTURES {
+        let path = folder(architecture).join("model-f32");
+        for world in [1, 2, 3, 4] {
+            let mut engine = Engine::new(Group::load(&path, WorldSize::new(world).unwrap()), 64);
+            for (prompt, greedy) in prompts(architecture).into_iter().take(3) {
+                let found = inspect::greedy(&mut engine, &prompt, greedy.len()).unwrap();
+                assert_eq!(found, greedy, "{architecture} on {world} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_are_near_those_of_the_whole_model_and_repeat_bit_for_bit() {
+    for architecture in ARCHITECTURES {
+        let path = folder(architecture).join("model-f32");
+        let (prompt, _) = prompts(architecture).swap_remove(0);
+        let whole = logits(&mut Group::load(&path, WorldSize::ONE), &prompt);
+        for world in [2, 3, 4] {
+            let world = WorldSize::new(world).unwrap();
+            let found = logits(&mut Group::load(&path, world), &prompt);
+            let apart = found.iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(apart <= APART_MAX, "{architecture} on {} ranks: {apart}", world.get());
+            assert_eq!(logits(&mut Group::load(&path, world), &prompt), found, "{architecture} again");
+        }
+    }
+}
