@@ -49,7 +49,8 @@ pub fn answer<E: Executor>(
     let mut detokenizer = tokenizer.detokenizer(SpecialTokens::Hide);
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
     let tokens_max = tokens_max.unwrap_or(usize::MAX);
-    let request = engine.add(Request { prompt, sampling, tokens_max, eos: tokenizer.eos_ids().into() })?;
+    let request =
+        engine.add(Request { sampling, eos: tokenizer.eos_ids().into(), ..Request::greedy(prompt, tokens_max) })?;
     let finished = loop {
         if interrupt.was_pressed()
             && let Some(finished) = engine.cancel(request)
@@ -71,6 +72,7 @@ pub fn answer<E: Executor>(
                     }
                 }
                 EventKind::Finished(end) => finished = Some(end),
+                _ => {}
             }
         }
         if let Some(finished) = finished {
@@ -84,7 +86,7 @@ pub fn answer<E: Executor>(
     }
     let Finished { reason, timings } = finished;
     let ending = match reason {
-        FinishReason::Eos(_) => Ending::Stop,
+        FinishReason::Eos(_) | FinishReason::Complete => Ending::Stop,
         FinishReason::Length | FinishReason::Context => Ending::Length,
         FinishReason::Cancelled => Ending::Cancelled,
         FinishReason::Failed(error) => bail!(error),

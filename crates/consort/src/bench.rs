@@ -91,8 +91,7 @@ impl Bench {
     }
 
     fn work(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<Work> {
-        let kv = self.options.kv(checkpoint);
-        let kept = kv.on(self.options.level()?).unwrap_or(kv);
+        let kept = self.options.kept_kv(checkpoint)?;
         Ok(Work::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
     }
 }
@@ -101,7 +100,7 @@ impl Bench {
 fn room(tests: &[Test]) -> Room {
     let most = |of: fn(Test) -> usize| tests.iter().map(|test| of(*test)).max().unwrap_or(1);
     let sequences = most(Test::batch);
-    Room { sequences, positions: most(Test::positions), wanted: sequences }
+    Room::full(sequences, most(Test::positions), sequences)
 }
 
 /// One test, on one number of threads.

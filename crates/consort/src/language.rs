@@ -12,7 +12,7 @@ use types::TokenId;
 pub struct Language {
     pub tokenizer: Tokenizer,
     pub defaults: GenerationDefaults,
-    template: Option<ChatTemplate>,
+    pub template: Option<ChatTemplate>,
 }
 
 impl Language {

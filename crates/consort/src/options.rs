@@ -6,7 +6,7 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use engine::{CHUNK_DEFAULT, Local};
-use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Limits, LoadOptions};
 use types::DType;
@@ -15,6 +15,8 @@ use crate::progress;
 
 /// More rows in one step would only cost memory.
 const CHUNK_MAX: usize = 1 << 16;
+/// Entries of the page tables of one step: beyond this, sequences take turns.
+const STEP_PAGES_MAX: usize = 1 << 20;
 /// Threads in greater number would only wait for each other.
 const THREADS_PER_CPU_MAX: usize = 32;
 
@@ -37,9 +39,13 @@ pub struct ModelOptions {
     /// Numbers to compute with; f32 widens every weight at load, for exact checks
     #[arg(long, value_enum, default_value_t)]
     compute: Compute,
-    /// Numbers to keep keys and values in; auto is f16 for quantised weights, else f32
+    /// Numbers to keep keys and values in; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: 16 bits of it)
     #[arg(long, value_enum, default_value_t)]
     kv: Kv,
+    /// How prompts are multiplied with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as
+    /// CPUs without amx do
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
+    prompt_math: Prompts,
 }
 
 /// How many threads a command computes on.
@@ -55,26 +61,53 @@ pub struct ThreadOption {
 pub struct Room {
     /// Sequences that run side by side.
     pub sequences: usize,
-    /// Tokens of each of them.
+    /// Tokens of each of them at most.
     pub positions: usize,
+    /// Tokens of all of them together.
+    pub tokens: usize,
     /// Rows of one step whose logits may be wanted.
     pub wanted: usize,
+}
+
+impl Room {
+    /// For `sequences` that may all be as long as `positions`.
+    pub fn full(sequences: usize, positions: usize, wanted: usize) -> Self {
+        // No two of them share a page.
+        let tokens = sequences.saturating_mul(positions.div_ceil(PAGE_TOKENS)).saturating_mul(PAGE_TOKENS);
+        Self { sequences, positions, tokens, wanted }
+    }
 }
 
 impl ModelOptions {
     /// Loads all of a model, with a bar of its layers.
     pub fn load(&self, checkpoint: &Checkpoint, threads: usize, room: Room) -> Result<Local<CpuBackend>> {
-        let pages = room.sequences.saturating_mul(room.positions.div_ceil(PAGE_TOKENS));
-        let rows = self.chunk().min(room.positions).max(room.sequences);
-        let step = StepLimits { rows, sequences: room.sequences, pages };
-        let limits = Limits { step, wanted: room.wanted, kv_pages: pages, positions: room.positions };
-        let options = LoadOptions { keep: self.keep()?, limits };
-        let backend = CpuBackend::new(CpuOptions { threads, level: self.level()?, kv: self.kv(checkpoint) })?;
-
         let bar = progress::steps(checkpoint.description().layers.len() as u64, "loading");
-        let local = Local::load(backend, checkpoint, &options, &mut |layers| bar.set_position(layers as u64));
+        let local = self.load_with(checkpoint, threads, room, &mut |layers| bar.set_position(layers as u64));
         bar.finish_and_clear();
-        let local = local.context("load the model")?;
+        local
+    }
+
+    /// Loads all of a model, and tells how many layers are there.
+    pub fn load_with(
+        &self,
+        checkpoint: &Checkpoint,
+        threads: usize,
+        room: Room,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Local<CpuBackend>> {
+        let pages_each = room.positions.div_ceil(PAGE_TOKENS);
+        // A page that two sequences share is in the tables of both.
+        let step_pages = room.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
+        // A sequence's last page is its own, however few tokens it has.
+        let kv_pages = room.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
+        let rows = self.chunk().min(room.positions).max(room.wanted);
+        let step = StepLimits { rows, sequences: room.sequences, pages: step_pages };
+        let limits = Limits { step, wanted: room.wanted, kv_pages, positions: room.positions };
+        let options = LoadOptions { keep: self.keep()?, limits };
+        let level = self.level()?;
+        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
+        let backend = CpuBackend::new(CpuOptions { threads, level, kv, prompt })?;
+        let local = Local::load(backend, checkpoint, &options, progress).context("load the model")?;
         checkpoint.release();
         Ok(local)
     }
@@ -118,16 +151,21 @@ impl ModelOptions {
         }
     }
 
-    pub fn kv(&self, checkpoint: &Checkpoint) -> KvType {
-        let stored = || {
-            let file = checkpoint.gguf()?;
-            file.tensor_names().find(|name| file.tensor(name).is_some_and(|tensor| tensor.dtype.is_quantised()))
-        };
+    /// How keys and values are kept in the end: some types have another form on some levels.
+    pub fn kept_kv(&self, checkpoint: &Checkpoint) -> Result<KvType> {
+        let level = self.level()?;
+        let kv = self.kv(checkpoint, level);
+        kv.on(level).with_context(|| format!("keys and values cannot be kept as {kv:?} on {level}"))
+    }
+
+    /// Keys and values are kept about as exactly as the weights let them be computed.
+    pub fn kv(&self, checkpoint: &Checkpoint, level: Level) -> KvType {
         match self.kv {
             Kv::F32 => KvType::F32,
             Kv::F16 => KvType::F16,
             Kv::Auto if self.compute == Compute::F32 => KvType::F32,
-            Kv::Auto if self.quant.is_some() || stored().is_some() => KvType::F16,
+            Kv::Auto if self.quant.is_some() || checkpoint.has(DType::is_quantised) => KvType::F16,
+            Kv::Auto if level == Level::Amx && checkpoint.has(|dtype| dtype == DType::BF16) => KvType::Split,
             Kv::Auto => KvType::F32,
         }
     }
@@ -176,6 +214,22 @@ enum Kv {
     Auto,
     F32,
     F16,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Prompts {
+    #[default]
+    Bf16,
+    Int8,
+}
+
+impl From<Prompts> for PromptMath {
+    fn from(prompts: Prompts) -> Self {
+        match prompts {
+            Prompts::Bf16 => Self::Bf16,
+            Prompts::Int8 => Self::Int8,
+        }
+    }
 }
 
 fn quantisation(name: &str) -> Result<DType, String> {

@@ -52,7 +52,7 @@ impl Chat {
         let language = Language::open(&files.path, &checkpoint)
             .with_context(|| format!("read the text side of {}", files.name))?;
         let positions = self.options.context(&checkpoint, CONTEXT_DEFAULT)?;
-        let room = Room { sequences: 1, positions, wanted: 1 };
+        let room = Room::full(1, positions, 1);
         let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
         let engine = Engine::new(executor, self.options.chunk());
         eprintln!("{}. Ctrl-C stops an answer, /clear begins anew, /exit leaves.", files.name);

@@ -67,7 +67,7 @@ impl Input {
         let checkpoint = self.open()?;
         let (tokens, chunk) = (self.ids(), self.options.chunk());
         let positions = self.options.context(&checkpoint, tokens.len())?;
-        let room = Room { sequences: 1, positions, wanted: chunk.min(tokens.len()) };
+        let room = Room::full(1, positions, chunk.min(tokens.len()));
         let mut executor = self.options.load(&checkpoint, self.threads.count(), room)?;
         let file = File::create(out).with_context(|| format!("create {}", out.display()))?;
         let mut file = BufWriter::new(file);
@@ -82,7 +82,7 @@ impl Input {
         let checkpoint = self.open()?;
         let tokens = self.ids();
         let positions = self.options.context(&checkpoint, tokens.len().saturating_add(tokens_max).saturating_add(1))?;
-        let room = Room { sequences: 1, positions, wanted: 1 };
+        let room = Room::full(1, positions, 1);
         let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
         let mut engine = Engine::new(executor, self.options.chunk());
         let answer = inspect::greedy(&mut engine, &tokens, tokens_max)?;

@@ -6,6 +6,7 @@ mod list;
 mod pull;
 mod rm;
 mod run;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,7 @@ pub struct Cli {
 enum Command {
     Run(run::Run),
     Chat(chat::Chat),
+    Serve(serve::Serve),
     Pull(pull::Pull),
     List(list::List),
     Rm(rm::Rm),
@@ -38,6 +40,7 @@ impl Cli {
         match self.command {
             Command::Run(command) => return command.run(),
             Command::Chat(command) => return command.run(),
+            Command::Serve(command) => return command.run(),
             Command::Pull(command) => command.run()?,
             Command::List(command) => command.run()?,
             Command::Rm(command) => command.run()?,

@@ -76,7 +76,7 @@ impl Run {
             None => CONTEXT_DEFAULT.max(tokens.len() + ANSWER_ROOM),
         };
         let positions = self.options.context(&checkpoint, wished.max(tokens.len() + 1))?;
-        let room = Room { sequences: 1, positions, wanted: 1 };
+        let room = Room::full(1, positions, 1);
         let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
         let mut engine = Engine::new(executor, self.options.chunk());
         let loaded = start.elapsed();

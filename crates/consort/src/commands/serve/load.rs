@@ -1,0 +1,177 @@
+//! Loading a model while the server already answers: how much memory it gets, and how far it is.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use engine::{Engine, EngineOptions, Service, WAITING_MAX};
+use kernels::{KvShape, PAGE_TOKENS};
+use model::{Checkpoint, Description};
+use server::{App, LoadStage, Progress, Served};
+use tokio::sync::oneshot;
+use tracing::info;
+
+use super::Serve;
+use crate::language::Language;
+use crate::options::Room;
+use crate::store::Store;
+
+/// The context that is offered unless asked otherwise, where the model has a longer one.
+const CONTEXT_DEFAULT: usize = 32 << 10;
+/// More full contexts than this are not worth their memory.
+const CONTEXTS_MAX: usize = 16;
+/// The part of the memory that is free now which keys and values may have.
+const MEMORY_PART: u64 = 4;
+/// What to go by where the system does not say how much memory is free.
+const MEMORY_DEFAULT: u64 = 8 << 30;
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "How much runs at once")]
+pub struct CacheOptions {
+    /// Tokens of all requests together whose keys and values are kept [default: a quarter of the free memory]
+    #[arg(long, value_name = "TOKENS")]
+    kv_tokens: Option<NonZeroUsize>,
+    /// The same as memory, such as 2G or 512M
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "kv_tokens")]
+    kv_memory: Option<u64>,
+    /// Requests that run side by side at most; others wait
+    #[arg(long, value_name = "COUNT", default_value = "64")]
+    max_running: NonZeroUsize,
+    /// Requests that wait at most; others are told when to come back
+    #[arg(long, value_name = "COUNT", default_value_t = WAITING_MAX)]
+    max_waiting: usize,
+    /// Guess this many tokens ahead where the text repeats itself; answers stay the same
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = guesses)]
+    speculate: usize,
+    /// Compute every prompt from its beginning, even if another one began alike
+    #[arg(long)]
+    no_prefix_cache: bool,
+}
+
+/// Loads the model on a thread of its own, and tells `app` how far it is. An error goes to `failed`.
+pub fn in_background(serve: Serve, app: Arc<App>, failed: oneshot::Sender<anyhow::Error>) -> Result<()> {
+    let begun = Instant::now();
+    let load = move || match load(&serve, &app) {
+        Ok(served) => {
+            let context = served.context;
+            app.set_stage(LoadStage::Ready(Arc::new(served)));
+            info!(seconds = begun.elapsed().as_secs_f64(), context, "ready: {}", app.config().model);
+        }
+        Err(error) => {
+            app.set_stage(LoadStage::Failed(format!("the model could not be loaded: {error:#}")));
+            // Nobody listens if the server is ending anyway.
+            let _ = failed.send(error);
+        }
+    };
+    thread::Builder::new().name("load".to_owned()).spawn(load).context("start a thread to load the model")?;
+    Ok(())
+}
+
+fn load(serve: &Serve, app: &App) -> Result<Served> {
+    let tell = |doing: &str, done: usize, total: usize| {
+        let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
+        app.set_stage(LoadStage::Loading(progress));
+    };
+    tell("finding its files", 0, 1);
+    let files = Store::from_environment()?.resolve(serve.model.as_deref())?;
+    let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
+    let language =
+        Language::open(&files.path, &checkpoint).with_context(|| format!("read the text side of {}", files.name))?;
+
+    let (room, kv_bytes) = serve.cache.room(serve, &checkpoint)?;
+    let layers = checkpoint.description().layers.len();
+    info!(layers, context = room.positions, kv_tokens = room.tokens, "loading {}", files.name);
+    let mut quarters = 0;
+    let executor = serve.options.load_with(&checkpoint, serve.threads.count(), room, &mut |done| {
+        tell("loading its layers", done, layers);
+        if done * 4 / layers.max(1) > quarters {
+            quarters = done * 4 / layers.max(1);
+            info!("{done} of {layers} layers are loaded");
+        }
+    })?;
+    let weights = executor.weight_bytes() + executor.head_bytes();
+    tell("preparing its vocabulary", 0, 1);
+    let options = EngineOptions {
+        chunk: serve.options.chunk(),
+        waiting_max: serve.cache.max_waiting,
+        prefix_cache: !serve.cache.no_prefix_cache,
+        speculate: serve.cache.speculate,
+    };
+    let engine = Engine::with_options(executor, options);
+    let service = Service::start(engine).context("start the engine's thread")?;
+    let Language { tokenizer, defaults, template } = language;
+    let mut served = Served::new(service, tokenizer, template, defaults)?;
+    served.memory_bytes = weights as u64 + kv_bytes;
+    Ok(served)
+}
+
+impl CacheOptions {
+    /// What to load the model with, and the bytes that keys and values take at most.
+    fn room(&self, serve: &Serve, checkpoint: &Checkpoint) -> Result<(Room, u64)> {
+        let Description { kv_heads, head_dim, ref layers, .. } = *checkpoint.description();
+        let kept = serve.options.kept_kv(checkpoint)?;
+        let token_bytes = (kept.token_bytes(KvShape { kv_heads, head_dim }) * layers.len()).max(1) as u64;
+        let fits = |memory: u64| usize::try_from(memory / token_bytes).unwrap_or(usize::MAX);
+        let spare = fits(free_memory().unwrap_or(MEMORY_DEFAULT) / MEMORY_PART);
+        let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
+        let wished = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
+        let positions = serve.options.context(checkpoint, wished)?;
+        let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
+        ensure!(
+            tokens >= positions,
+            "the K/V cache has room for {tokens} tokens, which is less than the context of {positions}: \
+             use a smaller --context or a larger --kv-tokens"
+        );
+        let sequences = self.max_running.get();
+        let wanted = sequences * (1 + self.speculate);
+        Ok((Room { sequences, positions, tokens, wanted }, token_bytes * tokens as u64))
+    }
+}
+
+/// Memory that programs can still have, where the system tells.
+fn free_memory() -> Option<u64> {
+    let table = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1 << 10)
+}
+
+/// More guesses than this are hardly ever right.
+fn guesses(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count <= 16).ok_or_else(|| "it must be a number from 0 to 16".to_owned())
+}
+
+/// A number of bytes as people write it.
+fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err("write it as 512M or 2G".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "write it as 512M or 2G".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "that is more than any machine has".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_written_with_or_without_a_unit() {
+        for (text, expected) in [("17", 17), ("2k", 2 << 10), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1 TB", 1 << 40)]
+        {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "G", "-1", "1.5G", "2X", "99999999999T"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+}

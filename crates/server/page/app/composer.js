@@ -1,0 +1,66 @@
+// The field that messages are written in, with its send and stop buttons.
+import { byId } from './dom.js';
+
+export class Composer {
+  #form = byId('composer');
+  #field = byId('prompt');
+  #send = byId('send');
+  #stop = byId('stop');
+
+  /** `onSend(text)` and `onStop()`. */
+  constructor({ onSend, onStop }) {
+    this.#form.addEventListener('submit', (event) => {
+      event.preventDefault();
+      const text = this.#field.value.trim();
+      if (!text || this.#send.hidden) return;
+      this.setText('');
+      onSend(text);
+    });
+    this.#field.addEventListener('keydown', (event) => {
+      // On a touch keyboard Enter is the only way to a new line; there the button sends.
+      if (event.key !== 'Enter' || event.shiftKey || event.isComposing || onTouchOnly()) return;
+      event.preventDefault();
+      this.#form.requestSubmit();
+    });
+    this.#field.addEventListener('input', () => this.#fit());
+    this.#stop.addEventListener('click', () => {
+      onStop();
+      this.focus();
+    });
+    document.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape' && !this.#stop.hidden && !document.querySelector('dialog[open]')) onStop();
+    });
+  }
+
+  setText(text) {
+    this.#field.value = text;
+    this.#fit();
+  }
+
+  setRunning(running) {
+    const focused = document.activeElement === this.#stop;
+    this.#send.hidden = running;
+    this.#stop.hidden = !running;
+    if (focused) this.focus();
+  }
+
+  focus() {
+    this.#field.focus();
+  }
+
+  /** Focuses the field where that does not raise a keyboard over half of the screen. */
+  focusGently() {
+    if (!onTouchOnly()) this.focus();
+  }
+
+  #fit() {
+    this.#send.disabled = !this.#field.value.trim();
+    if (CSS.supports('field-sizing', 'content')) return;
+    this.#field.style.height = 'auto';
+    this.#field.style.height = `${this.#field.scrollHeight}px`;
+  }
+}
+
+function onTouchOnly() {
+  return matchMedia('(pointer: coarse) and (hover: none)').matches;
+}

@@ -1,0 +1,79 @@
+// A conversation as a tree of messages. Editing and asking again add a branch beside the old one, so nothing that was
+// said is lost; `leaf` is the end of the branch on show. Plain data, kept as it is by store.js.
+
+const TITLE_CHARS_MAX = 60;
+
+/**
+ * A message: `id`, `parent` (id or null), `role` (user, assistant, tool), `content`. An assistant's may have `reasoning`,
+ * `toolCalls` (`{ id, name, arguments }`), `finish`, `error`, `usage`, `firstMs` and `totalMs`; a tool's has `callId`.
+ */
+export function newConversation(settings) {
+  const now = Date.now();
+  return { id: newId(), title: '', created: now, updated: now, settings: { ...settings }, messages: [], leaf: null };
+}
+
+/** Adds a message after `parent` and shows its branch. */
+export function addMessage(conversation, parent, message) {
+  const added = { id: newId(), parent, content: '', ...message };
+  conversation.messages.push(added);
+  conversation.leaf = added.id;
+  conversation.updated = Date.now();
+  if (!conversation.title && added.role === 'user') conversation.title = titleOf(added.content);
+  return added;
+}
+
+/** The messages from the first to `id`, by default those on show. */
+export function pathTo(conversation, id = conversation.leaf) {
+  const byId = new Map(conversation.messages.map((message) => [message.id, message]));
+  const path = [];
+  for (let message = byId.get(id); message; message = byId.get(message.parent)) path.push(message);
+  return path.reverse();
+}
+
+/** The versions of one message, oldest first: itself and its branches. */
+export function versionsOf(conversation, message) {
+  return conversation.messages.filter((other) => other.parent === message.parent && other.role === message.role);
+}
+
+/** Shows the branch through `id`, as far as it was last written. */
+export function showBranch(conversation, id) {
+  let leaf = id;
+  for (;;) {
+    const next = conversation.messages.findLast((message) => message.parent === leaf);
+    if (!next) break;
+    leaf = next.id;
+  }
+  conversation.leaf = leaf;
+}
+
+/** Messages as the API takes them. Reasoning stays here: templates want answers only. Nothing was said in an answer that failed at once. */
+export function toApi(path, system) {
+  const said = path.filter((message) => message.role !== 'assistant' || message.content || message.toolCalls);
+  const messages = said.map((message) => {
+    if (message.role === 'tool') return { role: 'tool', tool_call_id: message.callId, content: message.content };
+    const calls = (message.toolCalls ?? []).map((call) => ({ id: call.id, type: 'function', function: { name: call.name, arguments: call.arguments } }));
+    return { role: message.role, content: message.content, ...(calls.length && { tool_calls: calls }) };
+  });
+  return system ? [{ role: 'system', content: system }, ...messages] : messages;
+}
+
+/** The branch on show, to read or to keep. */
+export function toMarkdown(conversation) {
+  const names = { user: 'You', assistant: 'Assistant', tool: 'Tool' };
+  const parts = pathTo(conversation).map((message) => {
+    const calls = (message.toolCalls ?? []).map((call) => `\n\n\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``).join('');
+    return `## ${names[message.role]}\n\n${message.content}${calls}`;
+  });
+  const system = conversation.settings.system ? [`## System\n\n${conversation.settings.system}`] : [];
+  return [`# ${conversation.title || 'Conversation'}`, ...system, ...parts].join('\n\n') + '\n';
+}
+
+function titleOf(text) {
+  const line = text.trim().split('\n', 1)[0];
+  return line.length > TITLE_CHARS_MAX ? `${line.slice(0, TITLE_CHARS_MAX - 1).trimEnd()}…` : line;
+}
+
+/** crypto.randomUUID exists only on secure origins, and a LAN address over HTTP is none. */
+function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, '0')).join('');
+}

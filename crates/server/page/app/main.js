@@ -1,0 +1,52 @@
+// Puts the page together, and turns its address into what is on show: #chat, #chat/ID or #status.
+import { Chat } from './chat.js';
+import { byId } from './dom.js';
+import { drawIcons } from './icons.js';
+import { Server } from './server.js';
+import { showState } from './state.js';
+import { StatusView } from './status-view.js';
+import { Store } from './store.js';
+import { startTheme } from './theme.js';
+import { toast } from './toast.js';
+
+drawIcons();
+startTheme();
+const server = new Server();
+const status = new StatusView();
+const store = await Store.open();
+const chat = new Chat(store, server);
+let askedForKey = false;
+
+server.onChange(() => {
+  showState(server);
+  status.show(server);
+  if (server.error?.status === 401 && !askedForKey) {
+    askedForKey = true;
+    chat.askForKey();
+  }
+});
+addEventListener('hashchange', route);
+byId('skip').addEventListener('click', (event) => {
+  event.preventDefault();
+  if (byId('chat').hidden) location.hash = '#chat';
+  chat.focus();
+});
+if (!store.lasting) toast('This browser keeps no data: conversations end with the page.');
+await route();
+document.documentElement.dataset.started = '';
+
+async function route() {
+  const [view, id = ''] = location.hash.slice(1).split('/');
+  const onStatus = view === 'status';
+  byId('chat').hidden = onStatus;
+  byId('status').hidden = !onStatus;
+  mark('tab-status', onStatus);
+  mark('tab-chat', !onStatus);
+  server.watch(onStatus);
+  if (!onStatus) await chat.open(id);
+}
+
+function mark(id, current) {
+  if (current) byId(id).setAttribute('aria-current', 'page');
+  else byId(id).removeAttribute('aria-current');
+}

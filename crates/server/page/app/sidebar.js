@@ -1,0 +1,144 @@
+// The list of conversations: open, rename, export, delete. On a narrow screen it is a drawer.
+import { toMarkdown } from './conversation.js';
+import { byId, h, setText } from './dom.js';
+import { iconButton } from './icons.js';
+
+export class Sidebar {
+  #list = byId('conversations');
+  #panel = byId('sidebar');
+  #menu = byId('menu');
+  #narrow = matchMedia('(max-width: 52rem)');
+  #actions;
+  #rows = new Map();
+
+  /** `actions`: create(), rename(id, title), remove(id). Opening one is a link to its address. */
+  constructor(actions) {
+    this.#actions = actions;
+    byId('new-chat').addEventListener('click', () => {
+      this.close();
+      actions.create();
+    });
+    this.#menu.addEventListener('click', () => this.#setOpen(!document.body.classList.contains('drawer')));
+    byId('shade').addEventListener('click', () => this.close());
+    this.#panel.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape' && document.body.classList.contains('drawer')) this.close();
+    });
+    this.#narrow.addEventListener('change', () => this.#setOpen(false));
+    this.#setOpen(false);
+  }
+
+  /** Rows are kept and changed in place: nothing vanishes between press and release of a button, and a menu stays open. */
+  show(conversations, currentId, runningIds) {
+    const rows = conversations.map((conversation) => {
+      const row = this.#rows.get(conversation.id) ?? new Row(conversation.id, this.#actions, () => this.close());
+      row.show(conversation, conversation.id === currentId, runningIds.has(conversation.id));
+      return row;
+    });
+    this.#rows = new Map(rows.map((row) => [row.id, row]));
+    for (const element of [...this.#list.children]) {
+      if (!this.#rows.has(element.dataset.id)) element.remove();
+    }
+    rows.forEach(({ element }, place) => {
+      const there = this.#list.children[place];
+      if (there !== element) this.#list.insertBefore(element, there ?? null);
+    });
+  }
+
+  close() {
+    const open = document.body.classList.contains('drawer');
+    this.#setOpen(false);
+    if (open) this.#menu.focus();
+  }
+
+  #setOpen(open) {
+    const narrow = this.#narrow.matches;
+    document.body.classList.toggle('drawer', narrow && open);
+    this.#menu.setAttribute('aria-expanded', String(narrow && open));
+    this.#panel.inert = narrow && !open;
+    byId('stage').inert = narrow && open;
+    if (narrow && open) byId('new-chat').focus();
+  }
+}
+
+/** One conversation in the list. */
+class Row {
+  #actions;
+  #conversation;
+  #link;
+  #more;
+  #menu;
+
+  constructor(id, actions, close) {
+    this.id = id;
+    this.#actions = actions;
+    this.#link = h('a', { href: `#chat/${id}`, onclick: close });
+    this.#menu = h('div', { class: 'menu', id: `menu-${id}`, popover: 'auto' },
+      this.#item('Rename', () => this.#rename()),
+      this.#item('Export as Markdown', () => this.#export('md', 'text/markdown', toMarkdown(this.#conversation))),
+      this.#item('Export as JSON', () => this.#export('json', 'application/json', JSON.stringify(this.#conversation, null, 2))),
+      this.#item('Delete', () => actions.remove(id), 'danger'));
+    this.#more = iconButton('more', 'Actions', null, { popovertarget: this.#menu.id });
+    // Fixed to the window, since the list scrolls and would cut it off.
+    this.#menu.addEventListener('beforetoggle', () => {
+      const { left, bottom } = this.#more.getBoundingClientRect();
+      this.#menu.style.left = `${Math.max(8, Math.min(left, innerWidth - 208))}px`;
+      this.#menu.style.top = `${Math.min(bottom + 4, innerHeight - 184)}px`;
+    });
+    this.element = h('li', { 'data-id': id }, this.#link, this.#more, this.#menu);
+  }
+
+  show(conversation, current, running) {
+    this.#conversation = conversation;
+    setText(this.#link, this.#name);
+    this.#link.title = this.#name;
+    if (current) this.#link.setAttribute('aria-current', 'page');
+    else this.#link.removeAttribute('aria-current');
+    this.#more.setAttribute('aria-label', `Actions for ${this.#name}`);
+    this.element.classList.toggle('running', running);
+  }
+
+  get #name() {
+    return this.#conversation.title || 'New chat';
+  }
+
+  #item(label, act, kind = null) {
+    return h('button', { type: 'button', class: kind, onclick: () => { this.#menu.hidePopover(); act(); } }, label);
+  }
+
+  #export(ending, type, text) {
+    download(`${this.#name}.${ending}`, type, text);
+  }
+
+  #rename() {
+    const { title } = this.#conversation;
+    const field = h('input', { 'aria-label': 'Title', value: title, maxlength: '120' });
+    const form = h('form', {}, field);
+    let ended = false;
+    const end = (name, focus) => {
+      if (ended) return;
+      ended = true;
+      this.element.replaceChildren(this.#link, this.#more, this.#menu);
+      if (focus) this.#link.focus();
+      this.#actions.rename(this.id, name || title);
+    };
+    form.addEventListener('submit', (event) => {
+      event.preventDefault();
+      end(field.value.trim(), true);
+    });
+    field.addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape') return;
+      event.stopPropagation();
+      end(title, true);
+    });
+    field.addEventListener('blur', () => end(field.value.trim(), false));
+    this.element.replaceChildren(form);
+    field.select();
+  }
+}
+
+function download(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  const link = h('a', { href: address, download: name.replace(/[\\/:*?"<>|\n]+/g, ' ').trim() });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 0);
+}

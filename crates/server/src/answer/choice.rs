@@ -1,0 +1,138 @@
+//! `Choice`: one sequence of an answer, from tokens to text, reasoning and calls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use engine::{Logprobs, Sampled, Ticket};
+use text::{Delta, Detokenizer, ReplyParser, StopStrings, Stopped};
+use types::TokenId;
+
+use super::{Finish, Part, Token};
+
+pub(super) struct Choice {
+    /// Dropping the ticket cancels the request; the flag says that this is no loss.
+    running: Option<(Ticket, Arc<AtomicBool>)>,
+    /// Kept where its log probabilities are wanted.
+    prompt: Vec<TokenId>,
+    text: Option<(Detokenizer, StopStrings)>,
+    /// None: all text is text.
+    parser: Option<ReplyParser>,
+    wants_tokens: bool,
+    /// The last that was said was reasoning.
+    reasoning: bool,
+    called: bool,
+    ended: bool,
+}
+
+impl Choice {
+    pub fn new(detokenizer: Detokenizer, stops: StopStrings, parser: Option<ReplyParser>) -> Self {
+        Self {
+            running: None,
+            prompt: Vec::new(),
+            text: Some((detokenizer, stops)),
+            parser,
+            wants_tokens: false,
+            reasoning: false,
+            called: false,
+            ended: false,
+        }
+    }
+
+    /// Parts tell their tokens.
+    pub fn with_tokens(mut self) -> Self {
+        self.wants_tokens = true;
+        self
+    }
+
+    /// The prompt opened the reasoning.
+    pub fn with_reasoning(mut self, reasoning: bool) -> Self {
+        self.reasoning = reasoning;
+        self
+    }
+
+    /// The first part tells the prompt's tokens.
+    pub fn with_prompt(mut self, prompt: Vec<TokenId>) -> Self {
+        self.prompt = prompt;
+        self
+    }
+
+    /// `satisfied` is set when the answer is complete before the engine says so.
+    pub fn run(&mut self, ticket: Ticket, satisfied: Arc<AtomicBool>) {
+        self.running = Some((ticket, satisfied));
+    }
+
+    /// The answer is complete. Cancels what may still run.
+    pub fn stop(&mut self) {
+        if let Some((_ticket, satisfied)) = self.running.take() {
+            satisfied.store(true, Ordering::Relaxed);
+        }
+        self.ended = true;
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    pub fn has_called(&self) -> bool {
+        self.called
+    }
+
+    /// Whether the last token was part of reasoning, as far as can be told.
+    pub fn is_reasoning(&self) -> bool {
+        self.reasoning
+    }
+
+    pub fn prompt_tokens(&mut self, logprobs: Vec<Option<Logprobs>>) -> Vec<Token> {
+        let tokens = std::mem::take(&mut self.prompt).into_iter().zip(logprobs);
+        tokens.map(|(id, logprobs)| Token { id, logprobs }).collect()
+    }
+
+    /// What this token makes certain, and whether the answer ends with it.
+    pub fn token(&mut self, sampled: Sampled) -> (Option<Part>, Option<Finish>) {
+        let Some((detokenizer, stops)) = &mut self.text else { return (None, None) };
+        let piece = detokenizer.push(sampled.token);
+        let (deltas, finish) = match stops.push(&piece) {
+            Stopped::No { text } => (self.parse(&text), None),
+            Stopped::Yes { text, stop } => {
+                let mut deltas = self.parse(&text);
+                deltas.extend(self.parse_end());
+                (deltas, Some(Finish::StopString(stop)))
+            }
+        };
+        let token = Token { id: sampled.token, logprobs: sampled.logprobs };
+        let tokens = if self.wants_tokens { vec![token] } else { Vec::new() };
+        (self.said(deltas, tokens), finish)
+    }
+
+    /// What was held back until now, when no more tokens come.
+    pub fn finish(&mut self) -> Option<Part> {
+        let (detokenizer, mut stops) = self.text.take()?;
+        let text = match stops.push(&detokenizer.finish()) {
+            Stopped::No { text } => text + &stops.finish(),
+            Stopped::Yes { text, .. } => text,
+        };
+        let mut deltas = self.parse(&text);
+        deltas.extend(self.parse_end());
+        self.said(deltas, Vec::new())
+    }
+
+    fn said(&mut self, deltas: Vec<Delta>, tokens: Vec<Token>) -> Option<Part> {
+        if let Some(last) = deltas.last() {
+            self.reasoning = matches!(last, Delta::Reasoning(_));
+        }
+        self.called |= deltas.iter().any(|delta| matches!(delta, Delta::ToolCall { .. }));
+        (!deltas.is_empty() || !tokens.is_empty()).then_some(Part::Said { deltas, tokens })
+    }
+
+    fn parse(&mut self, text: &str) -> Vec<Delta> {
+        match &mut self.parser {
+            _ if text.is_empty() => Vec::new(),
+            Some(parser) => parser.push(text),
+            None => vec![Delta::Text(text.to_owned())],
+        }
+    }
+
+    fn parse_end(&mut self) -> Vec<Delta> {
+        self.parser.take().map_or_else(Vec::new, ReplyParser::finish)
+    }
+}

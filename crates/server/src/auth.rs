@@ -1,0 +1,136 @@
+//! API keys: who may ask, and who asks.
+//!
+//! Keys are kept and compared as digests of one length, in constant time, and all of them are looked at: neither a
+//! key's length nor its place in the list can be told from the time of an answer.
+
+use std::fmt;
+
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::Next;
+use axum::response::Response;
+use engine::Tenant;
+use sha2::{Digest, Sha256};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+use crate::app::Shared;
+use crate::error::{ApiError, ErrorKind};
+
+/// The most keys, and the longest one.
+pub const KEYS_MAX: usize = 4096;
+pub const KEY_BYTES_MAX: usize = 4096;
+
+/// The keys of a server. None: everybody may ask, and all are one tenant.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Vec<[u8; 32]>);
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    #[error("an API key is empty")]
+    Empty,
+    #[error("an API key has characters that a header cannot carry")]
+    NotVisible,
+    #[error("an API key is longer than {KEY_BYTES_MAX} bytes")]
+    TooLong,
+    #[error("there are more than {KEYS_MAX} API keys")]
+    TooMany,
+}
+
+/// Who sent a request; put into its extensions by [`admit`].
+#[derive(Clone, Copy, Debug)]
+pub struct Caller(pub Tenant);
+
+impl ApiKeys {
+    pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Result<Self, KeyError> {
+        let digests = keys.into_iter().map(|key| match key.as_ref() {
+            "" => Err(KeyError::Empty),
+            key if key.len() > KEY_BYTES_MAX => Err(KeyError::TooLong),
+            key if !key.bytes().all(|byte| byte.is_ascii_graphic()) => Err(KeyError::NotVisible),
+            key => Ok(digest(key.as_bytes())),
+        });
+        let digests: Vec<_> = digests.take(KEYS_MAX + 1).collect::<Result<_, _>>()?;
+        if digests.len() > KEYS_MAX { Err(KeyError::TooMany) } else { Ok(Self(digests)) }
+    }
+
+    /// Lines of a file: one key each; empty lines and those that begin with `#` are left out.
+    pub fn lines(text: &str) -> impl Iterator<Item = &str> {
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The tenant that this key stands for.
+    fn tenant(&self, key: &[u8]) -> Option<Tenant> {
+        let given = digest(key);
+        let mut found = 0u64;
+        for (index, known) in self.0.iter().enumerate() {
+            found.conditional_assign(&(index as u64 + 1), known.ct_eq(&given));
+        }
+        (found != 0).then_some(Tenant(found))
+    }
+}
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ApiKeys({})", self.0.len())
+    }
+}
+
+/// Lets those with a key through, and notes whose key it is.
+pub async fn admit(State(app): State<Shared>, mut request: Request, next: Next) -> Result<Response, ApiError> {
+    let keys = &app.config().keys;
+    let tenant = if keys.is_empty() {
+        Tenant(0)
+    } else {
+        let given = given_key(request.headers()).ok_or_else(|| refused("an API key is needed", "missing_api_key"))?;
+        keys.tenant(given).ok_or_else(|| refused("this API key is not known", "invalid_api_key"))?
+    };
+    request.extensions_mut().insert(Caller(tenant));
+    Ok(next.run(request).await)
+}
+
+/// `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
+fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
+    if let Some(key) = headers.get("x-api-key") {
+        return Some(key.as_bytes());
+    }
+    let (scheme, key) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+fn refused(message: &str, code: &'static str) -> ApiError {
+    ApiError::new(ErrorKind::Authentication, message).code(code)
+}
+
+fn digest(key: &[u8]) -> [u8; 32] {
+    Sha256::digest(key).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_is_a_tenant_of_its_own() {
+        let keys = ApiKeys::new(["one", "two"]).unwrap();
+        assert_eq!(keys.tenant(b"one").map(|tenant| tenant.0), Some(1));
+        assert_eq!(keys.tenant(b"two").map(|tenant| tenant.0), Some(2));
+        assert!(keys.tenant(b"on").is_none() && keys.tenant(b"").is_none());
+    }
+
+    #[test]
+    fn keys_that_no_header_can_carry_are_refused() {
+        for (key, error) in [("", KeyError::Empty), ("a b", KeyError::NotVisible), ("é", KeyError::NotVisible)] {
+            assert_eq!(ApiKeys::new([key]).err(), Some(error));
+        }
+        assert_eq!(ApiKeys::new([&*"k".repeat(KEY_BYTES_MAX + 1)]).err(), Some(KeyError::TooLong));
+    }
+
+    #[test]
+    fn a_file_of_keys_may_have_comments() {
+        assert_eq!(ApiKeys::lines("# ours\nalpha\n\n  beta \n").collect::<Vec<_>>(), ["alpha", "beta"]);
+    }
+}

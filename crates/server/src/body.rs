@@ -1,0 +1,134 @@
+//! `Body<T>`: a JSON body, bounded, with the field at fault named when it cannot be read.
+
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::CONTENT_TYPE;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::app::Shared;
+use crate::error::{ApiError, ErrorKind};
+
+/// Whoever sends more slowly does not want an answer.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The body of a request, as `T` reads it. Fields that `T` does not know are left alone.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Shared> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        let media = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let media = media.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        if media != "application/json" {
+            return Err(ApiError::new(ErrorKind::MediaType, "the body must be application/json"));
+        }
+        let max = app.config().body_bytes_max;
+        let too_large = || ApiError::new(ErrorKind::TooLarge, format!("the body is longer than {max} bytes"));
+        let declared = request.headers().get(axum::http::header::CONTENT_LENGTH);
+        if declared.and_then(|value| value.to_str().ok()?.parse::<u64>().ok()).is_some_and(|bytes| bytes > max as u64) {
+            return Err(too_large());
+        }
+        let late = |_| ApiError::new(ErrorKind::Invalid, "the body took too long to arrive").code("body_timeout");
+        let bytes = timeout(BODY_TIME_MAX, to_bytes(request.into_body(), max)).await.map_err(late)?;
+        // Beyond the limit and a broken connection look alike here; to the latter nobody listens.
+        let bytes = bytes.map_err(|_| too_large())?;
+        parse(&bytes).map(Self)
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // A list would be read as the fields in their order, which nobody means.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return Err(ApiError::new(ErrorKind::Invalid, "the body must be a JSON object").code("invalid_type"));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        let error = ApiError::new(ErrorKind::Invalid, format!("the body cannot be read: {inner}"));
+        match inner.classify() {
+            serde_json::error::Category::Data if path != "." => error.code("invalid_type").param(path),
+            serde_json::error::Category::Data => error.code("invalid_type"),
+            _ => error.code("invalid_json"),
+        }
+    })?;
+    let rest = reader.end().map_err(|error| ApiError::new(ErrorKind::Invalid, format!("after the body: {error}")));
+    rest.map_err(|error| error.code("invalid_json"))?;
+    if serde_json::from_slice(bytes).is_ok_and(|body: Value| has_numbered_type(&body)) {
+        return Err(ApiError::new(ErrorKind::Invalid, "a `type` must be a string").code("invalid_type").param("type"));
+    }
+    Ok(value)
+}
+
+/// Whether the `type` of some part is a number, which would be read as that of the kind with this number. What only the model or a
+/// tool will read may say what it likes.
+fn has_numbered_type(value: &Value) -> bool {
+    const FREE: [&str; 8] = [
+        "arguments",
+        "chat_template_kwargs",
+        "guided_json",
+        "input_schema",
+        "json",
+        "metadata",
+        "parameters",
+        "schema",
+    ];
+    match value {
+        Value::Array(parts) => parts.iter().any(has_numbered_type),
+        Value::Object(fields) => fields.iter().any(|(name, value)| match name.as_str() {
+            "type" => value.is_number(),
+            "input" if value.is_object() => false,
+            name => !FREE.contains(&name) && has_numbered_type(value),
+        }),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Example {
+        list: Vec<u32>,
+    }
+
+    fn check(json: &str, code: &str, param: Option<&str>) {
+        let error = parse::<Example>(json.as_bytes()).unwrap_err();
+        assert_eq!((error.code, error.param.as_deref()), (Some(code), param), "{json}");
+    }
+
+    #[test]
+    fn the_field_at_fault_is_named() {
+        check(r#"{"list": [1, "x"]}"#, "invalid_type", Some("list[1]"));
+        check(r#"{"list": 7}"#, "invalid_type", Some("list"));
+        check("{}", "invalid_type", None);
+        check("[[1]]", "invalid_type", None);
+        check("7", "invalid_type", None);
+    }
+
+    #[test]
+    fn what_is_not_json_is_said_to_be_that() {
+        check(r#"{"list": ["#, "invalid_json", None);
+        check(r#"{"list": []} x"#, "invalid_json", None);
+        check("\u{0}", "invalid_json", None);
+    }
+
+    #[test]
+    fn a_type_is_not_a_number() {
+        check(r#"{"list": [], "other": [{"type": 0}]}"#, "invalid_type", Some("type"));
+        for free in [r#"{"list": [], "input": {"type": 0}}"#, r#"{"list": [], "other": {"parameters": {"type": 0}}}"#] {
+            assert!(parse::<Example>(free.as_bytes()).is_ok(), "{free}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_left_alone() {
+        assert_eq!(parse::<Example>(br#"{"list": [7], "other": {}}"#).unwrap().list, [7]);
+    }
+}

@@ -1,0 +1,209 @@
+//! Seen from outside: whether the server lives, whether it can answer, what it is doing, and a span for each request.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Serialize;
+use tracing::{Instrument, info, info_span};
+use utoipa::ToSchema;
+
+use crate::app::Shared;
+use crate::error::ApiError;
+use crate::identity;
+use crate::state::{LoadStage, Progress};
+
+pub fn open() -> Router<Shared> {
+    Router::new().route("/health", get(health)).route("/ready", get(ready))
+}
+
+pub fn guarded() -> Router<Shared> {
+    Router::new().route("/metrics", get(metrics)).route("/status", get(status))
+}
+
+/// The process lives
+#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "It does", body = Health)))]
+async fn health() -> Json<Health> {
+    Json(Health { status: "ok" })
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Health {
+    /// Always `ok`
+    #[schema(value_type = String)]
+    status: &'static str,
+}
+
+/// A model can answer now
+#[utoipa::path(
+    get, path = "/ready", tag = "server",
+    responses(
+        (status = 200, description = "It can", body = Readiness),
+        (status = 503, description = "Not yet, or not any more", body = Readiness),
+    )
+)]
+async fn ready(State(app): State<Shared>) -> Response {
+    let stage = app.stage();
+    let readiness = Readiness::new(&app.config().model, &stage);
+    match stage.served() {
+        Ok(_) => Json(readiness).into_response(),
+        Err(error) => {
+            let wait = error.retry_after.map_or(1, |wait| wait.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, wait.to_string())], Json(readiness))
+                .into_response()
+        }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Readiness {
+    model: String,
+    /// `loading`, `ready`, `failed` or `draining`
+    #[schema(value_type = String)]
+    state: &'static str,
+    /// Why it is not ready
+    reason: Option<String>,
+    progress: Option<ProgressBody>,
+}
+
+/// How far loading is
+#[derive(Serialize, ToSchema)]
+pub struct ProgressBody {
+    doing: String,
+    done: u64,
+    total: u64,
+    /// From 0 to 1
+    fraction: f64,
+}
+
+impl Readiness {
+    fn new(model: &str, stage: &LoadStage) -> Self {
+        let progress = match stage {
+            LoadStage::Loading(progress) => Some(ProgressBody::from(progress)),
+            _ => None,
+        };
+        let reason = stage.served().err().map(|error| error.message);
+        Self { model: model.to_owned(), state: stage.name(), reason, progress }
+    }
+}
+
+impl From<&Progress> for ProgressBody {
+    fn from(progress: &Progress) -> Self {
+        let Progress { doing, done, total } = progress.clone();
+        Self { doing, done, total, fraction: progress.fraction() }
+    }
+}
+
+/// Numbers in Prometheus' text format
+#[utoipa::path(
+    get, path = "/metrics", tag = "server", security(("key" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "OpenMetrics text", body = String, content_type = METRICS_TYPE),
+        (status = 401, description = "No key, or an unknown one", body = crate::error::OpenAiBody),
+    )
+)]
+async fn metrics(State(app): State<Shared>) -> Response {
+    let stats = app.stage().served().ok().map(|served| served.service.stats());
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], app.metrics().text(stats)).into_response()
+}
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the server is doing, for the page
+#[utoipa::path(
+    get, path = "/status", tag = "server", security(("key" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "As of now", body = Status),
+        (status = 401, description = "No key, or an unknown one", body = crate::error::OpenAiBody),
+    )
+)]
+async fn status(State(app): State<Shared>) -> Json<Status> {
+    let stage = app.stage();
+    let readiness = Readiness::new(&app.config().model, &stage);
+    let served = stage.served().ok();
+    let (stats, page_tokens) = served
+        .as_ref()
+        .map_or_else(Default::default, |served| (served.service.stats(), served.service.capacity().page_tokens));
+    Json(Status {
+        model: readiness.model,
+        state: readiness.state,
+        reason: readiness.reason,
+        progress: readiness.progress,
+        context: served.as_ref().map(|served| served.context),
+        memory_bytes: served.as_ref().map(|served| served.memory_bytes),
+        kv: KvStatus {
+            tokens_total: stats.pages_total * page_tokens,
+            tokens_used: stats.pages_total.saturating_sub(stats.pages_free) * page_tokens,
+            tokens_cached: stats.pages_cached * page_tokens,
+        },
+        requests: RequestStatus { running: stats.running, waiting: stats.waiting, finished: stats.finished.total() },
+        tokens: TokenStatus { prompt_total: stats.prefix_lookup_tokens, generated_total: stats.decoded_tokens },
+        uptime_s: app.uptime().as_secs_f64(),
+    })
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Status {
+    model: String,
+    /// `loading`, `ready`, `failed` or `draining`
+    #[schema(value_type = String)]
+    state: &'static str,
+    reason: Option<String>,
+    progress: Option<ProgressBody>,
+    /// Tokens that a prompt and its answer may have together
+    context: Option<usize>,
+    memory_bytes: Option<u64>,
+    kv: KvStatus,
+    requests: RequestStatus,
+    tokens: TokenStatus,
+    uptime_s: f64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct KvStatus {
+    tokens_total: usize,
+    tokens_used: usize,
+    /// Free, but found again until they are needed
+    tokens_cached: usize,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct RequestStatus {
+    running: usize,
+    waiting: usize,
+    finished: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct TokenStatus {
+    prompt_total: u64,
+    generated_total: u64,
+}
+
+/// One span for each request, and one line when its response begins.
+pub async fn trace(request: Request, next: Next) -> Response {
+    let id = identity::fresh("req_");
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let span = info_span!("http", request = %id);
+    let begun = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let error = response.extensions().get::<ApiError>().map(|error| error.message.as_str());
+    span.in_scope(|| {
+        let (status, ms) = (response.status().as_u16(), begun.elapsed().as_millis());
+        info!(%method, path, status, ms, error, "response");
+    });
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        // What OpenAI's clients look at, and Anthropic's.
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), value.clone());
+        response.headers_mut().insert(HeaderName::from_static("request-id"), value);
+    }
+    response
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(health, ready, metrics, status))]
+pub struct Paths;

@@ -1,0 +1,137 @@
+//! The body of `/v1/chat/completions`, and how it becomes an [`Ask`].
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::format::ResponseFormat;
+use super::message::{ChatMessage, messages};
+use super::tool::{Tool, ToolChoiceField, tool_choice, tools};
+use crate::answer::{Ask, Chat, Input, Turn};
+use crate::error::ApiError;
+use crate::openai::generation::generation_request;
+
+generation_request! {
+    /// A conversation to go on with. Fields that are not listed here are ignored.
+    #[derive(Debug, Deserialize, ToSchema)]
+    pub struct ChatRequest {
+        #[schema(min_items = 1, max_items = 8192)]
+        pub messages: Vec<ChatMessage>,
+        /// Tokens that the answer has at most; absent: as many as fit
+        #[schema(minimum = 1, maximum = 4_294_967_295_u32)]
+        pub max_completion_tokens: Option<u32>,
+        /// The older name of `max_completion_tokens`
+        #[schema(minimum = 1, maximum = 4_294_967_295_u32)]
+        pub max_tokens: Option<u32>,
+        /// Tell the log probability of each token
+        pub logprobs: Option<bool>,
+        /// And those of the likeliest tokens in its place
+        #[schema(maximum = 20)]
+        pub top_logprobs: Option<usize>,
+        pub response_format: Option<ResponseFormat>,
+        #[schema(max_items = 512)]
+        pub tools: Option<Vec<Tool>>,
+        pub tool_choice: Option<ToolChoiceField>,
+        /// Whether one answer may call more than one tool; true by default
+        pub parallel_tool_calls: Option<bool>,
+        /// Variables of the model's template, such as `enable_thinking`
+        #[schema(value_type = Option<Object>)]
+        pub chat_template_kwargs: Option<Map<String, Value>>,
+        /// A variable of templates that know it; `none` also turns thinking off
+        pub reasoning_effort: Option<String>,
+        /// False: do not begin the assistant's turn
+        pub add_generation_prompt: Option<bool>,
+        /// The last message is the beginning of the answer
+        pub continue_final_message: Option<bool>,
+        /// Not supported, and refused: `["text"]` is all there is
+        pub modalities: Option<Vec<String>>,
+        /// Not supported, and refused
+        #[schema(value_type = Option<Object>)]
+        pub audio: Option<Value>,
+        /// Not supported, and refused: use `tools`
+        #[schema(value_type = Option<Object>)]
+        pub functions: Option<Value>,
+        /// Not supported, and refused: use `tool_choice`
+        #[schema(value_type = Option<Object>)]
+        pub function_call: Option<Value>,
+        /// Not supported, and refused
+        #[schema(value_type = Option<Object>)]
+        pub prediction: Option<Value>,
+        /// Not supported, and refused
+        #[schema(value_type = Option<Object>)]
+        pub web_search_options: Option<Value>,
+    }
+}
+
+impl ChatRequest {
+    pub fn into_ask(mut self) -> Result<Ask, ApiError> {
+        self.refuse_unsupported()?;
+        let tools = tools(self.tools.take().unwrap_or_default())?;
+        let mut ask = Ask::new(Input::Chat(Chat {
+            messages: messages(std::mem::take(&mut self.messages))?,
+            tool_choice: tool_choice(self.tool_choice.take(), &tools)?,
+            tools,
+            one_call_only: !self.parallel_tool_calls.unwrap_or(true),
+            template_args: self.template_args(),
+            turn: turn(self.add_generation_prompt, self.continue_final_message)?,
+        }));
+        self.generation(&mut ask)?;
+        if let Some(format) = self.response_format.take() {
+            let format = format.grammar()?;
+            if format.is_some() && ask.grammar.is_some() {
+                let message = "response_format and vLLM's structured outputs exclude each other";
+                return Err(ApiError::invalid("response_format", message));
+            }
+            ask.grammar = ask.grammar.or(format);
+        }
+        ask.tokens_max = self.max_completion_tokens.or(self.max_tokens).map(|tokens| tokens as usize);
+        if ask.tokens_max == Some(0) {
+            return Err(ApiError::invalid("max_completion_tokens", "an answer has at least one token"));
+        }
+        ask.logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (true, top) => Some(top.unwrap_or(0)),
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true")),
+        };
+        Ok(ask)
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        if self.modalities.iter().flatten().any(|modality| modality != "text") {
+            return Err(ApiError::unsupported("modalities", "answers are text only"));
+        }
+        let fields = [
+            ("audio", &self.audio, "answers are text only"),
+            ("functions", &self.functions, "functions are called tools: use `tools`"),
+            ("function_call", &self.function_call, "functions are called tools: use `tool_choice`"),
+            ("prediction", &self.prediction, "predicted outputs are not supported"),
+            ("web_search_options", &self.web_search_options, "this server does not search the web"),
+        ];
+        let given = fields.into_iter().find(|(_, value, _)| value.is_some());
+        given.map_or(Ok(()), |(name, _, message)| Err(ApiError::unsupported(name, message)))
+    }
+
+    fn template_args(&mut self) -> Map<String, Value> {
+        let mut args = self.chat_template_kwargs.take().unwrap_or_default();
+        if let Some(effort) = self.reasoning_effort.take() {
+            if effort == "none" {
+                args.entry("enable_thinking").or_insert(Value::Bool(false));
+            }
+            args.entry("reasoning_effort").or_insert(Value::String(effort));
+        }
+        args
+    }
+}
+
+/// Where the answer begins.
+pub fn turn(add_generation_prompt: Option<bool>, continue_final_message: Option<bool>) -> Result<Turn, ApiError> {
+    match (continue_final_message.unwrap_or(false), add_generation_prompt) {
+        (true, Some(true)) => {
+            let message = "an answer cannot both continue the last message and begin a new one";
+            Err(ApiError::invalid("continue_final_message", message))
+        }
+        (true, _) => Ok(Turn::Continued),
+        (false, Some(false)) => Ok(Turn::Open),
+        (false, _) => Ok(Turn::New),
+    }
+}

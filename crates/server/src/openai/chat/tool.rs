@@ -1,0 +1,110 @@
+//! Tools as OpenAI's clients describe them, and which of them is to be called.
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::answer::ToolChoice;
+use crate::error::ApiError;
+
+/// The most tools of one request, and the longest name.
+pub const TOOLS_MAX: usize = 512;
+const NAME_BYTES_MAX: usize = 256;
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct Tool {
+    /// Always `function`
+    pub r#type: ToolType,
+    pub function: Function,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolType {
+    Function,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct Function {
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: String,
+    pub description: Option<String>,
+    /// The JSON schema of its arguments
+    #[schema(value_type = Option<Object>)]
+    pub parameters: Option<Map<String, Value>>,
+    /// Arguments always follow the schema when a call is forced; otherwise they are what the model writes
+    pub strict: Option<bool>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected none, auto, required, or a function by its name")]
+pub enum ToolChoiceField {
+    Mode(ToolMode),
+    Named(NamedTool),
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolMode {
+    None,
+    Auto,
+    Required,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct NamedTool {
+    pub r#type: ToolType,
+    pub function: NamedFunction,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct NamedFunction {
+    pub name: String,
+}
+
+/// The tools in the inner form, checked.
+pub fn tools(tools: Vec<Tool>) -> Result<Vec<Value>, ApiError> {
+    if tools.len() > TOOLS_MAX {
+        return Err(ApiError::invalid("tools", format!("there are more than {TOOLS_MAX} tools")));
+    }
+    let mut names = HashSet::new();
+    let check = |(index, Tool { r#type: ToolType::Function, function }): (usize, Tool)| {
+        let at = format!("tools[{index}].function.name");
+        let Function { name, description, parameters, strict } = function;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(ApiError::invalid(at, "the name of a tool is a word of at most 256 bytes"));
+        }
+        if !names.insert(name.clone()) {
+            return Err(ApiError::invalid(at, format!("there are two tools with the name `{name}`")));
+        }
+        let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
+        function.extend(description.map(|text| ("description".to_owned(), Value::from(text))));
+        function.extend(parameters.map(|schema| ("parameters".to_owned(), Value::from(schema))));
+        function.extend(strict.map(|strict| ("strict".to_owned(), Value::from(strict))));
+        Ok(json!({"type": "function", "function": function}))
+    };
+    tools.into_iter().enumerate().map(check).collect()
+}
+
+/// Which tools are to be called: one that exists.
+pub fn tool_choice(field: Option<ToolChoiceField>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
+    let choice = match field {
+        None | Some(ToolChoiceField::Mode(ToolMode::Auto)) => ToolChoice::Auto,
+        Some(ToolChoiceField::Mode(ToolMode::None)) => ToolChoice::None,
+        Some(ToolChoiceField::Mode(ToolMode::Required)) => ToolChoice::Required,
+        Some(ToolChoiceField::Named(NamedTool { r#type: ToolType::Function, function })) => {
+            ToolChoice::Named(function.name)
+        }
+    };
+    match &choice {
+        ToolChoice::Required if tools.is_empty() => {
+            Err(ApiError::invalid("tool_choice", "there are no tools to choose from"))
+        }
+        ToolChoice::Named(name) if !tools.iter().any(|tool| tool["function"]["name"] == **name) => {
+            Err(ApiError::invalid("tool_choice", format!("there is no tool with the name `{name}`")))
+        }
+        _ => Ok(choice),
+    }
+}

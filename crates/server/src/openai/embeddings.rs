@@ -1,0 +1,131 @@
+//! `/v1/embeddings`: texts as vectors of length 1.
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use engine::Pooling;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::completions::PromptField;
+use crate::answer::embed;
+use crate::app::Shared;
+use crate::auth::Caller;
+use crate::body::Body;
+use crate::error::ApiError;
+use crate::failures::OpenAiFailures;
+
+pub fn router() -> Router<Shared> {
+    Router::new().route("/v1/embeddings", post(create))
+}
+
+/// Texts to embed. Fields that are not listed here are ignored.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct EmbeddingRequest {
+    pub input: PromptField,
+    /// The name of the model; absent: the one that is served
+    pub model: Option<String>,
+    /// Numbers, or the same as base64 of little-endian 32-bit floats
+    pub encoding_format: Option<EncodingFormat>,
+    /// Not supported, and refused: vectors are as long as the model makes them
+    pub dimensions: Option<usize>,
+    /// How the states of a text's tokens become one vector; `mean` by default
+    pub pooling: Option<PoolingField>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EncodingFormat {
+    #[default]
+    Float,
+    Base64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PoolingField {
+    #[default]
+    Mean,
+    Last,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct EmbeddingList {
+    /// Always `list`
+    #[schema(value_type = String)]
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Embedding {
+    /// Always `embedding`
+    #[schema(value_type = String)]
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Vector {
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct EmbeddingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// Turn texts into vectors
+#[utoipa::path(
+    post, path = "/v1/embeddings", tag = "openai", security(("key" = []), ("x-api-key" = [])),
+    request_body = EmbeddingRequest,
+    responses(
+        (status = 200, description = "One vector for each input", body = EmbeddingList),
+        OpenAiFailures,
+    )
+)]
+pub async fn create(
+    State(app): State<Shared>,
+    Extension(Caller(tenant)): Extension<Caller>,
+    Body(request): Body<EmbeddingRequest>,
+) -> Result<Json<EmbeddingList>, ApiError> {
+    let served = app.served(request.model.as_deref())?;
+    if request.dimensions.is_some() {
+        return Err(ApiError::unsupported("dimensions", "vectors are as long as the model makes them"));
+    }
+    let pooling = match request.pooling.unwrap_or_default() {
+        PoolingField::Mean => Pooling::Mean,
+        PoolingField::Last => Pooling::Last,
+    };
+    let prompts = request.input.into_prompts("input")?;
+    let embedded = embed(&app, served, prompts, pooling, tenant).await?;
+    let format = request.encoding_format.unwrap_or_default();
+    let embedding = |(index, vector)| Embedding { object: "embedding", index, embedding: Vector::new(vector, format) };
+    let tokens = embedded.prompt_tokens;
+    Ok(Json(EmbeddingList {
+        object: "list",
+        data: embedded.vectors.into_iter().enumerate().map(embedding).collect(),
+        model: app.config().model.clone(),
+        usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
+    }))
+}
+
+impl Vector {
+    fn new(vector: Vec<f32>, format: EncodingFormat) -> Self {
+        match format {
+            EncodingFormat::Float => Self::Float(vector),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
+                Self::Base64(BASE64_STANDARD.encode(bytes))
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! OpenAI's API: chat, completions, embeddings, models; and vLLM's `/tokenize`, which its users expect beside them.
+
+mod chat;
+mod chunk;
+mod completions;
+mod embeddings;
+mod generation;
+mod models;
+mod tokenize;
+mod usage;
+
+use axum::Router;
+use utoipa::OpenApi;
+
+use crate::app::Shared;
+use crate::error::OpenAiBody;
+
+pub fn router() -> Router<Shared> {
+    Router::new()
+        .merge(chat::router())
+        .merge(completions::router())
+        .merge(embeddings::router())
+        .merge(models::router())
+        .merge(tokenize::router())
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    paths(
+        chat::complete,
+        completions::complete,
+        embeddings::create,
+        models::list,
+        models::one,
+        tokenize::tokenize,
+        tokenize::detokenize,
+    ),
+    components(schemas(OpenAiBody))
+)]
+pub struct Paths;

@@ -1,0 +1,123 @@
+//! `/tokenize` and `/detokenize`, in vLLM's form.
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use text::SpecialTokens;
+use types::TokenId;
+use utoipa::ToSchema;
+
+use super::chat::{ChatMessage, Tool, messages, tools, turn};
+use crate::answer::{Chat, chat_tokens, text_tokens};
+use crate::app::Shared;
+use crate::body::Body;
+use crate::error::ApiError;
+use crate::failures::OpenAiFailures;
+
+pub fn router() -> Router<Shared> {
+    Router::new().route("/tokenize", post(tokenize)).route("/detokenize", post(detokenize))
+}
+
+/// A text, or a conversation
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct TokenizeRequest {
+    /// The name of the model; absent: the one that is served
+    pub model: Option<String>,
+    pub prompt: Option<String>,
+    #[schema(max_items = 8192)]
+    pub messages: Option<Vec<ChatMessage>>,
+    #[schema(max_items = 512)]
+    pub tools: Option<Vec<Tool>>,
+    /// Of a text: put the tokens around it that the model expects; true by default
+    pub add_special_tokens: Option<bool>,
+    /// Of a conversation: begin the assistant's turn; true by default
+    pub add_generation_prompt: Option<bool>,
+    /// Of a conversation: its last message is not finished
+    pub continue_final_message: Option<bool>,
+    /// Variables of the model's template
+    #[schema(value_type = Option<Object>)]
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Give the tokens as text too
+    pub return_token_strs: Option<bool>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Tokenized {
+    count: usize,
+    /// Tokens that a prompt and its answer may have together
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct DetokenizeRequest {
+    /// The name of the model; absent: the one that is served
+    pub model: Option<String>,
+    pub tokens: Vec<u32>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Detokenized {
+    prompt: String,
+}
+
+/// The tokens of a text or of a conversation
+#[utoipa::path(
+    post, path = "/tokenize", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
+    request_body = TokenizeRequest,
+    responses(
+        (status = 200, description = "Its tokens", body = Tokenized),
+        OpenAiFailures,
+    )
+)]
+pub async fn tokenize(
+    State(app): State<Shared>,
+    Body(request): Body<TokenizeRequest>,
+) -> Result<Json<Tokenized>, ApiError> {
+    let served = app.served(request.model.as_deref())?;
+    let (context, tokenizer, names) = (served.context, served.tokenizer.clone(), request.return_token_strs);
+    let tokens = match (request.prompt, request.messages) {
+        (Some(text), None) => text_tokens(served, text, request.add_special_tokens.unwrap_or(true)).await?,
+        (None, Some(list)) => {
+            let chat = Chat {
+                messages: messages(list)?,
+                tools: tools(request.tools.unwrap_or_default())?,
+                template_args: request.chat_template_kwargs.unwrap_or_default(),
+                turn: turn(request.add_generation_prompt, request.continue_final_message)?,
+                ..Chat::default()
+            };
+            chat_tokens(served, chat).await?
+        }
+        _ => return Err(ApiError::invalid("prompt", "give either a prompt or messages")),
+    };
+    let names = names.unwrap_or(false).then(|| {
+        tokens.iter().map(|&token| String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()).collect()
+    });
+    let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+    Ok(Json(Tokenized { count: ids.len(), max_model_len: context, tokens: ids, token_strs: names }))
+}
+
+/// The text of tokens
+#[utoipa::path(
+    post, path = "/detokenize", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
+    request_body = DetokenizeRequest,
+    responses(
+        (status = 200, description = "Their text", body = Detokenized),
+        OpenAiFailures,
+    )
+)]
+pub async fn detokenize(
+    State(app): State<Shared>,
+    Body(request): Body<DetokenizeRequest>,
+) -> Result<Json<Detokenized>, ApiError> {
+    let served = app.served(request.model.as_deref())?;
+    let (tokens, vocab) = (request.tokens, served.tokenizer.vocab_size());
+    if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+        return Err(ApiError::invalid("tokens", format!("token {token} is outside the vocabulary of {vocab}")));
+    }
+    let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
+    Ok(Json(Detokenized { prompt: served.tokenizer.decode(&tokens, SpecialTokens::Show) }))
+}

@@ -1,0 +1,63 @@
+//! `/openapi.json`: every endpoint, its bodies and its errors, from the types that are really read and written.
+
+use axum::extract::State;
+use axum::routing::get;
+use axum::{Json, Router};
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+
+use crate::app::Shared;
+use crate::{anthropic, observe, openai, responses};
+
+pub fn router() -> Router<Shared> {
+    Router::new().route("/openapi.json", get(document))
+}
+
+/// The paths of every API in one document. Each API lists its own.
+fn whole() -> utoipa::openapi::OpenApi {
+    let mut document = Document::openapi();
+    let apis =
+        [openai::Paths::openapi(), responses::Paths::openapi(), anthropic::Paths::openapi(), observe::Paths::openapi()];
+    for api in apis {
+        document.merge(api);
+    }
+    document
+}
+
+/// This document
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "server",
+    responses((status = 200, description = "OpenAPI", content_type = "application/json", body = Object))
+)]
+async fn document(State(app): State<Shared>) -> Json<utoipa::openapi::OpenApi> {
+    let mut document = whole();
+    if app.config().keys.is_empty() {
+        for item in document.paths.paths.values_mut() {
+            for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+                operation.security = None;
+            }
+        }
+    } else {
+        Keys.modify(&mut document);
+    }
+    Json(document)
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "consort", description = "One large language model on the machines you already have"),
+    paths(document)
+)]
+struct Document;
+
+struct Keys;
+
+impl Modify for Keys {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let components = document.components.get_or_insert_default();
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        components.add_security_scheme("key", SecurityScheme::Http(bearer));
+        let header = ApiKey::Header(ApiKeyValue::new("x-api-key"));
+        components.add_security_scheme("x-api-key", SecurityScheme::ApiKey(header));
+    }
+}

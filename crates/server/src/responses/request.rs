@@ -1,0 +1,285 @@
+//! The request of `/v1/responses` as it is on the wire.
+//!
+//! Fields that we do not know are ignored. Items, parts and tools of a kind that we cannot honour are missing here on
+//! purpose and are refused by name; settings that need a memory between requests must be null.
+
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::parts::{Others, TextOr};
+
+/// What `/v1/responses` takes.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[schema(as = ResponsesRequest)]
+pub struct Request {
+    pub model: String,
+    pub input: TextOr<InputItem>,
+    pub instructions: Option<String>,
+    #[schema(maximum = 4_294_967_295_u32)]
+    pub max_output_tokens: Option<u32>,
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Map<String, Value>>,
+    pub parallel_tool_calls: Option<bool>,
+    pub reasoning: Option<Reasoning>,
+    pub stream: Option<bool>,
+    #[schema(minimum = 0, maximum = 1000)]
+    pub temperature: Option<f32>,
+    pub text: Option<TextConfig>,
+    pub tool_choice: Option<ToolChoice>,
+    pub tools: Option<Vec<Tool>>,
+    #[schema(maximum = 20)]
+    pub top_logprobs: Option<u32>,
+    #[schema(exclusive_minimum = 0, maximum = 1)]
+    pub top_p: Option<f32>,
+    pub truncation: Option<Truncation>,
+    pub include: Option<Vec<String>>,
+    pub user: Option<String>,
+    #[schema(schema_with = never)]
+    pub background: Option<Value>,
+    #[schema(schema_with = null)]
+    pub conversation: Option<Value>,
+    #[schema(schema_with = null)]
+    pub previous_response_id: Option<Value>,
+    #[schema(schema_with = null)]
+    pub prompt: Option<Value>,
+}
+
+/// The schema of a field that cannot be honoured.
+fn null() -> utoipa::openapi::schema::Object {
+    utoipa::openapi::schema::ObjectBuilder::new().schema_type(utoipa::openapi::schema::Type::Null).build()
+}
+
+/// The schema of a switch that stays off.
+fn never() -> utoipa::openapi::schema::Object {
+    utoipa::openapi::schema::ObjectBuilder::new().enum_values(Some([Value::Bool(false), Value::Null])).build()
+}
+
+/// One item of the conversation. A message need not say that it is one.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesInputItem)]
+pub enum InputItem {
+    Message { role: Role, content: TextOr<InputPart> },
+    FunctionCall { call_id: String, name: String, arguments: String },
+    FunctionCallOutput { call_id: String, output: TextOr<InputPart> },
+    Reasoning { content: Option<Vec<ReasoningPart>> },
+}
+
+impl<'de> Deserialize<'de> for InputItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(tag = "type", rename_all = "snake_case")]
+        enum Tagged {
+            Message { role: Role, content: TextOr<InputPart> },
+            FunctionCall { call_id: String, name: String, arguments: String },
+            FunctionCallOutput { call_id: String, output: TextOr<InputPart> },
+            Reasoning { content: Option<Vec<ReasoningPart>> },
+        }
+        let mut item = Map::deserialize(deserializer)?;
+        item.entry("type").or_insert_with(|| json!("message"));
+        let tagged = serde_path_to_error::deserialize(Value::Object(item)).map_err(|error| {
+            let path = error.path().to_string();
+            D::Error::custom(if path == "." { error.into_inner().to_string() } else { error.to_string() })
+        })?;
+        Ok(match tagged {
+            Tagged::Message { role, content } => Self::Message { role, content },
+            Tagged::FunctionCall { call_id, name, arguments } => Self::FunctionCall { call_id, name, arguments },
+            Tagged::FunctionCallOutput { call_id, output } => Self::FunctionCallOutput { call_id, output },
+            Tagged::Reasoning { content } => Self::Reasoning { content },
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponsesRole)]
+pub enum Role {
+    User,
+    Assistant,
+    System,
+    Developer,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesInputPart)]
+pub enum InputPart {
+    InputText { text: String },
+    OutputText { text: String },
+    Refusal { refusal: String },
+}
+
+impl InputPart {
+    pub fn text(&self) -> &str {
+        match self {
+            Self::InputText { text } | Self::OutputText { text } | Self::Refusal { refusal: text } => text,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesReasoningPart)]
+pub enum ReasoningPart {
+    ReasoningText { text: String },
+}
+
+/// A function that the client runs; tools that OpenAI runs are refused.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesTool)]
+pub enum Tool {
+    Function {
+        name: String,
+        #[serde(default)]
+        description: Option<String>,
+        #[serde(default)]
+        #[schema(value_type = Option<Object>)]
+        parameters: Option<Map<String, Value>>,
+        #[serde(default)]
+        strict: Option<bool>,
+    },
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = ResponsesToolChoice)]
+pub enum ToolChoice {
+    Mode(Mode),
+    Named(NamedChoice),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponsesToolMode)]
+pub enum Mode {
+    None,
+    Auto,
+    Required,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesNamedChoice)]
+pub enum NamedChoice {
+    Function {
+        name: String,
+    },
+    /// The mode holds for these tools alone; the others are as if they were not there.
+    AllowedTools {
+        mode: Mode,
+        tools: Vec<AllowedTool>,
+    },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesAllowedTool)]
+pub enum AllowedTool {
+    Function { name: String },
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let choice = Value::deserialize(deserializer)?;
+        let read = if choice.is_object() {
+            NamedChoice::deserialize(choice).map(Self::Named)
+        } else {
+            Mode::deserialize(choice).map(Self::Mode)
+        };
+        read.map_err(D::Error::custom)
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponsesTextConfig)]
+pub struct TextConfig {
+    pub format: Option<Format>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    _others: Others,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsesTextFormat)]
+pub enum Format {
+    Text {},
+    JsonObject {},
+    JsonSchema {
+        name: String,
+        #[schema(value_type = Object)]
+        schema: Map<String, Value>,
+        #[serde(default)]
+        description: Option<String>,
+        #[serde(default)]
+        strict: Option<bool>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponsesReasoning)]
+pub struct Reasoning {
+    pub effort: Option<Effort>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    _others: Others,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponsesEffort)]
+pub enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+/// What to do with a conversation that is too long: we refuse it, and never cut it behind the client's back.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponsesTruncation)]
+pub enum Truncation {
+    Disabled,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_need_not_say_that_it_is_one() {
+        let item: InputItem = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
+        assert!(matches!(item, InputItem::Message { role: Role::User, content: TextOr::Text(_) }));
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        let refused = [
+            json!({"type": "item_reference", "id": "x"}),
+            json!({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
+        ];
+        for (item, name) in refused.into_iter().zip(["item_reference", "input_image"]) {
+            let error = serde_json::from_value::<InputItem>(item).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+        let error = serde_json::from_value::<Tool>(json!({"type": "web_search"})).unwrap_err().to_string();
+        assert!(error.contains("web_search"), "{error}");
+    }
+
+    #[test]
+    fn a_tool_choice_is_a_word_or_names_tools() {
+        let read = |value| serde_json::from_value::<ToolChoice>(value);
+        assert!(matches!(read(json!("required")), Ok(ToolChoice::Mode(Mode::Required))));
+        let named = read(json!({"type": "function", "name": "f"}));
+        assert!(matches!(named, Ok(ToolChoice::Named(NamedChoice::Function { .. }))));
+        assert!(read(json!("sometimes")).unwrap_err().to_string().contains("sometimes"));
+        assert!(read(json!(7)).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+use axum::http::{Method, StatusCode};
+use engine::{EventKind, EventSink};
+use serde_json::{Value, json};
+use server::{App, Config, LoadStage, Progress};
+
+use crate::client::Client;
+use crate::fixture;
+
+const CHAT: &str = "/v1/chat/completions";
+const USER: &str = r#"{"role": "user", "content": "x"}"#;
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_is_said_with_its_field() {
+    let client = Client::new();
+    let chat = |fields: &str| format!(r#"{{"messages": [{USER}], {fields}}}"#);
+    let cases = [
+        (CHAT, "{".to_owned(), "invalid_json", None),
+        (CHAT, "[]".to_owned(), "invalid_type", None),
+        (CHAT, "{}".to_owned(), "invalid_type", None),
+        (CHAT, r#"{"messages": []}"#.to_owned(), "invalid_value", Some("messages")),
+        (
+            CHAT,
+            r#"{"messages": [{"role": "king", "content": "x"}]}"#.to_owned(),
+            "invalid_type",
+            Some("messages[0].role"),
+        ),
+        (CHAT, r#"{"messages": [{"role": "user"}]}"#.to_owned(), "missing_content", Some("messages[0].content")),
+        (
+            CHAT,
+            r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}"#
+                .to_owned(),
+            "unsupported_content",
+            Some("messages[0].content[0].type"),
+        ),
+        (CHAT, chat(r#""temperature": "hot""#), "invalid_type", Some("temperature")),
+        (CHAT, chat(r#""temperature": -1"#), "invalid_value", Some("temperature")),
+        (CHAT, chat(r#""top_p": 0"#), "invalid_value", Some("top_p")),
+        (CHAT, chat(r#""n": 0"#), "invalid_value", Some("n")),
+        (CHAT, chat(r#""n": 1000"#), "invalid_value", Some("n")),
+        (CHAT, chat(r#""max_tokens": 0"#), "invalid_value", Some("max_completion_tokens")),
+        (CHAT, chat(r#""max_tokens": -3"#), "invalid_type", Some("max_tokens")),
+        (CHAT, chat(r#""top_logprobs": 3"#), "invalid_value", Some("top_logprobs")),
+        (CHAT, chat(r#""logprobs": true, "top_logprobs": 21"#), "invalid_value", Some("top_logprobs")),
+        (CHAT, chat(r#""logit_bias": {"x": 1}"#), "invalid_value", Some("logit_bias")),
+        (CHAT, chat(r#""logit_bias": {"99999": 1}"#), "invalid_value", Some("logit_bias")),
+        (CHAT, chat(r#""stop": [""]"#), "invalid_value", Some("stop")),
+        (CHAT, chat(r#""audio": {"voice": "x"}"#), "unsupported_parameter", Some("audio")),
+        (CHAT, chat(r#""modalities": ["text", "audio"]"#), "unsupported_parameter", Some("modalities")),
+        ("/v1/completions", r#"{"prompt": "x", "suffix": "y"}"#.to_owned(), "unsupported_parameter", Some("suffix")),
+        ("/v1/completions", r#"{"prompt": []}"#.to_owned(), "invalid_value", None),
+        ("/v1/completions", r#"{"prompt": [9999999]}"#.to_owned(), "invalid_value", None),
+        ("/v1/completions", r#"{"prompt": "x", "max_tokens": 0}"#.to_owned(), "invalid_value", Some("max_tokens")),
+    ];
+    for (path, body, code, param) in cases {
+        let (status, error) = client.error(path, &body).await;
+        assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{body}: {error}");
+        assert_eq!((&error["code"], error["param"].as_str()), (&json!(code), param), "{body}: {error}");
+        assert!(!error["message"].as_str().unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_that_can_never_fit_is_refused_with_the_limit() {
+    let client = Client::new();
+    let body = json!({"prompt": "x ".repeat(2000), "max_tokens": 1});
+    let (status, error) = client.error("/v1/completions", &body.to_string()).await;
+    assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")));
+    let models = client.get("/v1/models").await.json();
+    let context = models["data"][0]["max_model_len"].as_u64().unwrap();
+    assert!(error["message"].as_str().unwrap().contains(&(context - 1).to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_model_that_is_not_here_is_not_found() {
+    let client = Client::new();
+    let body = format!(r#"{{"messages": [{USER}], "model": "gpt-0"}}"#);
+    let (status, error) = client.error(CHAT, &body).await;
+    assert_eq!((status, &error["code"], &error["param"]), (404, &json!("model_not_found"), &json!("model")));
+    let answer = client.get("/v1/models/gpt-0").await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (StatusCode::NOT_FOUND, &json!("model_not_found")));
+    assert_eq!(client.get("/v1/models/tiny").await.json()["id"], "tiny");
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_have_an_envelope_too() {
+    let client = Client::new();
+    let answer = client.get("/v2/nothing").await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (StatusCode::NOT_FOUND, &json!("unknown_url")));
+    let answer = client.get(CHAT).await;
+    assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(answer.headers["allow"], "POST");
+    assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+}
+
+#[tokio::test]
+async fn a_body_must_be_json_and_not_too_long() {
+    let client = Client::of(&fixture::ready(Config { body_bytes_max: 1000, ..fixture::config() }, fixture::shared()));
+    let (status, error) = client.error(CHAT, &format!(r#"{{"messages": "{}"}}"#, "x".repeat(1000))).await;
+    assert_eq!((status, &error["type"]), (413, &json!("invalid_request_error")));
+    for (media, status) in [("text/plain", 415), ("", 415), ("Application/JSON; charset=utf-8", 400)] {
+        let (got, error) = Client::new().with_header("content-type", media).error(CHAT, "{}").await;
+        assert_eq!((got, &error["type"]), (status, &json!("invalid_request_error")), "{media}");
+    }
+}
+
+#[tokio::test]
+async fn requests_are_told_to_come_back_while_the_model_loads() {
+    let app = App::new(Config::new("soon"));
+    let client = Client::of(&app);
+    app.set_stage(LoadStage::Loading(Progress { doing: "loading its layers".to_owned(), done: 3, total: 12 }));
+    let answer = client.call(Method::POST, CHAT, format!(r#"{{"messages": [{USER}]}}"#)).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(answer.headers["retry-after"].to_str().unwrap().parse::<u32>().unwrap() > 0);
+    assert_eq!(answer.json()["error"]["code"], "model_loading");
+    let ready = client.get("/ready").await;
+    assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!((&ready.json()["state"], &ready.json()["progress"]["fraction"]), (&json!("loading"), &json!(0.25)));
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    assert_eq!(client.get("/v1/models").await.json()["data"][0]["id"], "soon");
+
+    app.set_stage(LoadStage::Failed("no such file".to_owned()));
+    let ready = client.get("/ready").await.json();
+    assert_eq!(ready["state"], "failed");
+    assert!(ready["reason"].as_str().unwrap().contains("no such file"));
+    app.set_stage(LoadStage::Ready(fixture::shared()));
+    assert_eq!(client.get("/ready").await.status, StatusCode::OK);
+    let _: Value = client.post(CHAT, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})).await;
+}
+
+/// Ends the engine's thread, as only a mistake of ours could.
+struct Mistake;
+
+impl EventSink for Mistake {
+    fn send(&mut self, _: EventKind) -> bool {
+        panic!("as a test wants it")
+    }
+}
+
+#[tokio::test]
+async fn a_server_whose_model_has_stopped_is_not_ready_and_says_so() {
+    let served = std::sync::Arc::new(fixture::fresh(Default::default()));
+    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::clone(&served)));
+    assert_eq!(client.get("/ready").await.status, StatusCode::OK);
+    let _ticket =
+        served.service.submit(engine::Request::greedy(vec![types::TokenId(1)], 1), Box::new(Mistake)).unwrap();
+    while client.get("/ready").await.status == StatusCode::OK {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.get("/ready").await.json()["state"], "failed");
+    let (status, error) = client.error("/v1/completions", r#"{"prompt": "x"}"#).await;
+    assert_eq!((status, &error["code"]), (503, &json!("model_failed")));
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let served = std::sync::Arc::new(fixture::fresh(engine::EngineOptions { waiting_max: 0, ..Default::default() }));
+    let client = Client::of(&fixture::ready(fixture::config(), served));
+    let body = json!({"prompt": "x", "n": 128, "max_tokens": 1, "temperature": 1});
+    let answer = client.call(Method::POST, "/v1/completions", body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{}", answer.text());
+    assert!(answer.headers["retry-after"].to_str().unwrap().parse::<u32>().unwrap() > 0);
+    assert_eq!(
+        (&answer.json()["error"]["type"], &answer.json()["error"]["code"]),
+        (&json!("rate_limit_error"), &json!("queue_full"))
+    );
+}
+
+#[tokio::test]
+async fn after_the_end_of_the_engine_streams_end_with_an_error() {
+    let served = std::sync::Arc::new(fixture::fresh(Default::default()));
+    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::clone(&served)));
+    let body = json!({"prompt": "x", "max_tokens": 800, "stream": true, "ignore_eos": true});
+    let response = client.send(Method::POST, "/v1/completions", body.to_string()).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    tokio::task::spawn_blocking(move || served.service.drain(std::time::Duration::ZERO)).await.unwrap();
+    let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    let last = text.split_terminator("\n\n").last().unwrap();
+    let event: Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(event["error"]["code"], "shutting_down", "{last}");
+    let (status, _) = client.error("/v1/completions", r#"{"prompt": "x"}"#).await;
+    assert_eq!(status, 503);
+}

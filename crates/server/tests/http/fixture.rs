@@ -1,0 +1,55 @@
+//! The small qwen3 model of `fixtures/oracle`, served.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use engine::{Engine, EngineOptions, Executor, Local, Service};
+use kernels::StepLimits;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Checkpoint, Limits, LoadOptions};
+use server::{App, Config, LoadStage, Served};
+use text::{GenerationDefaults, Tokenizer, TokenizerConfig};
+
+pub const MODEL: &str = "tiny-qwen3";
+
+const LIMITS: Limits =
+    Limits { step: StepLimits { rows: 256, sequences: 16, pages: 512 }, wanted: 64, kv_pages: 128, positions: 900 };
+
+/// A model that all tests may ask which do not count anything.
+pub fn shared() -> Arc<Served> {
+    static SERVED: OnceLock<Arc<Served>> = OnceLock::new();
+    Arc::clone(SERVED.get_or_init(|| Arc::new(fresh(EngineOptions::default()))))
+}
+
+/// A model of one's own, on one thread: tests run side by side.
+pub fn fresh(options: EngineOptions) -> Served {
+    fresh_on(options, |local| local)
+}
+
+/// The same on another executor, which is made of the one of this process.
+pub fn fresh_on<E: Executor + 'static>(options: EngineOptions, wrap: impl FnOnce(Local<CpuBackend>) -> E) -> Served {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+    let load = LoadOptions { keep: None, limits: LIMITS };
+    let executor = Local::load(backend, &checkpoint, &load, &mut |_| {}).unwrap();
+    let service = Service::start(Engine::with_options(wrap(executor), options)).unwrap();
+
+    let config = TokenizerConfig::from_folder(&folder).unwrap();
+    let defaults = GenerationDefaults::from_file(folder.join("generation_config.json")).unwrap();
+    let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
+    let tokenizer = tokenizer.with_eos_ids(defaults.eos_ids.iter().copied());
+    let template = config.template().transpose().unwrap();
+    Served::new(service, tokenizer, template, defaults).unwrap()
+}
+
+pub fn config() -> Config {
+    Config { aliases: vec!["tiny".to_owned()], ..Config::new(MODEL) }
+}
+
+/// A server whose model is ready.
+pub fn ready(config: Config, served: Arc<Served>) -> Arc<App> {
+    let app = App::new(config);
+    app.set_stage(LoadStage::Ready(served));
+    app
+}

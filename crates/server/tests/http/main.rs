@@ -1,0 +1,17 @@
+//! The server from outside: requests in, responses out, with a real engine and a small model of random weights behind it.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod auth;
+mod chat;
+mod client;
+mod completions;
+mod embeddings;
+mod errors;
+mod fixture;
+mod listen;
+mod messages;
+mod observe;
+mod responses;
+mod structured;
+mod tokens;
+mod tools;

@@ -1,0 +1,79 @@
+use serde_json::{Value, json};
+
+use crate::client::Client;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// What a random model answers when it must answer in this form.
+async fn answer(fields: Value, seed: u64) -> (String, String) {
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Tell me"}],
+        "chat_template_kwargs": {"enable_thinking": false},
+        "temperature": 1, "seed": seed, "max_tokens": 400,
+    });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let answer = Client::new().post(CHAT, body).await;
+    let choice = &answer["choices"][0];
+    let text = choice["message"]["content"].as_str().unwrap().to_owned();
+    (text, choice["finish_reason"].as_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn an_answer_follows_its_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"size": {"enum": ["small", "large"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["size", "count"],
+        "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": true}});
+    for seed in 0..4 {
+        let (text, finish) = answer(json!({"response_format": format}), seed).await;
+        assert_eq!(finish, "stop", "{text}");
+        let thing: Value = serde_json::from_str(&text).unwrap();
+        assert!(["small", "large"].contains(&thing["size"].as_str().unwrap()), "{text}");
+        assert!(thing["count"].as_u64().unwrap() <= 99, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_an_object_as_far_as_it_goes() {
+    let (text, _) = answer(json!({"response_format": {"type": "json_object"}}), 3).await;
+    assert!(text.trim_start().starts_with('{'), "{text}");
+}
+
+#[tokio::test]
+async fn an_answer_matches_its_expression_in_both_of_vllm_s_ways() {
+    for fields in [json!({"structured_outputs": {"regex": "[a-c]{5}"}}), json!({"guided_regex": "[a-c]{5}"})] {
+        let (text, finish) = answer(fields, 5).await;
+        assert!(text.len() == 5 && text.chars().all(|c| ('a'..='c').contains(&c)), "{text}");
+        assert_eq!(finish, "stop");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_one_of_the_choices_or_follows_a_grammar() {
+    let (text, _) = answer(json!({"structured_outputs": {"choice": ["yes", "no \"maybe\""]}}), 6).await;
+    assert!(["yes", "no \"maybe\""].contains(&text.as_str()), "{text}");
+    let grammar = "start: \"<\" /[0-9]/ \">\"";
+    let (text, _) = answer(json!({"structured_outputs": {"grammar": grammar}}), 7).await;
+    assert!(text.len() == 3 && text.starts_with('<') && text.ends_with('>'), "{text}");
+}
+
+#[tokio::test]
+async fn a_form_that_cannot_be_is_refused() {
+    let client = Client::new();
+    let bodies = [
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}}),
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+        json!({"structured_outputs": {"regex": "("}}),
+        json!({"structured_outputs": {"grammar": "start: undefined_rule"}}),
+        json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+        json!({"response_format": {"type": "yaml"}}),
+    ];
+    for mut body in bodies {
+        body["messages"] = json!([{"role": "user", "content": "x"}]);
+        let (status, error) = client.error(CHAT, &body.to_string()).await;
+        assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{body}");
+    }
+}

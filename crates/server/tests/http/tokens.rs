@@ -1,0 +1,32 @@
+use serde_json::json;
+
+use crate::client::Client;
+
+#[tokio::test]
+async fn text_becomes_tokens_and_tokens_text() {
+    let client = Client::new();
+    let answer = client.post("/tokenize", json!({"prompt": "naïve rivers", "return_token_strs": true})).await;
+    let tokens = answer["tokens"].as_array().unwrap();
+    assert_eq!(answer["count"], tokens.len());
+    assert_eq!(answer["token_strs"].as_array().unwrap().len(), tokens.len());
+    assert!(answer["max_model_len"].as_u64().unwrap() > 0);
+    let back = client.post("/detokenize", json!({"tokens": tokens})).await;
+    assert_eq!(back["prompt"], "naïve rivers");
+}
+
+#[tokio::test]
+async fn a_conversation_has_as_many_tokens_as_its_answer_is_charged_for() {
+    let client = Client::new();
+    let messages = json!([{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Tell me"}]);
+    let counted = client.post("/tokenize", json!({"messages": messages})).await;
+    let answer = client.post("/v1/chat/completions", json!({"messages": messages, "max_tokens": 1})).await;
+    assert_eq!(counted["count"], answer["usage"]["prompt_tokens"]);
+}
+
+#[tokio::test]
+async fn tokens_that_do_not_exist_have_no_text() {
+    let (status, error) = Client::new().error("/detokenize", r#"{"tokens": [4000000000]}"#).await;
+    assert_eq!((status, &error["param"]), (400, &json!("tokens")));
+    let (status, error) = Client::new().error("/tokenize", "{}").await;
+    assert_eq!((status, &error["param"]), (400, &json!("prompt")));
+}

@@ -1,0 +1,108 @@
+//! Conversations in the browser: kept, named, exported, deleted.
+
+use serde_json::json;
+
+use crate::{complete, exchange, on_page, send};
+
+#[test]
+fn a_conversation_survives_a_reload() {
+    on_page(|site, tab| {
+        exchange(site, tab, "Remember me", "I **will**");
+        tab.reload();
+        tab.wait("document.querySelectorAll('.message').length === 2");
+        assert_eq!(tab.text(".user .body"), "Remember me");
+        assert_eq!(tab.text(".assistant strong"), "will");
+        assert_eq!(tab.text("#conversations [aria-current]"), "Remember me");
+        let asked = send(site, tab, "Again");
+        assert_eq!(asked.body["messages"].as_array().unwrap().len(), 3);
+        complete(tab, asked.answer(), "Yes");
+    });
+}
+
+#[test]
+fn an_answer_that_a_reload_cut_off_keeps_its_beginning() {
+    on_page(|site, tab| {
+        let answer = send(site, tab, "Slow").answer();
+        answer.write("Beg");
+        tab.wait_text(".assistant .body", "Beg");
+        // Kept at most once a second: more comes until the second is over.
+        let kept = "new Promise((resolve) => { const open = indexedDB.open('consort', 1); open.onsuccess = () => {
+            const all = open.result.transaction('conversations').objectStore('conversations').getAll();
+            all.onsuccess = () => resolve(all.result[0].messages[1].content); }; })";
+        while tab.eval(kept) == "" {
+            answer.write(".");
+        }
+        tab.reload();
+        tab.wait_text(".assistant .body", "Beg");
+        tab.wait_text(".assistant .facts", "interrupted");
+    });
+}
+
+#[test]
+fn an_answer_goes_on_while_another_conversation_is_on_show() {
+    on_page(|site, tab| {
+        let first = send(site, tab, "Long story").answer();
+        first.write("Once");
+        tab.wait_text(".assistant .body", "Once");
+        tab.click("#new-chat");
+        tab.wait("!document.querySelector('#welcome').hidden");
+        assert_eq!(tab.count("#conversations .running"), 1);
+        exchange(site, tab, "Short", "Done");
+        first.write(" upon a time");
+        first.finish("stop");
+        tab.wait("!document.querySelector('#conversations .running')");
+        assert_eq!(tab.text(".assistant .body").trim(), "Done");
+        tab.click("#conversations li:last-child a, #conversations a:not([aria-current])");
+        tab.wait_text(".assistant .body", "Once upon a time");
+    });
+}
+
+#[test]
+fn conversations_are_renamed_exported_and_deleted_with_a_way_back() {
+    on_page(|site, tab| {
+        exchange(site, tab, "First title", "Answer");
+        let act = |number: u32| {
+            tab.click("#conversations li [aria-label^='Actions']");
+            tab.click(&format!("#conversations .menu:popover-open button:nth-child({number})"));
+        };
+        act(1);
+        tab.wait("document.activeElement.matches('#conversations input')");
+        tab.fill("#conversations input", "Second title");
+        tab.press("Enter");
+        tab.wait_text("#conversations a", "Second title");
+
+        tab.eval("URL.createObjectURL = (blob) => { window.saved = blob; return 'data:,'; }");
+        act(2);
+        assert_eq!(
+            tab.eval("window.saved.text()"),
+            "# Second title\n\n## You\n\nFirst title\n\n## Assistant\n\nAnswer\n"
+        );
+        act(3);
+        assert_eq!(tab.eval("window.saved.text().then((text) => JSON.parse(text).messages.length)"), 2);
+
+        act(4);
+        tab.wait("!document.querySelector('#conversations li') && !document.querySelector('#welcome').hidden");
+        tab.click(".toast button");
+        tab.wait_text("#conversations a", "Second title");
+        tab.wait_text(".assistant .body", "Answer");
+        act(4);
+        tab.wait("!document.querySelector('#conversations li')");
+        tab.reload();
+        assert_eq!(tab.count("#conversations li"), 0);
+    });
+}
+
+#[test]
+fn deleting_a_conversation_stops_its_answer_for_good() {
+    on_page(|site, tab| {
+        let answer = send(site, tab, "Endless").answer();
+        answer.write("on and on");
+        tab.wait_text(".assistant .body", "on and on");
+        tab.click("#conversations li [aria-label^='Actions']");
+        tab.click("#conversations .menu:popover-open .danger");
+        answer.wait_hung_up();
+        tab.wait("!document.querySelector('#welcome').hidden");
+        tab.reload();
+        assert_eq!(tab.eval("document.querySelectorAll('#conversations li').length"), json!(0));
+    });
+}

@@ -1,0 +1,47 @@
+//! The page in headless Chromium: what a user does and sees. Pictures for people: CONSORT_PAGE_PICTURES=folder.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod access;
+mod chat;
+mod chromium;
+mod failures;
+#[path = "../http/fixture.rs"]
+mod fixture;
+mod keeping;
+mod looks;
+mod markdown;
+mod real;
+mod site;
+mod status;
+mod tab;
+
+use site::{Answer, Asked, Site};
+use tab::Tab;
+
+/// Runs a test on a page that has just been opened; it must leave no errors in the console but those it announced.
+fn on_page(test: impl FnOnce(&Site, &mut Tab)) {
+    let site = Site::start();
+    let mut tab = Tab::new();
+    tab.open(&site.address);
+    test(&site, &mut tab);
+    tab.assert_quiet();
+}
+
+/// Sends a message and returns the request that it became.
+fn send(site: &Site, tab: &Tab, text: &str) -> Asked {
+    tab.click("#prompt");
+    tab.write(text);
+    tab.press("Enter");
+    site.asked()
+}
+
+/// Sends a message that is answered at once.
+fn exchange(site: &Site, tab: &Tab, question: &str, answer: &str) {
+    complete(tab, send(site, tab, question).answer(), answer);
+}
+
+fn complete(tab: &Tab, answer: Answer, text: &str) {
+    answer.write(text);
+    answer.finish("stop");
+    tab.wait("!document.querySelector('.message.running') && document.querySelector('#stop').hidden");
+}

@@ -1,0 +1,224 @@
+//! Answers as markup: what the renderer knows, and what it must never let through.
+
+use serde_json::json;
+
+use crate::tab::Tab;
+use crate::{exchange, on_page, send};
+
+const BODY: &str = ".assistant:last-child .body";
+
+/// The markup of some text, without classes and buttons.
+fn render(tab: &Tab, source: &str) -> String {
+    let script = format!(
+        "(async () => {{
+            const {{ LiveMarkdown }} = await import('/page/app/markdown/live.js');
+            const root = document.createElement('div');
+            new LiveMarkdown(root).update({}, true);
+            for (const extra of root.querySelectorAll('.code-head')) extra.remove();
+            for (const span of root.querySelectorAll('pre span')) span.replaceWith(span.textContent);
+            for (const element of root.querySelectorAll('*'))
+                for (const name of ['class', 'tabindex', 'role', 'aria-label', 'scope', 'target', 'rel']) element.removeAttribute(name);
+            return root.innerHTML;
+        }})()",
+        json!(source)
+    );
+    tab.eval(&script).as_str().unwrap().to_owned()
+}
+
+#[test]
+fn markdown_becomes_elements() {
+    on_page(|_, tab| {
+        let check = |source: &str, wanted: &str| assert_eq!(render(tab, source), wanted, "{source:?}");
+        check("plain", "<p>plain</p>");
+        check("a\nb\n\nc", "<p>a<br>b</p><p>c</p>");
+        check("# One\n## Two ##\n####### seven", "<h3>One</h3><h4>Two</h4><p>####### seven</p>");
+        check("#tag\n# ", "<p>#tag</p><h3></h3>");
+        check(
+            "**bold** *it* _it_ ~~gone~~ ***both***",
+            "<p><strong>bold</strong> <em>it</em> <em>it</em> <del>gone</del> <em><strong>both</strong></em></p>",
+        );
+        check("snake_case_name 2*3*4 2 * 3 ** 4", "<p>snake_case_name 2<em>3</em>4 2 * 3 ** 4</p>");
+        check("**a *b* c** *a **b** c*", "<p><strong>a <em>b</em> c</strong> <em>a <strong>b</strong> c</em></p>");
+        check("**open *crossed", "<p>**open *crossed</p>");
+        check("`a *b* <c>` ``x`y`` `open", "<p><code>a *b* &lt;c&gt;</code> <code>x`y</code> `open</p>");
+        check("\\*no\\* \\# 5 &lt; 6 &amp;&#33; &unknown;", "<p>*no* # 5 &lt; 6 &amp;! &amp;unknown;</p>");
+        check(
+            "[text](https://a.example/b?c=d) <https://e.example>",
+            "<p><a href=\"https://a.example/b?c=d\">text</a> <a href=\"https://e.example/\">https://e.example</a></p>",
+        );
+        check(
+            "see https://a.example/x_(y). (https://b.example)",
+            "<p>see <a href=\"https://a.example/x_(y)\">https://a.example/x_(y)</a>. (<a href=\"https://b.example/\">https://b.example</a>)</p>",
+        );
+        check(
+            "[*a* `b`](mailto:me@a.example \"title\") [no](relative) [x]",
+            "<p><a href=\"mailto:me@a.example\"><em>a</em> <code>b</code></a> [no](relative) [x]</p>",
+        );
+        check("![alt](https://a.example/p.png)", "<p><a href=\"https://a.example/p.png\">alt</a></p>");
+        check("---\n* * *\n--", "<hr><hr><p>--</p>");
+        check(
+            "> a\n> b\nlazy\n\n> > deep",
+            "<blockquote><p>a<br>b<br>lazy</p></blockquote><blockquote><blockquote><p>deep</p></blockquote></blockquote>",
+        );
+        check(
+            "```rust\nfn a() {}\n\n  b\n```\nafter",
+            "<div><pre><code>fn a() {}\n\n  b</code></pre></div><p>after</p>",
+        );
+        check("~~~\n```\n~~~", "<div><pre><code>```</code></pre></div>");
+        check(
+            "- a\n- b\n  - c\n    1. d\n- e",
+            "<ul><li>a</li><li>b<ul><li>c<ol><li>d</li></ol></li></ul></li><li>e</li></ul>",
+        );
+        check(
+            "1. a\n  - b\n2. c\n\n   more",
+            "<ol><li><p>a</p><ul><li>b</li></ul></li><li><p>c</p><p>more</p></li></ol>",
+        );
+        check("3) a\n4) b\n- c", "<ol start=\"3\"><li>a</li><li>b</li></ol><ul><li>c</li></ul>");
+        check("- a\n\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>");
+        check(
+            "- [x] a\n- [ ] b",
+            "<ul><li><input type=\"checkbox\" disabled=\"\" checked=\"\">a</li><li><input type=\"checkbox\" disabled=\"\">b</li></ul>",
+        );
+        check("- a\n  ```\n  code\n  ```\n- b", "<ul><li>a<div><pre><code>code</code></pre></div></li><li>b</li></ul>");
+        check("in 1990. Yes\n1990. no list", "<p>in 1990. Yes<br>1990. no list</p>");
+        check("text\n- item", "<p>text</p><ul><li>item</li></ul>");
+        check(
+            "| a | b |\n|---|--:|\n| `x\\|y` | **1** |\n| only |\nafter",
+            "<div><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td><code>x|y</code></td><td><strong>1</strong></td></tr><tr><td>only</td><td></td></tr></tbody></table></div><p>after</p>",
+        );
+        check(
+            "a | b\n--|--\n1<br>2 | 3",
+            "<div><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1<br>2</td><td>3</td></tr></tbody></table></div>",
+        );
+        check("a | b\nc", "<p>a | b<br>c</p>");
+        check("<div>raw</div>", "<p>&lt;div&gt;raw&lt;/div&gt;</p>");
+    });
+}
+
+#[test]
+fn hostile_markup_stays_text() {
+    on_page(|site, tab| {
+        let attacks = [
+            "<img src=x onerror=\"window.hacked=1\">",
+            "<script>window.hacked=1</script>",
+            "<svg onload=window.hacked=1>",
+            "<iframe srcdoc=\"<script>parent.hacked=1</script>\"></iframe>",
+            "[a](javascript:window.hacked=1)",
+            "[b](JaVaScRiPt:window.hacked=1)",
+            "[c](java\tscript:window.hacked=1)",
+            "[d](<java&#115;cript:window.hacked=1>)",
+            "[e](data:text/html,<script>window.hacked=1</script>)",
+            "[f](vbscript:x) [g](file:///etc/passwd) [h](//evil.example)",
+            "![i](javascript:window.hacked=1) ![j](https://evil.example/track.png)",
+            "<javascript:window.hacked=1>",
+            "[k](https://ok.example/\" onclick=\"window.hacked=1)",
+            "[l](https://ok.example/'onmouseover='window.hacked=1)",
+            "`</code><script>window.hacked=1</script>`",
+            "```\"><script>window.hacked=1</script>\n</pre><script>window.hacked=1</script>\n```",
+            "| <img src=x onerror=window.hacked=1> | b |\n|---|---|\n| <script>window.hacked=1</script> | &lt;img src=x onerror=window.hacked=1&gt; |",
+            "# <img src=x onerror=window.hacked=1>",
+            "[<img src=x onerror=window.hacked=1>](https://ok.example)",
+        ];
+        exchange(site, tab, "<img src=x onerror=\"window.hacked=1\">", &attacks.join("\n\n"));
+        assert_eq!(tab.eval("window.hacked ?? null"), json!(null));
+        let banned =
+            "script, img, iframe, object, embed, style, link, form, svg:not(.icon), input:not([type=checkbox])";
+        assert_eq!(tab.eval(&format!("document.querySelector('{BODY}').querySelectorAll('{banned}').length")), 0);
+        let handlers = format!(
+            "[...document.querySelectorAll('{BODY} *')].flatMap((e) => e.getAttributeNames()).filter((n) => n.startsWith('on') || n === 'style' || n === 'src').length"
+        );
+        assert_eq!(tab.eval(&handlers), 0);
+        let schemes = format!(
+            "[...new Set([...document.querySelectorAll('{BODY} a')].map((a) => a.protocol + a.rel + a.target))]"
+        );
+        assert_eq!(tab.eval(&schemes), json!(["https:noopener noreferrer nofollow_blank"]));
+        assert!(tab.text(BODY).contains("<img src=x onerror=\"window.hacked=1\">"));
+        assert_eq!(tab.text(".user .body"), "<img src=x onerror=\"window.hacked=1\">");
+    });
+}
+
+#[test]
+fn the_policy_refuses_to_make_markup_or_code_from_text() {
+    on_page(|_, tab| {
+        tab.expect_error("Trusted");
+        for attack in [
+            "document.body.insertAdjacentHTML('beforeend', '<b>x</b>')",
+            "document.body.innerHTML = '<b>x</b>'",
+            "document.querySelector('#send').setAttribute('onclick', 'window.hacked = 1')",
+            "document.body.append(Object.assign(document.createElement('script'), { textContent: 'window.hacked = 1' }))",
+            "eval('window.hacked = 1')",
+        ] {
+            let refused =
+                tab.eval(&format!("(() => {{ try {{ {attack}; return false; }} catch {{ return true; }} }})()"));
+            assert_eq!(refused, true, "{attack}");
+        }
+        assert_eq!(tab.eval("window.hacked ?? null"), json!(null));
+    });
+}
+
+#[test]
+fn growing_text_ends_as_the_whole_text_does() {
+    on_page(|_, tab| {
+        // Pieces that change each other's meaning, in random order, cut at random places; the seed is fixed.
+        let script = r##"(async () => {
+            const { LiveMarkdown } = await import('/page/app/markdown/live.js');
+            let seed = 7;
+            const random = (n) => { seed = (Math.imul(seed, 1103515245) + 12345) >>> 0; return (seed >>> 8) % n; };
+            const pieces = ['#', '# Title', '\n', '\n\n', '- item', '\n  - deeper', '1. one', '```', '```js\n', '| a | b |', '\n|---|---|\n', '|-', '> quote',
+                '**', '*', '`', '_', '[a](https://a.example', ')', 'word ', 'two words', '---', '\n===\n', '    code', '~~', '&amp;', '<b>', '\t', '- [x] ', '\\', 'é😀'];
+            let updates = 0;
+            for (let round = 0; round < 400; round += 1) {
+                const text = Array.from({ length: 1 + random(24) }, () => pieces[random(pieces.length)]).join('');
+                const whole = document.createElement('div'), grown = document.createElement('div');
+                new LiveMarkdown(whole).update(text, true);
+                const settled = [];
+                const live = new LiveMarkdown(grown, (element) => settled.push(element));
+                for (let end = 0; end < text.length; end += 1 + random(5), updates += 1) live.update(text.slice(0, end));
+                live.update(text, true);
+                if (grown.innerHTML !== whole.innerHTML) return [text, grown.innerHTML, whole.innerHTML];
+                if (settled.length !== grown.childElementCount || settled.some((element) => element.parentNode !== grown)) return [text, 'settled too early'];
+            }
+            return updates;
+        })()"##;
+        let result = tab.eval(script);
+        assert!(result.as_u64().is_some_and(|updates| updates > 1000), "{result:#}");
+    });
+}
+
+#[test]
+fn what_is_settled_keeps_its_elements_while_the_answer_grows() {
+    on_page(|site, tab| {
+        let answer = send(site, tab, "Write").answer();
+        answer.write("First.\n\nSecond **bo");
+        tab.wait_text(BODY, "Second");
+        assert_eq!(tab.text(&format!("{BODY} strong")), "bo", "bold shows before it is closed");
+        tab.eval(&format!("window.first = document.querySelector('{BODY} p')"));
+        answer.write("ld**.\n\n```js\nlet a = 1;\n");
+        tab.wait("document.querySelector('.code code').textContent.includes('a = 1')");
+        tab.eval("window.code = document.querySelector('.code')");
+        answer.write("let b = 2;\n");
+        tab.wait_text(".code code", "b = 2");
+        assert_eq!(tab.eval("window.code === document.querySelector('.code')"), true);
+        answer.write("```\n\nEnd.");
+        tab.wait_text(BODY, "End.");
+        assert_eq!(tab.eval(&format!("window.first === document.querySelector('{BODY} p')")), true);
+        assert_eq!(tab.text(".code code"), "let a = 1;\nlet b = 2;");
+        assert_eq!(tab.count(".code .code-word"), 2, "complete code has colour");
+        answer.finish("stop");
+        tab.wait_text("#announcer", "Answer complete");
+        let heard = tab.eval("[...document.querySelector('#announcer').children].map((p) => p.textContent)");
+        assert_eq!(heard, json!(["tiny-model", "First.", "Second bold.", "Code, 2 lines", "End.", "Answer complete"]));
+    });
+}
+
+#[test]
+fn code_and_messages_can_be_copied() {
+    on_page(|site, tab| {
+        exchange(site, tab, "Code", "Here:\n\n```sh\necho hi\n```");
+        tab.eval("navigator.clipboard.writeText = async (text) => { window.copied = text; }");
+        tab.click("[aria-label='Copy code']");
+        tab.wait("window.copied === 'echo hi'");
+        tab.click(".assistant [aria-label='Copy message']");
+        tab.wait("window.copied?.startsWith('Here:')");
+    });
+}

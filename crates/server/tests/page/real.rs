@@ -1,0 +1,158 @@
+//! The page in front of the real server and a real, if small and untaught, model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{Capacity, Executor, ExecutorError, Opened, Prefix, StepOutput, StepPlan};
+use serde_json::json;
+use server::{ApiKeys, App, Config, LoadStage, Progress};
+use tokio::runtime::Runtime;
+use types::SessionId;
+
+use crate::fixture;
+use crate::site::serve;
+use crate::tab::Tab;
+
+fn on_real_page(app: &Arc<App>, test: impl FnOnce(&mut Tab)) {
+    let runtime = Runtime::new().unwrap();
+    let mut tab = Tab::new();
+    tab.open(&serve(&runtime, server::router(app)));
+    test(&mut tab);
+    tab.assert_quiet();
+}
+
+fn set(tab: &Tab, settings: &[(&str, &str)]) {
+    tab.click("#open-settings");
+    for (name, value) in settings {
+        tab.fill(&format!("#settings [name={name}]"), value);
+    }
+    tab.click("#settings .primary");
+    tab.wait("!document.querySelector('#settings').open");
+}
+
+#[test]
+fn a_real_model_answers_and_its_work_is_counted() {
+    on_real_page(&fixture::ready(fixture::config(), fixture::shared()), |tab| {
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+        assert_eq!(tab.text("#state").trim(), fixture::MODEL);
+        set(tab, &[("temperature", "0"), ("max_tokens", "24"), ("system", "Be kind.")]);
+        tab.click("#prompt");
+        tab.write("Hello there");
+        tab.press("Enter");
+        tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
+        assert_eq!(tab.count(".error"), 0);
+
+        // What the page wrote is what the API answers.
+        tab.eval("navigator.clipboard.writeText = async (text) => { window.copied = text; }");
+        tab.click(".assistant [aria-label='Copy message']");
+        let shown = tab.wait("window.copied");
+        let body = json!({
+            "model": fixture::MODEL, "temperature": 0, "max_tokens": 24,
+            "messages": [{ "role": "system", "content": "Be kind." }, { "role": "user", "content": "Hello there" }],
+        });
+        let script = format!(
+            "fetch('/v1/chat/completions', {{ method: 'POST', headers: {{ 'content-type': 'application/json' }}, body: JSON.stringify({body}) }})
+                .then((response) => response.json()).then((answer) => answer.choices[0].message.content)"
+        );
+        assert_eq!(tab.eval(&script), shown);
+
+        tab.click("#tab-status");
+        tab.wait("Number(document.querySelector('#status-finished').textContent) >= 2");
+        tab.wait("Number(document.querySelector('#status-generated_total').textContent) > 0");
+        tab.wait("document.querySelector('#status-running').textContent === '0'");
+    });
+}
+
+/// Takes its time for every step, so that somebody can be in time to stop it.
+struct Slow<E>(E);
+
+impl<E: Executor> Executor for Slow<E> {
+    fn depth(&self) -> usize {
+        self.0.depth()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.0.capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        self.0.open(tokens_max, prefix)
+    }
+
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
+        self.0.fork(from, tokens, tokens_max)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        self.0.truncate(session, tokens)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        self.0.close(session);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.0.submit(plan)
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        std::thread::sleep(Duration::from_millis(50));
+        self.0.collect(output)
+    }
+}
+
+#[test]
+fn stopping_ends_the_request_in_the_engine() {
+    let app = fixture::ready(fixture::config(), Arc::new(fixture::fresh_on(Default::default(), Slow)));
+    on_real_page(&app, |tab| {
+        set(tab, &[("max_tokens", "700"), ("seed", "3")]);
+        tab.click("#prompt");
+        tab.write("Go on and on");
+        tab.press("Enter");
+        tab.wait("document.querySelector('.message.running .body')");
+        tab.press("Escape");
+        tab.wait("document.querySelector('.facts')?.textContent.includes('stopped')");
+        tab.click("#tab-status");
+        tab.wait("document.querySelector('#status-finished').textContent === '1'");
+        assert_eq!(tab.text("#status-running"), "0");
+    });
+}
+
+#[test]
+fn a_model_that_loads_is_waited_for() {
+    let app = App::new(fixture::config());
+    app.set_stage(LoadStage::Loading(Progress { doing: "reading weights".to_owned(), done: 1, total: 4 }));
+    on_real_page(&app, |tab| {
+        tab.expect_error("503");
+        tab.wait_text("#state", "loading tiny-qwen3 25 %");
+        tab.click("#prompt");
+        tab.write("Hello");
+        tab.press("Enter");
+        tab.wait_text(".error", "not ready yet");
+        app.set_stage(LoadStage::Ready(fixture::shared()));
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+        set(tab, &[("max_tokens", "8")]);
+        tab.click(".error button");
+        tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
+        assert_eq!(tab.count(".error"), 0);
+    });
+}
+
+#[test]
+fn a_server_with_keys_lets_nobody_in_without_one() {
+    let config = Config { keys: ApiKeys::new(["open-sesame"]).unwrap(), ..fixture::config() };
+    on_real_page(&fixture::ready(config, fixture::shared()), |tab| {
+        tab.expect_error("401");
+        tab.wait("document.querySelector('#key').open");
+        assert_eq!(tab.text("#state").trim(), "API key needed");
+        tab.fill("#key input", "open-sesame");
+        tab.press("Enter");
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+        set(tab, &[("max_tokens", "8")]);
+        tab.click("#prompt");
+        tab.write("Hello");
+        tab.press("Enter");
+        tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
+        assert_eq!(tab.count(".error"), 0);
+    });
+}

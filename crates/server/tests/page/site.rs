@@ -1,0 +1,164 @@
+//! A server whose answers the test writes, word by word, and the real page in front of it. A real model comes in `real.rs`;
+//! here it is the page that is on trial, with answers that no small model would give.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use server::{App, Config, Listener};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+/// A page that sends no request in this time never will.
+const WAIT: Duration = Duration::from_secs(100);
+
+pub struct Site {
+    pub address: String,
+    asked: Receiver<Asked>,
+    status: Arc<Mutex<(StatusCode, Value)>>,
+    _runtime: Runtime,
+}
+
+/// A request for an answer, before anything was answered.
+pub struct Asked {
+    pub body: Value,
+    /// The key that came with it.
+    pub key: Option<String>,
+    answer: oneshot::Sender<Response>,
+}
+
+/// An answer under way. Dropping it breaks the stream off.
+pub struct Answer(UnboundedSender<String>);
+
+#[derive(Clone)]
+struct Script {
+    asked: Sender<Asked>,
+    status: Arc<Mutex<(StatusCode, Value)>>,
+}
+
+impl Site {
+    pub fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let (sender, asked) = channel();
+        let status = Arc::new(Mutex::new((StatusCode::OK, ready_status())));
+        let script = Script { asked: sender, status: Arc::clone(&status) };
+        let scripted = Router::new()
+            .route("/v1/chat/completions", post(chat))
+            .route(
+                "/v1/models",
+                get(|| async { Json(json!({ "object": "list", "data": [{ "id": "test/tiny-model" }] })) }),
+            )
+            .route("/status", get(report))
+            .with_state(script)
+            .fallback_service(server::router(&App::new(Config::new("test/tiny-model"))));
+        let address = serve(&runtime, scripted);
+        Self { address, asked, status, _runtime: runtime }
+    }
+
+    /// The next request that the page sends.
+    pub fn asked(&self) -> Asked {
+        self.asked.recv_timeout(WAIT).expect("the page asks for an answer")
+    }
+
+    /// Whether a request came that nobody looked at.
+    pub fn was_asked(&self) -> bool {
+        self.asked.try_recv().is_ok()
+    }
+
+    /// What /status answers from now on.
+    pub fn set_status(&self, code: StatusCode, body: Value) {
+        *self.status.lock().unwrap() = (code, body);
+    }
+}
+
+impl Asked {
+    pub fn answer(self) -> Answer {
+        let (sender, receiver) = unbounded_channel::<String>();
+        let chunks = futures_util::stream::unfold(receiver, |mut receiver| async {
+            let chunk = receiver.recv().await?;
+            Some((Ok::<_, std::convert::Infallible>(Bytes::from(chunk)), receiver))
+        });
+        let response = ([("content-type", "text/event-stream")], Body::from_stream(chunks)).into_response();
+        self.answer.send(response).expect("the page waits for its answer");
+        Answer(sender)
+    }
+
+    pub fn refuse(self, status: StatusCode, message: &str, headers: &[(&'static str, &'static str)]) {
+        let mut response = (status, Json(json!({ "error": { "message": message, "type": "error" } }))).into_response();
+        for (name, value) in headers {
+            response.headers_mut().insert(*name, value.parse().unwrap());
+        }
+        self.answer.send(response).expect("the page waits for its answer");
+    }
+}
+
+impl Answer {
+    pub fn delta(&self, delta: Value) {
+        self.event(&json!({ "choices": [{ "index": 0, "delta": delta, "finish_reason": null }] }).to_string());
+    }
+
+    pub fn write(&self, text: &str) {
+        self.delta(json!({ "content": text }));
+    }
+
+    pub fn event(&self, data: &str) {
+        self.raw(&format!("data: {data}\n\n"));
+    }
+
+    pub fn raw(&self, bytes: &str) {
+        self.0.send(bytes.to_owned()).expect("the page still listens");
+    }
+
+    pub fn finish(self, reason: &str) {
+        self.event(&json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": reason }] }).to_string());
+        let usage =
+            json!({ "prompt_tokens": 21, "completion_tokens": 34, "prompt_tokens_details": { "cached_tokens": 16 } });
+        self.event(&json!({ "choices": [], "usage": usage }).to_string());
+        self.event("[DONE]");
+    }
+
+    /// Waits until the page has hung up.
+    pub fn wait_hung_up(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let closed = runtime.block_on(async { tokio::time::timeout(WAIT, self.0.closed()).await });
+        closed.expect("the page hangs up");
+    }
+}
+
+/// Serves a router on a port of its own for as long as the runtime lives; returns its address.
+pub fn serve(runtime: &Runtime, router: Router) -> String {
+    let listener = runtime.block_on(Listener::bind("127.0.0.1", 0, None)).unwrap();
+    let address = format!("http://{}/", listener.address().unwrap());
+    runtime.spawn(listener.serve(router, std::future::pending(), Duration::ZERO));
+    address
+}
+
+pub fn ready_status() -> Value {
+    json!({
+        "model": "test/tiny-model", "state": "ready", "reason": null, "progress": null, "context": 8192, "memory_bytes": 657_000_000,
+        "kv": { "tokens_total": 65_536, "tokens_used": 9_300, "tokens_cached": 21_000 },
+        "requests": { "running": 3, "waiting": 1, "finished": 128 },
+        "tokens": { "prompt_total": 40_210, "generated_total": 18_544 },
+        "uptime_s": 4521.5,
+    })
+}
+
+async fn chat(State(script): State<Script>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    let (answer, answered) = oneshot::channel();
+    let key = headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    script.asked.send(Asked { body, key, answer }).unwrap();
+    answered.await.unwrap_or_else(|_| StatusCode::IM_A_TEAPOT.into_response())
+}
+
+async fn report(State(script): State<Script>) -> (StatusCode, Json<Value>) {
+    let (code, body) = script.status.lock().unwrap().clone();
+    (code, Json(body))
+}

@@ -1,0 +1,217 @@
+//! One page in the browser, as a user has it: looks, clicks, types. Each has its own storage.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::chromium::Chromium;
+
+/// A page that does not come to the expected state in this time never will.
+const WAIT_MS: u32 = 100_000;
+
+pub struct Tab {
+    browser: Arc<Chromium>,
+    context: String,
+    session: String,
+    /// Parts of console errors that the test provokes.
+    expected: Vec<&'static str>,
+}
+
+impl Tab {
+    pub fn new() -> Self {
+        let browser = Chromium::shared();
+        let call = |session: Option<&str>, method: &str, params| browser.call(session, method, params).expect(method);
+        let context = text(&call(None, "Target.createBrowserContext", json!({}))["browserContextId"]);
+        let window = json!({ "url": "about:blank", "browserContextId": context, "width": 1200, "height": 800 });
+        let target = text(&call(None, "Target.createTarget", window)["targetId"]);
+        let attach = json!({ "targetId": target, "flatten": true });
+        let session = text(&call(None, "Target.attachToTarget", attach)["sessionId"]);
+        for domain in ["Page.enable", "Runtime.enable", "Log.enable"] {
+            call(Some(&session), domain, json!({}));
+        }
+        call(Some(&session), "Emulation.setFocusEmulationEnabled", json!({ "enabled": true }));
+        let tab = Self { browser, context, session, expected: Vec::new() };
+        tab.resize(1200, 800, false);
+        tab
+    }
+
+    pub fn call(&self, method: &str, params: Value) -> Value {
+        self.browser.call(Some(&self.session), method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// Opens an address and waits until the page has started.
+    pub fn open(&self, address: &str) {
+        self.call("Page.navigate", json!({ "url": address }));
+        self.wait("document.documentElement.dataset.started !== undefined");
+    }
+
+    pub fn reload(&self) {
+        self.eval("window.before = true");
+        self.call("Page.reload", json!({}));
+        self.wait("window.before === undefined && document.documentElement.dataset.started !== undefined");
+    }
+
+    /// The value of an expression; promises are awaited.
+    pub fn eval(&self, expression: &str) -> Value {
+        // Without the last, the browser would be kinder to the test than to the page.
+        let params = json!({
+            "expression": expression, "awaitPromise": true, "returnByValue": true, "userGesture": true,
+            "allowUnsafeEvalBlockedByCSP": false,
+        });
+        let result = self.call("Runtime.evaluate", params);
+        let failed = &result["exceptionDetails"];
+        assert!(failed.is_null(), "{expression}\n{}", failed["exception"]["description"]);
+        result["result"]["value"].clone()
+    }
+
+    /// Waits until an expression is true; one that throws is not true yet.
+    pub fn wait(&self, expression: &str) -> Value {
+        let quoted = json!(expression);
+        let script = format!(
+            "new Promise((resolve, reject) => {{
+                const end = performance.now() + {WAIT_MS};
+                (function look() {{
+                    let value = null;
+                    try {{ value = ({expression}); }} catch {{}}
+                    if (value) resolve(value);
+                    else if (performance.now() > end) reject(new Error('never came true: ' + {quoted} + '\\n' + document.body?.innerText));
+                    else setTimeout(look, 10);
+                }})();
+            }})"
+        );
+        // A navigation under way takes the promise with it: then the next page is asked.
+        for _ in 0..3 {
+            let params = json!({ "expression": script, "awaitPromise": true, "returnByValue": true });
+            match self.browser.call(Some(&self.session), "Runtime.evaluate", params) {
+                Ok(result) if result["exceptionDetails"].is_null() => return result["result"]["value"].clone(),
+                Ok(result) => panic!("{}", result["exceptionDetails"]["exception"]["description"]),
+                Err(error) if error.contains("navigat") || error.contains("context") => {}
+                Err(error) => panic!("{expression}: {error}"),
+            }
+        }
+        panic!("the page keeps going elsewhere while waiting for {expression}");
+    }
+
+    /// Waits until the text of an element contains `part`.
+    pub fn wait_text(&self, selector: &str, part: &str) {
+        self.wait(&format!("document.querySelector({}).textContent.includes({})", json!(selector), json!(part)));
+    }
+
+    pub fn text(&self, selector: &str) -> String {
+        text(&self.eval(&format!("document.querySelector({}).textContent", json!(selector))))
+    }
+
+    pub fn count(&self, selector: &str) -> u64 {
+        self.eval(&format!("document.querySelectorAll({}).length", json!(selector))).as_u64().unwrap()
+    }
+
+    /// Clicks in the middle of an element, which must not be covered by another.
+    pub fn click(&self, selector: &str) {
+        let quoted = json!(selector);
+        let point = self.wait(&format!(
+            "(() => {{
+                const element = document.querySelector({quoted});
+                element.scrollIntoView({{ block: 'nearest', behavior: 'instant' }});
+                const box = element.getBoundingClientRect();
+                const x = box.x + box.width / 2, y = box.y + box.height / 2;
+                const hit = document.elementFromPoint(x, y);
+                return box.width > 0 && hit && (element.contains(hit) || hit.contains(element)) && [x, y];
+            }})()"
+        ));
+        for kind in ["mousePressed", "mouseReleased"] {
+            let params = json!({ "type": kind, "x": point[0], "y": point[1], "button": "left", "clickCount": 1 });
+            self.call("Input.dispatchMouseEvent", params);
+        }
+    }
+
+    /// Types into what has the focus.
+    pub fn write(&self, text: &str) {
+        self.call("Input.insertText", json!({ "text": text }));
+    }
+
+    /// Presses a key, `Shift+` before its name if need be.
+    pub fn press(&self, key: &str) {
+        let (shift, key) = key.strip_prefix("Shift+").map_or((0, key), |key| (8, key));
+        let (code, number, typed) = match key {
+            "Enter" => ("Enter", 13, "\r"),
+            "Tab" => ("Tab", 9, ""),
+            "Escape" => ("Escape", 27, ""),
+            " " => ("Space", 32, " "),
+            "ArrowRight" => ("ArrowRight", 39, ""),
+            other => panic!("the key {other} is not in the table"),
+        };
+        let mut params = json!({ "key": key, "code": code, "windowsVirtualKeyCode": number, "modifiers": shift });
+        params["type"] = json!(if typed.is_empty() { "rawKeyDown" } else { "keyDown" });
+        if !typed.is_empty() {
+            params["text"] = json!(typed);
+        }
+        self.call("Input.dispatchKeyEvent", params.clone());
+        params["type"] = json!("keyUp");
+        self.call("Input.dispatchKeyEvent", params);
+    }
+
+    /// Sets a field's value as typing would.
+    pub fn fill(&self, selector: &str, value: &str) {
+        self.eval(&format!(
+            "(() => {{ const field = document.querySelector({}); field.focus(); field.select?.(); }})()",
+            json!(selector)
+        ));
+        self.write(value);
+    }
+
+    pub fn resize(&self, width: u32, height: u32, mobile: bool) {
+        let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile });
+        self.call("Emulation.setDeviceMetricsOverride", metrics);
+        self.call("Emulation.setTouchEmulationEnabled", json!({ "enabled": mobile }));
+    }
+
+    /// What the system wishes: `light` or `dark`.
+    pub fn prefer(&self, scheme: &str) {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.call("Emulation.setEmulatedMedia", json!({ "features": features }));
+    }
+
+    /// The test provokes console errors that contain this.
+    pub fn expect_error(&mut self, part: &'static str) {
+        self.expected.push(part);
+    }
+
+    /// No script failed, and the browser had nothing to refuse: policy violations are logged as errors.
+    pub fn assert_quiet(&self) {
+        let thrown = self.browser.events(&self.session, "Runtime.exceptionThrown");
+        assert!(thrown.is_empty(), "a script failed: {thrown:#?}");
+        let logged =
+            self.browser.events(&self.session, "Log.entryAdded").into_iter().map(|event| event["entry"].clone());
+        let written = self.browser.events(&self.session, "Runtime.consoleAPICalled");
+        let errors: Vec<String> = logged
+            .filter(|entry| entry["level"] == "error")
+            .chain(written.into_iter().filter(|entry| entry["type"] == "error"))
+            .map(|entry| entry.to_string())
+            .filter(|entry| !self.expected.iter().any(|part| entry.contains(part)))
+            .collect();
+        assert!(errors.is_empty(), "the console has errors: {errors:#?}");
+    }
+
+    /// A picture of the page, for people, if CONSORT_PAGE_PICTURES names a folder.
+    pub fn picture(&self, name: &str) {
+        let Some(folder) = std::env::var_os("CONSORT_PAGE_PICTURES") else { return };
+        let image = self.call("Page.captureScreenshot", json!({ "format": "png" }));
+        let bytes = decode_base64(image["data"].as_str().unwrap());
+        std::fs::write(std::path::Path::new(&folder).join(format!("{name}.png")), bytes).unwrap();
+    }
+}
+
+impl Drop for Tab {
+    fn drop(&mut self) {
+        let _ = self.browser.call(None, "Target.disposeBrowserContext", json!({ "browserContextId": self.context }));
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_else(|| panic!("not text: {value}")).to_owned()
+}
+
+fn decode_base64(text: &str) -> Vec<u8> {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.decode(text).unwrap()
+}
