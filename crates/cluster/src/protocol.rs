@@ -18,9 +18,10 @@ pub mod output;
 mod packed;
 pub mod plan;
 pub mod session;
+pub mod share;
 
 pub use error::{ErrorKind, MESSAGE_BYTES_MAX, clean};
-pub use lines::{LINE_BYTES_MAX, Lines, OP_BYTES_MAX, ReadError, WriteError, Writer, encode};
+pub use lines::{LINE_BYTES_MAX, Lines, OP_BYTES_MAX, ReadError, WriteError, Writer, decode, encode};
 pub use message::{Message, Reply, Request};
 pub use number::Number;
 pub use packed::Packed;

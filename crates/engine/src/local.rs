@@ -4,16 +4,17 @@
 //! It has one step in flight. `submit` hands the layers to the backend, `collect` the head, then waits for the logits and
 //! samples. On a backend that works in order, a page that is let go between the two is written to only afterwards.
 
-use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs};
+use kernels::{Backend, Rows, Span, StepInputs};
 use model::{Block, Checkpoint, Collective, Ends, Limits, LoadError, LoadOptions, Solo};
 use types::{LayerRange, Rank, SessionId, TokenId};
 
 use crate::executor::{Capacity, Executor, ExecutorError, Opened};
+use crate::ledger::Ledger;
 use crate::plan::{Embedding, Entry, NotBefore, Sample, Scores, StepOutput, StepPlan, Want};
 use crate::prefix::Prefix;
 use crate::request::Pooling;
 use crate::sampler::{Allowed, History, Sampler};
-use crate::sessions::{Sessions, slot_of};
+use crate::sessions::slot_of;
 
 pub struct Local<B: Backend> {
     backend: B,
@@ -21,10 +22,9 @@ pub struct Local<B: Backend> {
     collective: Box<dyn Collective<B>>,
     ends: Ends<B>,
     block: Block<B>,
-    limits: Limits,
     step: B::Step,
     hidden: B::Buffer,
-    sessions: Sessions,
+    ledger: Ledger,
     /// The computed tokens of each session, by slot: penalties look back at them.
     histories: Vec<Vec<TokenId>>,
     /// The sums of each session's hidden states, by slot, for those that are embedded.
@@ -93,10 +93,9 @@ impl<B: Backend> Local<B> {
             collective,
             ends,
             block,
-            limits,
             step,
             hidden,
-            sessions: Sessions::new(limits.kv_pages, limits.positions),
+            ledger: Ledger::new(&limits, from.description().vocab),
             histories: Vec::new(),
             pools: Vec::new(),
             inputs: Inputs::new(&limits),
@@ -107,6 +106,13 @@ impl<B: Backend> Local<B> {
             state_width: from.description().hidden,
             sampler: Sampler::new(),
         })
+    }
+
+    /// Begins anew in a group that was formed again: every session is gone, the weights stay.
+    pub fn regroup(&mut self, collective: Box<dyn Collective<B>>) {
+        self.collective = collective;
+        self.ledger.clear();
+        self.flight = None;
     }
 
     pub fn backend(&self) -> &B {
@@ -123,45 +129,6 @@ impl<B: Backend> Local<B> {
         self.ends.head_bytes(&self.backend)
     }
 
-    /// That the plan can run as a whole: only then is anything changed.
-    fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let capacity = self.capacity();
-        if self.flight.is_some() {
-            return Err(ExecutorError::Full { depth: self.depth() });
-        }
-        let (mut needed, mut pages) = (0, 0);
-        for (index, entry) in plan.entries().iter().enumerate() {
-            let (session, position) = (entry.session, entry.position);
-            let computed = self.sessions.computed(session)?;
-            if computed != position {
-                return Err(ExecutorError::OutOfPlace { session, computed, position });
-            }
-            if plan.entries()[..index].iter().any(|earlier| earlier.session == session) {
-                return Err(ExecutorError::Duplicate(session));
-            }
-            needed += self.sessions.missing(session, entry.end())?;
-            pages += capacity.pages(entry.end());
-        }
-        for (what, found, max) in [
-            ("sequences", plan.entries().len(), capacity.sequences_max),
-            ("rows", plan.rows(), capacity.rows_max),
-            ("rows with logits", plan.logit_rows(), capacity.wanted_max),
-            ("pages", pages, capacity.step_pages_max),
-        ] {
-            if found > max {
-                return Err(ExecutorError::StepTooLarge { what, found, max });
-            }
-        }
-        let vocab = capacity.vocab;
-        if let Some(&TokenId(token)) = plan.all_tokens().iter().find(|token| token.0 as usize >= vocab) {
-            return Err(ExecutorError::TokenOutOfRange { token, vocab });
-        }
-        if needed > capacity.pages_free {
-            return Err(ExecutorError::OutOfPages { needed, free: capacity.pages_free });
-        }
-        Ok(())
-    }
-
     /// Takes the pages that the plan needs, and lists what the backend reads during the step.
     fn prepare(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let Inputs { tokens, spans, pages, wanted } = &mut self.inputs;
@@ -171,9 +138,9 @@ impl<B: Backend> Local<B> {
         pages.clear();
         wanted.clear();
         let mut row = 0;
+        self.ledger.reserve(plan)?;
         for entry in plan.entries() {
-            self.sessions.reserve(entry.session, entry.end())?;
-            let table = &self.sessions.table(entry.session)?[..entry.end().div_ceil(PAGE_TOKENS)];
+            let table = self.ledger.table(entry)?;
             spans.push(Span {
                 row,
                 rows: entry.rows() as u32,
@@ -245,7 +212,7 @@ impl<B: Backend> Local<B> {
             let (rows, session) = (entry.logit_rows(), entry.session);
             let (values, after) = rest.split_at_mut(rows * vocab);
             rest = after;
-            if self.sessions.computed(session).is_err() {
+            if !self.ledger.is_open(session) {
                 continue;
             }
             match &entry.want {
@@ -281,7 +248,7 @@ impl<B: Backend> Local<B> {
             let (rows, after) = rest.split_at(entry.pooled_rows() * width);
             rest = after;
             let Want::Embed { pooling, last } = entry.want else { continue };
-            if self.sessions.computed(entry.session).is_err() {
+            if !self.ledger.is_open(entry.session) {
                 continue;
             }
             let sums = &mut self.pools[slot_of(entry.session)];
@@ -310,31 +277,18 @@ impl<B: Backend> Executor for Local<B> {
     }
 
     fn capacity(&self) -> Capacity {
-        let limits = self.limits.step;
-        Capacity {
-            vocab: self.ends.vocab(),
-            positions_max: self.limits.positions,
-            rows_max: limits.rows,
-            // Each sequence may need a row, and its logits.
-            sequences_max: limits.sequences.min(limits.rows).min(self.limits.wanted),
-            wanted_max: self.limits.wanted.min(limits.rows),
-            step_pages_max: limits.pages,
-            page_tokens: PAGE_TOKENS,
-            pages_total: self.sessions.pages().total(),
-            pages_free: self.sessions.pages().free(),
-            pages_cached: self.sessions.pages().cached(),
-        }
+        self.ledger.capacity()
     }
 
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
-        let opened = self.sessions.open(tokens_max, prefix)?;
+        let opened = self.ledger.open(tokens_max, prefix)?;
         let found = &prefix.tokens[..opened.computed];
         self.begin_history(opened.session, tokens_max).extend_from_slice(found);
         Ok(opened)
     }
 
     fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        let forked = self.sessions.fork(from, tokens, tokens_max)?;
+        let forked = self.ledger.fork(from, tokens, tokens_max)?;
         self.begin_history(forked.session, tokens_max);
         let [source, target] = self
             .histories
@@ -345,28 +299,29 @@ impl<B: Backend> Executor for Local<B> {
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        let kept = self.sessions.truncate(session, tokens)?;
+        let kept = self.ledger.truncate(session, tokens)?;
         self.histories[slot_of(session)].truncate(kept);
         Ok(kept)
     }
 
     fn close(&mut self, session: SessionId) {
-        self.sessions.close(session);
+        self.ledger.close(session);
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.check(plan)?;
+        if self.flight.is_some() {
+            return Err(ExecutorError::Full { depth: self.depth() });
+        }
+        self.ledger.check(plan)?;
         let generated = plan.generated_rows();
         let rows = Rows { generated, prompt: plan.rows() - generated };
         let result = self.prepare(plan).and_then(|()| self.forward(rows));
         if let Err(error) = result {
-            for entry in plan.entries() {
-                self.sessions.trim(entry.session);
-            }
+            self.ledger.give_back(plan);
             return Err(error);
         }
+        self.ledger.advance(plan);
         for entry in plan.entries() {
-            self.sessions.advance(entry.session, entry.end(), entry.role);
             self.record(entry.session, plan.tokens(entry));
         }
         let mut flight = std::mem::take(&mut self.spare);
@@ -381,7 +336,7 @@ impl<B: Backend> Executor for Local<B> {
         let result = self.finish(&plan, output);
         self.spare = plan;
         if result.is_err() {
-            self.sessions.forget_prefixes();
+            self.ledger.forget_prefixes();
         }
         result
     }

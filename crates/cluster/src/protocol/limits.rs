@@ -19,6 +19,8 @@ pub const IMAGES_MAX: usize = 1 << 10;
 pub const EMBEDDING_VALUES_MAX: usize = 1 << 20;
 /// Logits of one step: so many fit into a line.
 pub const LOGIT_VALUES_MAX: usize = 10 << 20;
+/// Threads of one rank.
+pub const THREADS_MAX: usize = 1 << 12;
 /// Pages of K/V, and tokens of each.
 pub const PAGES_MAX: usize = 1 << 32;
 pub const PAGE_TOKENS_MAX: usize = 1 << 16;
@@ -42,6 +44,8 @@ pub enum LimitError {
     OutOfOrder { session: u64 },
     #[error("{what} of session {session} was not asked for, or not in this place")]
     Unasked { what: &'static str, session: u64 },
+    #[error("unknown number format")]
+    Format,
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }

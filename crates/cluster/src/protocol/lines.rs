@@ -78,7 +78,7 @@ impl<R: BufRead> Lines<R> {
             match self.read_line() {
                 Ok(false) => return None,
                 Ok(true) if self.line.trim_ascii().is_empty() => {}
-                Ok(true) => return Some(parse(&self.line)),
+                Ok(true) => return Some(decode(&self.line)),
                 Err(error) => return Some(Err(error)),
             }
         }
@@ -150,7 +150,8 @@ struct Id {
     id: u64,
 }
 
-fn parse<M: Message>(line: &[u8]) -> Result<M, ReadError> {
+/// A message from a line, without its end.
+pub fn decode<M: Message>(line: &[u8]) -> Result<M, ReadError> {
     let malformed = |detail: &str| ReadError::Malformed { id: None, detail: detail.to_owned() };
     let line = str::from_utf8(line).map_err(|_| malformed("a line is not UTF-8"))?;
     // Without this, serde would take a list for an object whose fields are in order.

@@ -7,7 +7,8 @@ use super::error::{ErrorKind, clean};
 use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX};
 use super::output::Output;
 use super::plan::Plan;
-use super::session::{Prefix, Stats};
+use super::session::{Capacity, Prefix, Stats};
+use super::share::Share;
 
 /// One line's worth: an object with the name of its `op` and that op's fields.
 pub trait Message: Serialize + Sized {
@@ -105,7 +106,8 @@ messages! {
 
         /// The first of ours: see [`check_hello`](super::check_hello).
         "hello" => Hello { id: u64, protocol: u32, build: String },
-        /// Takes a seat in the group of a shared-memory segment, whose descriptor the rank has inherited.
+        /// Takes a seat in the group of a shared-memory segment, whose descriptor the rank has inherited. A model that is loaded
+        /// stays; its sessions are gone.
         "attach" => Attach {
             id: u64,
             segment_fd: u32,
@@ -114,6 +116,8 @@ messages! {
             elements_max: u64,
             generation: u32,
         },
+        /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
+        "load" => Load { id: u64, model_id: String, share: Share },
         "open" => Open { id: u64, tokens_max: u64, prefix: Prefix },
         "fork" => Fork { id: u64, from: u64, tokens: u64, tokens_max: u64 },
         "truncate" => Truncate { id: u64, session: u64, tokens: u64 },
@@ -148,6 +152,9 @@ messages! {
 
         "hello_ok" => HelloOk { id: u64, protocol: u32, build: String, pid: u32 },
         "attach_ok" => AttachOk { id: u64 },
+        /// So many layers are there. Comes any number of times before `load_ok`.
+        "loading" => Loading { id: u64, layers: u64 },
+        "load_ok" => LoadOk { id: u64, capacity: Capacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
         /// To `open` and `fork`.
         "opened" => Opened { id: u64, session: u64, computed: u64 },
         "truncated" => Truncated { id: u64, computed: u64 },
@@ -165,6 +172,7 @@ impl Request {
         match *self {
             Self::Hello { id, .. }
             | Self::Attach { id, .. }
+            | Self::Load { id, .. }
             | Self::Open { id, .. }
             | Self::Fork { id, .. }
             | Self::Truncate { id, .. }
@@ -197,6 +205,8 @@ impl Reply {
             Self::Error { id, .. } => id,
             Self::HelloOk { id, .. }
             | Self::AttachOk { id }
+            | Self::Loading { id, .. }
+            | Self::LoadOk { id, .. }
             | Self::Opened { id, .. }
             | Self::Truncated { id, .. }
             | Self::Closed { id }

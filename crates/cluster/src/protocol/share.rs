@@ -1,0 +1,170 @@
+//! What a rank is to load, and how it is to run it, on the wire.
+
+use std::path::PathBuf;
+
+use kernels::StepLimits;
+use kernels::cpu::{CpuOptions, KvType, Level, PromptMath};
+use model::LoadOptions;
+use serde::{Deserialize, Serialize};
+use types::DType;
+
+use super::limits::{ENTRIES_MAX, LimitError, PAGES_MAX, POSITIONS_MAX, ROWS_MAX, THREADS_MAX, count};
+
+/// A rank's share of a model: which one follows from the rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// A folder or a GGUF file, absolute.
+    pub path: String,
+    /// The format to keep weights in: see [`LoadOptions::keep`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<String>,
+    pub cpu: Cpu,
+    pub limits: Limits,
+}
+
+/// See [`CpuOptions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    pub threads: u64,
+    pub level: CpuLevel,
+    pub kv: Kv,
+    pub prompt: Prompts,
+}
+
+/// See [`Level`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuLevel {
+    Scalar,
+    Avx2,
+    Avx512,
+    Amx,
+}
+
+/// See [`KvType`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kv {
+    F32,
+    F16,
+    Bf16,
+    Split,
+}
+
+/// See [`PromptMath`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prompts {
+    Bf16,
+    Int8,
+}
+
+/// See [`model::Limits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    pub rows: u64,
+    pub sequences: u64,
+    pub pages: u64,
+    pub wanted: u64,
+    pub kv_pages: u64,
+    pub positions: u64,
+}
+
+impl Share {
+    pub fn new(path: String, options: &LoadOptions, cpu: CpuOptions) -> Self {
+        let LoadOptions { keep, limits } = *options;
+        Self {
+            path,
+            keep: keep.map(|format| format.name().to_owned()),
+            cpu: Cpu {
+                threads: cpu.threads as u64,
+                level: cpu.level.into(),
+                kv: cpu.kv.into(),
+                prompt: cpu.prompt.into(),
+            },
+            limits: Limits {
+                rows: limits.step.rows as u64,
+                sequences: limits.step.sequences as u64,
+                pages: limits.step.pages as u64,
+                wanted: limits.wanted as u64,
+                kv_pages: limits.kv_pages as u64,
+                positions: limits.positions as u64,
+            },
+        }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(&self.path)
+    }
+
+    pub fn options(&self) -> Result<LoadOptions, LimitError> {
+        let format = |name: &String| name.parse::<DType>().map_err(|_| LimitError::Format);
+        Ok(LoadOptions { keep: self.keep.as_ref().map(format).transpose()?, limits: self.limits.checked()? })
+    }
+}
+
+impl Cpu {
+    pub fn options(&self) -> Result<CpuOptions, LimitError> {
+        let threads = count("threads", self.threads, THREADS_MAX)?;
+        if threads == 0 {
+            return Err(LimitError::Zero { what: "threads" });
+        }
+        Ok(CpuOptions { threads, level: self.level.into(), kv: self.kv.into(), prompt: self.prompt.into() })
+    }
+}
+
+impl Limits {
+    fn checked(&self) -> Result<model::Limits, LimitError> {
+        let step = StepLimits {
+            rows: count("rows", self.rows, ROWS_MAX)?,
+            sequences: count("sequences", self.sequences, ENTRIES_MAX)?,
+            pages: count("pages of a step", self.pages, PAGES_MAX)?,
+        };
+        let limits = model::Limits {
+            step,
+            wanted: count("rows with logits", self.wanted, ROWS_MAX)?,
+            kv_pages: count("pages", self.kv_pages, PAGES_MAX)?,
+            positions: count("positions", self.positions, POSITIONS_MAX)?,
+        };
+        for (what, value) in [
+            ("rows", step.rows),
+            ("sequences", step.sequences),
+            ("pages of a step", step.pages),
+            ("rows with logits", limits.wanted),
+            ("pages", limits.kv_pages),
+            ("positions", limits.positions),
+        ] {
+            if value == 0 {
+                return Err(LimitError::Zero { what });
+            }
+        }
+        Ok(limits)
+    }
+}
+
+/// Both ways between an enum of the wire and one of the kernels, with the same names.
+macro_rules! same_names {
+    ($($wire:ident = $inner:ident { $($name:ident),* })*) => {$(
+        impl From<$inner> for $wire {
+            fn from(value: $inner) -> Self {
+                match value {
+                    $($inner::$name => Self::$name),*
+                }
+            }
+        }
+
+        impl From<$wire> for $inner {
+            fn from(value: $wire) -> Self {
+                match value {
+                    $($wire::$name => Self::$name),*
+                }
+            }
+        }
+    )*};
+}
+
+same_names! {
+    CpuLevel = Level { Scalar, Avx2, Avx512, Amx }
+    Kv = KvType { F32, F16, Bf16, Split }
+    Prompts = PromptMath { Bf16, Int8 }
+}
