@@ -4,12 +4,16 @@
 use cluster::protocol::output::{Outcome, Output, Sample, Sampled};
 use cluster::protocol::plan::{Entry, Plan, Role, Want};
 use cluster::protocol::session::{Prefix, Stats};
+use cluster::protocol::share::Share;
 use cluster::protocol::{
     ErrorKind, HandshakeError, Lines, MESSAGE_BYTES_MAX, Message, ReadError, Reply, Request, VERSION, Writer,
     check_hello, clean, encode,
 };
 use engine::{Capacity, PageHash};
-use types::TokenId;
+use kernels::StepLimits;
+use kernels::cpu::{CpuOptions, KvType, Level, PromptMath};
+use model::LoadOptions;
+use types::{DType, TokenId};
 
 fn read<M: Message>(line: &str) -> Result<M, ReadError> {
     Lines::new(line.as_bytes()).read().expect("there is a line")
@@ -69,6 +73,14 @@ fn foreign_requests() -> Vec<(&'static str, Request)> {
     ]
 }
 
+fn share() -> Share {
+    let step = StepLimits { rows: 1, sequences: 2, pages: 3 };
+    let limits = model::Limits { step, wanted: 4, kv_pages: 5, positions: 6 };
+    let options = LoadOptions { keep: Some(DType::Q8_0), limits };
+    let cpu = CpuOptions { threads: 2, level: Level::Avx2, kv: KvType::F16, prompt: PromptMath::Int8 };
+    Share::new(text("/m"), &options, cpu)
+}
+
 fn own_requests() -> Vec<(&'static str, Request)> {
     let plan = Plan {
         entries: vec![Entry {
@@ -91,6 +103,10 @@ fn own_requests() -> Vec<(&'static str, Request)> {
         (
             r#"{"op":"attach","id":2,"segment_fd":5,"world_size":3,"rank":2,"elements_max":4096,"generation":9}"#,
             Request::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, generation: 9 },
+        ),
+        (
+            r#"{"op":"load","id":11,"model_id":"m","share":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"wanted":4,"kv_pages":5,"positions":6}}}"#,
+            Request::Load { id: 11, model_id: text("m"), share: share() },
         ),
         (
             r#"{"op":"open","id":3,"tokens_max":64,"prefix":{"tokens":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3],"pages":"//////////////////////////////////////////8=","reuse_max":31}}"#,
@@ -154,6 +170,11 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
             Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),
+        (r#"{"op":"loading","id":11,"layers":4}"#, Reply::Loading { id: 11, layers: 4 }),
+        (
+            r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3}"#,
+            Reply::LoadOk { id: 11, capacity: capacity.into(), weight_bytes: 1, head_bytes: 2, kv_bytes: 3 },
+        ),
         (r#"{"op":"opened","id":3,"session":1,"computed":32}"#, Reply::Opened { id: 3, session: 1, computed: 32 }),
         (r#"{"op":"truncated","id":5,"computed":9}"#, Reply::Truncated { id: 5, computed: 9 }),
         (r#"{"op":"closed","id":6}"#, Reply::Closed { id: 6 }),
