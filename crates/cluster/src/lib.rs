@@ -2,5 +2,11 @@
 
 #![deny(unsafe_code)]
 
+pub mod group;
 pub mod protocol;
 pub mod shared_memory;
+pub mod worker {
+    pub fn build_id() -> String {
+        String::new()
+    }
+}

@@ -2,12 +2,13 @@
 
 mod limits;
 
+use std::fmt;
 use std::io::{Write, stdout};
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use engine::{Executor, measure};
+use engine::{Executor, RankReport, measure};
 use model::Checkpoint;
 use serde::Serialize;
 use types::TokenId;
@@ -50,14 +51,14 @@ impl Bench {
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
         let threads = match self.threads.is_empty() {
-            true => vec![ThreadOption::default().count()],
+            true => vec![self.options.threads(&ThreadOption::default())],
             false => self.threads.iter().map(|count| count.get()).collect(),
         };
         for (index, threads) in threads.into_iter().enumerate() {
             // Before the model is loaded: both need memory.
-            let machine = Machine::measure(threads, self.options.level()?);
-            let mut executor = self.options.load(&checkpoint, threads, room(&tests))?;
-            let work = self.work(&checkpoint, executor.weight_bytes(), executor.head_bytes())?;
+            let machine = Machine::measure(threads * self.options.ranks(), self.options.level()?);
+            let mut loaded = self.options.load_with(&files.path, &checkpoint, threads, room(&tests), &mut |_| {})?;
+            let work = self.work(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
             if !self.json {
                 if index == 0 {
                     writeln!(
@@ -67,15 +68,25 @@ impl Bench {
                         work.weight_bytes() / 1e6
                     )?;
                 }
-                writeln!(stdout(), "\n{threads} threads, {}: {machine}\n{TABLE_HEAD}", self.options.level()?)?;
+                let ranks = match self.options.ranks() {
+                    1 => String::new(),
+                    ranks => format!("{ranks} ranks with "),
+                };
+                writeln!(stdout(), "\n{ranks}{threads} threads, {}: {machine}\n{TABLE_HEAD}", self.options.level()?)?;
             }
             let chunk = self.options.chunk();
-            let results = run_tests(&mut executor, &tests, chunk, self.rounds.get())?;
+            let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
                 let report = Report::new(*test, threads, tokens_per_s, test.limit(&work, &machine, chunk));
                 match self.json {
                     true => writeln!(stdout(), "{}", serde_json::to_string(&report)?)?,
                     false => writeln!(stdout(), "{}", report.table_row())?,
+                }
+            }
+            for waits in loaded.count()?.iter().map(Waits::new) {
+                match self.json {
+                    true => writeln!(stdout(), "{}", serde_json::to_string(&waits)?)?,
+                    false => writeln!(stdout(), "{waits}")?,
                 }
             }
         }
@@ -134,7 +145,7 @@ impl Test {
         }
     }
 
-    fn run<E: Executor>(self, executor: &mut E, chunk: usize, tokens: &[TokenId]) -> Result<f64> {
+    fn run(self, executor: &mut dyn Executor, chunk: usize, tokens: &[TokenId]) -> Result<f64> {
         let measured = match self {
             Self::Prefill { prompt } => measure::prefill(executor, &tokens[..prompt], chunk)?,
             Self::Decode { generate, batch } => {
@@ -193,9 +204,41 @@ impl Report {
 
 const TABLE_HEAD: &str = "    test threads batch   tokens/s           min-max      limit  reached  limited by";
 
+/// How much of a rank's time went into waiting for the others, over all tests.
+#[derive(Debug, Serialize)]
+struct Waits {
+    rank: usize,
+    step_s: f64,
+    collective_percent: f64,
+    weight_bytes: u64,
+    resident_bytes: u64,
+}
+
+impl Waits {
+    fn new(report: &RankReport) -> Self {
+        let RankReport { rank, weight_bytes, resident_bytes, step_time, wait_time, .. } = report;
+        let step_s = step_time.as_secs_f64();
+        let collective_percent = if step_s > 0.0 { 100.0 * wait_time.as_secs_f64() / step_s } else { 0.0 };
+        let (weight_bytes, resident_bytes) = (*weight_bytes, *resident_bytes);
+        Self { rank: rank.index(), step_s, collective_percent, weight_bytes, resident_bytes }
+    }
+}
+
+impl fmt::Display for Waits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, step_s, collective_percent, weight_bytes, resident_bytes } = self;
+        let (weights, resident) = (*weight_bytes as f64 / 1e6, *resident_bytes as f64 / 1e6);
+        write!(
+            f,
+            "rank {rank}: {step_s:.2} s in steps, {collective_percent:.1} % of it in collectives; \
+             {weights:.0} MB of weights, {resident:.0} MB resident"
+        )
+    }
+}
+
 /// Every test once untimed, then the rounds, each of which runs every test: what disturbs the machine for a while
 /// disturbs them all alike. Returns tokens per second, `[test][round]`.
-fn run_tests<E: Executor>(executor: &mut E, tests: &[Test], chunk: usize, rounds: usize) -> Result<Vec<Vec<f64>>> {
+fn run_tests(executor: &mut dyn Executor, tests: &[Test], chunk: usize, rounds: usize) -> Result<Vec<Vec<f64>>> {
     let longest = tests.iter().map(|test| test.positions()).max().unwrap_or(0);
     let tokens = noise(longest, executor.capacity().vocab);
     let mut results = vec![Vec::with_capacity(rounds); tests.len()];

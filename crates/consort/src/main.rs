@@ -6,6 +6,7 @@ mod bench;
 mod commands;
 mod interrupt;
 mod language;
+mod loaded;
 mod options;
 mod progress;
 mod sampling;

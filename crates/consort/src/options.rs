@@ -1,16 +1,22 @@
 //! The options that every command which runs a model takes, and how they become a loaded model.
 
-use std::num::NonZeroUsize;
+use std::env;
+use std::num::{NonZeroU16, NonZeroUsize};
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use cluster::group::{Deadlines, Group, GroupConfig};
+use cluster::protocol::limits::LOGIT_VALUES_MAX;
+use cluster::protocol::share::Share;
 use engine::{CHUNK_DEFAULT, Local};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Limits, LoadOptions};
-use types::DType;
+use types::{DType, WorldSize};
 
+use crate::loaded::Loaded;
 use crate::progress;
 
 /// More rows in one step would only cost memory.
@@ -46,12 +52,15 @@ pub struct ModelOptions {
     /// CPUs without amx do
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: Prompts,
+    /// Rank processes that share each layer of the model, on this machine
+    #[arg(long, value_name = "RANKS", default_value = "1", env = "CONSORT_TENSOR_PARALLEL")]
+    tensor_parallel: NonZeroU16,
 }
 
 /// How many threads a command computes on.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ThreadOption {
-    /// Threads to compute on [default: one for each CPU]
+    /// Threads to compute on, in each rank [default: one for each CPU, shared among the ranks]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
 }
@@ -79,37 +88,86 @@ impl Room {
 }
 
 impl ModelOptions {
-    /// Loads all of a model, with a bar of its layers.
-    pub fn load(&self, checkpoint: &Checkpoint, threads: usize, room: Room) -> Result<Local<CpuBackend>> {
+    /// Loads all of the model that was opened at `path`, with a bar of its layers. `threads`: of each rank.
+    pub fn load(&self, path: &Path, checkpoint: &Checkpoint, threads: &ThreadOption, room: Room) -> Result<Loaded> {
         let bar = progress::steps(checkpoint.description().layers.len() as u64, "loading");
-        let local = self.load_with(checkpoint, threads, room, &mut |layers| bar.set_position(layers as u64));
+        let loaded = self.load_with(path, checkpoint, self.threads(threads), room, &mut |layers| {
+            bar.set_position(layers as u64);
+        });
         bar.finish_and_clear();
-        local
+        loaded
     }
 
-    /// Loads all of a model, and tells how many layers are there.
+    /// Loads all of the model that was opened at `path`, and tells how many layers are there.
     pub fn load_with(
         &self,
+        path: &Path,
         checkpoint: &Checkpoint,
         threads: usize,
         room: Room,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Local<CpuBackend>> {
+    ) -> Result<Loaded> {
+        let level = self.level()?;
+        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
+        let cpu = CpuOptions { threads, level, kv, prompt };
+        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) };
+        if self.tensor_parallel.get() > 1 {
+            return Ok(Loaded::Group(Box::new(self.start_group(path, checkpoint, &options, cpu, progress)?)));
+        }
+        let backend = CpuBackend::new(cpu)?;
+        let local = Local::load(backend, checkpoint, &options, progress).context("load the model")?;
+        checkpoint.release();
+        Ok(Loaded::Local(Box::new(local)))
+    }
+
+    fn limits(&self, checkpoint: &Checkpoint, room: Room) -> Limits {
         let pages_each = room.positions.div_ceil(PAGE_TOKENS);
         // A page that two sequences share is in the tables of both.
         let step_pages = room.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
         // A sequence's last page is its own, however few tokens it has.
         let kv_pages = room.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
-        let rows = self.chunk().min(room.positions).max(room.wanted);
+        let wanted = match self.tensor_parallel.get() {
+            1 => room.wanted,
+            // All of a step's logits, if they are asked for, fit into one line.
+            _ => room.wanted.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(room.sequences),
+        };
+        let rows = self.chunk().min(room.positions).max(wanted);
         let step = StepLimits { rows, sequences: room.sequences, pages: step_pages };
-        let limits = Limits { step, wanted: room.wanted, kv_pages, positions: room.positions };
-        let options = LoadOptions { keep: self.keep()?, limits };
-        let level = self.level()?;
-        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
-        let backend = CpuBackend::new(CpuOptions { threads, level, kv, prompt })?;
-        let local = Local::load(backend, checkpoint, &options, progress).context("load the model")?;
-        checkpoint.release();
-        Ok(local)
+        Limits { step, wanted, kv_pages, positions: room.positions }
+    }
+
+    fn start_group(
+        &self,
+        path: &Path,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        cpu: CpuOptions,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Group> {
+        let path = path.canonicalize().with_context(|| format!("find {}", path.display()))?;
+        let path = path.to_str().context("the path of the model is not valid UTF-8")?.to_owned();
+        let world = WorldSize::new(self.tensor_parallel.get()).expect("a number of ranks is not zero");
+        let layers = checkpoint.description().layers.len();
+        let config = GroupConfig {
+            world,
+            program: own_program(),
+            model_id: "model".to_owned(),
+            share: Share::new(path, options, cpu),
+            limits: options.limits,
+            vocab: checkpoint.description().vocab,
+            deadlines: Deadlines::default(),
+        };
+        Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
+    }
+
+    /// Rank processes.
+    pub fn ranks(&self) -> usize {
+        usize::from(self.tensor_parallel.get())
+    }
+
+    /// Threads of each rank.
+    pub fn threads(&self, asked: &ThreadOption) -> usize {
+        asked.threads.map_or_else(|| (cpus() / usize::from(self.tensor_parallel.get())).max(1), NonZeroUsize::get)
     }
 
     /// Prompt tokens in one step.
@@ -171,10 +229,9 @@ impl ModelOptions {
     }
 }
 
-impl ThreadOption {
-    pub fn count(&self) -> usize {
-        self.threads.map_or_else(cpus, NonZeroUsize::get)
-    }
+/// What runs now, even if its file has been replaced since.
+fn own_program() -> PathBuf {
+    if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { env::current_exe().unwrap_or_default() }
 }
 
 fn cpus() -> usize {

@@ -2,7 +2,8 @@
 //!
 //! A step runs one row of every sequence that decodes, and as much prefill as the chunk leaves, in one plan. When the
 //! K/V cache is full, the youngest sequence gives its pages up and begins again later with the tokens it has: nobody
-//! fails because others run. The loop knows no clock but the one that it stamps timings with, and no text.
+//! fails because others run. The same is done with all of them when the executor loses a part of itself: they wait until it is
+//! whole again, if that does not take too long. The loop knows no text.
 
 mod admission;
 mod delivery;
@@ -10,7 +11,7 @@ mod delivery;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::executor::{Capacity, Executor, ExecutorError};
+use crate::executor::{Capacity, Executor, ExecutorError, Health};
 use crate::generation::Generation;
 use crate::pace::Pace;
 use crate::plan::{Role, StepOutput, StepPlan};
@@ -26,6 +27,15 @@ pub const WAITING_MAX: usize = 1024;
 
 /// Rows of a step when nothing else is asked for.
 pub const CHUNK_DEFAULT: usize = 512;
+
+/// How long requests wait for an executor that rebuilds itself, when nothing else is asked for.
+pub const REPLAY_DEFAULT: Duration = Duration::from_secs(60);
+
+/// Times that a request begins again because the executor lost a part while it ran.
+const REPLAYS_MAX: u32 = 3;
+
+/// How long a step waits for such an executor, before others get a look at the loop.
+const REBUILD_LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -57,11 +67,19 @@ pub struct EngineOptions {
     /// Tokens that may be guessed for a sequence in one step, from what it has said before; 0: none. Answers stay the
     /// same.
     pub speculate: usize,
+    /// How long requests wait, and begin again unseen, when the executor loses a part and rebuilds it.
+    pub replay: Duration,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { chunk: CHUNK_DEFAULT, waiting_max: WAITING_MAX, prefix_cache: true, speculate: 0 }
+        Self {
+            chunk: CHUNK_DEFAULT,
+            waiting_max: WAITING_MAX,
+            prefix_cache: true,
+            speculate: 0,
+            replay: REPLAY_DEFAULT,
+        }
     }
 }
 
@@ -75,6 +93,8 @@ pub struct Engine<E: Executor> {
     /// The request that did not fit when so many pages were unclaimed: not worth another try before there are more.
     blocked: Option<(RequestId, usize)>,
     in_flight: usize,
+    /// Since when the executor rebuilds itself, and why.
+    lost: Option<(Instant, Arc<str>)>,
     next_id: u64,
     plan: StepPlan,
     output: StepOutput,
@@ -97,6 +117,7 @@ impl<E: Executor> Engine<E> {
             running: Vec::new(),
             blocked: None,
             in_flight: 0,
+            lost: None,
             next_id: 0,
             plan: StepPlan::new(),
             output: StepOutput::new(),
@@ -163,6 +184,9 @@ impl<E: Executor> Engine<E> {
     pub fn add(&mut self, request: Request) -> Result<RequestId, EngineError> {
         let (capacity, now) = (self.executor.capacity(), Instant::now());
         request.check(&capacity)?;
+        if let Some((_, why)) = self.lost.as_ref().filter(|_| self.is_lost_for_long()) {
+            return Err(Arc::new(ExecutorError::Lost { why: why.clone() }).into());
+        }
         if self.room() == 0 {
             return Err(EngineError::QueueFull { waiting: self.waiting.len(), retry_after: self.retry_after() });
         }
@@ -187,18 +211,29 @@ impl<E: Executor> Engine<E> {
     /// Submits what can run, waits for the oldest step, and appends what it gave to `events`. Returns false when there
     /// was nothing to run. After an error of the executor no request is left: each was ended, with an event.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<bool, EngineError> {
-        let result = self.try_step(events).map_err(Arc::new);
-        if let Err(error) = &result {
-            let now = Instant::now();
-            for sequence in self.running.iter().chain(self.waiting.iter()) {
-                let reason = FinishReason::Failed(Failure::Executor(error.clone()));
-                self.stats.finished.count(&reason);
-                let kind = EventKind::Finished(sequence.finished(reason, now));
-                events.push(Event { request: sequence.id, kind });
+        let wait = if self.is_idle() { Duration::ZERO } else { REBUILD_LOOK };
+        let result = match self.attend(wait, events) {
+            Health::Ready => self.try_step(events),
+            Health::Rebuilding { why } if self.is_lost_for_long() => Err(ExecutorError::Lost { why }),
+            Health::Rebuilding { .. } => Ok(!self.is_idle()),
+        };
+        match result {
+            Err(ExecutorError::Lost { why }) if !self.is_lost_for_long() => {
+                self.retreat(&why, events);
+                Ok(true)
             }
-            self.clear();
+            Err(error) => {
+                let error = Arc::new(error);
+                self.fail_all(&error, events);
+                Err(error.into())
+            }
+            Ok(ran) => Ok(ran),
         }
-        Ok(result?)
+    }
+
+    /// Whether the executor can run, as far as is known without asking it.
+    pub fn health(&self) -> Health {
+        self.lost.as_ref().map_or(Health::Ready, |(_, why)| Health::Rebuilding { why: why.clone() })
     }
 
     /// Adds a request to an idle engine, and runs it as its tokens are asked for. Dropping the stream cancels it.
@@ -208,6 +243,51 @@ impl<E: Executor> Engine<E> {
         }
         let request = self.add(request)?;
         Ok(Generation::new(self, request))
+    }
+
+    /// Lets the executor look after itself, and says whether it can run. While it can not, requests wait.
+    fn attend(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
+        let health = self.executor.attend(wait);
+        match &health {
+            Health::Ready => self.lost = None,
+            Health::Rebuilding { why } => self.retreat(why, events),
+        }
+        health
+    }
+
+    /// Whether requests have waited long enough for the executor.
+    fn is_lost_for_long(&self) -> bool {
+        self.lost.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.replay)
+    }
+
+    /// The executor lost its sessions: those that ran wait, with what they have, until it is whole again. One that was there each
+    /// time may well be the cause, and ends.
+    fn retreat(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
+        let since = self.lost.take().map_or_else(Instant::now, |(since, _)| since);
+        self.lost = Some((since, why.clone()));
+        self.in_flight = 0;
+        self.blocked = None;
+        while let Some(mut sequence) = self.running.pop() {
+            if sequence.replay() <= REPLAYS_MAX {
+                self.stats.replays += 1;
+                self.waiting.push_front(sequence);
+            } else {
+                self.waiting.leave(sequence.tenant);
+                let error = Arc::new(ExecutorError::Lost { why: why.clone() });
+                self.finish(sequence, FinishReason::Failed(Failure::Executor(error)), Instant::now(), events);
+            }
+        }
+    }
+
+    fn fail_all(&mut self, error: &Arc<ExecutorError>, events: &mut Vec<Event>) {
+        let now = Instant::now();
+        for sequence in self.running.iter().chain(self.waiting.iter()) {
+            let reason = FinishReason::Failed(Failure::Executor(error.clone()));
+            self.stats.finished.count(&reason);
+            let kind = EventKind::Finished(sequence.finished(reason, now));
+            events.push(Event { request: sequence.id, kind });
+        }
+        self.clear();
     }
 
     fn try_step(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {

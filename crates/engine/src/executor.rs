@@ -1,9 +1,12 @@
 //! `Executor`: where a step runs. One process, tensor-parallel workers, LAN stages and swarm peers are
 //! implementations of this one trait, and the decode loop does not know which of them it drives.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use kernels::BackendError;
 use model::CollectiveError;
-use types::SessionId;
+use types::{Rank, SessionId};
 
 use crate::plan::{StepOutput, StepPlan};
 use crate::prefix::Prefix;
@@ -36,6 +39,47 @@ pub trait Executor: Send {
 
     /// Waits for the oldest step in flight and replaces `output` with what it gave.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
+
+    /// Looks after itself: notices what was lost while nothing ran, and gets on with rebuilding it, for at most `wait` or until
+    /// it is ready. Once something was lost, every session is gone, and this or a call that failed has said so.
+    fn attend(&mut self, wait: Duration) -> Health {
+        let _ = wait;
+        Health::Ready
+    }
+
+    /// The processes that share the model, if there are several.
+    fn ranks(&self) -> Vec<RankReport> {
+        Vec::new()
+    }
+}
+
+/// Whether an executor can run steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    Ready,
+    /// It lost a part and gets it back: see [`Executor::attend`].
+    Rebuilding {
+        why: Arc<str>,
+    },
+}
+
+/// How one rank of an executor is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankReport {
+    pub rank: Rank,
+    /// `None` while there is no process.
+    pub pid: Option<u32>,
+    /// A word for people: `ready`, `loading`.
+    pub state: &'static str,
+    /// Processes that had this rank before.
+    pub restarts: u64,
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    pub resident_bytes: u64,
+    pub steps: u64,
+    /// Time in steps, and that part of it in which the rank waited for others.
+    pub step_time: Duration,
+    pub wait_time: Duration,
 }
 
 /// A session made by [`Executor::open`] or [`Executor::fork`].
@@ -106,6 +150,8 @@ pub enum ExecutorError {
     Full { depth: usize },
     #[error("no step is in flight")]
     Idle,
+    #[error("a part of the model's processes was lost: {why}")]
+    Lost { why: Arc<str> },
     #[error(transparent)]
     Backend(#[from] BackendError),
     #[error(transparent)]
@@ -116,6 +162,11 @@ impl ExecutorError {
     /// Whether the same call can succeed later, when other sessions have ended.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::Full { .. })
+    }
+
+    /// Whether every session is gone, while the executor rebuilds itself: see [`Executor::attend`].
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
     }
 }
 
@@ -150,5 +201,13 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         (**self).collect(output)
+    }
+
+    fn attend(&mut self, wait: Duration) -> Health {
+        (**self).attend(wait)
+    }
+
+    fn ranks(&self) -> Vec<RankReport> {
+        (**self).ranks()
     }
 }

@@ -29,8 +29,8 @@ mod sessions;
 mod stats;
 
 pub use constraint::{Constraint, ConstraintError, TokenMask};
-pub use engine::{CHUNK_DEFAULT, Engine, EngineError, EngineOptions, WAITING_MAX};
-pub use executor::{Capacity, Executor, ExecutorError, Opened};
+pub use engine::{CHUNK_DEFAULT, Engine, EngineError, EngineOptions, REPLAY_DEFAULT, WAITING_MAX};
+pub use executor::{Capacity, Executor, ExecutorError, Health, Opened, RankReport};
 pub use generation::Generation;
 pub use ledger::Ledger;
 pub use local::Local;

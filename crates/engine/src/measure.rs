@@ -25,7 +25,11 @@ impl Measured {
 }
 
 /// Runs `prompt` as one sequence in chunks of at most `chunk`, up to the first token of an answer.
-pub fn prefill<E: Executor>(executor: &mut E, prompt: &[TokenId], chunk: usize) -> Result<Measured, ExecutorError> {
+pub fn prefill<E: Executor + ?Sized>(
+    executor: &mut E,
+    prompt: &[TokenId],
+    chunk: usize,
+) -> Result<Measured, ExecutorError> {
     let capacity = executor.capacity();
     let chunk = chunk.clamp(1, capacity.rows_max);
     with_sessions(executor, 1, prompt.len(), |executor, sessions| {
@@ -45,7 +49,7 @@ pub fn prefill<E: Executor>(executor: &mut E, prompt: &[TokenId], chunk: usize) 
 
 /// Runs `tokens`, one in each step, as `batch` sequences side by side; each of them after `context` tokens that are not
 /// timed.
-pub fn decode<E: Executor>(
+pub fn decode<E: Executor + ?Sized>(
     executor: &mut E,
     context: &[TokenId],
     tokens: &[TokenId],
@@ -81,7 +85,7 @@ fn greedy_token() -> Want {
 }
 
 /// Opens sessions, runs `work`, and closes them whatever happened.
-fn with_sessions<E: Executor>(
+fn with_sessions<E: Executor + ?Sized>(
     executor: &mut E,
     count: usize,
     tokens_max: usize,

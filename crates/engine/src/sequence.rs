@@ -41,6 +41,7 @@ pub(crate) struct Sequence {
     constrained: Option<Constrained>,
     scoring: Option<Scoring>,
     goal: Goal,
+    replays: u32,
     /// Whether the event of that name was given.
     prefilled: bool,
     /// Tokens found in the prefix cache when it first ran.
@@ -116,6 +117,7 @@ impl Sequence {
             constrained,
             scoring: request.prompt_logprobs.map(|top| Scoring { top, found: vec![None] }),
             goal: request.goal,
+            replays: 0,
             prefilled: false,
             cached: None,
             added: now,
@@ -157,6 +159,13 @@ impl Sequence {
         {
             scoring.found.truncate(1);
         }
+    }
+
+    /// [`Sequence::retreat`], because its session was lost; how often that has happened.
+    pub fn replay(&mut self) -> u32 {
+        self.retreat();
+        self.replays += 1;
+        self.replays
     }
 
     /// The role of the next token to run.

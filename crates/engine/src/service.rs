@@ -7,18 +7,21 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::engine::{Engine, EngineError};
-use crate::executor::{Capacity, Executor};
+use crate::executor::{Capacity, Executor, Health, RankReport};
 use crate::request::{Event, EventKind, Request, RequestId};
 use crate::stats::Stats;
 
 /// Submissions that the thread has not looked at yet.
 const SUBMISSIONS_MAX: usize = 256;
+
+/// How often an idle executor gets to look after itself.
+const IDLE_LOOK: Duration = Duration::from_millis(200);
 
 /// Where the events of one request go. Called on the engine's thread: it must not wait.
 pub trait EventSink: Send {
@@ -76,6 +79,8 @@ struct Shared {
 struct State {
     stats: Stats,
     capacity: Capacity,
+    health: Health,
+    ranks: Vec<RankReport>,
     /// Requests that would be accepted, when the thread last looked.
     room: usize,
     retry_after: Duration,
@@ -102,6 +107,8 @@ impl Service {
         let state = State {
             stats: engine.stats(),
             capacity: engine.capacity(),
+            health: Health::Ready,
+            ranks: engine.executor().ranks(),
             room: engine.room(),
             retry_after: engine.retry_after(),
             submitted: 0,
@@ -160,6 +167,16 @@ impl Service {
         self.shared.lock().capacity
     }
 
+    /// Whether the executor can run, as of the last look.
+    pub fn health(&self) -> Health {
+        self.shared.lock().health.clone()
+    }
+
+    /// The processes that share the model, as of the last look.
+    pub fn ranks(&self) -> Vec<RankReport> {
+        self.shared.lock().ranks.clone()
+    }
+
     /// Accepts nothing more and waits for what runs or waits. Returns how many requests were unfinished at the deadline;
     /// these are cancelled within a step.
     pub fn drain(&self, deadline: Duration) -> usize {
@@ -198,9 +215,10 @@ impl<E: Executor> Loop<E> {
         let mut events = Vec::new();
         loop {
             if self.engine.is_idle() {
-                match submissions.recv() {
+                match submissions.recv_timeout(IDLE_LOOK) {
                     Ok(submission) => self.accept(submission),
-                    Err(_) => return,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
             while let Ok(submission) = submissions.try_recv() {
@@ -263,9 +281,12 @@ impl<E: Executor> Loop<E> {
 
     fn publish(&mut self) {
         let (stats, capacity) = (self.engine.stats(), self.engine.capacity());
+        let (health, ranks) = (self.engine.health(), self.engine.executor().ranks());
         let mut state = self.stop.0.lock();
         state.stats = stats;
         state.capacity = capacity;
+        state.health = health;
+        state.ranks = ranks;
         state.room = self.engine.room();
         state.retry_after = self.engine.retry_after();
         state.submitted -= std::mem::take(&mut self.received);

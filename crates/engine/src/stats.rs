@@ -26,6 +26,8 @@ pub struct Stats {
     pub steps: u64,
     /// Times that a sequence gave its pages up and began again.
     pub preemptions: u64,
+    /// Times that one began again because the executor had lost a part of itself.
+    pub replays: u64,
 }
 
 /// Requests that have ended, by reason.

@@ -53,7 +53,7 @@ impl Chat {
             .with_context(|| format!("read the text side of {}", files.name))?;
         let positions = self.options.context(&checkpoint, CONTEXT_DEFAULT)?;
         let room = Room::full(1, positions, 1);
-        let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
+        let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
         let engine = Engine::new(executor, self.options.chunk());
         eprintln!("{}. Ctrl-C stops an answer, /clear begins anew, /exit leaves.", files.name);
 

@@ -11,7 +11,7 @@ use model::Checkpoint;
 use types::TokenId;
 
 use crate::options::{ModelOptions, Room, ThreadOption};
-use crate::store::Store;
+use crate::store::{ModelFiles, Store};
 
 /// Look at what a model computes
 #[derive(Args, Debug)]
@@ -64,11 +64,11 @@ impl Debug {
 
 impl Input {
     fn logits(&self, out: &PathBuf) -> Result<()> {
-        let checkpoint = self.open()?;
+        let (files, checkpoint) = self.open()?;
         let (tokens, chunk) = (self.ids(), self.options.chunk());
         let positions = self.options.context(&checkpoint, tokens.len())?;
         let room = Room::full(1, positions, chunk.min(tokens.len()));
-        let mut executor = self.options.load(&checkpoint, self.threads.count(), room)?;
+        let mut executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
         let file = File::create(out).with_context(|| format!("create {}", out.display()))?;
         let mut file = BufWriter::new(file);
         inspect::logits::<_, anyhow::Error>(&mut executor, &tokens, chunk, |row| {
@@ -79,11 +79,11 @@ impl Input {
     }
 
     fn greedy(&self, tokens_max: usize) -> Result<()> {
-        let checkpoint = self.open()?;
+        let (files, checkpoint) = self.open()?;
         let tokens = self.ids();
         let positions = self.options.context(&checkpoint, tokens.len().saturating_add(tokens_max).saturating_add(1))?;
         let room = Room::full(1, positions, 1);
-        let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
+        let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
         let mut engine = Engine::new(executor, self.options.chunk());
         let answer = inspect::greedy(&mut engine, &tokens, tokens_max)?;
         let ids: Vec<u32> = answer.iter().map(|token| token.0).collect();
@@ -91,9 +91,10 @@ impl Input {
         Ok(())
     }
 
-    fn open(&self) -> Result<Checkpoint> {
+    fn open(&self) -> Result<(ModelFiles, Checkpoint)> {
         let files = Store::from_environment()?.resolve(Some(&self.model))?;
-        Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))
+        let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
+        Ok((files, checkpoint))
     }
 
     fn ids(&self) -> Vec<TokenId> {

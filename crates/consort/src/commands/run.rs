@@ -77,7 +77,7 @@ impl Run {
         };
         let positions = self.options.context(&checkpoint, wished.max(tokens.len() + 1))?;
         let room = Room::full(1, positions, 1);
-        let executor = self.options.load(&checkpoint, self.threads.count(), room)?;
+        let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
         let mut engine = Engine::new(executor, self.options.chunk());
         let loaded = start.elapsed();
 

@@ -4,11 +4,11 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use engine::{Engine, EngineOptions, Service, WAITING_MAX};
+use engine::{Engine, EngineOptions, REPLAY_DEFAULT, Service, WAITING_MAX};
 use kernels::{KvShape, PAGE_TOKENS};
 use model::{Checkpoint, Description};
 use server::{App, LoadStage, Progress, Served};
@@ -50,6 +50,9 @@ pub struct CacheOptions {
     /// Compute every prompt from its beginning, even if another one began alike
     #[arg(long)]
     no_prefix_cache: bool,
+    /// Seconds that requests wait, and then go on, when a rank is lost and comes back
+    #[arg(long, value_name = "SECONDS", default_value_t = REPLAY_DEFAULT.as_secs())]
+    replay: u64,
 }
 
 /// Loads the model on a thread of its own, and tells `app` how far it is. An error goes to `failed`.
@@ -86,22 +89,24 @@ fn load(serve: &Serve, app: &App) -> Result<Served> {
     let layers = checkpoint.description().layers.len();
     info!(layers, context = room.positions, kv_tokens = room.tokens, "loading {}", files.name);
     let mut quarters = 0;
-    let executor = serve.options.load_with(&checkpoint, serve.threads.count(), room, &mut |done| {
+    let threads = serve.options.threads(&serve.threads);
+    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, room, &mut |done| {
         tell("loading its layers", done, layers);
         if done * 4 / layers.max(1) > quarters {
             quarters = done * 4 / layers.max(1);
             info!("{done} of {layers} layers are loaded");
         }
     })?;
-    let weights = executor.weight_bytes() + executor.head_bytes();
+    let weights = loaded.layer_bytes() + loaded.head_bytes();
     tell("preparing its vocabulary", 0, 1);
     let options = EngineOptions {
         chunk: serve.options.chunk(),
         waiting_max: serve.cache.max_waiting,
         prefix_cache: !serve.cache.no_prefix_cache,
         speculate: serve.cache.speculate,
+        replay: Duration::from_secs(serve.cache.replay),
     };
-    let engine = Engine::with_options(executor, options);
+    let engine = Engine::with_options(loaded.into_executor(), options);
     let service = Service::start(engine).context("start the engine's thread")?;
     let Language { tokenizer, defaults, template } = language;
     let mut served = Served::new(service, tokenizer, template, defaults)?;

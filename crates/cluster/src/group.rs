@@ -1,0 +1,28 @@
+//! A group of rank processes as one executor: spawned, seated, loaded, driven, and made whole again when one of them fails.
+//!
+//! [`Group`] is the supervisor. It holds no model: ranks are processes of their own, and it talks to them in the lines of
+//! [`protocol`](crate::protocol). It keeps the same [`Ledger`](engine::Ledger) as they do, so sessions and pages are decided
+//! here and only followed there.
+//!
+//! # Why it never hangs
+//!
+//! One thread does everything, and it waits in one place: a `poll` over the pipes of all ranks, never longer than to the next
+//! deadline. Pipes are not blocking, so a rank that stopped reading holds nobody up. The end of a process is the end of its
+//! output, which `poll` reports at once. Every request has a deadline; a process that was stopped is looked for in `/proc`.
+//!
+//! When something goes wrong with a rank, the generation of the group is aborted in shared memory, and the others leave their
+//! exchange. They answer what they were asked, or are killed too when they do not. When all have answered, the next generation begins: new
+//! processes take the places of those that are gone, survivors keep their weights, and everybody takes a new seat.
+#![cfg(target_os = "linux")]
+
+mod deadlines;
+mod executor;
+mod forming;
+mod inbox;
+mod launcher;
+mod member;
+mod process;
+mod supervisor;
+
+pub use deadlines::Deadlines;
+pub use supervisor::{Group, GroupConfig, StartError};

@@ -1,0 +1,169 @@
+//! The group as an [`Executor`]. Sessions and pages are decided in the ledger, and the ranks are told; a step is sent to all of them,
+//! and what the first one gives is what the group gives.
+
+use std::time::{Duration, Instant};
+
+use engine::{Capacity, Executor, ExecutorError, Health, Opened, Prefix, RankReport, StepOutput, StepPlan};
+use tracing::debug;
+use types::SessionId;
+
+use super::member::Expected;
+use super::supervisor::{Flight, Group, State};
+use crate::protocol::{Request, plan, session};
+
+/// How old the counts of ranks may become while the group is asked for nothing else.
+const COUNTS_AGE: Duration = Duration::from_secs(1);
+
+impl Group {
+    /// The error of a group that is not whole. Whoever gets it knows that sessions are gone.
+    fn lost(&mut self) -> ExecutorError {
+        let why = match &mut self.state {
+            State::Forming { why, told } => {
+                *told = true;
+                why.clone()
+            }
+            State::Ready => "it was not".into(),
+        };
+        ExecutorError::Lost { why }
+    }
+
+    fn check_whole(&mut self) -> Result<(), ExecutorError> {
+        if self.is_ready() { Ok(()) } else { Err(self.lost()) }
+    }
+
+    /// Bytes of the layers' weights, on all ranks together.
+    pub fn layer_bytes(&self) -> usize {
+        self.members.iter().map(|member| member.layer_bytes).sum::<u64>() as usize
+    }
+
+    /// Bytes of the head's weights, on all ranks together.
+    pub fn head_bytes(&self) -> usize {
+        self.members.iter().map(|member| member.head_bytes).sum::<u64>() as usize
+    }
+
+    /// Asks all ranks for their counts and waits for them.
+    pub fn count(&mut self) -> Result<Vec<RankReport>, ExecutorError> {
+        self.check_whole()?;
+        self.ask_all(|id| Request::Stats { id }, Expected::Stats);
+        while self.members.iter().any(|member| !member.pending.is_empty()) {
+            self.turn(Instant::now() + self.config.deadlines.note);
+            self.check_whole()?;
+        }
+        Ok(self.ranks())
+    }
+}
+
+impl Executor for Group {
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.ledger.capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        self.check_whole()?;
+        let opened = self.ledger.open(tokens_max, prefix)?;
+        let (tokens_max, prefix) = (tokens_max as u64, session::Prefix::from(prefix));
+        let Opened { session, computed } = opened;
+        self.ask_all(|id| Request::Open { id, tokens_max, prefix }, Expected::Opened { session, computed });
+        Ok(opened)
+    }
+
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
+        self.check_whole()?;
+        let opened = self.ledger.fork(from, tokens, tokens_max)?;
+        let (from, tokens, tokens_max) = (from.0, tokens as u64, tokens_max as u64);
+        let Opened { session, computed } = opened;
+        self.ask_all(|id| Request::Fork { id, from, tokens, tokens_max }, Expected::Opened { session, computed });
+        Ok(opened)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        self.check_whole()?;
+        let computed = self.ledger.truncate(session, tokens)?;
+        let (session, tokens) = (session.0, tokens as u64);
+        self.ask_all(|id| Request::Truncate { id, session, tokens }, Expected::Truncated { computed });
+        Ok(computed)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        if self.is_ready() && self.ledger.is_open(session) {
+            self.ledger.close(session);
+            self.ask_all(|id| Request::Close { id, session: session.0 }, Expected::Closed);
+        }
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.check_whole()?;
+        if self.flight.is_some() {
+            return Err(ExecutorError::Full { depth: self.depth() });
+        }
+        self.ledger.check(plan)?;
+        self.ledger.reserve(plan)?;
+        self.ledger.advance(plan);
+        let (submitted, wire) = (Instant::now(), plan::Plan::from(plan));
+        // Before it is sent: a rank that can not be written to ends the flight too.
+        self.flight = Some(Flight { id: 0, plan: plan.clone(), output: None, submitted });
+        let id = self.ask_all(|id| Request::Step { id, plan: wire }, Expected::Step);
+        if let Some(flight) = &mut self.flight {
+            flight.id = id;
+        }
+        debug!(id, rows = plan.rows(), fan_out_us = submitted.elapsed().as_micros() as u64, "step sent");
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        output.clear();
+        loop {
+            self.check_whole()?;
+            match &self.flight {
+                None => return Err(ExecutorError::Idle),
+                Some(Flight { output: Some(_), .. }) => break,
+                Some(_) => self.turn(Instant::now() + self.config.deadlines.step),
+            }
+        }
+        let Some(Flight { id, plan, output: Some(given), submitted }) = self.flight.take() else {
+            return Err(ExecutorError::Idle);
+        };
+        debug!(id, step_us = submitted.elapsed().as_micros() as u64, "step done");
+        if let Err(error) = given.fill(&plan, self.ledger.capacity().vocab, output) {
+            output.clear();
+            self.lose(0, &format!("it gave what was not asked for: {error}"));
+            return Err(self.lost());
+        }
+        let ledger = &self.ledger;
+        output.samples.retain(|sample| ledger.is_open(sample.session));
+        output.scores.retain(|scores| ledger.is_open(scores.session));
+        output.embeddings.retain(|embedding| ledger.is_open(embedding.session));
+        Ok(())
+    }
+
+    fn attend(&mut self, wait: Duration) -> Health {
+        let end = Instant::now() + wait;
+        loop {
+            if let State::Forming { why, told: told @ false } = &mut self.state {
+                *told = true;
+                return Health::Rebuilding { why: why.clone() };
+            }
+            let was_ready = self.is_ready();
+            self.turn(if was_ready { Instant::now() } else { end });
+            match &self.state {
+                State::Ready if was_ready && self.counted.elapsed() > COUNTS_AGE => {
+                    self.counted = Instant::now();
+                    self.ask_all(|id| Request::Stats { id }, Expected::Stats);
+                    return Health::Ready;
+                }
+                State::Ready => return Health::Ready,
+                State::Forming { told: false, .. } => {}
+                _ if Instant::now() < end => {}
+                State::Forming { why, .. } => return Health::Rebuilding { why: why.clone() },
+            }
+        }
+    }
+
+    fn ranks(&self) -> Vec<RankReport> {
+        self.members.iter().map(super::member::Member::report).collect()
+    }
+}

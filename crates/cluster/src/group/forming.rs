@@ -1,0 +1,102 @@
+//! How a group comes together, at first and after each loss: processes for the places that are empty, a seat of the next
+//! generation for everybody, weights for those that have none.
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+use super::member::{Expected, Phase};
+use super::supervisor::{Group, GroupConfig, Refusal, StartError, State};
+use crate::protocol::Request;
+use crate::protocol::session::Capacity;
+use crate::shared_memory::EXCHANGE_ELEMENTS_MAX;
+
+/// Times that a rank may fail before a group that never ran is given up.
+const START_FAULTS_MAX: u32 = 3;
+
+/// How often whoever waits for the start hears of it.
+const PROGRESS_LOOK: Duration = Duration::from_millis(100);
+
+impl Group {
+    /// Starts the ranks and waits until all are ready. `progress` is told how many layers all of them have.
+    pub fn start(config: GroupConfig, progress: &mut dyn FnMut(usize)) -> Result<Self, StartError> {
+        let mut group = Self::new(config)?;
+        while !group.is_ready() {
+            group.form();
+            group.turn(Instant::now() + PROGRESS_LOOK);
+            let layers = group.members.iter().map(|member| if member.loaded { u64::MAX } else { member.layers }).min();
+            progress(layers.map_or(0, |layers| usize::try_from(layers).unwrap_or(usize::MAX)));
+            if let Some(Refusal { rank, kind, message }) = group.refusal.take() {
+                return Err(StartError::Refused { rank, kind, message });
+            }
+            if let State::Forming { why, .. } = &group.state
+                && group.members.iter().any(|member| member.faults > START_FAULTS_MAX)
+            {
+                return Err(StartError::GaveUp { why: why.clone() });
+            }
+        }
+        Ok(group)
+    }
+
+    /// Does what can be done next to get a whole group.
+    pub(super) fn form(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.members.len() {
+            if self.members[index].phase == Phase::Absent && self.members[index].not_before <= now {
+                self.launch(index);
+            }
+        }
+        let all = |phase| self.members.iter().all(|member| member.phase == phase);
+        if all(Phase::Outside) {
+            // Nobody is within an exchange any more: that is what the next generation asks for.
+            self.call_to_seats();
+        } else if all(Phase::Ready) && matches!(self.state, State::Forming { told: true, .. }) {
+            info!(generation = self.generation.0, ranks = self.members.len(), "the group is ready");
+            self.state = State::Ready;
+        }
+    }
+
+    fn call_to_seats(&mut self) {
+        let Ok(generation) = self.segment.reform() else {
+            // Four billion losses: ranks of a new segment would have to be started, which nobody will live to see.
+            return;
+        };
+        self.generation = generation;
+        let (segment_fd, world_size) = (self.segment_fd.as_raw_fd() as u32, self.config.world.get() as u16);
+        for index in 0..self.members.len() {
+            self.members[index].phase = Phase::Seating;
+            let rank = self.members[index].rank.index() as u16;
+            let attach = |id| Request::Attach {
+                id,
+                segment_fd,
+                world_size,
+                rank,
+                elements_max: EXCHANGE_ELEMENTS_MAX as u64,
+                generation: generation.0,
+            };
+            self.ask(index, attach, Expected::Attached);
+        }
+    }
+
+    /// A rank has its seat.
+    pub(super) fn seated(&mut self, index: usize) {
+        if self.members[index].loaded {
+            return self.members[index].phase = Phase::Ready;
+        }
+        self.members[index].phase = Phase::Loading;
+        let (model_id, share) = (self.config.model_id.clone(), self.config.share.clone());
+        self.ask(index, |id| Request::Load { id, model_id, share }, Expected::Loaded);
+    }
+
+    /// A rank has its weights; by now the generation in which it began to load may be over.
+    pub(super) fn loaded(&mut self, index: usize, capacity: Capacity) {
+        let own = Capacity::from(self.ledger.capacity());
+        if capacity != own {
+            return self.lose(index, "it has room for something else than its group");
+        }
+        self.members[index].loaded = true;
+        let is_over = self.segment.abort(self.generation).cause().is_some();
+        self.members[index].phase = if is_over { Phase::Outside } else { Phase::Ready };
+    }
+}

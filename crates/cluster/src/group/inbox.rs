@@ -1,0 +1,107 @@
+//! `Inbox`: replies from bytes that come in pieces, from a pipe that does not block.
+
+use std::io::{self, ErrorKind, Read};
+
+use crate::protocol::{LINE_BYTES_MAX, ReadError, Reply, decode};
+
+const PIECE_BYTES: usize = 1 << 16;
+
+/// Memory that is kept when a long line has been read.
+const KEPT_BYTES: usize = 1 << 20;
+
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    bytes: Vec<u8>,
+    /// Of `bytes`: those that were read as lines.
+    used: usize,
+    /// Of `bytes`: those in which no end of a line was found, beyond the used ones.
+    searched: usize,
+}
+
+impl Inbox {
+    /// Takes what is there. False at the end of the stream.
+    pub fn fill(&mut self, mut from: impl Read) -> io::Result<bool> {
+        self.bytes.drain(..self.used);
+        self.searched -= self.used;
+        self.used = 0;
+        self.bytes.shrink_to(KEPT_BYTES);
+        loop {
+            let start = self.bytes.len();
+            self.bytes.resize(start + PIECE_BYTES, 0);
+            let read = from.read(&mut self.bytes[start..]);
+            self.bytes.truncate(start + read.as_ref().copied().unwrap_or(0));
+            match read {
+                Ok(0) => return Ok(false),
+                Ok(_) if self.bytes.len() > LINE_BYTES_MAX => return Ok(true),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next line that is complete.
+    pub fn next(&mut self) -> Option<Result<Reply, ReadError>> {
+        loop {
+            let from = self.searched.max(self.used);
+            let Some(end) = self.bytes[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at) else {
+                self.searched = self.bytes.len();
+                let too_long = self.bytes.len() - self.used > LINE_BYTES_MAX;
+                return too_long.then_some(Err(ReadError::TooLong { max: LINE_BYTES_MAX }));
+            };
+            let line = &self.bytes[self.used..end];
+            (self.used, self.searched) = (end + 1, end + 1);
+            if !line.trim_ascii().is_empty() {
+                return Some(decode(line));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream that gives its pieces one by one and has nothing for a while between them.
+    struct Pieces(Vec<Vec<u8>>);
+
+    impl Read for Pieces {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            match self.0.first_mut() {
+                None => Ok(0),
+                Some(piece) if piece.is_empty() => {
+                    self.0.remove(0);
+                    Err(ErrorKind::WouldBlock.into())
+                }
+                Some(piece) => {
+                    let count = piece.len().min(into.len());
+                    into[..count].copy_from_slice(&piece[..count]);
+                    piece.drain(..count);
+                    Ok(count)
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_are_whole_however_their_bytes_come() {
+        let text = b"{\"op\":\"init_ok\"}\n\n{\"op\":\"bye\"}\n{\"op\":";
+        for size in 1..text.len() {
+            let mut pieces = Pieces(text.chunks(size).map(<[u8]>::to_vec).collect());
+            let (mut inbox, mut replies) = (Inbox::default(), Vec::new());
+            while inbox.fill(&mut pieces).unwrap() {
+                replies.extend(std::iter::from_fn(|| inbox.next()).map(Result::unwrap));
+            }
+            assert_eq!(replies, [Reply::InitOk, Reply::Bye], "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut inbox = Inbox::default();
+        let open = inbox.fill(io::repeat(b'x').take(LINE_BYTES_MAX as u64 + 2)).unwrap();
+        assert!(open);
+        assert!(matches!(inbox.next(), Some(Err(ReadError::TooLong { .. }))));
+    }
+}

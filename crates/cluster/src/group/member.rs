@@ -1,0 +1,153 @@
+//! `Member`: one rank as its supervisor knows it: how far it is, what it has been asked, and who it is at present.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use engine::RankReport;
+use types::{Rank, SessionId};
+
+use super::process::Process;
+use crate::protocol::session::Stats;
+
+/// The longest wait before a rank that keeps failing is started once more.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub rank: Rank,
+    pub phase: Phase,
+    pub process: Option<Process>,
+    /// What it has been asked and has not answered, in order.
+    pub pending: VecDeque<Pending>,
+    /// It holds its share of the weights.
+    pub loaded: bool,
+    /// Layers that it has loaded so far.
+    pub layers: u64,
+    /// Since when it was seen to be stopped.
+    pub stopped: Option<Instant>,
+    /// Failures since a step last went well.
+    pub faults: u32,
+    /// When it may be started.
+    pub not_before: Instant,
+    pub starts: u64,
+    pub stats: Stats,
+    /// Of its weights.
+    pub layer_bytes: u64,
+    pub head_bytes: u64,
+}
+
+/// How far a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// There is no process.
+    Absent,
+    /// It was started and has not said who it is.
+    Greeting,
+    /// It was asked something when the group was aborted, and has not answered.
+    Draining,
+    /// It waits for a seat.
+    Outside,
+    Seating,
+    Loading,
+    Ready,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Greeting => "starting",
+            Self::Draining => "draining",
+            Self::Outside | Self::Seating => "joining",
+            Self::Loading => "loading",
+            Self::Ready => "ready",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub id: u64,
+    pub expected: Expected,
+    pub deadline: Instant,
+}
+
+/// What the answer has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    Hello,
+    Attached,
+    Loaded,
+    Opened { session: SessionId, computed: usize },
+    Truncated { computed: usize },
+    Closed,
+    Step,
+    Stats,
+}
+
+impl Expected {
+    /// What was asked, for people.
+    pub fn question(self) -> &'static str {
+        match self {
+            Self::Hello => "the greeting",
+            Self::Attached => "the call to its seat",
+            Self::Loaded => "the call to load",
+            Self::Opened { .. } | Self::Truncated { .. } | Self::Closed => "a change of sessions",
+            Self::Step => "a step",
+            Self::Stats => "the call for its counts",
+        }
+    }
+}
+
+impl Member {
+    pub fn new(rank: Rank) -> Self {
+        Self {
+            rank,
+            phase: Phase::Absent,
+            process: None,
+            pending: VecDeque::new(),
+            loaded: false,
+            layers: 0,
+            stopped: None,
+            faults: 0,
+            not_before: Instant::now(),
+            starts: 0,
+            stats: Stats::default(),
+            layer_bytes: 0,
+            head_bytes: 0,
+        }
+    }
+
+    /// Ends its process. The next one may start after a pause that grows with the failures.
+    pub fn dismiss(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.kill();
+        }
+        self.phase = Phase::Absent;
+        self.pending.clear();
+        (self.loaded, self.layers, self.stopped) = (false, 0, None);
+        let pause = match self.faults {
+            0 => Duration::ZERO,
+            faults => PAUSE_FIRST.saturating_mul(1 << (faults - 1).min(10)).min(PAUSE_MAX),
+        };
+        self.faults = self.faults.saturating_add(1);
+        self.not_before = Instant::now() + pause;
+    }
+
+    pub fn report(&self) -> RankReport {
+        let Stats { weight_bytes, kv_bytes, resident_bytes, steps, step_us, collective_us, .. } = self.stats;
+        RankReport {
+            rank: self.rank,
+            pid: self.process.as_ref().map(Process::pid),
+            state: self.phase.name(),
+            restarts: self.starts.saturating_sub(1),
+            weight_bytes,
+            kv_bytes,
+            resident_bytes,
+            steps,
+            step_time: Duration::from_micros(step_us),
+            wait_time: Duration::from_micros(collective_us),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `Loaded`: a model that can run, in this process or in a group of rank processes.
+
+use cluster::group::Group;
+use engine::{Executor, Local, RankReport};
+use kernels::cpu::CpuBackend;
+
+pub enum Loaded {
+    Local(Box<Local<CpuBackend>>),
+    Group(Box<Group>),
+}
+
+impl Loaded {
+    pub fn executor(&mut self) -> &mut dyn Executor {
+        match self {
+            Self::Local(local) => &mut **local,
+            Self::Group(group) => &mut **group,
+        }
+    }
+
+    pub fn into_executor(self) -> Box<dyn Executor> {
+        match self {
+            Self::Local(local) => local,
+            Self::Group(group) => group,
+        }
+    }
+
+    /// Bytes of the layers' weights, on all ranks together.
+    pub fn layer_bytes(&self) -> usize {
+        match self {
+            Self::Local(local) => local.weight_bytes(),
+            Self::Group(group) => group.layer_bytes(),
+        }
+    }
+
+    /// Bytes of the head's weights, on all ranks together.
+    pub fn head_bytes(&self) -> usize {
+        match self {
+            Self::Local(local) => local.head_bytes(),
+            Self::Group(group) => group.head_bytes(),
+        }
+    }
+
+    /// What the ranks have done so far; nothing if there is one process.
+    pub fn count(&mut self) -> anyhow::Result<Vec<RankReport>> {
+        match self {
+            Self::Local(_) => Ok(Vec::new()),
+            Self::Group(group) => Ok(group.count()?),
+        }
+    }
+}
