@@ -37,6 +37,6 @@ mod seat;
 mod segment;
 
 pub use barrier::{Generation, GroupError};
-pub use exchange::Exchange;
+pub use exchange::{EXCHANGE_ELEMENTS_MAX, Exchange};
 pub use seat::Seat;
 pub use segment::{Abort, GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use cluster::shared_memory::{Exchange, GroupLimits, Segment};
+use cluster::shared_memory::{EXCHANGE_ELEMENTS_MAX, Exchange, GroupLimits, Segment};
 use engine::{Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, StepOutput, StepPlan, inspect};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
@@ -27,8 +27,7 @@ struct Group(Vec<Local<CpuBackend>>);
 impl Group {
     fn load(folder: &Path, world: WorldSize) -> Self {
         let checkpoint = Checkpoint::open(folder).unwrap();
-        let hidden = checkpoint.description().hidden;
-        let limits = GroupLimits { world, elements_max: LIMITS.step.rows * hidden };
+        let limits = GroupLimits { world, elements_max: EXCHANGE_ELEMENTS_MAX };
         let (segment, fd) = Segment::create(limits).unwrap();
         let ranks = world.ranks().map(|rank| {
             let own = Segment::attach(fd.try_clone().unwrap(), limits).unwrap();

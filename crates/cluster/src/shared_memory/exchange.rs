@@ -1,4 +1,5 @@
-//! `Exchange`: a seat as the `Collective` of a backend. Activations pass through this process's memory on the way.
+//! `Exchange`: a seat as the `Collective` of a backend. Activations pass through this process's memory on the way, and
+//! through the segment in pieces of whole rows, so that a segment of any size serves steps of any size. All ranks cut alike.
 
 use std::cell::RefCell;
 
@@ -8,6 +9,10 @@ use types::Rank;
 
 use super::barrier::GroupError;
 use super::seat::Seat;
+
+/// What the segments of groups are made for: a row of 2^20 elements, the logits of the largest vocabularies, or many
+/// rows of hidden states at once.
+pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
 /// The columns that an `all_gather` gets from a rank are its [`Rank::share`] of them.
 #[derive(Debug)]
@@ -31,27 +36,25 @@ impl Exchange {
         self.inner.borrow().seat.rank()
     }
 
-    /// Runs `exchange` on the first `rows` rows of `buffer`. A failure of the backend ends the generation: the other
-    /// ranks shall not wait for this one.
+    /// Runs `exchange` on the first `rows` rows of `buffer`, as many of them at a time as fit in the segment. A failure
+    /// of the backend ends the generation: the other ranks shall not wait for this one.
     fn run<B: Backend>(
         &self,
         backend: &B,
         rows: usize,
         buffer: &mut B::Buffer,
-        exchange: impl FnOnce(&mut Seat, &mut [f32]) -> Result<(), GroupError>,
+        exchange: impl Fn(&mut Seat, &mut [f32]) -> Result<(), GroupError>,
     ) -> Result<(), CollectiveError> {
         let Inner { seat, values } = &mut *self.inner.borrow_mut();
         let leave = |seat: &Seat, error: BackendError| {
             seat.abort().lost(seat.rank());
             CollectiveError::Backend(error)
         };
-        let (elements, elements_max) = (rows.saturating_mul(backend.columns(buffer)), seat.elements_max());
-        if elements > elements_max {
-            return Err(GroupError::TooLarge { elements, elements_max }.into());
-        }
-        let values = room(values, elements).map_err(|error| leave(seat, error))?;
+        let cols = backend.columns(buffer);
+        let piece = piece_elements(seat, cols)?;
+        let values = room(values, rows.saturating_mul(cols)).map_err(|error| leave(seat, error))?;
         backend.read(buffer, 0..rows, values).map_err(|error| leave(seat, error))?;
-        exchange(seat, values)?;
+        values.chunks_mut(piece).try_for_each(|piece| exchange(seat, piece))?;
         backend.write(buffer, values).map_err(|error| leave(seat, error))
     }
 }
@@ -69,6 +72,16 @@ impl<B: Backend> Collective<B> for Exchange {
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.run(backend, rows, buffer, |seat, values| seat.broadcast(root, values))
     }
+}
+
+/// Elements of the most whole rows of `cols` columns that an exchange can take.
+fn piece_elements(seat: &Seat, cols: usize) -> Result<usize, GroupError> {
+    let elements_max = seat.elements_max();
+    if cols > elements_max {
+        return Err(GroupError::TooLarge { elements: cols, elements_max });
+    }
+    let rows = elements_max.checked_div(cols).unwrap_or(0);
+    Ok((rows * cols).max(1)) // without columns there is nothing to cut
 }
 
 /// The first `elements` of `values`, which grow as needed.

@@ -1,19 +1,21 @@
-//! A seat as the collective of a backend.
+//! A seat as the collective of a backend. The segment holds three rows.
 
 use std::sync::Mutex;
 
 use cluster::shared_memory::{Exchange, GroupError};
 use kernels::Backend;
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};
+use types::{Rank, WorldSize};
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
 const ROWS: usize = 4;
 const COLS: usize = 11;
+const MANY: usize = 10;
 
 /// Runs `part` as every rank with a collective and a backend of its own.
-fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, types::Rank) + Sync) {
+fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) + Sync) {
     let group = Group::new(size, 3 * COLS);
     let seats = Mutex::new(group.limits.world.ranks().map(|rank| group.seat(rank.index() as u16)).collect::<Vec<_>>());
     std::thread::scope(|scope| {
@@ -68,16 +70,57 @@ fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
     });
 }
 
+/// What a rank of three has after `exchange` of all rows that it filled, several segments full of them.
+fn exchanged(
+    exchange: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, &mut Buffer) + Sync,
+    check: impl Fn(Rank, &[f32]) + Sync,
+) {
+    all(3, |collective, backend, rank| {
+        let mut buffer = backend.buffer(MANY, COLS).unwrap();
+        backend.write(&mut buffer, &numbers(rank, 0, MANY * COLS)).unwrap();
+        exchange(collective, backend, &mut buffer);
+        let mut after = vec![0.0; MANY * COLS];
+        backend.read(&buffer, 0..MANY, &mut after).unwrap();
+        check(rank, &after);
+    });
+}
+
 #[test]
-fn rows_beyond_the_limit_are_refused() {
+fn rows_beyond_a_segment_are_exchanged_in_pieces_with_the_same_bits() {
+    watched(|| {
+        exchanged(
+            |collective, backend, buffer| collective.all_reduce(backend, MANY, buffer).unwrap(),
+            |rank, after| assert_eq!(bits(after), bits(&sum(rank.world().ranks(), 0, MANY * COLS))),
+        );
+        exchanged(
+            |collective, backend, buffer| collective.all_gather(backend, MANY, buffer).unwrap(),
+            |rank, after| {
+                for owner in rank.world().ranks() {
+                    let brought = numbers(owner, 0, MANY * COLS);
+                    for index in (0..MANY * COLS).filter(|index| owner.share(COLS).contains(&(index % COLS))) {
+                        assert_eq!(after[index].to_bits(), brought[index].to_bits());
+                    }
+                }
+            },
+        );
+        let root = WorldSize::new(3).unwrap().rank(2).unwrap();
+        exchanged(
+            |collective, backend, buffer| collective.broadcast(backend, root, MANY, buffer).unwrap(),
+            |_, after| assert_eq!(bits(after), bits(&numbers(root, 0, MANY * COLS))),
+        );
+    });
+}
+
+#[test]
+fn a_row_beyond_a_segment_is_refused() {
     watched(|| {
         all(2, |collective, backend, _| {
-            let mut buffer = backend.buffer(ROWS, COLS).unwrap();
-            let Err(CollectiveError::Transport(error)) = collective.all_gather(backend, ROWS, &mut buffer) else {
+            let mut buffer = backend.buffer(1, 3 * COLS + 1).unwrap();
+            let Err(CollectiveError::Transport(error)) = collective.all_gather(backend, 1, &mut buffer) else {
                 panic!("too large")
             };
             let error = error.downcast_ref::<GroupError>().unwrap();
-            assert_eq!(*error, GroupError::TooLarge { elements: 44, elements_max: 33 });
+            assert_eq!(*error, GroupError::TooLarge { elements: 34, elements_max: 33 });
         });
     });
 }
