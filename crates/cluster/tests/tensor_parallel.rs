@@ -83,13 +83,19 @@ impl Executor for Group {
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         let [first, others @ ..] = &mut self.0[..] else { panic!("a group has ranks") };
-        first.collect(output)?;
-        for rank in others {
-            let mut nothing = StepOutput::new();
-            rank.collect(&mut nothing)?;
-            assert!(nothing.samples.is_empty() && nothing.logits.is_empty(), "the first rank answers for all");
-        }
-        Ok(())
+        thread::scope(|scope| {
+            let others = others.iter_mut().map(|rank| {
+                scope.spawn(move || {
+                    let mut nothing = StepOutput::new();
+                    rank.collect(&mut nothing)?;
+                    assert!(nothing.samples.is_empty() && nothing.logits.is_empty(), "the first rank answers for all");
+                    Ok(())
+                })
+            });
+            let others: Vec<_> = others.collect();
+            first.collect(output)?;
+            others.into_iter().try_for_each(|rank| rank.join().unwrap())
+        })
     }
 }
 

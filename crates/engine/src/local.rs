@@ -158,7 +158,7 @@ impl<B: Backend> Local<B> {
     fn forward(&mut self, rows: Rows) -> Result<(), ExecutorError> {
         let Inputs { tokens, spans, pages, wanted } = &self.inputs;
         self.backend.begin(&mut self.step, StepInputs { tokens, spans, pages, wanted })?;
-        self.ends.embed(&self.backend, &self.step, &mut self.hidden);
+        self.ends.embed(&self.backend, &self.step, rows.all(), &mut self.hidden, &*self.collective)?;
         self.block.forward(&self.backend, &self.step, rows, &mut self.hidden, &*self.collective)?;
         Ok(())
     }
@@ -180,24 +180,28 @@ impl<B: Backend> Local<B> {
         &mut self.histories[slot]
     }
 
-    /// Reads what the step in flight left and turns it into what its plan wants.
+    /// Reads what the step in flight left and turns it into what its plan wants. Ranks after the first compute their share
+    /// of the logits for it.
     fn finish(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), ExecutorError> {
         let (logit_rows, pooled) = (plan.logit_rows(), plan.pooled_rows());
-        if logit_rows + pooled == 0 || self.rank.index() > 0 {
+        let is_first = self.rank.index() == 0;
+        if logit_rows == 0 && (pooled == 0 || !is_first) {
             return Ok(());
         }
         let normed = self.ends.normed(&self.backend, &self.step, logit_rows + pooled, &self.hidden);
-        if pooled > 0 {
+        if pooled > 0 && is_first {
             self.states.resize(pooled * self.state_width, 0.0);
             self.backend.read(normed, logit_rows..logit_rows + pooled, &mut self.states)?;
             self.pool(plan, output);
         }
-        if logit_rows > 0 {
-            let len = logit_rows * self.ends.vocab();
+        if logit_rows == 0 {
+            return Ok(());
+        }
+        let len = logit_rows * self.ends.vocab();
+        if let Some(logits) = self.ends.logits_of_normed(&self.backend, logit_rows, &*self.collective)? {
             if self.logits.len() < len {
                 self.logits.resize(len, 0.0);
             }
-            let logits = self.ends.logits_of_normed(&self.backend, logit_rows);
             self.backend.read(logits, 0..logit_rows, &mut self.logits[..len])?;
             self.choose(plan, output);
         }

@@ -239,8 +239,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.
 
-    /// `out[i] = scale * table[tokens[i]]` for every row of the step.
-    fn embed(&self, step: &Self::Step, out: &mut Self::Buffer, table: &Self::Matrix, scale: f32);
+    /// `out[i] = scale * table[tokens[i] - first]` for every row of the step: `table` holds the vocabulary from token
+    /// `first` on. A token that is another rank's gives a row of zeros.
+    fn embed(&self, step: &Self::Step, out: &mut Self::Buffer, table: &Self::Matrix, first: usize, scale: f32);
     /// `out[i] = x[wanted[i]]`.
     fn gather_wanted(&self, step: &Self::Step, out: &mut Self::Buffer, x: &Self::Buffer);
     /// `out = weight * x / sqrt(mean(x * x) + eps)`, row by row.

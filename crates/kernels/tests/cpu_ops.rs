@@ -381,10 +381,21 @@ fn rows_are_embedded_gathered_and_added() {
     let spans = [Span { row: 0, rows: 3, position: 0, pages_start: 0, pages_len: 1 }];
     backend.begin(&mut step, StepInputs { tokens: &[5, 0, 2], spans: &spans, pages: &[0], wanted: &[0, 2] }).unwrap();
     let (mut x, mut y) = (backend.buffer(4, 2).unwrap(), backend.buffer(4, 2).unwrap());
-    backend.embed(&step, &mut x, &table, 2.0);
+    backend.embed(&step, &mut x, &table, 0, 2.0);
     backend.gather_wanted(&step, &mut y, &x);
     backend.add(2, &mut x, &y);
     assert_eq!(contents(&backend, &x, 3, 2), [20.0, 22.0, 4.0, 6.0, 4.0, 5.0]);
+    // The same six rows as those of tokens 2 to 7.
+    backend.embed(&step, &mut x, &table, 2, 2.0);
+    assert_eq!(contents(&backend, &x, 3, 2), [6.0, 7.0, 0.0, 0.0, 0.0, 1.0]);
+    backend.embed(
+        &step,
+        &mut x,
+        &backend.matrix(&[kernels::MatrixSource { rows: 0, bytes: &[], ..source }]).unwrap(),
+        0,
+        2.0,
+    );
+    assert_eq!(contents(&backend, &x, 3, 2), [0.0; 6]);
 }
 
 #[test]

@@ -23,11 +23,20 @@ pub trait Collective<B: Backend>: Send {
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
     /// Each rank has filled its share ([`Rank::share`]) of the columns of `buffer`; afterwards every rank has all of them.
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
+    /// `part` is a rank's share ([`Rank::share`]) of `cols` columns. `whole`, which only the first rank has, gets all of them.
+    fn gather_columns(
+        &self,
+        backend: &B,
+        rows: usize,
+        cols: usize,
+        part: &B::Buffer,
+        whole: Option<&mut B::Buffer>,
+    ) -> Result<(), CollectiveError>;
     /// Every rank's `buffer` becomes that of `root`.
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
 }
 
-/// World size 1: there is nobody to exchange anything with.
+/// World size 1: there is nobody to exchange anything with, and no part that is not the whole.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Solo;
 
@@ -38,6 +47,17 @@ impl<B: Backend> Collective<B> for Solo {
 
     fn all_gather(&self, _: &B, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {
         Ok(())
+    }
+
+    fn gather_columns(
+        &self,
+        _: &B,
+        _: usize,
+        _: usize,
+        _: &B::Buffer,
+        _: Option<&mut B::Buffer>,
+    ) -> Result<(), CollectiveError> {
+        unreachable!("a world of one has its columns in one buffer")
     }
 
     fn broadcast(&self, _: &B, _: Rank, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {

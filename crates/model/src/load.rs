@@ -165,7 +165,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .collect()
     }
 
-    /// The embedding or the head: as wished if the format can hold it, else as stored.
+    /// The rank's rows of the embedding or the head: as wished if the format can hold it, else as stored.
     pub fn table(&mut self, end: End) -> Result<B::Matrix, LoadError> {
         let Description { vocab, hidden, .. } = *self.checkpoint.description();
         let name = self.checkpoint.end_name(end);
@@ -174,7 +174,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         let part = Matrix { name, dtype: view.dtype, shape: [vocab, hidden], bytes: view.bytes };
         let keep = self.keep_of(&part)?;
         let keep = if keep.row_bytes(hidden).is_some() { keep } else { part.dtype };
-        let source = part.source(&part.whole(), keep)?;
+        let own = Slice { rows: self.shares.vocab.clone(), cols: 0..hidden };
+        let source = part.source(&own, keep)?;
         self.pack(&part.name, &[source])
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct Shares {
     pub inner: Range<usize>,
     /// Empty if there are none, or fewer than ranks.
     pub experts: Range<usize>,
+    /// Rows of the embedding and of the head; empty if there are fewer than ranks.
+    pub vocab: Range<usize>,
 }
 
 /// Rows and columns of a matrix.
@@ -47,7 +49,7 @@ pub(crate) struct Slice {
 
 impl Shares {
     pub fn new(description: &Description, blocks: RowBlocks, rank: Rank) -> Result<Self, SplitError> {
-        let Description { heads, kv_heads, head_dim, .. } = *description;
+        let Description { heads, kv_heads, head_dim, vocab, .. } = *description;
         let world = rank.world().get();
         let (mut inner, mut experts) = (0, 0);
         for layer in &description.layers {
@@ -62,7 +64,7 @@ impl Shares {
             return Err(SplitError::Inner { inner, block: blocks.down, world });
         }
         let inner = share_units(rank, inner, blocks.down);
-        Ok(Self { head_dim, heads, kv_heads, inner, experts: rank.share(experts) })
+        Ok(Self { head_dim, heads, kv_heads, inner, experts: rank.share(experts), vocab: rank.share(vocab) })
     }
 
     /// The part of a `[rows, cols]` matrix (or a vector: one column) that this rank holds.

@@ -118,9 +118,9 @@ impl<'a> Decoder<'a> {
     /// Queues a step; gives its logits' buffer.
     fn forward(&mut self, (rows, wanted): (usize, usize)) -> &CudaBuffer {
         let Self { backend, ends, block, step, hidden, .. } = self;
-        ends.embed(backend, step, hidden);
+        ends.embed(backend, step, rows, hidden, &Solo).unwrap();
         block.forward(backend, step, Rows::generated(rows), hidden, &Solo).unwrap();
-        ends.logits(backend, step, wanted, hidden)
+        ends.logits(backend, step, wanted, hidden, &Solo).unwrap().unwrap()
     }
 }
 
@@ -169,7 +169,7 @@ fn a_model_decodes_from_a_captured_step_as_it_does_op_by_op() {
                 captured.begin(&batch);
             }
             backend.replay(graph.as_mut().unwrap());
-            let replayed = read(captured.ends.logits_buffer(), 3);
+            let replayed = read(captured.ends.logits_buffer().unwrap(), 3);
             let sizes = eager.begin(&batch);
             assert_eq!(replayed, read(eager.forward(sizes), 3), "{architecture}: the same ops one by one");
             for (sequence, logits) in order.into_iter().zip(replayed.chunks_exact(vocab)) {

@@ -45,6 +45,30 @@ impl Collective<Reference> for Seat<'_> {
         Ok(())
     }
 
+    fn gather_columns(
+        &self,
+        _: &Reference,
+        rows: usize,
+        cols: usize,
+        part: &Table,
+        whole: Option<&mut Table>,
+    ) -> Result<(), CollectiveError> {
+        *self.group.parts[self.rank.index()].lock().unwrap() = part.values[..rows * part.cols].to_vec();
+        self.group.barrier.wait();
+        assert_eq!(whole.is_some(), self.rank.index() == 0);
+        if let Some(whole) = whole {
+            for rank in self.rank.world().ranks() {
+                let (part, share) = (self.group.parts[rank.index()].lock().unwrap(), rank.share(cols));
+                for row in 0..rows {
+                    let columns = &mut whole.values[row * cols..][share.clone()];
+                    columns.copy_from_slice(&part[row * share.len()..][..share.len()]);
+                }
+            }
+        }
+        self.group.barrier.wait();
+        Ok(())
+    }
+
     fn all_gather(&self, _: &Reference, _: usize, _: &mut Table) -> Result<(), CollectiveError> {
         unimplemented!("no layer gathers")
     }
@@ -54,26 +78,31 @@ impl Collective<Reference> for Seat<'_> {
     }
 }
 
-/// The logits of every rank must be the same bits, and near those of one process.
+/// The hidden states of every rank must be the same bits, and the first rank's logits near those of one process.
 fn check(path: &Path, keep: Option<DType>, ids: &[u32], world: u16, tolerance: f32) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let layers = checkpoint.description().layers.len() as u32;
     let (alone, _) = Driver::new(&Reference, &checkpoint, keep).prefill(ids, ids.len());
     let world = WorldSize::new(world).unwrap();
     let group = Group::new(world);
-    let of_each: Vec<Vec<f32>> = thread::scope(|scope| {
+    let of_each: Vec<(Vec<f32>, Vec<f32>)> = thread::scope(|scope| {
         let run = |rank| {
             let mut driver = Driver::split(&Reference, &checkpoint, keep, &[layers], rank);
             let seat = Seat { group: &group, rank };
-            driver.advance_with(&mut [(&mut Sequence::default(), ids)], &seat, &mut |_| {})
+            let mut states = vec![];
+            let mut after = |hidden: Vec<f32>| states.extend(hidden);
+            let logits = driver.advance_with(&mut [(&mut Sequence::default(), ids)], &seat, &mut after);
+            (states, logits)
         };
         let threads: Vec<_> = world.ranks().map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    for logits in &of_each {
-        assert!(logits == &of_each[0], "{}: the ranks disagree", path.display());
-        let apart = distance(logits, &alone);
-        assert!(apart <= tolerance, "{} over {} ranks: {apart}", path.display(), world.get());
+    let (states, logits) = &of_each[0];
+    let apart = distance(logits, &alone);
+    assert!(apart <= tolerance, "{} over {} ranks: {apart}", path.display(), world.get());
+    for (others, none) in &of_each[1..] {
+        assert!(others == states, "{}: the ranks disagree", path.display());
+        assert!(none.is_empty());
     }
 }
 

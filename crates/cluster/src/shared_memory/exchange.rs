@@ -25,11 +25,13 @@ struct Inner {
     seat: Seat,
     /// The rows of the buffer in hand.
     values: Vec<f32>,
+    /// This rank's columns of them, where these are in a buffer of their own.
+    part: Vec<f32>,
 }
 
 impl Exchange {
     pub fn new(seat: Seat) -> Self {
-        Self { inner: RefCell::new(Inner { seat, values: Vec::new() }) }
+        Self { inner: RefCell::new(Inner { seat, values: Vec::new(), part: Vec::new() }) }
     }
 
     pub fn rank(&self) -> Rank {
@@ -45,11 +47,7 @@ impl Exchange {
         buffer: &mut B::Buffer,
         exchange: impl Fn(&mut Seat, &mut [f32]) -> Result<(), GroupError>,
     ) -> Result<(), CollectiveError> {
-        let Inner { seat, values } = &mut *self.inner.borrow_mut();
-        let leave = |seat: &Seat, error: BackendError| {
-            seat.abort().lost(seat.rank());
-            CollectiveError::Backend(error)
-        };
+        let Inner { seat, values, .. } = &mut *self.inner.borrow_mut();
         let cols = backend.columns(buffer);
         let piece = piece_elements(seat, cols)?;
         let values = room(values, rows.saturating_mul(cols)).map_err(|error| leave(seat, error))?;
@@ -69,9 +67,42 @@ impl<B: Backend> Collective<B> for Exchange {
         self.run(backend, rows, buffer, |seat, values| seat.all_gather(cols, |rank| rank.share(cols), values))
     }
 
+    fn gather_columns(
+        &self,
+        backend: &B,
+        rows: usize,
+        cols: usize,
+        part: &B::Buffer,
+        whole: Option<&mut B::Buffer>,
+    ) -> Result<(), CollectiveError> {
+        let Inner { seat, values, part: own } = &mut *self.inner.borrow_mut();
+        let at_once = piece_elements(seat, cols)? / cols;
+        let width = seat.rank().share(cols).len();
+        let own = room(own, rows.saturating_mul(width)).map_err(|error| leave(seat, error))?;
+        backend.read(part, 0..rows, own).map_err(|error| leave(seat, error))?;
+        let elements = if whole.is_some() { rows.saturating_mul(cols) } else { 0 };
+        let values = room(values, elements).map_err(|error| leave(seat, error))?;
+        for first in (0..rows).step_by(at_once) {
+            let piece = first..rows.min(first + at_once);
+            let own = &own[piece.start * width..piece.end * width];
+            let all = whole.is_some().then(|| &mut values[piece.start * cols..piece.end * cols]);
+            seat.gather_columns([piece.len(), cols], |rank| rank.share(cols), own, all)?;
+        }
+        match whole {
+            Some(whole) => backend.write(whole, values).map_err(|error| leave(seat, error)),
+            None => Ok(()),
+        }
+    }
+
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.run(backend, rows, buffer, |seat, values| seat.broadcast(root, values))
     }
+}
+
+/// The other ranks shall not wait for one whose backend failed.
+fn leave(seat: &Seat, error: BackendError) -> CollectiveError {
+    seat.abort().lost(seat.rank());
+    CollectiveError::Backend(error)
 }
 
 /// Elements of the most whole rows of `cols` columns that an exchange can take.

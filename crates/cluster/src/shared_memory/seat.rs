@@ -91,6 +91,29 @@ impl Seat {
         self.member.confirm(self.segment.mapping())
     }
 
+    /// Each rank brings `rows` rows of its `share` of `cols` columns. Who has a `whole` gets all of them there.
+    pub fn gather_columns(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        share: impl Fn(Rank) -> Range<usize>,
+        part: &[f32],
+        whole: Option<&mut [f32]>,
+    ) -> Result<(), GroupError> {
+        let own = share(self.rank());
+        assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
+        let parity = self.phase(Call::Columns, rows * cols, |seat, parity| {
+            seat.segment.mapping().put(seat.rank(), parity, 0, part);
+        })?;
+        for (row, values) in whole.into_iter().flat_map(|whole| whole.chunks_exact_mut(cols)).enumerate() {
+            values[own.clone()].copy_from_slice(&part[row * own.len()..][..own.len()]);
+            for rank in self.member.others() {
+                let share = share(rank);
+                self.segment.mapping().get(rank, parity, row * share.len(), &mut values[share]);
+            }
+        }
+        self.member.confirm(self.segment.mapping())
+    }
+
     /// Every rank's `values` become those of `root`.
     pub fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), GroupError> {
         if root.world() != self.rank().world() {
@@ -173,6 +196,7 @@ enum Call {
     Sum,
     Summed,
     Gather,
+    Columns,
     Broadcast(Rank),
 }
 
@@ -183,6 +207,7 @@ impl Call {
             Self::Sum => (1, 0),
             Self::Summed => (2, 0),
             Self::Gather => (3, 0),
+            Self::Columns => (5, 0),
             Self::Broadcast(root) => (4, root.index() as u64),
         };
         kind << 56 | root << 40 | elements as u64

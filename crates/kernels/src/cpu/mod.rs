@@ -315,16 +315,21 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, scale: f32) {
+    fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, first: usize, scale: f32) {
         let cols = out.cols;
         assert_eq!(cols, table.cols);
         let start = SendPtr(out.rows_mut(step.rows()).as_mut_ptr());
         rows::for_rows(&self.pool, step.rows(), cols, &|row| {
             // SAFETY: each row is written by one worker.
             let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
-            table.unpack_row(step.tokens[row] as usize, out);
-            if scale != 1.0 {
-                out.iter_mut().for_each(|value| *value *= scale);
+            match (step.tokens[row] as usize).checked_sub(first).filter(|&row| row < table.rows) {
+                None => out.fill(0.0),
+                Some(row) => {
+                    table.unpack_row(row, out);
+                    if scale != 1.0 {
+                        out.iter_mut().for_each(|value| *value *= scale);
+                    }
+                }
             }
         });
     }

@@ -56,14 +56,15 @@ __device__ float block_sum(float x) {
     return warp_sum(lane < warps ? parts[lane] : 0.0f);
 }
 
-// One block per row. A token outside the vocabulary gives a row of NaN, never a stray read.
-extern "C" __global__ void embed(const u32* step_data, float* out, const bf16* table, u32 vocab, u32 cols, float scale) {
+// One block per row. A token outside the table's `held` rows, which begin at token `first`, gives a row of zeros.
+extern "C" __global__ void embed(
+    const u32* step_data, float* out, const bf16* table, u32 first, u32 held, u32 cols, float scale) {
     Step step{step_data};
     u32 row = blockIdx.x;
     if (row >= step.rows()) return;
-    u32 token = step.token(row);
+    u32 index = step.token(row) - first;  // wraps to beyond `held` for a token before `first`
     for (u32 i = threadIdx.x; i < cols; i += blockDim.x)
-        out[(u64)row * cols + i] = token < vocab ? scale * widen(table[(u64)token * cols + i]) : not_a_number();
+        out[(u64)row * cols + i] = index < held ? scale * widen(table[(u64)index * cols + i]) : 0.0f;
 }
 
 extern "C" __global__ void gather_wanted(const u32* step_data, float* out, const float* x, u32 cols) {

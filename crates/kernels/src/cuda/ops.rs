@@ -117,12 +117,13 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn embed(&self, step: &CudaStep, out: &mut CudaBuffer, table: &CudaMatrix, scale: f32) {
+    fn embed(&self, step: &CudaStep, out: &mut CudaBuffer, table: &CudaMatrix, first: usize, scale: f32) {
         out.written(step.rows, table.cols, Element::F32);
         let args = [
             Arg::Memory(&step.memory),
             Arg::Memory(&out.memory),
             Arg::Memory(&table.memory),
+            Arg::Count(first),
             Arg::Count(table.rows),
             Arg::Count(table.cols),
             Arg::Real(scale),

@@ -180,7 +180,7 @@ impl<B: Backend> Stack<B> {
 
     /// Queues a whole step of `rows` rows, of which the logits of `wanted` are left in `logits`.
     pub fn forward(&mut self, backend: &B, step: &B::Step, rows: usize, wanted: usize) {
-        backend.embed(step, &mut self.hidden, &self.embedding, 1.0);
+        backend.embed(step, &mut self.hidden, &self.embedding, 0, 1.0);
         for layer in &mut self.layers {
             let attention = layer.attention;
             backend.rms_norm(rows, &mut self.normed, &self.hidden, &layer.norm[0], EPS);

@@ -155,8 +155,8 @@ impl<'a, B: Backend> Driver<'a, B> {
         self.free.extend(sequence.pages);
     }
 
-    /// Runs more tokens of several sequences in one step, and gives the logits of all of their rows, in order.
-    /// `after` sees the residual stream before the first block and after each.
+    /// Runs more tokens of several sequences in one step, and gives the logits of all of their rows, in order:
+    /// none on a rank that is not the first. `after` sees the residual stream before the first block and after each.
     pub fn advance_with(
         &mut self,
         batch: &mut [(&mut Sequence, &[u32])],
@@ -185,15 +185,15 @@ impl<'a, B: Backend> Driver<'a, B> {
         let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &wanted };
         self.backend.begin(&mut self.step, inputs).unwrap();
 
-        self.ends.embed(self.backend, &self.step, &mut self.hidden);
+        self.ends.embed(self.backend, &self.step, rows, &mut self.hidden, collective).unwrap();
         after(read(self.backend, &self.hidden, rows, self.width));
         for block in &mut self.blocks {
             block.forward(self.backend, &self.step, Rows::prompt(rows), &mut self.hidden, collective).unwrap();
             after(read(self.backend, &self.hidden, rows, self.width));
         }
         let vocab = self.ends.vocab();
-        let logits = self.ends.logits(self.backend, &self.step, rows, &self.hidden);
-        read(self.backend, logits, rows, vocab)
+        let logits = self.ends.logits(self.backend, &self.step, rows, &self.hidden, collective).unwrap();
+        logits.map_or_else(Vec::new, |logits| read(self.backend, logits, rows, vocab))
     }
 
     pub fn advance(&mut self, batch: &mut [(&mut Sequence, &[u32])]) -> Vec<f32> {

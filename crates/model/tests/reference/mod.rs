@@ -175,9 +175,11 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn embed(&self, step: &Step, out: &mut Table, table: &Table, scale: f32) {
+    fn embed(&self, step: &Step, out: &mut Table, table: &Table, first: usize, scale: f32) {
         for (row, token) in step.tokens.iter().enumerate() {
-            for (out, value) in out.row_mut(row).iter_mut().zip(table.row(*token as usize)) {
+            out.row_mut(row).fill(0.0);
+            let Some(held) = (*token as usize).checked_sub(first).filter(|row| *row < table.rows) else { continue };
+            for (out, value) in out.row_mut(row).iter_mut().zip(table.row(held)) {
                 *out = scale * value;
             }
         }
