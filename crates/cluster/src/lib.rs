@@ -5,8 +5,3 @@
 pub mod group;
 pub mod protocol;
 pub mod shared_memory;
-pub mod worker {
-    pub fn build_id() -> String {
-        String::new()
-    }
-}
