@@ -1,7 +1,9 @@
-//! Machines we own: collectives between the ranks of a tensor-parallel group, and the protocol of rank processes.
+//! Machines we own: collectives between the ranks of a tensor-parallel group, the protocol of rank processes, and the
+//! rank process itself.
 
 #![deny(unsafe_code)]
 
 pub mod group;
 pub mod protocol;
 pub mod shared_memory;
+pub mod worker;

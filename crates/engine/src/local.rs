@@ -119,6 +119,11 @@ impl<B: Backend> Local<B> {
         &self.backend
     }
 
+    /// Sessions that are open.
+    pub fn sessions(&self) -> usize {
+        self.ledger.sessions()
+    }
+
     /// Bytes of the layers' weights.
     pub fn weight_bytes(&self) -> usize {
         self.block.weight_bytes()

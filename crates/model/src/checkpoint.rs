@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
@@ -44,6 +44,16 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let kind = fs::metadata(path).map_err(|source| LoadError::Open { path: path.to_owned(), source })?;
         if kind.is_dir() { Self::open_folder(path) } else { Self::open_file(path) }
+    }
+
+    /// The text of a config.json and the safetensors files of its weights, wherever they are.
+    pub fn from_parts(config: &str, files: &[PathBuf]) -> Result<Self, LoadError> {
+        let path = || PathBuf::from("config.json");
+        if config.len() as u64 > CONFIG_BYTES_MAX {
+            return Err(LoadError::ConfigTooLarge { path: path() });
+        }
+        let config = serde_json::from_str(config).map_err(|source| LoadError::ConfigSyntax { path: path(), source })?;
+        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open_all(files)?))
     }
 
     pub fn description(&self) -> &Description {
@@ -110,10 +120,12 @@ impl Checkpoint {
                 None => LoadError::NoConfig { folder: folder.to_owned() },
             });
         }
-        let description = Description::from_config(&read_config(&config)?)?;
-        let tensors = SafeTensors::open(folder)?;
+        Ok(Self::new(Description::from_config(&read_config(&config)?)?, SafeTensors::open(folder)?))
+    }
+
+    fn new(description: Description, tensors: SafeTensors) -> Self {
         let prefix = prefix_of(&tensors);
-        Ok(Self { files: Files::Folder { tensors, prefix }, description })
+        Self { files: Files::Folder { tensors, prefix }, description }
     }
 
     fn open_file(path: &Path) -> Result<Self, LoadError> {

@@ -84,6 +84,11 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
+    /// Bytes of the line that was read last; of one that was too long, none are kept.
+    pub fn bytes(&self) -> usize {
+        self.line.len()
+    }
+
     /// Fills `line`. `false`: there is none left.
     fn read_line(&mut self) -> Result<bool, ReadError> {
         self.line.clear();

@@ -7,10 +7,11 @@ mod pull;
 mod rm;
 mod run;
 mod serve;
+mod worker;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 use crate::bench::Bench;
@@ -18,9 +19,13 @@ use crate::bench::Bench;
 /// One large language model on the machines you already have.
 #[derive(Debug, Parser)]
 #[command(name = "consort", version, propagate_version = true)]
+#[command(override_usage = "consort <COMMAND>", arg_required_else_help = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Cli {
+    #[command(flatten)]
+    worker: Option<worker::Worker>,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -37,7 +42,11 @@ enum Command {
 
 impl Cli {
     pub fn run(self) -> Result<ExitCode> {
-        match self.command {
+        let Some(command) = self.command else {
+            let worker = self.worker.context("name a command")?;
+            return worker.run();
+        };
+        match command {
             Command::Run(command) => return command.run(),
             Command::Chat(command) => return command.run(),
             Command::Serve(command) => return command.run(),

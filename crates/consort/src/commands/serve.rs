@@ -1,7 +1,7 @@
 //! `consort serve`: a model behind the APIs that people's tools already speak.
 
 mod load;
-mod logs;
+pub(super) mod logs;
 mod shutdown;
 
 use std::fs;

@@ -7,7 +7,7 @@
 mod header;
 mod index;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use types::DType;
 
@@ -44,6 +44,20 @@ impl SafeTensors {
             true => Self::open_shards(path),
             false => Self::open_single(path),
         }
+    }
+
+    /// Opens files that make up one model together. All their tensors count.
+    pub fn open_all(paths: &[PathBuf]) -> Result<Self, FileError> {
+        let format = |path: &Path, source| FileError::Format { path: path.to_owned(), source };
+        let (mut files, mut tensors) = (Vec::with_capacity(paths.len()), Vec::new());
+        for (file, path) in paths.iter().enumerate() {
+            let bytes = FileBytes::map(path).map_err(|source| FileError::Io { path: path.to_owned(), source })?;
+            tensors.extend(header::read(&bytes, file as u32).map_err(|error| format(path, error))?);
+            files.push(bytes);
+        }
+        let last = paths.last().map_or(Path::new(""), PathBuf::as_path);
+        let tensors = Table::new(tensors).map_err(|error| format(last, error))?;
+        Ok(Self { files, tensors })
     }
 
     /// The same reader on the bytes of a single file in memory.

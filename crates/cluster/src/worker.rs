@@ -1,0 +1,83 @@
+//! The rank process: serves the line protocol of [`crate::protocol`] on a pair of pipes.
+//!
+//! A reading thread takes lines from the input; the thread that calls [`run`] works them off one after another and
+//! answers each. What must not wait for the work at hand is done by the reading thread: `cancel`, `abort`, and the end
+//! of the input, which ends the generation of the group, so that a rank whose leader is gone does not compute on.
+//!
+//! A request that can not be served is answered with a typed error and the rank lives on. Nobody waits for a rank that
+//! failed in the middle of a step: it ends the generation before it answers.
+#![cfg(target_os = "linux")]
+
+mod build;
+mod fault;
+mod intake;
+mod link;
+mod outlet;
+mod process;
+mod queue;
+mod refusal;
+mod share;
+
+use std::io::{Read, Write};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use types::Rank;
+
+use crate::protocol::WriteError;
+
+pub use build::build_id;
+pub use fault::{Fault, FaultError};
+
+use intake::Intake;
+use link::Link;
+use outlet::Outlet;
+use process::Process;
+use queue::Queue;
+
+/// How long the requests before the end of the input may still take.
+pub const GRACE: Duration = Duration::from_secs(2);
+
+/// What a rank is started with.
+#[derive(Debug)]
+pub struct Options {
+    pub rank: Rank,
+    pub cuda_device: u32,
+    /// What this build is called: see [`build_id`].
+    pub build: String,
+    /// What goes wrong, for tests.
+    pub fault: Option<Fault>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error("start the reading thread")]
+    Thread(#[source] std::io::Error),
+    #[error(transparent)]
+    Answer(#[from] WriteError),
+}
+
+/// Serves requests until one is `shutdown` or the input ends. `abandon` is called from another thread when the input has
+/// ended and the work at hand does not end within [`GRACE`]: it ends the process.
+pub fn run(
+    options: Options,
+    input: impl Read + Send + 'static,
+    output: impl Write + Send + 'static,
+    abandon: impl FnOnce() + Send + 'static,
+) -> Result<(), WorkerError> {
+    let (queue, outlet, link) = (Arc::new(Queue::default()), Outlet::new(output), Link::new(options.rank));
+    let (working, worked) = mpsc::channel();
+    let intake = Intake::new(Arc::clone(&queue), outlet.clone(), link.lifeline());
+    let read = move || {
+        intake.read(input);
+        if worked.recv_timeout(GRACE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            abandon();
+        }
+    };
+    // It is not joined: after a `shutdown` it still waits for a line.
+    thread::Builder::new().name("intake".into()).spawn(read).map_err(WorkerError::Thread)?;
+    let served = Process::new(options, outlet, link).serve(&queue);
+    drop::<mpsc::Sender<()>>(working);
+    Ok(served?)
+}

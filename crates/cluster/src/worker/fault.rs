@@ -1,0 +1,200 @@
+//! `Fault`: one thing that goes wrong in a rank on purpose, so that tests can see what the group makes of it.
+//!
+//! Written as `rank=1,at=step,after=2,do=exit,once=/tmp/claimed`: on rank 1, when it has run two steps, the third does not
+//! happen, because the process exits. Without `once` the fault hits each process that is started with it; with it, only
+//! the first that can create the file. It hits once per process, except `slow`, which stays.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use rustix::process::{Signal, getpid, kill_process};
+use types::Rank;
+
+/// The status of a rank that exits by a fault.
+const EXIT_CODE: i32 = 86;
+
+/// How many times as long it takes when it is slow.
+pub const SLOW_FACTOR: u32 = 10;
+
+#[derive(Debug)]
+pub struct Fault {
+    rank: Option<u16>,
+    at: Point,
+    /// Times that the point is passed before.
+    after: u32,
+    deed: Deed,
+    once: Option<PathBuf>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Armed,
+    Claimed,
+    Spent,
+}
+
+/// Where it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// Before anything is read.
+    Spawn,
+    /// `attach` or `init`.
+    Init,
+    Load,
+    Step,
+    /// A step was run, no session is open, and no request waits.
+    Idle,
+    /// `unload_model` or `shutdown`.
+    Unload,
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    Exit,
+    /// By SIGKILL.
+    Kill,
+    /// By SIGSTOP: the process is there and does nothing.
+    Stop,
+    /// A line that means nothing instead of the reply.
+    Garbage,
+    CloseStdout,
+    /// An answer as for memory that was not to be had; where nothing is to be answered, the end of the process.
+    Oom,
+    Slow,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no fault: write rank=R,at=POINT,after=N,do=DEED,once=PATH")]
+pub struct FaultError(String);
+
+const POINTS: [(&str, Point); 6] = [
+    ("spawn", Point::Spawn),
+    ("init", Point::Init),
+    ("load", Point::Load),
+    ("step", Point::Step),
+    ("idle", Point::Idle),
+    ("unload", Point::Unload),
+];
+
+const DEEDS: [(&str, Deed); 7] = [
+    ("exit", Deed::Exit),
+    ("kill", Deed::Kill),
+    ("stop", Deed::Stop),
+    ("garbage", Deed::Garbage),
+    ("close_stdout", Deed::CloseStdout),
+    ("oom", Deed::Oom),
+    ("slow", Deed::Slow),
+];
+
+impl FromStr for Fault {
+    type Err = FaultError;
+
+    fn from_str(text: &str) -> Result<Self, FaultError> {
+        let bad = || FaultError(text.to_owned());
+        let (mut rank, mut at, mut after, mut deed, mut once) = (None, None, 0, None, None);
+        for part in text.split(',') {
+            let (name, value) = part.split_once('=').ok_or_else(bad)?;
+            match name {
+                "rank" => rank = Some(value.parse().map_err(|_| bad())?),
+                "at" => at = named(&POINTS, value),
+                "after" => after = value.parse().map_err(|_| bad())?,
+                "do" => deed = named(&DEEDS, value),
+                "once" => once = Some(PathBuf::from(value)),
+                _ => return Err(bad()),
+            }
+        }
+        let (at, deed) = at.zip(deed).ok_or_else(bad)?;
+        Ok(Self { rank, at, after, deed, once, state: State::Armed })
+    }
+}
+
+fn named<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
+    names.iter().find(|(known, _)| *known == name).map(|&(_, value)| value)
+}
+
+impl Fault {
+    /// What happens when `rank` is at `point`. What a process can do to itself has happened when this returns.
+    pub fn strike(&mut self, rank: Rank, point: Point) -> Option<Deed> {
+        let is_here = self.at == point && self.rank.is_none_or(|own| usize::from(own) == rank.index());
+        if !is_here || self.state == State::Spent {
+            return None;
+        }
+        if let Some(after) = self.after.checked_sub(1) {
+            self.after = after;
+            return None;
+        }
+        if self.state == State::Armed && !self.claim() {
+            self.state = State::Spent;
+            return None;
+        }
+        self.state = if self.deed == Deed::Slow { State::Claimed } else { State::Spent };
+        let has_answer = !matches!(point, Point::Spawn | Point::Idle);
+        match self.deed {
+            Deed::Exit => std::process::exit(EXIT_CODE),
+            Deed::Kill => signal(Signal::KILL),
+            Deed::Oom if !has_answer => signal(Signal::KILL),
+            Deed::Stop => signal(Signal::STOP),
+            Deed::Garbage | Deed::CloseStdout | Deed::Oom | Deed::Slow => {}
+        }
+        Some(self.deed)
+    }
+
+    fn claim(&self) -> bool {
+        self.once.as_ref().is_none_or(|path| File::create_new(path).is_ok())
+    }
+}
+
+fn signal(signal: Signal) {
+    // A process may always signal itself.
+    let _ = kill_process(getpid(), signal);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+    use types::WorldSize;
+
+    fn rank(index: u16) -> Rank {
+        WorldSize::new(3).unwrap().rank(index).unwrap()
+    }
+
+    #[test]
+    fn a_fault_hits_its_rank_at_its_time_and_only_once() {
+        let mut fault: Fault = "rank=1,at=step,after=2,do=garbage".parse().unwrap();
+        assert_eq!(fault.strike(rank(0), Point::Step), None);
+        assert_eq!(fault.strike(rank(1), Point::Load), None);
+        let struck: Vec<_> = (0..5).map(|_| fault.strike(rank(1), Point::Step)).collect();
+        assert_eq!(struck, [None, None, Some(Deed::Garbage), None, None]);
+    }
+
+    #[test]
+    fn slowness_stays() {
+        let mut fault: Fault = "at=step,after=1,do=slow".parse().unwrap();
+        let struck: Vec<_> = (0..3).map(|_| fault.strike(rank(2), Point::Step)).collect();
+        assert_eq!(struck, [None, Some(Deed::Slow), Some(Deed::Slow)]);
+    }
+
+    #[test]
+    fn a_claimed_fault_hits_no_second_process() {
+        let path = std::env::temp_dir().join(format!("consort-fault-{}", std::process::id()));
+        let text = format!("at=load,do=oom,once={}", path.display());
+        let [mut first, mut second]: [Fault; 2] = [text.parse().unwrap(), text.parse().unwrap()];
+        assert_eq!(first.strike(rank(0), Point::Load), Some(Deed::Oom));
+        assert_eq!(second.strike(rank(0), Point::Load), None);
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(second.strike(rank(0), Point::Load), None, "it has missed its time");
+    }
+
+    #[test]
+    fn what_is_no_fault_is_refused() {
+        for text in
+            ["", "at=step", "do=exit", "at=lunch,do=exit", "at=step,do=dance", "at=step,do=exit,after=x", "exit"]
+        {
+            assert!(text.parse::<Fault>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `Link`: what connects the models of a rank with the other ranks. A group comes and goes; models, and the weights in
+//! them, stay. `Lifeline` is the end of it that other threads hold.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kernels::Backend;
+use model::{Collective, CollectiveError};
+use types::{Rank, WorldSize};
+
+use crate::shared_memory::{Abort, Exchange, Generation, GroupError, Seat};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the rank has no seat in a group")]
+pub struct NoGroup;
+
+/// Clones are the same link. It counts collectives and the time that they take.
+#[derive(Clone, Debug)]
+pub struct Link {
+    rank: Rank,
+    exchange: Arc<Mutex<Option<Exchange>>>,
+    lifeline: Lifeline,
+    meter: Arc<Meter>,
+}
+
+#[derive(Debug, Default)]
+struct Meter {
+    calls: AtomicU64,
+    us: AtomicU64,
+}
+
+impl Link {
+    pub fn new(rank: Rank) -> Self {
+        Self { rank, exchange: Arc::default(), lifeline: Lifeline::default(), meter: Arc::default() }
+    }
+
+    pub fn lifeline(&self) -> Lifeline {
+        self.lifeline.clone()
+    }
+
+    /// From now on this seat is used. Fails if its generation was ended before it could be taken.
+    pub fn join(&self, seat: Seat) -> Result<(), GroupError> {
+        self.lifeline.hold(seat.abort(), seat.generation());
+        let over = seat.abort().cause();
+        *self.lock() = Some(Exchange::new(seat));
+        over.map_or(Ok(()), Err)
+    }
+
+    /// Without a group again.
+    pub fn leave(&self) {
+        self.lifeline.release();
+        *self.lock() = None;
+    }
+
+    /// Whether collectives can be called: a world of one needs no group.
+    pub fn is_complete(&self) -> bool {
+        self.rank.world() == WorldSize::ONE || self.lock().is_some()
+    }
+
+    /// Of the group, if there is one.
+    pub fn generation(&self) -> Option<Generation> {
+        self.lifeline.generation()
+    }
+
+    /// Ends the generation: this rank has left the step that the others run.
+    pub fn abandon(&self) {
+        if let Some(abort) = self.lifeline.held() {
+            abort.lost(self.rank);
+        }
+    }
+
+    /// Collectives so far, and microseconds in them.
+    pub fn spent(&self) -> (u64, u64) {
+        (self.meter.calls.load(Relaxed), self.meter.us.load(Relaxed))
+    }
+
+    fn call(&self, exchange: impl FnOnce(&Exchange) -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
+        let begun = Instant::now();
+        let result = match &*self.lock() {
+            Some(group) => exchange(group),
+            None if self.rank.world() == WorldSize::ONE => Ok(()),
+            None => Err(CollectiveError::Transport(Box::new(NoGroup))),
+        };
+        self.meter.calls.fetch_add(1, Relaxed);
+        self.meter.us.fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Exchange>> {
+        self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Backend> Collective<B> for Link {
+    fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_reduce(backend, rows, buffer))
+    }
+
+    fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.call(|group| group.all_gather(backend, rows, buffer))
+    }
+
+    fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.call(|group| group.broadcast(backend, root, rows, buffer))
+    }
+}
+
+/// Ends generations from any thread, also while a collective runs.
+#[derive(Clone, Debug, Default)]
+pub struct Lifeline(Arc<Mutex<Held>>);
+
+#[derive(Debug, Default)]
+struct Held {
+    present: Option<(Abort, Generation)>,
+    /// Was ended before this rank came to it.
+    early: Option<u32>,
+    ended: bool,
+}
+
+impl Lifeline {
+    /// Ends this generation of the group, or lets it end as soon as it begins here.
+    pub fn abort(&self, generation: u32) {
+        let mut held = self.lock();
+        match &held.present {
+            Some((abort, present)) if present.0 == generation => abort.stop(),
+            Some((_, present)) if present.0 > generation => {}
+            _ => held.early = Some(generation),
+        }
+    }
+
+    /// Ends every generation, present and to come: the leader is gone.
+    pub fn end(&self) {
+        let mut held = self.lock();
+        held.ended = true;
+        if let Some((abort, _)) = &held.present {
+            abort.stop();
+        }
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
+    fn hold(&self, abort: Abort, generation: Generation) {
+        let mut held = self.lock();
+        if held.early.take() == Some(generation.0) || held.ended {
+            abort.stop();
+        }
+        held.present = Some((abort, generation));
+    }
+
+    fn release(&self) {
+        self.lock().present = None;
+    }
+
+    fn held(&self) -> Option<Abort> {
+        self.lock().present.as_ref().map(|(abort, _)| abort.clone())
+    }
+
+    fn generation(&self) -> Option<Generation> {
+        self.lock().present.as_ref().map(|&(_, generation)| generation)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,302 @@
+//! `Process`: a rank's state, and what each request does to it. One request at a time; whatever happens in one, it is
+//! answered and the next is served.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::{debug, info, warn};
+use types::{Rank, WorldSize};
+
+use super::Options;
+use super::fault::{Deed, Fault, Point, SLOW_FACTOR};
+use super::link::Link;
+use super::outlet::Outlet;
+use super::queue::{Queue, Work};
+use super::refusal::Refusal;
+use super::share::LoadedShare;
+use crate::protocol::session::Stats;
+use crate::protocol::share::Share;
+use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
+use crate::shared_memory::{Generation, GroupLimits, Segment};
+
+/// The least time between two `loading` lines.
+const LOADING_EVERY: Duration = Duration::from_millis(100);
+
+pub struct Process {
+    rank: Rank,
+    cuda_device: u32,
+    build: String,
+    fault: Option<Fault>,
+    outlet: Outlet,
+    link: Link,
+    /// What `load` loaded.
+    share: Option<LoadedShare>,
+    steps: u64,
+    stepping: Duration,
+}
+
+impl Process {
+    pub fn new(options: Options, outlet: Outlet, link: Link) -> Self {
+        let Options { rank, cuda_device, build, fault } = options;
+        let (steps, stepping) = (0, Duration::ZERO);
+        Self { rank, cuda_device, build, fault, outlet, link, share: None, steps, stepping }
+    }
+
+    /// Works off requests until one is `shutdown` or the queue has ended. An error: nobody takes the answers.
+    pub fn serve(mut self, queue: &Queue) -> Result<(), WriteError> {
+        self.unasked(Point::Spawn)?;
+        loop {
+            if self.is_idle() && queue.is_empty() {
+                self.unasked(Point::Idle)?;
+            }
+            match queue.pop() {
+                None => return Ok(()),
+                Some(Work::Answer(reply)) => self.outlet.write(&reply)?,
+                Some(Work::Run(request)) => {
+                    let is_last = request == Request::Shutdown;
+                    self.answer(request)?;
+                    if is_last {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<(), WriteError> {
+        let (op, id, begun) = (request.op(), request.id(), Instant::now());
+        let deed = point(&request).and_then(|point| self.strike(point));
+        if deed == Some(Deed::CloseStdout) {
+            self.outlet.close();
+        }
+        let done = if deed == Some(Deed::Oom) { Err(self.starved()) } else { self.handle_safely(request) };
+        if deed == Some(Deed::Slow) {
+            thread::sleep(begun.elapsed() * (SLOW_FACTOR - 1));
+        }
+        if deed == Some(Deed::Garbage) {
+            return self.outlet.garble();
+        }
+        debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
+        let reply = done.unwrap_or_else(|Refusal { kind, message }| {
+            warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
+            Reply::error(id, kind, &message)
+        });
+        self.outlet.write(&reply)
+    }
+
+    /// A panic becomes a refusal. The models' sessions may be half-changed then: they are closed.
+    fn handle_safely(&mut self, request: Request) -> Result<Reply, Refusal> {
+        let kind = match request {
+            Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
+            _ => ErrorKind::ForwardFailed,
+        };
+        catch_unwind(AssertUnwindSafe(|| self.handle(request))).unwrap_or_else(|_| {
+            self.link.abandon();
+            self.forget_sessions();
+            Err(Refusal::new(kind, "a panic: see the log of the rank"))
+        })
+    }
+
+    fn handle(&mut self, request: Request) -> Result<Reply, Refusal> {
+        match request {
+            Request::Ping => {
+                let (rank, world_size) = (self.rank.index() as u16, self.rank.world().get() as u16);
+                Ok(Reply::Pong { rank, world_size, cuda_device: self.cuda_device })
+            }
+            Request::Shutdown => Ok(Reply::Bye),
+            Request::UnloadModel { model_id } => self.unload(&model_id),
+            Request::Hello { id, protocol, build } => self.hello(id, protocol, &build),
+            Request::Attach { id, segment_fd, world_size, rank, elements_max, generation } => {
+                self.check_place(world_size, rank)?;
+                self.attach(segment_fd, elements_max, Generation(generation))?;
+                Ok(Reply::AttachOk { id })
+            }
+            Request::Load { id, model_id, share } => self.load(id, model_id, &share),
+            Request::Open { id, tokens_max, prefix } => {
+                let opened = self.share()?.open(tokens_max, &prefix)?;
+                Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
+            }
+            Request::Fork { id, from, tokens, tokens_max } => {
+                let opened = self.share()?.fork(from, tokens, tokens_max)?;
+                Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
+            }
+            Request::Truncate { id, session, tokens } => {
+                Ok(Reply::Truncated { id, computed: self.share()?.truncate(session, tokens)? as u64 })
+            }
+            Request::Close { id, session } => {
+                self.share()?.close(session);
+                Ok(Reply::Closed { id })
+            }
+            Request::Step { id, plan } => {
+                self.share()?.prepare(&plan)?;
+                let output = self.step(|process| process.share()?.step())?;
+                Ok(Reply::StepOk { id, output })
+            }
+            Request::Stats { id } => Ok(Reply::StatsOk { id, stats: self.stats() }),
+            Request::Cancel { .. } | Request::Abort { .. } => {
+                unreachable!("the reading thread answers these")
+            }
+            other => Err(Refusal::new(ErrorKind::UnknownOp, format!("`{}` is not served yet", other.op()))),
+        }
+    }
+
+    fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<Reply, Refusal> {
+        check_hello(&self.build, protocol, build).map_err(|error| Refusal::of(ErrorKind::BadRequest, &error))?;
+        Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
+    }
+
+    /// That a leader takes this rank for what it is.
+    fn check_place(&self, world_size: u16, rank: u16) -> Result<(), Refusal> {
+        let asked = WorldSize::new(world_size).and_then(|world| world.rank(rank));
+        if asked == Some(self.rank) {
+            return Ok(());
+        }
+        Err(Refusal::new(ErrorKind::BadRequest, format!("this is rank {}, not {rank}/{world_size}", self.rank)))
+    }
+
+    fn attach(&mut self, segment_fd: u32, elements_max: u64, generation: Generation) -> Result<(), Refusal> {
+        let limits = GroupLimits { world: self.rank.world(), elements_max: count(elements_max)? };
+        let segment = Segment::attach(inherited(segment_fd)?, limits)?;
+        let seat = segment.seat(self.rank, generation)?;
+        self.link.join(seat)?;
+        self.forget_sessions();
+        info!(rank = self.rank.index(), %generation, "took a seat");
+        Ok(())
+    }
+
+    fn load(&mut self, id: u64, model_id: String, share: &Share) -> Result<Reply, Refusal> {
+        if let Some(loaded) = &self.share {
+            let message = format!("{} is loaded", loaded.model_id());
+            return Err(Refusal::new(ErrorKind::AlreadyLoaded, message));
+        }
+        let (outlet, mut told) = (self.outlet.clone(), Instant::now());
+        let mut progress = |layers: usize| {
+            if told.elapsed() >= LOADING_EVERY {
+                told = Instant::now();
+                // If nobody takes it, the last reply will show.
+                let _ = outlet.write(&Reply::Loading { id, layers: layers as u64 });
+            }
+        };
+        let begun = Instant::now();
+        let loaded = LoadedShare::load(model_id, share, self.rank, self.link.clone(), &mut progress)?;
+        info!(rank = self.rank.index(), model = loaded.model_id(), took = ?begun.elapsed(), "loaded");
+        let reply = loaded.load_ok(id);
+        self.share = Some(loaded);
+        Ok(reply)
+    }
+
+    fn unload(&mut self, model_id: &str) -> Result<Reply, Refusal> {
+        match self.share.take_if(|share| share.model_id() == model_id) {
+            Some(_) => Ok(Reply::Unloaded),
+            None => Err(not_loaded(model_id)),
+        }
+    }
+
+    fn share(&mut self) -> Result<&mut LoadedShare, Refusal> {
+        self.share.as_mut().ok_or_else(|| Refusal::new(ErrorKind::ModelNotLoaded, "no model is loaded"))
+    }
+
+    /// Runs a step, timed. If it fails, the generation is over: the others shall not wait for this rank.
+    fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Refusal>) -> Result<T, Refusal> {
+        if !self.link.is_complete() {
+            return Err(Refusal::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+        }
+        let begun = Instant::now();
+        let result = run(self);
+        self.steps += 1;
+        self.stepping += begun.elapsed();
+        if result.is_err() {
+            self.link.abandon();
+        }
+        result
+    }
+
+    fn forget_sessions(&mut self) {
+        if let Some(share) = &mut self.share {
+            share.regroup(self.link.clone());
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let (collectives, collective_us) = self.link.spent();
+        Stats {
+            generation: self.link.generation().map_or(0, |generation| generation.0),
+            sessions: self.share.as_ref().map_or(0, |share| share.sessions() as u64),
+            weight_bytes: self.share.as_ref().map_or(0, LoadedShare::weight_bytes),
+            kv_bytes: self.share.as_ref().map_or(0, LoadedShare::kv_bytes),
+            resident_bytes: resident_bytes().unwrap_or(0),
+            steps: self.steps,
+            collectives,
+            step_us: self.stepping.as_micros() as u64,
+            collective_us,
+            capacity: self.share.as_ref().map(|share| share.capacity().into()),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.steps > 0 && self.share.as_ref().is_some_and(|share| share.sessions() == 0)
+    }
+
+    fn strike(&mut self, point: Point) -> Option<Deed> {
+        self.fault.as_mut()?.strike(self.rank, point)
+    }
+
+    /// A fault where there is nothing to answer.
+    fn unasked(&mut self, point: Point) -> Result<(), WriteError> {
+        match self.strike(point) {
+            Some(Deed::Garbage) => self.outlet.garble(),
+            Some(Deed::CloseStdout) => {
+                self.outlet.close();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn starved(&self) -> Refusal {
+        self.link.abandon();
+        Refusal::new(ErrorKind::InsufficientMemory, "not enough memory (a fault that was asked for)")
+    }
+}
+
+fn point(request: &Request) -> Option<Point> {
+    match request {
+        Request::Attach { .. } | Request::Init { .. } => Some(Point::Init),
+        Request::Load { .. } | Request::LoadDenseShard { .. } => Some(Point::Load),
+        Request::Step { .. } | Request::GenerateStep { .. } => Some(Point::Step),
+        Request::UnloadModel { .. } | Request::Shutdown => Some(Point::Unload),
+        _ => None,
+    }
+}
+
+pub fn not_loaded(model_id: &str) -> Refusal {
+    Refusal::new(ErrorKind::ModelNotLoaded, format!("model {model_id} is not loaded"))
+}
+
+pub fn count(value: u64) -> Result<usize, Refusal> {
+    usize::try_from(value).map_err(|_| Refusal::new(ErrorKind::BadRequest, format!("{value} is too many")))
+}
+
+/// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.
+fn inherited(fd: u32) -> Result<OwnedFd, Refusal> {
+    let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+    let refusal =
+        |why: String| Refusal::new(ErrorKind::NcclInitFailed, format!("descriptor {fd} is no segment: {why}"));
+    // What else it may be is better not opened again: a device, a pipe.
+    let target = fs::read_link(&path).map_err(|error| refusal(error.to_string()))?;
+    if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
+        return Err(refusal("it is no memory file".to_owned()));
+    }
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).map_err(|error| refusal(error.to_string()))?;
+    Ok(file.into())
+}
+
+fn resident_bytes() -> Option<u64> {
+    let statm = fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}

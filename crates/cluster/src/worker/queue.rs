@@ -1,0 +1,139 @@
+//! `Queue`: requests between the thread that reads them and the one that works them off.
+//!
+//! It is bounded, and who adds to it never waits: what does not fit is refused, so that the reading thread always comes to
+//! an `abort` that follows.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::protocol::{Message as _, Reply, Request};
+
+/// Requests that may wait, and bytes of their lines.
+pub const REQUESTS_MAX: usize = 1 << 10;
+pub const BYTES_MAX: usize = 256 << 20;
+
+/// What a line asks for.
+#[derive(Debug)]
+pub enum Work {
+    Run(Request),
+    /// The line was bad. It is answered in its turn.
+    Answer(Reply),
+}
+
+#[derive(Debug, Default)]
+pub struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<(Work, usize)>,
+    bytes: usize,
+    ended: bool,
+}
+
+impl Queue {
+    /// Adds what a line of so many bytes asks for. Gives it back if the queue is full.
+    pub fn push(&self, work: Work, bytes: usize) -> Option<Work> {
+        let mut state = self.lock();
+        if state.waiting.len() >= REQUESTS_MAX || bytes > BYTES_MAX - state.bytes {
+            return Some(work);
+        }
+        state.bytes += bytes;
+        state.waiting.push_back((work, bytes));
+        self.changed.notify_one();
+        None
+    }
+
+    /// Waits for the next. `None`: there is nothing left and nothing will come.
+    pub fn pop(&self) -> Option<Work> {
+        let mut state = self.lock();
+        loop {
+            if let Some((work, bytes)) = state.waiting.pop_front() {
+                state.bytes -= bytes;
+                return Some(work);
+            }
+            if state.ended {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes out the request with this id. False if it has begun, or never came.
+    pub fn cancel(&self, id: u64) -> bool {
+        let mut state = self.lock();
+        let is_target = |(work, _): &(Work, usize)| matches!(work, Work::Run(request) if request.id() == Some(id));
+        let found = state.waiting.iter().position(is_target).and_then(|index| state.waiting.remove(index));
+        if let Some((_, bytes)) = &found {
+            state.bytes -= bytes;
+        }
+        found.is_some()
+    }
+
+    /// Nothing more will come.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lock().waiting.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    fn stats(id: u64) -> Work {
+        Work::Run(Request::Stats { id })
+    }
+
+    fn next(queue: &Queue) -> Option<u64> {
+        match queue.pop()? {
+            Work::Run(request) => request.id(),
+            Work::Answer(reply) => reply.id(),
+        }
+    }
+
+    #[test]
+    fn requests_come_out_in_order_and_cancelled_ones_do_not() {
+        let queue = Queue::default();
+        (1..=4).for_each(|id| assert!(queue.push(stats(id), 10).is_none()));
+        assert!(queue.cancel(3) && !queue.cancel(3) && !queue.cancel(9));
+        queue.end();
+        assert_eq!([next(&queue), next(&queue), next(&queue), next(&queue)], [Some(1), Some(2), Some(4), None]);
+        assert!(!queue.cancel(1), "it has begun");
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_takes_again_what_fits() {
+        let queue = Queue::default();
+        (0..REQUESTS_MAX as u64).for_each(|id| assert!(queue.push(stats(id), 1).is_none()));
+        assert!(queue.push(stats(7), 1).is_some());
+        assert!(queue.cancel(5) && queue.push(stats(7), 1).is_none());
+
+        let queue = Queue::default();
+        assert!(queue.push(stats(1), BYTES_MAX - 1).is_none());
+        assert!(queue.push(stats(2), 2).is_some() && queue.push(stats(2), usize::MAX).is_some());
+        assert!(queue.push(stats(2), 1).is_none());
+        assert!(queue.cancel(1) && queue.push(stats(3), BYTES_MAX - 1).is_none());
+    }
+
+    #[test]
+    fn who_waits_wakes_when_the_end_comes() {
+        let queue = Queue::default();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| queue.pop().is_none());
+            queue.end();
+            assert!(waiter.join().unwrap());
+        });
+    }
+}

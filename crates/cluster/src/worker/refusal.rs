@@ -1,0 +1,107 @@
+//! `Refusal`: why a request is answered with an error, and with which kind: decided on the variants of errors alone.
+
+use std::error::Error;
+
+use engine::ExecutorError;
+use kernels::BackendError;
+use model::{CollectiveError, DescriptionError, LoadError};
+
+use super::link::NoGroup;
+use crate::protocol::ErrorKind;
+use crate::protocol::limits::LimitError;
+use crate::shared_memory::{GroupError, SegmentError};
+
+#[derive(Debug)]
+pub struct Refusal {
+    pub kind: ErrorKind,
+    pub message: String,
+}
+
+impl Refusal {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// The error and what caused it.
+    pub fn of(kind: ErrorKind, error: &(dyn Error + 'static)) -> Self {
+        let (mut message, mut cause) = (error.to_string(), error.source());
+        while let Some(error) = cause {
+            // Some errors show their cause themselves.
+            let text = error.to_string();
+            if !message.ends_with(&text) {
+                message = format!("{message}: {text}");
+            }
+            cause = error.source();
+        }
+        Self { kind, message }
+    }
+}
+
+impl From<LimitError> for Refusal {
+    fn from(error: LimitError) -> Self {
+        Self::of(ErrorKind::BadRequest, &error)
+    }
+}
+
+impl From<SegmentError> for Refusal {
+    fn from(error: SegmentError) -> Self {
+        Self::of(ErrorKind::NcclInitFailed, &error)
+    }
+}
+
+impl From<GroupError> for Refusal {
+    fn from(error: GroupError) -> Self {
+        let kind = group_kind(&error).unwrap_or(ErrorKind::NcclInitFailed);
+        Self::of(kind, &error)
+    }
+}
+
+impl From<LoadError> for Refusal {
+    fn from(error: LoadError) -> Self {
+        let kind = match &error {
+            LoadError::Memory(source) | LoadError::Tensor { source, .. } if is_out_of_memory(source) => {
+                ErrorKind::InsufficientMemory
+            }
+            LoadError::Description(DescriptionError::Architecture { .. } | DescriptionError::Unsupported(_)) => {
+                ErrorKind::UnsupportedArch
+            }
+            _ => ErrorKind::LoadFailed,
+        };
+        Self::of(kind, &error)
+    }
+}
+
+impl From<ExecutorError> for Refusal {
+    fn from(error: ExecutorError) -> Self {
+        let kind = match &error {
+            ExecutorError::Collective(source) => collective_kind(source),
+            ExecutorError::Backend(source) if is_out_of_memory(source) => ErrorKind::InsufficientMemory,
+            _ => ErrorKind::ForwardFailed,
+        };
+        Self::of(kind, &error)
+    }
+}
+
+fn collective_kind(error: &CollectiveError) -> ErrorKind {
+    match error {
+        CollectiveError::Aborted | CollectiveError::Lost(_) => ErrorKind::Aborted,
+        CollectiveError::Backend(source) if is_out_of_memory(source) => ErrorKind::InsufficientMemory,
+        CollectiveError::Backend(_) => ErrorKind::ForwardFailed,
+        CollectiveError::Transport(source) if source.is::<NoGroup>() => ErrorKind::NcclNotInitialised,
+        CollectiveError::Transport(source) => {
+            source.downcast_ref().and_then(group_kind).unwrap_or(ErrorKind::ForwardFailed)
+        }
+    }
+}
+
+fn group_kind(error: &GroupError) -> Option<ErrorKind> {
+    match error {
+        GroupError::Aborted | GroupError::Lost(_) => Some(ErrorKind::Aborted),
+        GroupError::Stale { .. } => Some(ErrorKind::Stale),
+        _ => None,
+    }
+}
+
+fn is_out_of_memory(error: &BackendError) -> bool {
+    matches!(error, BackendError::OutOfMemory { .. })
+}

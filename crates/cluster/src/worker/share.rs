@@ -1,0 +1,134 @@
+//! `LoadedShare`: a rank's share of a model, loaded by our own `load`, with the sessions and steps of a leader that
+//! keeps the same ledger.
+
+use engine::{Capacity, Executor as _, Local, Opened, StepOutput, StepPlan};
+use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::{KvShape, PAGE_TOKENS};
+use model::{Checkpoint, LoadOptions};
+use types::{Rank, SessionId};
+
+use super::link::Link;
+use super::process::count;
+use super::refusal::Refusal;
+use crate::protocol::output::Output;
+use crate::protocol::plan::Plan;
+use crate::protocol::session::Prefix;
+use crate::protocol::share::Share;
+use crate::protocol::{ErrorKind, Reply};
+
+pub struct LoadedShare {
+    model_id: String,
+    local: Local<CpuBackend>,
+    kv_bytes: u64,
+    plan: StepPlan,
+    output: StepOutput,
+}
+
+impl LoadedShare {
+    pub fn load(
+        model_id: String,
+        share: &Share,
+        rank: Rank,
+        link: Link,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, Refusal> {
+        let (path, options, cpu) = (share.path(), share.options()?, share.cpu.options()?);
+        if !path.is_absolute() {
+            return Err(Refusal::new(ErrorKind::BadRequest, "the path of a model is absolute"));
+        }
+        let checkpoint = Checkpoint::open(&path)?;
+        let local = load(&checkpoint, &options, cpu, rank, link, progress)?;
+        let kv_bytes = kv_bytes(&checkpoint, &options, cpu, rank);
+        Ok(Self { model_id, local, kv_bytes, plan: StepPlan::new(), output: StepOutput::new() })
+    }
+
+    pub fn load_ok(&self, id: u64) -> Reply {
+        Reply::LoadOk {
+            id,
+            capacity: self.local.capacity().into(),
+            weight_bytes: self.local.weight_bytes() as u64,
+            head_bytes: self.local.head_bytes() as u64,
+            kv_bytes: self.kv_bytes,
+        }
+    }
+
+    pub fn model_id(&self) -> &str {
+        &self.model_id
+    }
+
+    pub fn capacity(&self) -> Capacity {
+        self.local.capacity()
+    }
+
+    pub fn sessions(&self) -> usize {
+        self.local.sessions()
+    }
+
+    /// Of the layers and the ends.
+    pub fn weight_bytes(&self) -> u64 {
+        (self.local.weight_bytes() + self.local.head_bytes()) as u64
+    }
+
+    pub fn kv_bytes(&self) -> u64 {
+        self.kv_bytes
+    }
+
+    /// The sessions are gone, the weights stay.
+    pub fn regroup(&mut self, link: Link) {
+        self.local.regroup(Box::new(link));
+    }
+
+    pub fn open(&mut self, tokens_max: u64, prefix: &Prefix) -> Result<Opened, Refusal> {
+        let prefix = prefix.check(self.capacity().vocab)?;
+        Ok(self.local.open(count(tokens_max)?, prefix.as_prefix())?)
+    }
+
+    pub fn fork(&mut self, from: u64, tokens: u64, tokens_max: u64) -> Result<Opened, Refusal> {
+        Ok(self.local.fork(SessionId(from), count(tokens)?, count(tokens_max)?)?)
+    }
+
+    pub fn truncate(&mut self, session: u64, tokens: u64) -> Result<usize, Refusal> {
+        Ok(self.local.truncate(SessionId(session), count(tokens)?)?)
+    }
+
+    pub fn close(&mut self, session: u64) {
+        self.local.close(SessionId(session));
+    }
+
+    /// Checks what can be told from the plan alone: all ranks then refuse it alike.
+    pub fn prepare(&mut self, plan: &Plan) -> Result<(), Refusal> {
+        Ok(plan.fill(self.capacity().vocab, &mut self.plan)?)
+    }
+
+    /// Runs the plan that was prepared.
+    pub fn step(&mut self) -> Result<Output, Refusal> {
+        self.local.submit(&self.plan)?;
+        self.local.collect(&mut self.output)?;
+        Ok(Output::from(&self.output))
+    }
+}
+
+/// A rank's share of a model on the CPU.
+pub fn load(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    cpu: CpuOptions,
+    rank: Rank,
+    link: Link,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Local<CpuBackend>, Refusal> {
+    let backend = CpuBackend::new(cpu).map_err(|error| Refusal::of(ErrorKind::LoadFailed, &error))?;
+    let local = Local::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;
+    checkpoint.release();
+    Ok(local)
+}
+
+/// What the K/V cache of a rank takes, where the heads are shared evenly.
+fn kv_bytes(checkpoint: &Checkpoint, options: &LoadOptions, cpu: CpuOptions, rank: Rank) -> u64 {
+    let description = checkpoint.description();
+    let kv_heads = rank.share(description.kv_heads).len().max(1);
+    let shape = KvShape { kv_heads, head_dim: description.head_dim };
+    let kept = cpu.kv.on(cpu.level).unwrap_or(cpu.kv);
+    let tokens = description.layers.len() * options.limits.kv_pages * PAGE_TOKENS;
+    (kept.token_bytes(shape) * tokens) as u64
+}
