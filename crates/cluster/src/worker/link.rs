@@ -101,6 +101,17 @@ impl<B: Backend> Collective<B> for Link {
         self.call(|group| group.all_gather(backend, rows, buffer))
     }
 
+    fn gather_columns(
+        &self,
+        backend: &B,
+        rows: usize,
+        cols: usize,
+        part: &B::Buffer,
+        whole: Option<&mut B::Buffer>,
+    ) -> Result<(), CollectiveError> {
+        self.call(|group| group.gather_columns(backend, rows, cols, part, whole))
+    }
+
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.call(|group| group.broadcast(backend, root, rows, buffer))
     }
