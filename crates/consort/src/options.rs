@@ -156,6 +156,7 @@ impl ModelOptions {
             limits: options.limits,
             vocab: checkpoint.description().vocab,
             deadlines: Deadlines::default(),
+            environment: Vec::new(),
         };
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
     }

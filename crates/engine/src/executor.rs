@@ -80,6 +80,11 @@ pub struct RankReport {
     /// Time in steps, and that part of it in which the rank waited for others.
     pub step_time: Duration,
     pub wait_time: Duration,
+    /// Time that it took to hand steps to the rank.
+    pub send_time: Duration,
+    /// Times that the rank had to leave a step because another was lost, and the longest that this took.
+    pub drains: u64,
+    pub drain_max: Duration,
 }
 
 /// A session made by [`Executor::open`] or [`Executor::fork`].

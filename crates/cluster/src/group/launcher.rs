@@ -17,12 +17,12 @@ pub(super) struct Launcher {
 
 impl Launcher {
     /// `program` is this very binary: ranks have to agree with their supervisor in every bit.
-    pub fn start(program: PathBuf) -> io::Result<Self> {
+    pub fn start(program: PathBuf, environment: Vec<(String, String)>) -> io::Result<Self> {
         let (orders, received) = channel();
         let (started, children) = channel();
         thread::Builder::new().name("launcher".into()).spawn(move || {
             for rank in received {
-                if started.send(command(&program, rank).spawn()).is_err() {
+                if started.send(command(&program, rank).envs(environment.iter().cloned()).spawn()).is_err() {
                     return;
                 }
             }

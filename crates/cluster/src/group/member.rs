@@ -35,6 +35,11 @@ pub(super) struct Member {
     /// Of its weights.
     pub layer_bytes: u64,
     pub head_bytes: u64,
+    pub send_time: Duration,
+    /// When it was told to leave what it did.
+    pub told_to_leave: Option<Instant>,
+    pub drains: u64,
+    pub drain_max: Duration,
 }
 
 /// How far a rank is.
@@ -116,6 +121,27 @@ impl Member {
             stats: Stats::default(),
             layer_bytes: 0,
             head_bytes: 0,
+            send_time: Duration::ZERO,
+            told_to_leave: None,
+            drains: 0,
+            drain_max: Duration::ZERO,
+        }
+    }
+
+    /// The generation is over: it has to answer what it was asked, before `deadline`, and do nothing else.
+    pub fn leave(&mut self, deadline: Instant) {
+        self.phase = if self.pending.is_empty() { Phase::Outside } else { Phase::Draining };
+        self.pending.iter_mut().for_each(|pending| pending.deadline = pending.deadline.min(deadline));
+        self.told_to_leave = Some(Instant::now());
+    }
+
+    /// It answered, while it was leaving.
+    pub fn left(&mut self) {
+        if self.pending.is_empty() {
+            self.phase = Phase::Outside;
+            let took = self.told_to_leave.take().map_or(Duration::ZERO, |told| told.elapsed());
+            self.drains += 1;
+            self.drain_max = self.drain_max.max(took);
         }
     }
 
@@ -148,6 +174,9 @@ impl Member {
             steps,
             step_time: Duration::from_micros(step_us),
             wait_time: Duration::from_micros(collective_us),
+            send_time: self.send_time,
+            drains: self.drains,
+            drain_max: self.drain_max,
         }
     }
 }

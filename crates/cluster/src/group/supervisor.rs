@@ -42,6 +42,8 @@ pub struct GroupConfig {
     pub limits: Limits,
     pub vocab: usize,
     pub deadlines: Deadlines,
+    /// For the ranks, beside what this process has in its own.
+    pub environment: Vec<(String, String)>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -114,7 +116,8 @@ impl Group {
         // A duplicate is not closed on exec, so that ranks inherit it under the same number.
         let segment_fd =
             rustix::io::dup(&fd).map_err(|errno| SegmentError::Io { what: "hand on", source: errno.into() })?;
-        let launcher = Launcher::start(config.program.clone()).map_err(StartError::Launcher)?;
+        let launcher =
+            Launcher::start(config.program.clone(), config.environment.clone()).map_err(StartError::Launcher)?;
         let now = Instant::now();
         Ok(Self {
             build: build_id(),
@@ -222,8 +225,11 @@ impl Group {
         };
         let member = &mut self.members[index];
         let Some(process) = &mut member.process else { return };
-        member.pending.push_back(Pending { id, expected, deadline: Instant::now() + limit });
-        if let Err(error) = process.send(&self.line) {
+        let begun = Instant::now();
+        member.pending.push_back(Pending { id, expected, deadline: begun + limit });
+        let sent = process.send(&self.line);
+        member.send_time += begun.elapsed();
+        if let Err(error) = sent {
             self.lose_ended(index, &format!("it can not be written to: {error}"));
         }
     }
@@ -301,7 +307,7 @@ impl Group {
         member.pending.pop_front();
         match (reply, expected) {
             (Reply::Error { kind, message, .. }, _) => self.hear_failure(index, expected, kind, &message),
-            _ if self.members[index].phase == Phase::Draining => self.leave_if_drained(index),
+            _ if self.members[index].phase == Phase::Draining => self.members[index].left(),
             (reply, expected) => self.hear_answer(index, reply, expected),
         }
     }
@@ -351,7 +357,7 @@ impl Group {
         let why = clean(&format!("it failed at {}: {message}", expected.question()));
         match (expected, kind) {
             // It gave way, as it was told to.
-            _ if member.phase == Phase::Draining => self.leave_if_drained(index),
+            _ if member.phase == Phase::Draining => self.members[index].left(),
             // Somebody else ended the generation, which is heard of from them.
             (Expected::Attached, ErrorKind::Stale | ErrorKind::Aborted) if member.faults < FAULTS_MAX => {
                 member.faults += 1;
@@ -371,13 +377,6 @@ impl Group {
         }
     }
 
-    fn leave_if_drained(&mut self, index: usize) {
-        let member = &mut self.members[index];
-        if member.pending.is_empty() {
-            member.phase = Phase::Outside;
-        }
-    }
-
     /// Ends the present generation because of a rank: all others leave what they do together, and every session is gone.
     fn break_up(&mut self, rank: Rank, why: &str) {
         let why: Arc<str> = format!("rank {}: {why}", rank.index()).into();
@@ -385,8 +384,7 @@ impl Group {
         let drained = Instant::now() + self.config.deadlines.drain;
         for member in &mut self.members {
             if matches!(member.phase, Phase::Ready | Phase::Seating) {
-                member.phase = if member.pending.is_empty() { Phase::Outside } else { Phase::Draining };
-                member.pending.iter_mut().for_each(|pending| pending.deadline = pending.deadline.min(drained));
+                member.leave(drained);
             }
         }
         self.ledger.clear();

@@ -1,0 +1,203 @@
+//! One cell of the matrix: a group of three ranks with one fault in it, and requests before, during and after.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::group::{Deadlines, Group, GroupConfig};
+use cluster::protocol::share::Share;
+use engine::{
+    Engine, EngineOptions, EventKind, EventSink, FinishReason, Finished, Health, Local, Request, Service, Ticket,
+};
+use kernels::StepLimits;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Checkpoint, Limits, LoadOptions};
+use types::{TokenId, WorldSize};
+
+use crate::traces;
+
+/// Prompts are read in several steps, so that a fault finds some of them half read.
+const CHUNK: usize = 8;
+const PROMPT_TOKENS: usize = 30;
+const ANSWER_TOKENS: usize = 24;
+const REQUESTS: usize = 3;
+const LIMITS: Limits =
+    Limits { step: StepLimits { rows: CHUNK, sequences: 4, pages: 64 }, wanted: 8, kv_pages: 32, positions: 100 };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    pub deed: &'static str,
+    pub moment: &'static str,
+    pub rank: u16,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    pub problem: Option<String>,
+    restarts: u64,
+    replays: u64,
+    drain: Duration,
+    elapsed: Duration,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {} of rank {}", self.deed, self.moment, self.rank)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { problem, restarts, replays, drain, elapsed } = self;
+        let mark = if problem.is_some() { "FAILED " } else { "" };
+        write!(f, "{mark}{restarts}/{replays}/{}/{:.1}", drain.as_millis(), elapsed.as_secs_f64())
+    }
+}
+
+impl Cell {
+    /// `expected`: the answers that requests get without a fault.
+    pub fn run(self, expected: &[Vec<TokenId>]) -> Outcome {
+        let begun = Instant::now();
+        let folder = tempfile::tempdir().unwrap();
+        let mut outcome = Outcome::default();
+        outcome.problem = self.try_run(expected, &folder.path().join("claimed"), &mut outcome).err();
+        outcome.elapsed = begun.elapsed();
+        outcome
+    }
+
+    fn try_run(self, expected: &[Vec<TokenId>], claim: &Path, outcome: &mut Outcome) -> Result<(), String> {
+        let mark = claim.display().to_string();
+        let group = Group::start(self.config(&mark), &mut |_| {}).map_err(|error| format!("start: {error}"))?;
+        let options = EngineOptions { chunk: CHUNK, ..EngineOptions::default() };
+        let service = Service::start(Engine::with_options(group, options)).unwrap();
+        // The first requests meet the fault if it waits for steps; the second ones find a group that is whole again.
+        ask(&service, expected).map_err(|problem| format!("first requests: {problem}"))?;
+        self.wait_for_idle_fault(&service, claim);
+        ask(&service, expected).map_err(|problem| format!("second requests: {problem}"))?;
+        let stats = service.stats();
+        outcome.replays = stats.replays;
+        for rank in service.ranks() {
+            outcome.restarts += rank.restarts;
+            outcome.drain = outcome.drain.max(rank.drain_max);
+        }
+        if stats.running + stats.waiting > 0 || stats.pages_free != stats.pages_total {
+            return Err(format!("something is held: {stats:?}"));
+        }
+        drop(service);
+        wait_until(|| traces::processes(&mark).is_empty());
+        if !claim.exists() {
+            return Err("the fault never happened: the cell shows nothing".to_owned());
+        }
+        let (meant, restarts) = (self.deed != "slow" && self.moment != "unload", outcome.restarts);
+        // A rank that could not get memory for a step says so and lives on.
+        let lives = self.deed == "oom" && matches!(self.moment, "prefill" | "decode");
+        if meant && (restarts == 0) != lives || !meant && restarts > 0 {
+            return Err(format!("{restarts} ranks were started anew"));
+        }
+        Ok(())
+    }
+
+    fn config(self, claim: &str) -> GroupConfig {
+        let (at, after) = match self.moment {
+            "prefill" => ("step", 2),
+            "decode" => ("step", 24),
+            moment => (moment, 0),
+        };
+        let fault = format!("rank={},at={at},after={after},do={},once={claim}", self.rank, self.deed);
+        let path = model_path();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let share = Share::new(path.to_str().unwrap().to_owned(), &load_options(), cpu());
+        GroupConfig {
+            world: WorldSize::new(3).unwrap(),
+            program: env!("CARGO_BIN_EXE_consort").into(),
+            model_id: "model".to_owned(),
+            share,
+            limits: LIMITS,
+            vocab: checkpoint.description().vocab,
+            deadlines: Deadlines { stopped: Duration::from_millis(300), ..Deadlines::default() },
+            environment: vec![("CONSORT_FAULT".to_owned(), fault), ("RUST_LOG".to_owned(), "off".to_owned())],
+        }
+    }
+
+    /// A fault of an idle rank happens by itself, a moment after the last request has ended.
+    fn wait_for_idle_fault(self, service: &Service, claim: &Path) {
+        if self.moment == "idle" {
+            wait_until(|| claim.exists());
+            if self.deed != "slow" {
+                // Nobody asks for anything: the group has to notice by itself.
+                wait_until(|| {
+                    service.health() != Health::Ready || service.ranks().iter().any(|rank| rank.restarts > 0)
+                });
+            }
+        }
+    }
+}
+
+/// What the requests are answered by one process.
+pub fn answers_without_faults() -> Vec<Vec<TokenId>> {
+    let checkpoint = Checkpoint::open(&model_path()).unwrap();
+    let backend = CpuBackend::new(cpu()).unwrap();
+    let local = Local::load(backend, &checkpoint, &load_options(), &mut |_| {}).unwrap();
+    let mut engine = Engine::new(local, CHUNK);
+    (0..REQUESTS).map(|index| engine::inspect::greedy(&mut engine, &prompt(index), ANSWER_TOKENS).unwrap()).collect()
+}
+
+/// Runs the requests side by side and holds their answers against `expected`.
+fn ask(service: &Service, expected: &[Vec<TokenId>]) -> Result<(), String> {
+    let asked: Vec<_> = (0..REQUESTS).map(|index| submit(service, index)).collect();
+    for ((_ticket, events), expected) in asked.iter().zip(expected) {
+        let mut answer = Vec::new();
+        loop {
+            match events.recv().map_err(|_| "no outcome".to_owned())? {
+                EventKind::Token(sampled) => answer.push(sampled.token),
+                EventKind::Finished(Finished { reason: FinishReason::Length, .. }) => break,
+                EventKind::Finished(Finished { reason, .. }) => return Err(format!("{reason:?}")),
+                EventKind::Refused(error) => return Err(error.to_string()),
+                _ => {}
+            }
+        }
+        if answer != *expected {
+            return Err(format!("{answer:?} instead of {expected:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn submit(service: &Service, index: usize) -> (Ticket, Receiver<EventKind>) {
+    let (sender, events) = channel();
+    let ticket = service.submit(Request::greedy(prompt(index), ANSWER_TOKENS), Box::new(Sink(sender))).unwrap();
+    (ticket, events)
+}
+
+struct Sink(Sender<EventKind>);
+
+impl EventSink for Sink {
+    fn send(&mut self, event: EventKind) -> bool {
+        self.0.send(event).is_ok()
+    }
+}
+
+fn prompt(index: usize) -> Vec<TokenId> {
+    (0..PROMPT_TOKENS).map(|place| TokenId(((place * 7 + index * 31) % 200 + 1) as u32)).collect()
+}
+
+fn load_options() -> LoadOptions {
+    LoadOptions { keep: None, limits: LIMITS }
+}
+
+fn cpu() -> CpuOptions {
+    CpuOptions { threads: 1, ..CpuOptions::default() }
+}
+
+fn model_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32")
+}
+
+/// The watchdog ends it if it never comes true.
+fn wait_until(is_true: impl Fn() -> bool) {
+    while !is_true() {
+        thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,97 @@
+//! The fault matrix: what can go wrong with a rank, at every moment of a group's life, for the first rank and another, while
+//! requests run. Each must be answered with exactly the tokens that it gets without a fault, the group must serve again, and
+//! nothing may be left behind. A watchdog ends what hangs.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod cell;
+mod traces;
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cell::{Cell, Outcome};
+
+const DEEDS: [&str; 6] = ["kill", "stop", "garbage", "close_stdout", "oom", "slow"];
+const MOMENTS: [&str; 7] = ["spawn", "init", "load", "prefill", "decode", "idle", "unload"];
+const RANKS: [u16; 2] = [0, 1];
+/// Cells that run side by side: most of their time is waiting.
+const WORKERS: usize = 4;
+/// The longest that a cell may take before it counts as hung.
+const WATCHDOG: Duration = Duration::from_secs(180);
+
+fn main() -> ExitCode {
+    let expected = Arc::new(cell::answers_without_faults());
+    let cells: Vec<Cell> = cells().collect();
+    let next = Arc::new(AtomicUsize::new(0));
+    let outcomes = Arc::new(Mutex::new(vec![None; cells.len()]));
+    let (done, all) = channel();
+    for _ in 0..WORKERS {
+        let (cells, next, outcomes) = (cells.clone(), next.clone(), outcomes.clone());
+        let (expected, done) = (expected.clone(), done.clone());
+        thread::spawn(move || {
+            while let Some(&cell) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let index = cells.iter().position(|&other| other == cell).unwrap();
+                let outcome = cell.run(&expected);
+                outcomes.lock().unwrap()[index] = Some(outcome);
+                done.send(()).unwrap();
+            }
+        });
+    }
+    drop(done);
+    let mut last = Instant::now();
+    let mut count = 0;
+    while count < cells.len() {
+        match all.recv_timeout(WATCHDOG) {
+            Ok(()) => (count, last) = (count + 1, Instant::now()),
+            Err(_) => break,
+        }
+    }
+    let outcomes = outcomes.lock().unwrap().clone();
+    print_table(&cells, &outcomes);
+    let mut failures = 0;
+    for (cell, outcome) in cells.iter().zip(&outcomes) {
+        match outcome {
+            Some(Outcome { problem: None, .. }) => continue,
+            Some(Outcome { problem: Some(problem), .. }) => eprintln!("{cell}: {problem}"),
+            None => eprintln!("{cell}: no outcome, {:.0} s after the last one", last.elapsed().as_secs_f64()),
+        }
+        failures += 1;
+    }
+    if count == cells.len() {
+        for left in traces::of_this_program() {
+            eprintln!("left behind: {left}");
+            failures += 1;
+        }
+    }
+    println!("{} cells, {failures} failures", cells.len());
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn cells() -> impl Iterator<Item = Cell> {
+    let pairs = DEEDS.into_iter().flat_map(|deed| MOMENTS.into_iter().map(move |moment| (deed, moment)));
+    pairs.flat_map(|(deed, moment)| RANKS.into_iter().map(move |rank| Cell { deed, moment, rank }))
+}
+
+/// For each cell: processes that were started anew, requests that began again, the longest time from the loss to the
+/// moment when the last survivor had left the step, and the time of the whole cell.
+fn print_table(cells: &[Cell], outcomes: &[Option<Outcome>]) {
+    println!("restarts / replays / drain ms / s, for rank 0 and rank 1 of 3");
+    print!("{:>14}", "");
+    MOMENTS.iter().for_each(|moment| print!("{moment:>36}"));
+    println!();
+    for deed in DEEDS {
+        print!("{deed:>14}");
+        for moment in MOMENTS {
+            let of = |rank| {
+                let index = cells.iter().position(|cell| *cell == Cell { deed, moment, rank }).unwrap();
+                outcomes[index].as_ref().map_or("hung".to_owned(), Outcome::to_string)
+            };
+            print!("{:>36}", format!("{} | {}", of(0), of(1)));
+        }
+        println!();
+    }
+}
