@@ -9,6 +9,7 @@
 #![cfg(target_os = "linux")]
 
 mod build;
+mod dense;
 mod fault;
 mod intake;
 mod link;
@@ -16,6 +17,7 @@ mod outlet;
 mod process;
 mod queue;
 mod refusal;
+mod rendezvous;
 mod share;
 
 use std::io::{Read, Write};
@@ -39,6 +41,9 @@ use queue::Queue;
 /// How long the requests before the end of the input may still take.
 pub const GRACE: Duration = Duration::from_secs(2);
 
+/// How long ranks that are to find each other may take, unless told otherwise.
+pub const INIT_DEADLINE: Duration = Duration::from_secs(30);
+
 /// What a rank is started with.
 #[derive(Debug)]
 pub struct Options {
@@ -46,6 +51,8 @@ pub struct Options {
     pub cuda_device: u32,
     /// What this build is called: see [`build_id`].
     pub build: String,
+    /// How long the ranks of an `init` wait for each other: see [`INIT_DEADLINE`].
+    pub init_deadline: Duration,
     /// What goes wrong, for tests.
     pub fault: Option<Fault>,
 }

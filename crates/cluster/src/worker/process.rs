@@ -1,6 +1,8 @@
 //! `Process`: a rank's state, and what each request does to it. One request at a time; whatever happens in one, it is
 //! answered and the next is served.
 
+use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,20 +10,28 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kernels::Backend as _;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::Collective as _;
 use tracing::{debug, info, warn};
 use types::{Rank, WorldSize};
 
 use super::Options;
+use super::dense::{Dense, Parts};
 use super::fault::{Deed, Fault, Point, SLOW_FACTOR};
 use super::link::Link;
 use super::outlet::Outlet;
 use super::queue::{Queue, Work};
 use super::refusal::Refusal;
+use super::rendezvous::Rendezvous;
 use super::share::LoadedShare;
 use crate::protocol::session::Stats;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
 use crate::shared_memory::{Generation, GroupLimits, Segment};
+
+/// The most elements of one exchange in a group that the ranks form themselves.
+const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
 /// The least time between two `loading` lines.
 const LOADING_EVERY: Duration = Duration::from_millis(100);
@@ -35,15 +45,29 @@ pub struct Process {
     link: Link,
     /// What `load` loaded.
     share: Option<LoadedShare>,
+    /// What `load_dense_shard` loaded, by `model_id`.
+    dense: BTreeMap<String, Dense>,
+    init_deadline: Duration,
     steps: u64,
     stepping: Duration,
 }
 
 impl Process {
     pub fn new(options: Options, outlet: Outlet, link: Link) -> Self {
-        let Options { rank, cuda_device, build, fault } = options;
-        let (steps, stepping) = (0, Duration::ZERO);
-        Self { rank, cuda_device, build, fault, outlet, link, share: None, steps, stepping }
+        let Options { rank, cuda_device, build, init_deadline, fault } = options;
+        Self {
+            rank,
+            cuda_device,
+            build,
+            fault,
+            outlet,
+            link,
+            share: None,
+            dense: BTreeMap::new(),
+            init_deadline,
+            steps: 0,
+            stepping: Duration::ZERO,
+        }
     }
 
     /// Works off requests until one is `shutdown` or the queue has ended. An error: nobody takes the answers.
@@ -107,8 +131,28 @@ impl Process {
                 let (rank, world_size) = (self.rank.index() as u16, self.rank.world().get() as u16);
                 Ok(Reply::Pong { rank, world_size, cuda_device: self.cuda_device })
             }
-            Request::Shutdown => Ok(Reply::Bye),
+            Request::Init { comm_id } => self.init(&comm_id),
+            Request::NcclSanityCheck => self.sanity_check(),
+            Request::LoadDenseShard { model_id, config_json, safetensors_paths, quant } => {
+                let parts = Parts { config: &config_json, files: &safetensors_paths, quant: quant.as_deref() };
+                self.load_dense(model_id, &parts)
+            }
+            Request::GenerateStep { model_id, tokens, offset } => {
+                let tokens = self.dense(&model_id)?.prepare(&tokens, offset)?;
+                self.step(|process| process.dense(&model_id)?.step(&tokens))?;
+                Ok(Reply::GenerateStepOk)
+            }
+            Request::GenerateStepWithImages { model_id, .. } => {
+                self.dense(&model_id)?;
+                Err(Refusal::new(ErrorKind::ForwardFailed, "images are not supported"))
+            }
+            Request::ClearKvCache { model_id } => {
+                self.dense(&model_id)?.clear();
+                Ok(Reply::KvCacheCleared)
+            }
             Request::UnloadModel { model_id } => self.unload(&model_id),
+            Request::Shutdown => Ok(Reply::Bye),
+
             Request::Hello { id, protocol, build } => self.hello(id, protocol, &build),
             Request::Attach { id, segment_fd, world_size, rank, elements_max, generation } => {
                 self.check_place(world_size, rank)?;
@@ -137,11 +181,59 @@ impl Process {
                 Ok(Reply::StepOk { id, output })
             }
             Request::Stats { id } => Ok(Reply::StatsOk { id, stats: self.stats() }),
-            Request::Cancel { .. } | Request::Abort { .. } => {
-                unreachable!("the reading thread answers these")
-            }
-            other => Err(Refusal::new(ErrorKind::UnknownOp, format!("`{}` is not served yet", other.op()))),
+            Request::Cancel { .. } | Request::Abort { .. } => unreachable!("the reading thread answers these"),
         }
+    }
+
+    fn init(&mut self, comm_id: &str) -> Result<Reply, Refusal> {
+        let limits = GroupLimits { world: self.rank.world(), elements_max: EXCHANGE_ELEMENTS_MAX };
+        let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_deadline)?;
+        // Whatever comes of it, the group before is over.
+        self.link.leave();
+        self.forget_sessions();
+        let lifeline = self.link.lifeline();
+        let seat = rendezvous.meet(self.rank, &|| lifeline.has_ended())?;
+        self.link.join(seat)?;
+        Ok(Reply::InitOk)
+    }
+
+    /// Adds a 1 of each rank.
+    fn sanity_check(&self) -> Result<Reply, Refusal> {
+        let failed = |error: &(dyn Error + 'static)| Refusal::of(ErrorKind::NcclSanityFailed, error);
+        if self.link.generation().is_none() {
+            return Err(Refusal::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+        }
+        let options = CpuOptions { threads: 1, ..CpuOptions::default() };
+        let backend = CpuBackend::new(options).map_err(|error| failed(&error))?;
+        let mut buffer = backend.buffer(1, 1).map_err(|error| failed(&error))?;
+        let mut sum = [1.0];
+        backend.write(&mut buffer, &sum).map_err(|error| failed(&error))?;
+        self.link.all_reduce(&backend, 1, &mut buffer).map_err(|error| failed(&error))?;
+        backend.read(&buffer, 0..1, &mut sum).map_err(|error| failed(&error))?;
+        if sum != [self.rank.world().get() as f32] {
+            return Err(Refusal::new(ErrorKind::NcclSanityFailed, format!("the ranks add up to {}", sum[0])));
+        }
+        Ok(Reply::NcclSanityResult { observed_sum: sum[0] as u64 })
+    }
+
+    fn load_dense(&mut self, model_id: String, parts: &Parts<'_>) -> Result<Reply, Refusal> {
+        self.check_unused(&model_id)?;
+        let dense = Dense::load(parts, self.rank, self.link.clone())?;
+        info!(rank = self.rank.index(), model = model_id, "loaded");
+        self.dense.insert(model_id, dense);
+        Ok(Reply::LoadDenseShardOk)
+    }
+
+    fn check_unused(&self, model_id: &str) -> Result<(), Refusal> {
+        let is_share = self.share.as_ref().is_some_and(|share| share.model_id() == model_id);
+        if is_share || self.dense.contains_key(model_id) {
+            return Err(Refusal::new(ErrorKind::AlreadyLoaded, format!("model {model_id} is loaded")));
+        }
+        Ok(())
+    }
+
+    fn dense(&mut self, model_id: &str) -> Result<&mut Dense, Refusal> {
+        self.dense.get_mut(model_id).ok_or_else(|| not_loaded(model_id))
     }
 
     fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<Reply, Refusal> {
@@ -169,8 +261,9 @@ impl Process {
     }
 
     fn load(&mut self, id: u64, model_id: String, share: &Share) -> Result<Reply, Refusal> {
+        self.check_unused(&model_id)?;
         if let Some(loaded) = &self.share {
-            let message = format!("{} is loaded", loaded.model_id());
+            let message = format!("sessions and steps are those of model {}", loaded.model_id());
             return Err(Refusal::new(ErrorKind::AlreadyLoaded, message));
         }
         let (outlet, mut told) = (self.outlet.clone(), Instant::now());
@@ -190,10 +283,8 @@ impl Process {
     }
 
     fn unload(&mut self, model_id: &str) -> Result<Reply, Refusal> {
-        match self.share.take_if(|share| share.model_id() == model_id) {
-            Some(_) => Ok(Reply::Unloaded),
-            None => Err(not_loaded(model_id)),
-        }
+        let was_share = self.share.take_if(|share| share.model_id() == model_id).is_some();
+        if was_share || self.dense.remove(model_id).is_some() { Ok(Reply::Unloaded) } else { Err(not_loaded(model_id)) }
     }
 
     fn share(&mut self) -> Result<&mut LoadedShare, Refusal> {
@@ -219,15 +310,31 @@ impl Process {
         if let Some(share) = &mut self.share {
             share.regroup(self.link.clone());
         }
+        self.dense.values_mut().for_each(|dense| dense.regroup(self.link.clone()));
     }
 
     fn stats(&self) -> Stats {
         let (collectives, collective_us) = self.link.spent();
         Stats {
             generation: self.link.generation().map_or(0, |generation| generation.0),
-            sessions: self.share.as_ref().map_or(0, |share| share.sessions() as u64),
-            weight_bytes: self.share.as_ref().map_or(0, LoadedShare::weight_bytes),
-            kv_bytes: self.share.as_ref().map_or(0, LoadedShare::kv_bytes),
+            sessions: self
+                .share
+                .iter()
+                .map(LoadedShare::sessions)
+                .chain(self.dense.values().map(Dense::sessions))
+                .sum(),
+            weight_bytes: self
+                .share
+                .iter()
+                .map(LoadedShare::weight_bytes)
+                .chain(self.dense.values().map(Dense::weight_bytes))
+                .sum(),
+            kv_bytes: self
+                .share
+                .iter()
+                .map(LoadedShare::kv_bytes)
+                .chain(self.dense.values().map(Dense::kv_bytes))
+                .sum(),
             resident_bytes: resident_bytes().unwrap_or(0),
             steps: self.steps,
             collectives,
@@ -273,7 +380,7 @@ fn point(request: &Request) -> Option<Point> {
     }
 }
 
-pub fn not_loaded(model_id: &str) -> Refusal {
+fn not_loaded(model_id: &str) -> Refusal {
     Refusal::new(ErrorKind::ModelNotLoaded, format!("model {model_id} is not loaded"))
 }
 

@@ -7,6 +7,7 @@ use kernels::BackendError;
 use model::{CollectiveError, DescriptionError, LoadError};
 
 use super::link::NoGroup;
+use super::rendezvous::RendezvousError;
 use crate::protocol::ErrorKind;
 use crate::protocol::limits::LimitError;
 use crate::shared_memory::{GroupError, SegmentError};
@@ -53,6 +54,12 @@ impl From<GroupError> for Refusal {
     fn from(error: GroupError) -> Self {
         let kind = group_kind(&error).unwrap_or(ErrorKind::NcclInitFailed);
         Self::of(kind, &error)
+    }
+}
+
+impl From<RendezvousError> for Refusal {
+    fn from(error: RendezvousError) -> Self {
+        Self::of(ErrorKind::NcclInitFailed, &error)
     }
 }
 

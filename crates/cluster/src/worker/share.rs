@@ -60,8 +60,8 @@ impl LoadedShare {
         self.local.capacity()
     }
 
-    pub fn sessions(&self) -> usize {
-        self.local.sessions()
+    pub fn sessions(&self) -> u64 {
+        self.local.sessions() as u64
     }
 
     /// Of the layers and the ends.
@@ -124,7 +124,7 @@ pub fn load(
 }
 
 /// What the K/V cache of a rank takes, where the heads are shared evenly.
-fn kv_bytes(checkpoint: &Checkpoint, options: &LoadOptions, cpu: CpuOptions, rank: Rank) -> u64 {
+pub fn kv_bytes(checkpoint: &Checkpoint, options: &LoadOptions, cpu: CpuOptions, rank: Rank) -> u64 {
     let description = checkpoint.description();
     let kv_heads = rank.share(description.kv_heads).len().max(1);
     let shape = KvShape { kv_heads, head_dim: description.head_dim };

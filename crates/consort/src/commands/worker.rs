@@ -42,7 +42,7 @@ mod linux {
     use std::process::{self, ExitCode};
 
     use anyhow::{Context, Result, bail};
-    use cluster::worker::{self, Options, build_id};
+    use cluster::worker::{self, INIT_DEADLINE, Options, build_id};
     use rustix::io::fcntl_dupfd_cloexec;
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
     use rustix::stdio::{dup2_stdout, stderr, stdout};
@@ -66,7 +66,7 @@ mod linux {
         let world = WorldSize::new(tp_size).context("--tp-size is at least 1")?;
         let rank = world.rank(rank).with_context(|| format!("--rank {rank} is not below --tp-size {tp_size}"))?;
         let fault = env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()?;
-        let options = Options { rank, cuda_device, build: build_id(), fault };
+        let options = Options { rank, cuda_device, build: build_id(), init_deadline: INIT_DEADLINE, fault };
         worker::run(options, io::stdin(), output, || process::exit(1))?;
         Ok(ExitCode::SUCCESS)
     }

@@ -1,0 +1,346 @@
+//! How the ranks of one `comm_id` find each other on this host without anybody's help, as NCCL's do.
+//!
+//! Rank 0 makes the segment and listens on a socket whose name follows from the id. It is an abstract one: nothing is in
+//! the file system, and nothing is left when its process ends. The others connect and say who they are. When all are
+//! there they get the segment's descriptor, take their seats and say so; when all sit, rank 0 tells them to go on. Both
+//! sides check that the other is the same user. Every wait ends at the deadline, and whoever gives up closes its
+//! connections, by which the others know.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use rustix::process::geteuid;
+use types::Rank;
+
+use crate::shared_memory::{GroupError, GroupLimits, Seat, Segment, SegmentError};
+
+/// NCCL's unique id has so many digits. Shorter ones do as well.
+const COMM_ID_DIGITS_MAX: usize = 256;
+
+/// How often a rank looks whether rank 0 listens yet.
+const RETRY_EVERY: Duration = Duration::from_millis(10);
+/// How long one who connects may take to say who it is: others wait behind it.
+const GREETING_MAX: Duration = Duration::from_millis(500);
+
+const MAGIC: [u8; 8] = *b"consort1";
+const GREETING_BYTES: usize = MAGIC.len() + 32 + 4;
+
+/// One byte each: take your seat (comes with the descriptor), I have mine, go on.
+const COME: u8 = 1;
+const SEATED: u8 = 2;
+const GO: u8 = 3;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RendezvousError {
+    #[error("a comm_id is up to {COMM_ID_DIGITS_MAX} hexadecimal digits")]
+    CommId,
+    #[error("the ranks did not all come in time")]
+    Deadline,
+    #[error("{what}")]
+    Io { what: &'static str, source: io::Error },
+    #[error("the other side belongs to another user")]
+    Stranger,
+    #[error("rank 0 broke off")]
+    BrokenOff,
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+/// What the ranks of a group have in common.
+#[derive(Clone, Debug)]
+pub struct Rendezvous {
+    key: blake3::Hash,
+    limits: GroupLimits,
+    deadline: Instant,
+}
+
+impl Rendezvous {
+    pub fn new(comm_id: &str, limits: GroupLimits, deadline: Instant) -> Result<Self, RendezvousError> {
+        let is_id = (1..=COMM_ID_DIGITS_MAX).contains(&comm_id.len()) && comm_id.bytes().all(|c| c.is_ascii_hexdigit());
+        if !is_id {
+            return Err(RendezvousError::CommId);
+        }
+        let mut hash = blake3::Hasher::new_derive_key("consort 2026 ranks of one comm_id");
+        hash.update(&geteuid().as_raw().to_le_bytes());
+        hash.update(comm_id.to_ascii_lowercase().as_bytes());
+        Ok(Self { key: hash.finalize(), limits, deadline })
+    }
+
+    /// The seat of `rank`, when all ranks have theirs. `is_over`: nobody wants it any more.
+    pub fn meet(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<Seat, RendezvousError> {
+        assert_eq!(rank.world(), self.limits.world, "a rank meets its own group");
+        if rank.index() == 0 { self.host(rank, is_over) } else { self.join(rank, is_over) }
+    }
+
+    fn host(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<Seat, RendezvousError> {
+        let (segment, fd) = Segment::create(self.limits)?;
+        let seat = segment.seat(rank, segment.generation())?;
+        if rank.world().get() == 1 {
+            return Ok(seat);
+        }
+        let mut guests = self.gather(is_over)?;
+        for guest in guests.values_mut() {
+            send_with(guest, COME, &fd).map_err(io("hand out the segment"))?;
+        }
+        for guest in guests.values_mut() {
+            self.expect(guest, SEATED)?;
+        }
+        for guest in guests.values_mut() {
+            guest.write_all(&[GO]).map_err(io("tell the ranks to go on"))?;
+        }
+        Ok(seat)
+    }
+
+    /// A connection to each of the other ranks.
+    fn gather(&self, is_over: &dyn Fn() -> bool) -> Result<BTreeMap<u16, UnixStream>, RendezvousError> {
+        let listener = self.listen(is_over)?;
+        let mut guests = BTreeMap::new();
+        while guests.len() + 1 < self.limits.world.get() {
+            let left = self.left(is_over)?.min(GREETING_MAX);
+            set_socket_timeout(&listener, Timeout::Recv, Some(left))
+                .map_err(|error| io("wait for ranks")(error.into()))?;
+            match listener.accept() {
+                Ok((stream, _)) => match self.greeted(stream) {
+                    // One that comes twice has given up its first connection.
+                    Some((index, stream)) => drop(guests.insert(index, stream)),
+                    None => tracing::warn!("someone connected who is no rank of this group"),
+                },
+                Err(error) if is_timeout(&error) => {}
+                Err(error) => return Err(io("wait for ranks")(error)),
+            }
+        }
+        Ok(guests)
+    }
+
+    fn listen(&self, is_over: &dyn Fn() -> bool) -> Result<UnixListener, RendezvousError> {
+        loop {
+            match self.address().and_then(|address| UnixListener::bind_addr(&address)) {
+                // Another group of the same id may be about to be ready.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => self.pause(is_over)?,
+                bound => return bound.map_err(io("listen for the other ranks")),
+            }
+        }
+    }
+
+    /// Which rank of this group is at the other end; `None` if it is none.
+    fn greeted(&self, mut stream: UnixStream) -> Option<(u16, UnixStream)> {
+        let mut greeting = [0; GREETING_BYTES];
+        check_user(&stream).ok()?;
+        stream.set_read_timeout(Some(GREETING_MAX)).ok()?;
+        stream.read_exact(&mut greeting).ok()?;
+        let index = u16::from_le_bytes([greeting[GREETING_BYTES - 4], greeting[GREETING_BYTES - 3]]);
+        let rank = self.limits.world.rank(index).filter(|rank| rank.index() > 0)?;
+        (greeting == self.greeting(rank)).then_some((index, stream))
+    }
+
+    fn join(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<Seat, RendezvousError> {
+        let (mut host, fd) = loop {
+            // Until rank 0 has answered, it may be the listener of an attempt that failed: then there will be another.
+            match self.call(rank) {
+                Ok(called) => break called,
+                Err(RendezvousError::Io { .. } | RendezvousError::BrokenOff) => self.pause(is_over)?,
+                Err(other) => return Err(other),
+            }
+        };
+        let segment = Segment::attach(fd, self.limits)?;
+        let seat = segment.seat(rank, segment.generation())?;
+        host.write_all(&[SEATED]).map_err(io("tell rank 0 of the seat"))?;
+        self.expect(&mut host, GO)?;
+        Ok(seat)
+    }
+
+    /// Connects to rank 0 and waits until it hands out the segment.
+    fn call(&self, rank: Rank) -> Result<(UnixStream, OwnedFd), RendezvousError> {
+        let address = self.address().map_err(io("name the socket of rank 0"))?;
+        let mut host = UnixStream::connect_addr(&address).map_err(io("connect to rank 0"))?;
+        check_user(&host)?;
+        host.write_all(&self.greeting(rank)).map_err(io("greet rank 0"))?;
+        self.limit(&host)?;
+        match receive_with(&host) {
+            Ok((COME, Some(fd))) => Ok((host, fd)),
+            Ok(_) => Err(RendezvousError::BrokenOff),
+            Err(error) if is_timeout(&error) => Err(RendezvousError::Deadline),
+            Err(error) => Err(io("wait for rank 0")(error)),
+        }
+    }
+
+    /// Waits for this byte.
+    fn expect(&self, stream: &mut UnixStream, byte: u8) -> Result<(), RendezvousError> {
+        self.limit(stream)?;
+        let mut found = [0];
+        match stream.read_exact(&mut found) {
+            Ok(()) if found == [byte] => Ok(()),
+            Err(error) if is_timeout(&error) => Err(RendezvousError::Deadline),
+            _ => Err(RendezvousError::BrokenOff),
+        }
+    }
+
+    /// Lets reading from `stream` end at the deadline.
+    fn limit(&self, stream: &UnixStream) -> Result<(), RendezvousError> {
+        stream.set_read_timeout(Some(self.left(&|| false)?)).map_err(io("set a deadline"))
+    }
+
+    fn left(&self, is_over: &dyn Fn() -> bool) -> Result<Duration, RendezvousError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || is_over() { Err(RendezvousError::Deadline) } else { Ok(left) }
+    }
+
+    fn pause(&self, is_over: &dyn Fn() -> bool) -> Result<(), RendezvousError> {
+        thread::sleep(self.left(is_over)?.min(RETRY_EVERY));
+        Ok(())
+    }
+
+    fn address(&self) -> io::Result<SocketAddr> {
+        SocketAddr::from_abstract_name(format!("consort-{}", self.key.to_hex()))
+    }
+
+    fn greeting(&self, rank: Rank) -> [u8; GREETING_BYTES] {
+        let mut greeting = [0; GREETING_BYTES];
+        let (magic, rest) = greeting.split_at_mut(MAGIC.len());
+        magic.copy_from_slice(&MAGIC);
+        rest[..32].copy_from_slice(self.key.as_bytes());
+        rest[32..34].copy_from_slice(&(rank.index() as u16).to_le_bytes());
+        rest[34..].copy_from_slice(&(rank.world().get() as u16).to_le_bytes());
+        greeting
+    }
+}
+
+fn check_user(stream: &UnixStream) -> Result<(), RendezvousError> {
+    let peer = socket_peercred(stream).map_err(|error| io("ask who the other side is")(error.into()))?;
+    if peer.uid == geteuid() { Ok(()) } else { Err(RendezvousError::Stranger) }
+}
+
+fn send_with(stream: &UnixStream, byte: u8, fd: &OwnedFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "there is space for one descriptor");
+    sendmsg(stream, &[IoSlice::new(&[byte])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// A byte, and a descriptor if one came with it; the byte is 0 at the end of the stream.
+fn receive_with(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    Ok((byte[0], fd))
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn io(what: &'static str) -> impl Fn(io::Error) -> RendezvousError {
+    move |source| RendezvousError::Io { what, source }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+    use types::WorldSize;
+
+    /// Far beyond what a test takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn meeting(test: &str, world: u16, patience: Duration) -> Rendezvous {
+        let id = blake3::hash(format!("{test} {}", std::process::id()).as_bytes()).to_hex();
+        let limits = GroupLimits { world: WorldSize::new(world).unwrap(), elements_max: 64 };
+        Rendezvous::new(&id, limits, Instant::now() + patience).unwrap()
+    }
+
+    fn all_meet(meeting: &Rendezvous) -> Vec<Result<Seat, RendezvousError>> {
+        thread::scope(|scope| {
+            let meet = |rank| scope.spawn(move || meeting.meet(rank, &|| false));
+            let ranks: Vec<_> = meeting.limits.world.ranks().map(meet).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn the_ranks_of_one_id_find_each_other_and_can_add() {
+        for world in 1..=4 {
+            let meeting = meeting("add", world, PATIENCE);
+            // A second time with the same id: nothing of the first is in the way.
+            for _ in 0..2 {
+                let seats: Vec<_> = all_meet(&meeting).into_iter().map(Result::unwrap).collect();
+                thread::scope(|scope| {
+                    for mut seat in seats {
+                        scope.spawn(move || {
+                            let mut values = [1.0];
+                            seat.all_reduce(&mut values).unwrap();
+                            assert_eq!(values, [f32::from(world)]);
+                            // Seats are given up only when all are done with them.
+                            seat.all_reduce(&mut values).unwrap();
+                        });
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
+        let meeting = meeting("missing", 3, Duration::from_millis(200));
+        for index in 0..2 {
+            let rank = meeting.limits.world.rank(index).unwrap();
+            assert!(matches!(meeting.meet(rank, &|| false), Err(RendezvousError::Deadline)), "rank {index}");
+        }
+    }
+
+    #[test]
+    fn who_is_over_waits_no_longer() {
+        let meeting = meeting("over", 2, PATIENCE);
+        let rank = meeting.limits.world.rank(0).unwrap();
+        assert!(matches!(meeting.meet(rank, &|| true), Err(RendezvousError::Deadline)));
+    }
+
+    #[test]
+    fn strangers_do_not_keep_the_ranks_apart() {
+        let meeting = meeting("strangers", 2, PATIENCE);
+        thread::scope(|scope| {
+            let ranks: Vec<_> = meeting.limits.world.ranks().collect();
+            let meeting = &meeting;
+            let host = scope.spawn(move || meeting.meet(ranks[0], &|| false));
+            let connect = || loop {
+                match UnixStream::connect_addr(&meeting.address().unwrap()) {
+                    Ok(stream) => return stream,
+                    Err(_) => thread::yield_now(),
+                }
+            };
+            let silent = connect();
+            connect().write_all(&[0xff; 3 * GREETING_BYTES]).unwrap();
+            let guest = meeting.limits.world.rank(1).unwrap();
+            let seat = meeting.meet(guest, &|| false).unwrap();
+            assert_eq!(host.join().unwrap().unwrap().generation(), seat.generation());
+            drop(silent);
+        });
+    }
+
+    #[test]
+    fn an_id_is_hexadecimal_digits() {
+        let limits = GroupLimits { world: WorldSize::ONE, elements_max: 1 };
+        let check = |id: &str| Rendezvous::new(id, limits, Instant::now()).is_ok();
+        assert!(check("deadbeef") && check(&"0F".repeat(128)));
+        assert!(!check("") && !check("xyz") && !check(&"0".repeat(257)) && !check("dead beef"));
+    }
+}
