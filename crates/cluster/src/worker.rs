@@ -29,7 +29,7 @@ use types::Rank;
 
 use crate::protocol::WriteError;
 
-pub use build::build_id;
+pub use build::{build_id, build_id_of};
 pub use fault::{Fault, FaultError};
 
 use intake::Intake;

@@ -131,7 +131,7 @@ impl Sequence {
     /// least one token always is.
     pub fn prefix(&self) -> Prefix<'_> {
         let all_rows = self.is_scoring() || self.goal == Goal::Embed(Pooling::Mean);
-        let reuse_max = if all_rows { 0 } else { self.tokens.len() - 1 };
+        let reuse_max = if all_rows { 0 } else { self.prompt.min(self.tokens.len() - 1) };
         Prefix { tokens: &self.tokens[..self.prompt], pages: &self.pages, reuse_max }
     }
 

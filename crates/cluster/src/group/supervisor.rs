@@ -22,7 +22,7 @@ use crate::protocol::output::Output;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message, Reply, Request, clean, encode};
 use crate::shared_memory::{Generation, GroupLimits, Segment, SegmentError};
-use crate::worker::build_id;
+use crate::worker::build_id_of;
 
 /// How often ranks are looked at while nothing is heard of them.
 const LOOK: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ const FAULTS_MAX: u32 = 2;
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
     pub world: WorldSize,
-    /// This very binary.
+    /// What ranks run: this very binary, unless a test drives it from outside.
     pub program: PathBuf,
     pub model_id: String,
     pub share: Share,
@@ -120,7 +120,7 @@ impl Group {
             Launcher::start(config.program.clone(), config.environment.clone()).map_err(StartError::Launcher)?;
         let now = Instant::now();
         Ok(Self {
-            build: build_id(),
+            build: build_id_of(&config.program),
             launcher,
             generation: segment.generation(),
             segment,

@@ -86,7 +86,7 @@ struct HttpOptions {
 
 impl Serve {
     pub fn run(self) -> Result<ExitCode> {
-        logs::install(self.http.log)?;
+        logs::install(self.http.log, "info")?;
         let config = self.config()?;
         let tls = self.http.tls()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()

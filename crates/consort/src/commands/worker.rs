@@ -60,7 +60,7 @@ mod linux {
     pub fn run(Worker { rank, tp_size, cuda_device, .. }: Worker) -> Result<ExitCode> {
         die_with_parent()?;
         let output = take_stdout().context("take over standard output")?;
-        logs::install(LogFormat::Text)?;
+        logs::install(LogFormat::Text, "warn")?;
         // A Ctrl-C reaches the whole terminal group. What it means is for the leader to say.
         ctrlc::set_handler(|| {}).context("take over Ctrl-C")?;
         let world = WorldSize::new(tp_size).context("--tp-size is at least 1")?;

@@ -76,13 +76,15 @@ impl Cell {
         ask(&service, expected).map_err(|problem| format!("first requests: {problem}"))?;
         self.wait_for_idle_fault(&service, claim);
         ask(&service, expected).map_err(|problem| format!("second requests: {problem}"))?;
+        // What the last answer held is given back after it was told.
+        wait_until(|| service.stats().running == 0);
         let stats = service.stats();
         outcome.replays = stats.replays;
         for rank in service.ranks() {
             outcome.restarts += rank.restarts;
             outcome.drain = outcome.drain.max(rank.drain_max);
         }
-        if stats.running + stats.waiting > 0 || stats.pages_free != stats.pages_total {
+        if stats.waiting > 0 || stats.pages_free != stats.pages_total {
             return Err(format!("something is held: {stats:?}"));
         }
         drop(service);
@@ -116,8 +118,12 @@ impl Cell {
             share,
             limits: LIMITS,
             vocab: checkpoint.description().vocab,
-            deadlines: Deadlines { stopped: Duration::from_millis(300), ..Deadlines::default() },
-            environment: vec![("CONSORT_FAULT".to_owned(), fault), ("RUST_LOG".to_owned(), "off".to_owned())],
+            deadlines: Deadlines {
+                stopped: Duration::from_millis(300),
+                shutdown: Duration::from_secs(1),
+                ..Deadlines::default()
+            },
+            environment: vec![("CONSORT_FAULT".to_owned(), fault), ("CONSORT_LOG".to_owned(), "off".to_owned())],
         }
     }
 

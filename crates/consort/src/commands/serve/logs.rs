@@ -12,12 +12,9 @@ pub enum LogFormat {
     Json,
 }
 
-/// What is logged when `CONSORT_LOG` says nothing.
-const LEVEL_DEFAULT: &str = "info";
-
-/// Sends all events to standard error. Once per program.
-pub fn install(format: LogFormat) -> Result<()> {
-    let filter = EnvFilter::try_from_env("CONSORT_LOG").unwrap_or_else(|_| EnvFilter::new(LEVEL_DEFAULT));
+/// Sends events to standard error: those that `CONSORT_LOG` names, else those of `level` and above. Once per program.
+pub fn install(format: LogFormat, level: &str) -> Result<()> {
+    let filter = EnvFilter::try_from_env("CONSORT_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     let installed = match format {
         LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
