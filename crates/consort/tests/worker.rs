@@ -57,6 +57,10 @@ impl Rank {
         Self { child, input, replies }
     }
 
+    fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
+    }
+
     fn send(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
@@ -86,6 +90,15 @@ impl Rank {
 
     fn refused(&mut self, request: &Value, kind: &str) {
         check_error(&self.ask(request), kind);
+    }
+
+    /// Ends a generation of the group that this rank waits for: the wait ends with it. Either may be told first.
+    fn abort(&mut self, generation: u32) {
+        self.send(&json!({"op": "abort", "id": 7, "generation": generation}).to_string());
+        let (answers, others): (Vec<_>, _) =
+            [self.reply(), self.reply()].into_iter().partition(|reply| reply["id"] == 7);
+        assert_eq!(answers, [json!({"op": "aborted", "id": 7, "generation": generation})]);
+        others.iter().for_each(|reply: &Value| check_error(reply, "aborted"));
     }
 
     fn end(&mut self) -> ExitStatus {
@@ -263,11 +276,15 @@ struct Group {
 
 impl Group {
     fn start(world: u16) -> Self {
+        Self::start_with(world, &[])
+    }
+
+    fn start_with(world: u16, environment: &[(&str, &str)]) -> Self {
         let limits = GroupLimits { world: WorldSize::new(world).unwrap(), elements_max: ELEMENTS_MAX };
         let (segment, fd) = Segment::create(limits).unwrap();
         // Without the flag that closes it on exec.
         let fd = rustix::io::dup(fd.as_fd()).unwrap();
-        let ranks = (0..usize::from(world)).map(|rank| Rank::start(rank, world.into())).collect();
+        let ranks = (0..usize::from(world)).map(|rank| Rank::start_with(rank, world.into(), environment)).collect();
         Self { segment, fd, ranks }
     }
 
@@ -372,11 +389,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     // One rank runs a step that the other does not: only an abort ends it.
     let session = group.open();
     group.ranks[0].send(&step_line(session, 0, &[1, 2, 3]).to_string());
-    group.ranks[0].check(
-        &json!({"op": "abort", "id": 7, "generation": group.segment.generation().0}),
-        &json!({"op": "aborted", "id": 7, "generation": 1}),
-    );
-    check_error(&group.ranks[0].reply(), "aborted");
+    group.ranks[0].abort(1);
     for reply in group.step(session, 0, &[1, 2, 3]) {
         check_error(&reply, "aborted");
     }
@@ -439,10 +452,46 @@ fn requests_that_have_not_begun_can_be_cancelled() {
 }
 
 #[test]
+fn an_abort_comes_through_a_flood_of_requests() {
+    const FLOOD: usize = 3000;
+    let mut group = Group::start(2);
+    group.attach();
+    group.load("llama");
+    let session = group.open();
+    let rank = &mut group.ranks[0];
+    rank.send(&step_line(session, 0, &[1, 2, 3]).to_string());
+    (0..FLOOD).for_each(|_| rank.send(&json!({"op": "stats", "id": 40}).to_string()));
+    rank.send(&json!({"op": "abort", "id": 41, "generation": 1}).to_string());
+    let replies: Vec<_> = (0..FLOOD + 2).map(|_| rank.reply()).collect();
+    let count = |op: &str| replies.iter().filter(|reply| reply["op"] == op).count();
+    assert_eq!(count("aborted"), 1);
+    assert_eq!(count("stats_ok") + count("error"), FLOOD + 1, "one reply to each");
+    assert!(count("stats_ok") > 0 && count("error") > 1, "what did not fit was refused");
+    group.ranks.remove(0).shut_down();
+}
+
+#[test]
+fn ctrl_c_is_left_to_the_leader() {
+    let mut rank = Rank::start(0, 1);
+    let pong = rank.ask(&json!({"op": "ping"}));
+    for _ in 0..3 {
+        rustix::process::kill_process(rank.pid(), rustix::process::Signal::INT).unwrap();
+        assert_eq!(rank.ask(&json!({"op": "ping"})), pong);
+    }
+    rank.shut_down();
+}
+
+#[test]
 fn the_end_of_its_input_ends_a_rank_even_in_a_collective() {
     let mut idle = Rank::start(0, 2);
     idle.input = None;
     assert!(idle.end().success());
+
+    let mut waiting = Rank::start(0, 2);
+    waiting.send(&json!({"op": "init", "comm_id": comm_id(9)}).to_string());
+    waiting.input = None;
+    check_error(&waiting.reply(), "nccl_init_failed");
+    waiting.end();
 
     let mut group = Group::start(2);
     group.attach();
@@ -505,5 +554,36 @@ fn faults_happen_where_they_are_asked_for() {
     rank.send(&json!({"op": "shutdown"}).to_string());
     assert_eq!(rank.line(), None);
 
+    let mut rank = fault("rank=0,at=step,after=1,do=panic");
+    assert_eq!(rank.ask(&load)["op"], "load_dense_shard_ok");
+    assert_eq!(rank.ask(&step)["op"], "generate_step_ok");
+    rank.refused(&step, "forward_failed");
+    assert_eq!(rank.ask(&step)["op"], "generate_step_ok", "it lives on");
+
     fault("rank=1,at=spawn,do=exit").shut_down();
+
+    let mut group = Group::start_with(1, &[("CONSORT_FAULT", "rank=0,at=idle,do=kill")]);
+    group.load("llama");
+    let (prompt, expected) = oracle("llama");
+    assert_eq!(group.greedy(&prompt, 4), expected[..4]);
+    assert!(!group.ranks[0].end().success());
+}
+
+#[test]
+fn a_rank_that_stops_or_dies_is_taken_from_the_others_by_an_abort() {
+    for deed in ["stop", "kill", "exit", "close_stdout"] {
+        let mut group = Group::start_with(2, &[("CONSORT_FAULT", &format!("rank=1,at=step,after=1,do={deed}"))]);
+        group.attach();
+        group.load("llama");
+        let session = group.open();
+        assert_eq!(group.step(session, 0, &[1, 2, 3])[1]["op"], "step_ok");
+        let line = step_line(session, 3, &[4]).to_string();
+        group.ranks.iter_mut().for_each(|rank| rank.send(&line));
+        if deed == "close_stdout" {
+            assert_eq!(group.ranks[1].line(), None);
+            assert_eq!(group.ranks[0].reply()["op"], "step_ok", "it still computed");
+        } else {
+            group.ranks[0].abort(1);
+        }
+    }
 }

@@ -50,6 +50,33 @@ fn the_config_of_transformers_5_describes_the_same_model() {
 }
 
 #[test]
+fn a_config_and_its_files_are_the_model_of_their_folder() {
+    let folder = Fixture::open("llama").path("model-bf16-sharded");
+    let config = fs::read_to_string(folder.join("config.json")).unwrap();
+    let shards = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut shards: Vec<_> = shards.filter(|path| path.extension().is_some_and(|kind| kind == "safetensors")).collect();
+    assert!(shards.len() > 1);
+    let parts = Checkpoint::from_parts(&config, &shards).unwrap();
+    let whole = Checkpoint::open(&folder).unwrap();
+    assert_eq!(parts.description(), whole.description());
+    let weights = |checkpoint: &Checkpoint| {
+        let step = StepLimits { rows: 4, sequences: 1, pages: 1 };
+        let limits = Limits { step, wanted: 1, kv_pages: 1, positions: 16 };
+        let options = LoadOptions { keep: None, limits };
+        let layers = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
+        Block::load(&Reference, checkpoint, layers, Rank::SOLO, &options, &mut |_| {}).map(|block| block.weight_bytes())
+    };
+    assert_eq!(weights(&parts).unwrap(), weights(&whole).unwrap());
+
+    let twice = [shards[0].clone(), shards[0].clone()];
+    assert!(matches!(Checkpoint::from_parts(&config, &twice), Err(LoadError::File(_))), "two tensors of one name");
+    shards.pop();
+    let partial = Checkpoint::from_parts(&config, &shards).unwrap();
+    assert!(matches!(weights(&partial), Err(LoadError::Missing { .. })));
+    assert!(matches!(Checkpoint::from_parts("{", &[]), Err(LoadError::ConfigSyntax { .. })));
+}
+
+#[test]
 fn gemma3_has_five_layers_with_a_window_to_one_without() {
     let description = Description::from_config(&config("gemma3")).unwrap();
     let windows: Vec<_> = description.layers.iter().map(|layer| layer.window.is_some()).collect();

@@ -63,6 +63,8 @@ pub enum Deed {
     CloseStdout,
     /// An answer as for memory that was not to be had; where nothing is to be answered, the end of the process.
     Oom,
+    /// In the middle of the code that serves.
+    Panic,
     Slow,
 }
 
@@ -79,13 +81,14 @@ const POINTS: [(&str, Point); 6] = [
     ("unload", Point::Unload),
 ];
 
-const DEEDS: [(&str, Deed); 7] = [
+const DEEDS: [(&str, Deed); 8] = [
     ("exit", Deed::Exit),
     ("kill", Deed::Kill),
     ("stop", Deed::Stop),
     ("garbage", Deed::Garbage),
     ("close_stdout", Deed::CloseStdout),
     ("oom", Deed::Oom),
+    ("panic", Deed::Panic),
     ("slow", Deed::Slow),
 ];
 
@@ -137,7 +140,7 @@ impl Fault {
             Deed::Kill => signal(Signal::KILL),
             Deed::Oom if !has_answer => signal(Signal::KILL),
             Deed::Stop => signal(Signal::STOP),
-            Deed::Garbage | Deed::CloseStdout | Deed::Oom | Deed::Slow => {}
+            Deed::Garbage | Deed::CloseStdout | Deed::Oom | Deed::Panic | Deed::Slow => {}
         }
         Some(self.deed)
     }

@@ -1,4 +1,5 @@
 //! `Intake`: the reading thread. It never waits for the work at hand, so `cancel` and `abort` take effect during it.
+//! It waits only where the leader does not take replies, which is for the leader to end.
 
 use std::io::{BufReader, Read};
 use std::sync::Arc;

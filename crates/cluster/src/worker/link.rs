@@ -177,3 +177,52 @@ impl Lifeline {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+    use crate::shared_memory::{GroupLimits, Segment};
+
+    fn segment() -> Segment {
+        Segment::create(GroupLimits { world: WorldSize::ONE, elements_max: 1 }).unwrap().0
+    }
+
+    fn join(link: &Link, segment: &Segment) -> Result<(), GroupError> {
+        link.join(segment.seat(Rank::SOLO, segment.generation()).unwrap())
+    }
+
+    #[test]
+    fn a_generation_that_was_ended_early_does_not_begin() {
+        let (link, segment) = (Link::new(Rank::SOLO), segment());
+        link.lifeline().abort(1);
+        assert_eq!(join(&link, &segment), Err(GroupError::Aborted));
+        segment.reform().unwrap();
+        assert_eq!(join(&link, &segment), Ok(()));
+        assert_eq!(link.generation(), Some(Generation(2)));
+    }
+
+    #[test]
+    fn the_end_of_an_old_generation_does_not_touch_the_new_one() {
+        let (link, segment) = (Link::new(Rank::SOLO), segment());
+        segment.reform().unwrap();
+        join(&link, &segment).unwrap();
+        link.lifeline().abort(1);
+        assert_eq!(segment.abort(segment.generation()).cause(), None);
+        link.lifeline().abort(2);
+        assert_eq!(segment.abort(segment.generation()).cause(), Some(GroupError::Aborted));
+    }
+
+    #[test]
+    fn nothing_begins_after_the_end() {
+        let (link, segment) = (Link::new(Rank::SOLO), segment());
+        link.lifeline().end();
+        assert_eq!(join(&link, &segment), Err(GroupError::Aborted));
+    }
+
+    #[test]
+    fn only_a_world_of_one_is_complete_without_a_group() {
+        let two = WorldSize::new(2).and_then(|world| world.rank(1)).unwrap();
+        assert!(Link::new(Rank::SOLO).is_complete() && !Link::new(two).is_complete());
+    }
+}

@@ -1,20 +1,16 @@
 //! `Process`: a rank's state, and what each request does to it. One request at a time; whatever happens in one, it is
 //! answered and the next is served.
 
+mod group;
+
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kernels::Backend as _;
-use kernels::cpu::{CpuBackend, CpuOptions};
-use model::Collective as _;
 use tracing::{debug, info, warn};
-use types::{Rank, WorldSize};
+use types::Rank;
 
 use super::Options;
 use super::dense::{Dense, Parts};
@@ -23,15 +19,11 @@ use super::link::Link;
 use super::outlet::Outlet;
 use super::queue::{Queue, Work};
 use super::refusal::Refusal;
-use super::rendezvous::Rendezvous;
 use super::share::LoadedShare;
 use crate::protocol::session::Stats;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
-use crate::shared_memory::{Generation, GroupLimits, Segment};
-
-/// The most elements of one exchange in a group that the ranks form themselves.
-const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
+use crate::shared_memory::Generation;
 
 /// The least time between two `loading` lines.
 const LOADING_EVERY: Duration = Duration::from_millis(100);
@@ -93,11 +85,12 @@ impl Process {
 
     fn answer(&mut self, request: Request) -> Result<(), WriteError> {
         let (op, id, begun) = (request.op(), request.id(), Instant::now());
-        let deed = point(&request).and_then(|point| self.strike(point));
+        let point = point(&request);
+        let deed = point.and_then(|point| self.strike(point));
         if deed == Some(Deed::CloseStdout) {
             self.outlet.close();
         }
-        let done = if deed == Some(Deed::Oom) { Err(self.starved()) } else { self.handle_safely(request) };
+        let done = if deed == Some(Deed::Oom) { Err(self.starve(point)) } else { self.handle_safely(request, deed) };
         if deed == Some(Deed::Slow) {
             thread::sleep(begun.elapsed() * (SLOW_FACTOR - 1));
         }
@@ -113,12 +106,16 @@ impl Process {
     }
 
     /// A panic becomes a refusal. The models' sessions may be half-changed then: they are closed.
-    fn handle_safely(&mut self, request: Request) -> Result<Reply, Refusal> {
+    fn handle_safely(&mut self, request: Request, deed: Option<Deed>) -> Result<Reply, Refusal> {
         let kind = match request {
             Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
             _ => ErrorKind::ForwardFailed,
         };
-        catch_unwind(AssertUnwindSafe(|| self.handle(request))).unwrap_or_else(|_| {
+        let handle = || {
+            assert_ne!(deed, Some(Deed::Panic), "a fault that was asked for");
+            self.handle(request)
+        };
+        catch_unwind(AssertUnwindSafe(handle)).unwrap_or_else(|_| {
             self.link.abandon();
             self.forget_sessions();
             Err(Refusal::new(kind, "a panic: see the log of the rank"))
@@ -185,43 +182,16 @@ impl Process {
         }
     }
 
-    fn init(&mut self, comm_id: &str) -> Result<Reply, Refusal> {
-        let limits = GroupLimits { world: self.rank.world(), elements_max: EXCHANGE_ELEMENTS_MAX };
-        let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_deadline)?;
-        // Whatever comes of it, the group before is over.
-        self.link.leave();
-        self.forget_sessions();
-        let lifeline = self.link.lifeline();
-        let seat = rendezvous.meet(self.rank, &|| lifeline.has_ended())?;
-        self.link.join(seat)?;
-        Ok(Reply::InitOk)
-    }
-
-    /// Adds a 1 of each rank.
-    fn sanity_check(&self) -> Result<Reply, Refusal> {
-        let failed = |error: &(dyn Error + 'static)| Refusal::of(ErrorKind::NcclSanityFailed, error);
-        if self.link.generation().is_none() {
-            return Err(Refusal::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
-        }
-        let options = CpuOptions { threads: 1, ..CpuOptions::default() };
-        let backend = CpuBackend::new(options).map_err(|error| failed(&error))?;
-        let mut buffer = backend.buffer(1, 1).map_err(|error| failed(&error))?;
-        let mut sum = [1.0];
-        backend.write(&mut buffer, &sum).map_err(|error| failed(&error))?;
-        self.link.all_reduce(&backend, 1, &mut buffer).map_err(|error| failed(&error))?;
-        backend.read(&buffer, 0..1, &mut sum).map_err(|error| failed(&error))?;
-        if sum != [self.rank.world().get() as f32] {
-            return Err(Refusal::new(ErrorKind::NcclSanityFailed, format!("the ranks add up to {}", sum[0])));
-        }
-        Ok(Reply::NcclSanityResult { observed_sum: sum[0] as u64 })
-    }
-
     fn load_dense(&mut self, model_id: String, parts: &Parts<'_>) -> Result<Reply, Refusal> {
         self.check_unused(&model_id)?;
         let dense = Dense::load(parts, self.rank, self.link.clone())?;
         info!(rank = self.rank.index(), model = model_id, "loaded");
         self.dense.insert(model_id, dense);
         Ok(Reply::LoadDenseShardOk)
+    }
+
+    fn dense(&mut self, model_id: &str) -> Result<&mut Dense, Refusal> {
+        self.dense.get_mut(model_id).ok_or_else(|| not_loaded(model_id))
     }
 
     fn check_unused(&self, model_id: &str) -> Result<(), Refusal> {
@@ -232,32 +202,9 @@ impl Process {
         Ok(())
     }
 
-    fn dense(&mut self, model_id: &str) -> Result<&mut Dense, Refusal> {
-        self.dense.get_mut(model_id).ok_or_else(|| not_loaded(model_id))
-    }
-
     fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<Reply, Refusal> {
         check_hello(&self.build, protocol, build).map_err(|error| Refusal::of(ErrorKind::BadRequest, &error))?;
         Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
-    }
-
-    /// That a leader takes this rank for what it is.
-    fn check_place(&self, world_size: u16, rank: u16) -> Result<(), Refusal> {
-        let asked = WorldSize::new(world_size).and_then(|world| world.rank(rank));
-        if asked == Some(self.rank) {
-            return Ok(());
-        }
-        Err(Refusal::new(ErrorKind::BadRequest, format!("this is rank {}, not {rank}/{world_size}", self.rank)))
-    }
-
-    fn attach(&mut self, segment_fd: u32, elements_max: u64, generation: Generation) -> Result<(), Refusal> {
-        let limits = GroupLimits { world: self.rank.world(), elements_max: count(elements_max)? };
-        let segment = Segment::attach(inherited(segment_fd)?, limits)?;
-        let seat = segment.seat(self.rank, generation)?;
-        self.link.join(seat)?;
-        self.forget_sessions();
-        info!(rank = self.rank.index(), %generation, "took a seat");
-        Ok(())
     }
 
     fn load(&mut self, id: u64, model_id: String, share: &Share) -> Result<Reply, Refusal> {
@@ -317,24 +264,9 @@ impl Process {
         let (collectives, collective_us) = self.link.spent();
         Stats {
             generation: self.link.generation().map_or(0, |generation| generation.0),
-            sessions: self
-                .share
-                .iter()
-                .map(LoadedShare::sessions)
-                .chain(self.dense.values().map(Dense::sessions))
-                .sum(),
-            weight_bytes: self
-                .share
-                .iter()
-                .map(LoadedShare::weight_bytes)
-                .chain(self.dense.values().map(Dense::weight_bytes))
-                .sum(),
-            kv_bytes: self
-                .share
-                .iter()
-                .map(LoadedShare::kv_bytes)
-                .chain(self.dense.values().map(Dense::kv_bytes))
-                .sum(),
+            sessions: self.sum(LoadedShare::sessions, Dense::sessions),
+            weight_bytes: self.sum(LoadedShare::weight_bytes, Dense::weight_bytes),
+            kv_bytes: self.sum(LoadedShare::kv_bytes, Dense::kv_bytes),
             resident_bytes: resident_bytes().unwrap_or(0),
             steps: self.steps,
             collectives,
@@ -342,6 +274,11 @@ impl Process {
             collective_us,
             capacity: self.share.as_ref().map(|share| share.capacity().into()),
         }
+    }
+
+    /// Over all models.
+    fn sum(&self, share: impl Fn(&LoadedShare) -> u64, dense: impl Fn(&Dense) -> u64) -> u64 {
+        self.share.as_ref().map_or(0, share) + self.dense.values().map(dense).sum::<u64>()
     }
 
     fn is_idle(&self) -> bool {
@@ -364,8 +301,11 @@ impl Process {
         }
     }
 
-    fn starved(&self) -> Refusal {
-        self.link.abandon();
+    /// As if memory had run out, which ends a step like any other error.
+    fn starve(&self, point: Option<Point>) -> Refusal {
+        if point == Some(Point::Step) {
+            self.link.abandon();
+        }
         Refusal::new(ErrorKind::InsufficientMemory, "not enough memory (a fault that was asked for)")
     }
 }
@@ -386,20 +326,6 @@ fn not_loaded(model_id: &str) -> Refusal {
 
 pub fn count(value: u64) -> Result<usize, Refusal> {
     usize::try_from(value).map_err(|_| Refusal::new(ErrorKind::BadRequest, format!("{value} is too many")))
-}
-
-/// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.
-fn inherited(fd: u32) -> Result<OwnedFd, Refusal> {
-    let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
-    let refusal =
-        |why: String| Refusal::new(ErrorKind::NcclInitFailed, format!("descriptor {fd} is no segment: {why}"));
-    // What else it may be is better not opened again: a device, a pipe.
-    let target = fs::read_link(&path).map_err(|error| refusal(error.to_string()))?;
-    if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
-        return Err(refusal("it is no memory file".to_owned()));
-    }
-    let file = fs::OpenOptions::new().read(true).write(true).open(path).map_err(|error| refusal(error.to_string()))?;
-    Ok(file.into())
 }
 
 fn resident_bytes() -> Option<u64> {

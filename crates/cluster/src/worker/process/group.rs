@@ -1,0 +1,95 @@
+//! How a rank comes into a group: by a segment that its leader made, or by an id that the ranks share.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use kernels::Backend as _;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Collective as _, CollectiveError};
+use tracing::info;
+use types::WorldSize;
+
+use super::{Process, count};
+use crate::protocol::{ErrorKind, Reply};
+use crate::shared_memory::{Generation, GroupLimits, Segment};
+use crate::worker::refusal::Refusal;
+use crate::worker::rendezvous::Rendezvous;
+
+/// The most elements of one exchange in a group that the ranks form themselves.
+const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
+
+impl Process {
+    /// That a leader takes this rank for what it is.
+    pub(super) fn check_place(&self, world_size: u16, rank: u16) -> Result<(), Refusal> {
+        let asked = WorldSize::new(world_size).and_then(|world| world.rank(rank));
+        if asked == Some(self.rank) {
+            return Ok(());
+        }
+        Err(Refusal::new(ErrorKind::BadRequest, format!("this is rank {}, not {rank}/{world_size}", self.rank)))
+    }
+
+    pub(super) fn attach(&mut self, segment_fd: u32, elements_max: u64, generation: Generation) -> Result<(), Refusal> {
+        let limits = GroupLimits { world: self.rank.world(), elements_max: count(elements_max)? };
+        let segment = Segment::attach(inherited(segment_fd)?, limits)?;
+        let seat = segment.seat(self.rank, generation)?;
+        self.link.join(seat)?;
+        self.forget_sessions();
+        info!(rank = self.rank.index(), %generation, "took a seat");
+        Ok(())
+    }
+
+    pub(super) fn init(&mut self, comm_id: &str) -> Result<Reply, Refusal> {
+        let limits = GroupLimits { world: self.rank.world(), elements_max: EXCHANGE_ELEMENTS_MAX };
+        let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_deadline)?;
+        // Whatever comes of it, the group before is over.
+        self.link.leave();
+        self.forget_sessions();
+        let lifeline = self.link.lifeline();
+        let seat = rendezvous.meet(self.rank, &|| lifeline.has_ended())?;
+        self.link.join(seat)?;
+        Ok(Reply::InitOk)
+    }
+
+    pub(super) fn sanity_check(&self) -> Result<Reply, Refusal> {
+        if self.link.generation().is_none() {
+            return Err(Refusal::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+        }
+        let failed = |message: String| {
+            self.link.abandon();
+            Refusal::new(ErrorKind::NcclSanityFailed, message)
+        };
+        match self.sum_of_ones() {
+            Ok(sum) if sum == self.rank.world().get() as f32 => {
+                Ok(Reply::NcclSanityResult { observed_sum: sum as u64 })
+            }
+            Ok(sum) => Err(failed(format!("the ranks add up to {sum}"))),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+
+    /// Adds a 1 of each rank.
+    fn sum_of_ones(&self) -> Result<f32, CollectiveError> {
+        let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() })?;
+        let (mut buffer, mut sum) = (backend.buffer(1, 1)?, [1.0]);
+        backend.write(&mut buffer, &sum)?;
+        self.link.all_reduce(&backend, 1, &mut buffer)?;
+        backend.read(&buffer, 0..1, &mut sum)?;
+        Ok(sum[0])
+    }
+}
+
+/// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.
+fn inherited(fd: u32) -> Result<OwnedFd, Refusal> {
+    let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+    let refusal =
+        |why: String| Refusal::new(ErrorKind::NcclInitFailed, format!("descriptor {fd} is no segment: {why}"));
+    // What else it may be is better not opened again: a device, a pipe.
+    let target = fs::read_link(&path).map_err(|error| refusal(error.to_string()))?;
+    if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
+        return Err(refusal("it is no memory file".to_owned()));
+    }
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).map_err(|error| refusal(error.to_string()))?;
+    Ok(file.into())
+}
