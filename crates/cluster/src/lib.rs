@@ -2,5 +2,8 @@
 
 #![deny(unsafe_code)]
 
+mod memory;
 pub mod protocol;
 pub mod shared_memory;
+
+pub use memory::memory_available;
