@@ -4,6 +4,9 @@
 #![deny(unsafe_code)]
 
 pub mod group;
+mod memory;
 pub mod protocol;
 pub mod shared_memory;
 pub mod worker;
+
+pub use memory::{InsufficientMemory, check_memory, memory_available};

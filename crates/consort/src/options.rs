@@ -7,13 +7,14 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use cluster::check_memory;
 use cluster::group::{Deadlines, Group, GroupConfig};
 use cluster::protocol::limits::LOGIT_VALUES_MAX;
 use cluster::protocol::share::Share;
 use engine::{CHUNK_DEFAULT, Local};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
 use kernels::{PAGE_TOKENS, StepLimits};
-use model::{Checkpoint, Limits, LoadOptions};
+use model::{Checkpoint, Footprint, Limits, LoadOptions};
 use types::{DType, WorldSize};
 
 use crate::loaded::Loaded;
@@ -107,10 +108,9 @@ impl ModelOptions {
         room: Room,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Loaded> {
-        let level = self.level()?;
-        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
-        let cpu = CpuOptions { threads, level, kv, prompt };
+        let cpu = self.cpu(checkpoint, threads)?;
         let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) };
+        check_memory(&self.footprints(checkpoint, &options)?)?;
         if self.tensor_parallel.get() > 1 {
             return Ok(Loaded::Group(Box::new(self.start_group(path, checkpoint, &options, cpu, progress)?)));
         }
@@ -118,6 +118,27 @@ impl ModelOptions {
         let local = Local::load(backend, checkpoint, &options, progress).context("load the model")?;
         checkpoint.release();
         Ok(Loaded::Local(Box::new(local)))
+    }
+
+    /// What each rank would take, if the model were loaded with this room.
+    pub fn footprint(&self, checkpoint: &Checkpoint, room: Room) -> Result<Vec<Footprint>> {
+        self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) })
+    }
+
+    fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Vec<Footprint>> {
+        let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
+        let shares = self.world().ranks().map(|rank| Footprint::new(&backend, checkpoint, options, rank));
+        Ok(shares.collect::<Result<_, _>>()?)
+    }
+
+    fn cpu(&self, checkpoint: &Checkpoint, threads: usize) -> Result<CpuOptions> {
+        let level = self.level()?;
+        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
+        Ok(CpuOptions { threads, level, kv, prompt })
+    }
+
+    fn world(&self) -> WorldSize {
+        WorldSize::new(self.tensor_parallel.get()).expect("a number of ranks is not zero")
     }
 
     fn limits(&self, checkpoint: &Checkpoint, room: Room) -> Limits {
@@ -146,10 +167,9 @@ impl ModelOptions {
     ) -> Result<Group> {
         let path = path.canonicalize().with_context(|| format!("find {}", path.display()))?;
         let path = path.to_str().context("the path of the model is not valid UTF-8")?.to_owned();
-        let world = WorldSize::new(self.tensor_parallel.get()).expect("a number of ranks is not zero");
         let layers = checkpoint.description().layers.len();
         let config = GroupConfig {
-            world,
+            world: self.world(),
             program: own_program(),
             model_id: "model".to_owned(),
             share: Share::new(path, options, cpu),

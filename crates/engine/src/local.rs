@@ -84,7 +84,7 @@ impl<B: Backend> Local<B> {
         let layers = layers.expect("a checked description has layers");
         let ends = Ends::load(&backend, from, options, rank)?;
         let block = Block::load(&backend, from, layers, rank, options, progress)?;
-        let hidden = backend.buffer(options.limits.step.rows, from.description().hidden)?;
+        let hidden = backend.output(options.limits.step.rows, from.description().hidden)?;
         let step = backend.step(options.limits.step)?;
         let limits = options.limits;
         Ok(Self {

@@ -209,6 +209,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     // Set-up: allocates, may fail.
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, BackendError>;
+    /// A buffer that no linear layer reads: it may take less memory.
+    fn output(&self, rows: usize, cols: usize) -> Result<Self::Buffer, BackendError> {
+        self.buffer(rows, cols)
+    }
     /// Packs `parts`, stacked along their rows; all have the same columns. Formats may differ between parts.
     fn matrix(&self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, BackendError>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
@@ -225,6 +229,17 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Bytes that a packed matrix occupies.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    // Bytes that set-up would allocate. Nothing is, and the sources' bytes are not read.
+
+    fn packed_bytes(&self, parts: &[MatrixSource<'_>]) -> usize;
+    fn buffer_bytes(&self, rows: usize, cols: usize) -> usize;
+    fn output_bytes(&self, rows: usize, cols: usize) -> usize {
+        self.buffer_bytes(rows, cols)
+    }
+    fn rope_bytes(&self, frequencies: usize, positions: usize) -> usize;
+    fn kv_bytes(&self, shape: KvShape, pages: usize) -> usize;
+    fn scratch_bytes(&self, rows: usize, hidden: usize, inner: usize, routing: Routing) -> usize;
 
     // Around a step.
 

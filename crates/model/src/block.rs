@@ -155,14 +155,14 @@ impl<B: Backend> Layer<B> {
         let always = "every architecture has these norms";
         Ok(Self {
             attention_norm: loader.norm(index, Role::AttentionNorm)?.expect(always),
-            qkv: loader.linear(index, &[Role::Query, Role::Key, Role::Value], 0)?,
+            qkv: loader.pack(loader.linear(index, &[Role::Query, Role::Key, Role::Value], 0)?)?,
             qkv_bias: loader.bias(index, &[Role::QueryBias, Role::KeyBias, Role::ValueBias])?,
             query_norm: loader.norm(index, Role::QueryNorm)?,
             key_norm: loader.norm(index, Role::KeyNorm)?,
             rope,
             attention,
             kv: backend.kv(shape, pages)?,
-            output: loader.linear(index, &[Role::Output], 0)?,
+            output: loader.pack(loader.linear(index, &[Role::Output], 0)?)?,
             attention_post_norm: loader.norm(index, Role::AttentionPostNorm)?,
             feed_forward_norm: loader.norm(index, Role::FeedForwardNorm)?.expect(always),
             feed_forward: Feed::load(loader, index, described.feed_forward)?,
@@ -192,13 +192,21 @@ impl<B: Backend> Feed<B> {
     fn load(loader: &mut Loader<'_, B>, index: usize, described: FeedForward) -> Result<Self, LoadError> {
         Ok(match described {
             FeedForward::Dense { inner } => Self::Dense(Gated {
-                gate_up: loader.linear(index, &[Role::Gate, Role::Up], inner)?,
-                down: loader.linear(index, &[Role::Down], inner)?,
+                gate_up: loader.pack(loader.linear(index, &[Role::Gate, Role::Up], inner)?)?,
+                down: loader.pack(loader.linear(index, &[Role::Down], inner)?)?,
             }),
             FeedForward::Experts { inner, routing } => Self::Experts {
-                router: loader.router(index)?,
-                experts: loader.experts(index, inner)?,
+                router: loader.pack(loader.router(index)?)?,
                 first: loader.shares.experts.start,
+                experts: loader
+                    .shares
+                    .experts
+                    .clone()
+                    .map(|expert| {
+                        let Gated { gate_up, down } = loader.expert(index, inner, expert)?;
+                        Ok(Gated { gate_up: loader.pack(gate_up)?, down: loader.pack(down)? })
+                    })
+                    .collect::<Result<_, LoadError>>()?,
                 routing,
             },
         })
@@ -237,20 +245,20 @@ impl<B: Backend> Work<B> {
             match layer.feed_forward {
                 FeedForward::Dense { .. } if dense.is_none() => {
                     dense =
-                        Some(DenseWork { gate_up: backend.buffer(rows, 2 * own)?, gated: backend.buffer(rows, own)? });
+                        Some(DenseWork { gate_up: backend.output(rows, 2 * own)?, gated: backend.buffer(rows, own)? });
                 }
                 FeedForward::Experts { inner, routing } if experts.is_none() => {
                     let scratch = backend.scratch(rows, hidden, inner, routing)?;
-                    experts = Some(ExpertsWork { logits: backend.buffer(rows, routing.experts)?, scratch });
+                    experts = Some(ExpertsWork { logits: backend.output(rows, routing.experts)?, scratch });
                 }
                 _ => {}
             }
         }
         Ok(Self {
             normed: backend.buffer(rows, hidden)?,
-            qkv: backend.buffer(rows, (heads + 2 * kv_heads) * dim)?,
+            qkv: backend.output(rows, (heads + 2 * kv_heads) * dim)?,
             attended: backend.buffer(rows, heads * dim)?,
-            projected: backend.buffer(rows, hidden)?,
+            projected: backend.output(rows, hidden)?,
             dense,
             experts,
         })

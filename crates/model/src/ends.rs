@@ -36,13 +36,13 @@ impl<B: Backend> Ends<B> {
     pub fn load(backend: &B, from: &Checkpoint, options: &LoadOptions, rank: Rank) -> Result<Self, LoadError> {
         let description = from.description();
         let mut loader = Loader::new(backend, from, options, rank)?;
-        let embedding = loader.table(End::Embedding)?;
+        let embedding = loader.pack(loader.table(End::Embedding)?)?;
         let norm = loader.final_norm()?;
-        let head = if description.tied { None } else { Some(loader.table(End::Head)?) };
+        let head = if description.tied { None } else { Some(loader.pack(loader.table(End::Head)?)?) };
         let wanted = options.limits.wanted;
         let rows = options.limits.step.rows.max(wanted);
         let is_gathered = rank.world() != WorldSize::ONE && rank.index() == 0;
-        let whole = is_gathered.then(|| backend.buffer(wanted, description.vocab)).transpose()?;
+        let whole = is_gathered.then(|| backend.output(wanted, description.vocab)).transpose()?;
         let own = loader.shares.vocab.clone();
         Ok(Self {
             embedding,
@@ -52,9 +52,9 @@ impl<B: Backend> Ends<B> {
             head,
             vocab: description.vocab,
             weight_bytes: loader.weight_bytes,
-            gathered: backend.buffer(rows, description.hidden)?,
+            gathered: backend.output(rows, description.hidden)?,
             normed: backend.buffer(rows, description.hidden)?,
-            logits: backend.buffer(wanted, own.len())?,
+            logits: backend.output(wanted, own.len())?,
             whole,
             own,
             rank,

@@ -83,6 +83,13 @@ pub(crate) struct Loader<'a, B: Backend> {
     pub weight_bytes: usize,
 }
 
+/// Slices of stored matrices, to be packed on top of each other. Nothing has been read of them.
+pub(crate) struct Stack<'a> {
+    /// Of the first.
+    name: String,
+    pub sources: Vec<MatrixSource<'a>>,
+}
+
 /// A stored matrix, or one expert's part of a stored stack of them.
 struct Matrix<'a> {
     name: String,
@@ -121,15 +128,14 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The rank's slices of several matrices, stacked in one.
-    pub fn linear(&mut self, layer: usize, roles: &[Role], inner: usize) -> Result<B::Matrix, LoadError> {
+    pub fn linear(&self, layer: usize, roles: &[Role], inner: usize) -> Result<Stack<'a>, LoadError> {
         let parts = roles.iter().map(|role| self.find(layer, *role, inner, None)).collect::<Result<Vec<_>, _>>()?;
         let sources = roles.iter().zip(&parts).map(|(role, part)| {
             let tensor = self.listed(*role);
             self.refuse_bias(&part.name, tensor)?;
             part.source(&self.shares.slice(tensor.split, part.shape), self.keep_of(part)?)
         });
-        let sources = sources.collect::<Result<Vec<_>, _>>()?;
-        self.pack(&parts[0].name, &sources)
+        Ok(Stack { sources: sources.collect::<Result<_, _>>()?, name: parts[0].name.clone() })
     }
 
     /// The biases of several matrices, one after another; `None` if the architecture has none there.
@@ -147,26 +153,20 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The router: small, and decisive for what runs, so it stays f32.
-    pub fn router(&mut self, layer: usize) -> Result<B::Matrix, LoadError> {
+    pub fn router(&self, layer: usize) -> Result<Stack<'a>, LoadError> {
         let part = self.find(layer, Role::Router, 0, None)?;
-        let source = part.source(&part.whole(), DType::F32)?;
-        self.pack(&part.name, &[source])
+        Ok(Stack { sources: vec![part.source(&part.whole(), DType::F32)?], name: part.name })
     }
 
-    /// The rank's experts.
-    pub fn experts(&mut self, layer: usize, inner: usize) -> Result<Vec<Gated<B::Matrix>>, LoadError> {
-        let experts = self.shares.experts.clone();
-        experts
-            .map(|expert| {
-                let gate_up = self.expert(layer, &[Role::ExpertGate, Role::ExpertUp], inner, expert)?;
-                let down = self.expert(layer, &[Role::ExpertDown], inner, expert)?;
-                Ok(Gated { gate_up, down })
-            })
-            .collect()
+    /// One of the rank's experts.
+    pub fn expert(&self, layer: usize, inner: usize, expert: usize) -> Result<Gated<Stack<'a>>, LoadError> {
+        let gate_up = self.expert_stack(layer, &[Role::ExpertGate, Role::ExpertUp], inner, expert)?;
+        let down = self.expert_stack(layer, &[Role::ExpertDown], inner, expert)?;
+        Ok(Gated { gate_up, down })
     }
 
     /// The rank's rows of the embedding or the head: as wished if the format can hold it, else as stored.
-    pub fn table(&mut self, end: End) -> Result<B::Matrix, LoadError> {
+    pub fn table(&self, end: End) -> Result<Stack<'a>, LoadError> {
         let Description { vocab, hidden, .. } = *self.checkpoint.description();
         let name = self.checkpoint.end_name(end);
         let view = self.stored(&name)?;
@@ -175,21 +175,19 @@ impl<'a, B: Backend> Loader<'a, B> {
         let keep = self.keep_of(&part)?;
         let keep = if keep.row_bytes(hidden).is_some() { keep } else { part.dtype };
         let own = Slice { rows: self.shares.vocab.clone(), cols: 0..hidden };
-        let source = part.source(&own, keep)?;
-        self.pack(&part.name, &[source])
+        Ok(Stack { sources: vec![part.source(&own, keep)?], name: part.name })
     }
 
-    fn expert(&mut self, layer: usize, roles: &[Role], inner: usize, expert: usize) -> Result<B::Matrix, LoadError> {
+    fn expert_stack(&self, layer: usize, roles: &[Role], inner: usize, expert: usize) -> Result<Stack<'a>, LoadError> {
         let find = |role: &Role| self.find(layer, *role, inner, Some(expert));
         let parts = roles.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let sources = parts.iter().map(|part| part.source(&part.whole(), self.keep_of(part)?));
-        let sources = sources.collect::<Result<Vec<_>, _>>()?;
-        self.pack(&parts[0].name, &sources)
+        Ok(Stack { sources: sources.collect::<Result<_, _>>()?, name: parts[0].name.clone() })
     }
 
-    fn pack(&mut self, name: &str, sources: &[MatrixSource<'_>]) -> Result<B::Matrix, LoadError> {
-        let packed = self.backend.matrix(sources);
-        let matrix = packed.map_err(|source| LoadError::Tensor { tensor: name.to_owned(), source })?;
+    /// Reads it and packs it.
+    pub fn pack(&mut self, Stack { name, sources }: Stack<'_>) -> Result<B::Matrix, LoadError> {
+        let matrix = self.backend.matrix(&sources).map_err(|source| LoadError::Tensor { tensor: name, source })?;
         self.weight_bytes += self.backend.matrix_bytes(&matrix);
         // What is packed need not stay resident as it lies in the file: weights are in memory once.
         self.checkpoint.release();

@@ -61,9 +61,8 @@ impl Dense {
         let step = StepLimits { rows: CHUNK_TOKENS.min(positions), sequences: 1, pages };
         let options = LoadOptions { keep, limits: Limits { step, wanted: 1, kv_pages: pages, positions } };
         let cpu = own_part_of_the_cpu(rank);
-        let local = share::load(&checkpoint, &options, cpu, rank, link, &mut |_| {})?;
-        let kv_bytes = share::kv_bytes(&checkpoint, &options, cpu, rank);
-        Ok(Self { local, kv_bytes, sequence: None, plan: StepPlan::new(), output: StepOutput::new() })
+        let (local, footprint) = share::load(&checkpoint, &options, cpu, rank, link, &mut |_| {})?;
+        Ok(Self { local, kv_bytes: footprint.kv, sequence: None, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
     /// Checks a step and makes room for it. All ranks refuse alike what is refused here.

@@ -3,13 +3,13 @@
 
 use engine::{Capacity, Executor as _, Local, Opened, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
-use kernels::{KvShape, PAGE_TOKENS};
-use model::{Checkpoint, LoadOptions};
+use model::{Checkpoint, Footprint, LoadOptions};
 use types::{Rank, SessionId};
 
 use super::link::Link;
 use super::process::count;
 use super::refusal::Refusal;
+use crate::memory::check_memory;
 use crate::protocol::output::Output;
 use crate::protocol::plan::Plan;
 use crate::protocol::session::Prefix;
@@ -37,9 +37,8 @@ impl LoadedShare {
             return Err(Refusal::new(ErrorKind::BadRequest, "the path of a model is absolute"));
         }
         let checkpoint = Checkpoint::open(&path)?;
-        let local = load(&checkpoint, &options, cpu, rank, link, progress)?;
-        let kv_bytes = kv_bytes(&checkpoint, &options, cpu, rank);
-        Ok(Self { model_id, local, kv_bytes, plan: StepPlan::new(), output: StepOutput::new() })
+        let (local, Footprint { kv, .. }) = load(&checkpoint, &options, cpu, rank, link, progress)?;
+        Ok(Self { model_id, local, kv_bytes: kv, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
     pub fn load_ok(&self, id: u64) -> Reply {
@@ -108,7 +107,7 @@ impl LoadedShare {
     }
 }
 
-/// A rank's share of a model on the CPU.
+/// A rank's share of a model on the CPU, and what it takes. Refused before anything is allocated if there is no room for it.
 pub fn load(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -116,19 +115,11 @@ pub fn load(
     rank: Rank,
     link: Link,
     progress: &mut dyn FnMut(usize),
-) -> Result<Local<CpuBackend>, Refusal> {
+) -> Result<(Local<CpuBackend>, Footprint), Refusal> {
     let backend = CpuBackend::new(cpu).map_err(|error| Refusal::of(ErrorKind::LoadFailed, &error))?;
+    let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
+    check_memory(&[footprint]).map_err(|error| Refusal::of(ErrorKind::InsufficientMemory, &error))?;
     let local = Local::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;
     checkpoint.release();
-    Ok(local)
-}
-
-/// What the K/V cache of a rank takes, where the heads are shared evenly.
-pub fn kv_bytes(checkpoint: &Checkpoint, options: &LoadOptions, cpu: CpuOptions, rank: Rank) -> u64 {
-    let description = checkpoint.description();
-    let kv_heads = rank.share(description.kv_heads).len().max(1);
-    let shape = KvShape { kv_heads, head_dim: description.head_dim };
-    let kept = cpu.kv.on(cpu.level).unwrap_or(cpu.kv);
-    let tokens = description.layers.len() * options.limits.kv_pages * PAGE_TOKENS;
-    (kept.token_bytes(shape) * tokens) as u64
+    Ok((local, footprint))
 }

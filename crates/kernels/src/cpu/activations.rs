@@ -58,6 +58,12 @@ fn supers(cols: usize) -> usize {
 }
 
 impl GroupActivations {
+    /// Bytes that `new` would allocate.
+    pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
+        const PER_GROUP: usize = 3 * size_of::<f32>() + size_of::<i32>();
+        supers(cols) * rows.div_ceil(TILE) * (BLOCK + GROUPS_PER_SUPER * TILE * PER_GROUP)
+    }
+
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let (tiles, blocks) = (rows.div_ceil(TILE), supers(cols) * rows.div_ceil(TILE));
         let (what, per_group) = ("activations", blocks * GROUPS_PER_SUPER * TILE);
@@ -124,6 +130,12 @@ struct GroupPlaces {
 }
 
 impl SuperActivations {
+    /// Bytes that `new` would allocate.
+    pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
+        const PER_ROW: usize = size_of::<f32>() + (16 + 8) * size_of::<i16>();
+        supers(cols) * rows.div_ceil(TILE) * (BLOCK + TILE * PER_ROW)
+    }
+
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let (tiles, blocks) = (rows.div_ceil(TILE), supers(cols) * rows.div_ceil(TILE));
         let what = "activations";
@@ -165,6 +177,11 @@ impl SuperActivations {
 }
 
 impl<const PARTS: usize> SplitActivations<PARTS> {
+    /// Bytes that `new` would allocate.
+    pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
+        supers(cols) * rows.div_ceil(TILE) * PARTS * BLOCK * size_of::<u16>()
+    }
+
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let tiles = rows.div_ceil(TILE);
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })

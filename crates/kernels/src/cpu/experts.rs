@@ -26,10 +26,17 @@ impl Scratch {
             probabilities: Vec::with_capacity(routing.experts),
             members: Vec::with_capacity(rows),
             gathered: Buffer::new(rows, hidden)?,
-            inner: Buffer::new(rows, 2 * inner)?,
+            inner: Buffer::output(rows, 2 * inner)?,
             gated: Buffer::new(rows, inner)?,
-            result: Buffer::new(rows, hidden)?,
+            result: Buffer::output(rows, hidden)?,
         })
+    }
+
+    /// Bytes that `new` would allocate.
+    pub(super) fn bytes(rows: usize, hidden: usize, inner: usize, routing: Routing) -> usize {
+        let lists = (rows * routing.chosen + rows) * size_of::<(u32, f32)>() + routing.experts * size_of::<f32>();
+        let inputs = Buffer::bytes(rows, hidden) + Buffer::bytes(rows, inner);
+        lists + inputs + Buffer::output_bytes(rows, 2 * inner) + Buffer::output_bytes(rows, hidden)
     }
 }
 

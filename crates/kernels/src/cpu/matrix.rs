@@ -98,6 +98,16 @@ impl Format {
         }
     }
 
+    /// Bytes from one panel to the next.
+    fn stride(self, cols: usize) -> usize {
+        (self.weights(cols) + self.scales(cols)).next_multiple_of(LINE)
+    }
+
+    /// Bytes of all panels of `rows` features.
+    fn panels_bytes(self, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(PANEL) * self.stride(cols)
+    }
+
     /// Bytes of one panel's scales: per group or per superblock.
     fn scales(self, cols: usize) -> usize {
         match self {
@@ -165,6 +175,11 @@ impl Matrix {
         Ok(matrix)
     }
 
+    /// Bytes that `pack` would allocate.
+    pub(crate) fn packed_bytes(parts: &[MatrixSource<'_>]) -> usize {
+        parts.iter().map(|part| Format::of(part.keep).panels_bytes(part.rows, part.cols)).sum()
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.segments.iter().map(|segment| segment.bytes.len()).sum()
     }
@@ -183,10 +198,9 @@ impl Matrix {
 impl Segment {
     fn pack(part: &MatrixSource<'_>, first: usize, pool: &Pool, level: Level) -> Result<Self, BackendError> {
         let format = Format::of(part.keep);
-        let scales_at = format.weights(part.cols);
-        let stride = (scales_at + format.scales(part.cols)).next_multiple_of(LINE);
+        let (scales_at, stride) = (format.weights(part.cols), format.stride(part.cols));
         let panels = part.rows.div_ceil(PANEL);
-        let mut bytes = Aligned::<u8>::huge("weights", panels * stride)?;
+        let mut bytes = Aligned::<u8>::huge("weights", format.panels_bytes(part.rows, part.cols))?;
         {
             let start = SendPtr(bytes.as_mut_ptr());
             pool.run(panels, &|_, panel| {

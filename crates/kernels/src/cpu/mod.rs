@@ -15,7 +15,7 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::ops::Range;
 
 pub use attention::{Kv, KvType};
@@ -131,7 +131,8 @@ pub struct Buffer {
     rows: usize,
     cols: usize,
     data: Aligned<f32>,
-    forms: RefCell<Forms>,
+    /// `None`: no linear layer reads this.
+    forms: Option<RefCell<Forms>>,
 }
 
 struct Forms {
@@ -153,6 +154,22 @@ struct Held {
 }
 
 impl Forms {
+    fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
+        Ok(Self {
+            group: GroupActivations::new(rows, cols)?,
+            superblock: SuperActivations::new(rows, cols)?,
+            split: SplitActivations::new(rows, cols)?,
+            rounded: SplitActivations::new(rows, cols)?,
+            held: Held::default(),
+        })
+    }
+
+    /// Bytes that `new` would allocate.
+    fn bytes(rows: usize, cols: usize) -> usize {
+        let split = SplitActivations::<2>::bytes(rows, cols) + SplitActivations::<1>::bytes(rows, cols);
+        GroupActivations::bytes(rows, cols) + SuperActivations::bytes(rows, cols) + split
+    }
+
     /// Makes sure that the forms in `needs` hold `x`, which is a buffer's rows from `first` on.
     fn fill(&mut self, pool: &Pool, level: Level, needs: Needs, first: usize, cols: usize, x: &[f32]) {
         let rows = x.len() / cols;
@@ -180,23 +197,37 @@ impl Forms {
 
 impl Buffer {
     fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
+        // Memory becomes resident when it is touched: a form that no layer asks for costs nothing.
+        let forms = Some(RefCell::new(Forms::new(rows, cols)?));
+        Ok(Self { forms, ..Self::output(rows, cols)? })
+    }
+
+    fn output(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let what = "activations";
         let len = rows.checked_mul(cols).ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?;
-        // Memory becomes resident when it is touched: a form that no layer asks for costs nothing.
-        let forms = Forms {
-            group: GroupActivations::new(rows, cols)?,
-            superblock: SuperActivations::new(rows, cols)?,
-            split: SplitActivations::new(rows, cols)?,
-            rounded: SplitActivations::new(rows, cols)?,
-            held: Held::default(),
-        };
-        Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: RefCell::new(forms) })
+        Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: None })
+    }
+
+    /// Bytes that `new` would allocate.
+    fn bytes(rows: usize, cols: usize) -> usize {
+        Self::output_bytes(rows, cols) + Forms::bytes(rows, cols)
+    }
+
+    /// Bytes that `output` would allocate.
+    fn output_bytes(rows: usize, cols: usize) -> usize {
+        rows * cols * size_of::<f32>()
+    }
+
+    fn forms(&self) -> RefMut<'_, Forms> {
+        self.forms.as_ref().expect("linear layers read no outputs").borrow_mut()
     }
 
     /// The first `rows` rows, to be overwritten: what was derived from the old contents is void.
     fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
         assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
-        self.forms.get_mut().held = Held::default();
+        if let Some(forms) = &mut self.forms {
+            forms.get_mut().held = Held::default();
+        }
         &mut self.data[..rows * self.cols]
     }
 
@@ -241,6 +272,10 @@ impl Backend for CpuBackend {
         Buffer::new(rows, cols)
     }
 
+    fn output(&self, rows: usize, cols: usize) -> Result<Buffer, BackendError> {
+        Buffer::output(rows, cols)
+    }
+
     fn matrix(&self, parts: &[MatrixSource<'_>]) -> Result<Matrix, BackendError> {
         Matrix::pack(parts, &self.pool, self.level)
     }
@@ -270,6 +305,30 @@ impl Backend for CpuBackend {
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
         matrix.bytes()
+    }
+
+    fn packed_bytes(&self, parts: &[MatrixSource<'_>]) -> usize {
+        Matrix::packed_bytes(parts)
+    }
+
+    fn buffer_bytes(&self, rows: usize, cols: usize) -> usize {
+        Buffer::bytes(rows, cols)
+    }
+
+    fn output_bytes(&self, rows: usize, cols: usize) -> usize {
+        Buffer::output_bytes(rows, cols)
+    }
+
+    fn rope_bytes(&self, frequencies: usize, positions: usize) -> usize {
+        2 * frequencies * positions * size_of::<f32>()
+    }
+
+    fn kv_bytes(&self, shape: KvShape, pages: usize) -> usize {
+        pages.saturating_mul(PAGE_TOKENS).saturating_mul(self.kv.token_bytes(shape))
+    }
+
+    fn scratch_bytes(&self, rows: usize, hidden: usize, inner: usize, routing: Routing) -> usize {
+        Scratch::bytes(rows, hidden, inner, routing)
     }
 
     fn begin(&self, step: &mut Step, inputs: StepInputs<'_>) -> Result<(), BackendError> {
@@ -371,7 +430,7 @@ impl Backend for CpuBackend {
             false => [(0..rows.all(), false), (0..0, false)],
         };
         let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
-        let forms = &mut *x.forms.borrow_mut();
+        let forms = &mut *x.forms();
         for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
             let data = &x_rows[run.start * x.cols..run.end * x.cols];
             let needs = Needs::of(weight, self.level, rounds);
@@ -444,12 +503,12 @@ impl Backend for CpuBackend {
         if let Some(stack) = stack {
             // Prompt rows go straight to the form that `down` is multiplied with; as f32 they are never there.
             let data = &x.rows(all)[generated * x.cols..];
-            let forms = &mut *x.forms.borrow_mut();
+            let forms = &mut *x.forms();
             let needs = Needs { rounded: true, ..Needs::default() };
             forms.fill(&self.pool, self.level, needs, generated, x.cols, data);
             let Forms { group, superblock, split, rounded, .. } = &*forms;
             let inputs = Inputs { rows: prompt, x: data, group, superblock, split, rounded, rounds: true };
-            let made = gated.forms.get_mut();
+            let made = &mut *gated.forms();
             linear::gated(&self.pool, stack, &inputs, activation, &mut made.rounded);
             made.held.rounded = (generated, prompt);
         }

@@ -30,7 +30,7 @@ impl Backend for CudaBackend {
     type Scratch = NoExperts;
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<CudaBuffer, BackendError> {
-        let memory = self.device.allocate("activations", 4 * rows * cols)?;
+        let memory = self.device.allocate("activations", self.buffer_bytes(rows, cols))?;
         Ok(CudaBuffer { memory, rows, cols, element: Element::F32 })
     }
 
@@ -65,13 +65,13 @@ impl Backend for CudaBackend {
     }
 
     fn kv(&self, shape: KvShape, pages: usize) -> Result<CudaKv, BackendError> {
-        let KvShape { kv_heads, head_dim } = shape;
+        let head_dim = shape.head_dim;
         if head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(8) {
             let reason = format!("attention heads of {head_dim} elements are not supported on a CUDA device");
             return Err(BackendError::Device(reason));
         }
-        let bytes = 2 * 2 * pages * kv_heads * PAGE_TOKENS * head_dim;
-        Ok(CudaKv { memory: self.device.allocate("K/V pages", bytes)?, shape, pages })
+        let memory = self.device.allocate("K/V pages", self.kv_bytes(shape, pages))?;
+        Ok(CudaKv { memory, shape, pages })
     }
 
     fn step(&self, limits: StepLimits) -> Result<CudaStep, BackendError> {
@@ -115,6 +115,26 @@ impl Backend for CudaBackend {
                 Ok(())
             }
         }
+    }
+
+    fn packed_bytes(&self, parts: &[MatrixSource<'_>]) -> usize {
+        parts.iter().map(|part| 2 * part.rows * part.cols).sum()
+    }
+
+    fn buffer_bytes(&self, rows: usize, cols: usize) -> usize {
+        4 * rows * cols
+    }
+
+    fn rope_bytes(&self, frequencies: usize, positions: usize) -> usize {
+        2 * 4 * frequencies * positions
+    }
+
+    fn kv_bytes(&self, KvShape { kv_heads, head_dim }: KvShape, pages: usize) -> usize {
+        2 * 2 * pages * kv_heads * PAGE_TOKENS * head_dim
+    }
+
+    fn scratch_bytes(&self, _: usize, _: usize, _: usize, _: Routing) -> usize {
+        0 // experts are refused
     }
 
     fn embed(&self, step: &CudaStep, out: &mut CudaBuffer, table: &CudaMatrix, first: usize, scale: f32) {

@@ -141,6 +141,26 @@ impl Backend for Reference {
         size_of_val(matrix.values.as_slice())
     }
 
+    fn packed_bytes(&self, parts: &[MatrixSource<'_>]) -> usize {
+        parts.iter().map(|part| part.rows * part.cols * size_of::<f32>()).sum()
+    }
+
+    fn buffer_bytes(&self, rows: usize, cols: usize) -> usize {
+        rows * cols * size_of::<f32>()
+    }
+
+    fn rope_bytes(&self, frequencies: usize, _: usize) -> usize {
+        frequencies * size_of::<f32>()
+    }
+
+    fn kv_bytes(&self, shape: KvShape, pages: usize) -> usize {
+        2 * pages * PAGE_TOKENS * shape.kv_heads * shape.head_dim * size_of::<f32>()
+    }
+
+    fn scratch_bytes(&self, _: usize, _: usize, _: usize, _: Routing) -> usize {
+        0
+    }
+
     fn begin(&self, step: &mut Step, inputs: StepInputs<'_>) -> Result<(), BackendError> {
         let limits = step.limits;
         let (rows, sequences, pages) = (inputs.tokens.len(), inputs.spans.len(), inputs.pages.len());

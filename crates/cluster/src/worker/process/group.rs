@@ -13,12 +13,9 @@ use types::WorldSize;
 
 use super::{Process, count};
 use crate::protocol::{ErrorKind, Reply};
-use crate::shared_memory::{Generation, GroupLimits, Segment};
+use crate::shared_memory::{EXCHANGE_ELEMENTS_MAX, Generation, GroupLimits, Segment};
 use crate::worker::refusal::Refusal;
 use crate::worker::rendezvous::Rendezvous;
-
-/// The most elements of one exchange in a group that the ranks form themselves.
-const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
 impl Process {
     /// That a leader takes this rank for what it is.

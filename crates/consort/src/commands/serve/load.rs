@@ -1,6 +1,5 @@
 //! Loading a model while the server already answers: how much memory it gets, and how far it is.
 
-use std::fs;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
@@ -8,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use cluster::memory_available;
 use engine::{Engine, EngineOptions, REPLAY_DEFAULT, Service, WAITING_MAX};
-use kernels::{KvShape, PAGE_TOKENS};
-use model::{Checkpoint, Description};
+use kernels::PAGE_TOKENS;
+use model::{Checkpoint, Footprint};
 use server::{App, LoadStage, Progress, Served};
 use tokio::sync::oneshot;
 use tracing::info;
@@ -24,15 +24,15 @@ use crate::store::Store;
 const CONTEXT_DEFAULT: usize = 32 << 10;
 /// More full contexts than this are not worth their memory.
 const CONTEXTS_MAX: usize = 16;
-/// The part of the memory that is free now which keys and values may have.
-const MEMORY_PART: u64 = 4;
+/// The part of the memory that weights leave free which keys and values may have.
+const MEMORY_PART: u64 = 3;
 /// What to go by where the system does not say how much memory is free.
 const MEMORY_DEFAULT: u64 = 8 << 30;
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How much runs at once")]
 pub struct CacheOptions {
-    /// Tokens of all requests together whose keys and values are kept [default: a quarter of the free memory]
+    /// Tokens of all requests together whose keys and values are kept [default: a third of what the weights leave]
     #[arg(long, value_name = "TOKENS")]
     kv_tokens: Option<NonZeroUsize>,
     /// The same as memory, such as 2G or 512M
@@ -115,13 +115,18 @@ fn load(serve: &Serve, app: &App) -> Result<Served> {
 }
 
 impl CacheOptions {
-    /// What to load the model with, and the bytes that keys and values take at most.
+    /// What to load the model with, and the bytes that keys and values take at most. The context is as long as memory allows,
+    /// once there is room for the weights.
     fn room(&self, serve: &Serve, checkpoint: &Checkpoint) -> Result<(Room, u64)> {
-        let Description { kv_heads, head_dim, ref layers, .. } = *checkpoint.description();
-        let kept = serve.options.kept_kv(checkpoint)?;
-        let token_bytes = (kept.token_bytes(KvShape { kv_heads, head_dim }) * layers.len()).max(1) as u64;
-        let fits = |memory: u64| usize::try_from(memory / token_bytes).unwrap_or(usize::MAX);
-        let spare = fits(free_memory().unwrap_or(MEMORY_DEFAULT) / MEMORY_PART);
+        let sequences = self.max_running.get();
+        let wanted = sequences * (1 + self.speculate);
+        let room = |positions: usize, tokens: usize| Room { sequences, positions, tokens, wanted };
+        let least = serve.options.footprint(checkpoint, room(PAGE_TOKENS, PAGE_TOKENS))?;
+        let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
+        let (fixed, page_bytes) = (sum(|share| share.weights + share.working), sum(|share| share.kv).max(1));
+        let fits = |memory: u64| usize::try_from(memory / page_bytes).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
+        let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
+        let spare = fits(rest / MEMORY_PART);
         let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
         let wished = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
         let positions = serve.options.context(checkpoint, wished)?;
@@ -131,18 +136,8 @@ impl CacheOptions {
             "the K/V cache has room for {tokens} tokens, which is less than the context of {positions}: \
              use a smaller --context or a larger --kv-tokens"
         );
-        let sequences = self.max_running.get();
-        let wanted = sequences * (1 + self.speculate);
-        Ok((Room { sequences, positions, tokens, wanted }, token_bytes * tokens as u64))
+        Ok((room(positions, tokens), tokens.div_ceil(PAGE_TOKENS) as u64 * page_bytes))
     }
-}
-
-/// Memory that programs can still have, where the system tells.
-fn free_memory() -> Option<u64> {
-    let table = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1 << 10)
 }
 
 /// More guesses than this are hardly ever right.

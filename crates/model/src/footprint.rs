@@ -1,0 +1,136 @@
+//! `Footprint`: what a rank's share of a model will take, known before anything is read or allocated for it. It asks the
+//! backend for the size of each thing that `Ends` and `Block` make.
+
+use kernels::{Backend, Gated, KvShape};
+use types::{Rank, WorldSize};
+
+use crate::architecture::Role;
+use crate::checkpoint::{Checkpoint, End};
+use crate::description::FeedForward;
+use crate::load::{LoadError, LoadOptions, Loader, Stack};
+
+/// Bytes that one rank allocates for the ends and all layers. Norms and the lists of a step, a few kilobytes a layer, are
+/// not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Packed matrices: `Ends::weight_bytes` and `Block::weight_bytes` together.
+    pub weights: u64,
+    /// The pages of all layers.
+    pub kv: u64,
+    /// What steps work in: activations in all forms, rotations, logits. Rows and forms that no step uses stay untouched.
+    pub working: u64,
+}
+
+impl Footprint {
+    /// Fails as loading would, if a tensor is missing, misshapen, or cannot be shared or kept as wished.
+    pub fn new<B: Backend>(
+        backend: &B,
+        from: &Checkpoint,
+        options: &LoadOptions,
+        rank: Rank,
+    ) -> Result<Self, LoadError> {
+        let plan = Plan { backend, from, options, rank, loader: Loader::new(backend, from, options, rank)? };
+        Ok(Self { weights: plan.weights()?, kv: plan.kv(), working: plan.working() })
+    }
+
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.working)
+    }
+}
+
+struct Plan<'a, B: Backend> {
+    backend: &'a B,
+    from: &'a Checkpoint,
+    options: &'a LoadOptions,
+    rank: Rank,
+    loader: Loader<'a, B>,
+}
+
+impl<B: Backend> Plan<'_, B> {
+    fn weights(&self) -> Result<u64, LoadError> {
+        let description = self.from.description();
+        let mut sum = self.packed(self.loader.table(End::Embedding)?);
+        if !description.tied {
+            sum += self.packed(self.loader.table(End::Head)?);
+        }
+        for (index, layer) in description.layers.iter().enumerate() {
+            let linear =
+                |roles: &[Role], inner| Ok::<_, LoadError>(self.packed(self.loader.linear(index, roles, inner)?));
+            sum += linear(&[Role::Query, Role::Key, Role::Value], 0)? + linear(&[Role::Output], 0)?;
+            match layer.feed_forward {
+                FeedForward::Dense { inner } => {
+                    sum += linear(&[Role::Gate, Role::Up], inner)? + linear(&[Role::Down], inner)?;
+                }
+                FeedForward::Experts { inner, .. } => {
+                    sum += self.packed(self.loader.router(index)?);
+                    for expert in self.loader.shares.experts.clone() {
+                        let Gated { gate_up, down } = self.loader.expert(index, inner, expert)?;
+                        sum += self.packed(gate_up) + self.packed(down);
+                    }
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    fn packed(&self, stack: Stack<'_>) -> u64 {
+        self.backend.packed_bytes(&stack.sources) as u64
+    }
+
+    fn kv(&self) -> u64 {
+        let description = self.from.description();
+        let shape = KvShape { kv_heads: self.loader.shares.kv_heads.len(), head_dim: description.head_dim };
+        let layer = self.backend.kv_bytes(shape, self.options.limits.kv_pages) as u64;
+        layer.saturating_mul(description.layers.len() as u64)
+    }
+
+    fn working(&self) -> u64 {
+        (self.block_work() + self.ends_work() + self.ropes()) as u64
+    }
+
+    fn block_work(&self) -> usize {
+        let (description, shares) = (self.from.description(), &self.loader.shares);
+        let (hidden, dim, rows) = (description.hidden, description.head_dim, self.options.limits.step.rows);
+        let heads = shares.heads.len() + 2 * shares.kv_heads.len();
+        let (mut dense, mut experts) = (0, 0);
+        for layer in &description.layers {
+            match layer.feed_forward {
+                FeedForward::Dense { .. } => {
+                    let own = shares.inner.len();
+                    dense = self.backend.output_bytes(rows, 2 * own) + self.backend.buffer_bytes(rows, own);
+                }
+                FeedForward::Experts { inner, routing } => {
+                    experts = self.backend.output_bytes(rows, routing.experts)
+                        + self.backend.scratch_bytes(rows, hidden, inner, routing);
+                }
+            }
+        }
+        // The residual stream, what a branch adds to it, and the projections of the branches.
+        let outputs = 2 * self.backend.output_bytes(rows, hidden) + self.backend.output_bytes(rows, heads * dim);
+        let inputs =
+            self.backend.buffer_bytes(rows, hidden) + self.backend.buffer_bytes(rows, shares.heads.len() * dim);
+        outputs + inputs + dense + experts
+    }
+
+    fn ends_work(&self) -> usize {
+        let (description, limits) = (self.from.description(), self.options.limits);
+        let rows = limits.step.rows.max(limits.wanted);
+        let mut logits = self.backend.output_bytes(limits.wanted, self.loader.shares.vocab.len());
+        if self.rank.world() != WorldSize::ONE && self.rank.index() == 0 {
+            logits += self.backend.output_bytes(limits.wanted, description.vocab);
+        }
+        let hidden = description.hidden;
+        logits + self.backend.output_bytes(rows, hidden) + self.backend.buffer_bytes(rows, hidden)
+    }
+
+    fn ropes(&self) -> usize {
+        let description = self.from.description();
+        let mut distinct = Vec::new();
+        for layer in &description.layers {
+            if !distinct.contains(&&layer.rope) {
+                distinct.push(&layer.rope);
+            }
+        }
+        distinct.len() * self.backend.rope_bytes(description.head_dim / 2, self.options.limits.positions)
+    }
+}

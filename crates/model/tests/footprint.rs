@@ -1,0 +1,77 @@
+//! What is known of a load's memory before it is what the load then takes. Alone in its process: the allocator counts for
+//! all threads of it.
+#![allow(clippy::unwrap_used)] // in helpers of tests too
+
+mod driver;
+
+use std::alloc::System;
+use std::path::Path;
+
+use cap::Cap;
+use driver::{ARCHITECTURES, Fixture};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType};
+use kernels::{Backend, KvShape, PAGE_TOKENS, StepLimits};
+use model::{Block, Checkpoint, Ends, Footprint, Limits, LoadOptions};
+use types::{DType, LayerRange, Rank, WorldSize};
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
+
+const LIMITS: Limits =
+    Limits { step: StepLimits { rows: 200, sequences: 4, pages: 64 }, wanted: 70, kv_pages: 50, positions: 300 };
+
+/// What is allocated and not counted: norms, names, lists, the allocator's lines. Of tiny models it is a large part.
+const UNCOUNTED_PER_LAYER: usize = 6 << 10;
+
+fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, rank: Rank) {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let description = checkpoint.description();
+    let options = LoadOptions { keep, limits: LIMITS };
+    let what = format!("{} as {keep:?} with {kv:?}, rank {rank}", path.display());
+    let footprint = Footprint::new(backend, &checkpoint, &options, rank).unwrap();
+
+    let before = MEMORY.allocated();
+    let layers = LayerRange::new(0, description.layers.len() as u32).unwrap();
+    let ends = Ends::load(backend, &checkpoint, &options, rank).unwrap();
+    let block = Block::load(backend, &checkpoint, layers, rank, &options, &mut |_| {}).unwrap();
+    let hidden = backend.output(LIMITS.step.rows, description.hidden).unwrap();
+    let allocated = MEMORY.allocated() - before;
+    drop(hidden);
+
+    assert_eq!(footprint.weights, (ends.weight_bytes() + block.weight_bytes()) as u64, "{what}");
+    let (world, kv_heads) = (rank.world().get(), description.kv_heads);
+    let own = if world > kv_heads { 1 } else { rank.share(kv_heads).len() };
+    let token = kv.token_bytes(KvShape { kv_heads: own, head_dim: description.head_dim });
+    assert_eq!(footprint.kv, (layers.count() * LIMITS.kv_pages * PAGE_TOKENS * token) as u64, "{what}");
+    let uncounted = (allocated as u64).checked_sub(footprint.total());
+    let uncounted_max = (UNCOUNTED_PER_LAYER * (layers.count() + 1)) as u64;
+    assert!(uncounted.is_some_and(|bytes| bytes <= uncounted_max), "{what}: {allocated} bytes, {footprint:?}");
+    assert!(uncounted_max < footprint.working / 10, "{what}: nothing is shown by this tolerance");
+}
+
+#[test]
+fn a_load_takes_what_its_footprint_says() {
+    let kinds = [KvType::F32, KvType::F16].into_iter().filter_map(|kv| {
+        let backend = CpuBackend::new(CpuOptions { threads: 1, kv, ..CpuOptions::default() }).ok()?;
+        Some((kv.on(backend.level())?, backend))
+    });
+    for (kv, backend) in kinds {
+        for world in (1..=4).filter_map(WorldSize::new) {
+            for rank in world.ranks() {
+                for architecture in ARCHITECTURES {
+                    let fixture = Fixture::open(architecture);
+                    let path = fixture.variant("f32").unwrap();
+                    check(&backend, kv, &path, None, rank);
+                    check(&backend, kv, &fixture.variant("bf16").unwrap(), None, rank);
+                }
+                for (architecture, file) in
+                    [("llama", "gguf/tiny-llama-q8_0.gguf"), ("qwen3", "gguf/tiny-qwen3-q8_0.gguf")]
+                {
+                    let fixture = Fixture::open(architecture);
+                    check(&backend, kv, &fixture.path(file), None, rank);
+                    check(&backend, kv, &fixture.variant("bf16").unwrap(), Some(DType::Q8_0), rank);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The weights of all ranks together are the model's: only routers, and the K/V heads that ranks outnumber, are there more
+//! than once.
+#![allow(clippy::unwrap_used)] // in helpers of tests too
+
+mod driver;
+mod reference;
+
+use driver::{ARCHITECTURES, Driver, Fixture};
+use model::{Checkpoint, Description, FeedForward};
+use reference::Reference;
+use types::{Rank, WorldSize};
+
+/// Elements, each of which the reference keeps in four bytes.
+fn elements(checkpoint: &Checkpoint, rank: Rank) -> usize {
+    let layers = checkpoint.description().layers.len() as u32;
+    let driver = Driver::split(&Reference, checkpoint, None, &[layers], rank);
+    (driver.ends.weight_bytes() + driver.blocks[0].weight_bytes()) / size_of::<f32>()
+}
+
+/// What one more rank has that another has too, by the number of ranks that there are more than K/V heads.
+fn replicated(description: &Description, world: usize) -> usize {
+    let routers = description.layers.iter().map(|layer| match layer.feed_forward {
+        FeedForward::Experts { routing, .. } => routing.experts * description.hidden,
+        FeedForward::Dense { .. } => 0,
+    });
+    let head = 2 * description.head_dim * description.hidden * description.layers.len();
+    (world - 1) * routers.sum::<usize>() + world.saturating_sub(description.kv_heads) * head
+}
+
+#[test]
+fn ranks_together_hold_every_weight_once() {
+    let mut paths = Vec::new();
+    for architecture in ARCHITECTURES {
+        paths.push(Fixture::open(architecture).variant("f32").unwrap());
+    }
+    paths.push(Fixture::open("llama").path("gguf/tiny-llama-q8_0.gguf"));
+    for path in paths {
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let whole = elements(&checkpoint, Rank::SOLO);
+        for world in [2, 3, 4] {
+            let ranks = WorldSize::new(world).unwrap().ranks().map(|rank| elements(&checkpoint, rank));
+            let expected = whole + replicated(checkpoint.description(), usize::from(world));
+            assert_eq!(ranks.sum::<usize>(), expected, "{} on {world} ranks", path.display());
+        }
+    }
+}
