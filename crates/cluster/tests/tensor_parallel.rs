@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use cluster::shared_memory::{EXCHANGE_ELEMENTS_MAX, Exchange, GroupLimits, Segment};
-use engine::{Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, StepOutput, StepPlan, inspect};
+use engine::{
+    Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, Role, StepOutput, StepPlan, Want, inspect,
+};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, Limits, LoadOptions};
+use model::{Checkpoint, CollectiveError, Limits, LoadOptions};
 use serde_json::Value;
 use types::{SessionId, TokenId, WorldSize};
 
@@ -151,5 +153,20 @@ fn logits_are_near_those_of_the_whole_model_and_repeat_bit_for_bit() {
             assert!(apart <= APART_MAX, "{architecture} on {} ranks: {apart}", world.get());
             assert_eq!(logits(&mut Group::load(&path, world), &prompt), found, "{architecture} again");
         }
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_before_the_head_is_an_error_of_the_others() {
+    let mut group = Group::load(&folder("llama").join("model-f32"), WorldSize::new(3).unwrap());
+    let session = group.open(8, Prefix::NONE).unwrap().session;
+    let mut plan = StepPlan::new();
+    plan.push(session, Role::Prompt, 0, &[TokenId(1), TokenId(2)], Want::Logits { rows: 1 });
+    group.submit(&plan).unwrap();
+    drop(group.0.remove(1));
+    for mut rank in group.0 {
+        let error = rank.collect(&mut StepOutput::new()).unwrap_err();
+        let lost = matches!(&error, ExecutorError::Collective(CollectiveError::Lost(rank)) if rank.index() == 1);
+        assert!(lost, "{error:?}");
     }
 }
