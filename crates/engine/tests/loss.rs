@@ -1,0 +1,153 @@
+//! An executor that loses a part of itself: requests wait and go on as if nothing had happened, within limits.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod fake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{
+    Capacity, Engine, EngineError, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished,
+    Health, Opened, Prefix, Request, SamplingParams, StepOutput, StepPlan,
+};
+use fake::{Fake, answer, prompt, safe};
+use types::{SessionId, TokenId};
+
+/// Loses all sessions in the steps that are named, and is whole again after so many looks.
+struct Frail {
+    inner: Fake,
+    steps: usize,
+    lost_at: Vec<usize>,
+    looks: usize,
+    looks_left: usize,
+}
+
+impl Frail {
+    fn new(lost_at: &[usize], looks: usize) -> Self {
+        Self { inner: whole(), steps: 0, lost_at: lost_at.to_vec(), looks, looks_left: 0 }
+    }
+}
+
+fn whole() -> Fake {
+    Fake::new(64, 400)
+}
+
+fn why() -> Arc<str> {
+    "the toy broke".into()
+}
+
+impl Executor for Frail {
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.inner.capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        self.inner.open(tokens_max, prefix)
+    }
+
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
+        self.inner.fork(from, tokens, tokens_max)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        self.inner.truncate(session, tokens)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        self.inner.close(session);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.inner.submit(plan)
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        self.steps += 1;
+        if self.lost_at.contains(&self.steps) {
+            self.inner = whole();
+            self.looks_left = self.looks;
+            return Err(ExecutorError::Lost { why: why() });
+        }
+        self.inner.collect(output)
+    }
+
+    fn attend(&mut self, _: Duration) -> Health {
+        if self.looks_left == 0 {
+            return Health::Ready;
+        }
+        self.looks_left -= 1;
+        Health::Rebuilding { why: why() }
+    }
+}
+
+fn request(seed: u32) -> Request {
+    Request { sampling: sampling(), ..Request::greedy(prompt(30, seed), 20) }
+}
+
+fn sampling() -> SamplingParams {
+    safe(SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() })
+}
+
+/// What each of two requests got, and how it ended.
+fn run(engine: &mut Engine<Frail>) -> Vec<(Vec<TokenId>, FinishReason)> {
+    let ids = [engine.add(request(1)).unwrap(), engine.add(request(2)).unwrap()];
+    let mut answers: Vec<_> = ids.iter().map(|_| (Vec::new(), None)).collect();
+    let mut events = Vec::new();
+    while !engine.is_idle() {
+        let _ = engine.step(&mut events); // an error has ended everything, with events
+        for event in events.drain(..) {
+            let (tokens, ending) = &mut answers[ids.iter().position(|&id| id == event.request).unwrap()];
+            match event.kind {
+                EventKind::Token(sampled) => tokens.push(sampled.token),
+                EventKind::Finished(Finished { reason, .. }) => *ending = Some(reason),
+                _ => {}
+            }
+        }
+    }
+    answers.into_iter().map(|(tokens, ending)| (tokens, ending.unwrap())).collect()
+}
+
+#[test]
+fn answers_are_the_same_however_often_sessions_are_lost() {
+    let expected = [1, 2].map(|seed| answer(&prompt(30, seed), &sampling(), 20));
+    for lost_at in [&[1][..], &[2], &[9], &[3, 4], &[5, 12, 20]] {
+        for looks in [0, 1, 5] {
+            let options = EngineOptions { chunk: 16, ..EngineOptions::default() };
+            let mut engine = Engine::with_options(Frail::new(lost_at, looks), options);
+            let answers = run(&mut engine);
+            for ((tokens, ending), expected) in answers.iter().zip(&expected) {
+                assert_eq!(tokens, expected, "lost at {lost_at:?}");
+                assert!(matches!(ending, FinishReason::Length));
+            }
+            assert!(engine.stats().replays >= lost_at.len() as u64);
+            assert!(engine.executor().inner.is_clean());
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_there_at_every_loss_ends() {
+    let all: Vec<usize> = (1..100).collect();
+    let mut engine = Engine::new(Frail::new(&all, 1), 64);
+    for (_, ending) in run(&mut engine) {
+        let FinishReason::Failed(Failure::Executor(error)) = ending else { panic!("{ending:?}") };
+        assert!(error.is_lost());
+    }
+    assert_eq!(engine.health(), Health::Rebuilding { why: why() });
+}
+
+#[test]
+fn requests_do_not_wait_for_ever() {
+    let options = EngineOptions { replay: Duration::ZERO, ..EngineOptions::default() };
+    let mut engine = Engine::with_options(Frail::new(&[2], usize::MAX), options);
+    for (_, ending) in run(&mut engine) {
+        assert!(matches!(ending, FinishReason::Failed(Failure::Executor(_))), "{ending:?}");
+    }
+    // Whoever comes now is not kept waiting either.
+    let refused = engine.add(request(3));
+    assert!(matches!(refused, Err(EngineError::Executor(error)) if error.is_lost()));
+}
