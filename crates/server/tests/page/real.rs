@@ -181,6 +181,7 @@ fn answers_wait_for_a_model_that_is_rebuilt() {
 
         switch.lose_after(3);
         tab.click(".assistant [aria-label='Ask again']");
+        tab.click("#tab-status");
         tab.wait_text("#state", "rebuilding tiny-qwen3");
         assert_eq!(tab.count(".message.running"), 1, "half an answer waits for its other half");
         switch.mend();
