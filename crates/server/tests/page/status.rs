@@ -106,6 +106,7 @@ fn ranks_are_a_table_that_polling_does_not_disturb() {
             tab.resize(width, 800, width < 1000);
             tab.prefer(scheme);
             tab.eval("document.querySelector('#ranks').scrollIntoView()");
+            tab.eval("Promise.all(document.getAnimations().map((a) => a.finished.catch(() => {})))");
             let wide = "document.querySelector('#status').scrollWidth > document.querySelector('#status').clientWidth";
             assert_eq!(tab.eval(wide), false, "{width}");
             tab.picture(&format!("ranks-{scheme}-{width}"));
