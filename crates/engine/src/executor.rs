@@ -69,6 +69,8 @@ pub struct RankReport {
     pub rank: Rank,
     /// `None` while there is no process.
     pub pid: Option<u32>,
+    /// It can run steps, as soon as all others can.
+    pub ready: bool,
     /// A word for people: `ready`, `loading`.
     pub state: &'static str,
     /// Processes that had this rank before.

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
+use engine::Health;
 
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
@@ -66,13 +67,17 @@ impl App {
         *self.stage.write().unwrap_or_else(PoisonError::into_inner) = stage;
     }
 
+    /// Where the model is now: what was set, and what has become of it since.
     pub fn stage(&self) -> LoadStage {
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match stage {
-            LoadStage::Ready(served) if served.service.has_stopped() => LoadStage::Failed(
-                "the model has stopped by a mistake of this program: start the server again".to_owned(),
-            ),
-            stage => stage,
+        let LoadStage::Ready(served) = stage else { return stage };
+        if served.service.has_stopped() {
+            let reason = "the model has stopped by a mistake of this program: start the server again";
+            return LoadStage::Failed(reason.to_owned());
+        }
+        match served.service.health() {
+            Health::Ready => LoadStage::Ready(served),
+            Health::Rebuilding { why } => LoadStage::Rebuilding { served, why },
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use engine::{EngineError, SamplingError, SubmitError};
+use engine::{EngineError, ExecutorError, Failure, SamplingError, SubmitError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -70,6 +70,11 @@ impl ApiError {
 
     pub fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Unavailable, message) }
+    }
+
+    /// A part of the model's processes is gone and comes back: the same request may succeed later.
+    pub fn rank_lost(message: impl Into<String>) -> Self {
+        Self::unavailable(message, SOON).code("rank_lost")
     }
 
     pub fn shutting_down() -> Self {
@@ -186,7 +191,24 @@ impl From<EngineError> for ApiError {
             EngineError::QueueFull { retry_after, .. } => {
                 Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Overloaded, message) }.code("queue_full")
             }
-            EngineError::Busy | EngineError::Executor(_) => Self::internal(message),
+            EngineError::Executor(error) => Self::from(&*error),
+            EngineError::Busy => Self::internal(message),
+        }
+    }
+}
+
+impl From<&ExecutorError> for ApiError {
+    fn from(error: &ExecutorError) -> Self {
+        let message = error.to_string();
+        if error.is_lost() { Self::rank_lost(message) } else { Self::internal(message) }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Executor(error) => Self::from(&*error),
+            Failure::Sample(_) | Failure::Constraint(_) => Self::internal(failure.to_string()),
         }
     }
 }
@@ -209,5 +231,30 @@ impl From<SubmitError> for ApiError {
             SubmitError::Draining => Self::shutting_down(),
             SubmitError::Stopped => Self::internal(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_lost_rank_comes_back_and_other_failures_of_the_executor_do_not() {
+        let check = |error: ExecutorError, status: StatusCode, code: Option<&str>, types: (&str, &str)| {
+            let error = Arc::new(error);
+            let refused = ApiError::from(SubmitError::Refused(EngineError::Executor(Arc::clone(&error))));
+            let failed = ApiError::from(Failure::Executor(error));
+            assert_eq!(refused, failed);
+            assert_eq!((failed.status(), failed.code), (status, code));
+            assert_eq!(failed.retry_after.is_some(), code.is_some());
+            assert_eq!((failed.openai().error.r#type, failed.anthropic().error.r#type), types);
+        };
+        let lost = ExecutorError::Lost { why: "rank 1: its process ended".into() };
+        let away = ("service_unavailable", "overloaded_error");
+        check(lost, StatusCode::SERVICE_UNAVAILABLE, Some("rank_lost"), away);
+        let broken = ("server_error", "api_error");
+        check(ExecutorError::Idle, StatusCode::INTERNAL_SERVER_ERROR, None, broken);
+        check(ExecutorError::OutOfSessions { max: 1 }, StatusCode::INTERNAL_SERVER_ERROR, None, broken);
     }
 }

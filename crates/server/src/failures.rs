@@ -15,7 +15,7 @@ const FAILURES: [(&str, &str); 8] = [
     ("415", "The body is not JSON"),
     ("429", "Too many requests are waiting"),
     ("500", "The model failed"),
-    ("503", "The model is not loaded yet, or not any more"),
+    ("503", "The model is not loaded yet, or not any more, or is being rebuilt"),
 ];
 
 /// The failures of OpenAI's APIs, and of those that have its form.

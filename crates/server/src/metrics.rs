@@ -3,11 +3,13 @@
 //! Times are taken on the engine's thread as events pass, so that a slow reader does not look like a slow model. What the
 //! engine counts itself is read when somebody asks.
 
+mod ranks;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use engine::{EventKind, FinishReason, Stats};
+use engine::{EventKind, FinishReason, RankReport, Service, Stats};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -15,6 +17,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+
+use ranks::RankMetrics;
 
 /// Seconds: from a cached prompt on a GPU to a long one on an old machine.
 const FIRST_TOKEN_BUCKETS: [f64; 14] =
@@ -27,8 +31,15 @@ pub struct Metrics {
     registry: Registry,
     requests: RequestMetrics,
     engine: EngineMetrics,
-    /// The engine's counts that are already in the counters.
-    told: Mutex<Stats>,
+    ranks: RankMetrics,
+    told: Mutex<Told>,
+}
+
+/// Counts that are already in the counters.
+#[derive(Default)]
+struct Told {
+    stats: Stats,
+    ranks: Vec<RankReport>,
 }
 
 /// How long parts of a request take, and how it ends. Clones share their numbers.
@@ -59,6 +70,7 @@ struct EngineMetrics {
     prefilled: Counter,
     generated: Counter,
     preemptions: Counter,
+    replays: Counter,
     steps: Counter,
 }
 
@@ -69,7 +81,9 @@ impl Metrics {
         let requests = RequestMetrics::new(&mut registry);
         let engine = EngineMetrics::default();
         engine.register(&mut registry);
-        Self { registry, requests, engine, told: Mutex::default() }
+        let ranks = RankMetrics::default();
+        ranks.register(&mut registry);
+        Self { registry, requests, engine, ranks, told: Mutex::default() }
     }
 
     /// Follows one request from now on.
@@ -84,13 +98,15 @@ impl Metrics {
         }
     }
 
-    /// The text that Prometheus reads. `stats` are the engine's, where there is one.
-    pub fn text(&self, stats: Option<Stats>) -> String {
-        if let Some(stats) = stats {
+    /// The text that Prometheus reads, with what the engine counts, where there is one.
+    pub fn text(&self, service: Option<&Service>) -> String {
+        if let Some(service) = service {
             // Under the lock, so that two who read at once do not both add the same difference.
             let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            self.engine.update(&stats, &told);
-            *told = stats;
+            let now = Told { stats: service.stats(), ranks: service.ranks() };
+            self.engine.update(&now.stats, &told.stats);
+            self.ranks.update(&now.ranks, &told.ranks);
+            *told = now;
         }
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string does not fail");
@@ -137,6 +153,7 @@ impl EngineMetrics {
             ("prefilled_tokens", "Prompt tokens that were computed", &self.prefilled),
             ("generated_tokens", "Tokens of answers", &self.generated),
             ("preemptions", "Times that a request gave its pages up and began again", &self.preemptions),
+            ("replays", "Times that a request began again because a rank was lost", &self.replays),
             ("steps", "Steps of the engine", &self.steps),
         ];
         for (name, help, counter) in counters {
@@ -158,6 +175,7 @@ impl EngineMetrics {
         grow(&self.prefilled, now.prefilled_tokens, told.prefilled_tokens);
         grow(&self.generated, now.decoded_tokens, told.decoded_tokens);
         grow(&self.preemptions, now.preemptions, told.preemptions);
+        grow(&self.replays, now.replays, told.replays);
         grow(&self.steps, now.steps, told.steps);
     }
 }

@@ -8,6 +8,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use engine::RankReport;
 use serde::Serialize;
 use tracing::{Instrument, info, info_span};
 use utoipa::ToSchema;
@@ -43,14 +44,14 @@ pub struct Health {
     get, path = "/ready", tag = "server",
     responses(
         (status = 200, description = "It can", body = Readiness),
-        (status = 503, description = "Not yet, or not any more", body = Readiness),
+        (status = 503, description = "Not yet, not any more, or not at the moment", body = Readiness),
     )
 )]
 async fn ready(State(app): State<Shared>) -> Response {
     let stage = app.stage();
     let readiness = Readiness::new(&app.config().model, &stage);
-    match stage.served() {
-        Ok(_) => Json(readiness).into_response(),
+    match stage.check_ready() {
+        Ok(()) => Json(readiness).into_response(),
         Err(error) => {
             let wait = error.retry_after.map_or(1, |wait| wait.as_secs());
             (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, wait.to_string())], Json(readiness))
@@ -62,7 +63,7 @@ async fn ready(State(app): State<Shared>) -> Response {
 #[derive(Serialize, ToSchema)]
 pub struct Readiness {
     model: String,
-    /// `loading`, `ready`, `failed` or `draining`
+    /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
     #[schema(value_type = String)]
     state: &'static str,
     /// Why it is not ready
@@ -86,7 +87,7 @@ impl Readiness {
             LoadStage::Loading(progress) => Some(ProgressBody::from(progress)),
             _ => None,
         };
-        let reason = stage.served().err().map(|error| error.message);
+        let reason = stage.check_ready().err().map(|error| error.message);
         Self { model: model.to_owned(), state: stage.name(), reason, progress }
     }
 }
@@ -107,8 +108,9 @@ impl From<&Progress> for ProgressBody {
     )
 )]
 async fn metrics(State(app): State<Shared>) -> Response {
-    let stats = app.stage().served().ok().map(|served| served.service.stats());
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], app.metrics().text(stats)).into_response()
+    let served = app.stage().served().ok();
+    let text = app.metrics().text(served.as_ref().map(|served| &served.service));
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -142,6 +144,7 @@ async fn status(State(app): State<Shared>) -> Json<Status> {
         },
         requests: RequestStatus { running: stats.running, waiting: stats.waiting, finished: stats.finished.total() },
         tokens: TokenStatus { prompt_total: stats.prefix_lookup_tokens, generated_total: stats.decoded_tokens },
+        ranks: served.map_or_else(Vec::new, |served| served.service.ranks().iter().map(RankStatus::from).collect()),
         uptime_s: app.uptime().as_secs_f64(),
     })
 }
@@ -149,7 +152,7 @@ async fn status(State(app): State<Shared>) -> Json<Status> {
 #[derive(Serialize, ToSchema)]
 pub struct Status {
     model: String,
-    /// `loading`, `ready`, `failed` or `draining`
+    /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
     #[schema(value_type = String)]
     state: &'static str,
     reason: Option<String>,
@@ -160,6 +163,8 @@ pub struct Status {
     kv: KvStatus,
     requests: RequestStatus,
     tokens: TokenStatus,
+    /// The processes that share the model, where there are several
+    ranks: Vec<RankStatus>,
     uptime_s: f64,
 }
 
@@ -182,6 +187,47 @@ pub struct RequestStatus {
 pub struct TokenStatus {
     prompt_total: u64,
     generated_total: u64,
+}
+
+/// One of the processes that share the model
+#[derive(Serialize, ToSchema)]
+pub struct RankStatus {
+    rank: usize,
+    ready: bool,
+    /// A word for people, such as `ready`, `starting` or `loading`
+    #[schema(value_type = String)]
+    state: &'static str,
+    /// Of its process, while there is one
+    pid: Option<u32>,
+    /// Processes that had this rank before
+    restarts: u64,
+    weight_bytes: u64,
+    kv_bytes: u64,
+    resident_bytes: u64,
+    /// Since its process began
+    steps: u64,
+    /// Time in steps
+    step_s: f64,
+    /// That part of it in which it waited for the other ranks
+    wait_s: f64,
+}
+
+impl From<&RankReport> for RankStatus {
+    fn from(report: &RankReport) -> Self {
+        Self {
+            rank: report.rank.index(),
+            ready: report.ready,
+            state: report.state,
+            pid: report.pid,
+            restarts: report.restarts,
+            weight_bytes: report.weight_bytes,
+            kv_bytes: report.kv_bytes,
+            resident_bytes: report.resident_bytes,
+            steps: report.steps,
+            step_s: report.step_time.as_secs_f64(),
+            wait_s: report.wait_time.as_secs_f64(),
+        }
+    }
 }
 
 /// One span for each request, and one line when its response begins.

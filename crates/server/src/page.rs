@@ -93,6 +93,7 @@ static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
         "app/memory.js"
         "app/message.js"
         "app/plot.js"
+        "app/ranks.js"
         "app/server.js"
         "app/settings.js"
         "app/sidebar.js"
@@ -103,6 +104,7 @@ static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
         "app/theme.js"
         "app/toast.js"
         "app/transcript.js"
+        "app/units.js"
     })
 });
 

@@ -10,6 +10,11 @@ use crate::served::Served;
 pub enum LoadStage {
     Loading(Progress),
     Ready(Arc<Served>),
+    /// It lost a part of itself, and gets it back; why. Requests are taken, and wait.
+    Rebuilding {
+        served: Arc<Served>,
+        why: Arc<str>,
+    },
     /// It will not become ready, or has stopped; why.
     Failed(String),
     /// Answers under way are finished, new ones are not begun.
@@ -36,14 +41,24 @@ impl LoadStage {
         match self {
             Self::Loading(_) => "loading",
             Self::Ready(_) => "ready",
+            Self::Rebuilding { .. } => "rebuilding",
             Self::Failed(_) => "failed",
             Self::Draining => "draining",
         }
     }
 
+    /// That a request would be run at once, but for others before it.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        match self {
+            Self::Rebuilding { why, .. } => Err(ApiError::rank_lost(format!("the model is being rebuilt: {why}"))),
+            stage => stage.served().map(drop),
+        }
+    }
+
+    /// The model that takes requests.
     pub fn served(&self) -> Result<Arc<Served>, ApiError> {
         match self {
-            Self::Ready(served) => Ok(Arc::clone(served)),
+            Self::Ready(served) | Self::Rebuilding { served, .. } => Ok(Arc::clone(served)),
             Self::Loading(Progress { doing, done, total }) => {
                 let message = format!("the model is not ready yet: {doing}, {done} of {total}");
                 Err(ApiError::unavailable(message, SOON).code("model_loading"))

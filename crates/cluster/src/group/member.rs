@@ -166,6 +166,7 @@ impl Member {
         RankReport {
             rank: self.rank,
             pid: self.process.as_ref().map(Process::pid),
+            ready: self.phase == Phase::Ready,
             state: self.phase.name(),
             restarts: self.starts.saturating_sub(1),
             weight_bytes,

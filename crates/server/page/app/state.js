@@ -3,12 +3,12 @@ import { announce } from './announcer.js';
 import { byId, setText } from './dom.js';
 
 export function showState(server) {
-  const { kind, words } = stateOf(server);
+  const { kind, words, why = words } = stateOf(server);
   const element = byId('state');
   // Progress changes every second: only arriving somewhere else is worth saying aloud.
   if (element.dataset.kind !== kind) announce(words);
   element.dataset.kind = kind;
-  element.title = words;
+  element.title = why;
   setText(element.querySelector('.words'), words);
 }
 
@@ -22,6 +22,8 @@ function stateOf({ error, status, model }) {
       return { kind: 'ready', words: name || 'ready' };
     case 'loading':
       return { kind: 'loading', words: `loading ${name}${percent(status.progress)}` };
+    case 'rebuilding':
+      return { kind: 'loading', words: `rebuilding ${name}`, why: status.reason ?? undefined };
     default:
       return { kind: 'failed', words: status.reason ?? `${name} ${status.state}` };
   }

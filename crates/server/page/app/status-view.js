@@ -1,7 +1,9 @@
 // The status tab: what GET /status says, and tokens per second made from its totals.
 import { byId, h, setText } from './dom.js';
 import { Plot } from './plot.js';
+import { Ranks } from './ranks.js';
 import { percent } from './state.js';
+import { bytes, count } from './units.js';
 
 export class StatusView {
   #fields = new Map(); // name -> element
@@ -11,6 +13,7 @@ export class StatusView {
   #used = h('i', { class: 'used' });
   #cached = h('i', { class: 'cached' });
   #progress = h('progress', { max: '1', 'aria-label': 'Loading', hidden: true });
+  #ranks = new Ranks();
   #before = null; // totals and time of the answer before this one
 
   constructor() {
@@ -25,11 +28,12 @@ export class StatusView {
       card('K/V cache', h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used, this.#cached),
         h('div', { class: 'thirds' }, this.#row('kv_used', 'In use', 'key-used'), this.#row('kv_cached', 'Prefixes kept', 'key-cached'), this.#row('kv_total', 'Room for', 'key-free'))),
       card('Speed', h('div', { class: 'plots' }, this.#generated.element, this.#prompt.element)),
+      this.#ranks.element,
       h('section', { id: 'cluster', hidden: true, 'aria-label': 'Cluster' })));
   }
 
   show({ status, error, model }) {
-    const problem = error?.message ?? (status?.state === 'failed' || status?.state === 'draining' ? status.reason : null);
+    const problem = error?.message ?? (status?.state === 'loading' ? null : status?.reason);
     this.#problem.hidden = !problem;
     if (problem) setText(this.#problem, problem);
     if (!status || error) {
@@ -60,6 +64,7 @@ export class StatusView {
     else this.#progress.removeAttribute('value');
     this.#used.style.width = share(kv.tokens_used, kv.tokens_total);
     this.#cached.style.width = share(kv.tokens_cached, kv.tokens_total);
+    this.#ranks.show(status.ranks ?? []);
     this.#addSpeed(tokens);
   }
 
@@ -85,19 +90,8 @@ function card(title, ...content) {
   return h('section', { class: 'card', 'aria-label': title }, h('h2', {}, title), ...content);
 }
 
-function count(value) {
-  return typeof value === 'number' ? value.toLocaleString('en') : '–';
-}
-
 function share(part = 0, whole = 0) {
   return `${whole > 0 ? Math.min(100, (part / whole) * 100) : 0}%`;
-}
-
-function bytes(value) {
-  if (typeof value !== 'number') return '–';
-  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
-  const unit = Math.min(Math.floor(Math.log10(Math.max(value, 1)) / 3), units.length - 1);
-  return `${(value / 1000 ** unit).toLocaleString('en', { maximumFractionDigits: 1 })} ${units[unit]}`;
 }
 
 function duration(seconds) {

@@ -53,7 +53,7 @@ pub async fn embed(
             EventKind::Refused(error) => return Err(error.into()),
             EventKind::Embedding(vector) => vectors[index] = normalised(vector),
             EventKind::Finished(finished) => match finished.reason {
-                FinishReason::Failed(failure) => return Err(ApiError::internal(failure.to_string())),
+                FinishReason::Failed(failure) => return Err(failure.into()),
                 FinishReason::Cancelled => return Err(ApiError::internal("the embedding was cancelled")),
                 _ => {}
             },

@@ -211,7 +211,7 @@ impl Answer {
                     FinishReason::Eos(_) | FinishReason::Complete => Finish::Stop,
                     FinishReason::Length | FinishReason::Context => Finish::Length,
                     FinishReason::Cancelled => return Err(ApiError::shutting_down()),
-                    FinishReason::Failed(failure) => return Err(ApiError::internal(failure.to_string())),
+                    FinishReason::Failed(failure) => return Err(failure.into()),
                 };
                 let said = choice.finish();
                 self.ready.extend(said.map(|part| (index, part)));

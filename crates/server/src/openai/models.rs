@@ -9,7 +9,6 @@ use utoipa::ToSchema;
 
 use crate::app::{App, Shared};
 use crate::error::{ApiError, OpenAiBody};
-use crate::state::LoadStage;
 
 pub fn router() -> Router<Shared> {
     // Names of models have slashes in them.
@@ -72,10 +71,7 @@ pub struct Model {
 
 impl Model {
     fn new(app: &App, name: &str) -> Self {
-        let max_model_len = match app.stage() {
-            LoadStage::Ready(served) => Some(served.context),
-            _ => None,
-        };
+        let max_model_len = app.stage().served().ok().map(|served| served.context);
         Self { id: name.to_owned(), object: "model", created: app.created(), owned_by: "consort", max_model_len }
     }
 }

@@ -7,6 +7,8 @@ mod chromium;
 mod failures;
 #[path = "../http/fixture.rs"]
 mod fixture;
+#[path = "../http/fragile.rs"]
+mod fragile;
 mod keeping;
 mod looks;
 mod markdown;

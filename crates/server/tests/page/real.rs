@@ -10,6 +10,7 @@ use tokio::runtime::Runtime;
 use types::SessionId;
 
 use crate::fixture;
+use crate::fragile::{Fragile, Switch, WHY};
 use crate::site::serve;
 use crate::tab::Tab;
 
@@ -152,6 +153,39 @@ fn a_server_with_keys_lets_nobody_in_without_one() {
         tab.click("#prompt");
         tab.write("Hello");
         tab.press("Enter");
+        tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
+        assert_eq!(tab.count(".error"), 0);
+    });
+}
+
+#[test]
+fn answers_wait_for_a_model_that_is_rebuilt() {
+    let switch = Switch::default();
+    let served = Arc::new(fixture::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
+    switch.lose();
+    on_real_page(&fixture::ready(fixture::config(), served), |tab| {
+        tab.wait_text("#state", "rebuilding tiny-qwen3");
+        set(tab, &[("max_tokens", "8")]);
+        tab.click("#prompt");
+        tab.write("Hello");
+        tab.press("Enter");
+        tab.click("#tab-status");
+        tab.wait_text("#status-waiting", "1");
+        tab.wait_text("#ranks tbody tr:last-child td", "absent");
+        tab.wait_text("#status .problem", WHY);
+        switch.mend();
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+        tab.wait_text("#ranks tbody tr:last-child td", "ready");
+        tab.click("#tab-chat");
+        tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
+
+        switch.lose_after(3);
+        tab.click(".assistant [aria-label='Ask again']");
+        tab.click("#tab-status");
+        tab.wait_text("#state", "rebuilding tiny-qwen3");
+        assert_eq!(tab.count(".message.running"), 1, "half an answer waits for its other half");
+        switch.mend();
+        tab.wait("!document.querySelector('.message.running')");
         tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
         assert_eq!(tab.count(".error"), 0);
     });

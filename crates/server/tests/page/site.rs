@@ -147,8 +147,22 @@ pub fn ready_status() -> Value {
         "kv": { "tokens_total": 65_536, "tokens_used": 9_300, "tokens_cached": 21_000 },
         "requests": { "running": 3, "waiting": 1, "finished": 128 },
         "tokens": { "prompt_total": 40_210, "generated_total": 18_544 },
+        "ranks": [],
         "uptime_s": 4521.5,
     })
+}
+
+/// The same, of a model that two ranks share.
+pub fn shared_status() -> Value {
+    let rank = |rank: u32, wait_s: f64| {
+        json!({
+            "rank": rank, "ready": true, "state": "ready", "pid": 4_100 + rank, "restarts": rank, "weight_bytes": 310_000_000,
+            "kv_bytes": 40_000_000, "resident_bytes": 402_500_000, "steps": 900, "step_s": 40.0, "wait_s": wait_s,
+        })
+    };
+    let mut status = ready_status();
+    status["ranks"] = json!([rank(0, 1.2), rank(1, 0.5)]);
+    status
 }
 
 async fn chat(State(script): State<Script>, headers: HeaderMap, Json(body): Json<Value>) -> Response {

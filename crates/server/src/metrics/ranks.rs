@@ -1,0 +1,134 @@
+//! Numbers of the processes that share a model, each with the label `rank`. Without such processes there are none.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use engine::RankReport;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Label {
+    rank: u64,
+}
+
+type Seconds = Counter<f64, AtomicU64>;
+
+#[derive(Default)]
+pub struct RankMetrics {
+    ready: Family<Label, Gauge>,
+    weight_bytes: Family<Label, Gauge>,
+    kv_bytes: Family<Label, Gauge>,
+    resident_bytes: Family<Label, Gauge>,
+    restarts: Family<Label, Counter>,
+    steps: Family<Label, Counter>,
+    step_time: Family<Label, Seconds>,
+    wait_time: Family<Label, Seconds>,
+}
+
+impl RankMetrics {
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("rank_ready", "1 if the rank can run steps", self.ready.clone());
+        let bytes = [
+            ("rank_weight", "Weights that the rank holds", &self.weight_bytes),
+            ("rank_kv", "Memory that the rank has for keys and values", &self.kv_bytes),
+            ("rank_resident", "Memory that the rank's process occupies", &self.resident_bytes),
+        ];
+        for (name, help, gauge) in bytes {
+            registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
+        }
+        registry.register("rank_restarts", "Processes that took the place of another", self.restarts.clone());
+        registry.register("rank_steps", "Steps that the rank has run", self.steps.clone());
+        let seconds = [
+            ("rank_step", "Time in steps", &self.step_time),
+            ("rank_collective_wait", "Time in steps in which the rank waited for others", &self.wait_time),
+        ];
+        for (name, help, counter) in seconds {
+            registry.register_with_unit(name, help, Unit::Seconds, counter.clone());
+        }
+    }
+
+    /// `told` is what is in the counters already.
+    pub fn update(&self, now: &[RankReport], told: &[RankReport]) {
+        for report in now {
+            let told = told.iter().find(|told| told.rank == report.rank);
+            let label = Label { rank: report.rank.index() as u64 };
+            self.ready.get_or_create(&label).set(i64::from(report.ready));
+            self.weight_bytes.get_or_create(&label).set(report.weight_bytes as i64);
+            self.kv_bytes.get_or_create(&label).set(report.kv_bytes as i64);
+            self.resident_bytes.get_or_create(&label).set(report.resident_bytes as i64);
+            let grow = |family: &Family<Label, Counter>, count: fn(&RankReport) -> u64| {
+                family.get_or_create(&label).inc_by(growth(count(report), told.map(count)));
+            };
+            grow(&self.restarts, |report| report.restarts);
+            grow(&self.steps, |report| report.steps);
+            let pass = |family: &Family<Label, Seconds>, time: fn(&RankReport) -> Duration| {
+                let micros = |report| time(report).as_micros() as u64;
+                family.get_or_create(&label).inc_by(growth(micros(report), told.map(micros)) as f64 * 1e-6);
+            };
+            pass(&self.step_time, |report| report.step_time);
+            pass(&self.wait_time, |report| report.wait_time);
+        }
+    }
+}
+
+/// What has been added to a count. A process that took the place of another counts from 0.
+fn growth(now: u64, told: Option<u64>) -> u64 {
+    now.checked_sub(told.unwrap_or(0)).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus_client::encoding::text::encode;
+    use types::WorldSize;
+
+    fn report(index: u16, restarts: u64, steps: u64) -> RankReport {
+        RankReport {
+            rank: WorldSize::new(2).unwrap().rank(index).unwrap(),
+            pid: Some(7),
+            ready: restarts == 0,
+            state: "ready",
+            restarts,
+            weight_bytes: 100,
+            kv_bytes: 20,
+            resident_bytes: 150,
+            steps,
+            step_time: Duration::from_millis(10 * steps),
+            wait_time: Duration::from_millis(steps),
+        }
+    }
+
+    #[test]
+    fn counts_go_on_when_a_process_takes_the_place_of_another() {
+        let mut registry = Registry::default();
+        let metrics = RankMetrics::default();
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        assert!(!text.contains("rank="), "{text}");
+
+        let (before, after) = ([report(0, 0, 50), report(1, 0, 40)], [report(0, 0, 60), report(1, 1, 3)]);
+        metrics.update(&before, &[]);
+        metrics.update(&after, &before);
+        text.clear();
+        encode(&mut text, &registry).unwrap();
+        for line in [
+            r#"rank_ready{rank="0"} 1"#,
+            r#"rank_ready{rank="1"} 0"#,
+            r#"rank_restarts_total{rank="1"} 1"#,
+            r#"rank_steps_total{rank="0"} 60"#,
+            r#"rank_steps_total{rank="1"} 43"#,
+            r#"rank_step_seconds_total{rank="0"} 0.6"#,
+            r#"rank_collective_wait_seconds_total{rank="0"} 0.06"#,
+            r#"rank_weight_bytes{rank="0"} 100"#,
+            r#"rank_kv_bytes{rank="0"} 20"#,
+            r#"rank_resident_bytes{rank="1"} 150"#,
+        ] {
+            assert!(text.lines().any(|own| own == line), "{line} is missing:\n{text}");
+        }
+    }
+}

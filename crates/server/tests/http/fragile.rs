@@ -1,0 +1,151 @@
+//! `Fragile`: an executor that loses a part of itself when a test wants it, as a group of ranks does.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use engine::{Capacity, Executor, ExecutorError, Health, Local, Opened, Prefix, RankReport, StepOutput, StepPlan};
+use kernels::cpu::CpuBackend;
+use types::{SessionId, WorldSize};
+
+pub const WHY: &str = "rank 1: its process ended";
+
+/// What the test holds of it.
+#[derive(Clone, Default)]
+pub struct Switch(Arc<(Mutex<State>, Condvar)>);
+
+#[derive(Default)]
+struct State {
+    lost: bool,
+    /// Steps that go well before it is lost.
+    steps_left: Option<usize>,
+    losses: u64,
+}
+
+impl Switch {
+    pub fn lose(&self) {
+        self.lock().lose();
+    }
+
+    /// The step after the next `steps` fails.
+    pub fn lose_after(&self, steps: usize) {
+        self.lock().steps_left = Some(steps);
+    }
+
+    pub fn mend(&self) {
+        self.lock().lost = false;
+        self.0.1.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.0.lock().unwrap()
+    }
+}
+
+impl State {
+    fn lose(&mut self) {
+        self.lost = true;
+        self.losses += 1;
+    }
+}
+
+pub struct Fragile {
+    local: Local<CpuBackend>,
+    sessions: Vec<SessionId>,
+    switch: Switch,
+}
+
+impl Fragile {
+    pub fn new(local: Local<CpuBackend>, switch: &Switch) -> Self {
+        Self { local, sessions: Vec::new(), switch: switch.clone() }
+    }
+
+    fn check_whole(&mut self) -> Result<(), ExecutorError> {
+        if self.switch.lock().lost {
+            self.sessions.drain(..).for_each(|session| self.local.close(session));
+            return Err(ExecutorError::Lost { why: WHY.into() });
+        }
+        Ok(())
+    }
+}
+
+impl Executor for Fragile {
+    fn depth(&self) -> usize {
+        self.local.depth()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.local.capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+        self.check_whole()?;
+        let opened = self.local.open(tokens_max, prefix)?;
+        self.sessions.push(opened.session);
+        Ok(opened)
+    }
+
+    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
+        self.check_whole()?;
+        let opened = self.local.fork(from, tokens, tokens_max)?;
+        self.sessions.push(opened.session);
+        Ok(opened)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        self.check_whole()?;
+        self.local.truncate(session, tokens)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        self.local.close(session);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let mut state = self.switch.lock();
+        match state.steps_left {
+            Some(0) => {
+                state.steps_left = None;
+                state.lose();
+            }
+            Some(steps) => state.steps_left = Some(steps - 1),
+            None => {}
+        }
+        drop(state);
+        self.check_whole()?;
+        self.local.submit(plan)
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        self.local.collect(output)
+    }
+
+    fn attend(&mut self, wait: Duration) -> Health {
+        if self.check_whole().is_ok() {
+            return Health::Ready;
+        }
+        let (state, mended) = &*self.switch.0;
+        let state = mended.wait_timeout_while(state.lock().unwrap(), wait, |state| state.lost).unwrap().0;
+        if state.lost { Health::Rebuilding { why: WHY.into() } } else { Health::Ready }
+    }
+
+    fn ranks(&self) -> Vec<RankReport> {
+        let State { lost, losses, .. } = *self.switch.lock();
+        let report = |rank: types::Rank| {
+            let is_gone = lost && rank.index() == 1;
+            RankReport {
+                rank,
+                pid: (!is_gone).then_some(4000 + rank.index() as u32),
+                ready: !is_gone,
+                state: if is_gone { "absent" } else { "ready" },
+                restarts: if rank.index() == 1 { losses } else { 0 },
+                weight_bytes: 3 << 20,
+                kv_bytes: 1 << 20,
+                resident_bytes: 5 << 20,
+                steps: 200,
+                step_time: Duration::from_secs(4),
+                wait_time: Duration::from_millis(500),
+            }
+        };
+        WorldSize::new(2).unwrap().ranks().map(report).collect()
+    }
+}
