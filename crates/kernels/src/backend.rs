@@ -252,6 +252,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Waits for all ops on `buffer` and copies rows out.
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError>;
 
+    /// The first rows of `buffer`, to read and overwrite in place, where the backend keeps them in this process's memory.
+    fn host_rows<'a>(&self, buffer: &'a mut Self::Buffer, rows: usize) -> Option<&'a mut [f32]> {
+        let _ = (buffer, rows);
+        None
+    }
+
     // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.
 
     /// `out[i] = scale * table[tokens[i] - first]` for every row of the step: `table` holds the vocabulary from token

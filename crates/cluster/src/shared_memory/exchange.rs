@@ -1,5 +1,6 @@
-//! `Exchange`: a seat as the `Collective` of a backend. Activations pass through this process's memory on the way, and
-//! through the segment in pieces of whole rows, so that a segment of any size serves steps of any size. All ranks cut alike.
+//! `Exchange`: a seat as the `Collective` of a backend. Activations are exchanged where they lie if that is this process's memory, else they
+//! pass through it. They go through the segment in pieces of whole rows, so that a segment of any size serves steps of any size, and a piece is
+//! still in the cache when another rank reads it. All ranks cut alike.
 
 use std::cell::RefCell;
 
@@ -50,6 +51,9 @@ impl Exchange {
         let Inner { seat, values, .. } = &mut *self.inner.borrow_mut();
         let cols = backend.columns(buffer);
         let piece = piece_elements(seat, cols)?;
+        if let Some(values) = backend.host_rows(buffer, rows) {
+            return Ok(values.chunks_mut(piece).try_for_each(|piece| exchange(seat, piece))?);
+        }
         let values = room(values, rows.saturating_mul(cols)).map_err(|error| leave(seat, error))?;
         backend.read(buffer, 0..rows, values).map_err(|error| leave(seat, error))?;
         values.chunks_mut(piece).try_for_each(|piece| exchange(seat, piece))?;
@@ -105,13 +109,16 @@ fn leave(seat: &Seat, error: BackendError) -> CollectiveError {
     CollectiveError::Backend(error)
 }
 
-/// Elements of the most whole rows of `cols` columns that an exchange can take.
+/// Elements of a piece, if rows are not longer: both slots of a few ranks fit in a core's own cache.
+const PIECE_ELEMENTS: usize = 1 << 16;
+
+/// Elements of the most whole rows of `cols` columns that one exchange takes.
 fn piece_elements(seat: &Seat, cols: usize) -> Result<usize, GroupError> {
     let elements_max = seat.elements_max();
     if cols > elements_max {
         return Err(GroupError::TooLarge { elements: cols, elements_max });
     }
-    let rows = elements_max.checked_div(cols).unwrap_or(0);
+    let rows = elements_max.min(PIECE_ELEMENTS.max(cols)).checked_div(cols).unwrap_or(0);
     Ok((rows * cols).max(1)) // without columns there is nothing to cut
 }
 

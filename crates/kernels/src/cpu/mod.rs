@@ -374,6 +374,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn host_rows<'a>(&self, buffer: &'a mut Buffer, rows: usize) -> Option<&'a mut [f32]> {
+        Some(buffer.rows_mut(rows))
+    }
+
     fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, first: usize, scale: f32) {
         let cols = out.cols;
         assert_eq!(cols, table.cols);

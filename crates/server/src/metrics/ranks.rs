@@ -27,6 +27,9 @@ pub struct RankMetrics {
     steps: Family<Label, Counter>,
     step_time: Family<Label, Seconds>,
     wait_time: Family<Label, Seconds>,
+    send_time: Family<Label, Seconds>,
+    drains: Family<Label, Counter>,
+    drain_max: Family<Label, Gauge<f64, AtomicU64>>,
 }
 
 impl RankMetrics {
@@ -41,10 +44,15 @@ impl RankMetrics {
             registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
         }
         registry.register("rank_restarts", "Processes that took the place of another", self.restarts.clone());
+        let drains = "Times that the rank had to leave a step because another was lost";
+        registry.register("rank_drains", drains, self.drains.clone());
+        let longest = "The longest that the rank took to leave such a step";
+        registry.register_with_unit("rank_drain_max", longest, Unit::Seconds, self.drain_max.clone());
         registry.register("rank_steps", "Steps that the rank has run", self.steps.clone());
         let seconds = [
             ("rank_step", "Time in steps", &self.step_time),
             ("rank_collective_wait", "Time in steps in which the rank waited for others", &self.wait_time),
+            ("rank_send", "Time that it took to hand the rank its requests", &self.send_time),
         ];
         for (name, help, counter) in seconds {
             registry.register_with_unit(name, help, Unit::Seconds, counter.clone());
@@ -65,12 +73,15 @@ impl RankMetrics {
             };
             grow(&self.restarts, |report| report.restarts);
             grow(&self.steps, |report| report.steps);
+            grow(&self.drains, |report| report.drains);
+            self.drain_max.get_or_create(&label).set(report.drain_max.as_secs_f64());
             let pass = |family: &Family<Label, Seconds>, time: fn(&RankReport) -> Duration| {
                 let micros = |report| time(report).as_micros() as u64;
                 family.get_or_create(&label).inc_by(growth(micros(report), told.map(micros)) as f64 * 1e-6);
             };
             pass(&self.step_time, |report| report.step_time);
             pass(&self.wait_time, |report| report.wait_time);
+            pass(&self.send_time, |report| report.send_time);
         }
     }
 }
@@ -99,6 +110,9 @@ mod tests {
             steps,
             step_time: Duration::from_millis(10 * steps),
             wait_time: Duration::from_millis(steps),
+            send_time: Duration::ZERO,
+            drains: 0,
+            drain_max: Duration::ZERO,
         }
     }
 

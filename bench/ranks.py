@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""What sharing a model among rank processes costs: N ranks with one thread each beside one process with N threads.
+
+Both sides run `consort bench` on the same file, in turns, several rounds; the table has the medians and their ratio, and the share of
+the ranks' time that went into collectives. Models are made as for compare.py.
+"""
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import compare
+
+
+def main() -> None:
+    options = parse_options()
+    libs = compare.install_peer()
+    print(f"{options.ranks} ranks with 1 thread each | 1 process with {options.ranks} threads; median of {options.rounds} rounds")
+    print("| model | test | ranks, tokens/s | one process | ratio | in collectives |\n|---|---|---|---|---|---|")
+    for name in options.models:
+        path = compare.make_model(name, libs)
+        speeds: dict[tuple[str, str], list[float]] = {}
+        shares: list[float] = []
+        for number in range(options.rounds):
+            sides = ["ranks", "one"] if number % 2 == 0 else ["one", "ranks"]
+            for side in sides:
+                for line in bench(options, path, side):
+                    if "test" in line:
+                        speeds.setdefault((line["test"], side), []).append(statistics.median(line["tokens_per_s"]))
+                    else:
+                        shares.append(line["collective_percent"])
+        for test in dict.fromkeys(test for test, _ in speeds):
+            ranks, one = (statistics.median(speeds[test, side]) for side in ("ranks", "one"))
+            share = f"{statistics.median(shares):.1f} %"
+            print(f"| {name} | {test} | {ranks:.1f} | {one:.1f} | {ranks / one:.2f} | {share} |", flush=True)
+
+
+def bench(options: argparse.Namespace, model: Path, side: str) -> list[dict]:
+    command = [str(options.consort), "bench", str(model), "--json", "-r", "1"]
+    command += ["-p", str(options.prompt), "-n", str(options.generate)]
+    command += ["-t", "1", "--tensor-parallel", str(options.ranks)] if side == "ranks" else ["-t", str(options.ranks)]
+    return [json.loads(line) for line in compare.run_quietly(command).splitlines()]
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["q8_0", "q4_k_m", "bf16"], help="as in compare.py")
+    parser.add_argument("--consort", type=Path, default=compare.HERE.parent / "target/release/consort")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("-r", "--rounds", type=int, default=3)
+    parser.add_argument("-p", "--prompt", type=int, default=512)
+    parser.add_argument("-n", "--generate", type=int, default=64)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
