@@ -4,3 +4,4 @@
 
 pub mod protocol;
 pub mod shared_memory;
+pub mod tcp;
