@@ -155,13 +155,33 @@ impl Mesh {
         });
         let due = |rank| Some(exact.bytes(rows * share(rank).len()));
         self.phase(&mut wires, Call::Gather, elements, |_| message.clone(), due)?;
-        for wire in wires.iter() {
-            let share = share(wire.peer());
-            let theirs = wire.payload().chunks_exact(exact.bytes(share.len()).max(1));
-            values
-                .chunks_exact_mut(cols)
-                .zip(theirs)
-                .for_each(|(row, bytes)| exact.read(bytes, &mut row[share.clone()]));
+        wires.iter().for_each(|wire| read_columns(wire.payload(), share(wire.peer()), cols, values));
+        Ok(())
+    }
+
+    /// Each rank brings `rows` rows of its `share` of `cols` columns. `whole`, which only the first rank has, gets all of
+    /// them.
+    pub fn gather_columns(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        share: impl Fn(Rank) -> Range<usize>,
+        part: &[f32],
+        whole: Option<&mut [f32]>,
+    ) -> Result<(), MeshError> {
+        let (exact, call, elements, own) = (Encoding::F32, Call::Columns, rows * cols, share(self.rank));
+        let is_first = self.rank.index() == 0;
+        assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
+        assert_eq!(whole.is_some(), is_first, "the first rank, and no other, has room for all");
+        self.check(elements)?;
+        let abort = self.abort.clone();
+        let mut wires = abort.wires();
+        let message = self.compose(call, elements, |bytes| exact.append(part, bytes));
+        let send = |rank: Rank| if rank.index() == 0 { message.clone() } else { 0..0 };
+        let due = |rank| is_first.then(|| exact.bytes(rows * share(rank).len()));
+        self.phase(&mut wires, call, elements, send, due)?;
+        if let Some(whole) = whole {
+            read_columns(&self.outgoing[HEAD_BYTES..], own, cols, whole);
+            wires.iter().for_each(|wire| read_columns(wire.payload(), share(wire.peer()), cols, whole));
         }
         Ok(())
     }
@@ -337,6 +357,13 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         self.abort.lost(self.rank);
     }
+}
+
+/// Fills the columns `share` of rows of `cols` with the values that `bytes` hold.
+fn read_columns(bytes: &[u8], share: Range<usize>, cols: usize, rows: &mut [f32]) {
+    let (exact, width) = (Encoding::F32, share.len());
+    let parts = bytes.chunks_exact(exact.bytes(width).max(1));
+    rows.chunks_exact_mut(cols).zip(parts).for_each(|(row, part)| exact.read(part, &mut row[share.clone()]));
 }
 
 /// Sleeps until a wire can go on, a tick at most. One whose other side is closed shows all that came when it is used:

@@ -19,6 +19,8 @@ pub(super) enum Call {
     /// Everyone tells the sums of its share.
     Summed,
     Gather,
+    /// The first rank has the columns of all.
+    Columns,
     Broadcast(Rank),
 }
 
@@ -46,7 +48,8 @@ impl Head {
             Call::Scatter => (3, 0),
             Call::Summed => (4, 0),
             Call::Gather => (5, 0),
-            Call::Broadcast(root) => (6, root.index() as u64),
+            Call::Columns => (6, 0),
+            Call::Broadcast(root) => (7, root.index() as u64),
         };
         Self { sequence, word: kind << 56 | detail << 40 | elements as u64 }
     }
@@ -109,7 +112,7 @@ mod tests {
             let root = WorldSize::new(4).unwrap().rank(root).unwrap();
             let calls = [
                 Call::Greet(Encoding::F32), Call::Greet(Encoding::Q8), Call::Sum, Call::Scatter, Call::Summed, Call::Gather,
-                Call::Broadcast(root),
+                Call::Columns, Call::Broadcast(root),
             ];
             for (index, call) in calls.into_iter().enumerate() {
                 let head = Head::new(sequence, call, elements);

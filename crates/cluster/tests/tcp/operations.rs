@@ -87,6 +87,30 @@ fn every_rank_gets_the_columns_of_all() {
 }
 
 #[test]
+fn the_first_rank_gets_the_columns_of_all_from_parts() {
+    watched(|| {
+        for size in 1..=4 {
+            for (rows, cols) in [(1, 1), (3, 7), (2, 101), (0, 3)] {
+                all(size, OPTIONS, |mesh| {
+                    let share = |rank: Rank| rank.share(cols);
+                    let part = |rank: Rank| numbers(rank, 0, rows * share(rank).len());
+                    let (own, is_first) = (part(mesh.rank()), mesh.rank().index() == 0);
+                    let mut all = vec![f32::NAN; if is_first { rows * cols } else { 0 }];
+                    mesh.gather_columns([rows, cols], share, &own, is_first.then_some(&mut all[..])).unwrap();
+                    for (index, value) in all.iter().enumerate() {
+                        let (row, column) = (index / cols, index % cols);
+                        let owner = mesh.rank().world().ranks().find(|&rank| share(rank).contains(&column)).unwrap();
+                        let place = row * share(owner).len() + column - share(owner).start;
+                        assert_eq!(value.to_bits(), part(owner)[place].to_bits());
+                    }
+                    mesh.all_reduce(&mut [1.0]).unwrap();
+                });
+            }
+        }
+    });
+}
+
+#[test]
 fn thousands_of_operations_in_a_row_do_not_mix() {
     watched(|| {
         all(3, OPTIONS, |mesh| {
