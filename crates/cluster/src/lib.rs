@@ -3,10 +3,13 @@
 
 #![deny(unsafe_code)]
 
+mod exchange;
 pub mod group;
 mod memory;
 pub mod protocol;
 pub mod shared_memory;
+pub mod tcp;
 pub mod worker;
 
+pub use exchange::{EXCHANGE_ELEMENTS_MAX, Exchange, Joint};
 pub use memory::{InsufficientMemory, check_memory, memory_available};

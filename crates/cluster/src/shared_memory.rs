@@ -1,7 +1,7 @@
 //! Collectives between the ranks of one host, over a memfd that all of them map.
 //!
 //! A supervisor makes a [`Segment`] and hands its descriptor to the ranks; each attaches, takes its [`Seat`] and runs
-//! the collectives on slices, or as a `model::Collective` through [`Exchange`]. Whoever sees a rank fail raises an
+//! the collectives on slices, or as a `model::Collective` through [`Exchange`](crate::Exchange). Whoever sees a rank fail raises an
 //! [`Abort`], and every wait ends. A sum is always taken in the order of the ranks, so a run repeats bit for bit.
 //!
 //! # How an exchange works
@@ -31,12 +31,10 @@
 mod barrier;
 #[cfg(test)]
 mod barrier_model;
-mod exchange;
 mod mapping;
 mod seat;
 mod segment;
 
 pub use barrier::{Generation, GroupError};
-pub use exchange::{EXCHANGE_ELEMENTS_MAX, Exchange};
 pub use seat::Seat;
 pub use segment::{Abort, GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};

@@ -1,13 +1,17 @@
-//! A model that ranks share over shared memory answers as the whole model does. Ranks are threads here, each with a mapping, a
+//! A model that ranks share over shared memory or TCP answers as the whole model does. Ranks are threads here, each with a mapping, a
 //! backend and a share of its own.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use cluster::shared_memory::{EXCHANGE_ELEMENTS_MAX, Exchange, GroupLimits, Segment};
+use cluster::shared_memory::{Generation, GroupLimits, Segment};
+use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
+use cluster::{EXCHANGE_ELEMENTS_MAX, Exchange};
 use engine::{
     Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, Role, StepOutput, StepPlan, Want, inspect,
 };
@@ -22,6 +26,10 @@ const LIMITS: Limits =
     Limits { step: StepLimits { rows: 64, sequences: 4, pages: 64 }, wanted: 64, kv_pages: 32, positions: 400 };
 /// How far logits may be from those of the whole model: partial sums are rounded.
 const APART_MAX: f32 = 1e-3;
+/// How far they may be, as a share of their size, when sums travel as eight bits.
+const Q8_APART_MAX: f32 = 0.05;
+/// Longer than anything takes that does not hang.
+const LONG: Duration = Duration::from_secs(120);
 
 /// All ranks of a group, driven in step.
 struct Group(Vec<Local<CpuBackend>>);
@@ -40,6 +48,31 @@ impl Group {
             Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         });
         Self(ranks.collect())
+    }
+
+    /// The same with ranks that are connected over TCP.
+    fn load_over_tcp(folder: &Path, world: WorldSize, encoding: Encoding) -> Self {
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let key = ClusterKey::from_passphrase("the key of all tests").unwrap();
+        let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        let options = MeshOptions { elements_max: 1 << 14, encoding, stall_deadline: LONG };
+        let load = |(rank, listener)| {
+            let place = Place { rank, listener, addresses: &addresses, generation: Generation(1) };
+            let mesh = Mesh::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();
+            let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+            let options = LoadOptions { keep: None, limits: LIMITS };
+            let collective = Box::new(Exchange::new(mesh));
+            Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
+        };
+        thread::scope(|scope| {
+            let ranks = world.ranks().zip(&listeners).map(|place| {
+                let load = &load;
+                scope.spawn(move || load(place))
+            });
+            let ranks: Vec<_> = ranks.collect();
+            Self(ranks.into_iter().map(|rank| rank.join().unwrap()).collect())
+        })
     }
 
     /// What all ranks give alike.
@@ -137,6 +170,37 @@ fn greedy_tokens_are_the_oracles_with_any_number_of_ranks() {
                 assert_eq!(found, greedy, "{architecture} on {world} ranks");
             }
         }
+    }
+}
+
+#[test]
+fn over_tcp_the_greedy_tokens_are_the_oracles_and_the_logits_those_of_shared_memory() {
+    for architecture in ARCHITECTURES {
+        let path = folder(architecture).join("model-f32");
+        for world in [2, 3].map(|world| WorldSize::new(world).unwrap()) {
+            let (prompt, greedy) = prompts(architecture).swap_remove(0);
+            let over_tcp = || Group::load_over_tcp(&path, world, Encoding::F32);
+            let found = inspect::greedy(&mut Engine::new(over_tcp(), 64), &prompt, greedy.len()).unwrap();
+            assert_eq!(found, greedy, "{architecture} on {} ranks", world.get());
+            assert_eq!(logits(&mut over_tcp(), &prompt), logits(&mut Group::load(&path, world), &prompt));
+        }
+    }
+}
+
+#[test]
+fn over_tcp_with_eight_bits_the_logits_are_near_and_repeat_bit_for_bit() {
+    let path = folder("llama").join("model-f32");
+    let (prompt, _) = prompts("llama").swap_remove(0);
+    let whole = logits(&mut Group::load(&path, WorldSize::ONE), &prompt);
+    for world in [2, 3].map(|world| WorldSize::new(world).unwrap()) {
+        let over_tcp = || logits(&mut Group::load_over_tcp(&path, world, Encoding::Q8), &prompt);
+        let found = over_tcp();
+        let apart: f32 = found.iter().zip(&whole).map(|(a, b)| (a - b).powi(2)).sum();
+        let size: f32 = whole.iter().map(|logit| logit.powi(2)).sum();
+        let share = (apart / size).sqrt();
+        println!("{} ranks: off by {share} of the size of the logits", world.get());
+        assert!(share <= Q8_APART_MAX, "{} ranks: {share}", world.get());
+        assert_eq!(over_tcp(), found);
     }
 }
 

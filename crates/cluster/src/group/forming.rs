@@ -8,9 +8,9 @@ use tracing::info;
 
 use super::member::{Expected, Phase};
 use super::supervisor::{Group, GroupConfig, Refusal, StartError, State};
+use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::Request;
 use crate::protocol::session::Capacity;
-use crate::shared_memory::EXCHANGE_ELEMENTS_MAX;
 
 /// Times that a rank may fail before a group that never ran is given up.
 const START_FAULTS_MAX: u32 = 3;

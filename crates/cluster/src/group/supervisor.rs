@@ -18,6 +18,7 @@ use super::deadlines::Deadlines;
 use super::launcher::Launcher;
 use super::member::{Expected, Member, Pending, Phase};
 use super::process::Process;
+use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::output::Output;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message, Reply, Request, clean, encode};
@@ -111,7 +112,7 @@ pub(super) struct Flight {
 
 impl Group {
     pub(super) fn new(config: GroupConfig) -> Result<Self, StartError> {
-        let limits = GroupLimits { world: config.world, elements_max: crate::shared_memory::EXCHANGE_ELEMENTS_MAX };
+        let limits = GroupLimits { world: config.world, elements_max: EXCHANGE_ELEMENTS_MAX };
         let (segment, fd) = Segment::create(limits)?;
         // A duplicate is not closed on exec, so that ranks inherit it under the same number.
         let segment_fd =

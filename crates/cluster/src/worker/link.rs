@@ -9,7 +9,8 @@ use kernels::Backend;
 use model::{Collective, CollectiveError};
 use types::{Rank, WorldSize};
 
-use crate::shared_memory::{Abort, Exchange, Generation, GroupError, Seat};
+use crate::Exchange;
+use crate::shared_memory::{Abort, Generation, GroupError, Seat};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the rank has no seat in a group")]
@@ -19,7 +20,7 @@ pub struct NoGroup;
 #[derive(Clone, Debug)]
 pub struct Link {
     rank: Rank,
-    exchange: Arc<Mutex<Option<Exchange>>>,
+    exchange: Arc<Mutex<Option<Exchange<Seat>>>>,
     lifeline: Lifeline,
     meter: Arc<Meter>,
 }
@@ -75,7 +76,10 @@ impl Link {
         (self.meter.calls.load(Relaxed), self.meter.us.load(Relaxed))
     }
 
-    fn call(&self, exchange: impl FnOnce(&Exchange) -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
+    fn call(
+        &self,
+        exchange: impl FnOnce(&Exchange<Seat>) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
         let begun = Instant::now();
         let result = match &*self.lock() {
             Some(group) => exchange(group),
@@ -87,7 +91,7 @@ impl Link {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Exchange>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Exchange<Seat>>> {
         self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

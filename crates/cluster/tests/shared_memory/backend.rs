@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use cluster::shared_memory::{Exchange, GroupError};
+use cluster::Exchange;
+use cluster::shared_memory::GroupError;
 use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};

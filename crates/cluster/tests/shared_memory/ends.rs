@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cluster::shared_memory::{Exchange, Seat};
+use cluster::Exchange;
+use cluster::shared_memory::Seat;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{Backend, Span, StepInputs, StepLimits};
 use model::{Checkpoint, Collective, Ends, Limits, LoadOptions, Solo};

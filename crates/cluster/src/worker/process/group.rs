@@ -12,8 +12,9 @@ use tracing::info;
 use types::WorldSize;
 
 use super::{Process, count};
+use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::{ErrorKind, Reply};
-use crate::shared_memory::{EXCHANGE_ELEMENTS_MAX, Generation, GroupLimits, Segment};
+use crate::shared_memory::{Generation, GroupLimits, Segment};
 use crate::worker::refusal::Refusal;
 use crate::worker::rendezvous::Rendezvous;
 

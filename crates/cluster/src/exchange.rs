@@ -1,0 +1,150 @@
+//! `Exchange`: a rank's place among others as the `Collective` of a backend, whatever connects them.
+//!
+//! Activations are exchanged where they lie if that is this process's memory, else they pass through it. They go in pieces of
+//! whole rows, so that a place for any number of elements serves steps of any size, and a piece is still in the cache when it is
+//! read again. All ranks cut alike.
+
+use std::cell::RefCell;
+
+use kernels::{Backend, BackendError};
+use model::{Collective, CollectiveError};
+use types::Rank;
+
+/// What groups are made for: a row of 2^20 elements, the logits of the largest vocabularies, or many rows of hidden states at once.
+pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
+
+/// Elements of a piece, if rows are not longer: both slots of a few ranks fit in a core's own cache.
+const PIECE_ELEMENTS: usize = 1 << 16;
+
+/// A rank's place in a group: the collectives on slices. What a rank has of `cols` columns is its [`Rank::share`] of them.
+pub trait Joint {
+    type Error: Into<CollectiveError>;
+
+    fn rank(&self) -> Rank;
+    /// The most elements of one call.
+    fn elements_max(&self) -> usize;
+    fn too_large(elements: usize, elements_max: usize) -> Self::Error;
+    /// The others shall not wait for this rank any more.
+    fn leave(&self);
+
+    fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), Self::Error>;
+    fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
+    /// `whole`, which only the first rank has, gets what all have in `part`.
+    fn gather_columns(&mut self, shape: [usize; 2], part: &[f32], whole: Option<&mut [f32]>)
+    -> Result<(), Self::Error>;
+    fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), Self::Error>;
+}
+
+#[derive(Debug)]
+pub struct Exchange<J> {
+    inner: RefCell<Inner<J>>,
+}
+
+#[derive(Debug)]
+struct Inner<J> {
+    joint: J,
+    /// The rows of the buffer in hand.
+    values: Vec<f32>,
+    /// This rank's columns of them, where these are in a buffer of their own.
+    part: Vec<f32>,
+}
+
+impl<J: Joint> Exchange<J> {
+    pub fn new(joint: J) -> Self {
+        Self { inner: RefCell::new(Inner { joint, values: Vec::new(), part: Vec::new() }) }
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.inner.borrow().joint.rank()
+    }
+
+    /// Runs `exchange` on the first `rows` rows of `buffer`, a piece at a time. A failure of the backend ends the group: the
+    /// other ranks shall not wait for this one.
+    fn run<B: Backend>(
+        &self,
+        backend: &B,
+        rows: usize,
+        buffer: &mut B::Buffer,
+        exchange: impl Fn(&mut J, &mut [f32]) -> Result<(), J::Error>,
+    ) -> Result<(), CollectiveError> {
+        let Inner { joint, values, .. } = &mut *self.inner.borrow_mut();
+        let cols = backend.columns(buffer);
+        let piece = piece_elements::<J>(joint, cols)?;
+        if let Some(values) = backend.host_rows(buffer, rows) {
+            return values.chunks_mut(piece).try_for_each(|piece| exchange(joint, piece)).map_err(Into::into);
+        }
+        let values = room(values, rows.saturating_mul(cols)).map_err(|error| leave(joint, error))?;
+        backend.read(buffer, 0..rows, values).map_err(|error| leave(joint, error))?;
+        values.chunks_mut(piece).try_for_each(|piece| exchange(joint, piece)).map_err(Into::into)?;
+        backend.write(buffer, values).map_err(|error| leave(joint, error))
+    }
+}
+
+impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
+    fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.run(backend, rows, buffer, |joint, values| joint.all_reduce(values))
+    }
+
+    fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        let cols = backend.columns(buffer);
+        self.run(backend, rows, buffer, |joint, values| joint.all_gather(cols, values))
+    }
+
+    fn gather_columns(
+        &self,
+        backend: &B,
+        rows: usize,
+        cols: usize,
+        part: &B::Buffer,
+        whole: Option<&mut B::Buffer>,
+    ) -> Result<(), CollectiveError> {
+        let Inner { joint, values, part: own } = &mut *self.inner.borrow_mut();
+        let at_once = piece_elements::<J>(joint, cols)? / cols;
+        let width = joint.rank().share(cols).len();
+        let own = room(own, rows.saturating_mul(width)).map_err(|error| leave(joint, error))?;
+        backend.read(part, 0..rows, own).map_err(|error| leave(joint, error))?;
+        let elements = if whole.is_some() { rows.saturating_mul(cols) } else { 0 };
+        let values = room(values, elements).map_err(|error| leave(joint, error))?;
+        for first in (0..rows).step_by(at_once) {
+            let piece = first..rows.min(first + at_once);
+            let own = &own[piece.start * width..piece.end * width];
+            let all = whole.is_some().then(|| &mut values[piece.start * cols..piece.end * cols]);
+            joint.gather_columns([piece.len(), cols], own, all).map_err(Into::into)?;
+        }
+        match whole {
+            Some(whole) => backend.write(whole, values).map_err(|error| leave(joint, error)),
+            None => Ok(()),
+        }
+    }
+
+    fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
+        self.run(backend, rows, buffer, |joint, values| joint.broadcast(root, values))
+    }
+}
+
+fn leave(joint: &impl Joint, error: BackendError) -> CollectiveError {
+    joint.leave();
+    CollectiveError::Backend(error)
+}
+
+/// Elements of the most whole rows of `cols` columns that one exchange takes.
+fn piece_elements<J: Joint>(joint: &J, cols: usize) -> Result<usize, CollectiveError> {
+    let elements_max = joint.elements_max();
+    if cols > elements_max {
+        return Err(J::too_large(cols, elements_max).into());
+    }
+    let rows = elements_max.min(PIECE_ELEMENTS.max(cols)).checked_div(cols).unwrap_or(0);
+    Ok((rows * cols).max(1)) // without columns there is nothing to cut
+}
+
+/// The first `elements` of `values`, which grow as needed.
+fn room(values: &mut Vec<f32>, elements: usize) -> Result<&mut [f32], BackendError> {
+    if values.len() < elements {
+        let bytes = elements.saturating_mul(size_of::<f32>());
+        values
+            .try_reserve_exact(elements - values.len())
+            .map_err(|_| BackendError::OutOfMemory { what: "an exchange between ranks", bytes })?;
+        values.resize(elements, 0.0);
+    }
+    Ok(&mut values[..elements])
+}

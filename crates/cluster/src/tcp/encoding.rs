@@ -1,0 +1,173 @@
+//! How the terms of a sum travel: as they are, or rounded to eight bits in blocks of 32 with a scale of their own. Whoever
+//! rounds uses the rounded values too, so that all ranks have the same bits.
+
+use std::ops::Range;
+
+use types::Rank;
+
+const BLOCK: usize = 32;
+const SCALE_BYTES: usize = size_of::<f32>();
+const Q_MAX: f32 = 127.0;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoding {
+    #[default]
+    F32,
+    /// Off by 1/254 of the largest of its block at most. A block that holds an infinity or NaN becomes all NaN.
+    Q8,
+}
+
+impl Encoding {
+    pub(super) fn bytes(self, elements: usize) -> usize {
+        match self {
+            Self::F32 => elements * size_of::<f32>(),
+            Self::Q8 => elements + elements.div_ceil(BLOCK) * SCALE_BYTES,
+        }
+    }
+
+    /// A rank's share of `elements`, in whole blocks: cut there, they are rounded as if they had not been cut.
+    pub(super) fn share(self, rank: Rank, elements: usize) -> Range<usize> {
+        let unit = match self {
+            Self::F32 => 1,
+            Self::Q8 => BLOCK,
+        };
+        let blocks = rank.share(elements.div_ceil(unit));
+        (blocks.start * unit).min(elements)..(blocks.end * unit).min(elements)
+    }
+
+    pub(super) fn append(self, values: &[f32], bytes: &mut Vec<u8>) {
+        match self {
+            Self::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Self::Q8 => values.chunks(BLOCK).for_each(|block| {
+                let (scale, quants) = quantise(block);
+                bytes.extend_from_slice(&scale.to_le_bytes());
+                bytes.extend(quants[..block.len()].iter().map(|&quant| quant as u8));
+            }),
+        }
+    }
+
+    /// Fills `values` from what `append` made of as many.
+    pub(super) fn read(self, bytes: &[u8], values: &mut [f32]) {
+        self.each(bytes, values, |value, term| *value = term);
+    }
+
+    /// Adds to `sums` what `append` made of as many values.
+    pub(super) fn add(self, bytes: &[u8], sums: &mut [f32]) {
+        self.each(bytes, sums, |sum, term| *sum += term);
+    }
+
+    /// Makes of `values` what the others read of them.
+    pub(super) fn round(self, values: &mut [f32]) {
+        match self {
+            Self::F32 => {}
+            Self::Q8 => values.chunks_mut(BLOCK).for_each(|block| {
+                let (scale, quants) = quantise(block);
+                block.iter_mut().zip(quants).for_each(|(value, quant)| *value = f32::from(quant) * scale);
+            }),
+        }
+    }
+
+    fn each(self, bytes: &[u8], values: &mut [f32], put: impl Fn(&mut f32, f32)) {
+        assert_eq!(bytes.len(), self.bytes(values.len()), "{} values", values.len());
+        match self {
+            Self::F32 => {
+                let (terms, _) = bytes.as_chunks();
+                values.iter_mut().zip(terms).for_each(|(value, &term)| put(value, f32::from_le_bytes(term)));
+            }
+            Self::Q8 => {
+                for (values, bytes) in values.chunks_mut(BLOCK).zip(bytes.chunks(SCALE_BYTES + BLOCK)) {
+                    let (scale, quants) = bytes.split_first_chunk().expect("a block begins with its scale");
+                    let scale = f32::from_le_bytes(*scale);
+                    values
+                        .iter_mut()
+                        .zip(quants)
+                        .for_each(|(value, &quant)| put(value, f32::from(quant as i8) * scale));
+                }
+            }
+        }
+    }
+}
+
+/// The scale of a block and its quants.
+fn quantise(block: &[f32]) -> (f32, [i8; BLOCK]) {
+    // Zero times infinity or NaN is NaN, which poisons the sum; a maximum would pass over NaN.
+    let poison: f32 = block.iter().map(|value| value * 0.0).sum();
+    let largest = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / Q_MAX + poison.abs();
+    let inverse = if largest > 0.0 { Q_MAX / largest } else { 0.0 };
+    let mut quants = [0; BLOCK];
+    // A cast saturates, also where the inverse of a tiny number is infinite.
+    quants.iter_mut().zip(block).for_each(|(quant, value)| *quant = (value * inverse).round_ties_even() as i8);
+    (scale, quants)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use types::WorldSize;
+
+    use super::*;
+
+    fn rounded(values: &[f32]) -> Vec<f32> {
+        let mut rounded = values.to_vec();
+        Encoding::Q8.round(&mut rounded);
+        rounded
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_visible() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = [1.0; 40];
+            values[3] = bad;
+            let found = rounded(&values);
+            assert!(found[..32].iter().all(|value| value.is_nan()), "{bad}");
+            assert_eq!(found[32..], [1.0; 8]);
+        }
+    }
+
+    #[test]
+    fn the_smallest_and_largest_numbers_do_no_harm() {
+        for value in [0.0, -0.0, f32::from_bits(1), f32::MIN_POSITIVE, f32::MAX / 2.0, f32::MIN / 2.0] {
+            let found = rounded(&[value, 0.0])[0];
+            assert!(found.is_finite() && (found - value).abs() <= value.abs(), "{value} became {found}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn rounding_is_off_by_half_a_step_at_most(values in prop::collection::vec(-1e6_f32..1e6, 1..100)) {
+            let found = rounded(&values);
+            for (block, found) in values.chunks(BLOCK).zip(found.chunks(BLOCK)) {
+                let largest = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                for (value, found) in block.iter().zip(found) {
+                    prop_assert!((value - found).abs() <= largest / 254.0 * 1.0001, "{value} became {found}");
+                }
+            }
+        }
+
+        #[test]
+        fn the_sender_has_the_bits_that_the_others_read(values in prop::collection::vec(any::<f32>(), 0..100), is_q8: bool) {
+            let encoding = if is_q8 { Encoding::Q8 } else { Encoding::F32 };
+            let (mut bytes, mut own, mut read) = (Vec::new(), values.clone(), vec![0.0; values.len()]);
+            encoding.append(&values, &mut bytes);
+            prop_assert_eq!(bytes.len(), encoding.bytes(values.len()));
+            encoding.read(&bytes, &mut read);
+            encoding.round(&mut own);
+            for (own, read) in own.iter().zip(&read) {
+                prop_assert!(own.to_bits() == read.to_bits() || own.is_nan() && read.is_nan());
+            }
+        }
+
+        #[test]
+        fn shares_cover_everything_in_whole_blocks(world in 1_u16..6, elements in 0_usize..500) {
+            let mut next = 0;
+            for rank in WorldSize::new(world).unwrap().ranks() {
+                let share = Encoding::Q8.share(rank, elements);
+                prop_assert!(share.start == next && (share.start.is_multiple_of(BLOCK) || share.start == elements));
+                prop_assert_eq!(Encoding::F32.share(rank, elements), rank.share(elements));
+                next = share.end;
+            }
+            prop_assert_eq!(next, elements);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `Hello`: what a caller wants, in clear, before the handshake that it is the prologue of; and how it can be refused.
+
+use std::fmt;
+
+use types::{Rank, WorldSize};
+
+use crate::shared_memory::Generation;
+
+/// Changes with every change that an older build would misread.
+pub(super) const VERSION: u16 = 1;
+
+pub(super) const HELLO_BYTES: usize = 21;
+
+const MAGIC: [u8; 8] = *b"consort\0";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A connection between two ranks of a group.
+    Mesh,
+    /// A supervisor that wants the called to start a rank.
+    Link,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub purpose: Purpose,
+    /// Who calls. For a link: the rank to be started.
+    pub from: Rank,
+    /// Who is called, of the same world. For a link: the rank to be started.
+    pub to: Rank,
+    pub generation: Generation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HelloError {
+    /// Not the first bytes of this protocol.
+    Stranger,
+    Version(u16),
+}
+
+impl Hello {
+    pub fn bytes(&self) -> [u8; HELLO_BYTES] {
+        let purpose = match self.purpose {
+            Purpose::Mesh => 1,
+            Purpose::Link => 2,
+        };
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10] = purpose;
+        for (place, number) in [(11, self.from.world().get()), (13, self.from.index()), (15, self.to.index())] {
+            bytes[place..place + 2].copy_from_slice(&(number as u16).to_le_bytes());
+        }
+        bytes[17..].copy_from_slice(&self.generation.0.to_le_bytes());
+        bytes
+    }
+
+    pub fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
+        if bytes[..8] != MAGIC {
+            return Err(HelloError::Stranger);
+        }
+        let number = |place: usize| u16::from_le_bytes([bytes[place], bytes[place + 1]]);
+        if number(8) != VERSION {
+            return Err(HelloError::Version(number(8)));
+        }
+        let purpose = match bytes[10] {
+            1 => Purpose::Mesh,
+            2 => Purpose::Link,
+            _ => return Err(HelloError::Stranger),
+        };
+        let rank = |place| WorldSize::new(number(11)).and_then(|world| world.rank(number(place)));
+        let (Some(from), Some(to)) = (rank(13), rank(15)) else { return Err(HelloError::Stranger) };
+        let generation = Generation(u32::from_le_bytes([bytes[17], bytes[18], bytes[19], bytes[20]]));
+        Ok(Self { purpose, from, to, generation })
+    }
+}
+
+/// Why a call was refused, as the called says. Not authenticated: good for a message, and for giving up early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Version,
+    Key,
+    /// It serves ranks where it was called as a rank, or the other way round.
+    Purpose,
+    World,
+    /// The called is another rank, or the caller is not one that calls it.
+    Place,
+    Generation,
+    /// It has as much to do as it can.
+    Busy,
+}
+
+impl Refusal {
+    const ALL: [Self; 7] =
+        [Self::Version, Self::Key, Self::Purpose, Self::World, Self::Place, Self::Generation, Self::Busy];
+
+    /// The byte on the wire; 0 is none of them: the call is accepted.
+    pub(super) fn byte(self) -> u8 {
+        self as u8 + 1
+    }
+
+    pub(super) fn parse(byte: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
+    }
+
+    /// Whether the same call may be accepted later.
+    pub fn is_passing(self) -> bool {
+        matches!(self, Self::Generation | Self::Busy)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "it speaks another version",
+            Self::Key => "its key is another",
+            Self::Purpose => "it is there for something else",
+            Self::World => "its group has another size",
+            Self::Place => "it is another rank",
+            Self::Generation => "its group is in another generation",
+            Self::Busy => "it is busy",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_refusal_has_a_byte_of_its_own() {
+        for refusal in Refusal::ALL {
+            assert_eq!(Refusal::parse(refusal.byte()), Some(refusal));
+        }
+        assert_eq!((Refusal::parse(0), Refusal::parse(8)), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn a_hello_is_read_as_it_was_written(world in 1_u16.., from: u16, to: u16, generation: u32, is_link: bool) {
+            let world = WorldSize::new(world).unwrap();
+            let rank = |index: u16| world.rank(index % world.get() as u16).unwrap();
+            let purpose = if is_link { Purpose::Link } else { Purpose::Mesh };
+            let hello = Hello { purpose, from: rank(from), to: rank(to), generation: Generation(generation) };
+            prop_assert_eq!(Hello::parse(&hello.bytes()), Ok(hello));
+        }
+
+        #[test]
+        fn bytes_that_parse_are_those_of_their_hello(bytes: [u8; HELLO_BYTES - 8], is_ours: bool) {
+            let mut whole = [0; HELLO_BYTES];
+            whole[8..].copy_from_slice(&bytes);
+            if is_ours {
+                whole[..11].copy_from_slice(b"consort\0\x01\x00\x01");
+            }
+            if let Ok(hello) = Hello::parse(&whole) {
+                prop_assert_eq!(hello.bytes(), whole);
+            }
+        }
+    }
+}

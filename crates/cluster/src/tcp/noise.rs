@@ -1,0 +1,175 @@
+//! The Noise protocol of a connection: its two handshake messages, and the records that follow them. A record is a length
+//! (u16, little endian) and a Noise message; its nonce is its number, so one that is missing, doubled, moved or altered
+//! fails.
+
+use std::sync::Arc;
+
+use snow::{Builder, HandshakeState, StatelessTransportState};
+
+use super::key::ClusterKey;
+
+/// AES-GCM: all hosts that run models have it in hardware. Its two thirds of a nonce never repeat: each connection has
+/// keys of its own, and counts.
+const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_BLAKE2s";
+
+/// Each of the two messages of the handshake: an ephemeral key and the tag of nothing.
+pub(super) const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
+
+pub(super) const TAG_BYTES: usize = 16;
+pub(super) const LENGTH_BYTES: usize = 2;
+/// The longest Noise message, by its specification, and what stands before it.
+pub(super) const RECORD_BYTES_MAX: usize = LENGTH_BYTES + 65535;
+/// What a record carries at most.
+pub(super) const PLAIN_BYTES_MAX: usize = RECORD_BYTES_MAX - LENGTH_BYTES - TAG_BYTES;
+
+/// It was not written by who has the key, or not at this place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not authentic")]
+pub(super) struct Forged;
+
+/// A handshake under way, of either side.
+pub(super) struct Handshake(HandshakeState);
+
+impl Handshake {
+    pub fn caller(key: &ClusterKey, prologue: &[u8]) -> Self {
+        Self(builder(key, prologue).build_initiator().expect(COMPLETE))
+    }
+
+    pub fn called(key: &ClusterKey, prologue: &[u8]) -> Self {
+        Self(builder(key, prologue).build_responder().expect(COMPLETE))
+    }
+
+    /// The next message of this side.
+    pub fn write(&mut self) -> [u8; HANDSHAKE_BYTES] {
+        let mut message = [0; HANDSHAKE_BYTES];
+        let bytes = self.0.write_message(&[], &mut message).expect("it is this side's turn");
+        assert_eq!(bytes, HANDSHAKE_BYTES);
+        message
+    }
+
+    pub fn read(&mut self, message: &[u8; HANDSHAKE_BYTES]) -> Result<(), Forged> {
+        let mut nothing = [0; HANDSHAKE_BYTES];
+        self.0.read_message(message, &mut nothing).map(drop).map_err(|_| Forged)
+    }
+
+    /// After both messages.
+    pub fn finish(self) -> (Sealer, Opener) {
+        let state = Arc::new(self.0.into_stateless_transport_mode().expect("both messages have passed"));
+        (Sealer { state: Arc::clone(&state), nonce: 0 }, Opener { state, nonce: 0 })
+    }
+}
+
+const COMPLETE: &str = "the pattern has all that it needs";
+
+fn builder<'a>(key: &'a ClusterKey, prologue: &'a [u8]) -> Builder<'a> {
+    let builder = Builder::new(PATTERN.parse().expect("the pattern is a pattern"));
+    builder.psk(0, key.bytes()).and_then(|builder| builder.prologue(prologue)).expect(COMPLETE)
+}
+
+/// Makes the records that this side sends.
+#[derive(Debug)]
+pub(super) struct Sealer {
+    state: Arc<StatelessTransportState>,
+    nonce: u64,
+}
+
+impl Sealer {
+    /// Writes the record of `plain`, of [`PLAIN_BYTES_MAX`] bytes at most, to the start of `record`. Returns its length.
+    pub fn seal(&mut self, plain: &[u8], record: &mut [u8; RECORD_BYTES_MAX]) -> usize {
+        assert!(plain.len() <= PLAIN_BYTES_MAX, "{} bytes for a record", plain.len());
+        let (length, message) = record.split_at_mut(LENGTH_BYTES);
+        let bytes = self.state.write_message(self.nonce, plain, message).expect("nobody sends 2^64 records");
+        self.nonce += 1;
+        length.copy_from_slice(&(bytes as u16).to_le_bytes());
+        LENGTH_BYTES + bytes
+    }
+}
+
+/// Opens the records that the other side sent.
+#[derive(Debug)]
+pub(super) struct Opener {
+    state: Arc<StatelessTransportState>,
+    nonce: u64,
+}
+
+impl Opener {
+    /// Writes what a record's `message` carries to the start of `plain`, which has at least the message's length.
+    /// Returns how many bytes that are.
+    pub fn open(&mut self, message: &[u8], plain: &mut [u8]) -> Result<usize, Forged> {
+        let bytes = self.peek(message, plain)?;
+        self.nonce += 1;
+        Ok(bytes)
+    }
+
+    /// The same, but the record is still to be opened.
+    pub fn peek(&self, message: &[u8], plain: &mut [u8]) -> Result<usize, Forged> {
+        assert!(plain.len() >= message.len(), "{} bytes for a message of {}", plain.len(), message.len());
+        self.state.read_message(self.nonce, message, plain).map_err(|_| Forged)
+    }
+}
+
+/// The message of the record that `bytes` begin with, once all of it is there.
+pub(super) fn split_record(bytes: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = bytes.split_at_checked(LENGTH_BYTES)?;
+    rest.get(..usize::from(u16::from_le_bytes([length[0], length[1]])))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pair() -> ((Sealer, Opener), (Sealer, Opener)) {
+        let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
+        let (mut caller, mut called) = (Handshake::caller(&key, b"p"), Handshake::called(&key, b"p"));
+        called.read(&caller.write()).unwrap();
+        caller.read(&called.write()).unwrap();
+        (caller.finish(), called.finish())
+    }
+
+    #[test]
+    fn another_prologue_fails_the_handshake() {
+        let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
+        let mut called = Handshake::called(&key, b"generation 2");
+        assert_eq!(called.read(&Handshake::caller(&key, b"generation 1").write()), Err(Forged));
+    }
+
+    #[test]
+    fn a_record_opens_once_and_in_its_order() {
+        let ((mut sealer, _), (_, mut opener)) = pair();
+        let (mut first, mut second) = (Box::new([0; RECORD_BYTES_MAX]), Box::new([0; RECORD_BYTES_MAX]));
+        let (first_bytes, second_bytes) = (sealer.seal(b"one", &mut first), sealer.seal(b"two", &mut second));
+        let (first, second) = (&first[LENGTH_BYTES..first_bytes], &second[LENGTH_BYTES..second_bytes]);
+        let mut plain = [0; 64];
+        assert_eq!(opener.open(second, &mut plain), Err(Forged));
+        assert_eq!(opener.open(first, &mut plain), Ok(3));
+        assert_eq!(opener.open(first, &mut plain), Err(Forged));
+        assert_eq!(opener.open(second, &mut plain), Ok(3));
+        assert_eq!(&plain[..3], b"two");
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_is_split_off_only_when_it_is_whole(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            let length = bytes.first_chunk().map(|&length| usize::from(u16::from_le_bytes(length)));
+            let is_whole = length.is_some_and(|length| length + LENGTH_BYTES <= bytes.len());
+            prop_assert_eq!(split_record(&bytes).map(<[u8]>::len), length.filter(|_| is_whole));
+        }
+
+        #[test]
+        fn what_was_altered_does_not_open(plain in prop::collection::vec(any::<u8>(), 0..100), at: usize, flip in 1_u8..) {
+            let ((mut sealer, _), (_, mut opener)) = pair();
+            let mut record = Box::new([0; RECORD_BYTES_MAX]);
+            let bytes = sealer.seal(&plain, &mut record);
+            let message = &mut record[LENGTH_BYTES..bytes];
+            let mut opened = vec![0; message.len()];
+            let at = at % message.len();
+            message[at] ^= flip;
+            prop_assert_eq!(opener.open(message, &mut opened), Err(Forged));
+            message[at] ^= flip;
+            prop_assert_eq!(opener.open(message, &mut opened), Ok(plain.len()));
+            prop_assert_eq!(&opened[..plain.len()], &plain[..]);
+        }
+    }
+}

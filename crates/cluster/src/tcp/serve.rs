@@ -1,0 +1,129 @@
+//! The host of ranks that supervisors elsewhere drive: who has the key gets a rank process, with its lines at the other end
+//! of the link. Neither outlives the other.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use types::Rank;
+
+use super::door;
+use super::handshake;
+use super::hello::{Hello, Purpose, Refusal};
+use super::key::ClusterKey;
+use super::link::{Link, LinkEnd};
+use super::watch::{POLL_TICK, Watch};
+
+/// Ranks that one host runs at once.
+pub const RANKS_MAX: usize = 64;
+
+const PUMP_BYTES: usize = 1 << 16;
+
+/// A rank process that was started.
+pub struct RankProcess {
+    pub stdin: Box<dyn Write + Send>,
+    pub stdout: Box<dyn Read + Send>,
+    /// Ends it, if it still runs, and reaps it. Called once the link or the process has ended.
+    pub kill: Box<dyn FnOnce() + Send>,
+}
+
+/// Starts a rank by `spawn` for each supervisor that calls, until `is_over`; then ends them all. A supervisor whose rank
+/// cannot be started finds its link closed.
+pub fn serve_ranks(
+    listener: &TcpListener,
+    key: &ClusterKey,
+    spawn: impl Fn(Rank) -> io::Result<RankProcess> + Sync,
+    is_over: impl Fn() -> bool + Sync,
+) -> io::Result<()> {
+    let running = &AtomicUsize::new(0);
+    let (spawn, is_over) = (&spawn, &is_over);
+    let admit = |hello: &Hello| {
+        if hello.purpose != Purpose::Link {
+            return Err(Refusal::Purpose);
+        }
+        Ok((Seat::take(running).ok_or(Refusal::Busy)?, hello.from))
+    };
+    let answer = |stream, watch: &Watch<'_>| handshake::answer(stream, key, watch, admit).ok();
+    thread::scope(|scope| {
+        let take = |((seat, rank), secured)| {
+            scope.spawn(move || {
+                let _seat = seat;
+                if let (Ok(link), Ok(process)) = (Link::new(secured), spawn(rank)) {
+                    attend(link, process, is_over);
+                }
+            });
+            ControlFlow::Continue(())
+        };
+        match door::receive(listener, &Watch::new(None, is_over), answer, take) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
+            received => received,
+        }
+    })
+}
+
+/// One of the [`RANKS_MAX`].
+struct Seat<'a>(&'a AtomicUsize);
+
+impl<'a> Seat<'a> {
+    fn take(running: &'a AtomicUsize) -> Option<Self> {
+        let more = |count: usize| (count < RANKS_MAX).then_some(count + 1);
+        running.fetch_update(AcqRel, Acquire, more).is_ok().then_some(Self(running))
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
+
+/// Carries bytes both ways until one side ends; then ends the other.
+fn attend(link: Link, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync)) {
+    let RankProcess { mut stdin, mut stdout, kill } = process;
+    let (mut reader, mut writer, end) = link.split();
+    let has_ended = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            pump(&mut reader, &mut stdin);
+            has_ended.store(true, Release);
+        });
+        scope.spawn(move || {
+            if pump(&mut stdout, &mut writer) {
+                // If the supervisor has gone there is nobody to tell.
+                let _ = writer.finish();
+            }
+            has_ended.store(true, Release);
+        });
+        // A pump that is stuck on one side does not see the other side end.
+        while !has_ended.load(Acquire) && !is_over() && !is_hung_up(end.stream()) {}
+        kill();
+        LinkEnd::close(&end);
+    });
+}
+
+/// Carries bytes until either end is. Whether it was that of the input.
+fn pump(input: &mut dyn Read, output: &mut dyn Write) -> bool {
+    let mut bytes = vec![0; PUMP_BYTES];
+    loop {
+        match input.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(count) => {
+                if output.write_all(&bytes[..count]).and_then(|()| output.flush()).is_err() {
+                    return false;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return true,
+        }
+    }
+}
+
+/// Whether the other side has closed the connection. Sleeps a tick at most.
+fn is_hung_up(stream: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&POLL_TICK)).is_ok_and(|count| count > 0)
+}

@@ -1,0 +1,100 @@
+//! `Watch`: the end of a wait, by the clock or by somebody's wish, and what connects, reads and writes until then.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+
+/// How long a wait sleeps at most before it looks whether it is over.
+pub const TICK: Duration = Duration::from_millis(20);
+
+pub(super) const POLL_TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+
+#[derive(Clone, Copy)]
+pub(super) struct Watch<'a> {
+    /// `None`: only a wish ends it.
+    deadline: Option<Instant>,
+    is_over: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl<'a> Watch<'a> {
+    pub fn new(deadline: Option<Instant>, is_over: &'a (dyn Fn() -> bool + Sync)) -> Self {
+        Self { deadline, is_over }
+    }
+
+    /// The same with a deadline at most `span` from now.
+    pub fn within(&self, span: Duration) -> Self {
+        let sooner = Instant::now() + span;
+        Self { deadline: Some(self.deadline.map_or(sooner, |deadline| deadline.min(sooner))), ..*self }
+    }
+
+    /// `TimedOut` after the deadline, `ConnectionAborted` if somebody wished so.
+    pub fn check(&self) -> io::Result<()> {
+        if (self.is_over)() {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        if self.left().is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+
+    /// Until the deadline, a [`TICK`] at most.
+    pub fn left(&self) -> Duration {
+        self.deadline.map_or(TICK, |deadline| deadline.saturating_duration_since(Instant::now()).min(TICK))
+    }
+
+    /// A connection to `address`.
+    pub fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = TcpStream::from(net::socket_with(family, SocketType::STREAM, flags, None)?);
+        match net::connect(&stream, &address) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        loop {
+            self.check()?;
+            match poll(&mut [PollFd::new(&stream, PollFlags::OUT)], Some(&POLL_TICK)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => break,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        stream.take_error()?.map_or(Ok(()), Err)?;
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+
+    pub fn read_exact(&self, mut stream: &TcpStream, mut bytes: &mut [u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.check()?;
+            stream.set_read_timeout(Some(TICK))?;
+            match stream.read(bytes) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(read) => bytes = &mut bytes[read..],
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn write_all(&self, mut stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.check()?;
+            stream.set_write_timeout(Some(TICK))?;
+            match stream.write(bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Nothing is wrong, only nothing was ready.
+pub(super) fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}

@@ -1,0 +1,88 @@
+//! A mesh as the collective of a backend.
+
+use cluster::Exchange;
+use cluster::tcp::MeshOptions;
+use kernels::Backend;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Collective, CollectiveError};
+
+use crate::group::{Group, OPTIONS};
+use crate::shared::{bits, numbers, sum, watched};
+
+const ROWS: usize = 4;
+const COLS: usize = 11;
+
+/// Runs `part` as every rank with a collective and a backend of its own.
+fn all(size: u16, elements_max: usize, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, types::Rank) + Sync) {
+    let meshes = Group::new(size).meshes(MeshOptions { elements_max, ..OPTIONS });
+    std::thread::scope(|scope| {
+        let part = &part;
+        for mesh in meshes {
+            scope.spawn(move || {
+                let exchange = Exchange::new(mesh);
+                let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+                part(&exchange, &backend, exchange.rank());
+            });
+        }
+    });
+}
+
+fn read(backend: &CpuBackend, buffer: &<CpuBackend as Backend>::Buffer, rows: usize) -> Vec<f32> {
+    let mut values = vec![0.0; rows * COLS];
+    backend.read(buffer, 0..rows, &mut values).unwrap();
+    values
+}
+
+#[test]
+fn the_rows_of_a_buffer_are_summed_in_pieces_of_any_size_and_those_after_them_stay() {
+    watched(|| {
+        for elements_max in [COLS, 2 * COLS + 1, 100 * COLS] {
+            all(3, elements_max, |collective, backend, rank| {
+                let before = numbers(rank, 0, ROWS * COLS);
+                let mut buffer = backend.buffer(ROWS, COLS).unwrap();
+                backend.write(&mut buffer, &before).unwrap();
+                collective.all_reduce(backend, 3, &mut buffer).unwrap();
+                let after = read(backend, &buffer, ROWS);
+                assert_eq!(bits(&after[..3 * COLS]), bits(&sum(rank.world().ranks(), 0, 3 * COLS)));
+                assert_eq!(bits(&after[3 * COLS..]), bits(&before[3 * COLS..]));
+            });
+        }
+    });
+}
+
+#[test]
+fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
+    watched(|| {
+        all(3, COLS, |collective, backend, rank| {
+            let mut buffer = backend.buffer(2, COLS).unwrap();
+            backend.write(&mut buffer, &numbers(rank, 0, 2 * COLS)).unwrap();
+            collective.all_gather(backend, 2, &mut buffer).unwrap();
+            let after = read(backend, &buffer, 2);
+            for owner in rank.world().ranks() {
+                for column in owner.share(COLS).flat_map(|column| [column, COLS + column]) {
+                    assert_eq!(after[column].to_bits(), numbers(owner, 0, 2 * COLS)[column].to_bits());
+                }
+            }
+            let root = rank.world().rank(1).unwrap();
+            backend.write(&mut buffer, &numbers(rank, 1, 2 * COLS)).unwrap();
+            collective.broadcast(backend, root, 2, &mut buffer).unwrap();
+            assert_eq!(bits(&read(backend, &buffer, 2)), bits(&numbers(root, 1, 2 * COLS)));
+        });
+    });
+}
+
+#[test]
+fn a_row_beyond_the_limit_is_refused_and_a_rank_that_left_is_named() {
+    watched(|| {
+        all(2, COLS - 1, |collective, backend, rank| {
+            let mut buffer = backend.buffer(1, COLS).unwrap();
+            let refused = collective.all_reduce(backend, 1, &mut buffer).unwrap_err();
+            assert!(matches!(refused, CollectiveError::Transport(_)), "{refused}");
+            if rank.index() == 0 {
+                let mut buffer = backend.buffer(1, 1).unwrap();
+                let error = collective.all_reduce(backend, 1, &mut buffer).unwrap_err();
+                assert!(matches!(error, CollectiveError::Lost(lost) if lost.index() == 1), "{error}");
+            }
+        });
+    });
+}

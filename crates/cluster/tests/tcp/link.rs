@@ -1,0 +1,248 @@
+//! Links: the line protocol to a rank on another host, whose process does not outlive its supervisor's connection.
+
+use std::io::{self, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use cluster::protocol::{Lines, Reply, Request, Writer};
+use cluster::tcp::{ClusterKey, HandshakeError, Link, RANKS_MAX, RankProcess, Refusal, serve_ranks};
+use types::{Rank, WorldSize};
+
+use crate::group::{Group, LONG, OPTIONS, SHORT, key};
+use crate::proxy::{Mischief, proxy};
+use crate::shared::watched;
+
+fn rank() -> Rank {
+    WorldSize::new(3).unwrap().rank(2).unwrap()
+}
+
+/// Serves ranks, each a process that `command` gives, while `test` runs. Tells of each end of a process.
+fn served(command: impl Fn(Rank) -> Command + Sync, test: impl FnOnce(SocketAddr, Receiver<()>)) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let is_over = AtomicBool::new(false);
+    let (ended, ends) = channel();
+    let ended = Mutex::new(ended);
+    thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let spawn = |rank| Ok(process(command(rank), ended.lock().unwrap().clone()));
+            serve_ranks(&listener, &key(), spawn, || is_over.load(SeqCst)).unwrap();
+        });
+        // Also when the test fails.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, SeqCst);
+            }
+        }
+        let over = Over(&is_over);
+        test(address, ends);
+        drop(over);
+        server.join().unwrap();
+    });
+}
+
+fn process(mut command: Command, ended: Sender<()>) -> RankProcess {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let kill = move || {
+        end(&mut child);
+        let _ = ended.send(());
+    };
+    RankProcess { stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) }
+}
+
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    child.wait().unwrap();
+}
+
+fn cat(_: Rank) -> Command {
+    Command::new("cat")
+}
+
+fn connect(address: SocketAddr) -> Result<Link, HandshakeError> {
+    Link::connect(address, &key(), rank(), Instant::now() + LONG)
+}
+
+#[test]
+fn lines_of_the_protocol_go_both_ways() {
+    watched(|| {
+        served(cat, |address, _| {
+            let (reader, writer, end) = connect(address).unwrap().split();
+            let (mut lines, mut writer) = (Lines::new(BufReader::new(reader)), Writer::new(writer));
+            for _ in 0..100 {
+                writer.write(&Request::Ping {}).unwrap();
+                assert_eq!(lines.read::<Request>().unwrap().unwrap(), Request::Ping {});
+            }
+            end.close();
+            assert!(lines.read::<Reply>().is_none_or(|line| line.is_err()));
+        });
+    });
+}
+
+#[test]
+fn more_than_all_buffers_hold_goes_both_ways_at_once() {
+    watched(|| {
+        served(cat, |address, _| {
+            let (mut reader, mut writer, end) = connect(address).unwrap().split();
+            let sent: Vec<u8> =
+                (0..20_000_000_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+            thread::scope(|scope| {
+                scope.spawn(|| writer.write_all(&sent).unwrap());
+                let mut echoed = vec![0; sent.len()];
+                reader.read_exact(&mut echoed).unwrap();
+                assert!(echoed == sent);
+            });
+            end.close();
+        });
+    });
+}
+
+#[test]
+fn the_rank_that_is_asked_for_is_started_and_its_end_ends_the_link() {
+    watched(|| {
+        let echo = |rank: Rank| {
+            let mut command = Command::new("echo");
+            command.arg(rank.to_string());
+            command
+        };
+        served(echo, |address, ends| {
+            let mut said = String::new();
+            let (mut reader, _writer, _) = connect(address).unwrap().split();
+            reader.read_to_string(&mut said).unwrap();
+            assert_eq!(said, "2/3\n");
+            ends.recv_timeout(LONG).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_supervisor_that_goes_takes_its_rank_with_it() {
+    watched(|| {
+        // One reads nothing and is stuck, the other waits for lines.
+        for command in ["sleep 1000", "cat"] {
+            let shell = |_| {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("exec {command}")]);
+                shell
+            };
+            served(shell, |address, ends| {
+                let (_, mut writer, end) = connect(address).unwrap().split();
+                if command != "cat" {
+                    let fills = thread::spawn(move || while writer.write_all(&[0; 1 << 16]).is_ok() {});
+                    let wrote = Instant::now();
+                    while wrote.elapsed() < SHORT {
+                        thread::yield_now();
+                    }
+                    end.close();
+                    fills.join().unwrap();
+                }
+                end.close();
+                ends.recv_timeout(LONG).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn the_end_of_the_host_ends_its_ranks_and_links() {
+    watched(|| {
+        let (mut kept, mut all_ends) = (None, None);
+        served(cat, |address, ends| {
+            let mut link = connect(address).unwrap().split();
+            // It runs once it answers.
+            link.1.write_all(b"?").unwrap();
+            link.0.read_exact(&mut [0]).unwrap();
+            (kept, all_ends) = (Some(link), Some(ends));
+        });
+        all_ends.unwrap().recv_timeout(LONG).unwrap();
+        let (mut reader, ..) = kept.unwrap();
+        let mut said = Vec::new();
+        let _ = reader.read_to_end(&mut said);
+        assert_eq!(said, Vec::<u8>::new());
+    });
+}
+
+#[test]
+fn only_so_many_ranks_run_at_once_and_a_place_becomes_free_again() {
+    watched(|| {
+        served(cat, |address, ends| {
+            let mut links: Vec<_> = (0..RANKS_MAX).map(|_| connect(address).unwrap()).collect();
+            let strangers: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+            let refused = connect(address).unwrap_err();
+            assert!(matches!(refused, HandshakeError::Refused(Refusal::Busy)), "{refused}");
+            drop(links.pop());
+            ends.recv_timeout(LONG).unwrap();
+            let again = loop {
+                // The process has ended a moment before its place is free.
+                match connect(address) {
+                    Err(HandshakeError::Refused(Refusal::Busy)) => thread::yield_now(),
+                    connected => break connected.unwrap(),
+                }
+            };
+            drop((again, links, strangers));
+        });
+    });
+}
+
+#[test]
+fn another_key_and_another_purpose_are_refused() {
+    watched(|| {
+        served(cat, |address, _| {
+            let other = ClusterKey::from_passphrase("another passphrase").unwrap();
+            let refused = Link::connect(address, &other, rank(), Instant::now() + LONG).unwrap_err();
+            assert!(matches!(refused, HandshakeError::Refused(Refusal::Key)), "{refused}");
+            let mut group = Group::new(2);
+            group.addresses[0] = address;
+            let refused = group.connect(1, OPTIONS, LONG).unwrap_err();
+            let refused = std::error::Error::source(&refused).unwrap().to_string();
+            assert_eq!(refused, HandshakeError::Refused(Refusal::Purpose).to_string());
+        });
+    });
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_given_up_at_the_deadline() {
+    watched(|| {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = Link::connect(silent.local_addr().unwrap(), &key(), rank(), Instant::now() + SHORT).unwrap_err();
+        assert!(matches!(error, HandshakeError::Io(ref error) if error.kind() == io::ErrorKind::TimedOut), "{error}");
+    });
+}
+
+/// What arrives of a line that a rank says, after mischief on its way.
+fn said(back: Mischief) -> (Vec<u8>, Option<io::ErrorKind>) {
+    let found = Arc::new(Mutex::new((Vec::new(), None)));
+    let echo = |_| {
+        let mut command = Command::new("echo");
+        command.arg("a line");
+        command
+    };
+    served(echo, |address, _| {
+        let (mut reader, ..) = connect(proxy(address, Mischief::None, back)).unwrap().split();
+        let mut said = Vec::new();
+        let error = reader.read_to_end(&mut said).err().map(|error| error.kind());
+        *found.lock().unwrap() = (said, error);
+    });
+    Arc::into_inner(found).unwrap().into_inner().unwrap()
+}
+
+#[test]
+fn a_line_that_was_altered_or_cut_is_an_error() {
+    watched(|| {
+        // The handshake, the line's record, and the record of the end.
+        let (line, end) = (49, 49 + 2 + 7 + 16);
+        assert_eq!(said(Mischief::None), (b"a line\n".to_vec(), None));
+        assert_eq!(said(Mischief::Flip(line + 4)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
+        assert_eq!(said(Mischief::Flip(line + 20)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
+        assert_eq!(said(Mischief::Flip(line + 1)), (Vec::new(), Some(io::ErrorKind::UnexpectedEof)));
+        assert_eq!(said(Mischief::Flip(end + 3)), (b"a line\n".to_vec(), Some(io::ErrorKind::InvalidData)));
+    });
+}

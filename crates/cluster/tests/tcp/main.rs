@@ -1,0 +1,16 @@
+//! Collectives over TCP between ranks that are threads, on loopback; links to ranks elsewhere; and what strangers and
+//! broken peers can do to them.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod backend;
+mod failure;
+mod forming;
+mod garbled;
+mod group;
+mod link;
+mod operations;
+mod proxy;
+#[allow(dead_code)] // what these tests share with those of shared memory is not all of it
+#[path = "../shared_memory/group.rs"]
+mod shared;

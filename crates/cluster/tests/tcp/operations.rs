@@ -1,0 +1,226 @@
+//! What the collectives compute, when nothing fails.
+
+use std::ops::Range;
+
+use cluster::tcp::{Encoding, MeshError, MeshOptions};
+use types::{Rank, WorldSize};
+
+use crate::group::{Group, OPTIONS, all};
+use crate::shared::{self, bits, numbers, sum, watched};
+
+/// Enough that three ranks share the summing.
+const SHARED: usize = 20_011;
+/// More than the sockets buffer.
+const LARGE: usize = 1 << 20;
+
+const Q8: MeshOptions = MeshOptions { encoding: Encoding::Q8, ..OPTIONS };
+
+#[test]
+fn every_rank_gets_the_sum_of_shared_memory_bit_for_bit() {
+    watched(|| {
+        for size in 1..=4 {
+            let lengths = [0, 1, 7, 4095, 4096, 4097, 8192, 8193, SHARED];
+            let sums = shared::Group::new(size, SHARED).all(|seat| {
+                lengths.map(|len| {
+                    let mut values = numbers(seat.rank(), len, len);
+                    seat.all_reduce(&mut values).unwrap();
+                    bits(&values)
+                })
+            });
+            let found = all(size, OPTIONS, |mesh| {
+                lengths.map(|len| {
+                    let mut values = numbers(mesh.rank(), len, len);
+                    mesh.all_reduce(&mut values).unwrap();
+                    assert_eq!(bits(&values), bits(&sum(mesh.rank().world().ranks(), len, len)), "{len} elements");
+                    bits(&values)
+                })
+            });
+            assert_eq!(found, sums);
+        }
+    });
+}
+
+#[test]
+fn messages_larger_than_all_buffers_do_not_lock() {
+    watched(|| {
+        for size in 2..=4 {
+            all(size, OPTIONS, |mesh| {
+                let mut values = numbers(mesh.rank(), 0, LARGE);
+                mesh.all_reduce(&mut values).unwrap();
+                assert_eq!(bits(&values), bits(&sum(mesh.rank().world().ranks(), 0, LARGE)));
+                let mut values = vec![mesh.rank().index() as f32; LARGE];
+                mesh.all_gather(LARGE, |rank| rank.share(LARGE), &mut values).unwrap();
+                for rank in mesh.rank().world().ranks() {
+                    assert!(values[rank.share(LARGE)].iter().all(|&value| value == rank.index() as f32));
+                }
+                let root = mesh.rank().world().rank(1).unwrap();
+                let mut values = numbers(mesh.rank(), 1, LARGE);
+                mesh.broadcast(root, &mut values).unwrap();
+                assert_eq!(bits(&values), bits(&numbers(root, 1, LARGE)));
+            });
+        }
+    });
+}
+
+/// What all ranks together have filled: each column comes from the rank whose share it is in.
+fn check_gather(size: u16, rows: usize, cols: usize, share: impl Fn(Rank) -> Range<usize> + Sync) {
+    all(size, OPTIONS, |mesh| {
+        let mut values = numbers(mesh.rank(), 0, rows * cols);
+        mesh.all_gather(cols, &share, &mut values).unwrap();
+        for (index, value) in values.iter().enumerate() {
+            let owner = mesh.rank().world().ranks().find(|&rank| share(rank).contains(&(index % cols))).unwrap();
+            assert_eq!(value.to_bits(), numbers(owner, 0, rows * cols)[index].to_bits(), "{rows}x{cols} at {index}");
+        }
+    });
+}
+
+#[test]
+fn every_rank_gets_the_columns_of_all() {
+    watched(|| {
+        for size in 1..=4 {
+            for (rows, cols) in [(1, 1), (1, 5), (3, 7), (5, 4), (2, 101)] {
+                check_gather(size, rows, cols, |rank| rank.share(cols));
+            }
+        }
+        check_gather(3, 4, 9, |rank| [0..1, 1..1, 1..9][rank.index()].clone());
+    });
+}
+
+#[test]
+fn the_first_rank_gets_the_columns_of_all_from_parts() {
+    watched(|| {
+        for size in 1..=4 {
+            for (rows, cols) in [(1, 1), (3, 7), (2, 101), (0, 3)] {
+                all(size, OPTIONS, |mesh| {
+                    let share = |rank: Rank| rank.share(cols);
+                    let part = |rank: Rank| numbers(rank, 0, rows * share(rank).len());
+                    let (own, is_first) = (part(mesh.rank()), mesh.rank().index() == 0);
+                    let mut all = vec![f32::NAN; if is_first { rows * cols } else { 0 }];
+                    mesh.gather_columns([rows, cols], share, &own, is_first.then_some(&mut all[..])).unwrap();
+                    for (index, value) in all.iter().enumerate() {
+                        let (row, column) = (index / cols, index % cols);
+                        let owner = mesh.rank().world().ranks().find(|&rank| share(rank).contains(&column)).unwrap();
+                        let place = row * share(owner).len() + column - share(owner).start;
+                        assert_eq!(value.to_bits(), part(owner)[place].to_bits());
+                    }
+                    mesh.all_reduce(&mut [1.0]).unwrap();
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn thousands_of_operations_in_a_row_do_not_mix() {
+    watched(|| {
+        all(3, OPTIONS, |mesh| {
+            let world = mesh.rank().world();
+            for op in 0..2000 {
+                let len = if op % 500 == 0 { SHARED } else { 1 + op % 40 };
+                let mut values = numbers(mesh.rank(), op, len);
+                match op % 3 {
+                    0 => {
+                        mesh.all_reduce(&mut values).unwrap();
+                        assert_eq!(bits(&values), bits(&sum(world.ranks(), op, len)), "operation {op}");
+                    }
+                    1 => {
+                        mesh.all_gather(len, |rank| rank.share(len), &mut values).unwrap();
+                        for rank in world.ranks() {
+                            let share = rank.share(len);
+                            assert_eq!(bits(&values[share.clone()]), bits(&numbers(rank, op, len)[share]));
+                        }
+                    }
+                    _ => {
+                        let root = world.rank(op as u16 % 3).unwrap();
+                        mesh.broadcast(root, &mut values).unwrap();
+                        assert_eq!(bits(&values), bits(&numbers(root, op, len)), "operation {op}");
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn eight_bits_give_all_ranks_the_same_sum_near_the_exact_one() {
+    watched(|| {
+        for size in 2..=4 {
+            for len in [1, 31, 32, 33, 1000, SHARED] {
+                let found = all(size, Q8, |mesh| {
+                    let mut values = numbers(mesh.rank(), 0, len);
+                    mesh.all_reduce(&mut values).unwrap();
+                    bits(&values)
+                });
+                assert!(found.iter().all(|sums| *sums == found[0]), "{size} ranks, {len} elements");
+                check_near(size, len, &found[0]);
+            }
+        }
+    });
+}
+
+/// Half a step for each term, and half a step of the sums.
+fn check_near(size: u16, len: usize, found: &[u32]) {
+    let world = WorldSize::new(size).unwrap();
+    let terms: Vec<_> = world.ranks().map(|rank| numbers(rank, 0, len)).collect();
+    let exact = sum(world.ranks(), 0, len);
+    let largest = |values: &[f32], at: usize| {
+        let block = at / 32 * 32..len.min(at / 32 * 32 + 32);
+        values[block].iter().fold(0.0_f32, |largest, value| largest.max(value.abs()))
+    };
+    for (at, (found, exact_sum)) in found.iter().zip(&exact).enumerate() {
+        let of_terms: f32 = terms.iter().map(|terms| largest(terms, at) / 254.0).sum();
+        // The sums that are rounded are of rounded terms.
+        let of_sums = (largest(&exact, at) + of_terms) / 254.0;
+        let apart = (f32::from_bits(*found) - exact_sum).abs();
+        assert!(apart <= (of_terms + of_sums) * 1.001, "{apart} at {at} of {len}, {size} ranks");
+    }
+}
+
+#[test]
+fn eight_bits_give_the_same_sum_whichever_way_it_is_taken() {
+    watched(|| {
+        // Alone the first 4096 are summed by everyone, among all of them in shares.
+        let head = 4096;
+        all(4, Q8, |mesh| {
+            let mut many = numbers(mesh.rank(), 0, SHARED);
+            let mut few = many[..head].to_vec();
+            mesh.all_reduce(&mut many).unwrap();
+            mesh.all_reduce(&mut few).unwrap();
+            assert_eq!(bits(&many[..head]), bits(&few));
+        });
+    });
+}
+
+#[test]
+fn what_is_gathered_or_broadcast_is_never_rounded() {
+    watched(|| {
+        all(2, Q8, |mesh| {
+            let mut values = numbers(mesh.rank(), 0, 100);
+            mesh.all_gather(100, |rank| rank.share(100), &mut values).unwrap();
+            for rank in mesh.rank().world().ranks() {
+                assert_eq!(bits(&values[rank.share(100)]), bits(&numbers(rank, 0, 100)[rank.share(100)]));
+            }
+        });
+    });
+}
+
+#[test]
+fn what_exceeds_the_limit_is_refused_and_the_group_goes_on() {
+    watched(|| {
+        let options = MeshOptions { elements_max: 8, ..OPTIONS };
+        all(2, options, |mesh| {
+            let refused = Err(MeshError::TooLarge { elements: 9, elements_max: 8 });
+            assert_eq!(mesh.all_reduce(&mut [0.0; 9]), refused);
+            assert_eq!(mesh.broadcast(mesh.rank(), &mut [0.0; 9]), refused);
+            assert_eq!(mesh.all_reduce(&mut [0.0; 8]), Ok(()));
+        });
+    });
+}
+
+#[test]
+fn a_root_of_another_world_is_refused() {
+    watched(|| {
+        let other = Group::new(3).rank(2);
+        all(2, OPTIONS, |mesh| assert_eq!(mesh.broadcast(other, &mut [0.0]), Err(MeshError::World(other))));
+    });
+}
