@@ -45,6 +45,15 @@ impl TcpAbort {
         self.shared.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes the wires of a mesh that is formed, and ends it at once if that was wished meanwhile.
+    pub(super) fn hold(&self, wires: Vec<Wire>) {
+        let mut held = self.wires();
+        *held = wires;
+        if let Some(&cause) = self.shared.cause.get() {
+            held.iter_mut().for_each(|wire| wire.farewell(cause));
+        }
+    }
+
     /// Ends it, while the wires are held.
     pub(super) fn end_with(&self, wires: &mut [Wire], cause: Cause) {
         if self.shared.cause.set(cause).is_ok() {

@@ -77,7 +77,7 @@ impl Mesh {
         }
         let wires = form(place, key, abort, deadline)?;
         let mut mesh = Mesh::new(place.rank, options, abort.clone());
-        *abort.wires() = wires;
+        abort.hold(wires);
         mesh.greet(deadline).map_err(|error| match error {
             MeshError::Aborted => ConnectError::Aborted,
             MeshError::Mismatch(rank) => ConnectError::Options(rank),

@@ -1,8 +1,10 @@
 //! `Link`: the bytes between a supervisor and a rank on another host, for the line protocol to run on. They come as they
 //! were written, or an error does: an end that the other side did not declare is an error too.
 
+use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,19 +29,17 @@ pub struct Link {
 }
 
 /// Waits for bytes as long as the other host is there, or until a [`LinkEnd`] closes the link.
-#[derive(Debug)]
 pub struct LinkReader {
     stream: Arc<TcpStream>,
     opener: Opener,
     message: Box<[u8]>,
     plain: Box<[u8]>,
     /// What of `plain` has not been read.
-    unread: std::ops::Range<usize>,
+    unread: Range<usize>,
     is_over: bool,
 }
 
 /// A record a write.
-#[derive(Debug)]
 pub struct LinkWriter {
     stream: Arc<TcpStream>,
     sealer: Sealer,
@@ -50,6 +50,19 @@ pub struct LinkWriter {
 #[derive(Clone, Debug)]
 pub struct LinkEnd {
     stream: Arc<TcpStream>,
+}
+
+/// Without the bytes that it carries, here and below.
+impl fmt::Debug for LinkReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkReader").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LinkWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkWriter").field("stream", &self.stream).finish_non_exhaustive()
+    }
 }
 
 impl Link {

@@ -50,12 +50,14 @@ pub fn serve_ranks(
     let answer = |stream, watch: &Watch<'_>| handshake::answer(stream, key, watch, admit).ok();
     thread::scope(|scope| {
         let take = |((seat, rank), secured)| {
-            scope.spawn(move || {
+            let run = move || {
                 let _seat = seat;
                 if let (Ok(link), Ok(process)) = (Link::new(secured), spawn(rank)) {
                     attend(link, process, is_over);
                 }
-            });
+            };
+            // Without a thread there is no rank, and the link is closed.
+            let _ = thread::Builder::new().name("consort-link".to_owned()).spawn_scoped(scope, run);
             ControlFlow::Continue(())
         };
         match door::receive(listener, &Watch::new(None, is_over), answer, take) {

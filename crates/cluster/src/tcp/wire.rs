@@ -2,6 +2,7 @@
 //! In a phase it sends one message or none, and receives one of a known length or none; what the peer sends ahead stays
 //! for the next phase.
 
+use std::fmt;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
@@ -30,7 +31,6 @@ pub(super) enum WireError {
     Farewell(Cause),
 }
 
-#[derive(Debug)]
 pub(super) struct Wire {
     peer: Rank,
     stream: TcpStream,
@@ -50,6 +50,13 @@ pub(super) struct Wire {
     received: usize,
     due: Option<(Head, usize)>,
     is_closed: bool,
+}
+
+/// Without the bytes that it carries.
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire").field("peer", &self.peer).field("stream", &self.stream).finish_non_exhaustive()
+    }
 }
 
 impl Wire {

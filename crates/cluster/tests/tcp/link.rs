@@ -11,7 +11,9 @@ use std::thread;
 use std::time::Instant;
 
 use cluster::protocol::{Lines, Reply, Request, Writer};
-use cluster::tcp::{ClusterKey, HandshakeError, Link, RANKS_MAX, RankProcess, Refusal, serve_ranks};
+use cluster::tcp::{
+    ClusterKey, HandshakeError, Link, LinkEnd, LinkReader, LinkWriter, RANKS_MAX, RankProcess, Refusal, serve_ranks,
+};
 use types::{Rank, WorldSize};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, key};
@@ -69,6 +71,12 @@ fn cat(_: Rank) -> Command {
 
 fn connect(address: SocketAddr) -> Result<Link, HandshakeError> {
     Link::connect(address, &key(), rank(), Instant::now() + LONG)
+}
+
+/// That a rank which echoes runs behind a link: until then many strangers can drive the caller from the door.
+fn answers((reader, writer, _): &mut (LinkReader, LinkWriter, LinkEnd)) {
+    writer.write_all(b"?").unwrap();
+    reader.read_exact(&mut [0]).unwrap();
 }
 
 #[test]
@@ -157,9 +165,7 @@ fn the_end_of_the_host_ends_its_ranks_and_links() {
         let (mut kept, mut all_ends) = (None, None);
         served(cat, |address, ends| {
             let mut link = connect(address).unwrap().split();
-            // It runs once it answers.
-            link.1.write_all(b"?").unwrap();
-            link.0.read_exact(&mut [0]).unwrap();
+            answers(&mut link);
             (kept, all_ends) = (Some(link), Some(ends));
         });
         all_ends.unwrap().recv_timeout(LONG).unwrap();
@@ -174,11 +180,12 @@ fn the_end_of_the_host_ends_its_ranks_and_links() {
 fn only_so_many_ranks_run_at_once_and_a_place_becomes_free_again() {
     watched(|| {
         served(cat, |address, ends| {
-            let mut links: Vec<_> = (0..RANKS_MAX).map(|_| connect(address).unwrap()).collect();
+            let mut links: Vec<_> = (0..RANKS_MAX).map(|_| connect(address).unwrap().split()).collect();
+            links.iter_mut().for_each(answers);
             let strangers: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
             let refused = connect(address).unwrap_err();
             assert!(matches!(refused, HandshakeError::Refused(Refusal::Busy)), "{refused}");
-            drop(links.pop());
+            links.pop().unwrap().2.close();
             ends.recv_timeout(LONG).unwrap();
             let again = loop {
                 // The process has ended a moment before its place is free.
