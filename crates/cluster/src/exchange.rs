@@ -70,7 +70,7 @@ impl<J: Joint> Exchange<J> {
         let Inner { joint, values, .. } = &mut *self.inner.borrow_mut();
         let cols = backend.columns(buffer);
         let piece = piece_elements::<J>(joint, cols)?;
-        if let Some(values) = backend.host_rows(buffer, rows) {
+        if let Some(values) = backend.host_rows_mut(buffer, rows) {
             return values.chunks_mut(piece).try_for_each(|piece| exchange(joint, piece)).map_err(Into::into);
         }
         let values = room(values, rows.saturating_mul(cols)).map_err(|error| leave(joint, error))?;
@@ -101,20 +101,29 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
         let Inner { joint, values, part: own } = &mut *self.inner.borrow_mut();
         let at_once = piece_elements::<J>(joint, cols)? / cols;
         let width = joint.rank().share(cols).len();
-        let own = room(own, rows.saturating_mul(width)).map_err(|error| leave(joint, error))?;
-        backend.read(part, 0..rows, own).map_err(|error| leave(joint, error))?;
-        let elements = if whole.is_some() { rows.saturating_mul(cols) } else { 0 };
-        let values = room(values, elements).map_err(|error| leave(joint, error))?;
-        for first in (0..rows).step_by(at_once) {
-            let piece = first..rows.min(first + at_once);
-            let own = &own[piece.start * width..piece.end * width];
-            let all = whole.is_some().then(|| &mut values[piece.start * cols..piece.end * cols]);
-            joint.gather_columns([piece.len(), cols], own, all).map_err(Into::into)?;
+        let own = match backend.host_rows(part, rows) {
+            Some(own) => own,
+            None => {
+                let own = room(own, rows.saturating_mul(width)).map_err(|error| leave(joint, error))?;
+                backend.read(part, 0..rows, own).map_err(|error| leave(joint, error))?;
+                own
+            }
+        };
+        let gather = |joint: &mut J, mut whole: Option<&mut [f32]>| {
+            (0..rows).step_by(at_once).try_for_each(|first| {
+                let piece = first..rows.min(first + at_once);
+                let all = whole.as_mut().map(|whole| &mut whole[piece.start * cols..piece.end * cols]);
+                let own = &own[piece.start * width..piece.end * width];
+                joint.gather_columns([piece.len(), cols], own, all).map_err(Into::into)
+            })
+        };
+        let Some(whole) = whole else { return gather(joint, None) };
+        if let Some(whole) = backend.host_rows_mut(whole, rows) {
+            return gather(joint, Some(whole));
         }
-        match whole {
-            Some(whole) => backend.write(whole, values).map_err(|error| leave(joint, error)),
-            None => Ok(()),
-        }
+        let values = room(values, rows.saturating_mul(cols)).map_err(|error| leave(joint, error))?;
+        gather(joint, Some(&mut *values))?;
+        backend.write(whole, values).map_err(|error| leave(joint, error))
     }
 
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

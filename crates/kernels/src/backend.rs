@@ -252,8 +252,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Waits for all ops on `buffer` and copies rows out.
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError>;
 
-    /// The first rows of `buffer`, to read and overwrite in place, where the backend keeps them in this process's memory.
-    fn host_rows<'a>(&self, buffer: &'a mut Self::Buffer, rows: usize) -> Option<&'a mut [f32]> {
+    /// The first rows of `buffer` where they lie, if the backend keeps them in this process's memory.
+    fn host_rows<'a>(&self, buffer: &'a Self::Buffer, rows: usize) -> Option<&'a [f32]> {
+        let _ = (buffer, rows);
+        None
+    }
+    /// The same, to be overwritten in place.
+    fn host_rows_mut<'a>(&self, buffer: &'a mut Self::Buffer, rows: usize) -> Option<&'a mut [f32]> {
         let _ = (buffer, rows);
         None
     }

@@ -374,7 +374,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn host_rows<'a>(&self, buffer: &'a mut Buffer, rows: usize) -> Option<&'a mut [f32]> {
+    fn host_rows<'a>(&self, buffer: &'a Buffer, rows: usize) -> Option<&'a [f32]> {
+        Some(&buffer.data[..rows * buffer.cols])
+    }
+
+    fn host_rows_mut<'a>(&self, buffer: &'a mut Buffer, rows: usize) -> Option<&'a mut [f32]> {
         Some(buffer.rows_mut(rows))
     }
 
