@@ -184,6 +184,10 @@ impl<E: Executor> Engine<E> {
     pub fn add(&mut self, request: Request) -> Result<RequestId, EngineError> {
         let (capacity, now) = (self.executor.capacity(), Instant::now());
         request.check(&capacity)?;
+        if self.is_lost_for_long() {
+            // It may be whole again: nobody has looked since the last request ended.
+            self.attend(Duration::ZERO, &mut Vec::new());
+        }
         if let Some((_, why)) = self.lost.as_ref().filter(|_| self.is_lost_for_long()) {
             return Err(Arc::new(ExecutorError::Lost { why: why.clone() }).into());
         }
