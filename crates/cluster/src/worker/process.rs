@@ -5,6 +5,7 @@ mod group;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub struct Process {
     /// What `load_dense_shard` loaded, by `model_id`.
     dense: BTreeMap<String, Dense>,
     init_deadline: Duration,
+    /// Where the ranks of other hosts call, until the group is joined.
+    listener: Option<TcpListener>,
     steps: u64,
     stepping: Duration,
 }
@@ -57,6 +60,7 @@ impl Process {
             share: None,
             dense: BTreeMap::new(),
             init_deadline,
+            listener: None,
             steps: 0,
             stepping: Duration::ZERO,
         }
@@ -154,6 +158,12 @@ impl Process {
             Request::Attach { id, segment_fd, world_size, rank, elements_max, generation } => {
                 self.check_place(world_size, rank)?;
                 self.attach(segment_fd, elements_max, Generation(generation))?;
+                Ok(Reply::AttachOk { id })
+            }
+            Request::Listen { id, host } => self.listen(id, host),
+            Request::Join { id, world_size, rank, generation, addresses, key, encoding } => {
+                self.check_place(world_size, rank)?;
+                self.join(Generation(generation), &addresses, &key, encoding)?;
                 Ok(Reply::AttachOk { id })
             }
             Request::Load { id, model_id, share } => self.load(id, model_id, &share),
@@ -312,7 +322,7 @@ impl Process {
 
 fn point(request: &Request) -> Option<Point> {
     match request {
-        Request::Attach { .. } | Request::Init { .. } => Some(Point::Init),
+        Request::Attach { .. } | Request::Join { .. } | Request::Init { .. } => Some(Point::Init),
         Request::Load { .. } | Request::LoadDenseShard { .. } => Some(Point::Load),
         Request::Step { .. } | Request::GenerateStep { .. } => Some(Point::Step),
         Request::UnloadModel { .. } | Request::Shutdown => Some(Point::Unload),
