@@ -56,7 +56,7 @@ impl Bench {
         };
         for (index, threads) in threads.into_iter().enumerate() {
             // Before the model is loaded: both need memory.
-            let machine = Machine::measure(threads * self.options.ranks(), self.options.level()?);
+            let machine = Machine::measure(threads * self.options.local_ranks(), self.options.level()?);
             let mut loaded = self.options.load_with(&files.path, &checkpoint, threads, room(&tests), &mut |_| {})?;
             let work = self.work(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
             if !self.json {

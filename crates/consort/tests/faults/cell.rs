@@ -123,6 +123,7 @@ impl Cell {
                 shutdown: Duration::from_secs(1),
                 ..Deadlines::default()
             },
+            hosts: None,
             environment: vec![("CONSORT_FAULT".to_owned(), fault), ("CONSORT_LOG".to_owned(), "off".to_owned())],
         }
     }
