@@ -174,6 +174,8 @@ impl Member {
     /// Ends its process. The next one may start after a pause that grows with the failures.
     pub fn dismiss(&mut self) {
         if let Some(process) = self.process.take() {
+            // Its host had started it, though it never answered.
+            self.starts += u64::from(self.phase == Phase::Greeting && process.route().is_some());
             process.kill();
         }
         self.phase = Phase::Absent;
