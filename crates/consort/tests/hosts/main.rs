@@ -2,66 +2,31 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod host;
+mod network;
+#[path = "../serving/mod.rs"]
 mod serving;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::Output;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use serving::{Server, apart, children, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
+use host::{Host, KEY, addresses};
+use network::Network;
+use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
 
-const KEY: &str = "a key that only tests have";
 /// Far beyond what a test takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How far logits, which reach from -8 to 8, may be from the exact ones when the terms of sums are rounded to eight bits. Over all
 /// oracles 0.42 was the most.
 const APART_Q8_MAX: f32 = 0.5;
-
-/// A machine that lends its CPUs.
-struct Host {
-    child: Child,
-    address: String,
-}
-
-impl Host {
-    fn start() -> Self {
-        Self::start_at("127.0.0.1:0", Path::new("."))
-    }
-
-    fn start_at(listen: &str, folder: &Path) -> Self {
-        let mut command = consort(&["ranks", "--listen", listen]);
-        command.current_dir(folder).env("CONSORT_CLUSTER_KEY", KEY);
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let line = log.find(|line| line.contains("listening on ")).unwrap();
-        let address = line.rsplit(' ').next().unwrap().to_owned();
-        // Read on, so that it never waits for anybody to read.
-        thread::spawn(move || log.for_each(drop));
-        Self { child, address }
-    }
-
-    fn ranks(&self) -> Vec<u32> {
-        children(self.child.id())
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What hangs fails.
 fn watched(test: impl FnOnce() + Send + 'static) {
@@ -76,15 +41,44 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     tested.join().unwrap();
 }
 
-fn addresses(hosts: &[Host]) -> String {
-    hosts.iter().map(|host| host.address.as_str()).collect::<Vec<_>>().join(",")
-}
-
 /// One answer of a model on these hosts.
 fn ask(hosts: &str, options: &[&str]) -> Output {
     let model = oracle("llama/model-f32");
     let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", "1,2,3", "--tp-hosts", hosts];
     run(&[&args, options].concat())
+}
+
+const REQUEST: &str =
+    r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
+
+/// An answer that nothing disturbs.
+fn whole_answer(server: &Server) -> String {
+    let answer = completion(&server.ask("POST /v1/completions", &REQUEST.replace("STREAM", "false")));
+    assert!(!answer.is_empty());
+    answer
+}
+
+/// The same answer as a stream, of which a part has come.
+struct Begun {
+    stream: BufReader<TcpStream>,
+    text: String,
+}
+
+fn begun_answer(server: &Server) -> Begun {
+    let mut stream = BufReader::new(server.open("POST /v1/completions", &REQUEST.replace("STREAM", "true")));
+    let mut text = String::new();
+    while !text.contains("\"text\"") {
+        assert_ne!(stream.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    Begun { stream, text }
+}
+
+impl Begun {
+    /// All of it, at its end.
+    fn rest(mut self) -> String {
+        self.stream.read_to_string(&mut self.text).unwrap();
+        completion(&self.text)
+    }
 }
 
 fn refused(output: &Output) -> String {
@@ -181,25 +175,18 @@ fn an_answer_goes_on_with_the_same_text_when_a_host_is_lost_and_comes_back() {
     watched(|| {
         let mut hosts = [Host::start(), Host::start()];
         let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
-        let request = r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
-        let whole = completion(&server.ask("POST /v1/completions", &request.replace("STREAM", "false")));
-        assert!(!whole.is_empty());
+        let whole = whole_answer(&server);
         for index in [1, 0] {
             let [own, ranks] = [server.ranks(), hosts[index].ranks()];
             assert_eq!([own.len(), ranks.len()], [1, 1]);
-            let mut stream = BufReader::new(server.open("POST /v1/completions", &request.replace("STREAM", "true")));
-            let mut answer = String::new();
-            while !answer.contains("\"text\"") {
-                assert_ne!(stream.read_line(&mut answer).unwrap(), 0, "{answer}");
-            }
+            let stream = begun_answer(&server);
             hosts[index].kill();
             while !is_gone(ranks[0]) {
                 thread::sleep(Duration::from_millis(5));
             }
             let address = hosts[index].address.clone();
             hosts[index] = Host::start_at(&address, Path::new("."));
-            stream.read_to_string(&mut answer).unwrap();
-            assert_eq!(completion(&answer), whole, "{answer}");
+            assert_eq!(stream.rest(), whole);
             server.wait_until_ready();
             assert_eq!(server.ranks(), own, "the rank here keeps its weights");
         }
@@ -211,16 +198,10 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_killed() {
     watched(|| {
         let hosts = [Host::start()];
         let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
-        let request = r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
-        let whole = completion(&server.ask("POST /v1/completions", &request.replace("STREAM", "false")));
-        let mut stream = BufReader::new(server.open("POST /v1/completions", &request.replace("STREAM", "true")));
-        let mut answer = String::new();
-        while !answer.contains("\"text\"") {
-            assert_ne!(stream.read_line(&mut answer).unwrap(), 0, "{answer}");
-        }
+        let whole = whole_answer(&server);
+        let stream = begun_answer(&server);
         kill("KILL", hosts[0].ranks()[0]);
-        stream.read_to_string(&mut answer).unwrap();
-        assert_eq!(completion(&answer), whole, "{answer}");
+        assert_eq!(stream.rest(), whole);
     });
 }
 
@@ -240,5 +221,42 @@ fn no_rank_outlives_its_supervisor_or_its_host() {
         while !ranks.iter().all(|&rank| is_gone(rank)) {
             thread::sleep(Duration::from_millis(5));
         }
+    });
+}
+
+#[test]
+fn hosts_find_each_other_over_a_network() {
+    watched(|| {
+        let Some(network) = Network::new(2) else { return };
+        network.delay("2ms");
+        let hosts = network.hosts();
+        let (model, prompt) = (oracle("qwen3/model-f32"), "3,1,4,1,5,9,2,6");
+        let here = tokens(&model, prompt, 16, &[]);
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY];
+        assert_eq!(network.within(0, || tokens(&model, prompt, 16, &options)), here);
+    });
+}
+
+#[test]
+fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
+    watched(|| {
+        let Some(network) = Network::new(2) else { return };
+        let hosts = network.hosts();
+        network.within(0, || {
+            let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+            let whole = whole_answer(&server);
+            let own = server.ranks();
+            let stream = begun_answer(&server);
+            network.unplug(1);
+            while server.ask("GET /ready", "").starts_with("HTTP/1.1 200") {
+                thread::sleep(Duration::from_millis(50));
+            }
+            network.plug(1);
+            assert_eq!(stream.rest(), whole);
+            assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+            while hosts[0].ranks().len() > 1 {
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
     });
 }
