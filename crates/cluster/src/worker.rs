@@ -21,6 +21,7 @@ mod rendezvous;
 mod share;
 
 use std::io::{Read, Write};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, mpsc};
@@ -61,6 +62,8 @@ pub struct Options {
     pub build: String,
     /// How long the ranks of an `init` wait for each other: see [`INIT_DEADLINE`].
     pub init_deadline: Duration,
+    /// Threads of a share at most, whatever a leader elsewhere asks for.
+    pub threads_max: Option<NonZeroUsize>,
     /// What goes wrong, for tests.
     pub fault: Option<Fault>,
 }

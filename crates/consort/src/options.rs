@@ -62,7 +62,7 @@ pub struct ModelOptions {
     /// model under the same path
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     tp_hosts: Vec<String>,
-    /// How activations travel between hosts; q8 is a quarter of f32's bytes, and a little less exact
+    /// How activations travel between hosts; q8 is little more than a quarter of the bytes, and less exact
     #[arg(long, value_enum, default_value_t)]
     tp_activations: ActivationsOption,
     #[command(flatten)]
@@ -298,7 +298,7 @@ pub fn own_program() -> PathBuf {
     if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { env::current_exe().unwrap_or_default() }
 }
 
-fn cpus() -> usize {
+pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 

@@ -41,6 +41,7 @@ pub struct Process {
     /// What `load_dense_shard` loaded, by `model_id`.
     dense: BTreeMap<String, Dense>,
     init_deadline: Duration,
+    threads_max: u64,
     /// Where the ranks of other hosts call, until the group is joined.
     listener: Option<TcpListener>,
     steps: u64,
@@ -49,7 +50,7 @@ pub struct Process {
 
 impl Process {
     pub fn new(options: Options, outlet: Outlet, link: Link) -> Self {
-        let Options { rank, cuda_device, build, init_deadline, fault } = options;
+        let Options { rank, cuda_device, build, init_deadline, threads_max, fault } = options;
         Self {
             rank,
             cuda_device,
@@ -60,6 +61,7 @@ impl Process {
             share: None,
             dense: BTreeMap::new(),
             init_deadline,
+            threads_max: threads_max.map_or(u64::MAX, |max| max.get() as u64),
             listener: None,
             steps: 0,
             stepping: Duration::ZERO,
@@ -166,7 +168,7 @@ impl Process {
                 self.join(Generation(generation), &addresses, &key, encoding)?;
                 Ok(Reply::AttachOk { id })
             }
-            Request::Load { id, model_id, share } => self.load(id, model_id, &share),
+            Request::Load { id, model_id, share } => self.load(id, model_id, share),
             Request::Open { id, tokens_max, prefix } => {
                 let opened = self.share()?.open(tokens_max, &prefix)?;
                 Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
@@ -217,7 +219,7 @@ impl Process {
         Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
     }
 
-    fn load(&mut self, id: u64, model_id: String, share: &Share) -> Result<Reply, Refusal> {
+    fn load(&mut self, id: u64, model_id: String, mut share: Share) -> Result<Reply, Refusal> {
         self.check_unused(&model_id)?;
         if let Some(loaded) = &self.share {
             let message = format!("sessions and steps are those of model {}", loaded.model_id());
@@ -232,7 +234,8 @@ impl Process {
             }
         };
         let begun = Instant::now();
-        let loaded = LoadedShare::load(model_id, share, self.rank, self.link.clone(), &mut progress)?;
+        share.cpu.threads = share.cpu.threads.min(self.threads_max);
+        let loaded = LoadedShare::load(model_id, &share, self.rank, self.link.clone(), &mut progress)?;
         info!(rank = self.rank.index(), model = loaded.model_id(), took = ?begun.elapsed(), "loaded");
         let reply = loaded.load_ok(id);
         self.share = Some(loaded);

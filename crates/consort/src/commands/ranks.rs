@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::TcpListener;
+use std::num::NonZeroUsize;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +15,7 @@ use types::Rank;
 
 use super::serve::logs::{self, LogFormat};
 use crate::cluster_key::KeyOptions;
-use crate::options::own_program;
+use crate::options::{cpus, own_program, thread_count};
 
 /// The CUDA device of a rank that has a host to itself.
 const CUDA_DEVICE: usize = 0;
@@ -30,6 +31,9 @@ pub struct Ranks {
     /// Where to listen; 0.0.0.0 is all of this machine's addresses, port 0 any that is free
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: String,
+    /// Threads of a rank at most [default: one for each CPU]
+    #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
+    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     key: KeyOptions,
     /// How to write the log, on standard error
@@ -44,13 +48,16 @@ impl Ranks {
         let listener = TcpListener::bind(&self.listen).with_context(|| format!("listen on {}", self.listen))?;
         ctrlc::set_handler(|| IS_OVER.store(true, Ordering::SeqCst)).context("take over Ctrl-C")?;
         info!("ranks run here for those who have the key: listening on {}", listener.local_addr()?);
-        serve_ranks(&listener, &key, spawn, || IS_OVER.load(Ordering::SeqCst)).context("serve ranks")
+        let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);
+        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), || IS_OVER.load(Ordering::SeqCst))
+            .context("serve ranks")
     }
 }
 
 /// Called in a thread that lives as long as the rank, which asks the kernel to end it with that thread.
-fn spawn(rank: Rank) -> io::Result<RankProcess> {
+fn spawn(rank: Rank, threads_max: usize) -> io::Result<RankProcess> {
     let mut command = worker::command(&own_program(), rank, CUDA_DEVICE);
+    command.args(["--threads-max", &threads_max.to_string()]);
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.inspect_err(|cause| error!(%rank, "a rank can not be started: {cause}"))?;
     let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {

@@ -119,11 +119,13 @@ impl Process {
 
 /// A free port of `host`; of all addresses where that one is another's, as behind a router that translates addresses.
 fn bind(host: IpAddr) -> io::Result<TcpListener> {
-    TcpListener::bind((host, 0)).or_else(|error| match (error.kind(), host) {
-        (io::ErrorKind::AddrNotAvailable, IpAddr::V4(_)) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)),
-        (io::ErrorKind::AddrNotAvailable, IpAddr::V6(_)) => TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)),
-        _ => Err(error),
-    })
+    let all: &[IpAddr] = match host {
+        IpAddr::V4(_) => &[IpAddr::V4(Ipv4Addr::UNSPECIFIED)],
+        // Both kinds, where there are both.
+        IpAddr::V6(_) => &[IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)],
+    };
+    let bind = |&host: &IpAddr| TcpListener::bind((host, 0));
+    bind(&host).or_else(|error| all.iter().find_map(|host| bind(host).ok()).ok_or(error))
 }
 
 /// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.
