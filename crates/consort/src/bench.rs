@@ -77,7 +77,10 @@ impl Bench {
             let chunk = self.options.chunk();
             let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
-                let report = Report::new(*test, threads, tokens_per_s, test.limit(&work, &machine, chunk));
+                let mut limit = test.limit(&work, &machine, chunk);
+                // Other hosts are taken to be like this one.
+                limit.tokens_per_s *= self.options.ranks() as f64 / self.options.local_ranks() as f64;
+                let report = Report::new(*test, threads, tokens_per_s, limit);
                 match self.json {
                     true => writeln!(stdout(), "{}", serde_json::to_string(&report)?)?,
                     false => writeln!(stdout(), "{}", report.table_row())?,
