@@ -8,21 +8,25 @@
 //!
 //! One thread does everything, and it waits in one place: a `poll` over the pipes of all ranks, never longer than to the next
 //! deadline. Pipes are not blocking, so a rank that stopped reading holds nobody up. The end of a process is the end of its
-//! output, which `poll` reports at once. Every request has a deadline; a process that was stopped is looked for in `/proc`.
+//! output, which `poll` reports at once. Every request has a deadline; a process that was stopped is looked for in `/proc`. A rank on
+//! another host looks the same: threads carry its lines between pipes and the network, and connecting is theirs too.
 //!
-//! When something goes wrong with a rank, the generation of the group is aborted in shared memory, and the others leave their
-//! exchange. They answer what they were asked, or are killed too when they do not. When all have answered, the next generation begins: new
+//! When something goes wrong with a rank, the generation of the group is aborted, in shared memory or by a line to each rank, and the
+//! others leave their exchange. They answer what they were asked, or are killed too when they do not. When all have answered, the next generation begins: new
 //! processes take the places of those that are gone, survivors keep their weights, and everybody takes a new seat.
 #![cfg(target_os = "linux")]
 
 mod deadlines;
 mod executor;
 mod forming;
+mod hosts;
 mod inbox;
 mod launcher;
 mod member;
 mod process;
+mod remote;
 mod supervisor;
 
 pub use deadlines::Deadlines;
+pub use hosts::Hosts;
 pub use supervisor::{Group, GroupConfig, StartError};

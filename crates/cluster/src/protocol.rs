@@ -17,6 +17,7 @@ mod number;
 pub mod output;
 mod packed;
 pub mod plan;
+pub mod seat;
 pub mod session;
 pub mod share;
 

@@ -21,6 +21,9 @@ mod rendezvous;
 mod share;
 
 use std::io::{Read, Write};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -44,6 +47,12 @@ pub const GRACE: Duration = Duration::from_secs(2);
 /// How long ranks that are to find each other may take, unless told otherwise.
 pub const INIT_DEADLINE: Duration = Duration::from_secs(30);
 
+/// How long ranks of several hosts may take to connect: a supervisor waits longer, and so learns what was wrong.
+const JOIN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a rank waits within an exchange for one on another host: a supervisor is sooner.
+const STALL_DEADLINE: Duration = Duration::from_secs(180);
+
 /// What a rank is started with.
 #[derive(Debug)]
 pub struct Options {
@@ -53,6 +62,8 @@ pub struct Options {
     pub build: String,
     /// How long the ranks of an `init` wait for each other: see [`INIT_DEADLINE`].
     pub init_deadline: Duration,
+    /// Threads of a share at most, whatever a leader elsewhere asks for.
+    pub threads_max: Option<NonZeroUsize>,
     /// What goes wrong, for tests.
     pub fault: Option<Fault>,
 }
@@ -63,6 +74,16 @@ pub enum WorkerError {
     Thread(#[source] std::io::Error),
     #[error(transparent)]
     Answer(#[from] WriteError),
+}
+
+/// What starts `program` as a rank process, which is to be given pipes.
+pub fn command(program: &Path, rank: Rank, cuda_device: usize) -> Command {
+    let mut command = Command::new(program);
+    command.arg("--worker");
+    for (name, value) in [("--rank", rank.index()), ("--tp-size", rank.world().get()), ("--cuda-device", cuda_device)] {
+        command.args([name, &value.to_string()]);
+    }
+    command
 }
 
 /// Serves requests until one is `shutdown` or the input ends. `abandon` is called from another thread when the input has

@@ -3,6 +3,7 @@
 
 use cluster::protocol::output::{Outcome, Output, Sample, Sampled};
 use cluster::protocol::plan::{Entry, Plan, Role, Want};
+use cluster::protocol::seat::{Activations, Secret};
 use cluster::protocol::session::{Prefix, Stats};
 use cluster::protocol::share::Share;
 use cluster::protocol::{
@@ -104,6 +105,19 @@ fn own_requests() -> Vec<(&'static str, Request)> {
             r#"{"op":"attach","id":2,"segment_fd":5,"world_size":3,"rank":2,"elements_max":4096,"generation":9}"#,
             Request::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, generation: 9 },
         ),
+        (r#"{"op":"listen","id":12,"host":"10.0.0.7"}"#, Request::Listen { id: 12, host: [10, 0, 0, 7].into() }),
+        (
+            r#"{"op":"join","id":13,"world_size":2,"rank":1,"generation":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8"}"#,
+            Request::Join {
+                id: 13,
+                world_size: 2,
+                rank: 1,
+                generation: 9,
+                addresses: vec!["10.0.0.7:81".parse().unwrap(), "[::1]:82".parse().unwrap()],
+                key: Secret::new([7; 32]),
+                encoding: Activations::Q8,
+            },
+        ),
         (
             r#"{"op":"load","id":11,"model_id":"m","share":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"wanted":4,"kv_pages":5,"positions":6}}}"#,
             Request::Load { id: 11, model_id: text("m"), share: share() },
@@ -170,6 +184,7 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
             Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),
+        (r#"{"op":"listening","id":12,"port":81}"#, Reply::Listening { id: 12, port: 81 }),
         (r#"{"op":"loading","id":11,"layers":4}"#, Reply::Loading { id: 11, layers: 4 }),
         (
             r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3}"#,
@@ -323,6 +338,7 @@ fn an_answer_does_not_repeat_the_strings_of_a_malformed_line() {
         r#"{"op":"open","id":4,"tokens_max":1,"prefix":{"tokens":[],"pages":"secret!!","reuse_max":0}}"#,
         r#"{"op":"step","id":4,"plan":{"entries":[{"session":1,"role":"my secret `, expected role"}]}}"#,
         r#"{"op":"step","id":4,"plan":"secret"}"#,
+        r#"{"op":"join","id":4,"world_size":2,"rank":1,"generation":9,"addresses":[],"key":"secret","encoding":"q8"}"#,
     ] {
         let Err(ReadError::Malformed { id, detail }) = read::<Request>(line) else { panic!("{line} is malformed") };
         assert_eq!(id, Some(4));

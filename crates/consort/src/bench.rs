@@ -56,7 +56,7 @@ impl Bench {
         };
         for (index, threads) in threads.into_iter().enumerate() {
             // Before the model is loaded: both need memory.
-            let machine = Machine::measure(threads * self.options.ranks(), self.options.level()?);
+            let machine = Machine::measure(threads * self.options.local_ranks(), self.options.level()?);
             let mut loaded = self.options.load_with(&files.path, &checkpoint, threads, room(&tests), &mut |_| {})?;
             let work = self.work(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
             if !self.json {
@@ -77,7 +77,10 @@ impl Bench {
             let chunk = self.options.chunk();
             let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
-                let report = Report::new(*test, threads, tokens_per_s, test.limit(&work, &machine, chunk));
+                let mut limit = test.limit(&work, &machine, chunk);
+                // Other hosts are taken to be like this one.
+                limit.tokens_per_s *= self.options.ranks() as f64 / self.options.local_ranks() as f64;
+                let report = Report::new(*test, threads, tokens_per_s, limit);
                 match self.json {
                     true => writeln!(stdout(), "{}", serde_json::to_string(&report)?)?,
                     false => writeln!(stdout(), "{}", report.table_row())?,

@@ -3,6 +3,7 @@
 
 mod answer;
 mod bench;
+mod cluster_key;
 mod commands;
 mod interrupt;
 mod language;

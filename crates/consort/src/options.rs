@@ -2,14 +2,15 @@
 
 use std::env;
 use std::num::{NonZeroU16, NonZeroUsize};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use cluster::check_memory;
-use cluster::group::{Deadlines, Group, GroupConfig};
-use cluster::protocol::limits::LOGIT_VALUES_MAX;
+use cluster::group::{Deadlines, Group, GroupConfig, Hosts};
+use cluster::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
+use cluster::protocol::seat::Activations;
 use cluster::protocol::share::Share;
 use engine::{CHUNK_DEFAULT, Local};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
@@ -17,6 +18,7 @@ use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions};
 use types::{DType, WorldSize};
 
+use crate::cluster_key::KeyOptions;
 use crate::loaded::Loaded;
 use crate::progress;
 
@@ -53,9 +55,18 @@ pub struct ModelOptions {
     /// CPUs without amx do
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: Prompts,
-    /// Rank processes that share each layer of the model, on this machine
-    #[arg(long, value_name = "RANKS", default_value = "1", env = "CONSORT_TENSOR_PARALLEL")]
-    tensor_parallel: NonZeroU16,
+    /// Rank processes that share each layer of the model [default: 1, or one here and one on each host]
+    #[arg(long, value_name = "RANKS", env = "CONSORT_TENSOR_PARALLEL")]
+    tensor_parallel: Option<NonZeroU16>,
+    /// Machines that run `consort ranks`, for one rank each beside one on this machine. They need this very program, and the
+    /// model under the same path
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    tp_hosts: Vec<String>,
+    /// How activations travel between hosts; q8 is little more than a quarter of the bytes, and less exact
+    #[arg(long, value_enum, default_value_t)]
+    tp_activations: ActivationsOption,
+    #[command(flatten)]
+    key: KeyOptions,
 }
 
 /// How many threads a command computes on.
@@ -108,11 +119,12 @@ impl ModelOptions {
         room: Room,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Loaded> {
+        let hosts = self.hosts()?;
         let cpu = self.cpu(checkpoint, threads)?;
         let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) };
         check_memory(&self.footprints(checkpoint, &options)?)?;
-        if self.tensor_parallel.get() > 1 {
-            return Ok(Loaded::Group(Box::new(self.start_group(path, checkpoint, &options, cpu, progress)?)));
+        if self.ranks() > 1 {
+            return Ok(Loaded::Group(Box::new(self.start_group(path, checkpoint, &options, cpu, hosts, progress)?)));
         }
         let backend = CpuBackend::new(cpu)?;
         let local = Local::load(backend, checkpoint, &options, progress).context("load the model")?;
@@ -120,14 +132,15 @@ impl ModelOptions {
         Ok(Loaded::Local(Box::new(local)))
     }
 
-    /// What each rank would take, if the model were loaded with this room.
+    /// What each rank on this machine would take, if the model were loaded with this room.
     pub fn footprint(&self, checkpoint: &Checkpoint, room: Room) -> Result<Vec<Footprint>> {
         self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) })
     }
 
     fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Vec<Footprint>> {
         let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
-        let shares = self.world().ranks().map(|rank| Footprint::new(&backend, checkpoint, options, rank));
+        let shares = self.world().ranks().take(self.local_ranks());
+        let shares = shares.map(|rank| Footprint::new(&backend, checkpoint, options, rank));
         Ok(shares.collect::<Result<_, _>>()?)
     }
 
@@ -138,7 +151,28 @@ impl ModelOptions {
     }
 
     fn world(&self) -> WorldSize {
-        WorldSize::new(self.tensor_parallel.get()).expect("a number of ranks is not zero")
+        WorldSize::new(self.size()).expect("a number of ranks is not zero")
+    }
+
+    fn size(&self) -> u16 {
+        match self.tp_hosts.len() {
+            0 => self.tensor_parallel.map_or(1, NonZeroU16::get),
+            hosts => u16::try_from(hosts).unwrap_or(u16::MAX).saturating_add(1),
+        }
+    }
+
+    /// The machines to run on beside this one, if any were named.
+    fn hosts(&self) -> Result<Option<Hosts>> {
+        if self.tp_hosts.is_empty() {
+            return Ok(None);
+        }
+        ensure!(self.tp_hosts.len() < RANKS_MAX, "--tp-hosts names too many hosts: {RANKS_MAX} ranks are the limit");
+        let ranks = self.ranks();
+        if let Some(asked) = self.tensor_parallel.filter(|asked| usize::from(asked.get()) != ranks) {
+            bail!("--tensor-parallel {asked} does not fit --tp-hosts: one rank here and one on each host are {ranks}");
+        }
+        let addresses = self.tp_hosts.clone();
+        Ok(Some(Hosts { addresses, key: self.key.key()?, activations: self.tp_activations.into() }))
     }
 
     fn limits(&self, checkpoint: &Checkpoint, room: Room) -> Limits {
@@ -147,7 +181,7 @@ impl ModelOptions {
         let step_pages = room.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
         // A sequence's last page is its own, however few tokens it has.
         let kv_pages = room.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
-        let wanted = match self.tensor_parallel.get() {
+        let wanted = match self.size() {
             1 => room.wanted,
             // All of a step's logits, if they are asked for, fit into one line.
             _ => room.wanted.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(room.sequences),
@@ -163,9 +197,12 @@ impl ModelOptions {
         checkpoint: &Checkpoint,
         options: &LoadOptions,
         cpu: CpuOptions,
+        hosts: Option<Hosts>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Group> {
-        let path = path.canonicalize().with_context(|| format!("find {}", path.display()))?;
+        // Other hosts have it under the name that was given, whatever that leads to here.
+        let path = if hosts.is_some() { path::absolute(path) } else { path.canonicalize() }
+            .with_context(|| format!("find {}", path.display()))?;
         let path = path.to_str().context("the path of the model is not valid UTF-8")?.to_owned();
         let layers = checkpoint.description().layers.len();
         let config = GroupConfig {
@@ -177,18 +214,24 @@ impl ModelOptions {
             vocab: checkpoint.description().vocab,
             deadlines: Deadlines::default(),
             environment: Vec::new(),
+            hosts,
         };
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
     }
 
     /// Rank processes.
     pub fn ranks(&self) -> usize {
-        usize::from(self.tensor_parallel.get())
+        usize::from(self.size())
+    }
+
+    /// Those of them on this machine.
+    pub fn local_ranks(&self) -> usize {
+        if self.tp_hosts.is_empty() { self.ranks() } else { 1 }
     }
 
     /// Threads of each rank.
     pub fn threads(&self, asked: &ThreadOption) -> usize {
-        asked.threads.map_or_else(|| (cpus() / usize::from(self.tensor_parallel.get())).max(1), NonZeroUsize::get)
+        asked.threads.map_or_else(|| (cpus() / self.local_ranks()).max(1), NonZeroUsize::get)
     }
 
     /// Prompt tokens in one step.
@@ -251,11 +294,11 @@ impl ModelOptions {
 }
 
 /// What runs now, even if its file has been replaced since.
-fn own_program() -> PathBuf {
+pub fn own_program() -> PathBuf {
     if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { env::current_exe().unwrap_or_default() }
 }
 
-fn cpus() -> usize {
+pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
@@ -306,6 +349,22 @@ impl From<Prompts> for PromptMath {
         match prompts {
             Prompts::Bf16 => Self::Bf16,
             Prompts::Int8 => Self::Int8,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ActivationsOption {
+    #[default]
+    F32,
+    Q8,
+}
+
+impl From<ActivationsOption> for Activations {
+    fn from(option: ActivationsOption) -> Self {
+        match option {
+            ActivationsOption::F32 => Self::F32,
+            ActivationsOption::Q8 => Self::Q8,
         }
     }
 }

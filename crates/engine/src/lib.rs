@@ -44,6 +44,6 @@ pub use request::{
 pub use sampler::{
     Allowed, History, Logprobs, SampleError, Sampled, Sampler, SamplingError, SamplingParams, TOP_LOGPROBS_MAX,
 };
-pub use service::{EventSink, Service, SubmitError, Ticket};
+pub use service::{Ending, EventSink, Service, SubmitError, Ticket};
 pub use sessions::{SESSIONS_MAX, Sessions};
 pub use stats::{FinishCounts, Stats};

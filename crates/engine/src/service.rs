@@ -46,6 +46,17 @@ pub struct Service {
     shared: Arc<Shared>,
 }
 
+/// The end of an engine's thread, and of all that it owned. It is no handle: it does not keep the thread.
+pub struct Ending(Arc<Shared>);
+
+impl Ending {
+    /// Waits for it. False if it takes longer than `deadline`.
+    pub fn wait(&self, deadline: Duration) -> bool {
+        let waited = self.0.ended.wait_timeout_while(self.0.lock(), deadline, |state| !state.stopped);
+        waited.unwrap_or_else(PoisonError::into_inner).0.stopped
+    }
+}
+
 /// A request that was submitted. Dropping it cancels the request: its pages are free within one step.
 #[derive(Debug)]
 #[must_use = "dropping a ticket cancels its request"]
@@ -175,6 +186,11 @@ impl Service {
     /// The processes that share the model, as of the last look.
     pub fn ranks(&self) -> Vec<RankReport> {
         self.shared.lock().ranks.clone()
+    }
+
+    /// To be waited for when the handles are gone.
+    pub fn ending(&self) -> Ending {
+        Ending(self.shared.clone())
     }
 
     /// Accepts nothing more and waits for what runs or waits. Returns how many requests were unfinished at the deadline;

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
+use super::hosts::Hosts;
 use super::member::{Expected, Phase};
 use super::supervisor::{Group, GroupConfig, Refusal, StartError, State};
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::Request;
 use crate::protocol::session::Capacity;
+use crate::shared_memory::Generation;
 
 /// Times that a rank may fail before a group that never ran is given up.
 const START_FAULTS_MAX: u32 = 3;
@@ -50,19 +52,29 @@ impl Group {
         let all = |phase| self.members.iter().all(|member| member.phase == phase);
         if all(Phase::Outside) {
             // Nobody is within an exchange any more: that is what the next generation asks for.
-            self.call_to_seats();
+            match &self.config.hosts {
+                None => self.call_to_seats(),
+                Some(_) => self.call_to_listen(),
+            }
+        } else if let Some(Hosts { activations, .. }) = self.config.hosts
+            && all(Phase::Listening)
+        {
+            self.call_to_join(activations);
         } else if all(Phase::Ready) && matches!(self.state, State::Forming { told: true, .. }) {
             info!(generation = self.generation.0, ranks = self.members.len(), "the group is ready");
             self.state = State::Ready;
         }
     }
 
+    /// The next one. The segment counts them, also where ranks of several hosts do not share it, and knows when one is over.
+    pub(super) fn begin_generation(&mut self) -> Option<Generation> {
+        // Four billion losses: ranks of a new segment would have to be started, which nobody will live to see.
+        self.generation = self.segment.reform().ok()?;
+        Some(self.generation)
+    }
+
     fn call_to_seats(&mut self) {
-        let Ok(generation) = self.segment.reform() else {
-            // Four billion losses: ranks of a new segment would have to be started, which nobody will live to see.
-            return;
-        };
-        self.generation = generation;
+        let Some(generation) = self.begin_generation() else { return };
         let (segment_fd, world_size) = (self.segment_fd.as_raw_fd() as u32, self.config.world.get() as u16);
         for index in 0..self.members.len() {
             self.members[index].phase = Phase::Seating;

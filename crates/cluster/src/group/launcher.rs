@@ -3,11 +3,13 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use types::Rank;
+
+use crate::worker::command;
 
 #[derive(Debug)]
 pub(super) struct Launcher {
@@ -22,7 +24,9 @@ impl Launcher {
         let (started, children) = channel();
         thread::Builder::new().name("launcher".into()).spawn(move || {
             for rank in received {
-                if started.send(command(&program, rank).envs(environment.iter().cloned()).spawn()).is_err() {
+                let mut command = command(&program, rank, rank.index());
+                command.envs(environment.iter().cloned()).stdin(Stdio::piped()).stdout(Stdio::piped());
+                if started.send(command.spawn()).is_err() {
                     return;
                 }
             }
@@ -35,16 +39,4 @@ impl Launcher {
         self.orders.send(rank).map_err(|_| gone())?;
         self.children.recv().map_err(|_| gone())?
     }
-}
-
-fn command(program: &PathBuf, rank: Rank) -> Command {
-    let mut command = Command::new(program);
-    command
-        .arg("--worker")
-        .args(["--rank", &rank.index().to_string()])
-        .args(["--tp-size", &rank.world().get().to_string()])
-        .args(["--cuda-device", &rank.index().to_string()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    command
 }

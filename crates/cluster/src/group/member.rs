@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use engine::RankReport;
+use tracing::info;
 use types::{Rank, SessionId};
 
 use super::process::Process;
@@ -16,8 +17,12 @@ const PAUSE_FIRST: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Member {
     pub rank: Rank,
+    /// Where it runs, if that is not here.
+    pub host: Option<String>,
     pub phase: Phase,
     pub process: Option<Process>,
+    /// Where ranks of other hosts find it, once it listens.
+    pub port: u16,
     /// What it has been asked and has not answered, in order.
     pub pending: VecDeque<Pending>,
     /// It holds its share of the weights.
@@ -53,6 +58,10 @@ pub(super) enum Phase {
     Draining,
     /// It waits for a seat.
     Outside,
+    /// It was told to listen to ranks of other hosts.
+    Calling,
+    /// It listens, and waits for all others to do so.
+    Listening,
     Seating,
     Loading,
     Ready,
@@ -64,7 +73,7 @@ impl Phase {
             Self::Absent => "absent",
             Self::Greeting => "starting",
             Self::Draining => "draining",
-            Self::Outside | Self::Seating => "joining",
+            Self::Outside | Self::Calling | Self::Listening | Self::Seating => "joining",
             Self::Loading => "loading",
             Self::Ready => "ready",
         }
@@ -82,6 +91,7 @@ pub(super) struct Pending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     Hello,
+    Listening,
     Attached,
     Loaded,
     Opened { session: SessionId, computed: usize },
@@ -96,6 +106,7 @@ impl Expected {
     pub fn question(self) -> &'static str {
         match self {
             Self::Hello => "the greeting",
+            Self::Listening => "the call to listen",
             Self::Attached => "the call to its seat",
             Self::Loaded => "the call to load",
             Self::Opened { .. } | Self::Truncated { .. } | Self::Closed => "a change of sessions",
@@ -106,11 +117,13 @@ impl Expected {
 }
 
 impl Member {
-    pub fn new(rank: Rank) -> Self {
+    pub fn new(rank: Rank, host: Option<String>) -> Self {
         Self {
             rank,
+            host,
             phase: Phase::Absent,
             process: None,
+            port: 0,
             pending: VecDeque::new(),
             loaded: false,
             layers: 0,
@@ -128,10 +141,23 @@ impl Member {
         }
     }
 
+    /// It has a process, which for a rank elsewhere is known when it answers.
+    pub fn started(&mut self, pid: Option<u32>) {
+        info!(rank = self.rank.index(), pid, host = self.host, "rank started");
+        self.starts += 1;
+    }
+
+    /// For people.
+    pub fn name(&self) -> String {
+        let rank = self.rank.index();
+        self.host.as_ref().map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"))
+    }
+
     /// The generation is over: it has to answer what it was asked, before `deadline`, and do nothing else.
     pub fn leave(&mut self, deadline: Instant) {
         self.phase = if self.pending.is_empty() { Phase::Outside } else { Phase::Draining };
-        self.pending.iter_mut().for_each(|pending| pending.deadline = pending.deadline.min(deadline));
+        // Also where the time for an answer is up already: who waited for others answers when told to give way.
+        self.pending.iter_mut().for_each(|pending| pending.deadline = deadline);
         self.told_to_leave = Some(Instant::now());
     }
 
@@ -148,6 +174,8 @@ impl Member {
     /// Ends its process. The next one may start after a pause that grows with the failures.
     pub fn dismiss(&mut self) {
         if let Some(process) = self.process.take() {
+            // Its host had started it, though it never answered.
+            self.starts += u64::from(self.phase == Phase::Greeting && process.route().is_some());
             process.kill();
         }
         self.phase = Phase::Absent;
@@ -165,7 +193,7 @@ impl Member {
         let Stats { weight_bytes, kv_bytes, resident_bytes, steps, step_us, collective_us, .. } = self.stats;
         RankReport {
             rank: self.rank,
-            pid: self.process.as_ref().map(Process::pid),
+            pid: self.process.as_ref().and_then(Process::pid),
             ready: self.phase == Phase::Ready,
             state: self.phase.name(),
             restarts: self.starts.saturating_sub(1),

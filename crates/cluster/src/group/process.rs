@@ -1,16 +1,20 @@
-//! `Process`: one rank's process and its pipes, none of which ever blocks.
+//! `Process`: one rank's process and its pipes, none of which ever blocks. On another host, it is a link behind such pipes.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::process::{Child, ChildStdin, ChildStdout};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::ioctl_fionbio;
+use types::Rank;
 
+use super::hosts::Route;
 use super::inbox::Inbox;
+use super::remote::{Pipes, Remote};
 use crate::protocol::{ReadError, Reply};
+use crate::tcp::ClusterKey;
 
 /// What a process that does not read may leave waiting for it, beyond one long line.
 const OUTBOX_KEPT_BYTES: usize = 1 << 20;
@@ -20,36 +24,66 @@ const REAP_LOOK: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Process {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: ChildStdout,
+    place: Place,
+    input: File,
+    output: File,
     outbox: Vec<u8>,
     sent: usize,
     inbox: Inbox,
 }
 
+/// Where it runs.
+#[derive(Debug)]
+enum Place {
+    Here(Child),
+    Elsewhere(Remote),
+}
+
 impl Process {
     pub fn new(mut child: Child) -> io::Result<Self> {
-        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("a rank was started without pipes"));
         };
-        ioctl_fionbio(&stdin, true)?;
-        ioctl_fionbio(&stdout, true)?;
-        Ok(Self { child, stdin, stdout, outbox: Vec::new(), sent: 0, inbox: Inbox::default() })
+        Self::with(Place::Here(child), input.into(), output.into())
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    /// Has `host` start `rank`. What is sent waits until it is there; if it is not within `patience`, that is its end.
+    pub fn elsewhere(host: &str, key: &ClusterKey, rank: Rank, patience: Duration) -> io::Result<Self> {
+        let (remote, Pipes { input, output }) = Remote::start(host, key, rank, patience)?;
+        Self::with(Place::Elsewhere(remote), input.into(), output.into())
+    }
+
+    fn with(place: Place, input: OwnedFd, output: OwnedFd) -> io::Result<Self> {
+        ioctl_fionbio(&input, true)?;
+        ioctl_fionbio(&output, true)?;
+        let (input, output) = (input.into(), output.into());
+        Ok(Self { place, input, output, outbox: Vec::new(), sent: 0, inbox: Inbox::default() })
+    }
+
+    /// On this host.
+    pub fn pid(&self) -> Option<u32> {
+        match &self.place {
+            Place::Here(child) => Some(child.id()),
+            Place::Elsewhere(_) => None,
+        }
+    }
+
+    /// To its host, if that is another and connected.
+    pub fn route(&self) -> Option<Route> {
+        match &self.place {
+            Place::Here(_) => None,
+            Place::Elsewhere(remote) => remote.route(),
+        }
     }
 
     /// Where its replies come from.
     pub fn output(&self) -> BorrowedFd<'_> {
-        self.stdout.as_fd()
+        self.output.as_fd()
     }
 
     /// Where its requests go, while some wait to be written.
     pub fn input(&self) -> Option<BorrowedFd<'_>> {
-        (self.sent < self.outbox.len()).then(|| self.stdin.as_fd())
+        (self.sent < self.outbox.len()).then(|| self.input.as_fd())
     }
 
     /// Writes what fits now, the rest when there is room.
@@ -60,7 +94,7 @@ impl Process {
 
     pub fn flush(&mut self) -> io::Result<()> {
         while self.sent < self.outbox.len() {
-            match self.stdin.write(&self.outbox[self.sent..]) {
+            match self.input.write(&self.outbox[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -75,16 +109,17 @@ impl Process {
 
     /// Takes in what it has written. False: there is nothing more to come.
     pub fn receive(&mut self) -> io::Result<bool> {
-        self.inbox.fill(&mut self.stdout)
+        self.inbox.fill(&mut self.output)
     }
 
     pub fn next_reply(&mut self) -> Option<Result<Reply, ReadError>> {
         self.inbox.next()
     }
 
-    /// Whether somebody stopped it: it answers nothing until it is continued.
+    /// Whether somebody stopped it: it answers nothing until it is continued. On another host it is found by deadlines.
     pub fn is_stopped(&self) -> bool {
-        let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", self.pid())) else { return false };
+        let Some(pid) = self.pid() else { return false };
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
         // The name of the program, which may hold anything, ends with the last parenthesis.
         let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
         matches!(state, Some('T' | 't'))
@@ -92,10 +127,17 @@ impl Process {
 
     /// Ends it, whatever it does, and lets the kernel forget it.
     pub fn kill(mut self) {
-        let _ = self.child.kill(); // an error means that it has ended
-        if !self.reap(Duration::from_secs(1)) {
+        match &mut self.place {
+            Place::Elsewhere(remote) => return remote.dismiss(),
+            Place::Here(child) => {
+                let _ = child.kill(); // an error means that it has ended
+            }
+        }
+        if !self.reap(Duration::from_secs(1))
+            && let Place::Here(mut child) = self.place
+        {
             // It sits in the kernel: somebody has to wait for it, but nobody else has to wait for that.
-            thread::spawn(move || self.child.wait());
+            thread::spawn(move || child.wait());
         }
     }
 
@@ -103,17 +145,23 @@ impl Process {
     pub fn reap(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
-            match self.child.try_wait() {
-                Ok(None) if Instant::now() < end => thread::sleep(REAP_LOOK),
-                Ok(None) => return false,
-                Ok(Some(_)) | Err(_) => return true,
+            let has_ended = match &mut self.place {
+                Place::Here(child) => !matches!(child.try_wait(), Ok(None)),
+                Place::Elsewhere(remote) => remote.ending().is_some(),
+            };
+            if has_ended || Instant::now() >= end {
+                return has_ended;
             }
+            thread::sleep(REAP_LOOK);
         }
     }
 
     /// How it ended, for people; `None` while it has not.
     pub fn ending(&mut self) -> Option<String> {
         self.reap(Duration::from_millis(200)).then_some(())?;
-        self.child.try_wait().ok().flatten().map(|status| status.to_string())
+        match &mut self.place {
+            Place::Here(child) => child.try_wait().ok().flatten().map(|status| format!("its process ended, {status}")),
+            Place::Elsewhere(remote) => remote.ending(),
+        }
     }
 }

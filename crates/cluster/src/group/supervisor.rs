@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use engine::{Ledger, StepPlan};
 use model::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 use types::{Rank, WorldSize};
 
 use super::deadlines::Deadlines;
+use super::hosts::Hosts;
 use super::launcher::Launcher;
 use super::member::{Expected, Member, Pending, Phase};
 use super::process::Process;
@@ -45,6 +46,8 @@ pub struct GroupConfig {
     pub deadlines: Deadlines,
     /// For the ranks, beside what this process has in its own.
     pub environment: Vec<(String, String)>,
+    /// Where all ranks but the first run; `None`: all run here, and share memory.
+    pub hosts: Option<Hosts>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +115,10 @@ pub(super) struct Flight {
 
 impl Group {
     pub(super) fn new(config: GroupConfig) -> Result<Self, StartError> {
+        let hosts = config.hosts.as_ref().map_or(&[][..], |hosts| &hosts.addresses);
+        assert!(hosts.is_empty() || hosts.len() + 1 == config.world.get(), "a rank runs here, and one on each host");
+        let member = |rank: Rank| Member::new(rank, rank.index().checked_sub(1).and_then(|i| hosts.get(i)).cloned());
+        let members = config.world.ranks().map(member).collect();
         let limits = GroupLimits { world: config.world, elements_max: EXCHANGE_ELEMENTS_MAX };
         let (segment, fd) = Segment::create(limits)?;
         // A duplicate is not closed on exec, so that ranks inherit it under the same number.
@@ -126,7 +133,7 @@ impl Group {
             generation: segment.generation(),
             segment,
             segment_fd,
-            members: config.world.ranks().map(Member::new).collect(),
+            members,
             ledger: Ledger::new(&config.limits, config.vocab),
             state: State::Forming { why: "it is being started".into(), told: true },
             flight: None,
@@ -181,13 +188,20 @@ impl Group {
 
     /// Starts a process for a rank and greets it.
     pub(super) fn launch(&mut self, index: usize) {
-        let rank = self.members[index].rank;
-        match self.launcher.launch(rank).and_then(Process::new) {
+        let Member { rank, host, .. } = &self.members[index];
+        let started = match (host, &self.config.hosts) {
+            // The time to greet is for both.
+            (Some(host), Some(hosts)) => Process::elsewhere(host, &hosts.key, *rank, self.config.deadlines.greet / 2),
+            _ => self.launcher.launch(*rank).and_then(Process::new),
+        };
+        match started {
             Ok(process) => {
-                info!(rank = rank.index(), pid = process.pid(), "rank started");
+                let pid = process.pid();
                 let member = &mut self.members[index];
                 (member.process, member.phase) = (Some(process), Phase::Greeting);
-                member.starts += 1;
+                if pid.is_some() {
+                    member.started(pid);
+                }
                 let (protocol, build) = (crate::protocol::VERSION, self.build.clone());
                 self.ask(index, |id| Request::Hello { id, protocol, build }, Expected::Hello);
             }
@@ -219,7 +233,7 @@ impl Group {
         let deadlines = &self.config.deadlines;
         let limit = match expected {
             Expected::Hello => deadlines.greet,
-            Expected::Attached => deadlines.attach,
+            Expected::Listening | Expected::Attached => deadlines.attach,
             Expected::Loaded => deadlines.load,
             Expected::Step => deadlines.step,
             Expected::Opened { .. } | Expected::Truncated { .. } | Expected::Closed | Expected::Stats => deadlines.note,
@@ -283,13 +297,15 @@ impl Group {
     /// As [`Group::lose`], for a process that has most likely ended by itself.
     fn lose_ended(&mut self, index: usize, otherwise: &str) {
         let Some(process) = &mut self.members[index].process else { return };
-        let why =
-            process.ending().map_or_else(|| otherwise.to_owned(), |status| format!("its process ended, {status}"));
+        let why = process.ending().unwrap_or_else(|| otherwise.to_owned());
         self.lose(index, &why);
     }
 
     /// Takes in a reply.
     fn hear(&mut self, index: usize, reply: Reply) {
+        if matches!(reply, Reply::Aborted { .. }) {
+            return; // it comes before or after what it cuts short, which is what counts
+        }
         let member = &mut self.members[index];
         let front = member.pending.front().copied();
         let (id, expected) = match (front, reply.id()) {
@@ -315,11 +331,21 @@ impl Group {
 
     fn hear_answer(&mut self, index: usize, reply: Reply, expected: Expected) {
         let is_right = match (reply, expected) {
-            (Reply::HelloOk { protocol, build, .. }, Expected::Hello) => {
+            (Reply::HelloOk { protocol, build, pid, .. }, Expected::Hello) => {
+                let member = &mut self.members[index];
                 return match crate::protocol::check_hello(&self.build, protocol, &build) {
-                    Ok(()) => self.members[index].phase = Phase::Outside,
+                    Ok(()) => {
+                        if member.host.is_some() {
+                            member.started(Some(pid));
+                        }
+                        member.phase = Phase::Outside;
+                    }
                     Err(error) => self.lose(index, &error.to_string()),
                 };
+            }
+            (Reply::Listening { port, .. }, Expected::Listening) => {
+                let member = &mut self.members[index];
+                return (member.port, member.phase) = (port, Phase::Listening);
             }
             (Reply::AttachOk { .. }, Expected::Attached) => return self.seated(index),
             (Reply::LoadOk { capacity, weight_bytes, head_bytes, kv_bytes, .. }, Expected::Loaded) => {
@@ -356,17 +382,23 @@ impl Group {
         let member = &mut self.members[index];
         let rank = member.rank;
         let why = clean(&format!("it failed at {}: {message}", expected.question()));
+        // Who could not connect may be the one that was not answered.
+        let is_elsewhere = self.config.hosts.is_some() && kind == ErrorKind::NcclInitFailed;
         match (expected, kind) {
             // It gave way, as it was told to.
             _ if member.phase == Phase::Draining => self.members[index].left(),
             // Somebody else ended the generation, which is heard of from them.
-            (Expected::Attached, ErrorKind::Stale | ErrorKind::Aborted) if member.faults < FAULTS_MAX => {
+            (Expected::Attached, kind)
+                if member.faults < FAULTS_MAX
+                    && (is_elsewhere || matches!(kind, ErrorKind::Stale | ErrorKind::Aborted)) =>
+            {
                 member.faults += 1;
                 self.break_up(rank, &why);
             }
             (Expected::Step, ErrorKind::Aborted | ErrorKind::Stale) => self.break_up(rank, &why),
             (Expected::Loaded, ErrorKind::LoadFailed | ErrorKind::UnsupportedArch | ErrorKind::BadRequest) => {
-                self.refusal = Some(Refusal { rank, kind, message: message.to_owned() });
+                let at = member.host.as_ref().map_or(String::new(), |host| format!("host {host}: "));
+                self.refusal = Some(Refusal { rank, kind, message: at + message });
                 self.lose(index, &why);
             }
             // It is in its senses and says what went wrong: it keeps its weights, unless that happens again and again.
@@ -380,11 +412,12 @@ impl Group {
 
     /// Ends the present generation because of a rank: all others leave what they do together, and every session is gone.
     fn break_up(&mut self, rank: Rank, why: &str) {
-        let why: Arc<str> = format!("rank {}: {why}", rank.index()).into();
+        let why: Arc<str> = format!("{}: {why}", self.members[rank.index()].name()).into();
         self.segment.abort(self.generation).lost(rank);
+        self.abort_hosts();
         let drained = Instant::now() + self.config.deadlines.drain;
         for member in &mut self.members {
-            if matches!(member.phase, Phase::Ready | Phase::Seating) {
+            if matches!(member.phase, Phase::Ready | Phase::Seating | Phase::Calling | Phase::Listening) {
                 member.leave(drained);
             }
         }
@@ -402,6 +435,22 @@ impl Group {
         }
     }
 
+    /// Tells ranks that share no memory what the segment tells the others.
+    fn abort_hosts(&mut self) {
+        if self.config.hosts.is_none() {
+            return;
+        }
+        let (id, generation) = (self.claim_id(), self.generation.0);
+        self.encode(&Request::Abort { id, generation });
+        for member in &mut self.members {
+            let may_wait = matches!(member.phase, Phase::Ready | Phase::Seating | Phase::Loading);
+            if let Some(process) = member.process.as_mut().filter(|_| may_wait) {
+                // One that can not be written to is found when it is read from.
+                let _ = process.send(&self.line);
+            }
+        }
+    }
+
     fn see_to_deadlines(&mut self) {
         let now = Instant::now();
         for index in 0..self.members.len() {
@@ -411,7 +460,9 @@ impl Group {
                 continue;
             };
             let why = format!("it did not answer {} in time", expected.question());
-            if member.phase == Phase::Ready {
+            let waits_for_others =
+                member.phase == Phase::Ready || (member.phase == Phase::Seating && self.config.hosts.is_some());
+            if waits_for_others {
                 // Who is to blame, and who only waited for that one, shows when all are told to give way.
                 self.break_up(member.rank, &why);
             } else {
@@ -443,6 +494,7 @@ impl Drop for Group {
     /// Tells all ranks to end, and ends those that do not.
     fn drop(&mut self) {
         self.segment.abort(self.generation).stop();
+        self.abort_hosts();
         for request in [Request::UnloadModel { model_id: self.config.model_id.clone() }, Request::Shutdown] {
             self.encode(&request);
             for process in self.members.iter_mut().filter_map(|member| member.process.as_mut()) {

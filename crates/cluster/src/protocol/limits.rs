@@ -13,6 +13,8 @@ pub const POSITIONS_MAX: usize = 1 << 24;
 pub const VOCAB_MAX: usize = 1 << 20;
 /// Files of one model.
 pub const FILES_MAX: usize = 1 << 12;
+/// Ranks of one group.
+pub const RANKS_MAX: usize = 1 << 10;
 /// Images of one prompt.
 pub const IMAGES_MAX: usize = 1 << 10;
 /// Values of one vector that stands for a prompt.

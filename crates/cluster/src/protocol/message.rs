@@ -1,12 +1,15 @@
 //! `Request` and `Reply`: every op, with its fields. What the neuron protocol has stands first in each table.
 
+use std::net::{IpAddr, SocketAddr};
+
 use serde::{Deserialize, Serialize};
 
 use super::bounded;
 use super::error::{ErrorKind, clean};
-use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX};
+use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX, RANKS_MAX};
 use super::output::Output;
 use super::plan::Plan;
+use super::seat::{Activations, Secret};
 use super::session::{Capacity, Prefix, Stats};
 use super::share::Share;
 
@@ -116,6 +119,21 @@ messages! {
             elements_max: u64,
             generation: u32,
         },
+        /// Opens a port of `host`, an address of the rank's own, for the other ranks of a group that is to be joined.
+        "listen" => Listen { id: u64, host: IpAddr },
+        /// As `attach`, in a group of several hosts: connects with the other ranks at their ports.
+        "join" => Join {
+            id: u64,
+            world_size: u16,
+            rank: u16,
+            generation: u32,
+            /// Of all ranks in their order, as this one reaches them.
+            #[serde(deserialize_with = "bounded::list::<RANKS_MAX, _, _>")]
+            addresses: Vec<SocketAddr>,
+            /// Of this generation.
+            key: Secret,
+            encoding: Activations,
+        },
         /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
         "load" => Load { id: u64, model_id: String, share: Share },
         "open" => Open { id: u64, tokens_max: u64, prefix: Prefix },
@@ -151,7 +169,9 @@ messages! {
         },
 
         "hello_ok" => HelloOk { id: u64, protocol: u32, build: String, pid: u32 },
+        /// To `attach` and `join`.
         "attach_ok" => AttachOk { id: u64 },
+        "listening" => Listening { id: u64, port: u16 },
         /// So many layers are there. Comes any number of times before `load_ok`.
         "loading" => Loading { id: u64, layers: u64 },
         "load_ok" => LoadOk { id: u64, capacity: Capacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
@@ -172,6 +192,8 @@ impl Request {
         match *self {
             Self::Hello { id, .. }
             | Self::Attach { id, .. }
+            | Self::Listen { id, .. }
+            | Self::Join { id, .. }
             | Self::Load { id, .. }
             | Self::Open { id, .. }
             | Self::Fork { id, .. }
@@ -205,6 +227,7 @@ impl Reply {
             Self::Error { id, .. } => id,
             Self::HelloOk { id, .. }
             | Self::AttachOk { id }
+            | Self::Listening { id, .. }
             | Self::Loading { id, .. }
             | Self::LoadOk { id, .. }
             | Self::Opened { id, .. }

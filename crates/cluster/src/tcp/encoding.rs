@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use types::Rank;
 
+use crate::protocol::seat::Activations;
+
 const BLOCK: usize = 32;
 const SCALE_BYTES: usize = size_of::<f32>();
 const Q_MAX: f32 = 127.0;
@@ -20,6 +22,15 @@ pub enum Encoding {
     F32,
     /// Off by 1/254 of the largest of its block at most. A block that holds an infinity or NaN becomes all NaN.
     Q8,
+}
+
+impl From<Activations> for Encoding {
+    fn from(activations: Activations) -> Self {
+        match activations {
+            Activations::F32 => Self::F32,
+            Activations::Q8 => Self::Q8,
+        }
+    }
 }
 
 impl Encoding {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::protocol::seat::Secret;
+
 /// A passphrase is tried offline by whoever records a handshake, so it has to be long: better random than memorable.
 pub const PASSPHRASE_BYTES_MIN: usize = 16;
 
@@ -24,6 +26,11 @@ impl ClusterKey {
             return Err(WeakPassphrase { bytes: passphrase.len() });
         }
         Ok(Self(blake3::derive_key(CONTEXT, passphrase.as_bytes())))
+    }
+
+    /// A random key for one purpose.
+    pub(crate) fn of(secret: &Secret) -> Self {
+        Self(secret.bytes())
     }
 
     pub(super) fn bytes(&self) -> &[u8; 32] {

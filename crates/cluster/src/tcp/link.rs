@@ -106,6 +106,11 @@ impl LinkEnd {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
+    /// Of this side.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
     pub(super) fn stream(&self) -> &TcpStream {
         &self.stream
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use tracing::info;
 use types::Rank;
 
 use super::door;
@@ -47,7 +48,11 @@ pub fn serve_ranks(
         }
         Ok((Seat::take(running).ok_or(Refusal::Busy)?, hello.from))
     };
-    let answer = |stream, watch: &Watch<'_>| handshake::answer(stream, key, watch, admit).ok();
+    let answer = |stream: TcpStream, watch: &Watch<'_>| {
+        let caller = stream.peer_addr().ok();
+        let answered = handshake::answer(stream, key, watch, admit);
+        answered.inspect_err(|error| info!(?caller, "a caller was not let in: {error}")).ok()
+    };
     thread::scope(|scope| {
         let take = |((seat, rank), secured)| {
             let run = move || {

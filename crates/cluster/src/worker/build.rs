@@ -1,40 +1,42 @@
 //! `build_id`: what tells this very binary from every other.
 
-use std::fs;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
 use std::path::Path;
 
-/// Bytes of the binary's beginning that count. Its linker writes an id of the whole there.
-const HEAD_BYTES: u64 = 64 << 10;
-
-/// What the running binary is called. The same in every process of one binary, also after its file was replaced.
+/// What the running binary is called. The same in every process of one binary, also after its file was replaced, and on
+/// every host that has a copy of it.
 pub fn build_id() -> String {
     build_id_of(Path::new("/proc/self/exe"))
 }
 
-/// The version, and a hash of what a binary is: its size, its time and its beginning.
+/// The version, and a hash of all that a binary is.
 pub fn build_id_of(program: &Path) -> String {
     let mut hash = blake3::Hasher::new();
     // Without /proc, the version has to do.
-    if let Ok(file) = fs::File::open(program) {
-        if let Ok(facts) = file.metadata() {
-            for fact in [facts.len(), facts.mtime() as u64, facts.mtime_nsec() as u64] {
-                hash.update(&fact.to_le_bytes());
-            }
-        }
-        let mut head = Vec::new();
-        if file.take(HEAD_BYTES).read_to_end(&mut head).is_ok() {
-            hash.update(&head);
-        }
-    }
+    let _ = File::open(program).and_then(|file| hash.update_reader(file).map(drop));
     format!("{}-{}", env!("CARGO_PKG_VERSION"), &hash.finalize().to_hex()[..16])
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_the_same_build_and_a_change_is_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        std::fs::write(&one, [7; 100_000]).unwrap();
+        std::fs::copy(&one, &other).unwrap();
+        assert_eq!(build_id_of(&one), build_id_of(&other));
+        let mut bytes = vec![7; 100_000];
+        bytes[99_999] = 8;
+        std::fs::write(&other, bytes).unwrap();
+        assert_ne!(build_id_of(&one), build_id_of(&other));
+    }
+
     #[test]
     fn a_build_is_always_called_the_same() {
-        assert_eq!(super::build_id(), super::build_id());
+        assert_eq!(build_id(), build_id());
     }
 }

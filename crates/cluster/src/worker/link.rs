@@ -11,6 +11,7 @@ use types::{Rank, WorldSize};
 
 use crate::Exchange;
 use crate::shared_memory::{Abort, Generation, GroupError, Seat};
+use crate::tcp::{Mesh, TcpAbort};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the rank has no seat in a group")]
@@ -20,9 +21,25 @@ pub struct NoGroup;
 #[derive(Clone, Debug)]
 pub struct Link {
     rank: Rank,
-    exchange: Arc<Mutex<Option<Exchange<Seat>>>>,
+    group: Arc<Mutex<Option<Group>>>,
     lifeline: Lifeline,
     meter: Arc<Meter>,
+}
+
+/// A place among ranks of this host, or of several.
+#[derive(Debug)]
+enum Group {
+    Here(Exchange<Seat>),
+    Hosts(Exchange<Mesh>),
+}
+
+impl Group {
+    fn collective<B: Backend>(&self) -> &dyn Collective<B> {
+        match self {
+            Self::Here(exchange) => exchange,
+            Self::Hosts(exchange) => exchange,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -33,7 +50,7 @@ struct Meter {
 
 impl Link {
     pub fn new(rank: Rank) -> Self {
-        Self { rank, exchange: Arc::default(), lifeline: Lifeline::default(), meter: Arc::default() }
+        Self { rank, group: Arc::default(), lifeline: Lifeline::default(), meter: Arc::default() }
     }
 
     pub fn lifeline(&self) -> Lifeline {
@@ -42,10 +59,25 @@ impl Link {
 
     /// From now on this seat is used. Fails if its generation was ended before it could be taken.
     pub fn join(&self, seat: Seat) -> Result<(), GroupError> {
-        self.lifeline.hold(seat.abort(), seat.generation());
+        self.lifeline.hold(Ending::Here(seat.abort()), seat.generation());
         let over = seat.abort().cause();
-        *self.lock() = Some(Exchange::new(seat));
+        *self.lock() = Some(Group::Here(Exchange::new(seat)));
         over.map_or(Ok(()), Err)
+    }
+
+    /// From now on what `connect` gives is used. It can be ended while it is being made. Whatever comes of it, the group before
+    /// is over.
+    pub fn connect<E>(
+        &self,
+        generation: Generation,
+        connect: impl FnOnce(&TcpAbort) -> Result<Mesh, E>,
+    ) -> Result<(), E> {
+        self.leave();
+        let abort = TcpAbort::default();
+        self.lifeline.hold(Ending::Hosts(abort.clone()), generation);
+        let mesh = connect(&abort).inspect_err(|_| self.lifeline.release())?;
+        *self.lock() = Some(Group::Hosts(Exchange::new(mesh)));
+        Ok(())
     }
 
     /// Without a group again.
@@ -76,13 +108,13 @@ impl Link {
         (self.meter.calls.load(Relaxed), self.meter.us.load(Relaxed))
     }
 
-    fn call(
+    fn call<B: Backend>(
         &self,
-        exchange: impl FnOnce(&Exchange<Seat>) -> Result<(), CollectiveError>,
+        exchange: impl FnOnce(&dyn Collective<B>) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let begun = Instant::now();
         let result = match &*self.lock() {
-            Some(group) => exchange(group),
+            Some(group) => exchange(group.collective()),
             None if self.rank.world() == WorldSize::ONE => Ok(()),
             None => Err(CollectiveError::Transport(Box::new(NoGroup))),
         };
@@ -91,8 +123,8 @@ impl Link {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Exchange<Seat>>> {
-        self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Group>> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,13 +153,36 @@ impl<B: Backend> Collective<B> for Link {
     }
 }
 
+/// What ends a generation, whatever connects its ranks.
+#[derive(Clone, Debug)]
+enum Ending {
+    Here(Abort),
+    Hosts(TcpAbort),
+}
+
+impl Ending {
+    fn stop(&self) {
+        match self {
+            Self::Here(abort) => abort.stop(),
+            Self::Hosts(abort) => abort.stop(),
+        }
+    }
+
+    fn lost(&self, rank: Rank) {
+        match self {
+            Self::Here(abort) => abort.lost(rank),
+            Self::Hosts(abort) => abort.lost(rank),
+        }
+    }
+}
+
 /// Ends generations from any thread, also while a collective runs.
 #[derive(Clone, Debug, Default)]
 pub struct Lifeline(Arc<Mutex<Held>>);
 
 #[derive(Debug, Default)]
 struct Held {
-    present: Option<(Abort, Generation)>,
+    present: Option<(Ending, Generation)>,
     /// Was ended before this rank came to it.
     early: Option<u32>,
     ended: bool,
@@ -157,7 +212,7 @@ impl Lifeline {
         self.lock().ended
     }
 
-    fn hold(&self, abort: Abort, generation: Generation) {
+    fn hold(&self, abort: Ending, generation: Generation) {
         let mut held = self.lock();
         if held.early.take() == Some(generation.0) || held.ended {
             abort.stop();
@@ -169,7 +224,7 @@ impl Lifeline {
         self.lock().present = None;
     }
 
-    fn held(&self) -> Option<Abort> {
+    fn held(&self) -> Option<Ending> {
         self.lock().present.as_ref().map(|(abort, _)| abort.clone())
     }
 
@@ -187,6 +242,7 @@ impl Lifeline {
 mod tests {
     use super::*;
     use crate::shared_memory::{GroupLimits, Segment};
+    use crate::tcp::MeshError;
 
     fn segment() -> Segment {
         Segment::create(GroupLimits { world: WorldSize::ONE, elements_max: 1 }).unwrap().0
@@ -222,6 +278,20 @@ mod tests {
         let (link, segment) = (Link::new(Rank::SOLO), segment());
         link.lifeline().end();
         assert_eq!(join(&link, &segment), Err(GroupError::Aborted));
+    }
+
+    #[test]
+    fn hosts_that_were_told_to_stop_do_not_connect() {
+        let link = Link::new(Rank::SOLO);
+        link.lifeline().abort(3);
+        let connected = link.connect(Generation(3), |abort| Err::<Mesh, _>(abort.cause()));
+        assert_eq!(connected, Err(Some(MeshError::Aborted)));
+        assert_eq!(link.generation(), None);
+        let told = link.connect(Generation(4), |abort| {
+            link.lifeline().abort(4);
+            Err::<Mesh, _>(abort.cause())
+        });
+        assert_eq!(told, Err(Some(MeshError::Aborted)));
     }
 
     #[test]

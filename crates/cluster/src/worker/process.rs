@@ -5,6 +5,7 @@ mod group;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,13 +41,16 @@ pub struct Process {
     /// What `load_dense_shard` loaded, by `model_id`.
     dense: BTreeMap<String, Dense>,
     init_deadline: Duration,
+    threads_max: u64,
+    /// Where the ranks of other hosts call, until the group is joined.
+    listener: Option<TcpListener>,
     steps: u64,
     stepping: Duration,
 }
 
 impl Process {
     pub fn new(options: Options, outlet: Outlet, link: Link) -> Self {
-        let Options { rank, cuda_device, build, init_deadline, fault } = options;
+        let Options { rank, cuda_device, build, init_deadline, threads_max, fault } = options;
         Self {
             rank,
             cuda_device,
@@ -57,6 +61,8 @@ impl Process {
             share: None,
             dense: BTreeMap::new(),
             init_deadline,
+            threads_max: threads_max.map_or(u64::MAX, |max| max.get() as u64),
+            listener: None,
             steps: 0,
             stepping: Duration::ZERO,
         }
@@ -156,7 +162,13 @@ impl Process {
                 self.attach(segment_fd, elements_max, Generation(generation))?;
                 Ok(Reply::AttachOk { id })
             }
-            Request::Load { id, model_id, share } => self.load(id, model_id, &share),
+            Request::Listen { id, host } => self.listen(id, host),
+            Request::Join { id, world_size, rank, generation, addresses, key, encoding } => {
+                self.check_place(world_size, rank)?;
+                self.join(Generation(generation), &addresses, &key, encoding)?;
+                Ok(Reply::AttachOk { id })
+            }
+            Request::Load { id, model_id, share } => self.load(id, model_id, share),
             Request::Open { id, tokens_max, prefix } => {
                 let opened = self.share()?.open(tokens_max, &prefix)?;
                 Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
@@ -207,7 +219,7 @@ impl Process {
         Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
     }
 
-    fn load(&mut self, id: u64, model_id: String, share: &Share) -> Result<Reply, Refusal> {
+    fn load(&mut self, id: u64, model_id: String, mut share: Share) -> Result<Reply, Refusal> {
         self.check_unused(&model_id)?;
         if let Some(loaded) = &self.share {
             let message = format!("sessions and steps are those of model {}", loaded.model_id());
@@ -222,7 +234,8 @@ impl Process {
             }
         };
         let begun = Instant::now();
-        let loaded = LoadedShare::load(model_id, share, self.rank, self.link.clone(), &mut progress)?;
+        share.cpu.threads = share.cpu.threads.min(self.threads_max);
+        let loaded = LoadedShare::load(model_id, &share, self.rank, self.link.clone(), &mut progress)?;
         info!(rank = self.rank.index(), model = loaded.model_id(), took = ?begun.elapsed(), "loaded");
         let reply = loaded.load_ok(id);
         self.share = Some(loaded);
@@ -312,7 +325,7 @@ impl Process {
 
 fn point(request: &Request) -> Option<Point> {
     match request {
-        Request::Attach { .. } | Request::Init { .. } => Some(Point::Init),
+        Request::Attach { .. } | Request::Join { .. } | Request::Init { .. } => Some(Point::Init),
         Request::Load { .. } | Request::LoadDenseShard { .. } => Some(Point::Load),
         Request::Step { .. } | Request::GenerateStep { .. } => Some(Point::Step),
         Request::UnloadModel { .. } | Request::Shutdown => Some(Point::Unload),

@@ -11,6 +11,7 @@ use super::rendezvous::RendezvousError;
 use crate::protocol::ErrorKind;
 use crate::protocol::limits::LimitError;
 use crate::shared_memory::{GroupError, SegmentError};
+use crate::tcp::{ConnectError, MeshError};
 
 #[derive(Debug)]
 pub struct Refusal {
@@ -60,6 +61,16 @@ impl From<GroupError> for Refusal {
 impl From<RendezvousError> for Refusal {
     fn from(error: RendezvousError) -> Self {
         Self::of(ErrorKind::NcclInitFailed, &error)
+    }
+}
+
+impl From<ConnectError> for Refusal {
+    fn from(error: ConnectError) -> Self {
+        let kind = match &error {
+            ConnectError::Aborted | ConnectError::Mesh(MeshError::Aborted | MeshError::Lost(_)) => ErrorKind::Aborted,
+            _ => ErrorKind::NcclInitFailed,
+        };
+        Self::of(kind, &error)
     }
 }
 

@@ -4,6 +4,7 @@ mod chat;
 mod debug;
 mod list;
 mod pull;
+mod ranks;
 mod rm;
 mod run;
 mod serve;
@@ -33,6 +34,7 @@ enum Command {
     Run(run::Run),
     Chat(chat::Chat),
     Serve(serve::Serve),
+    Ranks(ranks::Ranks),
     Pull(pull::Pull),
     List(list::List),
     Rm(rm::Rm),
@@ -50,6 +52,7 @@ impl Cli {
             Command::Run(command) => return command.run(),
             Command::Chat(command) => return command.run(),
             Command::Serve(command) => return command.run(),
+            Command::Ranks(command) => command.run()?,
             Command::Pull(command) => command.run()?,
             Command::List(command) => command.run()?,
             Command::Rm(command) => command.run()?,

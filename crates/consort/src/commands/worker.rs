@@ -1,6 +1,7 @@
 //! `consort --worker`: a rank of a tensor-parallel group. Programs start it, not people: it serves a line protocol on its
 //! input and output, and ends with whoever started it.
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -20,6 +21,9 @@ pub struct Worker {
     /// The CUDA device of this rank
     #[arg(long, hide = true, default_value_t = 0)]
     cuda_device: u32,
+    /// Threads to compute on at most
+    #[arg(long, hide = true)]
+    threads_max: Option<NonZeroUsize>,
 }
 
 impl Worker {
@@ -57,7 +61,7 @@ mod linux {
     /// Descriptors below are those of standard input, output and error.
     const FIRST_FREE_FD: i32 = 3;
 
-    pub fn run(Worker { rank, tp_size, cuda_device, .. }: Worker) -> Result<ExitCode> {
+    pub fn run(Worker { rank, tp_size, cuda_device, threads_max, .. }: Worker) -> Result<ExitCode> {
         die_with_parent()?;
         let output = take_stdout().context("take over standard output")?;
         logs::install(LogFormat::Text, "warn")?;
@@ -66,7 +70,8 @@ mod linux {
         let world = WorldSize::new(tp_size).context("--tp-size is at least 1")?;
         let rank = world.rank(rank).with_context(|| format!("--rank {rank} is not below --tp-size {tp_size}"))?;
         let fault = env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()?;
-        let options = Options { rank, cuda_device, build: build_id(), init_deadline: INIT_DEADLINE, fault };
+        let (build, init_deadline) = (build_id(), INIT_DEADLINE);
+        let options = Options { rank, cuda_device, build, init_deadline, threads_max, fault };
         worker::run(options, io::stdin(), output, || process::exit(1))?;
         Ok(ExitCode::SUCCESS)
     }

@@ -16,6 +16,7 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
 use types::{TokenId, WorldSize};
 
+use crate::lent::Lent;
 use crate::traces;
 
 /// Prompts are read in several steps, so that a fault finds some of them half read.
@@ -23,6 +24,7 @@ const CHUNK: usize = 8;
 const PROMPT_TOKENS: usize = 30;
 const ANSWER_TOKENS: usize = 24;
 const REQUESTS: usize = 3;
+const RANKS: usize = 3;
 const LIMITS: Limits =
     Limits { step: StepLimits { rows: CHUNK, sequences: 4, pages: 64 }, wanted: 8, kv_pages: 32, positions: 100 };
 
@@ -31,6 +33,8 @@ pub struct Cell {
     pub deed: &'static str,
     pub moment: &'static str,
     pub rank: u16,
+    /// All ranks but the first are on other hosts.
+    pub elsewhere: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -44,7 +48,8 @@ pub struct Outcome {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {} of rank {}", self.deed, self.moment, self.rank)
+        let place = if self.elsewhere { " elsewhere" } else { "" };
+        write!(f, "{} at {} of rank {}{place}", self.deed, self.moment, self.rank)
     }
 }
 
@@ -69,7 +74,10 @@ impl Cell {
 
     fn try_run(self, expected: &[Vec<TokenId>], claim: &Path, outcome: &mut Outcome) -> Result<(), String> {
         let mark = claim.display().to_string();
-        let group = Group::start(self.config(&mark), &mut |_| {}).map_err(|error| format!("start: {error}"))?;
+        let mut config = self.config(&mark);
+        let lent = self.elsewhere.then(|| Lent::start(RANKS - 1, &config.environment));
+        config.hosts = lent.as_ref().map(|lent| lent.hosts.clone());
+        let group = Group::start(config, &mut |_| {}).map_err(|error| format!("start: {error}"))?;
         let options = EngineOptions { chunk: CHUNK, ..EngineOptions::default() };
         let service = Service::start(Engine::with_options(group, options)).unwrap();
         // The first requests meet the fault if it waits for steps; the second ones find a group that is whole again.
@@ -87,7 +95,9 @@ impl Cell {
         if stats.waiting > 0 || stats.pages_free != stats.pages_total {
             return Err(format!("something is held: {stats:?}"));
         }
+        let ending = service.ending();
         drop(service);
+        wait_until(|| ending.wait(Duration::from_secs(1)));
         wait_until(|| traces::processes(&mark).is_empty());
         if !claim.exists() {
             return Err("the fault never happened: the cell shows nothing".to_owned());
@@ -112,19 +122,27 @@ impl Cell {
         let checkpoint = Checkpoint::open(&path).unwrap();
         let share = Share::new(path.to_str().unwrap().to_owned(), &load_options(), cpu());
         GroupConfig {
-            world: WorldSize::new(3).unwrap(),
+            world: WorldSize::new(RANKS as u16).unwrap(),
             program: env!("CARGO_BIN_EXE_consort").into(),
             model_id: "model".to_owned(),
             share,
             limits: LIMITS,
             vocab: checkpoint.description().vocab,
-            deadlines: Deadlines {
-                stopped: Duration::from_millis(300),
-                shutdown: Duration::from_secs(1),
-                ..Deadlines::default()
-            },
+            deadlines: self.deadlines(),
+            hosts: None,
             environment: vec![("CONSORT_FAULT".to_owned(), fault), ("CONSORT_LOG".to_owned(), "off".to_owned())],
         }
+    }
+
+    fn deadlines(self) -> Deadlines {
+        let common =
+            Deadlines { stopped: Duration::from_millis(300), shutdown: Duration::from_secs(1), ..Deadlines::default() };
+        if !(self.elsewhere && self.deed == "stop") {
+            return common;
+        }
+        // Nobody sees that a process of another host is stopped: its time has to run out.
+        let short = Duration::from_secs(5);
+        Deadlines { greet: short, load: short, note: short, step: short, drain: short / 2, ..common }
     }
 
     /// A fault of an idle rank happens by itself, a moment after the last request has ended.

@@ -1,9 +1,10 @@
-//! The fault matrix: what can go wrong with a rank, at every moment of a group's life, for the first rank and another, while
-//! requests run. Each must be answered with exactly the tokens that it gets without a fault, the group must serve again, and
+//! The fault matrix: what can go wrong with a rank, at every moment of a group's life, for the first rank, another, and one on
+//! another host, while requests run. Each must be answered with exactly the tokens that it gets without a fault, the group must serve again, and
 //! nothing may be left behind. A watchdog ends what hangs.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod cell;
+mod lent;
 mod traces;
 
 use std::process::ExitCode;
@@ -17,7 +18,8 @@ use cell::{Cell, Outcome};
 
 const DEEDS: [&str; 6] = ["kill", "stop", "garbage", "close_stdout", "oom", "slow"];
 const MOMENTS: [&str; 7] = ["spawn", "init", "load", "prefill", "decode", "idle", "unload"];
-const RANKS: [u16; 2] = [0, 1];
+/// Whose fault it is, and whether all but the first rank are on other hosts.
+const SEATS: [(u16, bool); 3] = [(0, false), (1, false), (1, true)];
 /// Cells that run side by side: most of their time is waiting.
 const WORKERS: usize = 4;
 /// The longest that a cell may take before it counts as hung.
@@ -73,24 +75,26 @@ fn main() -> ExitCode {
 
 fn cells() -> impl Iterator<Item = Cell> {
     let pairs = DEEDS.into_iter().flat_map(|deed| MOMENTS.into_iter().map(move |moment| (deed, moment)));
-    pairs.flat_map(|(deed, moment)| RANKS.into_iter().map(move |rank| Cell { deed, moment, rank }))
+    pairs.flat_map(|(deed, moment)| {
+        SEATS.into_iter().map(move |(rank, elsewhere)| Cell { deed, moment, rank, elsewhere })
+    })
 }
 
 /// For each cell: processes that were started anew, requests that began again, the longest time from the loss to the
 /// moment when the last survivor had left the step, and the time of the whole cell.
 fn print_table(cells: &[Cell], outcomes: &[Option<Outcome>]) {
-    println!("restarts / replays / drain ms / s, for rank 0 and rank 1 of 3");
+    println!("restarts / replays / drain ms / s, for rank 0 and rank 1 of 3, and for rank 1 on another host");
     print!("{:>14}", "");
-    MOMENTS.iter().for_each(|moment| print!("{moment:>36}"));
+    MOMENTS.iter().for_each(|moment| print!("{moment:>44}"));
     println!();
     for deed in DEEDS {
         print!("{deed:>14}");
         for moment in MOMENTS {
-            let of = |rank| {
-                let index = cells.iter().position(|cell| *cell == Cell { deed, moment, rank }).unwrap();
+            let of = |(rank, elsewhere)| {
+                let index = cells.iter().position(|cell| *cell == Cell { deed, moment, rank, elsewhere }).unwrap();
                 outcomes[index].as_ref().map_or("hung".to_owned(), Outcome::to_string)
             };
-            print!("{:>36}", format!("{} | {}", of(0), of(1)));
+            print!("{:>44}", SEATS.map(of).join(" | "));
         }
         println!();
     }

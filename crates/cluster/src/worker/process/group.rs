@@ -1,6 +1,9 @@
-//! How a rank comes into a group: by a segment that its leader made, or by an id that the ranks share.
+//! How a rank comes into a group: by a segment that its leader made, by an id that the ranks share, or by the addresses of
+//! ranks on other hosts.
 
 use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -13,10 +16,13 @@ use types::WorldSize;
 
 use super::{Process, count};
 use crate::EXCHANGE_ELEMENTS_MAX;
+use crate::protocol::seat::{Activations, Secret};
 use crate::protocol::{ErrorKind, Reply};
 use crate::shared_memory::{Generation, GroupLimits, Segment};
+use crate::tcp::{ClusterKey, Mesh, MeshOptions, Place};
 use crate::worker::refusal::Refusal;
 use crate::worker::rendezvous::Rendezvous;
+use crate::worker::{JOIN_DEADLINE, STALL_DEADLINE};
 
 impl Process {
     /// That a leader takes this rank for what it is.
@@ -35,6 +41,39 @@ impl Process {
         self.link.join(seat)?;
         self.forget_sessions();
         info!(rank = self.rank.index(), %generation, "took a seat");
+        Ok(())
+    }
+
+    pub(super) fn listen(&mut self, id: u64, host: IpAddr) -> Result<Reply, Refusal> {
+        let refusal =
+            |error: io::Error| Refusal::new(ErrorKind::NcclInitFailed, format!("can not listen at {host}: {error}"));
+        let listener = bind(host).map_err(refusal)?;
+        let port = listener.local_addr().map_err(refusal)?.port();
+        self.listener = Some(listener);
+        Ok(Reply::Listening { id, port })
+    }
+
+    pub(super) fn join(
+        &mut self,
+        generation: Generation,
+        addresses: &[SocketAddr],
+        key: &Secret,
+        encoding: Activations,
+    ) -> Result<(), Refusal> {
+        // The port is closed when all are connected, or can not be.
+        let unasked = || Refusal::new(ErrorKind::BadRequest, "`listen` comes before `join`");
+        let listener = self.listener.take().ok_or_else(unasked)?;
+        let place = Place { rank: self.rank, listener: &listener, addresses, generation };
+        let options = MeshOptions {
+            elements_max: EXCHANGE_ELEMENTS_MAX,
+            encoding: encoding.into(),
+            stall_deadline: STALL_DEADLINE,
+        };
+        let (key, deadline) = (ClusterKey::of(key), Instant::now() + JOIN_DEADLINE);
+        let connected = self.link.connect(generation, |abort| Mesh::connect(place, &key, options, abort, deadline));
+        self.forget_sessions();
+        connected?;
+        info!(rank = self.rank.index(), %generation, "joined the ranks of other hosts");
         Ok(())
     }
 
@@ -76,6 +115,17 @@ impl Process {
         backend.read(&buffer, 0..1, &mut sum)?;
         Ok(sum[0])
     }
+}
+
+/// A free port of `host`; of all addresses where that one is another's, as behind a router that translates addresses.
+fn bind(host: IpAddr) -> io::Result<TcpListener> {
+    let all: &[IpAddr] = match host {
+        IpAddr::V4(_) => &[IpAddr::V4(Ipv4Addr::UNSPECIFIED)],
+        // Both kinds, where there are both.
+        IpAddr::V6(_) => &[IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)],
+    };
+    let bind = |&host: &IpAddr| TcpListener::bind((host, 0));
+    bind(&host).or_else(|error| all.iter().find_map(|host| bind(host).ok()).ok_or(error))
 }
 
 /// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.

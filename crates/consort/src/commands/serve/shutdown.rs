@@ -14,6 +14,8 @@ use crate::interrupt;
 
 /// Time for the last words after the engine has been stopped.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time for the engine, and the ranks that it may have, to end.
+const ENGINE_END: Duration = Duration::from_secs(10);
 
 /// Serves until something ends it.
 pub async fn run(
@@ -39,9 +41,14 @@ pub async fn run(
     drop(stop);
     let Some(served) = served else { return Ok(ExitCode::SUCCESS) };
     info!(grace_s = grace.as_secs(), "shutting down: answers may finish; once more ends at once");
+    let ending = served.service.ending();
     let drain = tokio::task::spawn_blocking(move || served.service.drain(grace));
     let finishing = async {
         let (all_closed, unfinished) = tokio::join!(serving, drain);
+        if all_closed {
+            // Ranks end in order, if they can.
+            let _ = tokio::task::spawn_blocking(move || ending.wait(ENGINE_END)).await;
+        }
         (all_closed, unfinished.unwrap_or(0))
     };
     tokio::select! {

@@ -1,0 +1,83 @@
+//! What a seat in a group of several hosts takes: a secret that its ranks share, and how activations travel.
+
+use std::fmt;
+
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// The key of one generation's connections. In a line it is hexadecimal digits; it is shown nowhere else.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+}
+
+/// Without the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(SecretVisitor)
+    }
+}
+
+struct SecretVisitor;
+
+impl Visitor<'_> for SecretVisitor {
+    type Value = Secret;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("64 hexadecimal digits")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Secret, E> {
+        let bytes = blake3::Hash::from_hex(text).map_err(|_| E::custom("a key is not 64 hexadecimal digits"))?;
+        Ok(Secret(bytes.into()))
+    }
+}
+
+/// How the terms of sums travel between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activations {
+    #[default]
+    F32,
+    /// Rounded to eight bits, with a scale for each few.
+    Q8,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_written_as_digits_and_never_shown() {
+        let secret = Secret::new([0xab; 32]);
+        let text = serde_json::to_string(&secret).unwrap();
+        assert_eq!(text, format!("\"{}\"", "ab".repeat(32)));
+        assert_eq!(serde_json::from_str::<Secret>(&text).unwrap(), secret);
+        assert_eq!(format!("{secret:?}"), "Secret");
+        for bad in ["\"ab\"", "\"\"", "7"] {
+            let error = serde_json::from_str::<Secret>(bad).unwrap_err().to_string();
+            assert!(!error.contains("ab\""), "{error}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The key that the machines of a cluster share, as people give it: the same way on all of them.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use cluster::tcp::ClusterKey;
+
+/// The longest file of a key.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct KeyOptions {
+    /// The secret that the machines of a cluster share, of 16 characters or more; a file of it is better, which no list of
+    /// processes shows
+    #[arg(long, value_name = "KEY", env = "CONSORT_CLUSTER_KEY", hide_env_values = true)]
+    cluster_key: Option<Passphrase>,
+    /// A file with that secret
+    #[arg(long, value_name = "FILE")]
+    cluster_key_file: Option<PathBuf>,
+}
+
+#[derive(Clone)]
+struct Passphrase(String);
+
+impl From<String> for Passphrase {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+/// Without the secret.
+impl fmt::Debug for Passphrase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Passphrase")
+    }
+}
+
+impl KeyOptions {
+    pub fn key(&self) -> Result<ClusterKey> {
+        let key = match (&self.cluster_key_file, &self.cluster_key) {
+            (Some(file), _) => ClusterKey::from_passphrase(&read(file)?),
+            (None, Some(Passphrase(text))) => ClusterKey::from_passphrase(text),
+            (None, None) => bail!(
+                "machines that work together share a key: give all of them the same one by --cluster-key-file, \
+                 --cluster-key or CONSORT_CLUSTER_KEY"
+            ),
+        };
+        Ok(key?)
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
+    let bytes = read.with_context(|| format!("read the cluster's key from {}", path.display()))?;
+    ensure!(bytes as u64 <= FILE_BYTES_MAX, "{} is too long for a key", path.display());
+    Ok(text)
+}

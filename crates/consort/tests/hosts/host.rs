@@ -1,0 +1,55 @@
+//! `Host`: a machine that lends its CPUs, as a process of `consort ranks`.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+
+use crate::serving::{children, consort};
+
+pub const KEY: &str = "a key that only tests have";
+
+/// A machine that lends its CPUs.
+pub struct Host {
+    pub child: Child,
+    pub address: String,
+}
+
+impl Host {
+    pub fn start() -> Self {
+        Self::start_at("127.0.0.1:0", Path::new("."))
+    }
+
+    pub fn start_at(listen: &str, folder: &Path) -> Self {
+        let mut command = consort(&["ranks", "--listen", listen]);
+        command.current_dir(folder).env("CONSORT_CLUSTER_KEY", KEY);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = log.find(|line| line.contains("listening on ")).unwrap();
+        let address = line.rsplit(' ').next().unwrap().to_owned();
+        // Read on, so that it never waits for anybody to read.
+        thread::spawn(move || log.for_each(drop));
+        Self { child, address }
+    }
+
+    pub fn ranks(&self) -> Vec<u32> {
+        children(self.child.id())
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// As `--tp-hosts` has them.
+pub fn addresses(hosts: &[Host]) -> String {
+    hosts.iter().map(|host| host.address.as_str()).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,262 @@
+//! Ranks on several hosts, through the binary: `consort ranks` processes on loopback, each of which stands for a machine.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod host;
+mod network;
+#[path = "../serving/mod.rs"]
+mod serving;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Output;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use host::{Host, KEY, addresses};
+use network::Network;
+use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
+
+/// Far beyond what a test takes.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How far logits, which reach from -8 to 8, may be from the exact ones when the terms of sums are rounded to eight bits. Over all
+/// oracles 0.42 was the most.
+const APART_Q8_MAX: f32 = 0.5;
+
+/// What hangs fails.
+fn watched(test: impl FnOnce() + Send + 'static) {
+    let (done, result) = channel();
+    let tested = thread::spawn(move || {
+        test();
+        let _ = done.send(());
+    });
+    if result.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        panic!("the test hangs");
+    }
+    tested.join().unwrap();
+}
+
+/// One answer of a model on these hosts.
+fn ask(hosts: &str, options: &[&str]) -> Output {
+    let model = oracle("llama/model-f32");
+    let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", "1,2,3", "--tp-hosts", hosts];
+    run(&[&args, options].concat())
+}
+
+const REQUEST: &str =
+    r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
+
+/// An answer that nothing disturbs.
+fn whole_answer(server: &Server) -> String {
+    let answer = completion(&server.ask("POST /v1/completions", &REQUEST.replace("STREAM", "false")));
+    assert!(!answer.is_empty());
+    answer
+}
+
+/// The same answer as a stream, of which a part has come.
+struct Begun {
+    stream: BufReader<TcpStream>,
+    text: String,
+}
+
+fn begun_answer(server: &Server) -> Begun {
+    let mut stream = BufReader::new(server.open("POST /v1/completions", &REQUEST.replace("STREAM", "true")));
+    let mut text = String::new();
+    while !text.contains("\"text\"") {
+        assert_ne!(stream.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    Begun { stream, text }
+}
+
+impl Begun {
+    /// All of it, at its end.
+    fn rest(mut self) -> String {
+        self.stream.read_to_string(&mut self.text).unwrap();
+        completion(&self.text)
+    }
+}
+
+fn refused(output: &Output) -> String {
+    assert!(!output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
+    text(&output.stderr)
+}
+
+#[test]
+fn greedy_tokens_are_the_oracles_on_several_hosts() {
+    watched(|| {
+        let hosts = [Host::start(), Host::start()];
+        for architecture in ["llama", "qwen3_moe"] {
+            let manifest = fs::read(oracle(architecture).join("manifest.json")).unwrap();
+            let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+            let prompt = &manifest["prompts"][0];
+            let greedy: Vec<u32> = serde_json::from_value(prompt["greedy"]["f32"]["tokens"].clone()).unwrap();
+            let model = oracle(architecture).join("model-f32");
+            // Rounded activations choose another expert now and then.
+            let activations = if architecture == "llama" { &["f32", "q8"][..] } else { &["f32"] };
+            for hosts in [addresses(&hosts[..1]), addresses(&hosts)] {
+                for form in activations {
+                    let options = ["--tp-hosts", &hosts, "--cluster-key", KEY, "--tp-activations", form];
+                    let found = tokens(&model, &ids(&prompt["ids"]), greedy.len(), &options);
+                    assert_eq!(found, greedy, "{architecture} {form} {hosts}");
+                }
+            }
+        }
+        assert!(hosts.iter().all(|host| host.ranks().is_empty()), "ranks end with their supervisor");
+    });
+}
+
+#[test]
+fn logits_are_bit_for_bit_those_of_ranks_on_one_host_and_near_them_when_rounded() {
+    watched(|| {
+        let hosts = [Host::start(), Host::start()];
+        let (model, prompt, hosts) = (oracle("llama/model-f32"), "3,1,4,1,5,9,2,6,5,3,5,8,9,7,9,3", addresses(&hosts));
+        let here = logits(&model, prompt, &["--tensor-parallel", "3"]);
+        let options = ["--tp-hosts", &hosts, "--cluster-key", KEY];
+        assert_eq!(logits(&model, prompt, &options), here);
+        let rounded = logits(&model, prompt, &[&options[..], &["--tp-activations", "q8"]].concat());
+        let apart = apart(&rounded, &here);
+        assert!(apart > 0.0 && apart <= APART_Q8_MAX, "{apart}");
+    });
+}
+
+#[test]
+fn another_key_and_none_at_all_are_refused() {
+    watched(|| {
+        let host = Host::start();
+        let log = refused(&ask(&host.address, &["--cluster-key", "another key than the host's"]));
+        assert!(log.contains(&host.address) && log.contains("its key is another"), "{log}");
+        let log = refused(&ask(&host.address, &[]));
+        assert!(log.contains("share a key") && log.contains("--cluster-key-file"), "{log}");
+        let log = refused(&ask(&host.address, &["--cluster-key", "short"]));
+        assert!(log.contains("at least 16 bytes"), "{log}");
+        let log = refused(&run(&["ranks", "--listen", "127.0.0.1:0"]));
+        assert!(log.contains("share a key"), "{log}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("key");
+        fs::write(&file, format!("{KEY}\n")).unwrap();
+        let output = ask(&host.address, &["--cluster-key-file", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    });
+}
+
+#[test]
+fn hosts_that_can_not_help_are_named() {
+    watched(|| {
+        let host = Host::start();
+        let options = ["--cluster-key", KEY];
+        let log = refused(&ask(&host.address, &[&options[..], &["--tensor-parallel", "3"]].concat()));
+        assert!(log.contains("--tensor-parallel 3 does not fit --tp-hosts"), "{log}");
+        let gone = {
+            let mut gone = Host::start();
+            gone.kill();
+            gone.address.clone()
+        };
+        let log = refused(&ask(&gone, &options));
+        assert!(log.contains(&format!("rank 1 on {gone}: it can not be reached")), "{log}");
+
+        // A path that leads elsewhere there than here.
+        let model = "/proc/self/cwd/model-f32";
+        let elsewhere = Host::start_at("127.0.0.1:0", Path::new("/"));
+        let mut command = consort(&["debug", "tokens", model, "--tokens", "1", "--tp-hosts", &elsewhere.address]);
+        let output = command.args(options).current_dir(oracle("llama")).output().unwrap();
+        let log = refused(&output);
+        assert!(log.contains(&elsewhere.address) && log.contains(model), "{log}");
+    });
+}
+
+#[test]
+fn an_answer_goes_on_with_the_same_text_when_a_host_is_lost_and_comes_back() {
+    watched(|| {
+        let mut hosts = [Host::start(), Host::start()];
+        let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+        let whole = whole_answer(&server);
+        for index in [1, 0] {
+            let [own, ranks] = [server.ranks(), hosts[index].ranks()];
+            assert_eq!([own.len(), ranks.len()], [1, 1]);
+            let stream = begun_answer(&server);
+            hosts[index].kill();
+            while !is_gone(ranks[0]) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let address = hosts[index].address.clone();
+            hosts[index] = Host::start_at(&address, Path::new("."));
+            assert_eq!(stream.rest(), whole);
+            server.wait_until_ready();
+            assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+        }
+    });
+}
+
+#[test]
+fn an_answer_goes_on_when_a_rank_elsewhere_is_killed() {
+    watched(|| {
+        let hosts = [Host::start()];
+        let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+        let whole = whole_answer(&server);
+        let stream = begun_answer(&server);
+        kill("KILL", hosts[0].ranks()[0]);
+        assert_eq!(stream.rest(), whole);
+    });
+}
+
+#[test]
+fn no_rank_outlives_its_supervisor_or_its_host() {
+    watched(|| {
+        let mut hosts = [Host::start(), Host::start()];
+        let mut server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+        let ranks: Vec<u32> = hosts.iter().flat_map(Host::ranks).chain(server.ranks()).collect();
+        assert_eq!(ranks.len(), 3);
+        hosts[0].kill();
+        while !is_gone(ranks[0]) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        kill("KILL", server.child.id());
+        server.child.wait().unwrap();
+        while !ranks.iter().all(|&rank| is_gone(rank)) {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+}
+
+#[test]
+fn hosts_find_each_other_over_a_network() {
+    watched(|| {
+        let Some(network) = Network::new(2) else { return };
+        network.delay("2ms");
+        let hosts = network.hosts();
+        let (model, prompt) = (oracle("qwen3/model-f32"), "3,1,4,1,5,9,2,6");
+        let here = tokens(&model, prompt, 16, &[]);
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY];
+        assert_eq!(network.within(0, || tokens(&model, prompt, 16, &options)), here);
+    });
+}
+
+#[test]
+fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
+    watched(|| {
+        let Some(network) = Network::new(2) else { return };
+        let hosts = network.hosts();
+        network.within(0, || {
+            let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+            let whole = whole_answer(&server);
+            let own = server.ranks();
+            let stream = begun_answer(&server);
+            network.unplug(1);
+            while server.ask("GET /ready", "").starts_with("HTTP/1.1 200") {
+                thread::sleep(Duration::from_millis(50));
+            }
+            network.plug(1);
+            assert_eq!(stream.rest(), whole);
+            assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+            while hosts[0].ranks().len() > 1 {
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+    });
+}

@@ -1,0 +1,147 @@
+//! The binary as tests run it: to its end, or as a server whose processes they look at and kill.
+#![allow(dead_code)] // no test uses all of it
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+pub fn oracle(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(path)
+}
+
+pub fn consort(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+    command.args(args).env("CONSORT_THREADS", "1").env_remove("CONSORT_LOG").stdin(Stdio::null());
+    command
+}
+
+pub fn run(args: &[&str]) -> Output {
+    consort(args).output().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn ids(value: &Value) -> String {
+    value.as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>().join(",")
+}
+
+pub fn tokens(model: &Path, prompt: &str, max: usize, options: &[&str]) -> Vec<u32> {
+    let max = max.to_string();
+    let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", prompt, "--max-tokens", &max];
+    let output = run(&[&args, options].concat());
+    assert!(output.status.success(), "{options:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+pub fn logits(model: &Path, prompt: &str, options: &[&str]) -> Vec<f32> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("logits");
+    let args = [
+        "debug",
+        "logits",
+        model.to_str().unwrap(),
+        "--tokens",
+        prompt,
+        "--chunk",
+        "7",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    let output = run(&[&args, options].concat());
+    assert!(output.status.success(), "{options:?}: {}", text(&output.stderr));
+    fs::read(file).unwrap().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+pub fn apart(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// A server with ranks, and what it writes to its log.
+pub struct Server {
+    pub child: Child,
+    pub address: String,
+}
+
+impl Server {
+    pub fn start(options: &[&str]) -> Self {
+        let model = oracle("qwen3/model-f32");
+        let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];
+        let mut child = consort(&[&args, options].concat()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = log.find(|line| line.contains("listening on http://")).unwrap();
+        let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+        // Read on, so that it never waits for anybody to read.
+        thread::spawn(move || log.for_each(drop));
+        let server = Self { child, address };
+        server.wait_until_ready();
+        server
+    }
+
+    pub fn open(&self, request: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
+        write!(stream, "{request} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        stream
+    }
+
+    pub fn ask(&self, request: &str, body: &str) -> String {
+        let mut answer = String::new();
+        self.open(request, body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    pub fn wait_until_ready(&self) {
+        while !self.ask("GET /ready", "").starts_with("HTTP/1.1 200") {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn ranks(&self) -> Vec<u32> {
+        children(self.child.id())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn children(parent: u32) -> Vec<u32> {
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|&pid| parent_and_state(pid).is_some_and(|(of, state)| of == parent && state != "Z")).collect()
+}
+
+pub fn parent_and_state(pid: u32) -> Option<(u32, String)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.to_owned();
+    Some((fields.next()?.parse().ok()?, state))
+}
+
+pub fn is_gone(pid: u32) -> bool {
+    parent_and_state(pid).is_none_or(|(_, state)| state == "Z")
+}
+
+pub fn kill(signal: &str, pid: u32) {
+    assert!(Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status().unwrap().success());
+}
+
+/// The text of a completion, streamed or not.
+pub fn completion(answer: &str) -> String {
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let pieces = body.lines().filter_map(|line| line.strip_prefix("data: ").or(line.starts_with('{').then_some(line)));
+    let values = pieces.filter_map(|piece| serde_json::from_str::<Value>(piece).ok());
+    values.filter_map(|value| value["choices"][0]["text"].as_str().map(str::to_owned)).collect()
+}
