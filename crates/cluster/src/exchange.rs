@@ -35,6 +35,53 @@ pub trait Joint {
     fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), Self::Error>;
 }
 
+/// Makes a place in a group a [`Joint`]: it has these methods, with shares of its caller's choice.
+macro_rules! joint {
+    ($Place:ty, $Error:ident) => {
+        impl $crate::exchange::Joint for $Place {
+            type Error = $Error;
+
+            fn rank(&self) -> Rank {
+                self.rank()
+            }
+
+            fn elements_max(&self) -> usize {
+                self.elements_max()
+            }
+
+            fn too_large(elements: usize, elements_max: usize) -> $Error {
+                $Error::TooLarge { elements, elements_max }
+            }
+
+            fn leave(&self) {
+                self.abort().lost(self.rank());
+            }
+
+            fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), $Error> {
+                self.all_reduce(values)
+            }
+
+            fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), $Error> {
+                self.all_gather(cols, |rank| rank.share(cols), values)
+            }
+
+            fn gather_columns(
+                &mut self,
+                [rows, cols]: [usize; 2],
+                part: &[f32],
+                whole: Option<&mut [f32]>,
+            ) -> Result<(), $Error> {
+                self.gather_columns([rows, cols], |rank| rank.share(cols), part, whole)
+            }
+
+            fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), $Error> {
+                self.broadcast(root, values)
+            }
+        }
+    };
+}
+pub(crate) use joint;
+
 #[derive(Debug)]
 pub struct Exchange<J> {
     inner: RefCell<Inner<J>>,

@@ -8,7 +8,7 @@ use types::Rank;
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
 use super::segment::{Abort, Segment};
-use crate::exchange::Joint;
+use crate::exchange::joint;
 
 /// Elements that every rank may read beyond what sharing the sum would have it read, to save a barrier. With two ranks
 /// sharing saves no reading at all.
@@ -185,46 +185,7 @@ impl Seat {
     }
 }
 
-impl Joint for Seat {
-    type Error = GroupError;
-
-    fn rank(&self) -> Rank {
-        self.rank()
-    }
-
-    fn elements_max(&self) -> usize {
-        self.elements_max()
-    }
-
-    fn too_large(elements: usize, elements_max: usize) -> GroupError {
-        GroupError::TooLarge { elements, elements_max }
-    }
-
-    fn leave(&self) {
-        self.abort().lost(self.rank());
-    }
-
-    fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), GroupError> {
-        self.all_reduce(values)
-    }
-
-    fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), GroupError> {
-        self.all_gather(cols, |rank| rank.share(cols), values)
-    }
-
-    fn gather_columns(
-        &mut self,
-        [rows, cols]: [usize; 2],
-        part: &[f32],
-        whole: Option<&mut [f32]>,
-    ) -> Result<(), GroupError> {
-        self.gather_columns([rows, cols], |rank| rank.share(cols), part, whole)
-    }
-
-    fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), GroupError> {
-        self.broadcast(root, values)
-    }
-}
+joint!(Seat, GroupError);
 
 impl Drop for Seat {
     fn drop(&mut self) {

@@ -14,7 +14,7 @@ use super::encoding::Encoding;
 use super::message::{Call, Cause, HEAD_BYTES, Head};
 use super::watch::POLL_TICK;
 use super::wire::{Wire, WireError};
-use crate::exchange::Joint;
+use crate::exchange::joint;
 
 /// Elements that every rank may send beyond what sharing the sum would have it send, to save a phase. Between two ranks
 /// sharing saves nothing.
@@ -361,46 +361,7 @@ impl Mesh {
     }
 }
 
-impl Joint for Mesh {
-    type Error = MeshError;
-
-    fn rank(&self) -> Rank {
-        self.rank()
-    }
-
-    fn elements_max(&self) -> usize {
-        self.elements_max()
-    }
-
-    fn too_large(elements: usize, elements_max: usize) -> MeshError {
-        MeshError::TooLarge { elements, elements_max }
-    }
-
-    fn leave(&self) {
-        self.abort().lost(self.rank());
-    }
-
-    fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), MeshError> {
-        self.all_reduce(values)
-    }
-
-    fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), MeshError> {
-        self.all_gather(cols, |rank| rank.share(cols), values)
-    }
-
-    fn gather_columns(
-        &mut self,
-        [rows, cols]: [usize; 2],
-        part: &[f32],
-        whole: Option<&mut [f32]>,
-    ) -> Result<(), MeshError> {
-        self.gather_columns([rows, cols], |rank| rank.share(cols), part, whole)
-    }
-
-    fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), MeshError> {
-        self.broadcast(root, values)
-    }
-}
+joint!(Mesh, MeshError);
 
 impl Drop for Mesh {
     fn drop(&mut self) {
