@@ -18,6 +18,7 @@ pub(super) struct Choice {
     /// None: all text is text.
     parser: Option<ReplyParser>,
     wants_tokens: bool,
+    one_call_only: bool,
     /// The last that was said was reasoning.
     reasoning: bool,
     called: bool,
@@ -32,6 +33,7 @@ impl Choice {
             text: Some((detokenizer, stops)),
             parser,
             wants_tokens: false,
+            one_call_only: false,
             reasoning: false,
             called: false,
             ended: false,
@@ -41,6 +43,12 @@ impl Choice {
     /// Parts tell their tokens.
     pub fn with_tokens(mut self) -> Self {
         self.wants_tokens = true;
+        self
+    }
+
+    /// A second call ends the answer, and is not part of it.
+    pub fn with_one_call_only(mut self, one_call_only: bool) -> Self {
+        self.one_call_only = one_call_only;
         self
     }
 
@@ -91,7 +99,7 @@ impl Choice {
     pub fn token(&mut self, sampled: Sampled) -> (Option<Part>, Option<Finish>) {
         let Some((detokenizer, stops)) = &mut self.text else { return (None, None) };
         let piece = detokenizer.push(sampled.token);
-        let (deltas, finish) = match stops.push(&piece) {
+        let (mut deltas, mut finish) = match stops.push(&piece) {
             Stopped::No { text } => (self.parse(&text), None),
             Stopped::Yes { text, stop } => {
                 let mut deltas = self.parse(&text);
@@ -99,6 +107,9 @@ impl Choice {
                 (deltas, Some(Finish::StopString(stop)))
             }
         };
+        if self.one_call_only && cut_second_call(&mut deltas) {
+            finish = Some(Finish::ToolCalls);
+        }
         let token = Token { id: sampled.token, logprobs: sampled.logprobs };
         let tokens = if self.wants_tokens { vec![token] } else { Vec::new() };
         (self.said(deltas, tokens), finish)
@@ -113,6 +124,9 @@ impl Choice {
         };
         let mut deltas = self.parse(&text);
         deltas.extend(self.parse_end());
+        if self.one_call_only {
+            cut_second_call(&mut deltas);
+        }
         self.said(deltas, Vec::new())
     }
 
@@ -134,5 +148,32 @@ impl Choice {
 
     fn parse_end(&mut self) -> Vec<Delta> {
         self.parser.take().map_or_else(Vec::new, ReplyParser::finish)
+    }
+}
+
+/// Drops a call that is not the first, and what follows it. Whether there was one.
+fn cut_second_call(deltas: &mut Vec<Delta>) -> bool {
+    let second = deltas
+        .iter()
+        .position(|delta| matches!(delta, Delta::ToolCall { index: 1.., .. } | Delta::Arguments { index: 1.., .. }));
+    deltas.truncate(second.unwrap_or(deltas.len()));
+    second.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_call_is_cut_off_with_all_that_follows() {
+        let call = |index| Delta::ToolCall { index, name: "f".to_owned() };
+        let arguments = |index| Delta::Arguments { index, json: "{}".to_owned() };
+        let mut one = vec![Delta::Text("a".to_owned()), call(0), arguments(0), Delta::Text("b".to_owned())];
+        let whole = one.clone();
+        assert!(!cut_second_call(&mut one));
+        assert_eq!(one, whole);
+        let mut two = vec![arguments(0), call(1), arguments(1), Delta::Text("b".to_owned())];
+        assert!(cut_second_call(&mut two));
+        assert_eq!(two, [arguments(0)]);
     }
 }

@@ -35,6 +35,7 @@ pub(super) fn prepare(served: &Served, ask: Ask, tenant: Tenant) -> Result<Vec<(
                     let parser = ReplyParser::new(&served.format, Arc::clone(&reply.tools)).after_prompt(&reply.prompt);
                     Choice::new(detokenizer.showing(served.markers.clone()), stops.clone(), Some(parser))
                         .with_reasoning(served.format.opens_reasoning(&reply.prompt))
+                        .with_one_call_only(reply.one_call_only)
                 }
             };
             if ask.logprobs.is_some() {
@@ -72,6 +73,7 @@ struct Script {
 struct ReplyTo {
     prompt: String,
     tools: Arc<[Tool]>,
+    one_call_only: bool,
 }
 
 impl Script {
@@ -90,7 +92,11 @@ impl Script {
         let calls = calls.map_err(|error| ApiError::invalid("tools", chain(&error)))?;
         // A call that must be made comes before a form that the answer must have.
         let grammar = calls.or(grammar).map(|grammar| served.format.reasoned(grammar, &prompt));
-        Ok(Self { prompts: vec![tokens], grammar, reply: Some(ReplyTo { prompt, tools }) })
+        Ok(Self {
+            prompts: vec![tokens],
+            grammar,
+            reply: Some(ReplyTo { prompt, tools, one_call_only: chat.one_call_only }),
+        })
     }
 
     fn constraint(&self, served: &Served) -> Result<Option<Box<dyn Constraint>>, ApiError> {
