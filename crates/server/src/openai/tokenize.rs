@@ -79,12 +79,14 @@ pub async fn tokenize(
 ) -> Result<Json<Tokenized>, ApiError> {
     let served = app.served(request.model.as_deref())?;
     let (context, tokenizer, names) = (served.context, served.tokenizer.clone(), request.return_token_strs);
+    // Also beside a text, which has no use for them: what is wrong is wrong anywhere.
+    let tools = tools(request.tools.unwrap_or_default())?;
     let tokens = match (request.prompt, request.messages) {
         (Some(text), None) => text_tokens(served, text, request.add_special_tokens.unwrap_or(true)).await?,
         (None, Some(list)) => {
             let chat = Chat {
                 messages: messages(list)?,
-                tools: tools(request.tools.unwrap_or_default())?,
+                tools,
                 template_args: request.chat_template_kwargs.unwrap_or_default(),
                 turn: turn(request.add_generation_prompt, request.continue_final_message)?,
                 ..Chat::default()
