@@ -4,12 +4,17 @@
 mod answers;
 mod fake;
 
-use answers::{Answers, run};
+use answers::{Answer, Answers, run};
 use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, Tenant};
 use fake::{Fake, answer, prompt, safe};
 use kernels::PAGE_TOKENS;
 use proptest::prelude::*;
 use types::TokenId;
+
+/// Tokens of the prompt that were found.
+fn found(answer: &Answer) -> usize {
+    answer.prefilled.as_ref().unwrap().0
+}
 
 fn greedy() -> SamplingParams {
     safe(SamplingParams::default())
@@ -36,8 +41,8 @@ fn cached(engine: &mut Engine<Fake>, request: Request) -> usize {
     let id = engine.add(request).unwrap();
     let answers = run(engine);
     answers.check(id, &want, FinishReason::Length);
-    assert_eq!(answers.0[&id].ends[0].timings.cached_tokens, answers.0[&id].cached());
-    answers.0[&id].cached()
+    assert_eq!(answers.0[&id].ends[0].timings.cached_tokens, found(&answers.0[&id]));
+    found(&answers.0[&id])
 }
 
 #[test]
@@ -101,7 +106,7 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
     for id in &ids {
         answers.check(*id, &answer(&prompt, &greedy(), 10), FinishReason::Length);
     }
-    assert_eq!(ids.iter().map(|id| answers.0[id].cached()).collect::<Vec<_>>(), [0, 192, 192, 192, 192, 192, 192, 192]);
+    assert_eq!(ids.iter().map(|id| found(&answers.0[id])).collect::<Vec<_>>(), [0, 192, 192, 192, 192, 192, 192, 192]);
     assert_eq!(engine.stats().prefilled_tokens, 200 + 7 * 8);
 }
 
@@ -121,7 +126,7 @@ fn pages_are_shared_while_their_first_request_still_runs_its_prompt() {
     while engine.step(&mut events).unwrap() {
         answers.take(&mut events);
     }
-    assert_eq!([first, now, soon].map(|id| answers.0[&id].cached()), [0, 128, 288]);
+    assert_eq!([first, now, soon].map(|id| found(&answers.0[&id])), [0, 128, 288]);
     for (id, prompt) in [(first, branch(150, 150, 2)), (now, branch(130, 30, 3)), (soon, branch(150, 150, 2))] {
         answers.check(id, &answer(&prompt, &greedy(), 5), FinishReason::Length);
     }

@@ -11,6 +11,5 @@ mod group;
 mod link;
 mod operations;
 mod proxy;
-#[allow(dead_code)] // what these tests share with those of shared memory is not all of it
 #[path = "../shared_memory/group.rs"]
 mod shared;

@@ -1,5 +1,4 @@
 //! The binary as tests run it: to its end, or as a server whose processes they look at and kill.
-#![allow(dead_code)] // no test uses all of it
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

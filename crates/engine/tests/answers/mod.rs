@@ -1,5 +1,4 @@
 //! What an engine answered, by request, checked for order on the way.
-#![allow(dead_code)] // each test binary uses its own part
 
 use std::collections::BTreeMap;
 
@@ -17,10 +16,6 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub fn cached(&self) -> usize {
-        self.prefilled.as_ref().unwrap().0
-    }
-
     /// Its one end, as text.
     pub fn reason(&self) -> String {
         assert_eq!(self.ends.len(), 1, "a request ends once");

@@ -53,7 +53,10 @@ fn null() -> utoipa::openapi::schema::Object {
 
 /// The schema of a switch that stays off.
 fn never() -> utoipa::openapi::schema::Object {
-    utoipa::openapi::schema::ObjectBuilder::new().enum_values(Some([Value::Bool(false), Value::Null])).build()
+    // Without this it would be an object, which neither of the two is.
+    let any = utoipa::openapi::schema::SchemaType::AnyValue;
+    let values = [Value::Bool(false), Value::Null];
+    utoipa::openapi::schema::ObjectBuilder::new().schema_type(any).enum_values(Some(values)).build()
 }
 
 /// One item of the conversation. A message need not say that it is one.
