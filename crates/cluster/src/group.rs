@@ -27,6 +27,6 @@ mod process;
 mod remote;
 mod supervisor;
 
-pub use deadlines::Deadlines;
+pub use deadlines::{DeadlineError, Deadlines};
 pub use hosts::Hosts;
 pub use supervisor::{Group, GroupConfig, StartError};

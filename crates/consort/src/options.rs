@@ -65,6 +65,9 @@ pub struct ModelOptions {
     /// How activations travel between hosts; q8 is little more than a quarter of the bytes, and less exact
     #[arg(long, value_enum, default_value_t)]
     tp_activations: ActivationsOption,
+    /// How long a rank may take before it counts as lost; those that are named change, the others stay
+    #[arg(long, value_name = "NAME=SECONDS,…", default_value_t)]
+    rank_deadlines: Deadlines,
     #[command(flatten)]
     key: KeyOptions,
 }
@@ -212,7 +215,7 @@ impl ModelOptions {
             share: Share::new(path, options, cpu),
             limits: options.limits,
             vocab: checkpoint.description().vocab,
-            deadlines: Deadlines::default(),
+            deadlines: self.rank_deadlines,
             environment: Vec::new(),
             hosts,
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens};
+use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
 
 const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "gemma3"];
 /// How far logits may be from those of one process: partial sums are rounded.
@@ -94,6 +94,66 @@ fn an_answer_goes_on_with_the_same_text_when_a_rank_is_killed() {
         let after = server.ranks();
         assert_eq!(after.len(), 2);
         assert!(after.contains(&before[1 - index]), "the other one stays, with its weights");
+    }
+}
+
+const SLOW_REQUEST: &str =
+    r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true}"#;
+
+#[test]
+fn a_rank_that_hangs_in_a_step_is_replaced_at_its_deadlines_and_the_answer_goes_on() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let claim = folder.path().join("claimed");
+        // In the middle of the second answer.
+        let fault = format!("rank=1,at=step,after=90,do=slow,seconds=3600,once={}", claim.display());
+        let options = ["--tensor-parallel", "2", "--rank-deadlines", "step=3,drain=3"];
+        let server = Server::start_with(&options, &[("CONSORT_FAULT", &fault)]);
+        let before = server.ranks();
+        let whole = completion(&server.ask("POST /v1/completions", SLOW_REQUEST));
+        assert!(!whole.is_empty() && !claim.exists());
+        assert_eq!(completion(&server.ask("POST /v1/completions", SLOW_REQUEST)), whole);
+        assert!(claim.exists());
+        assert_eq!(before.iter().filter(|&&rank| is_gone(rank)).count(), 1, "the other one stays, with its weights");
+        let metrics = server.ask("GET /metrics", "");
+        for line in [
+            r#"consort_replays_total{model="m"} 1"#,
+            r#"consort_rank_restarts_total{model="m",rank="0"} 0"#,
+            r#"consort_rank_restarts_total{model="m",rank="1"} 1"#,
+        ] {
+            assert!(metrics.contains(line), "{line}: {metrics}");
+        }
+    });
+}
+
+#[test]
+fn a_request_whose_steps_take_too_long_every_time_ends_with_rank_lost() {
+    watched(|| {
+        let options = ["--tensor-parallel", "2", "--rank-deadlines", "step=0.5"];
+        let server = Server::start_with(&options, &[("CONSORT_FAULT", "rank=1,at=step,do=slow,seconds=1")]);
+        let before = server.ranks();
+        let answer = server.ask("POST /v1/completions", SLOW_REQUEST);
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: "), "{answer}");
+        assert!(answer.contains("rank_lost") && answer.contains("it did not answer a step in time"), "{answer}");
+        let metrics = server.ask("GET /metrics", "");
+        assert!(metrics.contains(r#"consort_replays_total{model="m"} 3"#), "{metrics}");
+        server.wait_until_ready();
+        assert_eq!(server.ranks(), before, "who answers while there is time to give way keeps its weights");
+    });
+}
+
+#[test]
+fn deadlines_that_make_no_sense_are_refused() {
+    let model = oracle("llama/model-f32");
+    for (given, words) in [
+        ("step=0", "step is a number of seconds from 0.1 to 86400"),
+        ("step=5m", "step is a number of seconds from 0.1 to 86400"),
+        ("stop=5", "there is no deadline \"stop\", only start, join, "),
+        ("60", "write NAME=SECONDS"),
+    ] {
+        let output = run(&["debug", "tokens", model.to_str().unwrap(), "--tokens", "1", "--rank-deadlines", given]);
+        assert_eq!(output.status.code(), Some(2), "{given}");
+        assert!(text(&output.stderr).contains(words), "{given}: {}", text(&output.stderr));
     }
 }
 

@@ -46,7 +46,7 @@ impl Group {
         self.check_whole()?;
         self.ask_all(|id| Request::Stats { id }, Expected::Stats);
         while self.members.iter().any(|member| !member.pending.is_empty()) {
-            self.turn(Instant::now() + self.config.deadlines.note);
+            self.turn(Instant::now() + self.config.deadlines.session);
             self.check_whole()?;
         }
         Ok(self.ranks())

@@ -191,7 +191,7 @@ impl Group {
         let Member { rank, host, .. } = &self.members[index];
         let started = match (host, &self.config.hosts) {
             // The time to greet is for both.
-            (Some(host), Some(hosts)) => Process::elsewhere(host, &hosts.key, *rank, self.config.deadlines.greet / 2),
+            (Some(host), Some(hosts)) => Process::elsewhere(host, &hosts.key, *rank, self.config.deadlines.start / 2),
             _ => self.launcher.launch(*rank).and_then(Process::new),
         };
         match started {
@@ -232,11 +232,13 @@ impl Group {
     fn send(&mut self, index: usize, id: u64, expected: Expected) {
         let deadlines = &self.config.deadlines;
         let limit = match expected {
-            Expected::Hello => deadlines.greet,
-            Expected::Listening | Expected::Attached => deadlines.attach,
+            Expected::Hello => deadlines.start,
+            Expected::Listening | Expected::Attached => deadlines.join,
             Expected::Loaded => deadlines.load,
             Expected::Step => deadlines.step,
-            Expected::Opened { .. } | Expected::Truncated { .. } | Expected::Closed | Expected::Stats => deadlines.note,
+            Expected::Opened { .. } | Expected::Truncated { .. } | Expected::Closed | Expected::Stats => {
+                deadlines.session
+            }
         };
         let member = &mut self.members[index];
         let Some(process) = &mut member.process else { return };

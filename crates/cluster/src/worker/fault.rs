@@ -2,11 +2,13 @@
 //!
 //! Written as `rank=1,at=step,after=2,do=exit,once=/tmp/claimed`: on rank 1, when it has run two steps, the third does not
 //! happen, because the process exits. Without `once` the fault hits each process that is started with it; with it, only
-//! the first that can create the file. It hits once per process, except `slow`, which stays.
+//! the first that can create the file. It hits once per process, except `slow`, which stays: ten times as long, or longer by
+//! `seconds`, if these are given.
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use types::Rank;
@@ -15,7 +17,7 @@ use types::Rank;
 const EXIT_CODE: i32 = 86;
 
 /// How many times as long it takes when it is slow.
-pub const SLOW_FACTOR: u32 = 10;
+const SLOW_FACTOR: u32 = 10;
 
 #[derive(Debug)]
 pub struct Fault {
@@ -24,6 +26,8 @@ pub struct Fault {
     /// Times that the point is passed before.
     after: u32,
     deed: Deed,
+    /// How much longer it takes when it is slow, whatever it does.
+    seconds: Option<u32>,
     once: Option<PathBuf>,
     state: State,
 }
@@ -69,7 +73,7 @@ pub enum Deed {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no fault: write rank=R,at=POINT,after=N,do=DEED,once=PATH")]
+#[error("{0:?} is no fault: write rank=R,at=POINT,after=N,do=DEED,seconds=S,once=PATH")]
 pub struct FaultError(String);
 
 const POINTS: [(&str, Point); 6] = [
@@ -97,7 +101,7 @@ impl FromStr for Fault {
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
         let bad = || FaultError(text.to_owned());
-        let (mut rank, mut at, mut after, mut deed, mut once) = (None, None, 0, None, None);
+        let (mut rank, mut at, mut after, mut deed, mut seconds, mut once) = (None, None, 0, None, None, None);
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(bad)?;
             match name {
@@ -105,12 +109,13 @@ impl FromStr for Fault {
                 "at" => at = named(&POINTS, value),
                 "after" => after = value.parse().map_err(|_| bad())?,
                 "do" => deed = named(&DEEDS, value),
+                "seconds" => seconds = Some(value.parse().map_err(|_| bad())?),
                 "once" => once = Some(PathBuf::from(value)),
                 _ => return Err(bad()),
             }
         }
         let (at, deed) = at.zip(deed).ok_or_else(bad)?;
-        Ok(Self { rank, at, after, deed, once, state: State::Armed })
+        Ok(Self { rank, at, after, deed, seconds, once, state: State::Armed })
     }
 }
 
@@ -143,6 +148,12 @@ impl Fault {
             Deed::Garbage | Deed::CloseStdout | Deed::Oom | Deed::Panic | Deed::Slow => {}
         }
         Some(self.deed)
+    }
+
+    /// How much longer a slow rank takes for what took it `this`.
+    pub fn delay(&self, this: Duration) -> Duration {
+        let seconds = self.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        seconds.unwrap_or(this * (SLOW_FACTOR - 1))
     }
 
     fn claim(&self) -> bool {
@@ -179,6 +190,9 @@ mod tests {
         let mut fault: Fault = "at=step,after=1,do=slow".parse().unwrap();
         let struck: Vec<_> = (0..3).map(|_| fault.strike(rank(2), Point::Step)).collect();
         assert_eq!(struck, [None, Some(Deed::Slow), Some(Deed::Slow)]);
+        assert_eq!(fault.delay(Duration::from_millis(10)), Duration::from_millis(90));
+        let fault: Fault = "at=step,do=slow,seconds=3".parse().unwrap();
+        assert_eq!(fault.delay(Duration::from_millis(10)), Duration::from_secs(3));
     }
 
     #[test]

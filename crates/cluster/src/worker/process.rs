@@ -15,7 +15,7 @@ use types::Rank;
 
 use super::Options;
 use super::dense::{Dense, Parts};
-use super::fault::{Deed, Fault, Point, SLOW_FACTOR};
+use super::fault::{Deed, Fault, Point};
 use super::link::Link;
 use super::outlet::Outlet;
 use super::queue::{Queue, Work};
@@ -97,8 +97,8 @@ impl Process {
             self.outlet.close();
         }
         let done = if deed == Some(Deed::Oom) { Err(self.starve(point)) } else { self.handle_safely(request, deed) };
-        if deed == Some(Deed::Slow) {
-            thread::sleep(begun.elapsed() * (SLOW_FACTOR - 1));
+        if let Some(fault) = self.fault.as_ref().filter(|_| deed == Some(Deed::Slow)) {
+            thread::sleep(fault.delay(begun.elapsed()));
         }
         if deed == Some(Deed::Garbage) {
             return self.outlet.garble();

@@ -142,7 +142,7 @@ impl Cell {
         }
         // Nobody sees that a process of another host is stopped: its time has to run out.
         let short = Duration::from_secs(5);
-        Deadlines { greet: short, load: short, note: short, step: short, drain: short / 2, ..common }
+        Deadlines { start: short, load: short, session: short, step: short, drain: short / 2, ..common }
     }
 
     /// A fault of an idle rank happens by itself, a moment after the last request has ended.

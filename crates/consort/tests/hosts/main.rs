@@ -12,7 +12,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Output;
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -20,26 +19,11 @@ use serde_json::Value;
 
 use host::{Host, KEY, addresses};
 use network::Network;
-use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
+use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
 
-/// Far beyond what a test takes.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// How far logits, which reach from -8 to 8, may be from the exact ones when the terms of sums are rounded to eight bits. Over all
 /// oracles 0.42 was the most.
 const APART_Q8_MAX: f32 = 0.5;
-
-/// What hangs fails.
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (done, result) = channel();
-    let tested = thread::spawn(move || {
-        test();
-        let _ = done.send(());
-    });
-    if result.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-        panic!("the test hangs");
-    }
-    tested.join().unwrap();
-}
 
 /// One answer of a model on these hosts.
 fn ask(hosts: &str, options: &[&str]) -> Output {

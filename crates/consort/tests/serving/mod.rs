@@ -5,10 +5,27 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
+
+/// Far beyond what a test takes.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What hangs fails.
+pub fn watched(test: impl FnOnce() + Send + 'static) {
+    let (done, result) = channel();
+    let tested = thread::spawn(move || {
+        test();
+        let _ = done.send(());
+    });
+    if result.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        panic!("the test hangs");
+    }
+    tested.join().unwrap();
+}
 
 pub fn oracle(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(path)
@@ -72,9 +89,16 @@ pub struct Server {
 
 impl Server {
     pub fn start(options: &[&str]) -> Self {
+        Self::start_with(options, &[])
+    }
+
+    /// With variables for it and its ranks.
+    pub fn start_with(options: &[&str], environment: &[(&str, &str)]) -> Self {
         let model = oracle("qwen3/model-f32");
         let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];
-        let mut child = consort(&[&args, options].concat()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = consort(&[&args, options].concat());
+        command.envs(environment.iter().copied());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let line = log.find(|line| line.contains("listening on http://")).unwrap();
         let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
