@@ -32,7 +32,8 @@ fn main() {
             let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
             let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
             let key = ClusterKey::from_passphrase("for a measurement").unwrap();
-            let options = MeshOptions { elements_max: elements, encoding, stall_deadline: PATIENCE };
+            let options =
+                MeshOptions { elements_max: elements, encoding, stall_deadline: PATIENCE, silence_deadline: PATIENCE };
             report(name, elements, world, |rank| {
                 let listener = &listeners[rank.index()];
                 let place = Place { rank, listener, addresses: &addresses, generation: Generation(1) };

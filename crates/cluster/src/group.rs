@@ -8,8 +8,9 @@
 //!
 //! One thread does everything, and it waits in one place: a `poll` over the pipes of all ranks, never longer than to the next
 //! deadline. Pipes are not blocking, so a rank that stopped reading holds nobody up. The end of a process is the end of its
-//! output, which `poll` reports at once. Every request has a deadline; a process that was stopped is looked for in `/proc`. A rank on
-//! another host looks the same: threads carry its lines between pipes and the network, and connecting is theirs too.
+//! output, which `poll` reports at once. Every request has a deadline; a process that was stopped is looked for in `/proc`, on another
+//! host by that host. Otherwise a rank there looks the same: threads carry its lines between pipes and the network, and connecting is
+//! theirs too.
 //!
 //! When something goes wrong with a rank, the generation of the group is aborted, in shared memory or by a line to each rank, and the
 //! others leave their exchange. They answer what they were asked, or are killed too when they do not. When all have answered, the next generation begins: new

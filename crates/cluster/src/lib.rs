@@ -8,6 +8,7 @@ pub mod group;
 mod memory;
 pub mod protocol;
 pub mod shared_memory;
+mod stopped;
 pub mod tcp;
 pub mod worker;
 

@@ -17,8 +17,11 @@
 //! A rank is within an exchange in one thread, with sockets that never block: it sends and receives on all of them as
 //! they are ready, so full buffers on all sides cannot lock each other. It sleeps for a [`TICK`] at most and then looks
 //! at the abort and at the clock. A rank that leaves the group, for whatever reason, says why to all others and closes
-//! its connections; one that cannot say anything any more is known by its closed connection, by the kernel's keepalive, or
-//! because nothing has come from it for [`MeshOptions::stall_deadline`].
+//! its connections; one that cannot say anything any more is known by its closed connection, by the kernel, which hears nothing from
+//! its host for [`MeshOptions::silence_deadline`], or because nothing has come from it for [`MeshOptions::stall_deadline`].
+//!
+//! A host says over each [`Link`], a few times a second, that it is there and whether the rank is stopped. A supervisor that hears
+//! nothing for as long as it said when it connected takes the host for lost.
 //!
 //! # What a peer can do
 //!
@@ -45,7 +48,7 @@ pub use abort::TcpAbort;
 pub use connect::{ConnectError, Place};
 pub use door::{GUEST_DEADLINE, GUESTS_MAX};
 pub use encoding::Encoding;
-pub use handshake::HandshakeError;
+pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN};
 pub use hello::Refusal;
 pub use key::{ClusterKey, PASSPHRASE_BYTES_MIN, WeakPassphrase};
 pub use link::{Link, LinkEnd, LinkReader, LinkWriter};

@@ -47,12 +47,6 @@ pub const GRACE: Duration = Duration::from_secs(2);
 /// How long ranks that are to find each other may take, unless told otherwise.
 pub const INIT_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long ranks of several hosts may take to connect: a supervisor waits longer, and so learns what was wrong.
-const JOIN_DEADLINE: Duration = Duration::from_secs(10);
-
-/// How long a rank waits within an exchange for one on another host: a supervisor is sooner.
-const STALL_DEADLINE: Duration = Duration::from_secs(180);
-
 /// What a rank is started with.
 #[derive(Debug)]
 pub struct Options {

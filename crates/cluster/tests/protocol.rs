@@ -3,7 +3,7 @@
 
 use cluster::protocol::output::{Outcome, Output, Sample, Sampled};
 use cluster::protocol::plan::{Entry, Plan, Role, Want};
-use cluster::protocol::seat::{Activations, Secret};
+use cluster::protocol::seat::{Activations, Patience, Secret};
 use cluster::protocol::session::{Prefix, Stats};
 use cluster::protocol::share::Share;
 use cluster::protocol::{
@@ -107,7 +107,7 @@ fn own_requests() -> Vec<(&'static str, Request)> {
         ),
         (r#"{"op":"listen","id":12,"host":"10.0.0.7"}"#, Request::Listen { id: 12, host: [10, 0, 0, 7].into() }),
         (
-            r#"{"op":"join","id":13,"world_size":2,"rank":1,"generation":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8"}"#,
+            r#"{"op":"join","id":13,"world_size":2,"rank":1,"generation":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8","patience":{"connect_ms":1,"stall_ms":2,"silence_ms":3}}"#,
             Request::Join {
                 id: 13,
                 world_size: 2,
@@ -116,6 +116,7 @@ fn own_requests() -> Vec<(&'static str, Request)> {
                 addresses: vec!["10.0.0.7:81".parse().unwrap(), "[::1]:82".parse().unwrap()],
                 key: Secret::new([7; 32]),
                 encoding: Activations::Q8,
+                patience: Patience { connect_ms: 1, stall_ms: 2, silence_ms: 3 },
             },
         ),
         (

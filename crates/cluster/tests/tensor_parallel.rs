@@ -56,7 +56,7 @@ impl Group {
         let key = ClusterKey::from_passphrase("the key of all tests").unwrap();
         let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        let options = MeshOptions { elements_max: 1 << 14, encoding, stall_deadline: LONG };
+        let options = MeshOptions { elements_max: 1 << 14, encoding, stall_deadline: LONG, silence_deadline: LONG };
         let load = |(rank, listener)| {
             let place = Place { rank, listener, addresses: &addresses, generation: Generation(1) };
             let mesh = Mesh::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::tcp::{SILENCE_MAX, SILENCE_MIN};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// From the start of the process to its first answer.
@@ -20,6 +22,8 @@ pub struct Deadlines {
     pub drain: Duration,
     /// To stay stopped, as by SIGSTOP.
     pub stopped: Duration,
+    /// To show no sign of life: the host of a rank, or a rank to one on another host.
+    pub silent: Duration,
     /// To end, once it is told to.
     pub shutdown: Duration,
 }
@@ -40,22 +44,26 @@ pub enum DeadlineError {
 struct Field {
     name: &'static str,
     of: fn(&mut Deadlines) -> &mut Duration,
+    /// What it may be.
+    range: (Duration, Duration),
 }
 
-const FIELDS: [Field; 8] = [
-    Field { name: "start", of: |deadlines| &mut deadlines.start },
-    Field { name: "join", of: |deadlines| &mut deadlines.join },
-    Field { name: "load", of: |deadlines| &mut deadlines.load },
-    Field { name: "session", of: |deadlines| &mut deadlines.session },
-    Field { name: "step", of: |deadlines| &mut deadlines.step },
-    Field { name: "drain", of: |deadlines| &mut deadlines.drain },
-    Field { name: "stopped", of: |deadlines| &mut deadlines.stopped },
-    Field { name: "shutdown", of: |deadlines| &mut deadlines.shutdown },
+const FIELDS: [Field; 9] = [
+    Field { name: "start", of: |deadlines| &mut deadlines.start, range: ANY },
+    Field { name: "join", of: |deadlines| &mut deadlines.join, range: ANY },
+    Field { name: "load", of: |deadlines| &mut deadlines.load, range: ANY },
+    Field { name: "session", of: |deadlines| &mut deadlines.session, range: ANY },
+    Field { name: "step", of: |deadlines| &mut deadlines.step, range: ANY },
+    Field { name: "drain", of: |deadlines| &mut deadlines.drain, range: ANY },
+    Field { name: "stopped", of: |deadlines| &mut deadlines.stopped, range: ANY },
+    Field { name: "silent", of: |deadlines| &mut deadlines.silent, range: SILENT },
+    Field { name: "shutdown", of: |deadlines| &mut deadlines.shutdown, range: ANY },
 ];
 
 /// Shorter ones would find ranks at fault that only waited for a CPU.
-const MIN: Duration = Duration::from_millis(100);
-const MAX: Duration = Duration::from_secs(24 * 60 * 60);
+const ANY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
+/// What the kernel can be told.
+const SILENT: (Duration, Duration) = (SILENCE_MIN, SILENCE_MAX);
 
 impl Default for Deadlines {
     fn default() -> Self {
@@ -67,6 +75,7 @@ impl Default for Deadlines {
             step: Duration::from_secs(120),
             drain: Duration::from_secs(30),
             stopped: Duration::from_secs(2),
+            silent: Duration::from_secs(10),
             shutdown: Duration::from_secs(5),
         }
     }
@@ -81,14 +90,15 @@ impl FromStr for Deadlines {
         for part in text.split(',') {
             let (name, seconds) = part.split_once('=').ok_or_else(|| DeadlineError::Form(part.to_owned()))?;
             let field = FIELDS.iter().find(|field| field.name == name.trim());
-            let &Field { name, of } = field.ok_or_else(|| DeadlineError::Unknown(name.trim().to_owned()))?;
+            let &Field { name, of, range: (min, max) } =
+                field.ok_or_else(|| DeadlineError::Unknown(name.trim().to_owned()))?;
             if seen.contains(&name) {
                 return Err(DeadlineError::Twice(name));
             }
             seen.push(name);
             let given = seconds.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            let within = given.filter(|given| (MIN..=MAX).contains(given));
-            *of(&mut deadlines) = within.ok_or(DeadlineError::Range { name, min: MIN, max: MAX })?;
+            let within = given.filter(|given| (min..=max).contains(given));
+            *of(&mut deadlines) = within.ok_or(DeadlineError::Range { name, min, max })?;
         }
         Ok(deadlines)
     }
@@ -98,7 +108,7 @@ impl FromStr for Deadlines {
 impl fmt::Display for Deadlines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut deadlines = *self;
-        for (index, Field { name, of }) in FIELDS.iter().enumerate() {
+        for (index, Field { name, of, .. }) in FIELDS.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             write!(f, "{comma}{name}={}", of(&mut deadlines).as_secs_f64())?;
         }
@@ -125,7 +135,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let all = Deadlines::default().to_string();
-        assert_eq!(all, "start=30,join=30,load=300,session=120,step=120,drain=30,stopped=2,shutdown=5");
+        assert_eq!(all, "start=30,join=30,load=300,session=120,step=120,drain=30,stopped=2,silent=10,shutdown=5");
         check(&all, Ok(Deadlines::default()));
         let odd = Deadlines { drain: Duration::from_millis(1234), ..Deadlines::default() };
         check(&odd.to_string(), Ok(odd));
@@ -136,10 +146,14 @@ mod tests {
         for seconds in ["0", "0.05", "-1", "86401", "1e300", "inf", "NaN", "soon", "10s", ""] {
             check(&format!("step={seconds}"), Err("step is a number of seconds from 0.1 to 86400"));
         }
+        for seconds in ["0.5", "3601"] {
+            check(&format!("silent={seconds}"), Err("silent is a number of seconds from 1 to 3600"));
+        }
         let form = "\"60\" is no deadline: write NAME=SECONDS, with commas between several";
         check("60", Err(form));
         check("load=1,60", Err(form));
-        let unknown = "there is no deadline \"stop\", only start, join, load, session, step, drain, stopped, shutdown";
+        let unknown =
+            "there is no deadline \"stop\", only start, join, load, session, step, drain, stopped, silent, shutdown";
         check("stop=1", Err(unknown));
         check("step=1,load=2,step=1", Err("step is there twice"));
         assert!("".parse::<Deadlines>().is_err() && "step=1,".parse::<Deadlines>().is_err());

@@ -5,13 +5,15 @@
 //! this machine, from the connection that carries its lines.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::deadlines::Deadlines;
 use super::member::{Expected, Member, Phase};
 use super::supervisor::Group;
 use crate::protocol::Request;
-use crate::protocol::seat::{Activations, Secret};
+use crate::protocol::seat::{Activations, Patience, Secret};
 use crate::tcp::ClusterKey;
 
 /// Where the ranks above the first run.
@@ -48,7 +50,7 @@ impl Group {
             return; // interrupted: the next turn tries again
         }
         let Some(generation) = self.begin_generation() else { return };
-        let world_size = self.config.world.get() as u16;
+        let (world_size, patience) = (self.config.world.get() as u16, patience(&self.config.deadlines));
         for index in 0..self.members.len() {
             self.members[index].phase = Phase::Seating;
             let rank = self.members[index].rank.index() as u16;
@@ -61,6 +63,7 @@ impl Group {
                 addresses,
                 key,
                 encoding: activations,
+                patience,
             };
             self.ask(index, join, Expected::Attached);
         }
@@ -74,6 +77,17 @@ impl Group {
         let mut routes = (1..self.members.len()).filter_map(|index| route(&self.members, index)).map(|route| route.own);
         let first = routes.next();
         first.filter(|&first| routes.all(|own| own == first)).unwrap_or(Ipv6Addr::UNSPECIFIED.into())
+    }
+}
+
+/// How long ranks wait for each other: to connect for less than the supervisor waits, who then learns what was wrong, and within an
+/// exchange for more, since the supervisor knows better who is to blame.
+fn patience(deadlines: &Deadlines) -> Patience {
+    let ms = |wait: Duration| wait.as_millis() as u64;
+    Patience {
+        connect_ms: ms(deadlines.join / 3),
+        stall_ms: ms(deadlines.step + deadlines.step / 2),
+        silence_ms: ms(deadlines.silent),
     }
 }
 

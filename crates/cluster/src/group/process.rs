@@ -1,6 +1,6 @@
 //! `Process`: one rank's process and its pipes, none of which ever blocks. On another host, it is a link behind such pipes.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionbio;
 use types::Rank;
 
+use super::deadlines::Deadlines;
 use super::hosts::Route;
 use super::inbox::Inbox;
 use super::remote::{Pipes, Remote};
 use crate::protocol::{ReadError, Reply};
+use crate::stopped::is_stopped;
 use crate::tcp::ClusterKey;
 
 /// What a process that does not read may leave waiting for it, beyond one long line.
@@ -47,9 +49,9 @@ impl Process {
         Self::with(Place::Here(child), input.into(), output.into())
     }
 
-    /// Has `host` start `rank`. What is sent waits until it is there; if it is not within `patience`, that is its end.
-    pub fn elsewhere(host: &str, key: &ClusterKey, rank: Rank, patience: Duration) -> io::Result<Self> {
-        let (remote, Pipes { input, output }) = Remote::start(host, key, rank, patience)?;
+    /// Has `host` start `rank`. What is sent waits until it is there; if it does not come in time, that is its end.
+    pub fn elsewhere(host: &str, key: &ClusterKey, rank: Rank, deadlines: &Deadlines) -> io::Result<Self> {
+        let (remote, Pipes { input, output }) = Remote::start(host, key, rank, deadlines)?;
         Self::with(Place::Elsewhere(remote), input.into(), output.into())
     }
 
@@ -116,13 +118,12 @@ impl Process {
         self.inbox.next()
     }
 
-    /// Whether somebody stopped it: it answers nothing until it is continued. On another host it is found by deadlines.
+    /// Whether somebody stopped it: it answers nothing until it is continued. On another host that is what the host says.
     pub fn is_stopped(&self) -> bool {
-        let Some(pid) = self.pid() else { return false };
-        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-        // The name of the program, which may hold anything, ends with the last parenthesis.
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-        matches!(state, Some('T' | 't'))
+        match &self.place {
+            Place::Here(child) => is_stopped(child.id()),
+            Place::Elsewhere(remote) => remote.is_stopped(),
+        }
     }
 
     /// Ends it, whatever it does, and lets the kernel forget it.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use types::Rank;
 
+use super::deadlines::Deadlines;
 use super::hosts::Route;
 use crate::tcp::{ClusterKey, HandshakeError, Link, LinkEnd};
 
@@ -50,15 +51,16 @@ enum ReachError {
 }
 
 impl Remote {
-    /// Has `host` start `rank`, within `patience`.
-    pub fn start(host: &str, key: &ClusterKey, rank: Rank, patience: Duration) -> io::Result<(Self, Pipes)> {
+    /// Has `host` start `rank`.
+    pub fn start(host: &str, key: &ClusterKey, rank: Rank, deadlines: &Deadlines) -> io::Result<(Self, Pipes)> {
         let (requests, input) = pipe()?;
         let (output, replies) = pipe()?;
         let shared = Arc::new(Shared::default());
-        let (held, host, key, deadline) =
-            (Arc::clone(&shared), host.to_owned(), key.clone(), Instant::now() + patience);
+        let (held, host, key, silence) = (Arc::clone(&shared), host.to_owned(), key.clone(), deadlines.silent);
+        // The rest of the time is for its first answer.
+        let deadline = Instant::now() + deadlines.start / 2;
         thread::Builder::new().name(format!("link {}", rank.index())).spawn(move || {
-            let ending = match reach(&host, &key, rank, deadline) {
+            let ending = match reach(&host, &key, rank, silence, deadline) {
                 Ok((link, address)) => carry(link, address, requests, &replies, &held),
                 Err(error) => format!("it can not be reached: {}", told(&error)),
             };
@@ -71,6 +73,11 @@ impl Remote {
     /// Once it is connected.
     pub fn route(&self) -> Option<Route> {
         self.shared.lock().link.as_ref().map(|&(_, route)| route)
+    }
+
+    /// Whether its host says that it was stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.shared.lock().link.as_ref().is_some_and(|(end, _)| end.is_stopped())
     }
 
     /// Why nothing more comes from it, once nothing does.
@@ -101,10 +108,16 @@ impl Shared {
     }
 }
 
-fn reach(host: &str, key: &ClusterKey, rank: Rank, deadline: Instant) -> Result<(Link, SocketAddr), ReachError> {
+fn reach(
+    host: &str,
+    key: &ClusterKey,
+    rank: Rank,
+    silence: Duration,
+    deadline: Instant,
+) -> Result<(Link, SocketAddr), ReachError> {
     let mut failure = ReachError::Nameless;
     for address in host.to_socket_addrs().map_err(ReachError::Name)? {
-        match Link::connect(address, key, rank, deadline) {
+        match Link::connect(address, key, rank, silence, deadline) {
             Ok(link) => return Ok((link, address)),
             Err(source) => failure = ReachError::Handshake { address, source },
         }

@@ -190,8 +190,7 @@ impl Group {
     pub(super) fn launch(&mut self, index: usize) {
         let Member { rank, host, .. } = &self.members[index];
         let started = match (host, &self.config.hosts) {
-            // The time to greet is for both.
-            (Some(host), Some(hosts)) => Process::elsewhere(host, &hosts.key, *rank, self.config.deadlines.start / 2),
+            (Some(host), Some(hosts)) => Process::elsewhere(host, &hosts.key, *rank, &self.config.deadlines),
             _ => self.launcher.launch(*rank).and_then(Process::new),
         };
         match started {

@@ -23,6 +23,8 @@ pub const EMBEDDING_VALUES_MAX: usize = 1 << 20;
 pub const LOGIT_VALUES_MAX: usize = 10 << 20;
 /// Threads of one rank.
 pub const THREADS_MAX: usize = 1 << 12;
+/// Milliseconds of a wait.
+pub const WAIT_MS_MAX: usize = 1 << 28;
 /// Pages of K/V, and tokens of each.
 pub const PAGES_MAX: usize = 1 << 32;
 pub const PAGE_TOKENS_MAX: usize = 1 << 16;

@@ -9,7 +9,7 @@ use super::error::{ErrorKind, clean};
 use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX, RANKS_MAX};
 use super::output::Output;
 use super::plan::Plan;
-use super::seat::{Activations, Secret};
+use super::seat::{Activations, Patience, Secret};
 use super::session::{Capacity, Prefix, Stats};
 use super::share::Share;
 
@@ -133,6 +133,7 @@ messages! {
             /// Of this generation.
             key: Secret,
             encoding: Activations,
+            patience: Patience,
         },
         /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
         "load" => Load { id: u64, model_id: String, share: Share },

@@ -1,9 +1,13 @@
-//! What a seat in a group of several hosts takes: a secret that its ranks share, and how activations travel.
+//! What a seat in a group of several hosts takes: a secret that its ranks share, how activations travel, and how long ranks wait
+//! for each other.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
+
+use super::limits::{LimitError, WAIT_MS_MAX, count};
 
 /// The key of one generation's connections. In a line it is hexadecimal digits; it is shown nowhere else.
 #[derive(Clone, PartialEq, Eq)]
@@ -63,10 +67,49 @@ pub enum Activations {
     Q8,
 }
 
+/// How long a rank waits for those of other hosts, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Patience {
+    /// Until all are connected.
+    pub connect_ms: u64,
+    /// For one that is connected, within an exchange.
+    pub stall_ms: u64,
+    /// For any sign of life from a host.
+    pub silence_ms: u64,
+}
+
+impl Patience {
+    pub fn connect(&self) -> Result<Duration, LimitError> {
+        wait("connect_ms", self.connect_ms)
+    }
+
+    pub fn stall(&self) -> Result<Duration, LimitError> {
+        wait("stall_ms", self.stall_ms)
+    }
+
+    pub fn silence(&self) -> Result<Duration, LimitError> {
+        wait("silence_ms", self.silence_ms)
+    }
+}
+
+fn wait(what: &'static str, ms: u64) -> Result<Duration, LimitError> {
+    count(what, ms, WAIT_MS_MAX).map(|ms| Duration::from_millis(ms as u64))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wait_is_as_long_as_was_said_and_never_endless() {
+        let max = WAIT_MS_MAX as u64;
+        let patience = Patience { connect_ms: 1500, stall_ms: max + 1, silence_ms: u64::MAX };
+        assert_eq!(patience.connect(), Ok(Duration::from_millis(1500)));
+        let too_large = |what, found| Err(LimitError::TooLarge { what, found, max });
+        assert_eq!(patience.stall(), too_large("stall_ms", max + 1));
+        assert_eq!(patience.silence(), too_large("silence_ms", u64::MAX));
+    }
 
     #[test]
     fn a_secret_is_written_as_digits_and_never_shown() {

@@ -75,7 +75,7 @@ impl Mesh {
         if elements_max > ELEMENTS_MAX {
             return Err(ConnectError::TooLarge { elements_max });
         }
-        let wires = form(place, key, abort, deadline)?;
+        let wires = form(place, key, options.silence_deadline, abort, deadline)?;
         let mut mesh = Mesh::new(place.rank, options, abort.clone());
         abort.hold(wires);
         mesh.greet(deadline).map_err(|error| match error {
@@ -90,7 +90,13 @@ impl Mesh {
 type Found = Result<(Rank, Secured), ConnectError>;
 
 /// Wires to all other ranks, in their order.
-fn form(place: Place<'_>, key: &ClusterKey, abort: &TcpAbort, deadline: Instant) -> Result<Vec<Wire>, ConnectError> {
+fn form(
+    place: Place<'_>,
+    key: &ClusterKey,
+    silence: Duration,
+    abort: &TcpAbort,
+    deadline: Instant,
+) -> Result<Vec<Wire>, ConnectError> {
     let has_failed = AtomicBool::new(false);
     let is_over = || has_failed.load(Acquire) || abort.cause().is_some();
     let watch = &Watch::new(Some(deadline), &is_over);
@@ -101,7 +107,7 @@ fn form(place: Place<'_>, key: &ClusterKey, abort: &TcpAbort, deadline: Instant)
             let found = found.clone();
             scope.spawn(move || {
                 // Who gave up listening has an error to tell already.
-                let _ = found.send(reach(place, peer, key, watch).map(|secured| (peer, secured)));
+                let _ = found.send(reach(place, peer, key, silence, watch).map(|secured| (peer, secured)));
             });
         }
         if place.rank.index() + 1 < place.rank.world().get() {
@@ -135,9 +141,15 @@ fn form(place: Place<'_>, key: &ClusterKey, abort: &TcpAbort, deadline: Instant)
 }
 
 /// Calls `peer` until it accepts.
-fn reach(place: Place<'_>, peer: Rank, key: &ClusterKey, watch: &Watch<'_>) -> Result<Secured, ConnectError> {
+fn reach(
+    place: Place<'_>,
+    peer: Rank,
+    key: &ClusterKey,
+    silence: Duration,
+    watch: &Watch<'_>,
+) -> Result<Secured, ConnectError> {
     let address = place.addresses[peer.index()];
-    let hello = Hello { purpose: Purpose::Mesh, from: place.rank, to: peer, generation: place.generation };
+    let hello = Hello { purpose: Purpose::Mesh, from: place.rank, to: peer, generation: place.generation, silence };
     let mut reason = None;
     loop {
         let error = match dial(address, key, &hello, &watch.within(ATTEMPT)) {

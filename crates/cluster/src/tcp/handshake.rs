@@ -13,10 +13,10 @@ use super::noise::{
 };
 use super::watch::Watch;
 
-/// When the kernel begins to ask a silent host whether it is there, how often it asks, and how many times in vain.
-const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(2), 3);
-/// How long sent bytes may stay unacknowledged.
-const UNACKNOWLEDGED_MS: u32 = 10_000;
+/// How long a host may show no sign of life, at least and at most: the kernel asks in whole seconds, and waits for less than
+/// ten hours.
+pub const SILENCE_MIN: Duration = Duration::from_secs(1);
+pub const SILENCE_MAX: Duration = Duration::from_secs(60 * 60);
 
 const ACCEPTED: u8 = 0;
 /// The record of nothing.
@@ -53,7 +53,8 @@ pub(super) fn call(
     hello: &Hello,
     watch: &Watch<'_>,
 ) -> Result<Secured, HandshakeError> {
-    prepare(&stream)?;
+    stream.set_nodelay(true)?;
+    expect_life(&stream, hello.silence)?;
     let hello = hello.bytes();
     let mut handshake = Handshake::caller(key, &hello);
     watch.write_all(&stream, &[&hello[..], &handshake.write()].concat())?;
@@ -79,7 +80,7 @@ pub(super) fn answer<T>(
     watch: &Watch<'_>,
     admit: impl FnOnce(&Hello) -> Result<T, Refusal>,
 ) -> Result<(T, Secured), HandshakeError> {
-    prepare(&stream)?;
+    stream.set_nodelay(true)?;
     let (mut hello, mut message) = ([0; HELLO_BYTES], [0; HANDSHAKE_BYTES]);
     let refuse = |refusal: Refusal| {
         // It may have gone; then it needs no reason.
@@ -97,6 +98,7 @@ pub(super) fn answer<T>(
     watch.read_exact(&stream, &mut message)?;
     let mut handshake = Handshake::called(key, &hello);
     handshake.read(&message).map_err(|Forged| refuse(Refusal::Key))?;
+    expect_life(&stream, told.silence)?;
     let admitted = admit(&told).map_err(refuse)?;
     watch.write_all(&stream, &[&[ACCEPTED][..], &handshake.write()].concat())?;
     let (sealer, mut opener) = handshake.finish();
@@ -108,13 +110,54 @@ pub(super) fn answer<T>(
     }
 }
 
-/// Small messages go out at once, and a host that vanishes is noticed by the kernel.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    let (idle, interval, count) = KEEPALIVE;
-    stream.set_nodelay(true)?;
+/// Has the kernel give a connection up when the other host has vanished, about as long after its last sign of life.
+fn expect_life(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    let silence = silence.clamp(SILENCE_MIN, SILENCE_MAX);
+    // While nothing is sent it asks, first after half of that; how often in vain follows from the limit for unacknowledged bytes.
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, idle)?;
-    sockopt::set_tcp_keepintvl(stream, interval)?;
-    sockopt::set_tcp_keepcnt(stream, count)?;
-    Ok(sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED_MS)?)
+    sockopt::set_tcp_keepidle(stream, silence / 2)?;
+    sockopt::set_tcp_keepintvl(stream, silence / 5)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, silence.as_millis() as u32)?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use types::Rank;
+
+    use super::super::hello::Purpose;
+    use super::*;
+    use crate::shared_memory::Generation;
+
+    /// Unacknowledged milliseconds, and seconds to the first question, of both sides.
+    fn expected(silence: Duration) -> [(u32, u64); 2] {
+        let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (purpose, generation) = (Purpose::Link, Generation(0));
+        let hello = Hello { purpose, from: Rank::SOLO, to: Rank::SOLO, generation, silence };
+        let watch = Watch::new(None, &|| false);
+        let [caller, called] = thread::scope(|scope| {
+            let caller = scope.spawn(|| {
+                let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                call(stream, &key, &hello, &watch).unwrap()
+            });
+            let ((), called) = answer(listener.accept().unwrap().0, &key, &watch, |_| Ok(())).unwrap();
+            [caller.join().unwrap(), called]
+        });
+        [caller, called].map(|Secured { stream, .. }| {
+            assert!(sockopt::socket_keepalive(&stream).unwrap() && stream.nodelay().unwrap());
+            (sockopt::tcp_user_timeout(&stream).unwrap(), sockopt::tcp_keepidle(&stream).unwrap().as_secs())
+        })
+    }
+
+    #[test]
+    fn both_sides_expect_the_signs_of_life_that_the_caller_says() {
+        assert_eq!(expected(Duration::from_secs(10)), [(10_000, 5); 2]);
+        assert_eq!(expected(Duration::from_millis(2500)), [(2500, 2); 2]);
+        assert_eq!(expected(Duration::ZERO), [(1000, 1); 2]);
+        assert_eq!(expected(Duration::from_secs(1 << 20)), [(3_600_000, 1800); 2]);
+    }
 }

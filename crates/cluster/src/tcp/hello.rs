@@ -1,15 +1,16 @@
 //! `Hello`: what a caller wants, in clear, before the handshake that it is the prologue of; and how it can be refused.
 
 use std::fmt;
+use std::time::Duration;
 
 use types::{Rank, WorldSize};
 
 use crate::shared_memory::Generation;
 
 /// Changes with every change that an older build would misread.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
-pub(super) const HELLO_BYTES: usize = 21;
+pub(super) const HELLO_BYTES: usize = 25;
 
 const MAGIC: [u8; 8] = *b"consort\0";
 
@@ -29,6 +30,8 @@ pub(super) struct Hello {
     /// Who is called, of the same world. For a link: the rank to be started.
     pub to: Rank,
     pub generation: Generation,
+    /// How long either side may show no sign of life. Of whole milliseconds.
+    pub silence: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +54,9 @@ impl Hello {
         for (place, number) in [(11, self.from.world().get()), (13, self.from.index()), (15, self.to.index())] {
             bytes[place..place + 2].copy_from_slice(&(number as u16).to_le_bytes());
         }
-        bytes[17..].copy_from_slice(&self.generation.0.to_le_bytes());
+        let silence_ms = u32::try_from(self.silence.as_millis()).unwrap_or(u32::MAX);
+        bytes[17..21].copy_from_slice(&self.generation.0.to_le_bytes());
+        bytes[21..].copy_from_slice(&silence_ms.to_le_bytes());
         bytes
     }
 
@@ -70,8 +75,9 @@ impl Hello {
         };
         let rank = |place| WorldSize::new(number(11)).and_then(|world| world.rank(number(place)));
         let (Some(from), Some(to)) = (rank(13), rank(15)) else { return Err(HelloError::Stranger) };
-        let generation = Generation(u32::from_le_bytes([bytes[17], bytes[18], bytes[19], bytes[20]]));
-        Ok(Self { purpose, from, to, generation })
+        let word = |place: usize| u32::from(number(place)) | u32::from(number(place + 2)) << 16;
+        let (generation, silence) = (Generation(word(17)), Duration::from_millis(word(21).into()));
+        Ok(Self { purpose, from, to, generation, silence })
     }
 }
 
@@ -139,11 +145,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_hello_is_read_as_it_was_written(world in 1_u16.., from: u16, to: u16, generation: u32, is_link: bool) {
+        fn a_hello_is_read_as_it_was_written(
+            world in 1_u16.., from: u16, to: u16, generation: u32, silence_ms: u32, is_link: bool,
+        ) {
             let world = WorldSize::new(world).unwrap();
             let rank = |index: u16| world.rank(index % world.get() as u16).unwrap();
             let purpose = if is_link { Purpose::Link } else { Purpose::Mesh };
-            let hello = Hello { purpose, from: rank(from), to: rank(to), generation: Generation(generation) };
+            let (generation, silence) = (Generation(generation), Duration::from_millis(silence_ms.into()));
+            let hello = Hello { purpose, from: rank(from), to: rank(to), generation, silence };
             prop_assert_eq!(Hello::parse(&hello.bytes()), Ok(hello));
         }
 
@@ -152,7 +161,7 @@ mod tests {
             let mut whole = [0; HELLO_BYTES];
             whole[8..].copy_from_slice(&bytes);
             if is_ours {
-                whole[..11].copy_from_slice(b"consort\0\x01\x00\x01");
+                whole[..11].copy_from_slice(b"consort\0\x02\x00\x01");
             }
             if let Ok(hello) = Hello::parse(&whole) {
                 prop_assert_eq!(hello.bytes(), whole);

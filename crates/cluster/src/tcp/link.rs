@@ -1,25 +1,33 @@
 //! `Link`: the bytes between a supervisor and a rank on another host, for the line protocol to run on. They come as they
-//! were written, or an error does: an end that the other side did not declare is an error too.
+//! were written, or an error does: an end that the other side did not declare is an error too. Between them the host tells how the rank
+//! is, which the supervisor reads beside the bytes.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use types::Rank;
 
 use super::connect::dial;
-use super::handshake::{HandshakeError, Secured};
+use super::handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, Secured};
 use super::hello::{Hello, Purpose};
 use super::key::ClusterKey;
 use super::noise::{LENGTH_BYTES, Opener, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, Sealer};
-use super::watch::Watch;
+use super::watch::{Watch, is_passing};
 use crate::shared_memory::Generation;
 
 /// How long a write waits for a reader that takes nothing.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What a record is, by its first byte. One of no byte at all declares the end.
+const BYTES: u8 = 0;
+const RUNS: u8 = 1;
+const STOPPED: u8 = 2;
 
 /// Dropped, it is closed.
 #[derive(Debug)]
@@ -37,20 +45,29 @@ pub struct LinkReader {
     /// What of `plain` has not been read.
     unread: Range<usize>,
     is_over: bool,
+    is_stopped: Arc<AtomicBool>,
 }
 
 /// A record a write.
 pub struct LinkWriter {
     stream: Arc<TcpStream>,
     sealer: Sealer,
+    plain: Vec<u8>,
     record: Box<[u8; RECORD_BYTES_MAX]>,
+    is_finished: bool,
 }
 
-/// Closes a link, from any thread: both halves then fail.
+/// Closes a link, from any thread: both halves then fail. Knows what has been read of the rank at the other end.
 #[derive(Clone, Debug)]
 pub struct LinkEnd {
     stream: Arc<TcpStream>,
+    is_stopped: Arc<AtomicBool>,
 }
+
+/// In place of what the system says.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing came from it for {0:?}")]
+struct Silent(Duration);
 
 /// Without the bytes that it carries, here and below.
 impl fmt::Debug for LinkReader {
@@ -66,16 +83,21 @@ impl fmt::Debug for LinkWriter {
 }
 
 impl Link {
-    /// Has the host at `address` start `rank`, and connects to it.
+    /// Has the host at `address` start `rank`, and connects to it. From then on reading fails when the host shows no sign of life for
+    /// `silence`, which is from [`SILENCE_MIN`] to [`SILENCE_MAX`].
     pub fn connect(
         address: SocketAddr,
         key: &ClusterKey,
         rank: Rank,
+        silence: Duration,
         deadline: Instant,
     ) -> Result<Self, HandshakeError> {
-        let hello = Hello { purpose: Purpose::Link, from: rank, to: rank, generation: Generation(0) };
+        let silence = silence.clamp(SILENCE_MIN, SILENCE_MAX);
+        let hello = Hello { purpose: Purpose::Link, from: rank, to: rank, generation: Generation(0), silence };
         let secured = dial(address, key, &hello, &Watch::new(Some(deadline), &|| false))?;
-        Ok(Self::new(secured)?)
+        let link = Self::new(secured)?;
+        link.reader.stream.set_read_timeout(Some(silence))?;
+        Ok(link)
     }
 
     pub(super) fn new(secured: Secured) -> io::Result<Self> {
@@ -90,13 +112,16 @@ impl Link {
             plain: vec![0; RECORD_BYTES_MAX].into(),
             unread: 0..0,
             is_over: false,
+            is_stopped: Arc::default(),
         };
-        Ok(Self { reader, writer: LinkWriter { stream, sealer, record: Box::new([0; RECORD_BYTES_MAX]) } })
+        let record = Box::new([0; RECORD_BYTES_MAX]);
+        Ok(Self { reader, writer: LinkWriter { stream, sealer, plain: Vec::new(), record, is_finished: false } })
     }
 
     /// The halves close nothing when they are dropped; the end does when it is told to.
     pub fn split(self) -> (LinkReader, LinkWriter, LinkEnd) {
-        let end = LinkEnd { stream: Arc::clone(&self.writer.stream) };
+        let (stream, is_stopped) = (Arc::clone(&self.writer.stream), Arc::clone(&self.reader.is_stopped));
+        let end = LinkEnd { stream, is_stopped };
         (self.reader, self.writer, end)
     }
 }
@@ -104,6 +129,11 @@ impl Link {
 impl LinkEnd {
     pub fn close(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether the host said last that the rank was stopped, as by SIGSTOP.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Acquire)
     }
 
     /// Of this side.
@@ -117,14 +147,26 @@ impl LinkEnd {
 }
 
 impl LinkWriter {
-    /// Declares the end: what was written is all.
-    pub fn finish(mut self) -> io::Result<()> {
-        self.write_record(&[])?;
+    /// Declares the end: what was written is all, and nothing can be written any more.
+    pub fn finish(&mut self) -> io::Result<()> {
+        self.plain.clear();
+        self.write_record()?;
+        self.is_finished = true;
         self.stream.shutdown(Shutdown::Write)
     }
 
-    fn write_record(&mut self, plain: &[u8]) -> io::Result<()> {
-        let bytes = self.sealer.seal(plain, &mut self.record);
+    /// Tells that this host is there, and how the rank is.
+    pub(super) fn tell(&mut self, is_stopped: bool) -> io::Result<()> {
+        self.plain.clear();
+        self.plain.push(if is_stopped { STOPPED } else { RUNS });
+        self.write_record()
+    }
+
+    fn write_record(&mut self) -> io::Result<()> {
+        if self.is_finished {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        let bytes = self.sealer.seal(&self.plain, &mut self.record);
         let written = (&*self.stream).write_all(&self.record[..bytes]);
         if written.is_err() {
             // Half a record may be out: nothing can follow it.
@@ -136,11 +178,14 @@ impl LinkWriter {
 
 impl Write for LinkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let plain = &bytes[..bytes.len().min(PLAIN_BYTES_MAX)];
-        if !plain.is_empty() {
-            self.write_record(plain)?;
+        let piece = &bytes[..bytes.len().min(PLAIN_BYTES_MAX - 1)];
+        if !piece.is_empty() {
+            self.plain.clear();
+            self.plain.push(BYTES);
+            self.plain.extend_from_slice(piece);
+            self.write_record()?;
         }
-        Ok(plain.len())
+        Ok(piece.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -151,22 +196,33 @@ impl Write for LinkWriter {
 impl LinkReader {
     /// Opens the next record into `plain`.
     fn fill(&mut self) -> io::Result<()> {
-        let mut stream = &*self.stream;
         let mut length = [0; LENGTH_BYTES];
-        stream.read_exact(&mut length)?;
+        read_exact(&self.stream, &mut length)?;
         let message = &mut self.message[..usize::from(u16::from_le_bytes(length))];
-        stream.read_exact(message)?;
+        read_exact(&self.stream, message)?;
         let opened = self.opener.open(message, &mut self.plain);
         let bytes = opened.map_err(|forged| io::Error::new(ErrorKind::InvalidData, forged))?;
-        self.unread = 0..bytes;
-        self.is_over = bytes == 0;
+        match self.plain[..bytes].first() {
+            None => self.is_over = true,
+            Some(&BYTES) => self.unread = 1..bytes,
+            Some(&RUNS) => self.is_stopped.store(false, Release),
+            Some(&STOPPED) => self.is_stopped.store(true, Release),
+            Some(_) => return Err(ErrorKind::InvalidData.into()),
+        }
         Ok(())
     }
 }
 
+fn read_exact(mut stream: &TcpStream, bytes: &mut [u8]) -> io::Result<()> {
+    stream.read_exact(bytes).map_err(|error| match stream.read_timeout() {
+        Ok(Some(silence)) if is_passing(&error) => io::Error::new(ErrorKind::TimedOut, Silent(silence)),
+        _ => error,
+    })
+}
+
 impl Read for LinkReader {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.unread.is_empty() && !self.is_over && !bytes.is_empty() {
+        while self.unread.is_empty() && !self.is_over && !bytes.is_empty() {
             self.fill().inspect_err(|_| self.is_over = true)?;
         }
         let count = bytes.len().min(self.unread.len());

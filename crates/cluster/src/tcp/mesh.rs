@@ -66,7 +66,7 @@ impl From<MeshError> for CollectiveError {
     }
 }
 
-/// What all ranks of a mesh agree on, except for the deadline.
+/// What all ranks of a mesh agree on, except for the deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshOptions {
     /// The most elements (rows times columns) of one exchange.
@@ -76,6 +76,9 @@ pub struct MeshOptions {
     /// How long an exchange waits for bytes from a rank that is connected. Ranks wait for each other's work: it has to
     /// be longer than the slowest step may take.
     pub stall_deadline: Duration,
+    /// How long the host of a rank may show no sign of life: about that, from [`SILENCE_MIN`](super::SILENCE_MIN) to
+    /// [`SILENCE_MAX`](super::SILENCE_MAX).
+    pub silence_deadline: Duration,
 }
 
 /// All ranks call the same operations in the same order. After an error, what the slices hold is undefined. Dropped, a

@@ -1,12 +1,15 @@
 //! The host of ranks that supervisors elsewhere drive: who has the key gets a rank process, with its lines at the other end
-//! of the link. Neither outlives the other.
+//! of the link. Neither outlives the other, and the supervisor is told if the process is stopped.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::info;
@@ -16,16 +19,22 @@ use super::door;
 use super::handshake;
 use super::hello::{Hello, Purpose, Refusal};
 use super::key::ClusterKey;
-use super::link::{Link, LinkEnd};
+use super::link::{Link, LinkEnd, LinkWriter};
 use super::watch::{POLL_TICK, Watch};
+use crate::stopped::is_stopped;
 
 /// Ranks that one host runs at once.
 pub const RANKS_MAX: usize = 64;
+
+/// How often a supervisor is told that the host is there, and how the rank is. It is several times in the shortest
+/// [silence](super::SILENCE_MIN).
+const BEAT: Duration = Duration::from_millis(250);
 
 const PUMP_BYTES: usize = 1 << 16;
 
 /// A rank process that was started.
 pub struct RankProcess {
+    pub pid: u32,
     pub stdin: Box<dyn Write + Send>,
     pub stdout: Box<dyn Read + Send>,
     /// Ends it, if it still runs, and reaps it. Called once the link or the process has ended.
@@ -90,8 +99,10 @@ impl Drop for Seat<'_> {
 
 /// Carries bytes both ways until one side ends; then ends the other.
 fn attend(link: Link, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync)) {
-    let RankProcess { mut stdin, mut stdout, kill } = process;
-    let (mut reader, mut writer, end) = link.split();
+    let RankProcess { pid, mut stdin, mut stdout, kill } = process;
+    let (mut reader, writer, end) = link.split();
+    let writer = &Mutex::new(writer);
+    let (running, over) = channel::<()>();
     let has_ended = &AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -99,17 +110,42 @@ fn attend(link: Link, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync))
             has_ended.store(true, Release);
         });
         scope.spawn(move || {
-            if pump(&mut stdout, &mut writer) {
+            if pump(&mut stdout, &mut Shared(writer)) {
                 // If the supervisor has gone there is nobody to tell.
-                let _ = writer.finish();
+                let _ = lock(writer).finish();
             }
             has_ended.store(true, Release);
+        });
+        scope.spawn(move || {
+            while over.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
+                if lock(writer).tell(is_stopped(pid)).is_err() {
+                    break;
+                }
+            }
         });
         // A pump that is stuck on one side does not see the other side end.
         while !has_ended.load(Acquire) && !is_over() && !is_hung_up(end.stream()) {}
         kill();
         LinkEnd::close(&end);
+        drop(running);
     });
+}
+
+/// The link's writer, which several threads have.
+struct Shared<'a>(&'a Mutex<LinkWriter>);
+
+impl Write for Shared<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        lock(self.0).flush()
+    }
+}
+
+fn lock(writer: &Mutex<LinkWriter>) -> MutexGuard<'_, LinkWriter> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Carries bytes until either end is. Whether it was that of the input.

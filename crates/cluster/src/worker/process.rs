@@ -163,9 +163,9 @@ impl Process {
                 Ok(Reply::AttachOk { id })
             }
             Request::Listen { id, host } => self.listen(id, host),
-            Request::Join { id, world_size, rank, generation, addresses, key, encoding } => {
+            Request::Join { id, world_size, rank, generation, addresses, key, encoding, patience } => {
                 self.check_place(world_size, rank)?;
-                self.join(Generation(generation), &addresses, &key, encoding)?;
+                self.join(Generation(generation), &addresses, &key, encoding, patience)?;
                 Ok(Reply::AttachOk { id })
             }
             Request::Load { id, model_id, share } => self.load(id, model_id, share),

@@ -149,7 +149,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
         // Silent ones, one that speaks something else, one that begins well: more than there is room for.
         let mut strangers: Vec<_> = (0..GUESTS_MAX + 8).map(|_| stranger(address, b"")).collect();
         strangers.push(stranger(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
-        strangers.push(stranger(address, b"consort\0\x01\x00\x01\x02\x00\x01\x00"));
+        strangers.push(stranger(address, b"consort\0\x02\x00\x01\x02\x00\x01\x00"));
         strangers.push(stranger(address, &[0xff; 5000]));
         each(group.meshes(OPTIONS), |mesh| mesh.all_reduce(&mut [1.0; 4]).unwrap());
         for mut stranger in strangers {
@@ -173,7 +173,7 @@ fn a_recorded_call_played_again_takes_no_place() {
                 let place = Place { addresses: &addresses, ..group.place(1) };
                 Mesh::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
             });
-            let mut recorded = [0; 69];
+            let mut recorded = [0; 73];
             ear.accept().unwrap().0.read_exact(&mut recorded).unwrap();
             recorded
         });

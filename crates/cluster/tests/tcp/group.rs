@@ -13,7 +13,8 @@ pub const LONG: Duration = Duration::from_secs(120);
 /// For what has to end by a deadline.
 pub const SHORT: Duration = Duration::from_millis(700);
 
-pub const OPTIONS: MeshOptions = MeshOptions { elements_max: 1 << 20, encoding: Encoding::F32, stall_deadline: LONG };
+pub const OPTIONS: MeshOptions =
+    MeshOptions { elements_max: 1 << 20, encoding: Encoding::F32, stall_deadline: LONG, silence_deadline: LONG };
 
 pub fn key() -> ClusterKey {
     ClusterKey::from_passphrase("the key of all tests").unwrap()

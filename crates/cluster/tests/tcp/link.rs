@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use cluster::protocol::{Lines, Reply, Request, Writer};
 use cluster::tcp::{
-    ClusterKey, HandshakeError, Link, LinkEnd, LinkReader, LinkWriter, RANKS_MAX, RankProcess, Refusal, serve_ranks,
+    ClusterKey, HandshakeError, Link, LinkEnd, LinkReader, LinkWriter, RANKS_MAX, RankProcess, Refusal, SILENCE_MIN,
+    serve_ranks,
 };
 use types::{Rank, WorldSize};
 
@@ -26,6 +27,10 @@ fn rank() -> Rank {
 
 /// Serves ranks, each a process that `command` gives, while `test` runs. Tells of each end of a process.
 fn served(command: impl Fn(Rank) -> Command + Sync, test: impl FnOnce(SocketAddr, Receiver<()>)) {
+    served_by(|rank, ended| process(command(rank), ended), test);
+}
+
+fn served_by(start: impl Fn(Rank, Sender<()>) -> RankProcess + Sync, test: impl FnOnce(SocketAddr, Receiver<()>)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let is_over = AtomicBool::new(false);
@@ -33,7 +38,7 @@ fn served(command: impl Fn(Rank) -> Command + Sync, test: impl FnOnce(SocketAddr
     let ended = Mutex::new(ended);
     thread::scope(|scope| {
         let server = scope.spawn(|| {
-            let spawn = |rank| Ok(process(command(rank), ended.lock().unwrap().clone()));
+            let spawn = |rank| Ok(start(rank, ended.lock().unwrap().clone()));
             serve_ranks(&listener, &key(), spawn, || is_over.load(SeqCst)).unwrap();
         });
         // Also when the test fails.
@@ -53,11 +58,12 @@ fn served(command: impl Fn(Rank) -> Command + Sync, test: impl FnOnce(SocketAddr
 fn process(mut command: Command, ended: Sender<()>) -> RankProcess {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let pid = child.id();
     let kill = move || {
         end(&mut child);
         let _ = ended.send(());
     };
-    RankProcess { stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) }
+    RankProcess { pid, stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) }
 }
 
 fn end(child: &mut Child) {
@@ -70,7 +76,7 @@ fn cat(_: Rank) -> Command {
 }
 
 fn connect(address: SocketAddr) -> Result<Link, HandshakeError> {
-    Link::connect(address, &key(), rank(), Instant::now() + LONG)
+    Link::connect(address, &key(), rank(), LONG, Instant::now() + LONG)
 }
 
 /// That a rank which echoes runs behind a link: until then many strangers can drive the caller from the door.
@@ -204,7 +210,7 @@ fn another_key_and_another_purpose_are_refused() {
     watched(|| {
         served(cat, |address, _| {
             let other = ClusterKey::from_passphrase("another passphrase").unwrap();
-            let refused = Link::connect(address, &other, rank(), Instant::now() + LONG).unwrap_err();
+            let refused = Link::connect(address, &other, rank(), LONG, Instant::now() + LONG).unwrap_err();
             assert!(matches!(refused, HandshakeError::Refused(Refusal::Key)), "{refused}");
             let mut group = Group::new(2);
             group.addresses[0] = address;
@@ -216,10 +222,67 @@ fn another_key_and_another_purpose_are_refused() {
 }
 
 #[test]
+fn a_rank_that_is_stopped_is_known_to_be_until_it_goes_on() {
+    watched(|| {
+        let (started, pids) = channel();
+        let started = Mutex::new(started);
+        let start = |rank, ended| {
+            let process = process(cat(rank), ended);
+            started.lock().unwrap().send(process.pid).unwrap();
+            process
+        };
+        served_by(start, |address, ends| {
+            let (mut reader, mut writer, end) = connect(address).unwrap().split();
+            let pid = pids.recv().unwrap();
+            let reading = thread::spawn(move || {
+                let mut said = [0; 4];
+                reader.read_exact(&mut said).map(|()| said).unwrap()
+            });
+            for signal in ["STOP", "CONT", "STOP", "CONT"] {
+                assert!(
+                    Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap().success()
+                );
+                while end.is_stopped() != (signal == "STOP") {
+                    thread::yield_now();
+                }
+            }
+            writer.write_all(b"word").unwrap();
+            assert_eq!(&reading.join().unwrap(), b"word", "what is told of it is not among what it says");
+            end.close();
+            ends.recv_timeout(LONG).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_host_that_shows_no_sign_of_life_is_given_up_and_one_whose_rank_is_merely_silent_is_not() {
+    watched(|| {
+        served(cat, |address, _| {
+            let connect = |address| Link::connect(address, &key(), rank(), SILENCE_MIN, Instant::now() + LONG).unwrap();
+            // The handshake comes through, and nothing else.
+            let (mut reader, ..) = connect(proxy(address, Mischief::None, Mischief::Hold(49))).split();
+            let error = reader.read(&mut [0]).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.to_string().as_str()),
+                (io::ErrorKind::TimedOut, "nothing came from it for 1s")
+            );
+
+            let (mut reader, mut writer, end) = connect(address).split();
+            let reading = thread::spawn(move || reader.read(&mut [0]).unwrap());
+            thread::sleep(2 * SILENCE_MIN);
+            writer.write_all(b"?").unwrap();
+            assert_eq!(reading.join().unwrap(), 1);
+            end.close();
+        });
+    });
+}
+
+#[test]
 fn a_host_that_does_not_answer_is_given_up_at_the_deadline() {
     watched(|| {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let error = Link::connect(silent.local_addr().unwrap(), &key(), rank(), Instant::now() + SHORT).unwrap_err();
+        let address = silent.local_addr().unwrap();
+        let error = Link::connect(address, &key(), rank(), LONG, Instant::now() + SHORT).unwrap_err();
         assert!(matches!(error, HandshakeError::Io(ref error) if error.kind() == io::ErrorKind::TimedOut), "{error}");
     });
 }
@@ -227,12 +290,14 @@ fn a_host_that_does_not_answer_is_given_up_at_the_deadline() {
 /// What arrives of a line that a rank says, after mischief on its way.
 fn said(back: Mischief) -> (Vec<u8>, Option<io::ErrorKind>) {
     let found = Arc::new(Mutex::new((Vec::new(), None)));
-    let echo = |_| {
-        let mut command = Command::new("echo");
-        command.arg("a line");
-        command
+    // No process: the line has been said before the host tells anything itself.
+    let line = |_, _| RankProcess {
+        pid: std::process::id(),
+        stdin: Box::new(io::sink()),
+        stdout: Box::new(io::Cursor::new("a line\n")),
+        kill: Box::new(|| {}),
     };
-    served(echo, |address, _| {
+    served_by(line, |address, _| {
         let (mut reader, ..) = connect(proxy(address, Mischief::None, back)).unwrap().split();
         let mut said = Vec::new();
         let error = reader.read_to_end(&mut said).err().map(|error| error.kind());
@@ -245,7 +310,7 @@ fn said(back: Mischief) -> (Vec<u8>, Option<io::ErrorKind>) {
 fn a_line_that_was_altered_or_cut_is_an_error() {
     watched(|| {
         // The handshake, the line's record, and the record of the end.
-        let (line, end) = (49, 49 + 2 + 7 + 16);
+        let (line, end) = (49, 49 + 2 + 8 + 16);
         assert_eq!(said(Mischief::None), (b"a line\n".to_vec(), None));
         assert_eq!(said(Mischief::Flip(line + 4)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
         assert_eq!(said(Mischief::Flip(line + 20)), (Vec::new(), Some(io::ErrorKind::InvalidData)));

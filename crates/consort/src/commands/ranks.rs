@@ -70,5 +70,5 @@ fn spawn(rank: Rank, threads_max: usize) -> io::Result<RankProcess> {
         let ended = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         info!(%rank, pid, "rank ended: {ended}");
     };
-    Ok(RankProcess { stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) })
+    Ok(RankProcess { pid, stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) })
 }

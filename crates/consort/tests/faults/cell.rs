@@ -128,21 +128,10 @@ impl Cell {
             share,
             limits: LIMITS,
             vocab: checkpoint.description().vocab,
-            deadlines: self.deadlines(),
+            deadlines: deadlines(),
             hosts: None,
             environment: vec![("CONSORT_FAULT".to_owned(), fault), ("CONSORT_LOG".to_owned(), "off".to_owned())],
         }
-    }
-
-    fn deadlines(self) -> Deadlines {
-        let common =
-            Deadlines { stopped: Duration::from_millis(300), shutdown: Duration::from_secs(1), ..Deadlines::default() };
-        if !(self.elsewhere && self.deed == "stop") {
-            return common;
-        }
-        // Nobody sees that a process of another host is stopped: its time has to run out.
-        let short = Duration::from_secs(5);
-        Deadlines { start: short, load: short, session: short, step: short, drain: short / 2, ..common }
     }
 
     /// A fault of an idle rank happens by itself, a moment after the last request has ended.
@@ -205,6 +194,10 @@ impl EventSink for Sink {
 
 fn prompt(index: usize) -> Vec<TokenId> {
     (0..PROMPT_TOKENS).map(|place| TokenId(((place * 7 + index * 31) % 200 + 1) as u32)).collect()
+}
+
+fn deadlines() -> Deadlines {
+    Deadlines { stopped: Duration::from_millis(300), shutdown: Duration::from_secs(1), ..Deadlines::default() }
 }
 
 fn load_options() -> LoadOptions {

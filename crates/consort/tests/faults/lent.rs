@@ -49,9 +49,10 @@ fn process(rank: Rank, environment: &[(String, String)]) -> RankProcess {
     command.envs(environment.iter().cloned()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let pid = child.id();
     let kill = move || {
         let _ = child.kill();
         child.wait().unwrap();
     };
-    RankProcess { stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) }
+    RankProcess { pid, stdin: Box::new(stdin), stdout: Box::new(stdout), kill: Box::new(kill) }
 }

@@ -65,6 +65,17 @@ impl Begun {
     }
 }
 
+/// Until the server tells of a loss in these words.
+fn wait_for_loss(server: &Server, words: &str) {
+    loop {
+        let ready = server.ask("GET /ready", "");
+        if ready.starts_with("HTTP/1.1 503") && ready.contains(words) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn refused(output: &Output) -> String {
     assert!(!output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
     text(&output.stderr)
@@ -189,6 +200,51 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_killed() {
     });
 }
 
+/// Deadlines that pass long after the watchdog has ended a test: what is found is not found by them.
+const NEVER: &str = "load=3600,session=3600,step=3600,drain=3600";
+
+#[test]
+fn an_answer_goes_on_when_a_rank_elsewhere_is_stopped() {
+    watched(|| {
+        let hosts = [Host::start(), Host::start()];
+        let deadlines = format!("{NEVER},stopped=0.5,silent=3600");
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
+        let server = Server::start(&options);
+        let (whole, own) = (whole_answer(&server), server.ranks());
+        let stop = |host: &Host| {
+            let rank = host.ranks()[0];
+            kill("STOP", rank);
+            while !is_gone(rank) {
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let stream = begun_answer(&server);
+        stop(&hosts[1]);
+        assert_eq!(stream.rest(), whole);
+        server.wait_until_ready();
+        // Nobody asks for anything.
+        stop(&hosts[0]);
+        assert_eq!(whole_answer(&server), whole);
+        assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+    });
+}
+
+#[test]
+fn a_host_whose_program_is_stopped_is_lost_until_it_goes_on() {
+    watched(|| {
+        let hosts = [Host::start()];
+        let deadlines = format!("{NEVER},silent=1");
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
+        let server = Server::start(&options);
+        let whole = whole_answer(&server);
+        let stream = begun_answer(&server);
+        kill("STOP", hosts[0].child.id());
+        wait_for_loss(&server, "nothing came from it for 1s");
+        kill("CONT", hosts[0].child.id());
+        assert_eq!(stream.rest(), whole);
+    });
+}
+
 #[test]
 fn no_rank_outlives_its_supervisor_or_its_host() {
     watched(|| {
@@ -227,14 +283,14 @@ fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
         let Some(network) = Network::new(2) else { return };
         let hosts = network.hosts();
         network.within(0, || {
-            let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+            let deadlines = format!("{NEVER},silent=2");
+            let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
+            let server = Server::start(&options);
             let whole = whole_answer(&server);
             let own = server.ranks();
             let stream = begun_answer(&server);
             network.unplug(1);
-            while server.ask("GET /ready", "").starts_with("HTTP/1.1 200") {
-                thread::sleep(Duration::from_millis(50));
-            }
+            wait_for_loss(&server, "nothing came from it for 2s");
             network.plug(1);
             assert_eq!(stream.rest(), whole);
             assert_eq!(server.ranks(), own, "the rank here keeps its weights");

@@ -16,13 +16,12 @@ use types::WorldSize;
 
 use super::{Process, count};
 use crate::EXCHANGE_ELEMENTS_MAX;
-use crate::protocol::seat::{Activations, Secret};
+use crate::protocol::seat::{Activations, Patience, Secret};
 use crate::protocol::{ErrorKind, Reply};
 use crate::shared_memory::{Generation, GroupLimits, Segment};
 use crate::tcp::{ClusterKey, Mesh, MeshOptions, Place};
 use crate::worker::refusal::Refusal;
 use crate::worker::rendezvous::Rendezvous;
-use crate::worker::{JOIN_DEADLINE, STALL_DEADLINE};
 
 impl Process {
     /// That a leader takes this rank for what it is.
@@ -59,6 +58,7 @@ impl Process {
         addresses: &[SocketAddr],
         key: &Secret,
         encoding: Activations,
+        patience: Patience,
     ) -> Result<(), Refusal> {
         // The port is closed when all are connected, or can not be.
         let unasked = || Refusal::new(ErrorKind::BadRequest, "`listen` comes before `join`");
@@ -67,9 +67,10 @@ impl Process {
         let options = MeshOptions {
             elements_max: EXCHANGE_ELEMENTS_MAX,
             encoding: encoding.into(),
-            stall_deadline: STALL_DEADLINE,
+            stall_deadline: patience.stall()?,
+            silence_deadline: patience.silence()?,
         };
-        let (key, deadline) = (ClusterKey::of(key), Instant::now() + JOIN_DEADLINE);
+        let (key, deadline) = (ClusterKey::of(key), Instant::now() + patience.connect()?);
         let connected = self.link.connect(generation, |abort| Mesh::connect(place, &key, options, abort, deadline));
         self.forget_sessions();
         connected?;
