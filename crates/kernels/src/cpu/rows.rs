@@ -146,22 +146,6 @@ pub(super) fn gate(level: Level, out: &mut [f32], gate: &[f32], up: &[f32], acti
     at_level!(level, gate_row(out, gate, up, activation));
 }
 
-/// The same of 16 lanes, for kernels that have them in registers.
-///
-/// # Safety
-/// The CPU has AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn gate_lanes(
-    gate: std::arch::x86_64::__m512,
-    up: std::arch::x86_64::__m512,
-    activation: Activation,
-) -> std::arch::x86_64::__m512 {
-    // SAFETY: passed on.
-    unsafe { avx512::gate_vector(gate, up, activation) }
-}
-
 /// `x += y`.
 pub(super) fn add_to(level: Level, x: &mut [f32], y: &[f32]) {
     at_level!(level, add_row(x, y));

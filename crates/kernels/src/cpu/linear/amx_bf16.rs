@@ -1,34 +1,36 @@
 //! bf16 tile kernels: for bf16 weights, and for the prompt rows of quantised weights.
 //!
-//! Four tiles of sums stay in the tile unit while inputs pass by. For bf16 weights they are two panels by the high and the low part
-//! of 16 rows, which are added at the end. Prompt rows are rounded to bf16, and their four tiles are four panels: a superblock
-//! of these is unpacked to bf16, which fills most of the first-level cache, and all rows pass by it. That costs as much as
-//! multiplying some 80 rows; int8 tiles would have to come back for scales after every 32 inputs of every row.
+//! Four tiles of sums stay in the tile unit while all inputs pass by. For bf16 weights they are two panels by the high and the low
+//! part of 16 rows, which are added at the end. Prompt rows are rounded to bf16, and their four tiles are two panels by 32 rows: so
+//! each load serves two products. That counts most when another program shares the core, for then loads and products take
+//! turns, and a load costs nearly as much as a product. As many panels as the second-level cache holds are unpacked to bf16, and all
+//! rows pass by them.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, TILE, round_bf16};
 use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Segment};
-use super::super::rows::gate_lanes;
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Lines, PANELS_AT_ONCE, batches, tile_store, tile_zero};
 use super::unpack_bf16::{TILE_BYTES, unpack_panel};
 use super::{Inputs, Output};
 use crate::Activation;
 
-/// Panels that are worked on together.
-const PANELS: usize = 4;
-/// Row tiles that pass by an unpacked superblock.
-const TILES_AT_ONCE: usize = 32;
-/// Rounded activations that stay in the second-level cache while the panels of a chunk pass by.
-const ACTIVATION_BYTES: usize = 1536 * 1024;
-/// How far ahead of their use activations are asked for.
-const AHEAD: usize = 2 * TILE_BYTES;
-/// Bytes of one panel's superblock, unpacked.
-const UNPACKED: usize = GROUPS_PER_SUPER * TILE_BYTES;
+/// Tiles of sums.
+const SUMS: usize = 4;
+/// Unpacked weights that stay in the second-level cache while all rows pass by.
+const UNPACKED_BYTES: usize = 768 * 1024;
+/// How far ahead of their use unpacked weights are asked for.
+const AHEAD: usize = TILE_BYTES;
+
+thread_local! {
+    /// Unpacked panels, one after the other. A thread keeps its memory from call to call.
+    static UNPACKED: RefCell<Vec<Lines<{ TILE_BYTES / LINE }>>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Multiplies prompt rows, rounded to bf16, with quantised weights, unpacked to bf16.
 ///
@@ -36,32 +38,31 @@ const UNPACKED: usize = GROUPS_PER_SUPER * TILE_BYTES;
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn rounded(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    let fours = panels.clone().step_by(PANELS).map(|first| {
-        let count = PANELS.min(panels.end - first);
-        (std::array::from_fn(|p| (segment, first + p.min(count - 1))), count)
-    });
+    let pair = |pair: usize| {
+        let first = panels.start + 2 * pair;
+        [(segment, first), (segment, (first + 1).min(panels.end - 1))]
+    };
     // SAFETY: passed on.
-    unsafe { pass(fours, inputs, Target::Rows(out)) };
+    unsafe { pass(panels.len().div_ceil(2), pair, inputs, &Target::Rows(out)) };
 }
 
 /// The same for a stack of gate and up projection, whose products are gated and rounded at once: they go to `out` as the activations
-/// of the next linear layer, two panels of each being one of its groups.
+/// of the next linear layer.
 ///
 /// # Safety
-/// As for [`rounded`]; `pairs` are pairs of panels of both segments, whole ones; `out` has room for the rows and nobody else
-/// writes these groups.
+/// As for [`rounded`]; `panels` are panels of both segments, whole ones; `out` has room for the rows and nobody else
+/// writes these columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn gated(
     [gate, up]: [&Segment; 2],
-    pairs: Range<usize>,
+    panels: Range<usize>,
     inputs: &Inputs<'_>,
     activation: Activation,
     out: RoundedOutput,
 ) {
-    let fours =
-        pairs.map(|pair| ([(gate, 2 * pair), (gate, 2 * pair + 1), (up, 2 * pair), (up, 2 * pair + 1)], PANELS));
+    let pair = |pair: usize| [(gate, panels.start + pair), (up, panels.start + pair)];
     // SAFETY: passed on.
-    unsafe { pass(fours, inputs, Target::Gated(out, activation)) };
+    unsafe { pass(panels.len(), pair, inputs, &Target::Gated(out, activation)) };
 }
 
 /// Where gated results go: the values of a [`SplitActivations`](super::super::activations::SplitActivations) of one part.
@@ -72,132 +73,128 @@ pub(crate) struct RoundedOutput {
 }
 
 enum Target<'a> {
-    /// Four panels of one segment, as f32 rows.
+    /// Two panels of one segment (or twice the last one), as f32 rows.
     Rows(Output<'a>),
-    /// Two panels of the gate and the same two of the up projection.
+    /// A panel of the gate and the same one of the up projection.
     Gated(RoundedOutput, Activation),
 }
 
-/// Takes all rows past each four panels (of which the first so many count).
+/// Takes all rows past so many pairs of panels.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn pass<'a>(
-    fours: impl Iterator<Item = ([(&'a Segment, usize); PANELS], usize)> + Clone,
+    pairs: usize,
+    pair: impl Fn(usize) -> [(&'a Segment, usize); 2],
     inputs: &Inputs<'_>,
-    target: Target<'_>,
+    target: &Target<'_>,
 ) {
-    let mut weights = MaybeUninit::<[Lines<{ UNPACKED / LINE }>; PANELS]>::uninit();
-    let mut sums = MaybeUninit::<[[Lines<TILE>; PANELS]; TILES_AT_ONCE]>::uninit();
-    let Some(([(segment, _), ..], _)) = fours.clone().next() else { return };
-    let tiles = inputs.rows.div_ceil(TILE);
-    let batch = (ACTIVATION_BYTES / (segment.cols * 2 * TILE)).clamp(1, TILES_AT_ONCE);
-    // SAFETY: passed on.
-    unsafe {
-        TileConfig::new([(16, 64); 8]).load();
-        for first in (0..tiles).step_by(batch) {
-            let mut rest = fours.clone().peekable();
-            while let Some((panels, count)) = rest.next() {
-                let (weights, sums) = (weights.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
-                let next = rest.peek().map(|(panels, _)| *panels);
-                let four = Four { panels, count, next, inputs, target: &target, weights, sums };
-                four.run(first..tiles.min(first + batch));
-            }
+    let groups = pair(0)[0].0.cols / GROUP;
+    let most = (UNPACKED_BYTES / (2 * groups * TILE_BYTES)).max(1);
+    // As many each time.
+    let at_once = pairs.div_ceil(pairs.div_ceil(most));
+    UNPACKED.with_borrow_mut(|unpacked| {
+        let len = at_once * 2 * groups;
+        if unpacked.len() < len {
+            unpacked.resize(len, Lines([[0; LINE]; TILE_BYTES / LINE]));
         }
-        release();
-    }
+        let weights: *mut u8 = unpacked.as_mut_ptr().cast();
+        let at = |pair: usize, half: usize| weights.wrapping_add((2 * pair + half) * groups * TILE_BYTES);
+        // SAFETY: there is room for `at_once` pairs of panels; the rest is passed on.
+        unsafe {
+            TileConfig::new([(16, 64); 8]).load();
+            for first in (0..pairs).step_by(at_once) {
+                let count = at_once.min(pairs - first);
+                for p in 0..count {
+                    for (half, (segment, panel)) in pair(first + p).into_iter().enumerate() {
+                        unpack_panel(segment, panel, at(p, half));
+                    }
+                }
+                for tile in (0..inputs.rows.div_ceil(TILE)).step_by(2) {
+                    for p in 0..count {
+                        let square = Square { panels: pair(first + p), tile, inputs, target, groups };
+                        square.multiply([at(p, 0), at(p, 1)]);
+                        square.finish();
+                    }
+                }
+            }
+            release();
+        }
+    });
 }
 
-/// Four panels on their way past the rows.
-struct Four<'a> {
-    panels: [(&'a Segment, usize); PANELS],
-    /// How many of them differ.
-    count: usize,
-    /// What comes after them.
-    next: Option<[(&'a Segment, usize); PANELS]>,
+/// Two panels by two tiles of rows. The unit's first two tiles are the sums of the first row tile, one for each panel.
+struct Square<'a> {
+    panels: [(&'a Segment, usize); 2],
+    /// The first of the two.
+    tile: usize,
     inputs: &'a Inputs<'a>,
     target: &'a Target<'a>,
-    /// A superblock of each panel, unpacked.
-    weights: *mut u8,
-    /// A tile of sums for each tile of rows and panel, while more inputs are to come.
-    sums: *mut u8,
+    groups: usize,
 }
 
-impl Four<'_> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn run(&self, tiles: Range<usize>) {
-        let groups = self.panels[0].0.cols / GROUP;
-        for first in (0..groups).step_by(GROUPS_PER_SUPER) {
-            let depth = GROUPS_PER_SUPER.min(groups - first);
-            let is_last = first + depth == groups;
-            for (p, (segment, panel)) in self.panels.into_iter().enumerate().take(self.count) {
-                // SAFETY: there is room for four superblocks; the groups are the segment's.
-                unsafe { unpack_panel(segment, panel, first..first + depth, self.weights.add(p * UNPACKED)) };
-            }
-            for tile in tiles.clone() {
-                self.prefetch_weights(tile - tiles.start, tiles.len(), first + depth);
-                // SAFETY: `sums` has four tiles for each tile of rows; the activations hold these tiles.
-                unsafe {
-                    let sums = self.sums.add((tile - tiles.start) * PANELS * TILE_BYTES);
-                    if first == 0 {
-                        tile_zero()
-                    } else {
-                        tile_load(sums)
-                    }
-                    self.multiply(tile, first, depth, is_last);
-                    match self.target {
-                        _ if !is_last => tile_store(sums),
-                        Target::Rows(out) => self.put(out, tile, sums),
-                        Target::Gated(out, activation) => self.gate(out, *activation, tile, sums),
-                    }
-                }
-            }
-        }
-    }
-
-    /// Adds the products of a tile of rows with the unpacked superblock. The last time, it asks for the lines that the results
-    /// will go to: rows lie far apart, and a store that misses the caches holds up the ones after it.
+impl Square<'_> {
+    /// Sums the products of all inputs. Meanwhile it asks for the lines that the results will go to: rows lie far apart, and a store
+    /// that misses the caches holds up the ones after it.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn multiply(&self, tile: usize, first: usize, depth: usize, is_last: bool) {
+    unsafe fn multiply(&self, [mut b0, mut b1]: [*mut u8; 2]) {
         let acts = self.inputs.rounded;
-        let rows = TILE.div_ceil(depth);
+        let is_pair = self.tile + 1 < acts.tiles;
         let mut out = match self.target {
-            Target::Rows(out) if is_last => {
-                Some((out.start.wrapping_add(tile * TILE * out.stride + self.panels[0].1 * PANEL), out.stride))
+            Target::Rows(out) => {
+                Some((out.start.wrapping_add(self.tile * TILE * out.stride + self.panels[0].1 * PANEL), out.stride))
             }
-            _ => None,
+            Target::Gated(..) => None,
         };
-        // SAFETY: the activations hold this (superblock, tile); `weights` has a superblock of four panels, of which those beyond
-        // `count` give sums that nobody reads. A prefetch may point anywhere.
+        let rows = (2 * TILE).div_ceil(self.groups);
+        // SAFETY: the activations hold these tiles, `b0` and `b1` a panel of as many groups each. A prefetch may point anywhere.
         unsafe {
-            let at = first / GROUPS_PER_SUPER * acts.tiles + tile;
-            let (mut a, mut b) = (acts.values.as_ptr().add(at * BLOCK).cast::<u8>(), self.weights.cast_const());
-            for _ in 0..depth {
+            tile_zero();
+            for group in 0..self.groups {
+                let at = (group / GROUPS_PER_SUPER * acts.tiles + self.tile) * BLOCK
+                    + group % GROUPS_PER_SUPER * TILE * GROUP;
+                let a0 = acts.values.as_ptr().add(at).cast::<u8>();
+                let a1 = if is_pair { a0.add(2 * BLOCK) } else { a0 };
                 for line in 0..TILE {
-                    _mm_prefetch::<_MM_HINT_T0>(a.wrapping_add(AHEAD + line * LINE).cast());
+                    for b in [b0, b1] {
+                        _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD + line * LINE).cast());
+                    }
                 }
                 asm!(
-                    "tileloadd tmm4, [{a} + {stride}]",
-                    "tileloadd tmm5, [{b} + {stride}]",
-                    "tdpbf16ps tmm0, tmm4, tmm5",
-                    "tileloadd tmm6, [{b} + {stride} + {UNPACKED}]",
-                    "tdpbf16ps tmm1, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {stride} + 2 * {UNPACKED}]",
-                    "tdpbf16ps tmm2, tmm4, tmm7",
-                    "tileloadd tmm5, [{b} + {stride} + 3 * {UNPACKED}]",
-                    "tdpbf16ps tmm3, tmm4, tmm5",
-                    a = in(reg) a, b = in(reg) b, stride = in(reg) LINE, UNPACKED = const UNPACKED,
+                    "tileloadd tmm4, [{a0} + {stride}]",
+                    "tileloadd tmm6, [{b0} + {stride}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b1} + {stride}]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tileloadd tmm5, [{a1} + {stride}]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    a0 = in(reg) a0, a1 = in(reg) a1, b0 = in(reg) b0, b1 = in(reg) b1, stride = in(reg) LINE,
                     options(nostack, readonly),
                 );
                 if let Some((row, stride)) = &mut out {
                     for _ in 0..rows {
-                        for panel in 0..PANELS {
+                        for panel in 0..2 {
                             _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(panel * PANEL).cast());
                         }
                         *row = row.wrapping_add(*stride);
                     }
                 }
-                (a, b) = (a.add(TILE_BYTES), b.add(TILE_BYTES));
+                (b0, b1) = (b0.add(TILE_BYTES), b1.add(TILE_BYTES));
+            }
+        }
+    }
+
+    /// Hands over the sums.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn finish(&self) {
+        let rows = self.tile * TILE..self.inputs.rows.min((self.tile + 2) * TILE);
+        // SAFETY: passed on.
+        unsafe {
+            match self.target {
+                Target::Rows(out) => self.put(out, rows),
+                Target::Gated(out, activation) => self.gate(out, *activation, rows),
             }
         }
     }
@@ -205,87 +202,79 @@ impl Four<'_> {
     /// Writes finished sums to their rows.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn put(&self, out: &Output<'_>, tile: usize, sums: *mut u8) {
-        let (segment, first) = self.panels[0];
-        let is_whole = self.count == PANELS && (first + PANELS) * PANEL <= segment.rows;
-        // SAFETY: 16 whole rows and four whole panels lie within the output; otherwise `sums` has room for four tiles.
+    unsafe fn put(&self, out: &Output<'_>, rows: Range<usize>) {
+        let [(segment, first), (_, second)] = self.panels;
+        let is_whole = first < second && (second + 1) * PANEL <= segment.rows && rows.len() == 2 * TILE;
+        // SAFETY: 32 whole rows and two whole panels lie within the output.
         unsafe {
-            if is_whole && (tile + 1) * TILE <= self.inputs.rows && out.bias.is_none() {
+            if is_whole && out.bias.is_none() {
+                let start = out.start.add(rows.start * out.stride + first * PANEL);
                 asm!(
-                    "tilestored [{out} + {stride}], tmm0",
-                    "tilestored [{out} + {stride} + 64], tmm1",
-                    "tilestored [{out} + {stride} + 128], tmm2",
-                    "tilestored [{out} + {stride} + 192], tmm3",
-                    out = in(reg) out.start.add(tile * TILE * out.stride + first * PANEL),
+                    "tilestored [{out0} + {stride}], tmm0",
+                    "tilestored [{out0} + {stride} + 64], tmm1",
+                    "tilestored [{out1} + {stride}], tmm2",
+                    "tilestored [{out1} + {stride} + 64], tmm3",
+                    out0 = in(reg) start, out1 = in(reg) start.add(TILE * out.stride),
                     stride = in(reg) out.stride * 4, options(nostack),
                 );
                 return;
             }
-            tile_store(sums);
-            for row in tile * TILE..self.inputs.rows.min((tile + 1) * TILE) {
-                for p in 0..self.count {
-                    let values = sums.add((p * TILE + row % TILE) * LINE);
-                    out.put(row, first + p, segment.rows, &*values.cast::<[f32; PANEL]>());
+            let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
+            tile_store(sums.as_mut_ptr().cast());
+            let sums = sums.as_ptr().cast::<[f32; PANEL]>();
+            for row in rows.clone() {
+                for panel in first..=second {
+                    let tile = (row - rows.start) / TILE * 2 + panel - first;
+                    out.put(row, panel, segment.rows, &*sums.add(tile * TILE + row % TILE));
                 }
             }
         }
     }
 
-    /// Gates finished sums and writes them as one tile of the next layer's activations.
+    /// Gates finished sums and writes them as halves of rows of the next layer's tiles.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn gate(&self, out: &RoundedOutput, activation: Activation, tile: usize, sums: *mut u8) {
-        let group = self.panels[0].1 / 2;
-        let at = (group / GROUPS_PER_SUPER * out.tiles + tile) * BLOCK + group % GROUPS_PER_SUPER * TILE * GROUP;
-        // SAFETY: `sums` has room for four tiles, `out` for this one; AVX-512 is there.
+    unsafe fn gate(&self, out: &RoundedOutput, activation: Activation, rows: Range<usize>) {
+        let (group, half) = (self.panels[0].1 / 2, self.panels[0].1 % 2);
+        let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
+        // SAFETY: `out` has room for these rows; AVX-512 is there.
         unsafe {
-            tile_store(sums);
-            let sums = |p: usize, row: usize| _mm512_load_ps(sums.cast::<f32>().add((p * TILE + row) * PANEL));
-            for row in 0..TILE.min(self.inputs.rows - tile * TILE) {
-                let line = out.values.add(at + row * GROUP);
-                for p in 0..2 {
-                    let value = gate_lanes(sums(p, row), sums(p + 2, row), activation);
-                    _mm256_store_si256(line.add(p * PANEL).cast(), _mm512_cvtepi32_epi16(round_bf16(value)));
-                }
-            }
-        }
-    }
-
-    /// Asks for a share of the packed weights that are unpacked next: the next superblock of these panels, or the first of the next
-    /// ones. Called once for each of `tiles` tiles, it spreads the requests over the time that this superblock takes.
-    #[inline]
-    fn prefetch_weights(&self, tile: usize, tiles: usize, next: usize) {
-        let groups = self.panels[0].0.cols / GROUP;
-        let (panels, next) = match self.next {
-            _ if next < groups => (self.panels, next),
-            Some(panels) => (panels, 0),
-            None => return,
-        };
-        for (segment, panel) in panels {
-            let record = segment.scales_at / groups;
-            let bytes = GROUPS_PER_SUPER * record;
-            let part = bytes.div_ceil(tiles).next_multiple_of(LINE);
-            let start = segment.bytes.as_ptr().wrapping_add(panel * segment.stride + next * record);
-            for line in (tile * part..bytes.min((tile + 1) * part)).step_by(LINE) {
-                // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(line).cast()) };
+            tile_store(sums.as_mut_ptr().cast());
+            let sums = sums.as_ptr().cast::<f32>();
+            for row in rows.clone() {
+                let at = (row - rows.start) / TILE * 2 * TILE + row % TILE;
+                let [gate, up] = [at, at + TILE].map(|at| _mm512_load_ps(sums.add(at * PANEL)));
+                let value = round_bf16(gate_lanes(gate, up, activation));
+                let block = group / GROUPS_PER_SUPER * out.tiles + row / TILE;
+                let line = block * BLOCK + (group % GROUPS_PER_SUPER * TILE + row % TILE) * GROUP;
+                _mm256_store_si256(out.values.add(line + half * PANEL).cast(), _mm512_cvtepi32_epi16(value));
             }
         }
     }
 }
 
-#[inline(always)]
-unsafe fn tile_load(sums: *const u8) {
-    // SAFETY: the caller has four tiles there.
-    unsafe {
-        asm!(
-            "tileloadd tmm0, [{c} + {stride}]",
-            "tileloadd tmm1, [{c} + {stride} + 1024]",
-            "tileloadd tmm2, [{c} + {stride} + 2048]",
-            "tileloadd tmm3, [{c} + {stride} + 3072]",
-            c = in(reg) sums, stride = in(reg) LINE, options(nostack, readonly),
-        );
-    }
+/// `activation(x) * up`, six bits better than its rounding to bf16: `x / (1 + 2^t)` with a short polynomial and the hardware's
+/// reciprocal.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn gate_lanes(x: __m512, up: __m512, activation: Activation) -> __m512 {
+    /// `2^f` for f within a half of zero, to 2^-17.
+    const POWER: [f32; 5] = [0.009_666_369, 0.055_921_976, 0.240_223_5, 0.693_121_1, 1.0];
+    let splat = |value: f32| _mm512_set1_ps(value);
+    let t = match activation {
+        Activation::Silu => _mm512_mul_ps(x, splat(-std::f32::consts::LOG2_E)),
+        Activation::GeluTanh => {
+            // x (1 + tanh z) / 2 = x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + 0.044715 x^3)
+            const SCALE: f32 = -2.0 * 0.797_884_6 * std::f32::consts::LOG2_E;
+            let square = _mm512_mul_ps(x, x);
+            _mm512_mul_ps(x, _mm512_fmadd_ps(square, splat(SCALE * 0.044_715), splat(SCALE)))
+        }
+    };
+    let whole = _mm512_roundscale_ps::<0>(t);
+    let rest = _mm512_sub_ps(t, whole);
+    let power = POWER[1..].iter().fold(splat(POWER[0]), |sum, c| _mm512_fmadd_ps(sum, rest, splat(*c)));
+    let below = _mm512_add_ps(splat(1.0), _mm512_scalef_ps(power, whole));
+    _mm512_mul_ps(_mm512_mul_ps(x, _mm512_rcp14_ps(below)), up)
 }
 
 /// Multiplies f32 activations, in two parts, with bf16 weights.
@@ -318,7 +307,7 @@ pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &In
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn tile_pair(segment: &Segment, panels: [usize; 2], tile: usize, inputs: &Inputs<'_>, out: Output<'_>) {
     let steps = segment.cols.div_ceil(GROUP);
-    let mut sums = MaybeUninit::<[Lines<TILE>; PANELS]>::uninit();
+    let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
     let count = if panels[0] == panels[1] { 1 } else { 2 };
     out.prefetch(tile, panels[0]..panels[0] + count, inputs.rows);
     // SAFETY: a panel has `steps` tiles of 1 KiB, the split activations have as many for each part of this tile.
@@ -400,7 +389,7 @@ unsafe fn single_row(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_
                 );
                 b = b.map(|b| b.wrapping_add(TILE_BYTES));
             }
-            let mut sums = MaybeUninit::<[Lines<TILE>; PANELS]>::uninit();
+            let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
             tile_store(sums.as_mut_ptr().cast());
             for panel in first..panels.end.min(first + 4) {
                 let part = |part: usize| {

@@ -191,13 +191,13 @@ pub(crate) fn gated(
 ) {
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
-    let pairs = stack[0].rows / (2 * PANEL);
-    let chunk = pairs.div_ceil(pool.threads() * 6).min(32);
-    pool.run(pairs.div_ceil(chunk), &|_, index| {
+    let panels = stack[0].rows / PANEL;
+    let chunk = panels.div_ceil(pool.threads() * 6).min(64);
+    pool.run(panels.div_ceil(chunk), &|_, index| {
         let out = amx_bf16::RoundedOutput { values: values.get(), tiles };
         // SAFETY: only a backend on a CPU with tiles rounds; the activations were filled for these rows, `out` was made for as many
         // rows and these columns, and chunks cover disjoint groups of it.
-        unsafe { amx_bf16::gated(stack, index * chunk..pairs.min((index + 1) * chunk), inputs, activation, out) };
+        unsafe { amx_bf16::gated(stack, index * chunk..panels.min((index + 1) * chunk), inputs, activation, out) };
     });
 }
 

@@ -6,7 +6,6 @@
 //! rounded to the nearest bf16, ties away from zero.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::super::matrix::{
     Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
@@ -16,62 +15,58 @@ use super::avx512::{sub_minimum, sub_scale, unpack};
 /// Bytes of a tile of 32 inputs by 16 features.
 pub(super) const TILE_BYTES: usize = GROUP * PANEL * 2;
 
-/// Unpacks some groups of a panel, one tile after the other.
+/// How far ahead of their use packed weights are asked for: across the end of a panel, too, where the next one begins.
+const AHEAD: usize = 4096;
+
+/// Unpacks a panel, one tile after the other.
 ///
 /// # Safety
-/// The CPU has AVX-512; the groups are the segment's, whole superblocks if its format has them; `out` has room for their tiles
-/// and is aligned to lines.
+/// The CPU has AVX-512; `out` has room for a tile for each group and is aligned to lines.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, groups: Range<usize>, out: *mut u8) {
+pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, out: *mut u8) {
     let weights = segment.panel(panel).as_ptr();
     // SAFETY: passed on.
     unsafe {
         match segment.format {
-            Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, weights, groups, 0, out),
+            Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, weights, 0, out),
             Format::Group { bits: Bits::B5, offset, mins: false } => {
-                group::<5, false>(segment, weights, groups, offset, out);
+                group::<5, false>(segment, weights, offset, out);
             }
             Format::Group { bits: Bits::B5, offset, mins: true } => {
-                group::<5, true>(segment, weights, groups, offset, out);
+                group::<5, true>(segment, weights, offset, out);
             }
-            Format::Group { offset, mins: false, .. } => group::<4, false>(segment, weights, groups, offset, out),
-            Format::Group { offset, mins: true, .. } => group::<4, true>(segment, weights, groups, offset, out),
+            Format::Group { offset, mins: false, .. } => group::<4, false>(segment, weights, offset, out),
+            Format::Group { offset, mins: true, .. } => group::<4, true>(segment, weights, offset, out),
             Format::Super { bits: Bits::B2, offset, .. } => {
-                superblock::<2, 16, true>(segment, weights, groups, offset, out);
+                superblock::<2, 16, true>(segment, weights, offset, out);
             }
             Format::Super { bits: Bits::B3, offset, .. } => {
-                superblock::<3, 16, false>(segment, weights, groups, offset, out);
+                superblock::<3, 16, false>(segment, weights, offset, out);
             }
             Format::Super { bits: Bits::B4, offset, .. } => {
-                superblock::<4, 8, true>(segment, weights, groups, offset, out);
+                superblock::<4, 8, true>(segment, weights, offset, out);
             }
             Format::Super { bits: Bits::B5, offset, .. } => {
-                superblock::<5, 8, true>(segment, weights, groups, offset, out);
+                superblock::<5, 8, true>(segment, weights, offset, out);
             }
-            Format::Super { offset, .. } => superblock::<6, 16, false>(segment, weights, groups, offset, out),
+            Format::Super { offset, .. } => superblock::<6, 16, false>(segment, weights, offset, out),
             Format::F32 | Format::F16 | Format::Bf16 => unreachable!("quantised formats"),
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group<const BITS: usize, const MINS: bool>(
-    segment: &Segment,
-    weights: *const u8,
-    groups: Range<usize>,
-    offset: i32,
-    out: *mut u8,
-) {
-    for (index, group) in groups.enumerate() {
-        // SAFETY: the caller's groups and room.
+unsafe fn group<const BITS: usize, const MINS: bool>(segment: &Segment, weights: *const u8, offset: i32, out: *mut u8) {
+    for group in 0..segment.cols / GROUP {
+        // SAFETY: the segment's group, the caller's room.
         unsafe {
             let scales = weights.add(segment.scales_at + group * GroupScales::bytes(MINS));
             let halves = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(at).cast()));
             let scale = halves(0);
             let shift =
                 _mm512_fnmadd_ps(scale, power::<BITS>(offset), if MINS { halves(32) } else { _mm512_setzero_ps() });
-            let lines = unpack::<BITS>(weights.add(group * BITS * LINE));
-            let tile = out.add(index * TILE_BYTES);
+            let lines = unpack::<BITS>(record::<BITS>(weights, group));
+            let tile = out.add(group * TILE_BYTES);
             for (r, line) in lines.into_iter().enumerate() {
                 put_line::<BITS>(line, scale, shift, tile.add(r * 2 * LINE));
             }
@@ -83,7 +78,6 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
 unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     segment: &Segment,
     weights: *const u8,
-    groups: Range<usize>,
     offset: i32,
     out: *mut u8,
 ) {
@@ -91,8 +85,8 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     const fn lines(subs: usize) -> usize {
         SUPER / subs / 4
     }
-    for (index, group) in groups.enumerate() {
-        // SAFETY: the caller's groups and room.
+    for group in 0..segment.cols / GROUP {
+        // SAFETY: the segment's group, the caller's room.
         unsafe {
             let superblock = group / GROUPS_PER_SUPER;
             let scales = weights.add(segment.scales_at + superblock * SuperScales::bytes(SUBS, MINS));
@@ -101,8 +95,8 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
                 _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(at).cast()))
             };
             let (d, dmin) = (halves(0), if MINS { halves(32) } else { _mm512_setzero_ps() });
-            let unpacked = unpack::<BITS>(weights.add(group * BITS * LINE));
-            let tile = out.add(index * TILE_BYTES);
+            let unpacked = unpack::<BITS>(record::<BITS>(weights, group));
+            let tile = out.add(group * TILE_BYTES);
             for half in 0..8 / lines(SUBS) {
                 let sub = group % GROUPS_PER_SUPER * (8 / lines(SUBS)) + half;
                 let scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(sub_scale::<SUBS, MINS>(scales, sub)));
@@ -116,6 +110,17 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
             }
         }
     }
+}
+
+/// Where a group's weights are. It asks for those further on.
+#[inline]
+fn record<const BITS: usize>(weights: *const u8, group: usize) -> *const u8 {
+    let record = weights.wrapping_add(group * BITS * LINE);
+    for line in 0..BITS {
+        // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(record.wrapping_add(AHEAD + line * LINE).cast()) };
+    }
+    record
 }
 
 /// What a stored byte's number exceeds the weight's integer by: the power of two, and the format's offset.
