@@ -191,7 +191,7 @@ fn types(schema: &Value) -> Vec<&str> {
 /// and a word as the name of nothing or as its number.
 fn others(schema: &Value, value: &Value) -> Vec<Value> {
     let mut others =
-        vec![json!(null), json!(true), json!(0.5), json!("no such word"), json!([]), json!([{}]), json!({})];
+        vec![json!(null), json!(true), json!(0), json!(0.5), json!("no such word"), json!([]), json!([{}]), json!({})];
     match value {
         Value::Object(fields) => {
             let names = schema["properties"].as_object().into_iter().flat_map(Map::keys);
@@ -204,9 +204,9 @@ fn others(schema: &Value, value: &Value) -> Vec<Value> {
         }
         Value::String(word) => {
             others.push(json!({word: null}));
-            others.extend((0..8).map(Value::from));
+            others.extend((1..8).map(Value::from));
         }
-        _ => others.push(json!(0)),
+        _ => {}
     }
     others
 }
