@@ -9,6 +9,7 @@ mod anthropic;
 mod app;
 mod auth;
 mod body;
+mod contract;
 mod envelope;
 mod error;
 mod failures;

@@ -14,7 +14,7 @@ pub fn router() -> Router<Shared> {
 }
 
 /// The paths of every API in one document. Each API lists its own.
-fn whole() -> utoipa::openapi::OpenApi {
+pub fn whole() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     let apis =
         [openai::Paths::openapi(), responses::Paths::openapi(), anthropic::Paths::openapi(), observe::Paths::openapi()];

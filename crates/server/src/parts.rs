@@ -1,4 +1,4 @@
-//! `TextOr<T>`: a text, or a list of typed parts. Most texts of most APIs may be either. And `Others`, for objects.
+//! `TextOr<T>`: a text, or a list of typed parts. Most texts of most APIs may be either.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,12 +8,8 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use utoipa::ToSchema;
 
-/// Fields that mean nothing to us. Flattened into an object all of whose fields are optional, it keeps serde from reading a list as
-/// that object's fields in their order.
-#[derive(Clone, Copy, Debug, Default, Serialize, serde::Deserialize)]
-pub struct Others {}
-
-/// Read by hand, because a derived untagged enum would not say what is wrong with the third part.
+/// A text, or a list of parts
+// Read by hand, because a derived untagged enum would not say what is wrong with the third part.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum TextOr<T> {

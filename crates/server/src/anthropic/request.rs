@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::parts::{Others, TextOr};
+use crate::parts::TextOr;
 
 /// What `/v1/messages` takes.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -177,9 +177,6 @@ pub enum Display {
 pub struct OutputConfig {
     pub effort: Option<Effort>,
     pub format: Option<OutputFormat>,
-    #[serde(flatten)]
-    #[schema(ignore)]
-    _others: Others,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]

@@ -8,7 +8,6 @@ use utoipa::ToSchema;
 
 use crate::answer::{Ask, Wishes};
 use crate::error::ApiError;
-use crate::parts::Others;
 
 /// Declares a request: its own fields, and then those that all requests for text share. Flattening one struct into
 /// another would read the same JSON, but could not name the field at fault.
@@ -121,9 +120,6 @@ pub enum Stop {
 pub struct StreamOptions {
     /// Tell at the end of the stream how many tokens were used
     pub include_usage: Option<bool>,
-    #[serde(flatten)]
-    #[schema(ignore)]
-    _others: Others,
 }
 
 /// One of these
@@ -139,9 +135,6 @@ pub struct StructuredOutputs {
     pub grammar: Option<String>,
     /// Any JSON object
     pub json_object: Option<bool>,
-    #[serde(flatten)]
-    #[schema(ignore)]
-    _others: Others,
 }
 
 impl StructuredOutputs {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use text::Grammar;
 
 use super::request::{
-    AllowedTool, Effort, Format, InputItem, InputPart, Mode, NamedChoice, ReasoningPart, Request, Role, Tool,
+    AllowedTool, Effort, Format, InputItem, InputPart, Item, Mode, NamedChoice, ReasoningPart, Request, Role, Tool,
     ToolChoice,
 };
 use crate::answer::{self, Ask, Chat, Input, Turn, Wishes};
@@ -61,7 +61,7 @@ fn chat(request: &Request) -> Result<Chat, ApiError> {
     }
     match &request.input {
         TextOr::Text(text) => transcript.user(text),
-        TextOr::Parts(items) => items.iter().for_each(|item| add(&mut transcript, item)),
+        TextOr::Parts(items) => items.iter().for_each(|Item(item)| add(&mut transcript, item)),
     }
     let messages = transcript.into_messages();
     if messages.is_empty() {

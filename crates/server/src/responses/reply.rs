@@ -71,15 +71,9 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = ResponsesFailure)]
 pub struct Failure {
-    pub code: FailureCode,
+    /// The word that an error of every API has, such as `rank_lost`; `server_error` where there is none
+    pub code: &'static str,
     pub message: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[schema(as = ResponsesFailureCode)]
-pub enum FailureCode {
-    ServerError,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]

@@ -3,19 +3,23 @@
 //! Fields that we do not know are ignored. Items, parts and tools of a kind that we cannot honour are missing here on
 //! purpose and are refused by name; settings that need a memory between requests must be null.
 
+use std::borrow::Cow;
+
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
-use crate::parts::{Others, TextOr};
+use crate::contract;
+use crate::parts::TextOr;
 
 /// What `/v1/responses` takes.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[schema(as = ResponsesRequest)]
 pub struct Request {
     pub model: String,
-    pub input: TextOr<InputItem>,
+    pub input: TextOr<Item>,
     pub instructions: Option<String>,
     #[schema(maximum = 4_294_967_295_u32)]
     pub max_output_tokens: Option<u32>,
@@ -36,33 +40,22 @@ pub struct Request {
     pub truncation: Option<Truncation>,
     pub include: Option<Vec<String>>,
     pub user: Option<String>,
-    #[schema(schema_with = never)]
+    #[schema(schema_with = contract::never)]
     pub background: Option<Value>,
-    #[schema(schema_with = null)]
+    #[schema(schema_with = contract::null)]
     pub conversation: Option<Value>,
-    #[schema(schema_with = null)]
+    #[schema(schema_with = contract::null)]
     pub previous_response_id: Option<Value>,
-    #[schema(schema_with = null)]
+    #[schema(schema_with = contract::null)]
     pub prompt: Option<Value>,
 }
 
-/// The schema of a field that cannot be honoured.
-fn null() -> utoipa::openapi::schema::Object {
-    utoipa::openapi::schema::ObjectBuilder::new().schema_type(utoipa::openapi::schema::Type::Null).build()
-}
+/// One item of the conversation, as it is sent: a message need not say that it is one.
+#[derive(Clone, Debug)]
+pub struct Item(pub InputItem);
 
-/// The schema of a switch that stays off.
-fn never() -> utoipa::openapi::schema::Object {
-    // Without this it would be an object, which neither of the two is.
-    let any = utoipa::openapi::schema::SchemaType::AnyValue;
-    let values = [Value::Bool(false), Value::Null];
-    utoipa::openapi::schema::ObjectBuilder::new().schema_type(any).enum_values(Some(values)).build()
-}
-
-/// One item of the conversation. A message need not say that it is one.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesInputItem)]
 pub enum InputItem {
     Message { role: Role, content: TextOr<InputPart> },
     FunctionCall { call_id: String, name: String, arguments: String },
@@ -70,28 +63,37 @@ pub enum InputItem {
     Reasoning { content: Option<Vec<ReasoningPart>> },
 }
 
-impl<'de> Deserialize<'de> for InputItem {
+impl<'de> Deserialize<'de> for Item {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(tag = "type", rename_all = "snake_case")]
-        enum Tagged {
-            Message { role: Role, content: TextOr<InputPart> },
-            FunctionCall { call_id: String, name: String, arguments: String },
-            FunctionCallOutput { call_id: String, output: TextOr<InputPart> },
-            Reasoning { content: Option<Vec<ReasoningPart>> },
-        }
         let mut item = Map::deserialize(deserializer)?;
         item.entry("type").or_insert_with(|| json!("message"));
-        let tagged = serde_path_to_error::deserialize(Value::Object(item)).map_err(|error| {
+        let item = serde_path_to_error::deserialize(Value::Object(item)).map_err(|error| {
             let path = error.path().to_string();
             D::Error::custom(if path == "." { error.into_inner().to_string() } else { error.to_string() })
         })?;
-        Ok(match tagged {
-            Tagged::Message { role, content } => Self::Message { role, content },
-            Tagged::FunctionCall { call_id, name, arguments } => Self::FunctionCall { call_id, name, arguments },
-            Tagged::FunctionCallOutput { call_id, output } => Self::FunctionCallOutput { call_id, output },
-            Tagged::Reasoning { content } => Self::Reasoning { content },
-        })
+        Ok(Self(item))
+    }
+}
+
+impl PartialSchema for Item {
+    fn schema() -> RefOr<Schema> {
+        let mut schema = InputItem::schema();
+        if let RefOr::T(Schema::OneOf(kinds)) = &mut schema
+            && let Some(RefOr::T(Schema::Object(message))) = kinds.items.first_mut()
+        {
+            message.required.retain(|name| name != "type");
+        }
+        schema
+    }
+}
+
+impl ToSchema for Item {
+    fn name() -> Cow<'static, str> {
+        "ResponsesInputItem".into()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        InputItem::schemas(schemas);
     }
 }
 
@@ -200,9 +202,6 @@ impl<'de> Deserialize<'de> for ToolChoice {
 #[schema(as = ResponsesTextConfig)]
 pub struct TextConfig {
     pub format: Option<Format>,
-    #[serde(flatten)]
-    #[schema(ignore)]
-    _others: Others,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -226,9 +225,6 @@ pub enum Format {
 #[schema(as = ResponsesReasoning)]
 pub struct Reasoning {
     pub effort: Option<Effort>,
-    #[serde(flatten)]
-    #[schema(ignore)]
-    _others: Others,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -258,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_message_need_not_say_that_it_is_one() {
-        let item: InputItem = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
+        let Item(item) = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
         assert!(matches!(item, InputItem::Message { role: Role::User, content: TextOr::Text(_) }));
     }
 
@@ -269,7 +265,7 @@ mod tests {
             json!({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
         ];
         for (item, name) in refused.into_iter().zip(["item_reference", "input_image"]) {
-            let error = serde_json::from_value::<InputItem>(item).unwrap_err().to_string();
+            let error = serde_json::from_value::<Item>(item).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
         let error = serde_json::from_value::<Tool>(json!({"type": "web_search"})).unwrap_err().to_string();

@@ -2,8 +2,8 @@
 
 use super::compose::Composer;
 use super::reply::{
-    Event, EventKind, Failure, FailureCode, IncompleteDetails, IncompleteReason, InputDetails, Logprob, OutputDetails,
-    Response, ResponseObject, Status, Usage,
+    Event, EventKind, Failure, IncompleteDetails, IncompleteReason, InputDetails, Logprob, OutputDetails, Response,
+    ResponseObject, Status, Usage,
 };
 use super::request::{Mode, Request, ToolChoice, Truncation};
 use crate::answer::{self, Finish, Part, Token};
@@ -94,7 +94,7 @@ impl Narrator for Teller {
     }
 
     fn fail(&mut self, error: ApiError, say: &mut dyn FnMut(Event)) {
-        self.response.error = Some(Failure { code: FailureCode::ServerError, message: error.message });
+        self.response.error = Some(Failure { code: error.code.unwrap_or("server_error"), message: error.message });
         let mut kinds = self.end(Status::Failed, None);
         kinds.push(EventKind::Failed { response: Box::new(self.response.clone()) });
         self.say_all(kinds, say);
@@ -209,11 +209,17 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_and_what_was_said_stays() {
-        let events = told(vec![said("hel"), Err(ApiError::internal("the device is gone"))]);
-        let last = events.last().unwrap();
-        assert_eq!(last["type"], "response.failed");
-        assert_eq!(last["response"]["error"], json!({"code": "server_error", "message": "the device is gone"}));
-        assert_eq!(last["response"]["output"][0]["content"][0]["text"], "hel");
+    fn a_failure_is_told_by_its_code_and_what_was_said_stays() {
+        let check = |error: ApiError, code: &str| {
+            let message = error.message.clone();
+            let events = told(vec![said("hel"), Err(error)]);
+            let last = events.last().unwrap();
+            assert_eq!(last["type"], "response.failed");
+            assert_eq!(last["response"]["error"], json!({"code": code, "message": message}));
+            assert_eq!(last["response"]["output"][0]["content"][0]["text"], "hel");
+        };
+        check(ApiError::internal("the device is gone"), "server_error");
+        check(ApiError::rank_lost("rank 1 is gone"), "rank_lost");
+        check(ApiError::shutting_down(), "shutting_down");
     }
 }

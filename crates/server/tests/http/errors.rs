@@ -37,7 +37,7 @@ async fn what_is_wrong_with_a_request_is_said_with_its_field() {
         (CHAT, chat(r#""top_p": 0"#), "invalid_value", Some("top_p")),
         (CHAT, chat(r#""n": 0"#), "invalid_value", Some("n")),
         (CHAT, chat(r#""n": 1000"#), "invalid_value", Some("n")),
-        (CHAT, chat(r#""max_tokens": 0"#), "invalid_value", Some("max_completion_tokens")),
+        (CHAT, chat(r#""max_tokens": 0"#), "invalid_value", Some("max_tokens")),
         (CHAT, chat(r#""max_tokens": -3"#), "invalid_type", Some("max_tokens")),
         (CHAT, chat(r#""top_logprobs": 3"#), "invalid_value", Some("top_logprobs")),
         (CHAT, chat(r#""logprobs": true, "top_logprobs": 21"#), "invalid_value", Some("top_logprobs")),
@@ -47,7 +47,7 @@ async fn what_is_wrong_with_a_request_is_said_with_its_field() {
         (CHAT, chat(r#""audio": {"voice": "x"}"#), "unsupported_parameter", Some("audio")),
         (CHAT, chat(r#""modalities": ["text", "audio"]"#), "unsupported_parameter", Some("modalities")),
         ("/v1/completions", r#"{"prompt": "x", "suffix": "y"}"#.to_owned(), "unsupported_parameter", Some("suffix")),
-        ("/v1/completions", r#"{"prompt": []}"#.to_owned(), "invalid_value", None),
+        ("/v1/completions", r#"{"prompt": []}"#.to_owned(), "invalid_value", Some("prompt")),
         ("/v1/completions", r#"{"prompt": [9999999]}"#.to_owned(), "invalid_value", None),
         ("/v1/completions", r#"{"prompt": "x", "max_tokens": 0}"#.to_owned(), "invalid_value", Some("max_tokens")),
     ];

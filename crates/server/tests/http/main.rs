@@ -5,6 +5,7 @@ mod auth;
 mod chat;
 mod client;
 mod completions;
+mod contract;
 mod embeddings;
 mod errors;
 mod fixture;

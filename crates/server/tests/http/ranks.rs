@@ -154,7 +154,9 @@ async fn a_loss_in_mid_stream_is_an_error_event() {
             .pop()
             .unwrap();
     assert_eq!(name, "response.failed");
-    assert!(event["response"]["error"]["message"].as_str().unwrap().contains(WHY), "{event}");
+    let error = &event["response"]["error"];
+    assert_eq!(error["code"], "rank_lost", "{event}");
+    assert!(error["message"].as_str().unwrap().contains(WHY), "{event}");
 }
 
 #[tokio::test]

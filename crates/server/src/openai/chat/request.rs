@@ -46,19 +46,19 @@ generation_request! {
         /// Not supported, and refused: `["text"]` is all there is
         pub modalities: Option<Vec<String>>,
         /// Not supported, and refused
-        #[schema(value_type = Option<Object>)]
+        #[schema(schema_with = crate::contract::null)]
         pub audio: Option<Value>,
         /// Not supported, and refused: use `tools`
-        #[schema(value_type = Option<Object>)]
+        #[schema(schema_with = crate::contract::null)]
         pub functions: Option<Value>,
         /// Not supported, and refused: use `tool_choice`
-        #[schema(value_type = Option<Object>)]
+        #[schema(schema_with = crate::contract::null)]
         pub function_call: Option<Value>,
         /// Not supported, and refused
-        #[schema(value_type = Option<Object>)]
+        #[schema(schema_with = crate::contract::null)]
         pub prediction: Option<Value>,
         /// Not supported, and refused
-        #[schema(value_type = Option<Object>)]
+        #[schema(schema_with = crate::contract::null)]
         pub web_search_options: Option<Value>,
     }
 }
