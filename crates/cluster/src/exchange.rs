@@ -5,9 +5,10 @@
 //! read again. All ranks cut alike.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use kernels::{Backend, BackendError};
-use model::{Collective, CollectiveError};
+use model::{Collective, CollectiveError, EachRows};
 use types::Rank;
 
 /// What groups are made for: a row of 2^20 elements, the logits of the largest vocabularies, or many rows of hidden states at once.
@@ -28,6 +29,10 @@ pub trait Joint {
     fn leave(&self);
 
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), Self::Error>;
+    /// Sums some of the rows of `cols` columns over all ranks: those that this rank is to work on, which it returns.
+    fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, Self::Error>;
+    /// Each rank has worked on the rows that `reduce_rows` gave it; afterwards it has all of them.
+    fn gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
     fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
     /// `whole`, which only the first rank has, gets what all have in `part`.
     fn gather_columns(&mut self, shape: [usize; 2], part: &[f32], whole: Option<&mut [f32]>)
@@ -59,6 +64,14 @@ macro_rules! joint {
 
             fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), $Error> {
                 self.all_reduce(values)
+            }
+
+            fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, $Error> {
+                self.reduce_rows(cols, values)
+            }
+
+            fn gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), $Error> {
+                self.gather_rows(cols, values)
             }
 
             fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), $Error> {
@@ -130,6 +143,36 @@ impl<J: Joint> Exchange<J> {
 impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.run(backend, rows, buffer, |joint, values| joint.all_reduce(values))
+    }
+
+    /// Piece by piece: what is summed is still in the cache when `each` reads it, and what that makes when it goes to the others.
+    fn reduce_into(
+        &self,
+        backend: &B,
+        rows: usize,
+        from: &mut B::Buffer,
+        to: &mut B::Buffer,
+        each: &mut EachRows<'_, B>,
+    ) -> Result<(), CollectiveError> {
+        let cols = backend.columns(from);
+        let are_here = backend.host_rows_mut(from, rows).is_some() && backend.host_rows_mut(to, rows).is_some();
+        if !are_here || backend.columns(to) != cols {
+            Collective::all_reduce(self, backend, rows, from)?;
+            each(from, to, 0..rows);
+            return Ok(());
+        }
+        let joint = &mut self.inner.borrow_mut().joint;
+        let at_once = piece_elements::<J>(joint, cols)? / cols;
+        for first in (0..rows).step_by(at_once) {
+            let piece = first * cols..rows.min(first + at_once) * cols;
+            let here = "it was here before";
+            let values = &mut backend.host_rows_mut(from, rows).expect(here)[piece.clone()];
+            let own = joint.reduce_rows(cols, values).map_err(Into::into)?;
+            each(from, to, first + own.start..first + own.end);
+            let values = &mut backend.host_rows_mut(to, rows).expect(here)[piece];
+            joint.gather_rows(cols, values).map_err(Into::into)?;
+        }
+        Ok(())
     }
 
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

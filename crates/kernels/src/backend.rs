@@ -271,7 +271,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out[i] = x[wanted[i]]`.
     fn gather_wanted(&self, step: &Self::Step, out: &mut Self::Buffer, x: &Self::Buffer);
     /// `out = weight * x / sqrt(mean(x * x) + eps)`, row by row.
-    fn rms_norm(&self, rows: usize, out: &mut Self::Buffer, x: &Self::Buffer, weight: &Self::Vector, eps: f32);
+    fn rms_norm(&self, rows: Range<usize>, out: &mut Self::Buffer, x: &Self::Buffer, weight: &Self::Vector, eps: f32);
     /// The same within each head, in place.
     fn rms_norm_heads(&self, rows: usize, x: &mut Self::Buffer, heads: Heads, weight: &Self::Vector, eps: f32);
     /// `out = W x + bias`.
@@ -316,7 +316,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         self.linear(rows, out, gated, &weights.down, None);
     }
     /// `x += y`.
-    fn add(&self, rows: usize, x: &mut Self::Buffer, y: &Self::Buffer);
+    fn add(&self, rows: Range<usize>, x: &mut Self::Buffer, y: &Self::Buffer);
     /// A mixture of experts: softmax over the router's `logits` `[rows, experts]`, the best `chosen` of them, and the
     /// weighted sum of their feed-forwards of `x`. `experts[i]` is expert `first + i`; the others are another rank's,
     /// and contribute nothing here.

@@ -54,7 +54,7 @@ fn norms_follow_their_formula_at_every_length() {
                 let backend = backend(level, 2, KvType::F32);
                 let mut out = backend.buffer(rows, cols).unwrap();
                 let weight = backend.vector(&weight).unwrap();
-                backend.rms_norm(rows, &mut out, &filled(&backend, cols, &x), &weight, 1e-5);
+                backend.rms_norm(0..rows, &mut out, &filled(&backend, cols, &x), &weight, 1e-5);
                 assert_close(&format!("{level} {cols}"), &contents(&backend, &out, rows, cols), &want, 3e-6);
             }
         }
@@ -383,7 +383,7 @@ fn rows_are_embedded_gathered_and_added() {
     let (mut x, mut y) = (backend.buffer(4, 2).unwrap(), backend.buffer(4, 2).unwrap());
     backend.embed(&step, &mut x, &table, 0, 2.0);
     backend.gather_wanted(&step, &mut y, &x);
-    backend.add(2, &mut x, &y);
+    backend.add(0..2, &mut x, &y);
     assert_eq!(contents(&backend, &x, 3, 2), [20.0, 22.0, 4.0, 6.0, 4.0, 5.0]);
     // The same six rows as those of tokens 2 to 7.
     backend.embed(&step, &mut x, &table, 2, 2.0);

@@ -1,6 +1,8 @@
 //! `Block`: a loaded run of decoder layers for one rank, with its K/V pages and its working buffers. The one unit that
 //! a process, a rank, a stage or a peer runs. A forward pass allocates nothing.
 
+use std::ops::Range;
+
 use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, Routing, Rows};
 use types::{LayerRange, Rank};
 
@@ -114,18 +116,36 @@ impl<B: Backend> Block<B> {
         hidden: &mut B::Buffer,
         collective: &dyn Collective<B>,
     ) -> Result<(), CollectiveError> {
-        let (eps, work) = (self.eps, &mut self.work);
-        let all = rows.all();
-        for layer in &mut self.layers {
-            backend.rms_norm(all, &mut work.normed, hidden, &layer.attention_norm, eps);
+        let (eps, work, all) = (self.eps, &mut self.work, rows.all());
+        let mut layers = &mut self.layers[..];
+        if let Some(first) = layers.first() {
+            backend.rms_norm(0..all, &mut work.normed, hidden, &first.attention_norm, eps);
+        }
+        // Between layers a rank need not have all rows of the residual stream: each has those that it makes rows of `normed` from.
+        while let Some((layer, after)) = layers.split_first_mut() {
             layer.attend(backend, step, rows, work, &self.ropes, eps);
-            collective.all_reduce(backend, all, &mut work.projected)?;
-            work.add(backend, all, hidden, layer.attention_post_norm.as_ref(), eps);
+            let post_norm = layer.attention_post_norm.as_ref();
+            let Work { projected, normed, .. } = &mut *work;
+            collective.reduce_into(backend, all, projected, normed, &mut |projected, normed, rows| {
+                add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
+                backend.rms_norm(rows, normed, hidden, &layer.feed_forward_norm, eps);
+            })?;
 
-            backend.rms_norm(all, &mut work.normed, hidden, &layer.feed_forward_norm, eps);
             layer.feed_forward.run(backend, rows, work, self.activation);
-            collective.all_reduce(backend, all, &mut work.projected)?;
-            work.add(backend, all, hidden, layer.feed_forward_post_norm.as_ref(), eps);
+            let post_norm = layer.feed_forward_post_norm.as_ref();
+            let Work { projected, normed, .. } = &mut *work;
+            match after.first() {
+                Some(next) => {
+                    collective.reduce_into(backend, all, projected, normed, &mut |projected, normed, rows| {
+                        add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
+                        backend.rms_norm(rows, normed, hidden, &next.attention_norm, eps);
+                    })?
+                }
+                None => collective.reduce_into(backend, all, projected, hidden, &mut |projected, hidden, rows| {
+                    add(backend, rows, hidden, projected, post_norm, normed, eps);
+                })?,
+            }
+            layers = after;
         }
         Ok(())
     }
@@ -263,15 +283,23 @@ impl<B: Backend> Work<B> {
             experts,
         })
     }
+}
 
-    /// `hidden += projected`, or its norm.
-    fn add(&mut self, backend: &B, rows: usize, hidden: &mut B::Buffer, post_norm: Option<&B::Vector>, eps: f32) {
-        match post_norm {
-            None => backend.add(rows, hidden, &self.projected),
-            Some(norm) => {
-                backend.rms_norm(rows, &mut self.normed, &self.projected, norm, eps);
-                backend.add(rows, hidden, &self.normed);
-            }
+/// `hidden += projected`, or its norm, which is then in `normed`.
+fn add<B: Backend>(
+    backend: &B,
+    rows: Range<usize>,
+    hidden: &mut B::Buffer,
+    projected: &B::Buffer,
+    post_norm: Option<&B::Vector>,
+    normed: &mut B::Buffer,
+    eps: f32,
+) {
+    match post_norm {
+        None => backend.add(rows, hidden, projected),
+        Some(norm) => {
+            backend.rms_norm(rows.clone(), normed, projected, norm, eps);
+            backend.add(rows, hidden, normed);
         }
     }
 }

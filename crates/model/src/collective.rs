@@ -2,6 +2,8 @@
 //! forward pass needs it; implemented where the sockets are. Sums are taken in a fixed order, so a run repeats bit
 //! for bit.
 
+use std::ops::Range;
+
 use kernels::{Backend, BackendError};
 use types::Rank;
 
@@ -17,10 +19,27 @@ pub enum CollectiveError {
     Transport(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// Makes rows of the second buffer from the same rows of the first.
+pub type EachRows<'a, B> = dyn FnMut(&<B as Backend>::Buffer, &mut <B as Backend>::Buffer, Range<usize>) + 'a;
+
 /// All ranks call the same ops in the same order, on the first `rows` rows of buffers of the same shape.
 pub trait Collective<B: Backend>: Send {
     /// Every rank's `buffer` becomes the sum of all.
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
+    /// `each` makes rows of `to` from the same rows of `from`, which are the sum of all ranks' by then. Afterwards every rank has all
+    /// rows of `to`. Who makes which rows is decided here: many of them are worth sharing.
+    fn reduce_into(
+        &self,
+        backend: &B,
+        rows: usize,
+        from: &mut B::Buffer,
+        to: &mut B::Buffer,
+        each: &mut EachRows<'_, B>,
+    ) -> Result<(), CollectiveError> {
+        self.all_reduce(backend, rows, from)?;
+        each(from, to, 0..rows);
+        Ok(())
+    }
     /// Each rank has filled its share ([`Rank::share`]) of the columns of `buffer`; afterwards every rank has all of them.
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
     /// `part` is a rank's share ([`Rank::share`]) of `cols` columns. `whole`, which only the first rank has, gets all of them.

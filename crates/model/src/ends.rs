@@ -95,7 +95,7 @@ impl<B: Backend> Ends<B> {
     /// The states `[wanted, hidden]` of the step's wanted rows after the final norm.
     pub fn normed(&mut self, backend: &B, step: &B::Step, wanted: usize, hidden: &B::Buffer) -> &B::Buffer {
         backend.gather_wanted(step, &mut self.gathered, hidden);
-        backend.rms_norm(wanted, &mut self.normed, &self.gathered, &self.norm, self.eps);
+        backend.rms_norm(0..wanted, &mut self.normed, &self.gathered, &self.norm, self.eps);
         &self.normed
     }
 

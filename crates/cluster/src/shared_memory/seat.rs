@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use types::Rank;
+use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
 use super::segment::{Abort, Segment};
@@ -13,6 +13,9 @@ use crate::exchange::joint;
 /// Elements that every rank may read beyond what sharing the sum would have it read, to save a barrier. With two ranks
 /// sharing saves no reading at all.
 const EXTRA_ELEMENTS_MAX: usize = 1 << 14;
+
+/// Rows with fewer elements than this are summed and worked on by every rank: a barrier costs more.
+const SHARED_ELEMENTS_MIN: usize = 1 << 15;
 
 /// Elements summed at a time: they stay in the nearest cache.
 const PIECE_ELEMENTS: usize = 1024;
@@ -67,6 +70,47 @@ impl Seat {
             }
         }
         self.member.confirm(self.segment.mapping())
+    }
+
+    /// Sums this rank's share of the rows of `cols` columns, if sharing them pays, else all of them. Returns which.
+    pub fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, GroupError> {
+        let Some(share) = self.row_shares(cols, values.len()) else {
+            return self.all_reduce(values).map(|()| 0..values.len().checked_div(cols).unwrap_or(0));
+        };
+        let own = share(self.rank());
+        let parity = self.phase(Call::Scatter, values.len(), |seat, parity| {
+            for rank in seat.member.others() {
+                let share = share(rank);
+                seat.segment.mapping().put(seat.rank(), parity, share.start, &values[share]);
+            }
+        })?;
+        self.sum(parity, own.clone(), values);
+        self.member.confirm(self.segment.mapping())?;
+        Ok(own.start / cols..own.end / cols)
+    }
+
+    /// Each rank has made the rows that [`Seat::reduce_rows`] gave it; afterwards it has all of them.
+    pub fn gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), GroupError> {
+        let Some(share) = self.row_shares(cols, values.len()) else { return Ok(()) };
+        let own = share(self.rank());
+        let parity = self.phase(Call::Rows, values.len(), |seat, parity| {
+            seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
+        })?;
+        for rank in self.member.others() {
+            let share = share(rank);
+            self.segment.mapping().get(rank, parity, share.start, &mut values[share]);
+        }
+        self.member.confirm(self.segment.mapping())
+    }
+
+    /// The elements of each rank's rows, if there are enough of them to be shared.
+    fn row_shares(&self, cols: usize, elements: usize) -> Option<impl Fn(Rank) -> Range<usize> + use<>> {
+        let pays = self.rank().world() != WorldSize::ONE && cols > 0 && elements >= SHARED_ELEMENTS_MIN;
+        let share = move |rank: Rank| {
+            let rows = rank.share(elements / cols);
+            rows.start * cols..rows.end * cols
+        };
+        pays.then_some(share)
     }
 
     /// `values` are rows of `cols` columns, of which each rank has filled its `share`; afterwards it has all of them.
@@ -198,6 +242,8 @@ impl Drop for Seat {
 enum Call {
     Sum,
     Summed,
+    Scatter,
+    Rows,
     Gather,
     Columns,
     Broadcast(Rank),
@@ -211,6 +257,8 @@ impl Call {
             Self::Summed => (2, 0),
             Self::Gather => (3, 0),
             Self::Columns => (5, 0),
+            Self::Scatter => (6, 0),
+            Self::Rows => (7, 0),
             Self::Broadcast(root) => (4, root.index() as u64),
         };
         kind << 56 | root << 40 | elements as u64

@@ -149,6 +149,16 @@ impl Mesh {
         }
     }
 
+    /// Sums all rows of `cols` columns, and returns them: sharing them would cost a second trip.
+    pub fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, MeshError> {
+        self.all_reduce(values).map(|()| 0..values.len().checked_div(cols).unwrap_or(0))
+    }
+
+    /// Each rank has made the rows that [`Mesh::reduce_rows`] gave it: all.
+    pub fn gather_rows(&mut self, _: usize, values: &mut [f32]) -> Result<(), MeshError> {
+        self.check(values.len())
+    }
+
     /// `values` are rows of `cols` columns, of which each rank has filled its `share`; afterwards it has all of them.
     pub fn all_gather(
         &mut self,

@@ -1,12 +1,13 @@
 //! `Link`: what connects the models of a rank with the other ranks. A group comes and goes; models, and the weights in
 //! them, stay. `Lifeline` is the end of it that other threads hold.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kernels::Backend;
-use model::{Collective, CollectiveError};
+use model::{Collective, CollectiveError, EachRows, Solo};
 use types::{Rank, WorldSize};
 
 use crate::Exchange;
@@ -115,7 +116,7 @@ impl Link {
         let begun = Instant::now();
         let result = match &*self.lock() {
             Some(group) => exchange(group.collective()),
-            None if self.rank.world() == WorldSize::ONE => Ok(()),
+            None if self.rank.world() == WorldSize::ONE => exchange(&Solo),
             None => Err(CollectiveError::Transport(Box::new(NoGroup))),
         };
         self.meter.calls.fetch_add(1, Relaxed);
@@ -131,6 +132,26 @@ impl Link {
 impl<B: Backend> Collective<B> for Link {
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.call(|group| group.all_reduce(backend, rows, buffer))
+    }
+
+    /// The time that `each` takes is not the collective's.
+    fn reduce_into(
+        &self,
+        backend: &B,
+        rows: usize,
+        from: &mut B::Buffer,
+        to: &mut B::Buffer,
+        each: &mut EachRows<'_, B>,
+    ) -> Result<(), CollectiveError> {
+        let mut at_work = Duration::ZERO;
+        let mut timed = |from: &B::Buffer, to: &mut B::Buffer, rows: Range<usize>| {
+            let begun = Instant::now();
+            each(from, to, rows);
+            at_work += begun.elapsed();
+        };
+        let result = self.call(|group| group.reduce_into(backend, rows, from, to, &mut timed));
+        self.meter.us.fetch_sub(at_work.as_micros() as u64, Relaxed);
+        result
     }
 
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

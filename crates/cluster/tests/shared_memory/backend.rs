@@ -17,10 +17,13 @@ const MANY: usize = 10;
 
 /// Runs `part` as every rank with a collective and a backend of its own.
 fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) + Sync) {
-    let group = Group::new(size, 3 * COLS);
+    within(Group::new(size, 3 * COLS), part);
+}
+
+fn within(group: Group, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) + Sync) {
     let seats = Mutex::new(group.limits.world.ranks().map(|rank| group.seat(rank.index() as u16)).collect::<Vec<_>>());
     std::thread::scope(|scope| {
-        for _ in 0..size {
+        for _ in group.limits.world.ranks() {
             scope.spawn(|| {
                 let exchange = Exchange::new(seats.lock().unwrap().pop().unwrap());
                 let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
@@ -68,6 +71,41 @@ fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
             backend.read(&buffer, 0..1, &mut after).unwrap();
             assert_eq!(bits(&after), bits(&numbers(root, 1, COLS)));
         });
+    });
+}
+
+#[test]
+fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_everywhere() {
+    const COLS: usize = 1024;
+    watched(|| {
+        // Of the pieces of 64 rows the last is short: too short to be shared, or not.
+        for (size, rows, is_shared) in [(1, 130, false), (2, 130, true), (3, 100, true), (2, 5, false)] {
+            let (size, rows): (u16, usize) = (size, rows);
+            within(Group::new(size, 64 * COLS), |collective, backend, rank| {
+                let mut from = backend.output(rows + 1, COLS).unwrap();
+                backend.write(&mut from, &numbers(rank, 0, (rows + 1) * COLS)).unwrap();
+                let mut to = backend.buffer(rows + 1, COLS).unwrap();
+                backend.write(&mut to, &vec![7.0; (rows + 1) * COLS]).unwrap();
+                let ones = backend.vector(&[1.0; COLS]).unwrap();
+                let mut made = 0;
+                let mut each = |from: &Buffer, to: &mut Buffer, rows: std::ops::Range<usize>| {
+                    made += rows.len();
+                    backend.rms_norm(rows, to, from, &ones, 1e-6);
+                };
+                collective.reduce_into(backend, rows, &mut from, &mut to, &mut each).unwrap();
+                assert_eq!(made < rows, is_shared, "{made} of {rows} rows by {rank} of {size}");
+
+                let mut whole = backend.output(rows, COLS).unwrap();
+                backend.write(&mut whole, &sum(rank.world().ranks(), 0, rows * COLS)).unwrap();
+                let mut want = backend.buffer(rows, COLS).unwrap();
+                backend.rms_norm(0..rows, &mut want, &whole, &ones, 1e-6);
+                let [mut got, mut wanted] = [vec![0.0; (rows + 1) * COLS], vec![0.0; rows * COLS]];
+                backend.read(&to, 0..rows + 1, &mut got).unwrap();
+                backend.read(&want, 0..rows, &mut wanted).unwrap();
+                assert_eq!(bits(&got[..rows * COLS]), bits(&wanted), "{rank} of {size}");
+                assert!(got[rows * COLS..].iter().all(|&value| value == 7.0), "rows after them stay");
+            });
+        }
     });
 }
 

@@ -51,6 +51,25 @@ fn the_rows_of_a_buffer_are_summed_in_pieces_of_any_size_and_those_after_them_st
 }
 
 #[test]
+fn rows_are_made_from_sums_in_pieces_of_any_size() {
+    watched(|| {
+        for elements_max in [COLS, 2 * COLS + 1, 100 * COLS] {
+            all(3, elements_max, |collective, backend, rank| {
+                let [mut from, mut to] = [backend.buffer(ROWS, COLS).unwrap(), backend.buffer(ROWS, COLS).unwrap()];
+                backend.write(&mut from, &numbers(rank, 0, ROWS * COLS)).unwrap();
+                backend.write(&mut to, &[1.0; ROWS * COLS]).unwrap();
+                collective
+                    .reduce_into(backend, ROWS, &mut from, &mut to, &mut |from, to, rows| backend.add(rows, to, from))
+                    .unwrap();
+                let want: Vec<f32> =
+                    sum(rank.world().ranks(), 0, ROWS * COLS).into_iter().map(|value| 1.0 + value).collect();
+                assert_eq!(bits(&read(backend, &to, ROWS)), bits(&want));
+            });
+        }
+    });
+}
+
+#[test]
 fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
     watched(|| {
         all(3, COLS, |collective, backend, rank| {

@@ -410,11 +410,12 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn rms_norm(&self, rows: usize, out: &mut Buffer, x: &Buffer, weight: &Vec<f32>, eps: f32) {
+    fn rms_norm(&self, rows: Range<usize>, out: &mut Buffer, x: &Buffer, weight: &Vec<f32>, eps: f32) {
         let cols = x.cols;
         assert_eq!(out.cols, cols);
-        let (start, x) = (SendPtr(out.rows_mut(rows).as_mut_ptr()), x.rows(rows));
-        rows::for_rows(&self.pool, rows, cols, &|row| {
+        let (start, x) = (SendPtr(out.rows_mut(rows.end).as_mut_ptr()), x.rows(rows.end));
+        rows::for_rows(&self.pool, rows.len(), cols, &|row| {
+            let row = rows.start + row;
             // SAFETY: each row is written by one worker.
             let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
             rows::rms_norm(self.level, out, &x[row * cols..(row + 1) * cols], weight, eps);
@@ -523,11 +524,12 @@ impl Backend for CpuBackend {
         self.linear(rows, out, gated, &weights.down, None);
     }
 
-    fn add(&self, rows: usize, x: &mut Buffer, y: &Buffer) {
+    fn add(&self, rows: Range<usize>, x: &mut Buffer, y: &Buffer) {
         let cols = x.cols;
         assert_eq!(cols, y.cols);
-        let (start, y) = (SendPtr(x.rows_mut(rows).as_mut_ptr()), y.rows(rows));
-        rows::for_rows(&self.pool, rows, cols, &|row| {
+        let (start, y) = (SendPtr(x.rows_mut(rows.end).as_mut_ptr()), y.rows(rows.end));
+        rows::for_rows(&self.pool, rows.len(), cols, &|row| {
+            let row = rows.start + row;
             // SAFETY: each row is written by one worker.
             let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
             rows::add_to(self.level, x, &y[row * cols..(row + 1) * cols]);

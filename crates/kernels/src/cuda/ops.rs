@@ -158,20 +158,15 @@ impl Backend for CudaBackend {
         self.device.launch(&self.device.kernels.gather_wanted, [step.wanted, 1, 1], THREADS, 0, &args);
     }
 
-    fn rms_norm(&self, rows: usize, out: &mut CudaBuffer, x: &CudaBuffer, weight: &CudaVector, eps: f32) {
+    fn rms_norm(&self, rows: Range<usize>, out: &mut CudaBuffer, x: &CudaBuffer, weight: &CudaVector, eps: f32) {
         assert_eq!(weight.len, x.cols);
-        x.holds(rows, Element::F32);
-        out.written(rows, x.cols, Element::Bf16);
-        let args = [
-            Arg::Memory(&out.memory),
-            Arg::Memory(&x.memory),
-            Arg::Memory(&weight.memory),
-            Arg::Count(x.cols),
-            Arg::Real(eps),
-        ];
+        x.holds(rows.end, Element::F32);
+        out.written(rows.end, x.cols, Element::Bf16);
+        let args =
+            [out.from(rows.start), x.from(rows.start), Arg::Memory(&weight.memory), Arg::Count(x.cols), Arg::Real(eps)];
         self.device.launch(
             &self.device.kernels.rms_norm,
-            [rows, 1, 1],
+            [rows.len(), 1, 1],
             1024.min(x.cols.next_multiple_of(32)),
             0,
             &args,
@@ -297,14 +292,14 @@ impl Backend for CudaBackend {
         self.device.launch(&self.device.kernels.gate, [(rows * inner).div_ceil(THREADS), 1, 1], THREADS, 0, &args);
     }
 
-    fn add(&self, rows: usize, x: &mut CudaBuffer, y: &CudaBuffer) {
+    fn add(&self, rows: Range<usize>, x: &mut CudaBuffer, y: &CudaBuffer) {
         assert_eq!(x.cols, y.cols);
-        x.holds(rows, Element::F32);
-        y.holds(rows, y.element);
+        x.holds(rows.end, Element::F32);
+        y.holds(rows.end, y.element);
         let kernels = &self.device.kernels;
         let kernel = if y.element == Element::F32 { &kernels.add } else { &kernels.add_narrow };
-        let count = rows * x.cols;
-        let args = [Arg::Memory(&x.memory), Arg::Memory(&y.memory), Arg::Count(count)];
+        let count = rows.len() * x.cols;
+        let args = [x.from(rows.start), y.from(rows.start), Arg::Count(count)];
         self.device.launch(kernel, [count.div_ceil(THREADS), 1, 1], THREADS, 0, &args);
     }
 
@@ -329,6 +324,15 @@ impl CudaBuffer {
     fn holds(&self, rows: usize, element: Element) {
         assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
         assert_eq!(self.element, element, "an op of another kind wrote this buffer");
+    }
+
+    /// Its rows from this one on.
+    fn from(&self, row: usize) -> Arg<'_> {
+        let bytes = match self.element {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        };
+        Arg::From(&self.memory, row * self.cols * bytes)
     }
 
     /// Checks a result's shape, and notes what the op leaves in it.

@@ -183,7 +183,7 @@ impl<B: Backend> Stack<B> {
         backend.embed(step, &mut self.hidden, &self.embedding, 0, 1.0);
         for layer in &mut self.layers {
             let attention = layer.attention;
-            backend.rms_norm(rows, &mut self.normed, &self.hidden, &layer.norm[0], EPS);
+            backend.rms_norm(0..rows, &mut self.normed, &self.hidden, &layer.norm[0], EPS);
             backend.linear(Rows::generated(rows), &mut self.qkv, &self.normed, &layer.qkv, Some(&layer.bias));
             for (heads, norm) in [attention.query, attention.key].into_iter().zip(&layer.head_norm) {
                 backend.rms_norm_heads(rows, &mut self.qkv, heads, norm, EPS);
@@ -192,15 +192,15 @@ impl<B: Backend> Stack<B> {
             backend.write_kv(step, &mut layer.kv, &self.qkv, &attention);
             backend.attend(step, &mut self.attended, &self.qkv, &layer.kv, &attention);
             backend.linear(Rows::generated(rows), &mut self.branch, &self.attended, &layer.out, None);
-            backend.add(rows, &mut self.hidden, &self.branch);
-            backend.rms_norm(rows, &mut self.normed, &self.hidden, &layer.norm[1], EPS);
+            backend.add(0..rows, &mut self.hidden, &self.branch);
+            backend.rms_norm(0..rows, &mut self.normed, &self.hidden, &layer.norm[1], EPS);
             backend.linear(Rows::generated(rows), &mut self.gate_up, &self.normed, &layer.gate_up, None);
             backend.gate(rows, &mut self.gated, &self.gate_up, Activation::Silu);
             backend.linear(Rows::generated(rows), &mut self.branch, &self.gated, &layer.down, None);
-            backend.add(rows, &mut self.hidden, &self.branch);
+            backend.add(0..rows, &mut self.hidden, &self.branch);
         }
         backend.gather_wanted(step, &mut self.wanted, &self.hidden);
-        backend.rms_norm(wanted, &mut self.normed, &self.wanted, &self.norm, EPS);
+        backend.rms_norm(0..wanted, &mut self.normed, &self.wanted, &self.norm, EPS);
         backend.linear(Rows::generated(wanted), &mut self.logits, &self.normed, &self.head, None);
     }
 }

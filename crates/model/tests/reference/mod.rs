@@ -211,8 +211,8 @@ impl Backend for Reference {
         }
     }
 
-    fn rms_norm(&self, rows: usize, out: &mut Table, x: &Table, weight: &Vec<f32>, eps: f32) {
-        for row in 0..rows {
+    fn rms_norm(&self, rows: Range<usize>, out: &mut Table, x: &Table, weight: &Vec<f32>, eps: f32) {
+        for row in rows {
             out.row_mut(row).copy_from_slice(x.row(row));
             normalise(out.row_mut(row), weight, eps);
         }
@@ -293,8 +293,8 @@ impl Backend for Reference {
         }
     }
 
-    fn add(&self, rows: usize, x: &mut Table, y: &Table) {
-        for row in 0..rows {
+    fn add(&self, rows: Range<usize>, x: &mut Table, y: &Table) {
+        for row in rows {
             sum(x.row_mut(row), y.row(row));
         }
     }
