@@ -150,8 +150,7 @@ pub(crate) fn linear(
     }
     let start = SendPtr(out.as_mut_ptr());
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
-    // Several chunks a thread, so that one that is held up does not hold up the others; each long enough to stream.
-    let chunk = (total.div_ceil(pool.threads() * 6)).next_multiple_of(4).min(64);
+    let chunk = chunk(pool, total).next_multiple_of(4).min(if inputs.rounds { usize::MAX } else { 64 });
     let chunks = total.div_ceil(chunk);
     pool.run(chunks, &|_, index| {
         let mut wanted = index * chunk..total.min((index + 1) * chunk);
@@ -169,6 +168,15 @@ pub(crate) fn linear(
             wanted = wanted.start.saturating_sub(segment.panels())..wanted.end.saturating_sub(segment.panels());
         }
     });
+}
+
+/// Panels that a thread takes at a time: several chunks for each, so that one that is held up does not hold up the others. A thread
+/// that is alone takes all.
+fn chunk(pool: &Pool, panels: usize) -> usize {
+    match pool.threads() {
+        1 => panels,
+        threads => panels.div_ceil(threads * 6),
+    }
 }
 
 /// A stack of gate and up projection whose gated product can be made in one go: both quantised, and so wide that two panels of
@@ -192,7 +200,7 @@ pub(crate) fn gated(
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
     let panels = stack[0].rows / PANEL;
-    let chunk = panels.div_ceil(pool.threads() * 6).min(64);
+    let chunk = chunk(pool, panels);
     pool.run(panels.div_ceil(chunk), &|_, index| {
         let out = amx_bf16::RoundedOutput { values: values.get(), tiles };
         // SAFETY: only a backend on a CPU with tiles rounds; the activations were filled for these rows, `out` was made for as many
