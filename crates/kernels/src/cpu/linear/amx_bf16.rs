@@ -1,10 +1,11 @@
 //! bf16 tile kernels: for bf16 weights, and for the prompt rows of quantised weights.
 //!
-//! Four tiles of sums stay in the tile unit while all inputs pass by. For bf16 weights they are two panels by the high and the low
-//! part of 16 rows, which are added at the end. Prompt rows are rounded to bf16, and their four tiles are two panels by 32 rows: so
-//! each load serves two products. That counts most when another program shares the core, for then loads and products take
-//! turns, and a load costs nearly as much as a product. As many panels as the second-level cache holds are unpacked to bf16, and all
-//! rows pass by them.
+//! Activations are bf16 in one part (prompt rows, for quantised weights) or in two, high and low (for bf16 weights). Four tiles of
+//! sums stay in the tile unit while all inputs pass by, and the products of both parts go into the same sums, group after group,
+//! high before low: one order for one row and for many. The four tiles are two panels by 32 rows, so that each load serves at least
+//! two products; a tile of rows without a second one, such as the one row of decoding, takes four panels instead. That counts most
+//! when another program shares the core, for then loads and products take turns, and a load costs nearly as much as a product. All
+//! rows pass by as many panels as the second-level cache holds, which for quantised weights are unpacked to bf16.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -12,20 +13,18 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, TILE, round_bf16};
-use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Segment};
+use super::super::activations::{BLOCK, SplitActivations, TILE, round_bf16};
+use super::super::matrix::{Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, Segment};
 use super::super::tiles::{TileConfig, release};
-use super::amx::{Lines, PANELS_AT_ONCE, batches, tile_store, tile_zero};
+use super::amx::{Lines, tile_store, tile_zero};
 use super::unpack_bf16::{TILE_BYTES, unpack_panel};
 use super::{Inputs, Output};
 use crate::Activation;
 
 /// Tiles of sums.
 const SUMS: usize = 4;
-/// Unpacked weights that stay in the second-level cache while all rows pass by.
-const UNPACKED_BYTES: usize = 768 * 1024;
-/// How far ahead of their use unpacked weights are asked for.
-const AHEAD: usize = TILE_BYTES;
+/// Weights that stay in the second-level cache while all rows pass by.
+const BLOCK_BYTES: usize = 768 * 1024;
 
 thread_local! {
     /// Unpacked panels, one after the other. A thread keeps its memory from call to call.
@@ -38,12 +37,8 @@ thread_local! {
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn rounded(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    let pair = |pair: usize| {
-        let first = panels.start + 2 * pair;
-        [(segment, first), (segment, (first + 1).min(panels.end - 1))]
-    };
     // SAFETY: passed on.
-    unsafe { pass(panels.len().div_ceil(2), pair, inputs, &Target::Rows(out)) };
+    unsafe { segment_rows(segment, panels, inputs.rounded, inputs.rows, out) };
 }
 
 /// The same for a stack of gate and up projection, whose products are gated and rounded at once: they go to `out` as the activations
@@ -62,10 +57,20 @@ pub(super) unsafe fn gated(
 ) {
     let pair = |pair: usize| [(gate, panels.start + pair), (up, panels.start + pair)];
     // SAFETY: passed on.
-    unsafe { pass(panels.len(), pair, inputs, &Target::Gated(out, activation)) };
+    unsafe { pass(panels.len(), pair, inputs.rounded, inputs.rows, &Target::Gated(out, activation)) };
 }
 
-/// Where gated results go: the values of a [`SplitActivations`](super::super::activations::SplitActivations) of one part.
+/// Multiplies f32 activations, in two parts, with bf16 weights.
+///
+/// # Safety
+/// As for [`rounded`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+    // SAFETY: passed on.
+    unsafe { segment_rows(segment, panels, inputs.split, inputs.rows, out) };
+}
+
+/// Where gated results go: the values of a [`SplitActivations`] of one part.
 #[derive(Clone, Copy)]
 pub(crate) struct RoundedOutput {
     pub(crate) values: *mut u16,
@@ -79,41 +84,81 @@ enum Target<'a> {
     Gated(RoundedOutput, Activation),
 }
 
+type Pair<'a> = [(&'a Segment, usize); 2];
+
+/// Takes all rows past some panels of a segment.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn segment_rows<const PARTS: usize>(
+    segment: &Segment,
+    panels: Range<usize>,
+    acts: &SplitActivations<PARTS>,
+    rows: usize,
+    out: Output<'_>,
+) {
+    let pair = |pair: usize| {
+        let first = panels.start + 2 * pair;
+        [(segment, first), (segment, (first + 1).min(panels.end - 1))]
+    };
+    // SAFETY: passed on.
+    unsafe { pass(panels.len().div_ceil(2), pair, acts, rows, &Target::Rows(out)) };
+}
+
 /// Takes all rows past so many pairs of panels.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn pass<'a>(
+unsafe fn pass<'a, const PARTS: usize>(
     pairs: usize,
-    pair: impl Fn(usize) -> [(&'a Segment, usize); 2],
-    inputs: &Inputs<'_>,
+    pair: impl Fn(usize) -> Pair<'a>,
+    acts: &SplitActivations<PARTS>,
+    rows: usize,
     target: &Target<'_>,
 ) {
-    let groups = pair(0)[0].0.cols / GROUP;
-    let most = (UNPACKED_BYTES / (2 * groups * TILE_BYTES)).max(1);
+    let first = pair(0)[0].0;
+    let groups = first.cols.div_ceil(GROUP);
+    let is_quantised = first.format != Format::Bf16;
+    let panel_bytes = groups * TILE_BYTES;
+    // What only one tile of rows passes by need not stay.
+    let most = if rows <= TILE { 2 } else { (BLOCK_BYTES / (2 * panel_bytes)).max(1) };
     // As many each time.
     let at_once = pairs.div_ceil(pairs.div_ceil(most));
     UNPACKED.with_borrow_mut(|unpacked| {
-        let len = at_once * 2 * groups;
+        let len = if is_quantised { at_once * 2 * groups } else { 0 };
         if unpacked.len() < len {
             unpacked.resize(len, Lines([[0; LINE]; TILE_BYTES / LINE]));
         }
-        let weights: *mut u8 = unpacked.as_mut_ptr().cast();
-        let at = |pair: usize, half: usize| weights.wrapping_add((2 * pair + half) * groups * TILE_BYTES);
+        let room: *mut u8 = unpacked.as_mut_ptr().cast();
+        let half = |p: usize, tile: usize| {
+            let panels = pair(p);
+            let weights = match is_quantised {
+                true => [0, 1].map(|half| room.wrapping_add((p % at_once * 2 + half) * panel_bytes).cast_const()),
+                false => panels.map(|(segment, panel)| segment.panel(panel).as_ptr()),
+            };
+            Half { panels, weights, rows: tile * TILE..rows.min((tile + 1) * TILE) }
+        };
         // SAFETY: there is room for `at_once` pairs of panels; the rest is passed on.
         unsafe {
-            TileConfig::new([(16, 64); 8]).load();
             for first in (0..pairs).step_by(at_once) {
-                let count = at_once.min(pairs - first);
-                for p in 0..count {
-                    for (half, (segment, panel)) in pair(first + p).into_iter().enumerate() {
-                        unpack_panel(segment, panel, at(p, half));
+                let block = first..pairs.min(first + at_once);
+                if is_quantised {
+                    for p in block.clone() {
+                        for (half, (segment, panel)) in pair(p).into_iter().enumerate() {
+                            unpack_panel(segment, panel, room.add(((p - first) * 2 + half) * panel_bytes));
+                        }
                     }
                 }
-                for tile in (0..inputs.rows.div_ceil(TILE)).step_by(2) {
-                    for p in 0..count {
-                        let square = Square { panels: pair(first + p), tile, inputs, target, groups };
-                        square.multiply([at(p, 0), at(p, 1)]);
-                        square.finish();
+                for tile in (0..rows.div_ceil(TILE)).step_by(2) {
+                    let is_square = (tile + 1) * TILE < rows;
+                    let (panels_on, rows_on) = if is_square { (0, 1) } else { (1, 0) };
+                    for p in block.clone().step_by(1 + panels_on) {
+                        let second = (p + panels_on).min(block.end - 1);
+                        let halves = [half(p, tile), half(second, tile + rows_on)];
+                        let count = if is_square || second > p { 2 } else { 1 };
+                        let quad = Quad { halves, count, is_square, acts, target, groups };
+                        if p == block.start {
+                            quad.configure();
+                        }
+                        quad.multiply();
+                        quad.finish();
                     }
                 }
             }
@@ -122,66 +167,146 @@ unsafe fn pass<'a>(
     });
 }
 
-/// Two panels by two tiles of rows. The unit's first two tiles are the sums of the first row tile, one for each panel.
-struct Square<'a> {
-    panels: [(&'a Segment, usize); 2],
-    /// The first of the two.
-    tile: usize,
-    inputs: &'a Inputs<'a>,
+/// Two panels by a tile of rows.
+struct Half<'a> {
+    panels: Pair<'a>,
+    /// Of each panel, a tile for each group.
+    weights: [*const u8; 2],
+    /// At most a tile of them.
+    rows: Range<usize>,
+}
+
+/// What is summed at once: the unit's first two tiles are the sums of the first half, one for each panel, the next two those
+/// of the second. Either the halves are two tiles of rows that share their panels, which is a square, or they
+/// are two pairs of panels that share their rows.
+struct Quad<'a, const PARTS: usize> {
+    halves: [Half<'a>; 2],
+    /// How many of the halves are wanted.
+    count: usize,
+    is_square: bool,
+    acts: &'a SplitActivations<PARTS>,
     target: &'a Target<'a>,
     groups: usize,
 }
 
-impl Square<'_> {
-    /// Sums the products of all inputs. Meanwhile it asks for the lines that the results will go to: rows lie far apart, and a store
-    /// that misses the caches holds up the ones after it.
+macro_rules! load {
+    ($tile:literal, $at:expr) => {
+        asm!(
+            concat!("tileloadd tmm", $tile, ", [{at} + {stride}]"),
+            at = in(reg) $at, stride = in(reg) LINE, options(nostack, readonly),
+        )
+    };
+}
+
+macro_rules! store {
+    ($tile:literal, $at:expr, $stride:expr) => {
+        asm!(
+            concat!("tilestored [{at} + {stride}], tmm", $tile),
+            at = in(reg) $at, stride = in(reg) $stride, options(nostack),
+        )
+    };
+}
+
+/// Adds the product of a tile of activations and one of weights to a tile of sums.
+macro_rules! product {
+    ($sum:literal, $a:literal, $b:literal) => {
+        asm!(concat!("tdpbf16ps tmm", $sum, ", tmm", $a, ", tmm", $b), options(nostack, nomem))
+    };
+}
+
+impl<const PARTS: usize> Quad<'_, PARTS> {
+    /// Fewer than 16 rows make shorter tiles.
+    unsafe fn configure(&self) {
+        let [first, second] = [0, 1].map(|half| (self.halves[half].rows.len(), LINE));
+        let weights = (16, LINE);
+        // SAFETY: passed on.
+        unsafe { TileConfig::new([first, first, second, second, first, second, weights, weights]).load() };
+    }
+
+    /// Sums the products of all inputs.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn multiply(&self, [mut b0, mut b1]: [*mut u8; 2]) {
-        let acts = self.inputs.rounded;
-        let is_pair = self.tile + 1 < acts.tiles;
-        let mut out = match self.target {
-            Target::Rows(out) => {
-                Some((out.start.wrapping_add(self.tile * TILE * out.stride + self.panels[0].1 * PANEL), out.stride))
-            }
-            Target::Gated(..) => None,
-        };
-        let rows = (2 * TILE).div_ceil(self.groups);
-        // SAFETY: the activations hold these tiles, `b0` and `b1` a panel of as many groups each. A prefetch may point anywhere.
+    unsafe fn multiply(&self) {
+        let [first, second] = &self.halves;
+        let ([mut b0, mut b1], [mut b2, mut b3]) = (first.weights, second.weights);
+        let mut results = self.results();
+        // SAFETY: the activations hold these tiles, the weights a panel of as many groups each.
         unsafe {
             tile_zero();
             for group in 0..self.groups {
-                let at = (group / GROUPS_PER_SUPER * acts.tiles + self.tile) * BLOCK
-                    + group % GROUPS_PER_SUPER * TILE * GROUP;
-                let a0 = acts.values.as_ptr().add(at).cast::<u8>();
-                let a1 = if is_pair { a0.add(2 * BLOCK) } else { a0 };
-                for line in 0..TILE {
-                    for b in [b0, b1] {
-                        _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD + line * LINE).cast());
+                let block = group / GROUPS_PER_SUPER * self.acts.tiles + first.rows.start / TILE;
+                let a0 = self.acts.values.as_ptr().add(block * PARTS * BLOCK + group % GROUPS_PER_SUPER * TILE * GROUP);
+                load!(4, a0);
+                load!(6, b0);
+                product!(0, 4, 6);
+                load!(7, b1);
+                product!(1, 4, 7);
+                if self.is_square {
+                    self.ask_ahead(group, [b0, b1]);
+                    let a1 = a0.add(PARTS * BLOCK);
+                    load!(5, a1);
+                    product!(2, 5, 6);
+                    product!(3, 5, 7);
+                    if PARTS == 2 {
+                        load!(4, a0.add(BLOCK));
+                        product!(0, 4, 6);
+                        product!(1, 4, 7);
+                        load!(5, a1.add(BLOCK));
+                        product!(2, 5, 6);
+                        product!(3, 5, 7);
                     }
-                }
-                asm!(
-                    "tileloadd tmm4, [{a0} + {stride}]",
-                    "tileloadd tmm6, [{b0} + {stride}]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b1} + {stride}]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{a1} + {stride}]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    a0 = in(reg) a0, a1 = in(reg) a1, b0 = in(reg) b0, b1 = in(reg) b1, stride = in(reg) LINE,
-                    options(nostack, readonly),
-                );
-                if let Some((row, stride)) = &mut out {
-                    for _ in 0..rows {
-                        for panel in 0..2 {
-                            _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(panel * PANEL).cast());
+                } else {
+                    self.ask_ahead(group, [b0, b1, b2, b3]);
+                    if PARTS == 2 {
+                        load!(5, a0.add(BLOCK));
+                        product!(0, 5, 6);
+                        product!(1, 5, 7);
+                    }
+                    if self.count == 2 {
+                        load!(6, b2);
+                        product!(2, 4, 6);
+                        load!(7, b3);
+                        product!(3, 4, 7);
+                        if PARTS == 2 {
+                            product!(2, 5, 6);
+                            product!(3, 5, 7);
                         }
-                        *row = row.wrapping_add(*stride);
                     }
                 }
-                (b0, b1) = (b0.add(TILE_BYTES), b1.add(TILE_BYTES));
+                results.ask();
+                [b0, b1, b2, b3] = [b0, b1, b2, b3].map(|b| b.wrapping_add(TILE_BYTES));
             }
+        }
+    }
+
+    /// Asks for weights of these panels, a tile further on or, of four panels, two: those are mostly read for the first time.
+    /// Beyond the end of these panels the next ones begin.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn ask_ahead<const N: usize>(&self, group: usize, weights: [*const u8; N]) {
+        let ahead = N / 2;
+        let wrap = if group + ahead < self.groups { 0 } else { (N - 1) * self.groups };
+        for line in 0..TILE {
+            for weights in weights {
+                let at = (ahead + wrap) * TILE_BYTES + line * LINE;
+                _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(at).cast());
+            }
+        }
+    }
+
+    fn results(&self) -> Results {
+        let [first, second] = &self.halves;
+        let rows = second.rows.end - first.rows.start;
+        let at_once = rows.div_ceil(self.groups);
+        match self.target {
+            Target::Rows(out) => Results {
+                next: out.start.wrapping_add(first.rows.start * out.stride + first.panels[0].1 * PANEL),
+                stride: out.stride,
+                panels: if self.is_square { 2 } else { 4 },
+                rows,
+                at_once,
+            },
+            Target::Gated(..) => Results { next: std::ptr::null(), stride: 0, panels: 0, rows: 0, at_once },
         }
     }
 
@@ -189,44 +314,79 @@ impl Square<'_> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     unsafe fn finish(&self) {
-        let rows = self.tile * TILE..self.inputs.rows.min((self.tile + 2) * TILE);
-        // SAFETY: passed on.
+        let halves = &self.halves[..self.count];
+        // SAFETY: whole panels lie within the output, and a tile has as many rows as its half; the rest is passed on.
         unsafe {
-            match self.target {
-                Target::Rows(out) => self.put(out, rows),
-                Target::Gated(out, activation) => self.gate(out, *activation, rows),
-            }
-        }
-    }
-
-    /// Writes finished sums to their rows.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn put(&self, out: &Output<'_>, rows: Range<usize>) {
-        let [(segment, first), (_, second)] = self.panels;
-        let is_whole = first < second && (second + 1) * PANEL <= segment.rows && rows.len() == 2 * TILE;
-        // SAFETY: 32 whole rows and two whole panels lie within the output.
-        unsafe {
-            if is_whole && out.bias.is_none() {
-                let start = out.start.add(rows.start * out.stride + first * PANEL);
-                asm!(
-                    "tilestored [{out0} + {stride}], tmm0",
-                    "tilestored [{out0} + {stride} + 64], tmm1",
-                    "tilestored [{out1} + {stride}], tmm2",
-                    "tilestored [{out1} + {stride} + 64], tmm3",
-                    out0 = in(reg) start, out1 = in(reg) start.add(TILE * out.stride),
-                    stride = in(reg) out.stride * 4, options(nostack),
-                );
+            if let Target::Rows(out) = self.target
+                && halves.iter().all(|half| half.is_whole())
+                && out.bias.is_none()
+            {
+                let stride = out.stride * size_of::<f32>();
+                let at = |half: &Half<'_>| out.start.add(half.rows.start * out.stride + half.panels[0].1 * PANEL);
+                store!(0, at(&halves[0]), stride);
+                store!(1, at(&halves[0]).add(PANEL), stride);
+                if let [_, second] = halves {
+                    store!(2, at(second), stride);
+                    store!(3, at(second).add(PANEL), stride);
+                }
                 return;
             }
             let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
             tile_store(sums.as_mut_ptr().cast());
             let sums = sums.as_ptr().cast::<[f32; PANEL]>();
-            for row in rows.clone() {
-                for panel in first..=second {
-                    let tile = (row - rows.start) / TILE * 2 + panel - first;
-                    out.put(row, panel, segment.rows, &*sums.add(tile * TILE + row % TILE));
+            for (index, half) in halves.iter().enumerate() {
+                let sums = sums.add(index * 2 * TILE);
+                match self.target {
+                    Target::Rows(out) => half.put(sums, out),
+                    Target::Gated(out, activation) => half.gate(sums, out, *activation),
                 }
+            }
+        }
+    }
+}
+
+/// The lines that results will go to. They are asked for while the products are summed: rows lie far apart, and a store that misses
+/// the caches holds up the ones after it.
+struct Results {
+    next: *const f32,
+    stride: usize,
+    panels: usize,
+    /// Those that remain.
+    rows: usize,
+    at_once: usize,
+}
+
+impl Results {
+    #[inline]
+    fn ask(&mut self) {
+        if self.rows == 0 {
+            return;
+        }
+        for _ in 0..self.at_once {
+            for panel in 0..self.panels {
+                // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
+                unsafe { _mm_prefetch::<_MM_HINT_ET0>(self.next.wrapping_add(panel * PANEL).cast()) };
+            }
+            self.next = self.next.wrapping_add(self.stride);
+        }
+        self.rows = self.rows.saturating_sub(self.at_once);
+    }
+}
+
+impl Half<'_> {
+    fn is_whole(&self) -> bool {
+        let [(segment, first), (_, second)] = self.panels;
+        first < second && (second + 1) * PANEL <= segment.rows
+    }
+
+    /// Writes finished sums to their rows.
+    #[inline]
+    unsafe fn put(&self, sums: *const [f32; PANEL], out: &Output<'_>) {
+        let [(segment, first), (_, second)] = self.panels;
+        for row in self.rows.clone() {
+            for panel in first..=second {
+                // SAFETY: the sums of both panels; the rest is passed on.
+                unsafe { out.put(row, panel, segment.rows, &*sums.add((panel - first) * TILE + row % TILE)) };
             }
         }
     }
@@ -234,16 +394,12 @@ impl Square<'_> {
     /// Gates finished sums and writes them as halves of rows of the next layer's tiles.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn gate(&self, out: &RoundedOutput, activation: Activation, rows: Range<usize>) {
+    unsafe fn gate(&self, sums: *const [f32; PANEL], out: &RoundedOutput, activation: Activation) {
         let (group, half) = (self.panels[0].1 / 2, self.panels[0].1 % 2);
-        let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
-        // SAFETY: `out` has room for these rows; AVX-512 is there.
-        unsafe {
-            tile_store(sums.as_mut_ptr().cast());
-            let sums = sums.as_ptr().cast::<f32>();
-            for row in rows.clone() {
-                let at = (row - rows.start) / TILE * 2 * TILE + row % TILE;
-                let [gate, up] = [at, at + TILE].map(|at| _mm512_load_ps(sums.add(at * PANEL)));
+        for row in self.rows.clone() {
+            // SAFETY: the sums of both panels, on lines; `out` has room for these rows; AVX-512 is there.
+            unsafe {
+                let [gate, up] = [0, TILE].map(|at| _mm512_load_ps(sums.add(at + row % TILE).cast()));
                 let value = round_bf16(gate_lanes(gate, up, activation));
                 let block = group / GROUPS_PER_SUPER * out.tiles + row / TILE;
                 let line = block * BLOCK + (group % GROUPS_PER_SUPER * TILE + row % TILE) * GROUP;
@@ -275,131 +431,4 @@ fn gate_lanes(x: __m512, up: __m512, activation: Activation) -> __m512 {
     let power = POWER[1..].iter().fold(splat(POWER[0]), |sum, c| _mm512_fmadd_ps(sum, rest, splat(*c)));
     let below = _mm512_add_ps(splat(1.0), _mm512_scalef_ps(power, whole));
     _mm512_mul_ps(_mm512_mul_ps(x, _mm512_rcp14_ps(below)), up)
-}
-
-/// Multiplies f32 activations, in two parts, with bf16 weights.
-///
-/// # Safety
-/// As for [`super::avx512::panels`], and this process may use tiles.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    if inputs.rows == 1 {
-        // SAFETY: passed on.
-        return unsafe { single_row(segment, panels, inputs, out) };
-    }
-    // Fewer than 16 rows make shorter tiles.
-    let (rows, weights) = ((inputs.rows.min(TILE), 64), (16, 64));
-    // SAFETY: passed on.
-    unsafe {
-        TileConfig::new([rows, rows, rows, rows, rows, rows, weights, weights]).load();
-        for (tiles, panels) in batches(inputs.rows, segment.cols * 4, panels, PANELS_AT_ONCE) {
-            for panel in panels.clone().step_by(2) {
-                let second = (panel + 1).min(panels.end - 1);
-                for tile in tiles.clone() {
-                    tile_pair(segment, [panel, second], tile, inputs, out);
-                }
-            }
-        }
-        release();
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn tile_pair(segment: &Segment, panels: [usize; 2], tile: usize, inputs: &Inputs<'_>, out: Output<'_>) {
-    let steps = segment.cols.div_ceil(GROUP);
-    let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
-    let count = if panels[0] == panels[1] { 1 } else { 2 };
-    out.prefetch(tile, panels[0]..panels[0] + count, inputs.rows);
-    // SAFETY: a panel has `steps` tiles of 1 KiB, the split activations have as many for each part of this tile.
-    unsafe {
-        tile_zero();
-        let mut b = panels.map(|panel| segment.panel(panel).as_ptr());
-        for index in 0..steps.div_ceil(GROUPS_PER_SUPER) {
-            let a = inputs.split.values.as_ptr().add((index * inputs.split.tiles + tile) * 2 * BLOCK).cast::<u8>();
-            for step in 0..GROUPS_PER_SUPER.min(steps - index * GROUPS_PER_SUPER) {
-                let high = a.add(step * TILE_BYTES);
-                asm!(
-                    "tileloadd tmm4, [{high} + {stride}]",
-                    "tileloadd tmm6, [{b0} + {stride}]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b1} + {stride}]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{low} + {stride}]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    high = in(reg) high, low = in(reg) high.add(2 * BLOCK), b0 = in(reg) b[0], b1 = in(reg) b[1],
-                    stride = in(reg) LINE, options(nostack, readonly),
-                );
-                b = b.map(|b| b.add(TILE_BYTES));
-            }
-        }
-        tile_store(sums.as_mut_ptr().cast());
-        let sums = sums.as_ptr().cast::<f32>();
-        for (p, panel) in panels.into_iter().enumerate().take(count) {
-            for r in 0..TILE.min(inputs.rows - tile * TILE) {
-                let part = |part: usize| _mm512_load_ps(sums.add(((part * 2 + p) * TILE + r) * PANEL));
-                let mut values = [0f32; PANEL];
-                _mm512_storeu_ps(values.as_mut_ptr(), _mm512_add_ps(part(0), part(1)));
-                out.put(tile * TILE + r, panel, segment.rows, &values);
-            }
-        }
-    }
-}
-
-/// One row: its two parts are the rows of one tile, and four panels stream from memory together.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn single_row(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    const PARTS: usize = 2;
-    /// How far ahead of its use a tile of weights is asked for.
-    const AHEAD: usize = 2048;
-    let sum = (PARTS, 64);
-    let config = TileConfig::new([sum, sum, sum, sum, (PARTS, 64), (16, 64), (16, 64), (16, 64)]);
-    let steps = segment.cols.div_ceil(GROUP);
-    // SAFETY: a panel has `steps` tiles of 1 KiB, the split activations have as many for each part of this row; rows of
-    // the tile of activations are its parts, a block apart. A prefetch may point anywhere.
-    unsafe {
-        config.load();
-        for first in panels.clone().step_by(4) {
-            let four: [usize; 4] = std::array::from_fn(|p| (first + p).min(panels.end - 1));
-            let mut b = four.map(|panel| segment.panel(panel).as_ptr());
-            tile_zero();
-            for step in 0..steps {
-                let at = step / GROUPS_PER_SUPER * inputs.split.tiles * PARTS * BLOCK
-                    + step % GROUPS_PER_SUPER * TILE * GROUP;
-                let a = inputs.split.values.as_ptr().add(at);
-                // Beyond the end of these panels the next four begin.
-                let wrap = if (step + AHEAD / TILE_BYTES) < steps { 0 } else { 3 * segment.stride };
-                for b in b {
-                    for line in 0..16 {
-                        _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD + wrap + line * LINE).cast());
-                    }
-                }
-                asm!(
-                    "tileloadd tmm4, [{a} + {parts}]",
-                    "tileloadd tmm5, [{b0} + {stride}]",
-                    "tdpbf16ps tmm0, tmm4, tmm5",
-                    "tileloadd tmm6, [{b1} + {stride}]",
-                    "tdpbf16ps tmm1, tmm4, tmm6",
-                    "tileloadd tmm7, [{b2} + {stride}]",
-                    "tdpbf16ps tmm2, tmm4, tmm7",
-                    "tileloadd tmm5, [{b3} + {stride}]",
-                    "tdpbf16ps tmm3, tmm4, tmm5",
-                    a = in(reg) a, b0 = in(reg) b[0], b1 = in(reg) b[1], b2 = in(reg) b[2], b3 = in(reg) b[3],
-                    parts = in(reg) BLOCK * 2, stride = in(reg) LINE, options(nostack, readonly),
-                );
-                b = b.map(|b| b.wrapping_add(TILE_BYTES));
-            }
-            let mut sums = MaybeUninit::<[Lines<TILE>; SUMS]>::uninit();
-            tile_store(sums.as_mut_ptr().cast());
-            for panel in first..panels.end.min(first + 4) {
-                let part = |part: usize| {
-                    _mm512_load_ps(sums.as_ptr().cast::<f32>().add(((panel - first) * TILE + part) * PANEL))
-                };
-                let mut values = [0f32; PANEL];
-                _mm512_storeu_ps(values.as_mut_ptr(), _mm512_add_ps(part(0), part(1)));
-                out.put(0, panel, segment.rows, &values);
-            }
-        }
-        release();
-    }
 }
