@@ -149,5 +149,5 @@ def test_the_server_tells_how_it_is(oai):
 def test_the_document_describes_every_endpoint():
     paths = json.loads(send("GET", "/openapi.json")[2])["paths"]
     expected = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models", "/v1/models/{model}",
-                "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/health", "/ready", "/metrics"]
+                "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ready", "/metrics"]
     assert set(expected) <= set(paths)

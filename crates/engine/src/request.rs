@@ -135,7 +135,7 @@ pub struct Finished {
 #[derive(Clone, Debug)]
 pub enum FinishReason {
     /// The model ended its answer with this token.
-    Eos(TokenId),
+    Eos(Sampled),
     /// All tokens that were asked for are there.
     Length,
     /// The model's context, or the whole K/V cache, is full.

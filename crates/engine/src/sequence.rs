@@ -14,7 +14,7 @@ use crate::guess;
 use crate::plan::{NotBefore, Role, StepPlan, Want};
 use crate::prefix::{PageHash, Prefix, page_hashes};
 use crate::request::{Event, EventKind, FinishReason, Finished, Goal, Pooling, Request, RequestId, Tenant, Timings};
-use crate::sampler::{Logprobs, SamplingParams};
+use crate::sampler::{Logprobs, Sampled, SamplingParams};
 
 pub(crate) struct Sequence {
     pub id: RequestId,
@@ -267,12 +267,13 @@ impl Sequence {
     }
 
     /// Adds a token that was sampled, unless it is no part of the answer; says whether the sequence has ended, and why.
-    pub fn extend(&mut self, token: TokenId, now: Instant) -> Option<FinishReason> {
+    pub fn extend(&mut self, sampled: &Sampled, now: Instant) -> Option<FinishReason> {
+        let token = sampled.token;
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.awaited -= 1;
         if self.eos.contains(&token) {
-            return Some(FinishReason::Eos(token));
+            return Some(FinishReason::Eos(sampled.clone()));
         }
         let is_fulfilled = match &mut self.constrained {
             None => false,

@@ -7,7 +7,7 @@ mod fake;
 use answers::{Answers, run};
 use engine::{
     Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Prefix, Request,
-    Role, SampleError, SamplingError, SamplingParams, StepOutput, StepPlan, Want, inspect, measure,
+    Role, SampleError, Sampled, SamplingError, SamplingParams, StepOutput, StepPlan, Want, inspect, measure,
 };
 use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::{SessionId, TokenId};
@@ -137,7 +137,10 @@ fn each_end_of_sequence_id_ends_the_answer_and_is_left_out() {
         let first = full.iter().position(|&token| token == eos).unwrap();
         let mut request = request(prompt(10, 1), greedy(), 30);
         request.eos = [TokenId(VOCAB as u32 + 5), eos].into();
-        assert_eq!(alone(request, 16, 400), (full[..first].to_vec(), format!("{:?}", FinishReason::Eos(eos))));
+        assert_eq!(
+            alone(request, 16, 400),
+            (full[..first].to_vec(), format!("{:?}", FinishReason::Eos(Sampled { token: eos, logprobs: None })))
+        );
     }
 }
 

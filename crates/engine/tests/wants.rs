@@ -7,8 +7,8 @@ mod fake;
 
 use answers::run;
 use engine::{
-    Constraint, ConstraintError, Engine, EngineError, EngineOptions, FinishReason, Goal, Pooling, Request, Sampler,
-    SamplingError, SamplingParams, TokenMask,
+    Constraint, ConstraintError, Engine, EngineError, EngineOptions, FinishReason, Goal, Pooling, Request, Sampled,
+    Sampler, SamplingError, SamplingParams, TokenMask,
 };
 use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::TokenId;
@@ -96,7 +96,7 @@ fn the_end_of_a_constrained_answer_waits_for_the_least_length() {
         let id = engine.add(request).unwrap();
         let answers = run(&mut engine);
         assert_eq!(answers.0[&id].tokens.len(), tokens_min);
-        assert_eq!(answers.0[&id].reason(), format!("{:?}", FinishReason::Eos(end)));
+        assert_eq!(answers.0[&id].reason(), format!("{:?}", FinishReason::Eos(Sampled { token: end, logprobs: None })));
     }
 }
 
@@ -156,7 +156,7 @@ fn no_end_of_sequence_comes_before_the_least_length() {
         let want = answer(&prompt, &SamplingParams { logit_bias: Some(bias), ..SamplingParams::default() }, 20);
         run(&mut engine).check(id, &want, FinishReason::Length);
         let id = engine.add(Request { eos: [eos].into(), tokens_min: 0, ..request(10, 1, 20) }).unwrap();
-        run(&mut engine).check(id, &[], FinishReason::Eos(eos));
+        run(&mut engine).check(id, &[], FinishReason::Eos(Sampled { token: eos, logprobs: None }));
     }
 }
 

@@ -89,6 +89,16 @@ impl ChatTemplate {
         Ok(text)
     }
 
+    /// The begin token as text, if the model has one.
+    pub fn bos(&self) -> Option<&str> {
+        Some(self.text.bos.as_str()).filter(|bos| !bos.is_empty())
+    }
+
+    /// The end token as text, if the model has one.
+    pub fn eos(&self) -> Option<&str> {
+        Some(self.text.eos.as_str()).filter(|eos| !eos.is_empty())
+    }
+
     /// How the model writes its replies to such prompts.
     pub fn reply_format(&self) -> &ReplyFormat {
         &self.format

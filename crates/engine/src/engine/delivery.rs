@@ -42,7 +42,7 @@ impl<E: Executor> Engine<E> {
         let ended = match outcome {
             Err(error) => Some(FinishReason::Failed(error.into())),
             Ok(sampled) => {
-                let ended = sequence.extend(sampled.token, now);
+                let ended = sequence.extend(&sampled, now);
                 if !matches!(ended, Some(FinishReason::Eos(_) | FinishReason::Failed(_))) {
                     self.stats.decoded_tokens += 1;
                     self.waiting.charge(sequence.tenant, 1);

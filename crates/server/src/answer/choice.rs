@@ -18,6 +18,7 @@ pub(super) struct Choice {
     /// None: all text is text.
     parser: Option<ReplyParser>,
     wants_tokens: bool,
+    wants_end: bool,
     one_call_only: bool,
     /// The last that was said was reasoning.
     reasoning: bool,
@@ -33,6 +34,7 @@ impl Choice {
             text: Some((detokenizer, stops)),
             parser,
             wants_tokens: false,
+            wants_end: false,
             one_call_only: false,
             reasoning: false,
             called: false,
@@ -43,6 +45,12 @@ impl Choice {
     /// Parts tell their tokens.
     pub fn with_tokens(mut self) -> Self {
         self.wants_tokens = true;
+        self
+    }
+
+    /// The token that ends the answer is told as well, though it is no part of the text.
+    pub fn with_end_token(mut self, wants_end: bool) -> Self {
+        self.wants_end = wants_end;
         self
     }
 
@@ -110,13 +118,12 @@ impl Choice {
         if self.one_call_only && cut_second_call(&mut deltas) {
             finish = Some(Finish::ToolCalls);
         }
-        let token = Token { id: sampled.token, logprobs: sampled.logprobs };
-        let tokens = if self.wants_tokens { vec![token] } else { Vec::new() };
+        let tokens = if self.wants_tokens { vec![sampled.into()] } else { Vec::new() };
         (self.said(deltas, tokens), finish)
     }
 
-    /// What was held back until now, when no more tokens come.
-    pub fn finish(&mut self) -> Option<Part> {
+    /// What was held back until now, when no more tokens come; `end` is the one that said so.
+    pub fn finish(&mut self, end: Option<Sampled>) -> Option<Part> {
         let (detokenizer, mut stops) = self.text.take()?;
         let text = match stops.push(&detokenizer.finish()) {
             Stopped::No { text } => text + &stops.finish(),
@@ -127,7 +134,8 @@ impl Choice {
         if self.one_call_only {
             cut_second_call(&mut deltas);
         }
-        self.said(deltas, Vec::new())
+        let wanted = self.wants_tokens && self.wants_end;
+        self.said(deltas, end.filter(|_| wanted).map(Token::from).into_iter().collect())
     }
 
     fn said(&mut self, deltas: Vec<Delta>, tokens: Vec<Token>) -> Option<Part> {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use engine::{EventKind, FinishReason, Tenant};
+use engine::{EventKind, FinishReason, Sampled, Tenant};
 use text::Delta;
 use tokio::sync::mpsc::{Receiver, channel};
 use tracing::{Span, info};
@@ -51,6 +51,12 @@ pub enum Part {
 pub struct Token {
     pub id: TokenId,
     pub logprobs: Option<engine::Logprobs>,
+}
+
+impl From<Sampled> for Token {
+    fn from(Sampled { token, logprobs }: Sampled) -> Self {
+        Self { id: token, logprobs }
+    }
 }
 
 /// Why a choice ended.
@@ -207,13 +213,14 @@ impl Answer {
                 self.end(index, ended);
             }
             EventKind::Finished(finished) => {
-                let finish = match finished.reason {
-                    FinishReason::Eos(_) | FinishReason::Complete => Finish::Stop,
-                    FinishReason::Length | FinishReason::Context => Finish::Length,
+                let (finish, end) = match finished.reason {
+                    FinishReason::Eos(sampled) => (Finish::Stop, Some(sampled)),
+                    FinishReason::Complete => (Finish::Stop, None),
+                    FinishReason::Length | FinishReason::Context => (Finish::Length, None),
                     FinishReason::Cancelled => return Err(ApiError::shutting_down()),
                     FinishReason::Failed(failure) => return Err(failure.into()),
                 };
-                let said = choice.finish();
+                let said = choice.finish(end);
                 self.ready.extend(said.map(|part| (index, part)));
                 self.end(index, Some(finish));
             }

@@ -30,7 +30,8 @@ pub(super) fn prepare(served: &Served, ask: Ask, tenant: Tenant) -> Result<Vec<(
         for index in 0..ask.choices {
             let detokenizer = served.tokenizer.detokenizer(special);
             let mut choice = match &script.reply {
-                None => Choice::new(detokenizer, stops.clone(), None),
+                // As OpenAI's completions have it: whoever asks for one token gets the probability of one, also of an end.
+                None => Choice::new(detokenizer, stops.clone(), None).with_end_token(true),
                 Some(reply) => {
                     let parser = ReplyParser::new(&served.format, Arc::clone(&reply.tools)).after_prompt(&reply.prompt);
                     Choice::new(detokenizer.showing(served.markers.clone()), stops.clone(), Some(parser))

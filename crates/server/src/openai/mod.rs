@@ -34,6 +34,7 @@ pub fn router() -> Router<Shared> {
         models::one,
         tokenize::tokenize,
         tokenize::detokenize,
+        tokenize::describe,
     ),
     components(schemas(OpenAiBody))
 )]

@@ -1,11 +1,11 @@
-//! `/tokenize` and `/detokenize`, in vLLM's form.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's form.
 
 use axum::extract::State;
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use text::SpecialTokens;
+use text::{ChatTemplate, SpecialTokens};
 use types::TokenId;
 use utoipa::ToSchema;
 
@@ -13,11 +13,14 @@ use super::chat::{ChatMessage, Tool, messages, tools, turn};
 use crate::answer::{Chat, chat_tokens, text_tokens};
 use crate::app::Shared;
 use crate::body::Body;
-use crate::error::ApiError;
+use crate::error::{ApiError, OpenAiBody};
 use crate::failures::OpenAiFailures;
 
 pub fn router() -> Router<Shared> {
-    Router::new().route("/tokenize", post(tokenize)).route("/detokenize", post(detokenize))
+    Router::new()
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(describe))
 }
 
 /// A text, or a conversation
@@ -62,6 +65,14 @@ pub struct DetokenizeRequest {
 #[derive(Serialize, ToSchema)]
 pub struct Detokenized {
     prompt: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct TokenizerInfo {
+    /// The token that begins texts, as text; null if there is none
+    bos_token: Option<String>,
+    /// The token that ends texts, as text; null if there is none
+    eos_token: Option<String>,
 }
 
 /// The tokens of a text or of a conversation
@@ -122,4 +133,26 @@ pub async fn detokenize(
     }
     let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
     Ok(Json(Detokenized { prompt: served.tokenizer.decode(&tokens, SpecialTokens::Show) }))
+}
+
+/// The tokens that begin and end texts
+///
+/// With it, lm-eval asks the server for tokens, and needs no tokenizer of its own.
+#[utoipa::path(
+    get, path = "/tokenizer_info", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "They", body = TokenizerInfo),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiBody),
+        (status = 503, description = "No model is loaded", body = OpenAiBody),
+    )
+)]
+pub async fn describe(State(app): State<Shared>) -> Result<Json<TokenizerInfo>, ApiError> {
+    let served = app.served(None)?;
+    let named = |name: fn(&ChatTemplate) -> Option<&str>| served.template.as_ref().and_then(name).map(str::to_owned);
+    // A model without a template has not told the names, but it has told the ids.
+    let spelled = |ids: &[TokenId]| ids.first().map(|&id| served.tokenizer.decode(&[id], SpecialTokens::Show));
+    Ok(Json(TokenizerInfo {
+        bos_token: named(ChatTemplate::bos).or_else(|| spelled(served.tokenizer.prefix_ids())),
+        eos_token: named(ChatTemplate::eos).or_else(|| spelled(served.tokenizer.eos_ids())),
+    }))
 }

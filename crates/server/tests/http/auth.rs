@@ -12,7 +12,7 @@ fn guarded() -> Client {
 
 #[tokio::test]
 async fn without_a_key_nothing_is_told() {
-    for path in ["/v1/models", "/metrics", "/status", "/v1/models/tiny"] {
+    for path in ["/v1/models", "/metrics", "/status", "/v1/models/tiny", "/tokenizer_info"] {
         let answer = guarded().get(path).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
         assert_eq!(answer.headers["www-authenticate"], "Bearer");

@@ -87,3 +87,42 @@ async fn an_answer_that_is_read_back_has_the_log_probabilities_it_was_written_wi
     let best = best.into_iter().fold(f64::NEG_INFINITY, f64::max);
     assert!((best - written["token_logprobs"][0].as_f64().unwrap()).abs() < 1e-3);
 }
+
+/// lm-eval asks for one token after a text and leaves the last log probability away, whatever the token was.
+#[tokio::test]
+async fn a_token_that_ends_an_answer_has_its_log_probability_but_no_text() {
+    let client = Client::new();
+    let x = client.post("/tokenize", json!({"prompt": "x"})).await["tokens"][0].as_u64().unwrap();
+    let bias = json!({x.to_string(): 100});
+    let mut body = ask(json!("a river"), json!({"echo": true, "logprobs": 1, "max_tokens": 1, "logit_bias": bias}));
+    let said = client.post(COMPLETIONS, body.clone()).await;
+    assert_eq!(said["choices"][0]["text"], "a riverx");
+
+    body["stop_token_ids"] = json!([x]);
+    let ended = client.post(COMPLETIONS, body.clone()).await;
+    let choice = &ended["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("a river"), &json!("stop")));
+    assert_eq!(choice["logprobs"], said["choices"][0]["logprobs"]);
+    let events = client.stream(COMPLETIONS, body).await;
+    let streamed = events.iter().filter_map(|event| event["choices"][0]["logprobs"]["token_logprobs"].as_array());
+    assert_eq!(streamed.flatten().cloned().collect::<Value>(), choice["logprobs"]["token_logprobs"]);
+
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let chat =
+        json!({"messages": messages, "temperature": 0, "logprobs": true, "logit_bias": bias, "stop_token_ids": [x]});
+    let chat = client.post("/v1/chat/completions", chat).await;
+    assert_eq!(chat["choices"][0]["logprobs"]["content"], json!([]), "a chat tells the tokens of its text");
+}
+
+/// How lm-eval finds out whether an answer was the likeliest.
+#[tokio::test]
+async fn the_likeliest_token_has_the_same_number_in_both_lists() {
+    let answer = Client::new().post(COMPLETIONS, ask(json!("a river"), json!({"logprobs": 2, "max_tokens": 32}))).await;
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let chosen = numbers(&logprobs["token_logprobs"]);
+    assert_eq!(chosen.len(), 32);
+    for (chosen, top) in chosen.into_iter().zip(logprobs["top_logprobs"].as_array().unwrap()) {
+        let top = top.as_object().unwrap().values().map(|value| value.as_f64().unwrap());
+        assert_eq!(chosen, top.fold(f64::NEG_INFINITY, f64::max));
+    }
+}

@@ -95,6 +95,7 @@ async fn every_response_has_an_id_and_the_document_tells_every_path() {
         "/v1/models/{model}",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/health",
         "/ready",
         "/metrics",

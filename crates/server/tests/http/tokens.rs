@@ -30,3 +30,12 @@ async fn tokens_that_do_not_exist_have_no_text() {
     let (status, error) = Client::new().error("/tokenize", "{}").await;
     assert_eq!((status, &error["param"]), (400, &json!("prompt")));
 }
+
+#[tokio::test]
+async fn the_tokens_that_begin_and_end_texts_can_be_asked_for() {
+    let client = Client::new();
+    let info = client.get("/tokenizer_info").await.json();
+    assert_eq!(info, json!({"bos_token": null, "eos_token": "<|im_end|>"}));
+    let end = client.post("/tokenize", json!({"prompt": info["eos_token"], "add_special_tokens": false})).await;
+    assert_eq!(end["count"], 1);
+}

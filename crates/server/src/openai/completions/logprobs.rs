@@ -1,7 +1,6 @@
 //! Log probabilities in the form of the older API: four lists, one entry for each token.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 use text::Tokenizer;
 use types::TokenId;
 use utoipa::ToSchema;
@@ -14,9 +13,29 @@ pub struct CompletionLogprobs {
     /// Null for the first token of a prompt: nothing comes before it
     pub token_logprobs: Vec<Option<f32>>,
     #[schema(value_type = Vec<Option<std::collections::HashMap<String, f32>>>)]
-    pub top_logprobs: Vec<Option<Map<String, Value>>>,
+    pub top_logprobs: Vec<Option<Top>>,
     /// Where each token begins in the text, in characters
     pub text_offset: Vec<usize>,
+}
+
+/// The likeliest tokens by their text, best first. Where two have the same text, the likelier one stands for both.
+///
+/// The numbers are written as those of `token_logprobs` are, so that equal ones look equal: lm-eval compares them.
+#[derive(Debug, Default)]
+pub struct Top(Vec<(String, f32)>);
+
+impl Top {
+    fn add(&mut self, text: String, logprob: f32) {
+        if self.0.iter().all(|(other, _)| *other != text) {
+            self.0.push((text, logprob));
+        }
+    }
+}
+
+impl Serialize for Top {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
 }
 
 /// How far the text is.
@@ -33,10 +52,11 @@ impl CompletionLogprobs {
             offsets.characters += started_characters(tokenizer.token_bytes(*id));
             self.token_logprobs.push(logprobs.as_ref().map(|logprobs| logprobs.chosen));
             self.top_logprobs.push(logprobs.as_ref().map(|logprobs| {
+                let mut top = Top::default();
+                logprobs.top.iter().for_each(|&(id, logprob)| top.add(spelled(tokenizer, id), logprob));
                 // The chosen token is always among them, as OpenAI's is: a reader can see whether it was the likeliest.
-                let chosen = (text.clone(), logprobs.chosen.into());
-                let top = logprobs.top.iter().map(|&(id, logprob)| (spelled(tokenizer, id), logprob.into()));
-                top.chain([chosen]).collect()
+                top.add(text.clone(), logprobs.chosen);
+                top
             }));
             self.tokens.push(text);
         }
@@ -55,4 +75,18 @@ fn spelled(tokenizer: &Tokenizer, id: TokenId) -> String {
 /// Characters that begin in these bytes.
 fn started_characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_tokens_with_one_text_the_likelier_is_told() {
+        let mut top = Top::default();
+        [("a", -0.1), ("b", -2.5), ("a", -7.0)]
+            .into_iter()
+            .for_each(|(text, logprob)| top.add(text.to_owned(), logprob));
+        assert_eq!(serde_json::to_string(&top).unwrap(), r#"{"a":-0.1,"b":-2.5}"#);
+    }
 }
