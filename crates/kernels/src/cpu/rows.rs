@@ -64,15 +64,18 @@ for_each_level! {
     }
 
     unsafe fn gate_row(out: &mut [f32], gate: &[f32], up: &[f32], activation: Activation) {
-        let len = out.len();
-        for i in (0..len).step_by(16) {
-            // A short tail goes through a full vector of its own.
+        let (len, whole) = (out.len(), out.len() / 16 * 16);
+        for i in (0..whole).step_by(16) {
+            let value = gate_vector(load(gate.as_ptr().add(i)), load(up.as_ptr().add(i)), activation);
+            store(out.as_mut_ptr().add(i), value);
+        }
+        if whole < len {
+            // The tail goes through a full vector of its own.
             let (mut g, mut u) = ([0f32; 16], [0f32; 16]);
-            let count = 16.min(len - i);
-            g[..count].copy_from_slice(&gate[i..i + count]);
-            u[..count].copy_from_slice(&up[i..i + count]);
+            g[..len - whole].copy_from_slice(&gate[whole..len]);
+            u[..len - whole].copy_from_slice(&up[whole..len]);
             store(g.as_mut_ptr(), gate_vector(load(g.as_ptr()), load(u.as_ptr()), activation));
-            out[i..i + count].copy_from_slice(&g[..count]);
+            out[whole..].copy_from_slice(&g[..len - whole]);
         }
     }
 
