@@ -1,6 +1,6 @@
 //! A seat as the collective of a backend. The segment holds three rows.
 
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 
 use cluster::Exchange;
 use cluster::shared_memory::GroupError;
@@ -107,6 +107,38 @@ fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_
             });
         }
     });
+}
+
+#[test]
+fn a_rank_that_leaves_before_or_between_the_halves_of_shared_rows_is_noticed() {
+    const ROWS: usize = 64;
+    const COLS: usize = 1024;
+    for halves in 0..2 {
+        watched(move || {
+            let group = Group::new(2, ROWS * COLS);
+            let [staying, mut leaving] = [group.seat(0), group.seat(1)];
+            let at_work = Barrier::new(2);
+            std::thread::scope(|scope| {
+                let at_work = &at_work;
+                scope.spawn(move || {
+                    if halves == 1 {
+                        leaving.reduce_rows(COLS, &mut vec![1.0; ROWS * COLS]).unwrap();
+                        at_work.wait();
+                    }
+                });
+                let (exchange, backend) = (Exchange::new(staying), CpuBackend::new(CpuOptions::default()).unwrap());
+                let [mut from, mut to] = [backend.output(ROWS, COLS).unwrap(), backend.output(ROWS, COLS).unwrap()];
+                let mut made = 0;
+                let mut each = |_: &Buffer, _: &mut Buffer, rows: std::ops::Range<usize>| {
+                    made += rows.len();
+                    at_work.wait();
+                };
+                let ended = exchange.reduce_into(&backend, ROWS, &mut from, &mut to, &mut each);
+                assert!(matches!(ended, Err(CollectiveError::Lost(rank)) if rank.index() == 1), "{ended:?}");
+                assert_eq!(made, halves * ROWS / 2);
+            });
+        });
+    }
 }
 
 /// What a rank of three has after `exchange` of all rows that it filled, several segments full of them.
