@@ -16,43 +16,28 @@ use super::{Inputs, Output};
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY: passed on.
-    unsafe {
-        match inputs.rows {
-            ..=8 => group_rows::<8>(segment, panels, inputs, out),
-            _ => group_rows::<TILE>(segment, panels, inputs, out),
-        }
-    }
-}
-
-/// Tiles of `ROWS` rows: all 16, or half as many where there are no more.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group_rows<const ROWS: usize>(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // Sums of four groups; activations and weights of two, so that one's tiles load while the other's multiply.
-    let (sums, rows, weights) = ((ROWS, 64), (ROWS, 32), (8, 64));
+    let (sums, rows, weights) = ((TILE, 64), (TILE, 32), (8, 64));
     let config = TileConfig::new([sums, sums, sums, sums, rows, rows, weights, weights]);
     // SAFETY: passed on.
     unsafe {
         config.load();
-        // Unpacked weights that only one tile of rows passes by would drive other things out of the first-level cache.
-        let unpacks = !matches!(segment.format, Format::Group { bits: Bits::B8, .. });
-        let at_once = if unpacks && inputs.rows <= TILE { 2 } else { PANELS_AT_ONCE };
-        for (tiles, panels) in batches(inputs.rows, segment.cols, panels, at_once) {
+        for (tiles, panels) in batches(inputs.rows, segment.cols, panels, PANELS_AT_ONCE) {
             match segment.format {
                 Format::Group { bits: Bits::B8, .. } => {
-                    group_batch::<ROWS, 8, false>(segment, panels, tiles, 0, inputs, out);
+                    group_batch::<8, false>(segment, panels, tiles, 0, inputs, out);
                 }
                 Format::Group { bits: Bits::B5, offset, mins: false } => {
-                    group_batch::<ROWS, 5, false>(segment, panels, tiles, offset, inputs, out);
+                    group_batch::<5, false>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Group { bits: Bits::B5, offset, mins: true } => {
-                    group_batch::<ROWS, 5, true>(segment, panels, tiles, offset, inputs, out);
+                    group_batch::<5, true>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Group { offset, mins: false, .. } => {
-                    group_batch::<ROWS, 4, false>(segment, panels, tiles, offset, inputs, out);
+                    group_batch::<4, false>(segment, panels, tiles, offset, inputs, out);
                 }
                 Format::Group { offset, mins: true, .. } => {
-                    group_batch::<ROWS, 4, true>(segment, panels, tiles, offset, inputs, out);
+                    group_batch::<4, true>(segment, panels, tiles, offset, inputs, out);
                 }
                 _ => unreachable!("formats with a scale per group"),
             }
@@ -62,7 +47,7 @@ unsafe fn group_rows<const ROWS: usize>(segment: &Segment, panels: Range<usize>,
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group_batch<const ROWS: usize, const BITS: usize, const MINS: bool>(
+unsafe fn group_batch<const BITS: usize, const MINS: bool>(
     segment: &Segment,
     panels: Range<usize>,
     tiles: Range<usize>,
@@ -116,10 +101,8 @@ unsafe fn group_batch<const ROWS: usize, const BITS: usize, const MINS: bool>(
                 // Unpacked weights are at hand; those that come from memory come faster one panel after the other.
                 for blocks in blocks[..panels.len()].chunks(if BITS == 8 { 1 } else { 2 }) {
                     match *blocks {
-                        [first, second] => {
-                            group_tile::<ROWS, 2, MINS>([first, second], inputs.group, at, sums, &mut ahead)
-                        }
-                        [only, ..] => group_tile::<ROWS, 1, MINS>([only], inputs.group, at, sums, &mut ahead),
+                        [first, second] => group_tile::<2, MINS>([first, second], inputs.group, at, sums, &mut ahead),
+                        [only, ..] => group_tile::<1, MINS>([only], inputs.group, at, sums, &mut ahead),
                         [] => unreachable!("chunks are not empty"),
                     }
                     sums = sums.add(blocks.len());
@@ -154,7 +137,7 @@ static REBASE: Integers = Integers([0x4b40_0000; PANEL]);
 /// Integers are summed on top of [`REBASE`], so that what comes back are floats, and `fma(float, scale, -1.5 * 2^23 * scale)` is
 /// `integer * scale`, rounded once: see [`GroupActivations::rebase`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group_tile<const ROWS: usize, const P: usize, const MINS: bool>(
+unsafe fn group_tile<const P: usize, const MINS: bool>(
     blocks: [GroupBlock; P],
     acts: &GroupActivations,
     at: usize,
@@ -186,7 +169,7 @@ unsafe fn group_tile<const ROWS: usize, const P: usize, const MINS: bool>(
                 }
                 (g..groups.end.min(g + per_four)).for_each(|_| ahead.step());
             }
-            for row in (0..ROWS).step_by(AT_ONCE) {
+            for row in (0..TILE).step_by(AT_ONCE) {
                 let place = |p: usize, r: usize| sums.add(p).cast::<f32>().add((row + r) * PANEL);
                 let mut sum = [[_mm512_setzero_ps(); AT_ONCE]; P];
                 if !first || start > 0 {

@@ -6,10 +6,12 @@
 //! For few rows several panels are walked together, line by line: the hardware's prefetchers follow slow parallel streams best,
 //! and a burst of a kilobyte from each panel in turn was measurably slower.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
+use std::hint::black_box;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, SuperActivations, TILE};
+use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE};
 use super::super::matrix::{
     Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
 };
@@ -124,6 +126,45 @@ fn prefetch(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
     _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
 }
 
+/// The four panels after those that are walked one or two at a time: as memory delivers four slow streams faster than one, they
+/// are asked for in turn, line by line, while these are multiplied.
+struct Ahead {
+    lines: *const u8,
+    scales: *const u8,
+    stride: usize,
+}
+
+impl Ahead {
+    /// A panel is walked, in a range that begins at `first`.
+    fn new(segment: &Segment, first: usize, panel: usize) -> Self {
+        let turn = (panel - first) % 4;
+        // Instead of what comes after the last panels, what is at hand.
+        let next = if panel - turn + 4 < segment.panels() { panel - turn + 4 } else { first };
+        let next = segment.bytes.as_ptr().wrapping_add(next * segment.stride);
+        let lines = next.wrapping_add(segment.scales_at / LINE * turn / 4 * LINE);
+        let scales = next.wrapping_add(segment.scales_at + (segment.stride - segment.scales_at) / 4 * turn);
+        Self { lines, scales, stride: segment.stride }
+    }
+
+    /// What is due while `P` panels are walked over group `g`.
+    #[inline(always)]
+    fn step<const BITS: usize, const P: usize>(&self, g: usize, scale_bytes: usize) {
+        let lines = self.lines.wrapping_add(g * BITS * P / 4 * LINE);
+        let scales = self.scales.wrapping_add(g * scale_bytes * P / 4);
+        for line in 0..(BITS * P).div_ceil(4) {
+            for panel in 0..4 {
+                let at = panel * self.stride + line * LINE;
+                // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(lines.wrapping_add(at).cast()) };
+            }
+        }
+        for panel in 0..4 {
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(scales.wrapping_add(panel * self.stride).cast()) };
+        }
+    }
+}
+
 /// The same for scales, `at` bytes into those of a panel.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -136,12 +177,14 @@ fn prefetch_scales(segment: &Segment, panels: usize, weights: *const u8, at: usi
     _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
 }
 
-/// Adds the products of one line of weights with four activations.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dot(sum: __m512i, weights: __m512i, activations: *const i8) -> __m512i {
-    // SAFETY: the caller points at four activations.
-    _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(unsafe { activations.cast::<i32>().read_unaligned() }))
+/// The bits of `1.5 * 2^23`: integers are summed on top of them, as on tiles.
+const REBASE: i32 = 0x4b40_0000;
+
+/// Keeps the compiler from loading what comes next before its time: there are no registers for it.
+#[inline(always)]
+fn fence() {
+    // SAFETY: there is no instruction.
+    unsafe { asm!("", options(nostack, preserves_flags)) };
 }
 
 /// Lines `j` and `j + 4` of a group as unsigned bytes (whole bytes with their sign bit flipped): the two that share bytes.
@@ -197,25 +240,27 @@ unsafe fn unpack_pair<const BITS: usize>(record: *const u8, j: usize) -> [__m512
     }
 }
 
-/// Cuts panels and rows into blocks that fill the registers: four panels for one row, one panel for four.
+/// Cuts panels and rows into blocks that fill the registers: so many sums (16, or 8 of two parts), of up to four panels. Rows beyond
+/// the last are those of its tile, computed and thrown away: what takes the time is the weights.
 macro_rules! blocks {
-    ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
-        let (rows, mut panel) = ($inputs.rows, $panels.start);
+    ($block:ident::<$($c:tt),*>, $sums:expr, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
+        let (rows, first, mut panel) = ($inputs.rows, $panels.start, $panels.start);
         while panel < $panels.end {
-            let wide = match ($panels.end - panel, rows) {
-                (4.., 1) => 4,
-                (2.., 1..=3) => 2,
+            let wide = match $panels.end - panel {
+                4.. if rows * 4 <= $sums => 4,
+                2.. if rows * 2 <= $sums => 2,
                 _ => 1,
             };
             let mut row = 0;
             while row < rows {
                 row += match (wide, rows - row) {
-                    (4, _) => { $block::<$($c),*, 1, 4>($segment, panel, row, $offset, $inputs, $out); 1 }
-                    (2, 2..) => { $block::<$($c),*, 2, 2>($segment, panel, row, $offset, $inputs, $out); 2 }
-                    (2, _) => { $block::<$($c),*, 1, 2>($segment, panel, row, $offset, $inputs, $out); 1 }
-                    (_, 4..) => { $block::<$($c),*, 4, 1>($segment, panel, row, $offset, $inputs, $out); 4 }
-                    (_, 2..) => { $block::<$($c),*, 2, 1>($segment, panel, row, $offset, $inputs, $out); 2 }
-                    _ => { $block::<$($c),*, 1, 1>($segment, panel, row, $offset, $inputs, $out); 1 }
+                    (4, 1) => { $block::<$($c),*, 1, 4>($segment, first, panel, row, $offset, $inputs, $out); 1 }
+                    (4, 2) => { $block::<$($c),*, 2, 4>($segment, first, panel, row, $offset, $inputs, $out); 2 }
+                    (4, _) if $sums == 16 => { $block::<$($c),*, 4, 4>($segment, first, panel, row, $offset, $inputs, $out); 4 }
+                    (2, _) if $sums == 16 => { $block::<$($c),*, 8, 2>($segment, first, panel, row, $offset, $inputs, $out); 8 }
+                    (2, _) => { $block::<$($c),*, 4, 2>($segment, first, panel, row, $offset, $inputs, $out); 4 }
+                    _ if $sums == 16 => { $block::<$($c),*, 16, 1>($segment, first, panel, row, $offset, $inputs, $out); 16 }
+                    _ => { $block::<$($c),*, 8, 1>($segment, first, panel, row, $offset, $inputs, $out); 8 }
                 };
             }
             panel += wide;
@@ -232,7 +277,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
     out: Output<'_>,
 ) {
     // SAFETY: passed on; rows of a block never cross a tile because blocks divide 16.
-    unsafe { blocks!(group_block::<BITS, MINS>, segment, panels, offset, inputs, out) }
+    unsafe { blocks!(group_block::<BITS, MINS>, 16, segment, panels, offset, inputs, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -244,13 +289,14 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     out: Output<'_>,
 ) {
     // SAFETY: as for `group`.
-    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, segment, panels, offset, inputs, out) }
+    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, 128 / SUBS, segment, panels, offset, inputs, out) }
 }
 
 /// `R` rows by `P` panels of a format with a scale per group.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const P: usize>(
     segment: &Segment,
+    first: usize,
     panel: usize,
     row: usize,
     offset: i32,
@@ -259,20 +305,37 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
 ) {
     let (acts, tile, lane) = (inputs.group, row / TILE, row % TILE);
     let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr());
-    let mut sums = [[_mm512_setzero_ps(); P]; R];
+    // Few sums have two parts, which do not wait for each other, and stay in registers; many go to the first-level cache and back.
+    let parts = if R * P > 4 { 1 } else { 2 };
+    let mut sums = [[_mm512_setzero_ps(); R]; P];
+    let sums = if R * P > 4 { black_box(&mut sums) } else { &mut sums };
+    // From memory a lane is spread over a register for nothing.
+    let mut start = _mm512_setzero_si512();
+    let start = black_box(&raw mut start).cast::<i32>();
+    let ahead = Ahead::new(segment, first, panel);
     for g in 0..segment.cols / GROUP {
         let at = ((g / GROUPS_PER_SUPER * acts.tiles + tile) * GROUPS_PER_SUPER + g % GROUPS_PER_SUPER) * TILE + lane;
         // SAFETY: the group is one of the segment's, and the rows were filled into the activations.
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
-            let mut integers = [[[_mm512_setzero_si512(); 2]; P]; R];
+            let mut integers = [[[_mm512_setzero_si512(); R]; P]; 2];
+            // What an offset adds is taken off beforehand; formats with minimums have none.
+            if !MINS {
+                let sums = _mm512_loadu_si512(acts.sums.as_ptr().add(at - lane).cast());
+                let added = _mm512_mullo_epi32(sums, _mm512_set1_epi32(offset));
+                _mm512_store_si512(start.cast(), _mm512_sub_epi32(_mm512_set1_epi32(REBASE), added));
+            }
             for r in 0..R {
-                let start = _mm512_set1_epi32(-offset * *acts.sums.get_unchecked(at + r));
-                integers[r].iter_mut().for_each(|both| both[0] = start);
+                let start = _mm512_set1_epi32(if MINS { REBASE } else { *start.add(lane + r) });
+                integers[0].iter_mut().for_each(|rows| rows[r] = start);
+            }
+            if P < 4 && row == 0 {
+                ahead.step::<BITS, P>(g, GroupScales::bytes(MINS));
             }
             for j in 0..4 {
+                let mut pairs = [[_mm512_setzero_si512(); 2]; P];
                 for p in 0..P {
-                    let pair = unpack_pair::<BITS>(weights[p].add(g * BITS * LINE), j);
+                    pairs[p] = unpack_pair::<BITS>(weights[p].add(g * BITS * LINE), j);
                     if row == 0 {
                         prefetch(segment, P, weights[p], (g * BITS + j) * LINE);
                         if BITS == 8 {
@@ -281,41 +344,80 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                             prefetch(segment, P, weights[p], (g * BITS + 4) * LINE);
                         }
                     }
+                }
+                for half in 0..2 {
                     for r in 0..R {
-                        let values = values.add(r * GROUP + j * 4);
-                        integers[r][p][0] = dot(integers[r][p][0], pair[0], values);
-                        integers[r][p][1] = dot(integers[r][p][1], pair[1], values.add(16));
+                        let four = values.add(r * GROUP + j * 4 + half * 16).cast::<i32>().read_unaligned();
+                        for p in 0..P {
+                            let sum = &mut integers[half % parts][p][r];
+                            *sum = _mm512_dpbusd_epi32(*sum, pairs[p][half], _mm512_set1_epi32(four));
+                        }
+                    }
+                }
+                fence();
+            }
+            if row == 0 {
+                for p in 0..P {
+                    prefetch_scales(segment, P, weights[p], g * GroupScales::bytes(MINS));
+                }
+            }
+            let scales = segment.scales_at + g * GroupScales::bytes(MINS);
+            if parts == 2 {
+                for p in 0..P {
+                    for r in 0..R {
+                        integers[0][p][r] = _mm512_add_epi32(integers[0][p][r], integers[1][p][r]);
                     }
                 }
             }
-            for p in 0..P {
-                if row == 0 {
-                    prefetch_scales(segment, P, weights[p], g * GroupScales::bytes(MINS));
-                }
-                let scales = weights[p].add(segment.scales_at + g * GroupScales::bytes(MINS));
-                let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
-                for r in 0..R {
-                    let integer = _mm512_add_epi32(integers[r][p][0], integers[r][p][1]);
-                    let scaled =
-                        _mm512_mul_ps(_mm512_cvtepi32_ps(integer), _mm512_set1_ps(*acts.scales.get_unchecked(at + r)));
-                    sums[r][p] = _mm512_fmadd_ps(scaled, scale, sums[r][p]);
-                    if MINS {
-                        let min = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(32).cast()));
-                        let weighted = _mm512_set1_ps(*acts.weighted.get_unchecked(at + r));
-                        sums[r][p] = _mm512_fmadd_ps(weighted, min, sums[r][p]);
-                    }
-                }
+            let integers = integers[0];
+            scale_group::<MINS, R>(integers[0], acts, at, weights[0].add(scales), &mut sums[0]);
+            if P > 1 {
+                scale_group::<MINS, R>(integers[1], acts, at, weights[1].add(scales), &mut sums[1]);
+            }
+            if P > 2 {
+                scale_group::<MINS, R>(integers[2], acts, at, weights[2].add(scales), &mut sums[2]);
+                scale_group::<MINS, R>(integers[3], acts, at, weights[3].add(scales), &mut sums[3]);
             }
         }
     }
     // SAFETY: the caller's promise about `out`.
-    unsafe { put(segment, panel, row, out, sums) };
+    unsafe { put(segment, panel, row, inputs.rows, out, sums) };
+}
+
+/// Adds the products of a group of one panel to its sums.
+///
+/// # Safety
+/// `scales` points to the group's scales, and `at` is its first row in the activations.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn scale_group<const MINS: bool, const R: usize>(
+    integers: [__m512i; R],
+    acts: &GroupActivations,
+    at: usize,
+    scales: *const u8,
+    sums: &mut [__m512; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
+        for r in 0..R {
+            let [factor, rebase] = [&acts.scales, &acts.rebase].map(|v| _mm512_set1_ps(*v.as_ptr().add(at + r)));
+            let scaled = _mm512_fmadd_ps(_mm512_castsi512_ps(integers[r]), factor, rebase);
+            sums[r] = _mm512_fmadd_ps(scaled, scale, sums[r]);
+            if MINS {
+                let min = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(32).cast()));
+                let weighted = _mm512_set1_ps(*acts.weighted.as_ptr().add(at + r));
+                sums[r] = _mm512_fmadd_ps(weighted, min, sums[r]);
+            }
+        }
+    }
 }
 
 /// `R` rows by `P` panels of a K format.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, const R: usize, const P: usize>(
     segment: &Segment,
+    first: usize,
     panel: usize,
     row: usize,
     offset: i32,
@@ -324,7 +426,13 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
 ) {
     let (acts, tile, lane) = (inputs.superblock, row / TILE, row % TILE);
     let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr());
-    let mut sums = [[_mm512_setzero_ps(); P]; R];
+    // As for `group_block`; sums of 16 inputs each are two sub-blocks, which stay apart.
+    let many = SUBS == 8 && R * P > 4;
+    let mut sums = [[_mm512_setzero_ps(); R]; P];
+    let sums = if many { black_box(&mut sums) } else { &mut sums };
+    let mut totals = [[_mm512_setzero_si512(); R]; P];
+    let totals = if many { black_box(&mut totals) } else { &mut totals };
+    let ahead = Ahead::new(segment, first, panel);
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
         // SAFETY: the superblock is one of the segment's, and the rows were filled into the activations.
@@ -333,55 +441,61 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
             let act_sums = acts.sums.as_ptr().add((at * TILE + lane) * 16);
             let scales: [*const u8; P] =
                 std::array::from_fn(|p| weights[p].add(segment.scales_at + index * SuperScales::bytes(SUBS, MINS)));
-            let mut totals = [[_mm512_setzero_si512(); P]; R];
+            *totals = [[_mm512_setzero_si512(); R]; P];
             for g in 0..GROUPS_PER_SUPER {
-                // Two sums of 16 inputs each: two sub-blocks, or the halves of one.
-                let mut integers = [[[_mm512_setzero_si512(); 2]; P]; R];
-                if offset != 0 {
+                let group = index * GROUPS_PER_SUPER + g;
+                let mut integers = [[[_mm512_setzero_si512(); R]; P]; 2];
+                if !MINS {
                     for r in 0..R {
                         for half in 0..2 {
                             let sum = i32::from(*act_sums.add(r * 16 + 2 * g + half));
-                            integers[r].iter_mut().for_each(|both| both[half] = _mm512_set1_epi32(-offset * sum));
+                            integers[half].iter_mut().for_each(|rows| rows[r] = _mm512_set1_epi32(-offset * sum));
                         }
                     }
+                }
+                if P < 4 && row == 0 {
+                    ahead.step::<BITS, P>(group, SuperScales::bytes(SUBS, MINS) / GROUPS_PER_SUPER);
                 }
                 for j in 0..4 {
+                    let mut pairs = [[_mm512_setzero_si512(); 2]; P];
                     for p in 0..P {
-                        let record = weights[p].add((index * GROUPS_PER_SUPER + g) * BITS * LINE);
-                        let pair = unpack_pair::<BITS>(record, j);
+                        pairs[p] = unpack_pair::<BITS>(weights[p].add(group * BITS * LINE), j);
                         if row == 0 {
-                            let at = (index * GROUPS_PER_SUPER + g) * BITS;
                             if j < BITS {
-                                prefetch(segment, P, weights[p], (at + j) * LINE);
+                                prefetch(segment, P, weights[p], (group * BITS + j) * LINE);
                             }
                             if j + 4 < BITS {
-                                prefetch(segment, P, weights[p], (at + j + 4) * LINE);
+                                prefetch(segment, P, weights[p], (group * BITS + j + 4) * LINE);
                             }
                         }
+                    }
+                    for half in 0..2 {
                         for r in 0..R {
-                            let values = values.add(g / 2 * 64 * TILE + r * 64 + g % 2 * 32 + j * 4);
-                            integers[r][p][0] = dot(integers[r][p][0], pair[0], values);
-                            integers[r][p][1] = dot(integers[r][p][1], pair[1], values.add(16));
+                            let at = g / 2 * 64 * TILE + r * 64 + g % 2 * 32 + half * 16 + j * 4;
+                            let four = _mm512_set1_epi32(values.add(at).cast::<i32>().read_unaligned());
+                            for p in 0..P {
+                                let sum = &mut integers[if many { 0 } else { half }][p][r];
+                                *sum = _mm512_dpbusd_epi32(*sum, pairs[p][half], four);
+                            }
                         }
                     }
+                    if SUBS == 8 {
+                        fence();
+                    }
                 }
-                for p in 0..P {
-                    if row == 0 && g * LINE < SuperScales::bytes(SUBS, MINS) {
+                if row == 0 && g * LINE < SuperScales::bytes(SUBS, MINS) {
+                    for p in 0..P {
                         prefetch_scales(segment, P, weights[p], index * SuperScales::bytes(SUBS, MINS) + g * LINE);
                     }
-                    for r in 0..R {
-                        let [first, second] = integers[r][p];
-                        let scaled = if SUBS == 8 {
-                            let scale = sub_scale::<SUBS, MINS>(scales[p], g);
-                            _mm512_mullo_epi32(_mm512_add_epi32(first, second), scale)
-                        } else {
-                            _mm512_add_epi32(
-                                _mm512_mullo_epi32(first, sub_scale::<SUBS, MINS>(scales[p], 2 * g)),
-                                _mm512_mullo_epi32(second, sub_scale::<SUBS, MINS>(scales[p], 2 * g + 1)),
-                            )
-                        };
-                        totals[r][p] = _mm512_add_epi32(totals[r][p], scaled);
-                    }
+                }
+                let [first, second] = integers;
+                scale_sub::<SUBS, MINS, R>(first[0], second[0], g, scales[0], &mut totals[0]);
+                if P > 1 {
+                    scale_sub::<SUBS, MINS, R>(first[1], second[1], g, scales[1], &mut totals[1]);
+                }
+                if P > 2 {
+                    scale_sub::<SUBS, MINS, R>(first[2], second[2], g, scales[2], &mut totals[2]);
+                    scale_sub::<SUBS, MINS, R>(first[3], second[3], g, scales[3], &mut totals[3]);
                 }
             }
             for p in 0..P {
@@ -390,18 +504,46 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                 for r in 0..R {
                     let row = at * TILE + lane + r;
                     let scale = _mm512_set1_ps(*acts.scales.get_unchecked(row));
-                    sums[r][p] = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), _mm512_cvtepi32_ps(totals[r][p]), sums[r][p]);
+                    sums[p][r] = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), _mm512_cvtepi32_ps(totals[p][r]), sums[p][r]);
                     if MINS {
                         let dmin = _mm512_cvtph_ps(_mm256_loadu_si256(halves.add(32).cast()));
                         let minimum = _mm512_cvtepi32_ps(minimums::<SUBS>(scales[p], acts, row));
-                        sums[r][p] = _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), minimum, sums[r][p]);
+                        sums[p][r] = _mm512_fnmadd_ps(_mm512_mul_ps(dmin, scale), minimum, sums[p][r]);
                     }
                 }
             }
         }
     }
     // SAFETY: the caller's promise about `out`.
-    unsafe { put(segment, panel, row, out, sums) };
+    unsafe { put(segment, panel, row, inputs.rows, out, sums) };
+}
+
+/// Adds the products of 32 inputs, those of the first and of the second 16, to the integers of a superblock.
+///
+/// # Safety
+/// `scales` points to the scales of a superblock.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn scale_sub<const SUBS: usize, const MINS: bool, const R: usize>(
+    first: [__m512i; R],
+    second: [__m512i; R],
+    group: usize,
+    scales: *const u8,
+    totals: &mut [__m512i; R],
+) {
+    for r in 0..R {
+        // SAFETY: the caller's promise.
+        let scaled = unsafe {
+            if SUBS == 8 {
+                let scale = sub_scale::<SUBS, MINS>(scales, group);
+                _mm512_mullo_epi32(_mm512_add_epi32(first[r], second[r]), scale)
+            } else {
+                let [low, high] = [2 * group, 2 * group + 1].map(|sub| sub_scale::<SUBS, MINS>(scales, sub));
+                _mm512_add_epi32(_mm512_mullo_epi32(first[r], low), _mm512_mullo_epi32(second[r], high))
+            }
+        };
+        totals[r] = _mm512_add_epi32(totals[r], scaled);
+    }
 }
 
 /// The integer scales of sub-block `sub`, one lane per feature.
@@ -482,15 +624,16 @@ unsafe fn put<const R: usize, const P: usize>(
     segment: &Segment,
     panel: usize,
     row: usize,
+    rows: usize,
     out: Output<'_>,
-    sums: [[__m512; P]; R],
+    sums: &[[__m512; R]; P],
 ) {
-    for (r, sums) in sums.into_iter().enumerate() {
-        for (p, sum) in sums.into_iter().enumerate() {
+    for (p, sums) in sums.iter().enumerate() {
+        for (r, sum) in sums.iter().enumerate().take(rows - row) {
             let mut values = [0f32; PANEL];
             // SAFETY: 16 lanes; the caller's promise about `out`.
             unsafe {
-                _mm512_storeu_ps(values.as_mut_ptr(), sum);
+                _mm512_storeu_ps(values.as_mut_ptr(), *sum);
                 out.put(row + r, panel + p, segment.rows, &values);
             }
         }

@@ -32,23 +32,15 @@ use std::ops::Range;
 use super::activations::TILE;
 use super::activations::{GroupActivations, SplitActivations, SuperActivations};
 use super::level::Level;
-#[cfg(target_arch = "x86_64")]
-use super::matrix::Bits;
 use super::matrix::{Format, Matrix, PANEL, Segment, SendPtr};
 use super::pool::Pool;
 #[cfg(target_arch = "x86_64")]
 use crate::Activation;
 
-/// Rows from which the tile unit beats vectors, which depends on what must be done to the weights first: nothing to whole bytes,
-/// while others are unpacked, and the scales of K formats are folded in.
+/// Rows that vectors multiply as fast as the tile unit does: they need no more time than the weights take to arrive, or integers
+/// to come back from the tile unit. And they suffer less from whoever uses the core's second thread.
 #[cfg(target_arch = "x86_64")]
-fn tile_rows(format: Format) -> usize {
-    match format {
-        Format::Group { bits: Bits::B8, .. } => 5,
-        Format::Group { .. } => 13,
-        _ => 17,
-    }
-}
+const VECTOR_ROWS: usize = TILE;
 
 /// What a row of activations is turned into for a matrix.
 #[derive(Clone, Copy, Default)]
@@ -223,11 +215,11 @@ fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs
                 amx_bf16::rounded(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
-            (Format::Group { .. }, Level::Amx) if inputs.rows >= tile_rows(segment.format) => {
+            (Format::Group { .. }, Level::Amx) if inputs.rows > VECTOR_ROWS => {
                 amx_group::panels(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
-            (Format::Super { .. }, Level::Amx) if inputs.rows >= tile_rows(segment.format) => {
+            (Format::Super { .. }, Level::Amx) if inputs.rows > VECTOR_ROWS => {
                 amx_super::panels(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
