@@ -11,8 +11,8 @@
 use half::f16;
 use types::DType;
 
+use super::arena::{Arena, Piece};
 use super::level::Level;
-use super::memory::Aligned;
 use super::pool::Pool;
 use crate::{BackendError, MatrixSource};
 
@@ -159,17 +159,22 @@ pub(crate) struct Segment {
     /// Where a panel's scales begin, and where the next panel begins.
     pub(crate) scales_at: usize,
     pub(crate) stride: usize,
-    pub(crate) bytes: Aligned<u8>,
+    pub(crate) bytes: Piece,
 }
 
 impl Matrix {
-    pub(crate) fn pack(parts: &[MatrixSource<'_>], pool: &Pool, level: Level) -> Result<Self, BackendError> {
+    pub(crate) fn pack(
+        parts: &[MatrixSource<'_>],
+        arena: &Arena,
+        pool: &Pool,
+        level: Level,
+    ) -> Result<Self, BackendError> {
         let cols = parts.first().map_or(0, |part| part.cols);
         let mut matrix = Self { rows: 0, cols, segments: Vec::with_capacity(parts.len()) };
         for part in parts {
             part.check()?;
             assert_eq!(part.cols, cols, "parts of a stack have the same columns");
-            matrix.segments.push(Segment::pack(part, matrix.rows, pool, level)?);
+            matrix.segments.push(Segment::pack(part, matrix.rows, arena, pool, level)?);
             matrix.rows += part.rows;
         }
         Ok(matrix)
@@ -196,11 +201,17 @@ impl Matrix {
 }
 
 impl Segment {
-    fn pack(part: &MatrixSource<'_>, first: usize, pool: &Pool, level: Level) -> Result<Self, BackendError> {
+    fn pack(
+        part: &MatrixSource<'_>,
+        first: usize,
+        arena: &Arena,
+        pool: &Pool,
+        level: Level,
+    ) -> Result<Self, BackendError> {
         let format = Format::of(part.keep);
         let (scales_at, stride) = (format.weights(part.cols), format.stride(part.cols));
         let panels = part.rows.div_ceil(PANEL);
-        let mut bytes = Aligned::<u8>::huge("weights", format.panels_bytes(part.rows, part.cols))?;
+        let mut bytes = arena.zeroed("weights", format.panels_bytes(part.rows, part.cols))?;
         {
             let start = SendPtr(bytes.as_mut_ptr());
             pool.run(panels, &|_, panel| {

@@ -18,16 +18,16 @@ impl Plain for u16 {}
 impl Plain for u64 {}
 
 /// A cache line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 /// Blocks from this size on may be backed by huge pages.
-#[cfg(target_os = "linux")]
-const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed-length slice of zeroed, line-aligned numbers.
 pub(crate) struct Aligned<T: Plain> {
-    /// What the allocator gave: one line more than needed, because only at its own alignment does it hand out
-    /// zeroed memory without touching it.
+    /// What the allocator gave: more than needed, because only at its own alignment does it hand out zeroed memory without
+    /// touching it.
     block: *mut u8,
+    layout: Layout,
     start: NonNull<T>,
     len: usize,
 }
@@ -39,33 +39,41 @@ unsafe impl<T: Plain> Sync for Aligned<T> {}
 
 impl<T: Plain> Aligned<T> {
     pub(crate) fn zeroed(what: &'static str, len: usize) -> Result<Self, BackendError> {
+        Self::allocate(what, len, LINE)
+    }
+
+    /// The same, backed by huge pages where the operating system has them: for memory that is read or written as a whole, at
+    /// the price of becoming resident in large pieces.
+    pub(crate) fn huge(what: &'static str, len: usize) -> Result<Self, BackendError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        if bytes < HUGE_PAGE {
+            return Self::zeroed(what, len);
+        }
+        let aligned = Self::allocate(what, len, HUGE_PAGE)?;
+        #[cfg(target_os = "linux")]
+        // SAFETY: advice about pages that lie within the block; it changes no contents, and a refusal does no harm.
+        unsafe {
+            libc::madvise(aligned.start.as_ptr().cast(), bytes / HUGE_PAGE * HUGE_PAGE, libc::MADV_HUGEPAGE);
+        }
+        Ok(aligned)
+    }
+
+    fn allocate(what: &'static str, len: usize, align: usize) -> Result<Self, BackendError> {
         let too_large = || BackendError::OutOfMemory { what, bytes: len.saturating_mul(size_of::<T>()) };
-        let layout = layout::<T>(len).ok_or_else(too_large)?;
+        let layout = layout::<T>(len, align).ok_or_else(too_large)?;
         // SAFETY: the layout's size is not zero.
         let block = unsafe { alloc_zeroed(layout) };
         if block.is_null() {
             return Err(too_large());
         }
-        // SAFETY: the block is a line longer than `len` numbers, so the aligned start and all numbers lie within it.
-        let start = unsafe { block.add(block.align_offset(LINE)) };
-        Ok(Self { block, start: NonNull::new(start.cast()).expect("inside a block"), len })
+        // SAFETY: the block is `align` bytes longer than `len` numbers, so the aligned start and all numbers lie within it.
+        let start = unsafe { block.add(block.align_offset(align)) };
+        Ok(Self { block, layout, start: NonNull::new(start.cast()).expect("inside a block"), len })
     }
-}
 
-impl<T: Plain> Aligned<T> {
-    /// The same, backed by huge pages where the operating system has them: for memory that is read or written as a whole, at
-    /// the price of becoming resident in large pieces.
-    pub(crate) fn huge(what: &'static str, len: usize) -> Result<Self, BackendError> {
-        let aligned = Self::zeroed(what, len)?;
-        #[cfg(target_os = "linux")]
-        if len * size_of::<T>() >= HUGE_PAGE {
-            const PAGE: usize = 4096;
-            let start = aligned.block.wrapping_add(aligned.block.align_offset(PAGE));
-            let bytes = len * size_of::<T>() - PAGE;
-            // SAFETY: advice about pages that lie within the block; it changes no contents, and a refusal does no harm.
-            unsafe { libc::madvise(start.cast(), bytes / PAGE * PAGE, libc::MADV_HUGEPAGE) };
-        }
-        Ok(aligned)
+    /// The first number, through which also those who share the block may write to their parts of it.
+    pub(crate) fn start(&self) -> NonNull<T> {
+        self.start
     }
 }
 
@@ -77,16 +85,15 @@ impl<T: Plain> Aligned<T> {
     }
 }
 
-fn layout<T>(len: usize) -> Option<Layout> {
-    let bytes = len.checked_mul(size_of::<T>())?.checked_add(LINE)?;
+fn layout<T>(len: usize, align: usize) -> Option<Layout> {
+    let bytes = len.checked_mul(size_of::<T>())?.checked_add(align)?;
     Layout::from_size_align(bytes, align_of::<T>()).ok()
 }
 
 impl<T: Plain> Drop for Aligned<T> {
     fn drop(&mut self) {
-        let layout = layout::<T>(self.len).expect("made with this layout");
-        // SAFETY: allocated in `zeroed` with this layout.
-        unsafe { dealloc(self.block, layout) };
+        // SAFETY: allocated in `allocate` with this layout.
+        unsafe { dealloc(self.block, self.layout) };
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::needless_range_loop)] // in kernels an index is a row, a panel or a lane of several arrays at once
 
 mod activations;
+mod arena;
 mod attention;
 mod experts;
 mod lanes;
@@ -26,6 +27,7 @@ pub use pool::Pool;
 pub use rows::Rope;
 
 use activations::{GroupActivations, SplitActivations, SuperActivations};
+use arena::Arena;
 use attention::Sequence;
 use linear::{Inputs, Needs};
 use matrix::{Segment, SendPtr};
@@ -95,6 +97,7 @@ impl Default for CpuOptions {
 }
 
 pub struct CpuBackend {
+    arena: Arena,
     pool: Pool,
     level: Level,
     kv: KvType,
@@ -114,7 +117,7 @@ impl CpuBackend {
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
         let rounds = options.level == Level::Amx && options.prompt == PromptMath::Bf16;
-        Ok(Self { pool, level: options.level, kv, rounds })
+        Ok(Self { arena: Arena::default(), pool, level: options.level, kv, rounds })
     }
 
     pub fn threads(&self) -> usize {
@@ -277,7 +280,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrix(&self, parts: &[MatrixSource<'_>]) -> Result<Matrix, BackendError> {
-        Matrix::pack(parts, &self.pool, self.level)
+        Matrix::pack(parts, &self.arena, &self.pool, self.level)
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vec<f32>, BackendError> {

@@ -1,0 +1,119 @@
+//! Where weights lie: one tensor after the other in large blocks, so that all but the end of a block is on huge pages. A tensor by
+//! itself seldom fills whole ones, and on small pages its weights arrive more slowly.
+
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::memory::{Aligned, HUGE_PAGE, LINE};
+use crate::BackendError;
+
+/// Bytes of a block, except for a tensor that is larger. Only those that are written to take up memory.
+const BLOCK: usize = 64 << 20;
+
+/// Hands out pieces of blocks. A block lives as long as one of its pieces.
+#[derive(Default)]
+pub(crate) struct Arena {
+    open: Mutex<Open>,
+}
+
+/// The block that the next piece may come from, and how much of it is taken.
+#[derive(Default)]
+struct Open {
+    block: Weak<Aligned<u8>>,
+    taken: usize,
+}
+
+impl Arena {
+    pub(crate) fn zeroed(&self, what: &'static str, len: usize) -> Result<Piece, BackendError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let aligned = len.checked_next_multiple_of(LINE).ok_or(BackendError::OutOfMemory { what, bytes: len })?;
+        let present = open.block.upgrade().map(|block| (block, open.taken));
+        if let Some((block, taken)) = &present
+            && block.len() - taken >= aligned
+        {
+            open.taken += aligned;
+            return Ok(Piece::new(block.clone(), *taken, len));
+        }
+        let size = aligned.max(BLOCK);
+        let block = Arc::new(Aligned::huge(what, size.checked_next_multiple_of(HUGE_PAGE).unwrap_or(size))?);
+        // The next piece comes from whichever block has more left.
+        let left = present.map_or(0, |(block, taken)| block.len() - taken);
+        if block.len() - aligned >= left {
+            *open = Open { block: Arc::downgrade(&block), taken: aligned };
+        }
+        Ok(Piece::new(block, 0, len))
+    }
+}
+
+/// Some bytes of a block, which nobody else has.
+pub(crate) struct Piece {
+    start: NonNull<u8>,
+    len: usize,
+    _block: Arc<Aligned<u8>>,
+}
+
+// SAFETY: it owns its bytes, like a `Box<[u8]>`.
+unsafe impl Send for Piece {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Piece {}
+
+impl Piece {
+    fn new(block: Arc<Aligned<u8>>, at: usize, len: usize) -> Self {
+        assert!(at + len <= block.len());
+        // SAFETY: within the block, as was just checked.
+        let start = unsafe { block.start().add(at) };
+        Self { start, len, _block: block }
+    }
+}
+
+impl Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised bytes that only this value refers to: the arena gives each byte of a block to one piece.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Piece {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_share_blocks_and_nothing_else() {
+        let arena = Arena::default();
+        let lens = [100, HUGE_PAGE + 1, 0, 64, BLOCK + 1, 5000, HUGE_PAGE];
+        let mut pieces: Vec<Piece> = lens.iter().map(|&len| arena.zeroed("test", len).unwrap()).collect();
+        for (i, piece) in pieces.iter_mut().enumerate() {
+            assert_eq!(piece.len(), lens[i]);
+            assert!(piece.as_ptr().addr().is_multiple_of(LINE));
+            assert!(piece.iter().step_by(997).all(|&byte| byte == 0));
+            piece.fill(i as u8 + 1);
+        }
+        for (i, piece) in pieces.iter().enumerate() {
+            assert!(piece.iter().all(|&byte| byte == i as u8 + 1), "piece {i}");
+        }
+        let blocks: std::collections::HashSet<_> = pieces.iter().map(|piece| Arc::as_ptr(&piece._block)).collect();
+        assert!(blocks.len() < lens.len());
+    }
+
+    #[test]
+    fn a_block_goes_with_its_last_piece() {
+        let arena = Arena::default();
+        let (first, second) = (arena.zeroed("test", 64).unwrap(), arena.zeroed("test", 64).unwrap());
+        let block = Arc::downgrade(&first._block);
+        drop(first);
+        assert!(block.upgrade().is_some());
+        drop(second);
+        assert!(block.upgrade().is_none());
+        assert_eq!(arena.zeroed("test", 64).unwrap().len(), 64);
+    }
+}
