@@ -118,7 +118,7 @@ const AHEAD: usize = 2048;
 /// next panels begin: without this every panel would start cold.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn prefetch(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
+pub(super) fn prefetch(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
     let mut ahead = at + AHEAD;
     if ahead >= segment.scales_at {
         ahead += panels * segment.stride - segment.scales_at;
@@ -620,7 +620,7 @@ unsafe fn minimums<const SUBS: usize>(scales: *const u8, acts: &SuperActivations
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn put<const R: usize, const P: usize>(
+pub(super) unsafe fn put<const R: usize, const P: usize>(
     segment: &Segment,
     panel: usize,
     row: usize,

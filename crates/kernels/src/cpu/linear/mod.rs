@@ -24,6 +24,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod bf16_row;
+#[cfg(target_arch = "x86_64")]
 mod unpack_bf16;
 
 use std::ops::Range;
@@ -207,6 +209,8 @@ fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs
     // `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.
     unsafe {
         match (segment.format, level) {
+            #[cfg(target_arch = "x86_64")]
+            (Format::Bf16, Level::Amx) if inputs.rows == 1 => bf16_row::panels(segment, panels, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (Format::Bf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
