@@ -36,7 +36,9 @@ impl Arena {
             return Ok(Piece::new(block.clone(), *taken, len));
         }
         let size = aligned.max(BLOCK);
-        let block = Arc::new(Aligned::huge(what, size.checked_next_multiple_of(HUGE_PAGE).unwrap_or(size))?);
+        let block = Aligned::huge(what, size.checked_next_multiple_of(HUGE_PAGE).unwrap_or(size));
+        // Where address space is short, no more than is needed.
+        let block = Arc::new(block.or_else(|_| Aligned::huge(what, aligned))?);
         // The next piece comes from whichever block has more left.
         let left = present.map_or(0, |(block, taken)| block.len() - taken);
         if block.len() - aligned >= left {
