@@ -9,7 +9,9 @@ use super::memory::{Aligned, HUGE_PAGE, LINE};
 use crate::BackendError;
 
 /// Bytes of a block, except for a tensor that is larger. Only those that are written to take up memory.
-const BLOCK: usize = 64 << 20;
+const BLOCK: usize = 256 << 20;
+/// Tensors below this have their own memory: all of a small model, which then takes no more than it needs.
+const SMALL: usize = 256 << 10;
 
 /// Hands out pieces of blocks. A block lives as long as one of its pieces.
 #[derive(Default)]
@@ -26,6 +28,9 @@ struct Open {
 
 impl Arena {
     pub(crate) fn zeroed(&self, what: &'static str, len: usize) -> Result<Piece, BackendError> {
+        if len < SMALL {
+            return Ok(Piece::new(Block::Own(Aligned::zeroed(what, len)?), 0, len));
+        }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let aligned = len.checked_next_multiple_of(LINE).ok_or(BackendError::OutOfMemory { what, bytes: len })?;
         let present = open.block.upgrade().map(|block| (block, open.taken));
@@ -33,7 +38,7 @@ impl Arena {
             && block.len() - taken >= aligned
         {
             open.taken += aligned;
-            return Ok(Piece::new(block.clone(), *taken, len));
+            return Ok(Piece::new(Block::Shared(block.clone()), *taken, len));
         }
         let size = aligned.max(BLOCK);
         let block = Aligned::huge(what, size.checked_next_multiple_of(HUGE_PAGE).unwrap_or(size));
@@ -44,7 +49,7 @@ impl Arena {
         if block.len() - aligned >= left {
             *open = Open { block: Arc::downgrade(&block), taken: aligned };
         }
-        Ok(Piece::new(block, 0, len))
+        Ok(Piece::new(Block::Shared(block), 0, len))
     }
 }
 
@@ -52,7 +57,24 @@ impl Arena {
 pub(crate) struct Piece {
     start: NonNull<u8>,
     len: usize,
-    _block: Arc<Aligned<u8>>,
+    _block: Block,
+}
+
+/// What keeps the bytes of a piece.
+enum Block {
+    Own(Aligned<u8>),
+    Shared(Arc<Aligned<u8>>),
+}
+
+impl Deref for Block {
+    type Target = Aligned<u8>;
+
+    fn deref(&self) -> &Aligned<u8> {
+        match self {
+            Self::Own(block) => block,
+            Self::Shared(block) => block,
+        }
+    }
 }
 
 // SAFETY: it owns its bytes, like a `Box<[u8]>`.
@@ -61,7 +83,7 @@ unsafe impl Send for Piece {}
 unsafe impl Sync for Piece {}
 
 impl Piece {
-    fn new(block: Arc<Aligned<u8>>, at: usize, len: usize) -> Self {
+    fn new(block: Block, at: usize, len: usize) -> Self {
         assert!(at + len <= block.len());
         // SAFETY: within the block, as was just checked.
         let start = unsafe { block.start().add(at) };
@@ -89,33 +111,51 @@ impl DerefMut for Piece {
 mod tests {
     use super::*;
 
+    fn shared(piece: &Piece) -> Option<&Arc<Aligned<u8>>> {
+        match &piece._block {
+            Block::Own(_) => None,
+            Block::Shared(block) => Some(block),
+        }
+    }
+
     #[test]
     fn pieces_share_blocks_and_nothing_else() {
         let arena = Arena::default();
-        let lens = [100, HUGE_PAGE + 1, 0, 64, BLOCK + 1, 5000, HUGE_PAGE];
+        let lens = [100, HUGE_PAGE + 1, 0, SMALL, SMALL + 100, HUGE_PAGE];
         let mut pieces: Vec<Piece> = lens.iter().map(|&len| arena.zeroed("test", len).unwrap()).collect();
         for (i, piece) in pieces.iter_mut().enumerate() {
             assert_eq!(piece.len(), lens[i]);
             assert!(piece.as_ptr().addr().is_multiple_of(LINE));
-            assert!(piece.iter().step_by(997).all(|&byte| byte == 0));
+            assert!(piece.iter().all(|&byte| byte == 0));
             piece.fill(i as u8 + 1);
         }
         for (i, piece) in pieces.iter().enumerate() {
             assert!(piece.iter().all(|&byte| byte == i as u8 + 1), "piece {i}");
         }
-        let blocks: std::collections::HashSet<_> = pieces.iter().map(|piece| Arc::as_ptr(&piece._block)).collect();
-        assert!(blocks.len() < lens.len());
+        let blocks: Vec<_> = pieces.iter().filter_map(shared).collect();
+        assert_eq!(blocks.len(), 4);
+        assert!(blocks.iter().all(|block| Arc::ptr_eq(block, blocks[0])));
+    }
+
+    #[test]
+    fn a_tensor_larger_than_a_block_leaves_the_open_one_open() {
+        let arena = Arena::default();
+        let [first, large, second] = [SMALL, BLOCK + 1, SMALL].map(|len| arena.zeroed("test", len).unwrap());
+        assert_eq!(large.len(), BLOCK + 1);
+        assert_eq!(large[BLOCK], 0);
+        let [first, large, second] = [&first, &large, &second].map(|piece| shared(piece).unwrap());
+        assert!(Arc::ptr_eq(first, second) && !Arc::ptr_eq(first, large));
     }
 
     #[test]
     fn a_block_goes_with_its_last_piece() {
         let arena = Arena::default();
-        let (first, second) = (arena.zeroed("test", 64).unwrap(), arena.zeroed("test", 64).unwrap());
-        let block = Arc::downgrade(&first._block);
+        let [first, second] = [SMALL; 2].map(|len| arena.zeroed("test", len).unwrap());
+        let block = Arc::downgrade(shared(&first).unwrap());
         drop(first);
         assert!(block.upgrade().is_some());
         drop(second);
         assert!(block.upgrade().is_none());
-        assert_eq!(arena.zeroed("test", 64).unwrap().len(), 64);
+        assert_eq!(arena.zeroed("test", SMALL).unwrap().len(), SMALL);
     }
 }
