@@ -315,7 +315,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
     let ahead = Ahead::new(segment, first, panel);
     for g in 0..segment.cols / GROUP {
         let at = ((g / GROUPS_PER_SUPER * acts.tiles + tile) * GROUPS_PER_SUPER + g % GROUPS_PER_SUPER) * TILE + lane;
-        // SAFETY: the group is one of the segment's, and the rows were filled into the activations.
+        // SAFETY: the group is one of the segment's, and all rows of a tile are there, filled or not.
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
             let mut integers = [[[_mm512_setzero_si512(); R]; P]; 2];
@@ -435,7 +435,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     let ahead = Ahead::new(segment, first, panel);
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
-        // SAFETY: the superblock is one of the segment's, and the rows were filled into the activations.
+        // SAFETY: the superblock is one of the segment's, and all rows of a tile are there, filled or not.
         unsafe {
             let values = acts.values.as_ptr().add(at * BLOCK + lane * 64);
             let act_sums = acts.sums.as_ptr().add((at * TILE + lane) * 16);
