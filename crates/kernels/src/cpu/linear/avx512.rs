@@ -257,6 +257,7 @@ macro_rules! blocks {
                     (4, 1) => { $block::<$($c),*, 1, 4>($segment, first, panel, row, $offset, $inputs, $out); 1 }
                     (4, 2) => { $block::<$($c),*, 2, 4>($segment, first, panel, row, $offset, $inputs, $out); 2 }
                     (4, _) if $sums == 16 => { $block::<$($c),*, 4, 4>($segment, first, panel, row, $offset, $inputs, $out); 4 }
+                    (2, 1) => { $block::<$($c),*, 1, 2>($segment, first, panel, row, $offset, $inputs, $out); 1 }
                     (2, _) if $sums == 16 => { $block::<$($c),*, 8, 2>($segment, first, panel, row, $offset, $inputs, $out); 8 }
                     (2, _) => { $block::<$($c),*, 4, 2>($segment, first, panel, row, $offset, $inputs, $out); 4 }
                     _ if $sums == 16 => { $block::<$($c),*, 16, 1>($segment, first, panel, row, $offset, $inputs, $out); 16 }

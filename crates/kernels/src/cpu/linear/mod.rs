@@ -145,9 +145,9 @@ pub(crate) fn linear(
     let start = SendPtr(out.as_mut_ptr());
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
     let chunk = chunk(pool, total).next_multiple_of(4).min(if inputs.rounds { usize::MAX } else { 64 });
-    let chunks = total.div_ceil(chunk);
-    pool.run(chunks, &|_, index| {
-        let mut wanted = index * chunk..total.min((index + 1) * chunk);
+    let chunks = Chunks::new(total, chunk, pool.threads());
+    pool.run(chunks.count(), &|_, index| {
+        let mut wanted = chunks.get(index);
         for segment in &matrix.segments {
             let here = wanted.start.min(segment.panels())..wanted.end.min(segment.panels());
             if !here.is_empty() {
@@ -162,6 +162,37 @@ pub(crate) fn linear(
             wanted = wanted.start.saturating_sub(segment.panels())..wanted.end.saturating_sub(segment.panels());
         }
     });
+}
+
+/// Panels cut for threads that take turns: as many whole chunks as give each thread the same number, then the rest in equal parts.
+#[derive(Clone, Copy)]
+struct Chunks {
+    total: usize,
+    chunk: usize,
+    whole: usize,
+    /// Panels of each part of the rest.
+    part: usize,
+}
+
+impl Chunks {
+    fn new(total: usize, chunk: usize, threads: usize) -> Self {
+        let whole = total / chunk / threads * threads;
+        // Two panels at least: for few rows a panel by itself takes almost as long.
+        let part = (total - whole * chunk).div_ceil(threads).next_multiple_of(2);
+        Self { total, chunk, whole, part }
+    }
+
+    fn count(self) -> usize {
+        self.whole + (self.total - self.whole * self.chunk).div_ceil(self.part.max(1))
+    }
+
+    fn get(self, index: usize) -> Range<usize> {
+        let start = match index.checked_sub(self.whole) {
+            None => return index * self.chunk..(index + 1) * self.chunk,
+            Some(part) => self.whole * self.chunk + part * self.part,
+        };
+        start..self.total.min(start + self.part)
+    }
 }
 
 /// Panels that a thread takes at a time: several chunks for each, so that one that is held up does not hold up the others. A thread

@@ -4,6 +4,7 @@
 use types::DType;
 
 use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PromptMath};
+use super::Chunks;
 use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
 
 /// Numbers between -1 and 1 that look random and are the same every time.
@@ -311,4 +312,24 @@ fn a_shape_that_a_format_cannot_hold_is_refused() {
     assert!(backend(Level::Scalar, 1).matrix(&[part]).is_err());
     part.keep = DType::Q8_0;
     assert!(backend(Level::Scalar, 1).matrix(&[part]).is_ok());
+}
+
+#[test]
+fn chunks_cover_all_panels_once_and_give_threads_the_same() {
+    for (total, chunk, threads) in
+        [(36, 4, 2), (256, 24, 2), (60, 8, 2), (7, 4, 3), (1, 4, 2), (0, 4, 2), (100, 64, 1), (9496, 64, 5)]
+    {
+        let chunks = Chunks::new(total, chunk, threads);
+        let mut end = 0;
+        let mut taken = vec![0; threads];
+        for index in 0..chunks.count() {
+            let range = chunks.get(index);
+            assert!(range.start == end && !range.is_empty() && range.len() <= chunk, "{range:?} of {total}");
+            end = range.end;
+            taken[index % threads] += range.len();
+        }
+        assert_eq!(end, total);
+        let (least, most) = (taken.iter().min().unwrap(), taken.iter().max().unwrap());
+        assert!(most - least <= 2 * threads, "{taken:?} of {total} in chunks of {chunk}");
+    }
 }
