@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use super::super::activations::{BLOCK, SplitActivations, TILE};
 use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, Segment};
-use super::avx512::{prefetch, put};
+use super::avx512::put;
+use super::prefetch::prefetch;
 use super::{Inputs, Output};
 
 /// Parts of an activation.

@@ -26,6 +26,8 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16_row;
 #[cfg(target_arch = "x86_64")]
+mod prefetch;
+#[cfg(target_arch = "x86_64")]
 mod unpack_bf16;
 
 use std::ops::Range;
