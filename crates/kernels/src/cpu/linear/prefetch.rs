@@ -19,6 +19,18 @@ pub(super) fn prefetch(segment: &Segment, panels: usize, weights: *const u8, at:
     _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
 }
 
+/// The same for scales, `at` bytes into those of a panel.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) fn prefetch_scales(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
+    const AHEAD: usize = 512;
+    let mut ahead = segment.scales_at + at + AHEAD;
+    if ahead >= segment.stride {
+        ahead += (panels - 1) * segment.stride + segment.scales_at;
+    }
+    _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
+}
+
 /// The four panels after those that are walked one or two at a time: as memory delivers four slow streams faster than one, they
 /// are asked for in turn, line by line, while these are multiplied.
 pub(super) struct Ahead {
@@ -56,16 +68,4 @@ impl Ahead {
             unsafe { _mm_prefetch::<_MM_HINT_T1>(scales.wrapping_add(panel * self.stride).cast()) };
         }
     }
-}
-
-/// The same for scales, `at` bytes into those of a panel.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn prefetch_scales(segment: &Segment, panels: usize, weights: *const u8, at: usize) {
-    const AHEAD: usize = 512;
-    let mut ahead = segment.scales_at + at + AHEAD;
-    if ahead >= segment.stride {
-        ahead += (panels - 1) * segment.stride + segment.scales_at;
-    }
-    _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(ahead).cast());
 }
