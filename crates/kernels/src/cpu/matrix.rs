@@ -13,6 +13,8 @@ use types::DType;
 
 use super::arena::{Arena, Piece};
 use super::level::Level;
+use super::linear;
+use super::order::Place;
 use super::pool::Pool;
 use crate::{BackendError, MatrixSource};
 
@@ -148,6 +150,7 @@ pub struct Matrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) segments: Vec<Segment>,
+    pub(super) order: Place,
 }
 
 /// Consecutive output features in one format.
@@ -170,14 +173,15 @@ impl Matrix {
         level: Level,
     ) -> Result<Self, BackendError> {
         let cols = parts.first().map_or(0, |part| part.cols);
-        let mut matrix = Self { rows: 0, cols, segments: Vec::with_capacity(parts.len()) };
+        let (mut rows, mut segments) = (0, Vec::with_capacity(parts.len()));
         for part in parts {
             part.check()?;
             assert_eq!(part.cols, cols, "parts of a stack have the same columns");
-            matrix.segments.push(Segment::pack(part, matrix.rows, arena, pool, level)?);
-            matrix.rows += part.rows;
+            segments.push(Segment::pack(part, rows, arena, pool, level)?);
+            rows += part.rows;
         }
-        Ok(matrix)
+        let order = Place::new(linear::starts(&segments, pool.threads()));
+        Ok(Self { rows, cols, segments, order })
     }
 
     /// Bytes that `pack` would allocate.

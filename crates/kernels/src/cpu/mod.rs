@@ -10,6 +10,7 @@ mod level;
 mod linear;
 mod matrix;
 mod memory;
+mod order;
 mod pack;
 mod pool;
 mod rows;
@@ -32,6 +33,7 @@ use attention::Sequence;
 use linear::{Inputs, Needs};
 use matrix::{Segment, SendPtr};
 use memory::Aligned;
+use order::Order;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
@@ -99,6 +101,7 @@ impl Default for CpuOptions {
 pub struct CpuBackend {
     arena: Arena,
     pool: Pool,
+    order: Order,
     level: Level,
     kv: KvType,
     /// Whether prompt rows are rounded to bf16 for quantised weights.
@@ -117,7 +120,7 @@ impl CpuBackend {
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
         let rounds = options.level == Level::Amx && options.prompt == PromptMath::Bf16;
-        Ok(Self { arena: Arena::default(), pool, level: options.level, kv, rounds })
+        Ok(Self { arena: Arena::default(), pool, order: Order::default(), level: options.level, kv, rounds })
     }
 
     pub fn threads(&self) -> usize {
@@ -441,6 +444,7 @@ impl Backend for CpuBackend {
             true => [(0..rows.generated, false), (rows.generated..rows.all(), true)],
             false => [(0..rows.all(), false), (0..0, false)],
         };
+        self.order.reach(&weight.order, &self.pool);
         let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
         let forms = &mut *x.forms();
         for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
@@ -520,6 +524,7 @@ impl Backend for CpuBackend {
             forms.fill(&self.pool, self.level, needs, generated, x.cols, data);
             let Forms { group, superblock, split, rounded, .. } = &*forms;
             let inputs = Inputs { rows: prompt, x: data, group, superblock, split, rounded, rounds: true };
+            self.order.reach(&weights.gate_up.order, &self.pool);
             let made = &mut *gated.forms();
             linear::gated(&self.pool, stack, &inputs, activation, &mut made.rounded);
             made.held.rounded = (generated, prompt);

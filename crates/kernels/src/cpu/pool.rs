@@ -1,13 +1,16 @@
 //! One persistent set of threads. Between ops of a step they spin, because the next op follows within microseconds;
 //! after a quiet moment they sleep.
 //!
-//! A job is a number of chunks and a function of (worker, chunk). Workers, the calling thread among them as worker 0,
-//! take chunks from a shared counter until none is left. Which worker runs a chunk never changes a result. A worker that
-//! comes late finds the job closed: the caller waits only for those who took part, so a thread that the system keeps from
-//! running costs its share of the work, not the whole.
+//! A job is a number of chunks and a function of (worker, chunk). Each worker, the calling thread among them as worker 0,
+//! has an equal share of the chunks and takes them in order; then it takes what others have left. Which worker runs a chunk
+//! never changes a result. A worker that comes late finds the job closed: the caller waits only for those who took part, so a
+//! thread that the system keeps from running costs its share of the work, not the whole.
+//!
+//! While a worker waits it asks for the memory with which its share of the next big job begins, if [`Pool::expect`] said so.
 
 use std::cell::UnsafeCell;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -25,7 +28,10 @@ struct Line<T>(T);
 struct Shared {
     /// See [`State`].
     state: Line<AtomicU64>,
-    next: Line<AtomicUsize>,
+    /// Of each worker's share.
+    taken: Box<[Line<Taken>]>,
+    /// Where each worker will probably begin to read.
+    ahead: Box<[AtomicUsize]>,
     /// The job on offer and its chunks. Written only while no job is open and nobody takes part in one.
     current: UnsafeCell<Option<(*const Job, usize)>>,
     sleepers: AtomicUsize,
@@ -63,19 +69,78 @@ impl State {
     }
 }
 
+/// How many chunks of a share are taken (the lower half), and of which job (the upper half).
+#[derive(Default)]
+struct Taken(AtomicU64);
+
+impl Taken {
+    /// Takes the next chunk of a share of `job`.
+    fn take(&self, job: u64, share: Range<usize>) -> Option<usize> {
+        let job = job << 32;
+        let mut seen = self.0.load(Ordering::Relaxed);
+        loop {
+            // What is left of an older job counts for nothing.
+            let count = if (seen ^ job) >> 32 == 0 { seen & u64::from(u32::MAX) } else { 0 };
+            let chunk = Some(share.start + count as usize).filter(|chunk| share.contains(chunk))?;
+            match self.0.compare_exchange_weak(seen, job | (count + 1), Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(chunk),
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
+
+/// How far one worker has asked ahead. There is nothing at address 0.
+#[derive(Default)]
+struct Ahead {
+    start: usize,
+    bytes: usize,
+}
+
+impl Ahead {
+    /// More would push out of a small cache what is still needed.
+    const MOST: usize = 64 * 1024;
+    const AT_ONCE: usize = 8;
+
+    fn aim(&mut self, start: &AtomicUsize) {
+        let start = start.load(Ordering::Relaxed);
+        if start != self.start {
+            *self = Self { start, bytes: 0 };
+        }
+    }
+
+    /// Asks for the next few lines.
+    fn ask(&mut self) {
+        if self.start == 0 || self.bytes >= Self::MOST {
+            return;
+        }
+        for _ in 0..Self::AT_ONCE {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(self.start + self.bytes));
+            }
+            self.bytes += 64;
+        }
+    }
+}
+
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
-    /// Only one job at a time.
-    turn: Mutex<()>,
+    /// Only one job at a time. Whoever has it is worker 0.
+    turn: Mutex<Ahead>,
 }
 
 impl Pool {
     /// `threads` workers in all, the caller of [`Pool::run`] being one of them. Fails if the system gives no more threads.
     pub fn new(threads: usize) -> io::Result<Self> {
+        let threads = threads.clamp(1, State::WORKERS as usize);
         let shared = Arc::new(Shared {
             state: Line(AtomicU64::new(0)),
-            next: Line(AtomicUsize::new(0)),
+            taken: (0..threads).map(|_| Line(Taken::default())).collect(),
+            ahead: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
             current: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
@@ -84,8 +149,8 @@ impl Pool {
             panicked: AtomicBool::new(false),
         });
         // Dropped on the way out of an error, the pool ends the threads that it has.
-        let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(()) };
-        for worker in 1..threads.clamp(1, State::WORKERS as usize) {
+        let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(Ahead::default()) };
+        for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new().name(format!("consort-{worker}"));
             pool.handles.push(thread.spawn(move || work(&shared, worker))?);
@@ -97,6 +162,13 @@ impl Pool {
         self.handles.len() + 1
     }
 
+    /// Says at which addresses the workers will begin to read after the next job, or a later one. Any address is safe.
+    pub(super) fn expect(&self, starts: impl Iterator<Item = usize>) {
+        for (ahead, start) in self.shared.ahead.iter().zip(starts) {
+            ahead.store(start, Ordering::Relaxed);
+        }
+    }
+
     /// Calls `job(worker, chunk)` for every chunk below `chunks` and returns when all have returned. A job must not
     /// call `run` on the same pool.
     pub fn run(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
@@ -106,12 +178,11 @@ impl Pool {
             }
             return;
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ahead = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed. When this function returns the job is closed and every worker has left
         // it, also when a chunk panicked, so the pointer never outlives the borrow.
         let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Job>(job) };
-        shared.next.0.store(0, Ordering::Relaxed);
         // SAFETY: no job is open and nobody takes part in one: nobody reads `current`.
         unsafe { *shared.current.get() = Some((job, chunks)) };
         let number = State(shared.state.0.load(Ordering::Relaxed)).job() + 1;
@@ -121,10 +192,12 @@ impl Pool {
             let _guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);
             shared.wake.notify_all();
         }
-        take_chunks(shared, 0, job, chunks);
+        take_chunks(shared, 0, number, job, chunks);
         shared.state.0.fetch_and(!State::OPEN, Ordering::AcqRel);
         let mut spins = 0;
+        ahead.aim(&shared.ahead[0]);
         while State(shared.state.0.load(Ordering::Acquire)).workers() > 0 {
+            ahead.ask();
             relax(&mut spins);
         }
         assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a kernel panicked");
@@ -152,24 +225,25 @@ fn relax(spins: &mut u32) {
     if *spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
-fn take_chunks(shared: &Shared, worker: usize, job: *const Job, chunks: usize) {
+fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chunks: usize) {
     // SAFETY: `Pool::run` keeps the job alive until all workers have left it.
     let job = unsafe { &*job };
-    loop {
-        let chunk = shared.next.0.fetch_add(1, Ordering::Relaxed);
-        if chunk >= chunks {
-            return;
-        }
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(worker, chunk)));
-        if outcome.is_err() {
-            shared.panicked.store(true, Ordering::Relaxed);
+    let threads = shared.taken.len();
+    for whose in (worker..threads).chain(0..worker) {
+        let share = chunks * whose / threads..chunks * (whose + 1) / threads;
+        while let Some(chunk) = shared.taken[whose].0.take(number, share.clone()) {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(worker, chunk)));
+            if outcome.is_err() {
+                shared.panicked.store(true, Ordering::Relaxed);
+            }
         }
     }
 }
 
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
-    while let Some(state) = await_job(shared, seen) {
+    let mut ahead = Ahead::default();
+    while let Some(state) = await_job(shared, seen, &mut ahead) {
         let joined = State(state.0 + 1);
         if shared.state.0.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue; // others joined or left, or it was closed: look again
@@ -177,13 +251,14 @@ fn work(shared: &Shared, worker: usize) {
         seen = state.job();
         // SAFETY: this worker joined while the job was open, so `current` holds it and stays until the worker leaves.
         let (job, chunks) = unsafe { *shared.current.get() }.expect("set before the job was opened");
-        take_chunks(shared, worker, job, chunks);
+        take_chunks(shared, worker, seen, job, chunks);
+        ahead.aim(&shared.ahead[worker]);
         shared.state.0.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// Waits for an open job other than `seen`; `None` when the pool is dropped.
-fn await_job(shared: &Shared, seen: u64) -> Option<State> {
+fn await_job(shared: &Shared, seen: u64, ahead: &mut Ahead) -> Option<State> {
     let ready = |order| {
         let state = State(shared.state.0.load(order));
         (state.is_open() && state.job() != seen).then_some(state)
@@ -193,6 +268,7 @@ fn await_job(shared: &Shared, seen: u64) -> Option<State> {
         if let Some(state) = ready(Ordering::Acquire) {
             return Some(state);
         }
+        ahead.ask();
         relax(&mut spins);
     }
     let mut guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);

@@ -146,8 +146,7 @@ pub(crate) fn linear(
     }
     let start = SendPtr(out.as_mut_ptr());
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
-    let chunk = chunk(pool, total).next_multiple_of(4).min(if inputs.rounds { usize::MAX } else { 64 });
-    let chunks = Chunks::new(total, chunk, pool.threads());
+    let chunks = Chunks::new(total, pool.threads(), if inputs.rounds { usize::MAX } else { 64 });
     pool.run(chunks.count(), &|_, index| {
         let mut wanted = chunks.get(index);
         for segment in &matrix.segments {
@@ -166,44 +165,56 @@ pub(crate) fn linear(
     });
 }
 
-/// Panels cut for threads that take turns: as many whole chunks as give each thread the same number, then the rest in equal parts.
+/// The panels of each thread, of the same number but for one or two, and cut into chunks: several for each, so that one that is
+/// held up does not hold up the others. A thread that is alone takes all at once.
 #[derive(Clone, Copy)]
 struct Chunks {
     total: usize,
+    threads: usize,
+    /// Panels of a chunk: some multiple of the four that kernels walk together.
     chunk: usize,
-    whole: usize,
-    /// Panels of each part of the rest.
-    part: usize,
+    /// Chunks of a thread. The last may be empty.
+    each: usize,
 }
 
 impl Chunks {
-    fn new(total: usize, chunk: usize, threads: usize) -> Self {
-        let whole = total / chunk / threads * threads;
-        // Two panels at least: for few rows a panel by itself takes almost as long.
-        let part = (total - whole * chunk).div_ceil(threads).next_multiple_of(2);
-        Self { total, chunk, whole, part }
+    fn new(total: usize, threads: usize, most: usize) -> Self {
+        const EACH: usize = 6;
+        let share = total.div_ceil(threads).next_multiple_of(2);
+        let chunk = if threads == 1 { share } else { share.div_ceil(EACH) }.next_multiple_of(4).min(most);
+        Self { total, threads, chunk, each: share.div_ceil(chunk.max(1)) }
+    }
+
+    /// The first panel of a thread. Two panels at least stay together: for few rows one by itself takes almost as long, and two
+    /// make a group of the next layer's inputs.
+    fn start(self, thread: usize) -> usize {
+        (self.total * thread / self.threads).next_multiple_of(2).min(self.total)
     }
 
     fn count(self) -> usize {
-        self.whole + (self.total - self.whole * self.chunk).div_ceil(self.part.max(1))
+        self.each * self.threads
     }
 
     fn get(self, index: usize) -> Range<usize> {
-        let start = match index.checked_sub(self.whole) {
-            None => return index * self.chunk..(index + 1) * self.chunk,
-            Some(part) => self.whole * self.chunk + part * self.part,
-        };
-        start..self.total.min(start + self.part)
+        let (thread, index) = (index / self.each, index % self.each);
+        let (start, end) = (self.start(thread), self.start(thread + 1));
+        end.min(start + index * self.chunk)..end.min(start + (index + 1) * self.chunk)
     }
 }
 
-/// Panels that a thread takes at a time: several chunks for each, so that one that is held up does not hold up the others. A thread
-/// that is alone takes all.
-fn chunk(pool: &Pool, panels: usize) -> usize {
-    match pool.threads() {
-        1 => panels,
-        threads => panels.div_ceil(threads * 6),
-    }
+/// The addresses at which threads begin to read a matrix of these segments; 0 for those that have no part of it.
+pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = usize> {
+    let chunks = Chunks::new(segments.iter().map(Segment::panels).sum(), threads, usize::MAX);
+    (0..threads).map(move |thread| {
+        let mut panel = chunks.start(thread);
+        for segment in segments {
+            match panel.checked_sub(segment.panels()) {
+                None => return segment.panel(panel).as_ptr().addr(),
+                Some(rest) => panel = rest,
+            }
+        }
+        0
+    })
 }
 
 /// A stack of gate and up projection whose gated product can be made in one go: both quantised, and so wide that two panels of
@@ -227,12 +238,14 @@ pub(crate) fn gated(
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
     let panels = stack[0].rows / PANEL;
-    let chunk = chunk(pool, panels);
-    pool.run(panels.div_ceil(chunk), &|_, index| {
-        let out = amx_bf16::RoundedOutput { values: values.get(), tiles };
-        // SAFETY: only a backend on a CPU with tiles rounds; the activations were filled for these rows, `out` was made for as many
-        // rows and these columns, and chunks cover disjoint groups of it.
-        unsafe { amx_bf16::gated(stack, index * chunk..panels.min((index + 1) * chunk), inputs, activation, out) };
+    let chunks = Chunks::new(panels, pool.threads(), usize::MAX);
+    pool.run(chunks.count(), &|_, index| {
+        let (panels, out) = (chunks.get(index), amx_bf16::RoundedOutput { values: values.get(), tiles });
+        if !panels.is_empty() {
+            // SAFETY: only a backend on a CPU with tiles rounds; the activations were filled for these rows, `out` was made for as
+            // many rows and these columns, and chunks cover disjoint groups of it.
+            unsafe { amx_bf16::gated(stack, panels, inputs, activation, out) };
+        }
     });
 }
 
