@@ -4,6 +4,9 @@
 //! Rows are dealt into *tiles* of 16 and inputs into superblocks of 256; the bytes of one (superblock, tile) lie together,
 //! 16 rows by the depth of a hardware tile, so that a tile load reads one contiguous kilobyte and a vector kernel finds
 //! four consecutive inputs of a row in one 32-bit word. Rounding is the same on every level, so the integers are too.
+//!
+//! Where vectors multiply few rows with a scale per 32 inputs, a tile has no more rows than it needs: other threads have to fetch
+//! what one thread has just written, line by line, and one row of sixteen would use a little of every line.
 
 use super::lanes::for_each_level;
 use super::level::Level;
@@ -20,9 +23,9 @@ pub(crate) const BLOCK: usize = TILE * SUPER;
 
 /// Int8 activations with one scale per row and group: for the formats with a scale per 32 weights.
 pub(crate) struct GroupActivations {
-    /// `[superblock][tile][group 8][row 16][32]`
+    /// `[superblock][tile][group 8][row][32]`
     pub(crate) values: Aligned<i8>,
-    /// `[superblock][tile][group 8][row 16]`
+    /// `[superblock][tile][group 8][row]`
     pub(crate) scales: Aligned<f32>,
     /// `-1.5 * 2^23 * scale`, exactly, same shape: takes a float that an integer was added to back to `integer * scale`.
     pub(crate) rebase: Aligned<f32>,
@@ -31,6 +34,8 @@ pub(crate) struct GroupActivations {
     /// `scale * sum`, same shape: what a weight's minimum is multiplied with.
     pub(crate) weighted: Aligned<f32>,
     pub(crate) tiles: usize,
+    /// Rows of a tile: 16, or fewer if there are no more.
+    lanes: usize,
 }
 
 /// Int8 activations with one scale per row and superblock: for the K formats.
@@ -74,13 +79,21 @@ impl GroupActivations {
             sums: Aligned::zeroed(what, per_group)?,
             weighted: Aligned::zeroed(what, per_group)?,
             tiles,
+            lanes: TILE,
         })
+    }
+
+    /// Where a group of a row is, counted in groups. Kernels may read up to 16 rows from there on, whether they exist or not.
+    #[inline]
+    pub(crate) fn at(&self, group: usize, row: usize) -> usize {
+        place(group, row, self.tiles, self.lanes)
     }
 
     /// Quantises `rows` rows of `x` `[rows, cols]`.
     pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
         self.tiles = rows.div_ceil(TILE);
-        let tiles = self.tiles;
+        self.lanes = rows.next_power_of_two().min(TILE);
+        let (tiles, lanes) = (self.tiles, self.lanes);
         let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
         let rebase = SendPtr(self.rebase.as_mut_ptr());
         let (sums, weighted) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.weighted.as_mut_ptr()));
@@ -92,6 +105,7 @@ impl GroupActivations {
                 sums: sums.get(),
                 weighted: weighted.get(),
                 tiles,
+                lanes,
                 row,
             };
             let x = &x[row * cols..(row + 1) * cols];
@@ -118,6 +132,13 @@ fn short_scale(scale: f32) -> f32 {
     f32::from_bits(scale.min(MOST).to_bits() & !3)
 }
 
+/// The place of a row's group among those of `tiles` tiles of `lanes` rows.
+#[inline]
+fn place(group: usize, row: usize, tiles: usize, lanes: usize) -> usize {
+    let block = group / GROUPS_PER_SUPER * tiles + row / TILE;
+    (block * GROUPS_PER_SUPER + group % GROUPS_PER_SUPER) * lanes + row % TILE
+}
+
 /// Where one row goes in [`GroupActivations`].
 struct GroupPlaces {
     values: *mut i8,
@@ -126,6 +147,7 @@ struct GroupPlaces {
     sums: *mut i32,
     weighted: *mut f32,
     tiles: usize,
+    lanes: usize,
     row: usize,
 }
 
@@ -263,10 +285,8 @@ for_each_level! {
     }
 
     unsafe fn group_row(x: &[f32], places: &GroupPlaces) {
-        let (tile, lane) = (places.row / TILE, places.row % TILE);
         for (index, group) in x.chunks_exact(GROUP).enumerate() {
-            let block = index / GROUPS_PER_SUPER * places.tiles + tile;
-            let at = (block * GROUPS_PER_SUPER + index % GROUPS_PER_SUPER) * TILE + lane;
+            let at = place(index, places.row, places.tiles, places.lanes);
             let halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
             let most = largest(max(abs(halves[0]), abs(halves[1])));
             let inverse = splat(if most > 0.0 { 127.0 / most } else { 0.0 });

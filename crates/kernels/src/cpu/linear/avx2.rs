@@ -198,11 +198,11 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
-    let (acts, tile, lane) = (inputs.group, row / TILE, row % TILE);
+    let acts = inputs.group;
     let weights = segment.panel(panel).as_ptr();
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     for g in 0..segment.cols / GROUP {
-        let at = ((g / GROUPS_PER_SUPER * acts.tiles + tile) * GROUPS_PER_SUPER + g % GROUPS_PER_SUPER) * TILE + lane;
+        let at = acts.at(g, row);
         // SAFETY: the group is one of the segment's, and the rows were filled into the activations.
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);

@@ -239,7 +239,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
-    let (acts, tile, lane) = (inputs.group, row / TILE, row % TILE);
+    let (acts, lane) = (inputs.group, row % TILE);
     let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr());
     // Few sums have two parts, which do not wait for each other, and stay in registers; many go to the first-level cache and back.
     let parts = if R * P > 4 { 1 } else { 2 };
@@ -250,8 +250,8 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
     let start = black_box(&raw mut start).cast::<i32>();
     let ahead = Ahead::new(segment, first, panel);
     for g in 0..segment.cols / GROUP {
-        let at = ((g / GROUPS_PER_SUPER * acts.tiles + tile) * GROUPS_PER_SUPER + g % GROUPS_PER_SUPER) * TILE + lane;
-        // SAFETY: the group is one of the segment's, and all rows of a tile are there, filled or not.
+        let at = acts.at(g, row);
+        // SAFETY: the group is one of the segment's, and sixteen rows may be read.
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
             let mut integers = [[[_mm512_setzero_si512(); R]; P]; 2];

@@ -42,11 +42,10 @@ fn group(
     mins: bool,
 ) -> f32 {
     let (weights, scales) = segment.panel(panel).split_at(segment.scales_at);
-    let (acts, tile, lane) = (inputs.group, row / TILE, row % TILE);
+    let acts = inputs.group;
     let mut sum = 0f32;
     for index in 0..segment.cols / GROUP {
-        let at = ((index / GROUPS_PER_SUPER * acts.tiles + tile) * GROUPS_PER_SUPER + index % GROUPS_PER_SUPER) * TILE
-            + lane;
+        let at = acts.at(index, row);
         let record = &weights[index * bits.record()..];
         let integer: i32 = (0..GROUP)
             .map(|k| (stored(bits, record, feature, k) - offset) * i32::from(acts.values[at * GROUP + k]))
