@@ -26,19 +26,24 @@ type Job = dyn Fn(usize, usize) + Sync;
 struct Line<T>(T);
 
 struct Shared {
-    /// See [`State`].
-    state: Line<AtomicU64>,
+    offer: Line<Offer>,
     /// Of each worker's share.
     taken: Box<[Line<Taken>]>,
     /// Where each worker will probably begin to read.
     ahead: Box<[AtomicUsize]>,
-    /// The job on offer and its chunks. Written only while no job is open and nobody takes part in one.
-    current: UnsafeCell<Option<(*const Job, usize)>>,
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
     stop: AtomicBool,
     panicked: AtomicBool,
+}
+
+/// What a worker looks at while it waits, and what it then needs, on one line.
+struct Offer {
+    /// See [`State`].
+    state: AtomicU64,
+    /// The job on offer and its chunks. Written only while no job is open and nobody takes part in one.
+    current: UnsafeCell<Option<(*const Job, usize)>>,
 }
 
 // SAFETY: `current` is read only by workers that joined an open job, and written only when there are none; the pointer
@@ -138,10 +143,9 @@ impl Pool {
     pub fn new(threads: usize) -> io::Result<Self> {
         let threads = threads.clamp(1, State::WORKERS as usize);
         let shared = Arc::new(Shared {
-            state: Line(AtomicU64::new(0)),
+            offer: Line(Offer { state: AtomicU64::new(0), current: UnsafeCell::new(None) }),
             taken: (0..threads).map(|_| Line(Taken::default())).collect(),
             ahead: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
-            current: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -184,23 +188,27 @@ impl Pool {
         // it, also when a chunk panicked, so the pointer never outlives the borrow.
         let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Job>(job) };
         // SAFETY: no job is open and nobody takes part in one: nobody reads `current`.
-        unsafe { *shared.current.get() = Some((job, chunks)) };
-        let number = State(shared.state.0.load(Ordering::Relaxed)).job() + 1;
+        unsafe { *shared.offer.0.current.get() = Some((job, chunks)) };
+        let number = State(shared.offer.0.state.load(Ordering::Relaxed)).job() + 1;
         // SeqCst orders this against a worker that registers as a sleeper and then looks at the state once more.
-        shared.state.0.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
+        shared.offer.0.state.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);
             shared.wake.notify_all();
         }
         take_chunks(shared, 0, number, job, chunks);
-        shared.state.0.fetch_and(!State::OPEN, Ordering::AcqRel);
+        shared.offer.0.state.fetch_and(!State::OPEN, Ordering::AcqRel);
         let mut spins = 0;
         ahead.aim(&shared.ahead[0]);
-        while State(shared.state.0.load(Ordering::Acquire)).workers() > 0 {
+        while State(shared.offer.0.state.load(Ordering::Acquire)).workers() > 0 {
             ahead.ask();
             relax(&mut spins);
         }
-        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a kernel panicked");
+        // Looked at first: writing would take the line from workers that read what else is on it while they wait.
+        assert!(
+            !shared.panicked.load(Ordering::Relaxed) || !shared.panicked.swap(false, Ordering::Relaxed),
+            "a kernel panicked"
+        );
     }
 }
 
@@ -245,22 +253,22 @@ fn work(shared: &Shared, worker: usize) {
     let mut ahead = Ahead::default();
     while let Some(state) = await_job(shared, seen, &mut ahead) {
         let joined = State(state.0 + 1);
-        if shared.state.0.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if shared.offer.0.state.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue; // others joined or left, or it was closed: look again
         }
         seen = state.job();
         // SAFETY: this worker joined while the job was open, so `current` holds it and stays until the worker leaves.
-        let (job, chunks) = unsafe { *shared.current.get() }.expect("set before the job was opened");
+        let (job, chunks) = unsafe { *shared.offer.0.current.get() }.expect("set before the job was opened");
         take_chunks(shared, worker, seen, job, chunks);
         ahead.aim(&shared.ahead[worker]);
-        shared.state.0.fetch_sub(1, Ordering::Release);
+        shared.offer.0.state.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// Waits for an open job other than `seen`; `None` when the pool is dropped.
 fn await_job(shared: &Shared, seen: u64, ahead: &mut Ahead) -> Option<State> {
     let ready = |order| {
-        let state = State(shared.state.0.load(order));
+        let state = State(shared.offer.0.state.load(order));
         (state.is_open() && state.job() != seen).then_some(state)
     };
     let mut spins = 0;
