@@ -89,38 +89,48 @@ impl GroupActivations {
         place(group, row, self.tiles, self.lanes)
     }
 
-    /// Quantises `rows` rows of `x` `[rows, cols]`.
-    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
+    /// Makes place for `rows` rows.
+    pub(crate) fn begin(&mut self, rows: usize) -> GroupPlaces {
         self.tiles = rows.div_ceil(TILE);
         self.lanes = rows.next_power_of_two().min(TILE);
-        let (tiles, lanes) = (self.tiles, self.lanes);
-        let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
-        let rebase = SendPtr(self.rebase.as_mut_ptr());
-        let (sums, weighted) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.weighted.as_mut_ptr()));
+        GroupPlaces {
+            values: SendPtr(self.values.as_mut_ptr()),
+            scales: SendPtr(self.scales.as_mut_ptr()),
+            rebase: SendPtr(self.rebase.as_mut_ptr()),
+            sums: SendPtr(self.sums.as_mut_ptr()),
+            weighted: SendPtr(self.weighted.as_mut_ptr()),
+            tiles: self.tiles,
+            lanes: self.lanes,
+        }
+    }
+
+    /// Quantises `rows` rows of `x` `[rows, cols]`.
+    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
+        let places = self.begin(rows);
         for_runs(pool, rows, cols, TILE, &|row| {
-            let places = GroupPlaces {
-                values: values.get(),
-                scales: scales.get(),
-                rebase: rebase.get(),
-                sums: sums.get(),
-                weighted: weighted.get(),
-                tiles,
-                lanes,
-                row,
-            };
-            let x = &x[row * cols..(row + 1) * cols];
-            // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); `new` allocated places for these rows and columns,
-            // and each row writes its own.
-            unsafe {
-                match level {
-                    #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 | Level::Amx => avx512::group_row(x, &places),
-                    #[cfg(target_arch = "x86_64")]
-                    Level::Avx2 => avx2::group_row(x, &places),
-                    _ => scalar::group_row(x, &places),
-                }
-            }
+            // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); `new` allocated places for these rows and columns, and
+            // each row writes its own.
+            unsafe { places.round(level, row, 0, &x[row * cols..(row + 1) * cols]) };
         });
+    }
+}
+
+impl GroupPlaces {
+    /// Quantises groups of a row, `first` and those after it.
+    ///
+    /// # Safety
+    /// The CPU has `level`, there are places for these groups, and nobody else writes to them.
+    pub(crate) unsafe fn round(&self, level: Level, row: usize, first: usize, x: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 | Level::Amx => avx512::group_row(x, self, row, first),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => avx2::group_row(x, self, row, first),
+                _ => scalar::group_row(x, self, row, first),
+            }
+        }
     }
 }
 
@@ -139,16 +149,15 @@ fn place(group: usize, row: usize, tiles: usize, lanes: usize) -> usize {
     (block * GROUPS_PER_SUPER + group % GROUPS_PER_SUPER) * lanes + row % TILE
 }
 
-/// Where one row goes in [`GroupActivations`].
-struct GroupPlaces {
-    values: *mut i8,
-    scales: *mut f32,
-    rebase: *mut f32,
-    sums: *mut i32,
-    weighted: *mut f32,
+/// Where rows go in [`GroupActivations`].
+pub(crate) struct GroupPlaces {
+    values: SendPtr<i8>,
+    scales: SendPtr<f32>,
+    rebase: SendPtr<f32>,
+    sums: SendPtr<i32>,
+    weighted: SendPtr<f32>,
     tiles: usize,
     lanes: usize,
-    row: usize,
 }
 
 impl SuperActivations {
@@ -284,19 +293,19 @@ for_each_level! {
         most / 127.0
     }
 
-    unsafe fn group_row(x: &[f32], places: &GroupPlaces) {
+    unsafe fn group_row(x: &[f32], places: &GroupPlaces, row: usize, first: usize) {
         for (index, group) in x.chunks_exact(GROUP).enumerate() {
-            let at = place(index, places.row, places.tiles, places.lanes);
+            let at = place(first + index, row, places.tiles, places.lanes);
             let halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
             let most = largest(max(abs(halves[0]), abs(halves[1])));
             let inverse = splat(if most > 0.0 { 127.0 / most } else { 0.0 });
-            let out = places.values.add(at * GROUP);
+            let out = places.values.get().add(at * GROUP);
             let sum = store_i8(out, mul(halves[0], inverse)) + store_i8(out.add(16), mul(halves[1], inverse));
             let scale = short_scale(most / 127.0);
-            *places.scales.add(at) = scale;
-            *places.rebase.add(at) = scale * REBASE;
-            *places.sums.add(at) = sum;
-            *places.weighted.add(at) = scale * sum as f32;
+            *places.scales.get().add(at) = scale;
+            *places.rebase.get().add(at) = scale * REBASE;
+            *places.sums.get().add(at) = sum;
+            *places.weighted.get().add(at) = scale * sum as f32;
         }
     }
 }

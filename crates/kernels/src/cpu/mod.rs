@@ -27,10 +27,10 @@ pub use matrix::Matrix;
 pub use pool::Pool;
 pub use rows::Rope;
 
-use activations::{GroupActivations, SplitActivations, SuperActivations};
+use activations::{GroupActivations, SplitActivations, SuperActivations, TILE};
 use arena::Arena;
 use attention::Sequence;
-use linear::{Inputs, Needs};
+use linear::{GatedOutput, Inputs, Needs};
 use matrix::{Segment, SendPtr};
 use memory::Aligned;
 use order::Order;
@@ -129,6 +129,37 @@ impl CpuBackend {
 
     pub fn level(&self) -> Level {
         self.level
+    }
+
+    /// `gated = activation(gate x) * (up x)`; `inner` is working memory.
+    fn gate_up(
+        &self,
+        rows: Rows,
+        gated: &mut Buffer,
+        x: &Buffer,
+        weights: &Gated<Matrix>,
+        activation: Activation,
+        inner: &mut Buffer,
+    ) {
+        let (stack, all, needs) = (&weights.gate_up, rows.all(), Needs::of(&weights.down, self.level, false));
+        let are_few = (1..=TILE).contains(&all) && (rows.prompt == 0 || !self.rounds);
+        if !are_few || !linear::is_pair(stack) {
+            self.linear(rows, inner, x, stack, None);
+            self.gate(all, gated, inner, activation);
+            return;
+        }
+        self.order.reach(&stack.order, &self.pool);
+        let data = x.rows(all);
+        let forms = &mut *x.forms();
+        forms.fill(&self.pool, self.level, Needs::of(stack, self.level, false), 0, x.cols, data);
+        let Forms { group, superblock, split, rounded, .. } = &*forms;
+        let inputs = Inputs { rows: all, x: data, group, superblock, split, rounded, rounds: false };
+        let Buffer { data: values, forms: made, .. } = gated;
+        let made = made.as_mut().expect("a linear layer reads this").get_mut();
+        made.held = Held { group: (0, if needs.group { all } else { 0 }), ..Held::default() };
+        let group = needs.group.then(|| made.group.begin(all));
+        let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
+        linear::gated_rows(&self.pool, self.level, stack, &inputs, activation, out);
     }
 }
 
@@ -498,7 +529,6 @@ impl Backend for CpuBackend {
         });
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn feed_forward(
         &self,
         rows: Rows,
@@ -514,8 +544,7 @@ impl Backend for CpuBackend {
         let stack = linear::as_gated(&weights.gate_up)
             .filter(|_| self.rounds && prompt > 0 && weights.down.segments.iter().all(Segment::is_quantised));
         let separate = if stack.is_some() { Rows::generated(generated) } else { rows };
-        self.linear(separate, inner, x, &weights.gate_up, None);
-        self.gate(separate.all(), gated, inner, activation);
+        self.gate_up(separate, gated, x, weights, activation, inner);
         if let Some(stack) = stack {
             // Prompt rows go straight to the form that `down` is multiplied with; as f32 they are never there.
             let data = &x.rows(all)[generated * x.cols..];

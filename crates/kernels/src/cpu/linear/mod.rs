@@ -32,13 +32,11 @@ mod unpack_bf16;
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use super::activations::TILE;
-use super::activations::{GroupActivations, SplitActivations, SuperActivations};
+use super::activations::{GroupActivations, GroupPlaces, SplitActivations, SuperActivations, TILE};
 use super::level::Level;
-use super::matrix::{Format, Matrix, PANEL, Segment, SendPtr};
+use super::matrix::{Format, GROUP, Matrix, PANEL, Segment, SendPtr};
 use super::pool::Pool;
-#[cfg(target_arch = "x86_64")]
+use super::rows;
 use crate::Activation;
 
 /// Rows that vectors multiply as fast as the tile unit does: they need no more time than the weights take to arrive, or integers
@@ -204,7 +202,8 @@ impl Chunks {
 
 /// The addresses at which threads begin to read a matrix of these segments; 0 for those that have no part of it.
 pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = usize> {
-    let chunks = Chunks::new(segments.iter().map(Segment::panels).sum(), threads, usize::MAX);
+    let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
+    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, usize::MAX);
     (0..threads).map(move |thread| {
         let mut panel = chunks.start(thread);
         for segment in segments {
@@ -217,13 +216,71 @@ pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item
     })
 }
 
-/// A stack of gate and up projection whose gated product can be made in one go: both quantised, and so wide that two panels of
-/// each are a group of the next layer's inputs.
-#[cfg(target_arch = "x86_64")]
+/// The segments of a stack of gate and up projection, if two panels of each are a group of the next layer's inputs: then threads
+/// can make the gated product as they go.
+fn as_pair(segments: &[Segment]) -> Option<[&Segment; 2]> {
+    let [gate, up] = segments else { return None };
+    (gate.rows == up.rows && gate.rows.is_multiple_of(2 * PANEL)).then_some([gate, up])
+}
+
+pub(crate) fn is_pair(stack: &Matrix) -> bool {
+    as_pair(&stack.segments).is_some()
+}
+
+/// Such a stack, if it is quantised.
 pub(crate) fn as_gated(stack: &Matrix) -> Option<[&Segment; 2]> {
-    let [gate, up] = &stack.segments[..] else { return None };
-    let fits = gate.rows == up.rows && gate.rows.is_multiple_of(2 * PANEL);
-    (fits && [gate, up].into_iter().all(Segment::is_quantised)).then_some([gate, up])
+    as_pair(&stack.segments).filter(|pair| pair.iter().all(|segment| segment.is_quantised()))
+}
+
+/// Where [`gated_rows`] leaves what it makes of `rows` rows.
+pub(crate) struct GatedOutput<'a> {
+    /// `[rows, 2 n]`
+    pub(crate) inner: &'a mut [f32],
+    /// `[rows, n]`
+    pub(crate) gated: &'a mut [f32],
+    /// The same, quantised, if the next layer wants it so.
+    pub(crate) group: Option<GroupPlaces>,
+}
+
+/// `gated = activation(gate x) * (up x)` in one go, for few rows: what a thread makes it goes on with, so that little is left to do
+/// while others wait.
+pub(crate) fn gated_rows(
+    pool: &Pool,
+    level: Level,
+    stack: &Matrix,
+    inputs: &Inputs<'_>,
+    activation: Activation,
+    out: GatedOutput<'_>,
+) {
+    let pair = as_pair(&stack.segments).expect("a pair of projections");
+    let (n, rows) = (stack.rows / 2, inputs.rows);
+    assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
+    let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
+    let chunks = Chunks::new(n / PANEL, pool.threads(), 64);
+    pool.run(chunks.count(), &|_, index| {
+        let here = chunks.get(index);
+        if here.is_empty() {
+            return;
+        }
+        let (first, len) = (here.start * PANEL, here.len() * PANEL);
+        for (which, segment) in pair.into_iter().enumerate() {
+            // SAFETY: the segment's first feature lies within a row of `inner`.
+            let start = unsafe { inner.get().add(which * n) };
+            panels(level, segment, here.clone(), inputs, Output { start, stride: 2 * n, bias: None });
+        }
+        for row in 0..rows {
+            // SAFETY: all this lies within the rows, these features are nobody else's, and the first of them begins a group.
+            unsafe {
+                let gate = inner.get().add(row * 2 * n + first);
+                let gate_up = [gate, gate.add(n)].map(|start| std::slice::from_raw_parts(start, len));
+                let product = std::slice::from_raw_parts_mut(gated.get().add(row * n + first), len);
+                rows::gate(level, product, gate_up[0], gate_up[1], activation);
+                if let Some(places) = &out.group {
+                    places.round(level, row, first / GROUP, product);
+                }
+            }
+        }
+    });
 }
 
 /// `out = activation(gate x) * (up x)` of prompt rows, rounded for the next layer.
@@ -247,6 +304,11 @@ pub(crate) fn gated(
             unsafe { amx_bf16::gated(stack, panels, inputs, activation, out) };
         }
     });
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn gated(_: &Pool, _: [&Segment; 2], _: &Inputs<'_>, _: Activation, _: &mut SplitActivations<1>) {
+    unreachable!("no level here has tiles");
 }
 
 /// Computes all rows of some panels.

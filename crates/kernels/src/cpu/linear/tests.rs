@@ -233,16 +233,19 @@ fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
 /// Generated rows bit for bit; where prompt rows are gated on their way out of the tile unit, to within the rounding to bf16.
 #[test]
 fn a_feed_forward_is_its_three_ops() {
-    for (dtype, hidden, width) in [(DType::Q8_0, 96, 160), (DType::Q4_1, 96, 96), (DType::Q4_K, 256, 512)] {
+    let shapes = [(DType::Q8_0, 96, 160), (DType::Q4_1, 96, 96), (DType::Q4_K, 256, 512), (DType::BF16, 96, 160)];
+    for (dtype, hidden, width) in shapes {
         let [gate, up, down] =
             [(width, hidden, 1), (width, hidden, 2), (hidden, width, 3)].map(|(n, k, seed)| weights(dtype, n, k, seed));
         let (gate, up) = (source(dtype, width, hidden, &gate), source(dtype, width, hidden, &up));
         let down = source(dtype, hidden, width, &down);
         for (level, rows, activation) in Level::available().flat_map(|level| {
-            [(0, 1), (3, 0), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(move |(generated, prompt)| {
-                [Activation::Silu, Activation::GeluTanh]
-                    .map(|activation| (level, Rows { generated, prompt }, activation))
-            })
+            [(0, 1), (1, 0), (3, 0), (16, 0), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(
+                move |(generated, prompt)| {
+                    [Activation::Silu, Activation::GeluTanh]
+                        .map(|activation| (level, Rows { generated, prompt }, activation))
+                },
+            )
         }) {
             let backend = backend(level, 2);
             let weights =
