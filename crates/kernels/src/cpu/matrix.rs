@@ -5,8 +5,9 @@
 //! one row of an int8 tile and one operand of a VNNI dot product, and one vector lane is one feature, so no kernel ever
 //! adds across lanes. Every 32 inputs make a *group*, every 256 a *superblock*, as in the formats themselves.
 //!
-//! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]), the records of
-//! a panel lie one after the other, and its scales follow. So a panel is two linear streams, and is read once per step.
+//! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]), and the scales of a
+//! block lie right before its records ([`Blocks`]). So a panel is one linear stream, and is read once per step: scales in a
+//! stream of their own made weights arrive a tenth more slowly.
 
 use half::f16;
 use types::DType;
@@ -90,42 +91,69 @@ impl Format {
         }
     }
 
-    /// Bytes of one panel's weights, before its scales.
-    fn weights(self, cols: usize) -> usize {
-        match self {
-            Self::F32 => cols * PANEL * 4,
-            Self::F16 => cols * PANEL * 2,
-            Self::Bf16 => cols.next_multiple_of(GROUP) * PANEL * 2,
-            Self::Group { bits, .. } | Self::Super { bits, .. } => cols / GROUP * bits.record(),
-        }
-    }
-
     /// Bytes from one panel to the next.
     fn stride(self, cols: usize) -> usize {
-        (self.weights(cols) + self.scales(cols)).next_multiple_of(LINE)
+        match self {
+            Self::F32 => cols * PANEL * 4,
+            Self::F16 => (cols * PANEL * 2).next_multiple_of(LINE),
+            Self::Bf16 => cols.next_multiple_of(GROUP) * PANEL * 2,
+            Self::Group { bits, mins, .. } => Blocks::groups(bits as usize, mins).bytes(cols / GROUP),
+            Self::Super { bits, subs, mins, .. } => Blocks::superblocks(bits as usize, subs, mins).bytes(cols / SUPER),
+        }
     }
 
     /// Bytes of all panels of `rows` features.
     fn panels_bytes(self, rows: usize, cols: usize) -> usize {
         rows.div_ceil(PANEL) * self.stride(cols)
     }
-
-    /// Bytes of one panel's scales: per group or per superblock.
-    fn scales(self, cols: usize) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 0,
-            Self::Group { mins, .. } => cols / GROUP * GroupScales::bytes(mins),
-            Self::Super { subs, mins, .. } => cols / SUPER * SuperScales::bytes(subs, mins),
-        }
-    }
 }
 
-/// Scales of a group: 16 f16, then 16 f16 minimums if the format has them.
-pub(crate) struct GroupScales;
+/// Where the blocks of a panel lie, which are its groups or its superblocks: scales, then weights. Where scales end amid a line,
+/// those of two blocks lie before the weights of both, so that all weights begin with a line.
+///
+/// Scales of a group are 16 f16, then 16 f16 minimums if the format has them.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    /// Bytes of a block's scales and of its weights.
+    scales: usize,
+    weights: usize,
+}
 
-impl GroupScales {
-    pub(crate) const fn bytes(mins: bool) -> usize {
-        if mins { 64 } else { 32 }
+impl Blocks {
+    pub(crate) const fn groups(bits: usize, mins: bool) -> Self {
+        Self { scales: if mins { 64 } else { 32 }, weights: bits * LINE }
+    }
+
+    pub(crate) const fn superblocks(bits: usize, subs: usize, mins: bool) -> Self {
+        Self { scales: SuperScales::bytes(subs, mins), weights: GROUPS_PER_SUPER * bits * LINE }
+    }
+
+    /// How many blocks lie together: the scales of all, then the weights of all.
+    pub(crate) const fn together(self) -> usize {
+        if self.scales.is_multiple_of(LINE) { 1 } else { 2 }
+    }
+
+    /// Where such blocks begin.
+    pub(crate) const fn start(self, block: usize) -> usize {
+        block / self.together() * self.together() * (self.scales + self.weights)
+    }
+
+    /// Where the scales of a block begin.
+    pub(crate) const fn scales(self, block: usize) -> usize {
+        self.start(block) + block % self.together() * self.scales
+    }
+
+    /// Where the weights of a block begin.
+    pub(crate) const fn weights(self, block: usize) -> usize {
+        self.start(block) + self.together() * self.scales + block % self.together() * self.weights
+    }
+
+    /// Bytes of so many blocks.
+    pub(crate) const fn bytes(self, blocks: usize) -> usize {
+        match blocks {
+            0 => 0,
+            _ => self.weights(blocks - 1) + self.weights,
+        }
     }
 }
 
@@ -159,8 +187,7 @@ pub(crate) struct Segment {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) format: Format,
-    /// Where a panel's scales begin, and where the next panel begins.
-    pub(crate) scales_at: usize,
+    /// Bytes from one panel to the next.
     pub(crate) stride: usize,
     pub(crate) bytes: Piece,
 }
@@ -213,7 +240,7 @@ impl Segment {
         level: Level,
     ) -> Result<Self, BackendError> {
         let format = Format::of(part.keep);
-        let (scales_at, stride) = (format.weights(part.cols), format.stride(part.cols));
+        let stride = format.stride(part.cols);
         let panels = part.rows.div_ceil(PANEL);
         let mut bytes = arena.zeroed("weights", format.panels_bytes(part.rows, part.cols))?;
         {
@@ -221,10 +248,10 @@ impl Segment {
             pool.run(panels, &|_, panel| {
                 // SAFETY: panels are disjoint ranges of `bytes`, each taken by one chunk.
                 let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(panel * stride), stride) };
-                super::pack::panel(part, panel, format, scales_at, out, level);
+                super::pack::panel(part, panel, format, out, level);
             });
         }
-        Ok(Self { first, rows: part.rows, cols: part.cols, format, scales_at, stride, bytes })
+        Ok(Self { first, rows: part.rows, cols: part.cols, format, stride, bytes })
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
@@ -240,37 +267,35 @@ impl Segment {
     }
 
     fn unpack_row(&self, row: usize, out: &mut [f32]) {
-        let panel = self.panel(row / PANEL);
-        let (weights, scales) = panel.split_at(self.scales_at);
-        unpack_feature(self.format, weights, scales, row % PANEL, &mut out[..self.cols]);
+        unpack_feature(self.format, self.panel(row / PANEL), row % PANEL, &mut out[..self.cols]);
     }
 }
 
 /// One feature of a panel as numbers: the definition of what a panel means.
-fn unpack_feature(format: Format, weights: &[u8], scales: &[u8], feature: usize, out: &mut [f32]) {
+fn unpack_feature(format: Format, panel: &[u8], feature: usize, out: &mut [f32]) {
     let half_at = |bytes: &[u8], at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
     match format {
         Format::F32 => {
             for (k, value) in out.iter_mut().enumerate() {
                 let at = (k * PANEL + feature) * 4;
-                *value = f32::from_le_bytes(weights[at..at + 4].try_into().expect("four bytes"));
+                *value = f32::from_le_bytes(panel[at..at + 4].try_into().expect("four bytes"));
             }
         }
         Format::F16 => {
             for (k, value) in out.iter_mut().enumerate() {
-                *value = half_at(weights, (k * PANEL + feature) * 2);
+                *value = half_at(panel, (k * PANEL + feature) * 2);
             }
         }
         Format::Bf16 => {
             for (k, value) in out.iter_mut().enumerate() {
                 let at = (k / 2 * PANEL + feature) * 4 + k % 2 * 2;
-                *value = f32::from_bits(u32::from(u16::from_le_bytes([weights[at], weights[at + 1]])) << 16);
+                *value = f32::from_bits(u32::from(u16::from_le_bytes([panel[at], panel[at + 1]])) << 16);
             }
         }
         Format::Group { bits, offset, mins } => {
+            let blocks = Blocks::groups(bits as usize, mins);
             for (group, values) in out.chunks_exact_mut(GROUP).enumerate() {
-                let record = &weights[group * bits.record()..][..bits.record()];
-                let scales = &scales[group * GroupScales::bytes(mins)..];
+                let (record, scales) = (&panel[blocks.weights(group)..], &panel[blocks.scales(group)..]);
                 let scale = half_at(scales, feature * 2);
                 let min = if mins { half_at(scales, 32 + feature * 2) } else { 0.0 };
                 for (k, value) in values.iter_mut().enumerate() {
@@ -279,10 +304,11 @@ fn unpack_feature(format: Format, weights: &[u8], scales: &[u8], feature: usize,
             }
         }
         Format::Super { bits, offset, subs, mins } => {
+            let blocks = Blocks::superblocks(bits as usize, subs, mins);
             for (k, value) in out.iter_mut().enumerate() {
                 let (superblock, within) = (k / SUPER, k % SUPER);
-                let record = &weights[k / GROUP * bits.record()..][..bits.record()];
-                let scales = &scales[superblock * SuperScales::bytes(subs, mins)..];
+                let record = &panel[blocks.weights(superblock) + within / GROUP * bits.record()..];
+                let scales = &panel[blocks.scales(superblock)..];
                 let (scale, min) = sub_scale(scales, subs, mins, within / (SUPER / subs), feature);
                 let halves = &scales[SuperScales::integers(subs, mins)..];
                 let d = half_at(halves, feature * 2);

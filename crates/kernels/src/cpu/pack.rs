@@ -4,19 +4,12 @@ use half::f16;
 use types::DType;
 
 use super::level::Level;
-use super::matrix::{Bits, Format, GROUP, GroupScales, LINE, PANEL, SUPER, SuperScales};
+use super::matrix::{Bits, Blocks, Format, GROUP, LINE, PANEL, SUPER, SuperScales};
 use crate::MatrixSource;
 use crate::quant;
 
 /// Packs panel `panel` of `part` into `out`, which is zeroed.
-pub(super) fn panel(
-    part: &MatrixSource<'_>,
-    panel: usize,
-    format: Format,
-    scales_at: usize,
-    out: &mut [u8],
-    level: Level,
-) {
+pub(super) fn panel(part: &MatrixSource<'_>, panel: usize, format: Format, out: &mut [u8], level: Level) {
     let first = panel * PANEL;
     let count = PANEL.min(part.rows - first);
     let mut converted = Vec::new();
@@ -32,7 +25,7 @@ pub(super) fn panel(
         }
         std::array::from_fn(|feature| converted.get(feature * row_bytes..(feature + 1) * row_bytes).unwrap_or(&[]))
     };
-    pack_panel(level, part.keep, format, &rows[..count], scales_at, out);
+    pack_panel(level, part.keep, format, &rows[..count], out);
 }
 
 /// One row of numbers in a format: rounded to a float type, or quantised.
@@ -58,14 +51,13 @@ fn store_row(keep: DType, values: &[f32], out: &mut [u8]) {
 }
 
 super::per_level! {
-    fn pack_panel(dtype: DType, format: Format, rows: &[&[u8]], scales_at: usize, out: &mut [u8]) {
-        let (weights, scales) = out.split_at_mut(scales_at);
+    fn pack_panel(dtype: DType, format: Format, rows: &[&[u8]], out: &mut [u8]) {
         match format {
-            Format::F32 => interleave::<4>(rows, weights),
-            Format::F16 => interleave::<2>(rows, weights),
-            Format::Bf16 => pairs(rows, weights),
-            Format::Group { bits, mins, .. } => groups(dtype, bits, mins, rows, weights, scales),
-            Format::Super { bits, subs, mins, .. } => superblocks(dtype, bits, subs, mins, rows, weights, scales),
+            Format::F32 => interleave::<4>(rows, out),
+            Format::F16 => interleave::<2>(rows, out),
+            Format::Bf16 => pairs(rows, out),
+            Format::Group { bits, mins, .. } => groups(dtype, bits, mins, rows, out),
+            Format::Super { bits, subs, mins, .. } => superblocks(dtype, bits, subs, mins, rows, out),
         }
     }
 }
@@ -91,10 +83,10 @@ fn pairs(rows: &[&[u8]], out: &mut [u8]) {
 }
 
 #[inline(always)]
-fn groups(dtype: DType, bits: Bits, mins: bool, rows: &[&[u8]], weights: &mut [u8], scales: &mut [u8]) {
-    let block = dtype.block_bytes();
-    let records = weights.chunks_exact_mut(bits.record()).zip(scales.chunks_exact_mut(GroupScales::bytes(mins)));
-    for (index, (record, scales)) in records.enumerate() {
+fn groups(dtype: DType, bits: Bits, mins: bool, rows: &[&[u8]], out: &mut [u8]) {
+    let (block, places) = (dtype.block_bytes(), Blocks::groups(bits as usize, mins));
+    for index in 0..rows[0].len() / block {
+        let scales = &mut out[places.scales(index)..];
         let mut lines = [[0u8; LINE]; 8];
         for (feature, row) in rows.iter().enumerate() {
             let group = quant::groups32(dtype, &row[index * block..(index + 1) * block]);
@@ -104,24 +96,16 @@ fn groups(dtype: DType, bits: Bits, mins: bool, rows: &[&[u8]], weights: &mut [u
                 scales[32 + feature * 2..34 + feature * 2].copy_from_slice(&group.min.to_le_bytes());
             }
         }
-        store_record(bits, &lines, record);
+        store_record(bits, &lines, &mut out[places.weights(index)..][..bits.record()]);
     }
 }
 
 #[inline(always)]
-fn superblocks(
-    dtype: DType,
-    bits: Bits,
-    subs: usize,
-    mins: bool,
-    rows: &[&[u8]],
-    weights: &mut [u8],
-    scales: &mut [u8],
-) {
-    let block = dtype.block_bytes();
-    let supers = weights.chunks_exact_mut(bits.record() * SUPER / GROUP);
-    for (index, (records, scales)) in supers.zip(scales.chunks_exact_mut(SuperScales::bytes(subs, mins))).enumerate() {
+fn superblocks(dtype: DType, bits: Bits, subs: usize, mins: bool, rows: &[&[u8]], out: &mut [u8]) {
+    let (block, places) = (dtype.block_bytes(), Blocks::superblocks(bits as usize, subs, mins));
+    for index in 0..rows[0].len() / block {
         let mut lines = [[[0u8; LINE]; 8]; SUPER / GROUP];
+        let scales = &mut out[places.scales(index)..];
         let (integers, halves) = scales.split_at_mut(SuperScales::integers(subs, mins));
         for (feature, row) in rows.iter().enumerate() {
             let decoded = quant::superblock(dtype, &row[index * block..(index + 1) * block]);
@@ -143,6 +127,7 @@ fn superblocks(
                 halves[32 + feature * 2..34 + feature * 2].copy_from_slice(&decoded.dmin.to_le_bytes());
             }
         }
+        let records = &mut out[places.weights(index)..];
         for (record, lines) in records.chunks_exact_mut(bits.record()).zip(&lines) {
             store_record(bits, lines, record);
         }

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::TILE;
-use super::super::matrix::{GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment};
+use super::super::matrix::{LINE, PANEL, Segment};
 use super::Output;
 
 /// Row tiles that pass by an unpacked superblock of weights before the next one is unpacked.
@@ -62,17 +62,17 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// What follows superblock `index` of some panels, the next one or the first of the panels after them, spread over so many
-    /// steps.
-    pub(super) fn new(segment: &Segment, panels: &Range<usize>, index: usize, record: usize, steps: usize) -> Self {
+    /// What follows after `done` bytes of some panels, of which `bytes` are a superblock: the next one or the first of the panels
+    /// after them, spread over so many steps.
+    pub(super) fn new(segment: &Segment, panels: &Range<usize>, done: usize, bytes: usize, steps: usize) -> Self {
         let superblocks = std::array::from_fn(|p| {
-            let at = match (index + 1) * SUPER < segment.cols {
-                true => (panels.start + p) * segment.stride + (index + 1) * GROUPS_PER_SUPER * record,
+            let at = match done < segment.stride {
+                true => (panels.start + p) * segment.stride + done,
                 false => (panels.end + p) * segment.stride,
             };
             segment.bytes.as_ptr().wrapping_add(at)
         });
-        let rate = ((GROUPS_PER_SUPER * record / LINE) << 16).div_ceil(steps);
+        let rate = ((bytes / LINE) << 16).div_ceil(steps);
         Self { superblocks, panels: panels.len(), line: 0, due: 0, rate }
     }
 

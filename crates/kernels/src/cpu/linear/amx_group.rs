@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, GroupActivations, TILE};
-use super::super::matrix::{Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Ahead, Lines, PANELS_AT_ONCE, Sums, TileSums, batches, put_tiles, tile_store};
 use super::avx512::unpack;
@@ -65,31 +65,28 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
         // SAFETY: the superblock's groups are the segment's; the activations hold these tiles.
         unsafe {
             let steps = tiles.len() * panels.len() * count * 2;
-            let mut ahead = Ahead::new(segment, &panels, index, BITS * LINE, steps);
+            let places = const { Blocks::groups(BITS, MINS) };
+            let bytes = places.start(GROUPS_PER_SUPER);
+            let mut ahead = Ahead::new(segment, &panels, (index + 1) * bytes, bytes, steps);
             let mut blocks: [GroupBlock; PANELS_AT_ONCE] = std::array::from_fn(|p| {
                 let panel = (panels.start + p).min(panels.end - 1);
-                let weights = segment.panel(panel).as_ptr();
-                GroupBlock {
-                    lines: weights.add(index * GROUPS_PER_SUPER * BITS * LINE),
-                    scales: weights.add(segment.scales_at + index * GROUPS_PER_SUPER * GroupScales::bytes(MINS)),
-                    count,
-                    first: index == 0,
-                }
+                let packed = segment.panel(panel).as_ptr().add(index * bytes);
+                GroupBlock { packed, unpacked: packed, count, first: index == 0 }
             });
             for p in 0..panels.len() {
-                let records = blocks[p].lines;
                 if BITS != 8 {
                     let lines = unpacked.as_mut_ptr().cast::<Lines<{ 8 * GROUPS_PER_SUPER }>>().add(p).cast::<u8>();
                     let offset = _mm512_set1_epi8(offset as i8);
                     for g in 0..count {
-                        for (r, line) in unpack::<BITS>(records.add(g * BITS * LINE)).into_iter().enumerate() {
+                        let record = blocks[p].packed.add(places.weights(g));
+                        for (r, line) in unpack::<BITS>(record).into_iter().enumerate() {
                             let to = lines.add((g * 8 + r) * LINE);
                             // Formats with minimums have no offset.
                             let line = if MINS { line } else { _mm512_sub_epi8(line, offset) };
                             _mm512_store_si512(to.cast(), line);
                         }
                     }
-                    blocks[p].lines = lines;
+                    blocks[p].unpacked = lines;
                 }
             }
             for tile in tiles.clone() {
@@ -101,8 +98,10 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
                 // Unpacked weights are at hand; those that come from memory come faster one panel after the other.
                 for blocks in blocks[..panels.len()].chunks(if BITS == 8 { 1 } else { 2 }) {
                     match *blocks {
-                        [first, second] => group_tile::<2, MINS>([first, second], inputs.group, at, sums, &mut ahead),
-                        [only, ..] => group_tile::<1, MINS>([only], inputs.group, at, sums, &mut ahead),
+                        [first, second] => {
+                            group_tile::<BITS, 2, MINS>([first, second], inputs.group, at, sums, &mut ahead)
+                        }
+                        [only, ..] => group_tile::<BITS, 1, MINS>([only], inputs.group, at, sums, &mut ahead),
                         [] => unreachable!("chunks are not empty"),
                     }
                     sums = sums.add(blocks.len());
@@ -114,14 +113,25 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
     unsafe { put_tiles(segment, panels, inputs.rows, tiles, sums, out) };
 }
 
-/// Up to 8 groups of one panel, as signed bytes.
+/// Up to 8 groups of one panel.
 #[derive(Clone, Copy)]
 struct GroupBlock {
-    lines: *const u8,
-    scales: *const u8,
+    /// As they are stored.
+    packed: *const u8,
+    /// Their weights as signed bytes, one group after the other; whole bytes are where they were.
+    unpacked: *const u8,
     count: usize,
     /// Whether sums begin with this block.
     first: bool,
+}
+
+impl GroupBlock {
+    /// The weights of a group as signed bytes. Those of the next follow, if the group's number is even.
+    #[inline(always)]
+    fn lines<const BITS: usize, const MINS: bool>(&self, group: usize) -> *const u8 {
+        let whole = const { Blocks::groups(BITS, MINS) }.weights(group);
+        self.unpacked.wrapping_add(if BITS == 8 { whole } else { group * 8 * LINE })
+    }
 }
 
 /// A row of integers.
@@ -137,7 +147,7 @@ static REBASE: Integers = Integers([0x4b40_0000; PANEL]);
 /// Integers are summed on top of [`REBASE`], so that what comes back are floats, and `fma(float, scale, -1.5 * 2^23 * scale)` is
 /// `integer * scale`, rounded once: see [`GroupActivations::rebase`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group_tile<const P: usize, const MINS: bool>(
+unsafe fn group_tile<const BITS: usize, const P: usize, const MINS: bool>(
     blocks: [GroupBlock; P],
     acts: &GroupActivations,
     at: usize,
@@ -157,13 +167,14 @@ unsafe fn group_tile<const P: usize, const MINS: bool>(
         unsafe {
             let per_four = 4 / P;
             for g in groups.clone().step_by(per_four) {
-                let weights = [blocks[0].lines, blocks[P - 1].lines].map(|lines| lines.add(g * 8 * LINE));
+                let lines = |p: usize, g: usize| blocks[p].lines::<BITS, MINS>(g);
                 let rows = acts.values.as_ptr().add(at * BLOCK + g * GROUP * TILE);
                 let floats = floats.add((g - start) * P * TILE * PANEL);
                 match groups.end - g >= per_four {
-                    true => multiply_four::<P>(rows, weights, floats),
+                    true if P == 2 => multiply_four::<P>(rows, [lines(0, g), lines(P - 1, g)], floats),
+                    true => multiply_four::<P>(rows, [lines(0, g), lines(0, g + 2)], floats),
                     false => (0..groups.end - g).for_each(|i| {
-                        let weights = weights.map(|lines| lines.add(i * 8 * LINE));
+                        let weights = [lines(0, g + i), lines(P - 1, g + i)];
                         multiply_group::<P>(rows.add(i * GROUP * TILE), weights, floats.add(i * P * TILE * PANEL));
                     }),
                 }
@@ -186,7 +197,8 @@ unsafe fn group_tile<const P: usize, const MINS: bool>(
                     let at = (at * GROUPS_PER_SUPER + g) * TILE + row;
                     let floats = floats.add(((g - start) * P * TILE + row) * PANEL);
                     let half = |p: usize, which: usize| {
-                        let scales = blocks[p].scales.add(g * GroupScales::bytes(MINS) + which * 2 * PANEL);
+                        let scales =
+                            blocks[p].packed.add(const { Blocks::groups(BITS, MINS) }.scales(g) + which * 2 * PANEL);
                         _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()))
                     };
                     let scales: [__m512; P] = std::array::from_fn(|p| half(p, 0));
@@ -219,7 +231,7 @@ unsafe fn group_tile<const P: usize, const MINS: bool>(
     }
 }
 
-/// A tile of rows by two groups of two panels, or by four of one. All are multiplied before the first is stored: a store waits for its
+/// A tile of rows by two groups of two panels, or by two and two of one. All are multiplied before the first is stored: a store waits for its
 /// product and holds up what comes after it.
 #[inline(always)]
 unsafe fn multiply_four<const P: usize>(a: *const i8, b: [*const u8; 2], floats: *mut f32) {
@@ -248,21 +260,21 @@ unsafe fn multiply_four<const P: usize>(a: *const i8, b: [*const u8; 2], floats:
             asm!(
                 "tileloadd tmm0, [{rebase} + {zero}]",
                 "tileloadd tmm4, [{a} + {a_stride}]",
-                "tileloadd tmm6, [{b} + {line}]",
+                "tileloadd tmm6, [{b0} + {line}]",
                 "tileloadd tmm1, [{rebase} + {zero}]",
                 "tdpbssd tmm0, tmm4, tmm6",
                 "tileloadd tmm5, [{a} + {a_stride} + 512]",
-                "tileloadd tmm7, [{b} + {line} + 512]",
+                "tileloadd tmm7, [{b0} + {line} + 512]",
                 "tileloadd tmm2, [{rebase} + {zero}]",
                 "tdpbssd tmm1, tmm5, tmm7",
                 "tileloadd tmm4, [{a} + {a_stride} + 1024]",
-                "tileloadd tmm6, [{b} + {line} + 1024]",
+                "tileloadd tmm6, [{b1} + {line}]",
                 "tileloadd tmm3, [{rebase} + {zero}]",
                 "tdpbssd tmm2, tmm4, tmm6",
                 "tileloadd tmm5, [{a} + {a_stride} + 1536]",
-                "tileloadd tmm7, [{b} + {line} + 1536]",
+                "tileloadd tmm7, [{b1} + {line} + 512]",
                 "tdpbssd tmm3, tmm5, tmm7",
-                a = in(reg) a, b = in(reg) b[0], rebase = in(reg) REBASE.0.as_ptr(),
+                a = in(reg) a, b0 = in(reg) b[0], b1 = in(reg) b[1], rebase = in(reg) REBASE.0.as_ptr(),
                 a_stride = in(reg) GROUP, line = in(reg) LINE, zero = in(reg) 0usize, options(nostack, readonly),
             );
         }

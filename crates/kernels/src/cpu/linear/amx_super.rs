@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, SuperActivations, TILE};
-use super::super::matrix::{Bits, Format, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
+use super::super::matrix::{Bits, Blocks, Format, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Ahead, Lines, PANELS_AT_ONCE, Sums, TileSums, batches, put_tiles, tile_store, tile_zero};
 use super::avx512::{min_pair, sub_scale, unpack};
@@ -69,12 +69,13 @@ unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
     for index in 0..supers {
         // SAFETY: the superblock is the segment's; the activations hold these tiles.
         unsafe {
-            let scales_at = segment.scales_at + index * SuperScales::bytes(SUBS, MINS);
+            let blocks = const { Blocks::superblocks(BITS, SUBS, MINS) };
+            let scales_at = blocks.scales(index);
             let steps = tiles.len().div_ceil(2) * panels.len() * 4;
-            let mut ahead = Ahead::new(segment, &panels, index, BITS * LINE, steps);
+            let mut ahead = Ahead::new(segment, &panels, blocks.bytes(index + 1), blocks.bytes(1), steps);
             for (p, panel) in panels.clone().enumerate() {
                 let weights = segment.panel(panel).as_ptr();
-                let records = weights.add(index * GROUPS_PER_SUPER * BITS * LINE);
+                let records = weights.add(blocks.weights(index));
                 fold::<BITS, SUBS, MINS>(records, weights.add(scales_at), offset, digits.add(p));
             }
             for tile in tiles.clone().step_by(2) {

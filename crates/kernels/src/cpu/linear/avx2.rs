@@ -8,9 +8,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, TILE};
-use super::super::matrix::{
-    Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
-};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
 use super::{Inputs, Output};
 
 /// Features of half a panel: the lanes of a 256-bit vector of f32.
@@ -199,16 +197,16 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
     out: Output<'_>,
 ) {
     let acts = inputs.group;
-    let weights = segment.panel(panel).as_ptr();
+    let (weights, blocks) = (segment.panel(panel).as_ptr(), const { Blocks::groups(BITS, MINS) });
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     for g in 0..segment.cols / GROUP {
         let at = acts.at(g, row);
         // SAFETY: the group is one of the segment's, and the rows were filled into the activations.
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
-            let scales = weights.add(segment.scales_at + g * GroupScales::bytes(MINS));
+            let scales = weights.add(blocks.scales(g));
             for half in 0..2 {
-                let lines = unpack::<BITS>(weights.add(g * BITS * LINE), half);
+                let lines = unpack::<BITS>(weights.add(blocks.weights(g)), half);
                 let scale = load_half(scales, half);
                 for r in 0..R {
                     let mut integer = dots::<BITS, 8>(&lines, values.add(r * GROUP));
@@ -242,7 +240,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     out: Output<'_>,
 ) {
     let (acts, tile, lane) = (inputs.superblock, row / TILE, row % TILE);
-    let weights = segment.panel(panel).as_ptr();
+    let (weights, blocks) = (segment.panel(panel).as_ptr(), const { Blocks::superblocks(BITS, SUBS, MINS) });
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
@@ -250,12 +248,12 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
         unsafe {
             let values = acts.values.as_ptr().add(at * BLOCK + lane * 64);
             let act_sums = acts.sums.as_ptr().add((at * TILE + lane) * 16);
-            let scales = weights.add(segment.scales_at + index * SuperScales::bytes(SUBS, MINS));
+            let (records, scales) = (weights.add(blocks.weights(index)), weights.add(blocks.scales(index)));
             let halves = scales.add(SuperScales::integers(SUBS, MINS));
             for half in 0..2 {
                 let mut integers = [_mm256_setzero_si256(); R];
                 for g in 0..GROUPS_PER_SUPER {
-                    let lines = unpack::<BITS>(weights.add((index * GROUPS_PER_SUPER + g) * BITS * LINE), half);
+                    let lines = unpack::<BITS>(records.add(g * BITS * LINE), half);
                     for part in 0..SUBS / GROUPS_PER_SUPER {
                         let sub = g * (SUBS / GROUPS_PER_SUPER) + part;
                         let scale = sub_scale::<SUBS, MINS>(scales, sub, half);

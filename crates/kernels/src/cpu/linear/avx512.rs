@@ -12,10 +12,8 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE};
-use super::super::matrix::{
-    Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
-};
-use super::prefetch::{Ahead, prefetch, prefetch_scales};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
+use super::prefetch::{Ahead, prefetch};
 use super::{Inputs, Output};
 
 /// # Safety
@@ -182,6 +180,7 @@ macro_rules! blocks {
         let (rows, first, mut panel) = ($inputs.rows, $panels.start, $panels.start);
         while panel < $panels.end {
             let wide = match $panels.end - panel {
+                8.. if rows == 1 => 8,
                 4.. if rows * 4 <= $sums => 4,
                 2.. if rows * 2 <= $sums => 2,
                 _ => 1,
@@ -189,6 +188,7 @@ macro_rules! blocks {
             let mut row = 0;
             while row < rows {
                 row += match (wide, rows - row) {
+                    (8, _) => { $block::<$($c),*, 1, 8>($segment, first, panel, row, $offset, $inputs, $out); 1 }
                     (4, 1) => { $block::<$($c),*, 1, 4>($segment, first, panel, row, $offset, $inputs, $out); 1 }
                     (4, 2) => { $block::<$($c),*, 2, 4>($segment, first, panel, row, $offset, $inputs, $out); 2 }
                     (4, _) if $sums == 16 => { $block::<$($c),*, 4, 4>($segment, first, panel, row, $offset, $inputs, $out); 4 }
@@ -249,6 +249,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
     let mut start = _mm512_setzero_si512();
     let start = black_box(&raw mut start).cast::<i32>();
     let ahead = Ahead::new(segment, first, panel);
+    let places = const { Blocks::groups(BITS, MINS) };
     for g in 0..segment.cols / GROUP {
         let at = acts.at(g, row);
         // SAFETY: the group is one of the segment's, and sixteen rows may be read.
@@ -265,19 +266,25 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                 let start = _mm512_set1_epi32(if MINS { REBASE } else { *start.add(lane + r) });
                 integers[0].iter_mut().for_each(|rows| rows[r] = start);
             }
-            if P < 4 && row == 0 {
-                ahead.step::<BITS, P>(g, GroupScales::bytes(MINS));
+            let (record, scales) = (places.weights(g), places.scales(g));
+            if row == 0 {
+                if P < 4 {
+                    ahead.step::<P>(scales, places.start(2) / 2);
+                }
+                for p in 0..P {
+                    prefetch(segment, P, weights[p], scales);
+                }
             }
             for j in 0..4 {
                 let mut pairs = [[_mm512_setzero_si512(); 2]; P];
                 for p in 0..P {
-                    pairs[p] = unpack_pair::<BITS>(weights[p].add(g * BITS * LINE), j);
+                    pairs[p] = unpack_pair::<BITS>(weights[p].add(record), j);
                     if row == 0 {
-                        prefetch(segment, P, weights[p], (g * BITS + j) * LINE);
+                        prefetch(segment, P, weights[p], record + j * LINE);
                         if BITS == 8 {
-                            prefetch(segment, P, weights[p], (g * BITS + j + 4) * LINE);
+                            prefetch(segment, P, weights[p], record + (j + 4) * LINE);
                         } else if BITS == 5 && j == 0 {
-                            prefetch(segment, P, weights[p], (g * BITS + 4) * LINE);
+                            prefetch(segment, P, weights[p], record + 4 * LINE);
                         }
                     }
                 }
@@ -292,12 +299,6 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                 }
                 fence();
             }
-            if row == 0 {
-                for p in 0..P {
-                    prefetch_scales(segment, P, weights[p], g * GroupScales::bytes(MINS));
-                }
-            }
-            let scales = segment.scales_at + g * GroupScales::bytes(MINS);
             if parts == 2 {
                 for p in 0..P {
                     for r in 0..R {
@@ -305,14 +306,8 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                     }
                 }
             }
-            let integers = integers[0];
-            scale_group::<MINS, R>(integers[0], acts, at, weights[0].add(scales), &mut sums[0]);
-            if P > 1 {
-                scale_group::<MINS, R>(integers[1], acts, at, weights[1].add(scales), &mut sums[1]);
-            }
-            if P > 2 {
-                scale_group::<MINS, R>(integers[2], acts, at, weights[2].add(scales), &mut sums[2]);
-                scale_group::<MINS, R>(integers[3], acts, at, weights[3].add(scales), &mut sums[3]);
+            for p in 0..P {
+                scale_group::<MINS, R>(integers[0][p], acts, at, weights[p].add(scales), &mut sums[p]);
             }
         }
     }
@@ -369,17 +364,17 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     let mut totals = [[_mm512_setzero_si512(); R]; P];
     let totals = if many { black_box(&mut totals) } else { &mut totals };
     let ahead = Ahead::new(segment, first, panel);
+    let places = const { Blocks::superblocks(BITS, SUBS, MINS) };
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
         // SAFETY: the superblock is one of the segment's, and all rows of a tile are there, filled or not.
         unsafe {
             let values = acts.values.as_ptr().add(at * BLOCK + lane * 64);
             let act_sums = acts.sums.as_ptr().add((at * TILE + lane) * 16);
-            let scales: [*const u8; P] =
-                std::array::from_fn(|p| weights[p].add(segment.scales_at + index * SuperScales::bytes(SUBS, MINS)));
+            let scales: [*const u8; P] = std::array::from_fn(|p| weights[p].add(places.scales(index)));
             *totals = [[_mm512_setzero_si512(); R]; P];
             for g in 0..GROUPS_PER_SUPER {
-                let group = index * GROUPS_PER_SUPER + g;
+                let record = places.weights(index) + g * BITS * LINE;
                 let mut integers = [[[_mm512_setzero_si512(); R]; P]; 2];
                 if !MINS {
                     for r in 0..R {
@@ -389,19 +384,27 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                         }
                     }
                 }
-                if P < 4 && row == 0 {
-                    ahead.step::<BITS, P>(group, SuperScales::bytes(SUBS, MINS) / GROUPS_PER_SUPER);
+                if row == 0 {
+                    if P < 4 {
+                        let bytes = places.start(2) / 2;
+                        ahead.step::<P>(index * bytes + g * bytes / GROUPS_PER_SUPER, bytes.div_ceil(GROUPS_PER_SUPER));
+                    }
+                    if g * LINE < SuperScales::bytes(SUBS, MINS) {
+                        for p in 0..P {
+                            prefetch(segment, P, weights[p], places.scales(index) + g * LINE);
+                        }
+                    }
                 }
                 for j in 0..4 {
                     let mut pairs = [[_mm512_setzero_si512(); 2]; P];
                     for p in 0..P {
-                        pairs[p] = unpack_pair::<BITS>(weights[p].add(group * BITS * LINE), j);
+                        pairs[p] = unpack_pair::<BITS>(weights[p].add(record), j);
                         if row == 0 {
                             if j < BITS {
-                                prefetch(segment, P, weights[p], (group * BITS + j) * LINE);
+                                prefetch(segment, P, weights[p], record + j * LINE);
                             }
                             if j + 4 < BITS {
-                                prefetch(segment, P, weights[p], (group * BITS + j + 4) * LINE);
+                                prefetch(segment, P, weights[p], record + (j + 4) * LINE);
                             }
                         }
                     }
@@ -419,19 +422,9 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                         fence();
                     }
                 }
-                if row == 0 && g * LINE < SuperScales::bytes(SUBS, MINS) {
-                    for p in 0..P {
-                        prefetch_scales(segment, P, weights[p], index * SuperScales::bytes(SUBS, MINS) + g * LINE);
-                    }
-                }
                 let [first, second] = integers;
-                scale_sub::<SUBS, MINS, R>(first[0], second[0], g, scales[0], &mut totals[0]);
-                if P > 1 {
-                    scale_sub::<SUBS, MINS, R>(first[1], second[1], g, scales[1], &mut totals[1]);
-                }
-                if P > 2 {
-                    scale_sub::<SUBS, MINS, R>(first[2], second[2], g, scales[2], &mut totals[2]);
-                    scale_sub::<SUBS, MINS, R>(first[3], second[3], g, scales[3], &mut totals[3]);
+                for p in 0..P {
+                    scale_sub::<SUBS, MINS, R>(first[p], second[p], g, scales[p], &mut totals[p]);
                 }
             }
             for p in 0..P {

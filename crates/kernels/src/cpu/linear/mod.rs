@@ -144,7 +144,8 @@ pub(crate) fn linear(
     }
     let start = SendPtr(out.as_mut_ptr());
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
-    let chunks = Chunks::new(total, pool.threads(), if inputs.rounds { usize::MAX } else { 64 });
+    let chunks =
+        Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), if inputs.rounds { usize::MAX } else { 64 });
     pool.run(chunks.count(), &|_, index| {
         let mut wanted = chunks.get(index);
         for segment in &matrix.segments {
@@ -163,23 +164,29 @@ pub(crate) fn linear(
     });
 }
 
+/// Panels that are walked together: for one row as many as registers hold, because memory delivers several slow streams faster than
+/// one.
+fn panels_at_once(rows: usize) -> usize {
+    if rows == 1 { 8 } else { 4 }
+}
+
 /// The panels of each thread, of the same number but for one or two, and cut into chunks: several for each, so that one that is
 /// held up does not hold up the others. A thread that is alone takes all at once.
 #[derive(Clone, Copy)]
 struct Chunks {
     total: usize,
     threads: usize,
-    /// Panels of a chunk: some multiple of the four that kernels walk together.
+    /// Panels of a chunk: some multiple of those that kernels walk together.
     chunk: usize,
     /// Chunks of a thread. The last may be empty.
     each: usize,
 }
 
 impl Chunks {
-    fn new(total: usize, threads: usize, most: usize) -> Self {
+    fn new(total: usize, threads: usize, at_once: usize, most: usize) -> Self {
         const EACH: usize = 6;
         let share = total.div_ceil(threads).next_multiple_of(2);
-        let chunk = if threads == 1 { share } else { share.div_ceil(EACH) }.next_multiple_of(4).min(most);
+        let chunk = if threads == 1 { share } else { share.div_ceil(EACH) }.next_multiple_of(at_once).min(most);
         Self { total, threads, chunk, each: share.div_ceil(chunk.max(1)) }
     }
 
@@ -203,7 +210,7 @@ impl Chunks {
 /// The addresses at which threads begin to read a matrix of these segments; 0 for those that have no part of it.
 pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = usize> {
     let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
-    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, usize::MAX);
+    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, 4, usize::MAX);
     (0..threads).map(move |thread| {
         let mut panel = chunks.start(thread);
         for segment in segments {
@@ -256,7 +263,7 @@ pub(crate) fn gated_rows(
     let (n, rows) = (stack.rows / 2, inputs.rows);
     assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
     let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
-    let chunks = Chunks::new(n / PANEL, pool.threads(), 64);
+    let chunks = Chunks::new(n / PANEL, pool.threads(), panels_at_once(rows), 64);
     pool.run(chunks.count(), &|_, index| {
         let here = chunks.get(index);
         if here.is_empty() {
@@ -295,7 +302,7 @@ pub(crate) fn gated(
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
     let panels = stack[0].rows / PANEL;
-    let chunks = Chunks::new(panels, pool.threads(), usize::MAX);
+    let chunks = Chunks::new(panels, pool.threads(), 4, usize::MAX);
     pool.run(chunks.count(), &|_, index| {
         let (panels, out) = (chunks.get(index), amx_bf16::RoundedOutput { values: values.get(), tiles });
         if !panels.is_empty() {

@@ -5,9 +5,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::super::activations::{BLOCK, TILE};
-use super::super::matrix::{
-    Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, PANEL, SUPER, Segment, SuperScales, stored, sub_scale,
-};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, PANEL, SUPER, Segment, SuperScales, stored, sub_scale};
 use super::{Inputs, Output};
 
 pub(super) fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
@@ -41,16 +39,16 @@ fn group(
     offset: i32,
     mins: bool,
 ) -> f32 {
-    let (weights, scales) = segment.panel(panel).split_at(segment.scales_at);
+    let (panel, blocks) = (segment.panel(panel), Blocks::groups(bits as usize, mins));
     let acts = inputs.group;
     let mut sum = 0f32;
     for index in 0..segment.cols / GROUP {
         let at = acts.at(index, row);
-        let record = &weights[index * bits.record()..];
+        let record = &panel[blocks.weights(index)..];
         let integer: i32 = (0..GROUP)
             .map(|k| (stored(bits, record, feature, k) - offset) * i32::from(acts.values[at * GROUP + k]))
             .sum();
-        let scales = &scales[index * GroupScales::bytes(mins)..];
+        let scales = &panel[blocks.scales(index)..];
         sum = (integer as f32 * acts.scales[at]).mul_add(half(scales, feature * 2), sum);
         if mins {
             sum = acts.weighted[at].mul_add(half(scales, 32 + feature * 2), sum);
@@ -71,17 +69,17 @@ fn superblock(
     subs: usize,
     mins: bool,
 ) -> f32 {
-    let (weights, scales) = segment.panel(panel).split_at(segment.scales_at);
+    let (panel, blocks) = (segment.panel(panel), Blocks::superblocks(bits as usize, subs, mins));
     let (acts, tile, lane) = (inputs.superblock, row / TILE, row % TILE);
     let depth = SUPER / subs;
     let mut sum = 0f32;
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
-        let scales = &scales[index * SuperScales::bytes(subs, mins)..];
+        let (records, scales) = (&panel[blocks.weights(index)..], &panel[blocks.scales(index)..]);
         let (mut integer, mut minimum) = (0, 0);
         for k in 0..SUPER {
             let (scale, _) = sub_scale(scales, subs, mins, k / depth, feature);
-            let record = &weights[(index * GROUPS_PER_SUPER + k / GROUP) * bits.record()..];
+            let record = &records[k / GROUP * bits.record()..];
             let value = acts.values[at * BLOCK + k / 64 * 64 * TILE + lane * 64 + k % 64];
             integer += scale * (stored(bits, record, feature, k % GROUP) - offset) * i32::from(value);
         }

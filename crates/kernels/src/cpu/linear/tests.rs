@@ -319,17 +319,18 @@ fn a_shape_that_a_format_cannot_hold_is_refused() {
 
 #[test]
 fn chunks_cover_all_panels_once_and_give_threads_the_same() {
-    for (total, threads, most) in [
-        (36, 2, 64),
-        (256, 2, 64),
-        (60, 2, 64),
-        (7, 3, 64),
-        (1, 2, 64),
-        (0, 2, 64),
-        (100, 1, 64),
-        (9496, 5, usize::MAX),
+    for (total, threads, at_once, most) in [
+        (36, 2, 4, 64),
+        (36, 2, 8, 64),
+        (256, 2, 8, 64),
+        (60, 2, 4, 64),
+        (7, 3, 4, 64),
+        (1, 2, 8, 64),
+        (0, 2, 4, 64),
+        (100, 1, 8, 64),
+        (9496, 5, 4, usize::MAX),
     ] {
-        let chunks = Chunks::new(total, threads, most);
+        let chunks = Chunks::new(total, threads, at_once, most);
         let mut end = 0;
         let mut taken = vec![0; threads];
         for index in 0..chunks.count() {

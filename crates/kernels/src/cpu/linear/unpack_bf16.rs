@@ -7,9 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::matrix::{
-    Bits, Format, GROUP, GROUPS_PER_SUPER, GroupScales, LINE, PANEL, SUPER, Segment, SuperScales,
-};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
 use super::avx512::{sub_minimum, sub_scale, unpack};
 
 /// Bytes of a tile of 32 inputs by 16 features.
@@ -60,12 +58,13 @@ unsafe fn group<const BITS: usize, const MINS: bool>(segment: &Segment, weights:
     for group in 0..segment.cols / GROUP {
         // SAFETY: the segment's group, the caller's room.
         unsafe {
-            let scales = weights.add(segment.scales_at + group * GroupScales::bytes(MINS));
+            let blocks = const { Blocks::groups(BITS, MINS) };
+            let scales = asking(weights.add(blocks.scales(group)), 1);
             let halves = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(at).cast()));
             let scale = halves(0);
             let shift =
                 _mm512_fnmadd_ps(scale, power::<BITS>(offset), if MINS { halves(32) } else { _mm512_setzero_ps() });
-            let lines = unpack::<BITS>(record::<BITS>(weights, group));
+            let lines = unpack::<BITS>(asking(weights.add(blocks.weights(group)), BITS));
             let tile = out.add(group * TILE_BYTES);
             for (r, line) in lines.into_iter().enumerate() {
                 put_line::<BITS>(line, scale, shift, tile.add(r * 2 * LINE));
@@ -88,17 +87,20 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     for group in 0..segment.cols / GROUP {
         // SAFETY: the segment's group, the caller's room.
         unsafe {
-            let superblock = group / GROUPS_PER_SUPER;
-            let scales = weights.add(segment.scales_at + superblock * SuperScales::bytes(SUBS, MINS));
+            let blocks = const { Blocks::superblocks(BITS, SUBS, MINS) };
+            let (superblock, within) = (group / GROUPS_PER_SUPER, group % GROUPS_PER_SUPER);
+            let scales = weights.add(blocks.scales(superblock));
             let halves = |at: usize| {
                 let at = SuperScales::integers(SUBS, MINS) + at;
                 _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(at).cast()))
             };
             let (d, dmin) = (halves(0), if MINS { halves(32) } else { _mm512_setzero_ps() });
-            let unpacked = unpack::<BITS>(record::<BITS>(weights, group));
+            asking(scales.add(within * LINE), 1);
+            let record = weights.add(blocks.weights(superblock) + within * BITS * LINE);
+            let unpacked = unpack::<BITS>(asking(record, BITS));
             let tile = out.add(group * TILE_BYTES);
             for half in 0..8 / lines(SUBS) {
-                let sub = group % GROUPS_PER_SUPER * (8 / lines(SUBS)) + half;
+                let sub = within * (8 / lines(SUBS)) + half;
                 let scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(sub_scale::<SUBS, MINS>(scales, sub)));
                 let mut shift = _mm512_mul_ps(scale, _mm512_sub_ps(_mm512_setzero_ps(), power::<BITS>(offset)));
                 if MINS {
@@ -112,15 +114,14 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     }
 }
 
-/// Where a group's weights are. It asks for those further on.
+/// Asks for what lies ahead of so many lines.
 #[inline]
-fn record<const BITS: usize>(weights: *const u8, group: usize) -> *const u8 {
-    let record = weights.wrapping_add(group * BITS * LINE);
-    for line in 0..BITS {
+fn asking(start: *const u8, lines: usize) -> *const u8 {
+    for line in 0..lines {
         // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(record.wrapping_add(AHEAD + line * LINE).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(AHEAD + line * LINE).cast()) };
     }
-    record
+    start
 }
 
 /// What a stored byte's number exceeds the weight's integer by: the power of two, and the format's offset.
