@@ -108,6 +108,15 @@ impl Mapping {
         unsafe { std::ptr::copy_nonoverlapping(slot.cast_const(), values.as_mut_ptr(), values.len()) };
     }
 
+    /// Adds a slot's elements from `first` on to `values`.
+    pub fn add(&self, rank: Rank, parity: usize, first: usize, values: &mut [f32]) {
+        let slot = self.slot(rank, parity, first, values.len()).cast_const();
+        for (i, value) in values.iter_mut().enumerate() {
+            // SAFETY: as in `put`.
+            *value += unsafe { slot.add(i).read() };
+        }
+    }
+
     fn slot(&self, rank: Rank, parity: usize, first: usize, elements: usize) -> *mut f32 {
         let max = self.layout.elements_max;
         assert!(rank.world() == self.layout.world && parity < 2, "slot {parity} of {rank}");

@@ -205,26 +205,26 @@ impl Seat {
         self.member.others().find(is_other).map_or(Ok(()), |rank| Err(GroupError::Mismatch(rank)))
     }
 
-    /// Replaces `range` of `values`, which are this rank's own, with the sum over all ranks.
+    /// Replaces `range` of `values`, which are this rank's own, with the sum over all ranks in their order.
     fn sum(&self, parity: usize, range: Range<usize>, values: &mut [f32]) {
-        let (mut sums, mut terms) = ([0.0; PIECE_ELEMENTS], [0.0; PIECE_ELEMENTS]);
+        let (mapping, own_index) = (self.segment.mapping(), self.rank().index());
+        // Two terms may change places, so that only several before this rank's own need be summed apart.
+        let (several, mut before) = (own_index > 1, [0.0; PIECE_ELEMENTS]);
         for first in range.clone().step_by(PIECE_ELEMENTS) {
             let own = &mut values[first..range.end.min(first + PIECE_ELEMENTS)];
-            let (sums, terms) = (&mut sums[..own.len()], &mut terms[..own.len()]);
-            for rank in self.rank().world().ranks() {
-                let terms: &[f32] = if rank == self.rank() {
-                    own
-                } else {
-                    self.segment.mapping().get(rank, parity, first, terms);
-                    terms
-                };
-                if rank.index() == 0 {
-                    sums.copy_from_slice(terms);
-                } else {
-                    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            if several {
+                let before = &mut before[..own.len()];
+                for rank in self.member.others().take(own_index) {
+                    match rank.index() {
+                        0 => mapping.get(rank, parity, first, before),
+                        _ => mapping.add(rank, parity, first, before),
+                    }
                 }
+                own.iter_mut().zip(before).for_each(|(own, before)| *own += *before);
             }
-            own.copy_from_slice(sums);
+            for rank in self.member.others().skip(if several { own_index } else { 0 }) {
+                mapping.add(rank, parity, first, own);
+            }
         }
     }
 }
