@@ -358,3 +358,32 @@ impl<T> SendPtr<T> {
         self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_do_not_overlap_and_weights_begin_with_a_line() {
+        let formats = DType::ALL.map(Format::of).map(|format| match format {
+            Format::Group { bits, mins, .. } => Some(Blocks::groups(bits as usize, mins)),
+            Format::Super { bits, subs, mins, .. } => Some(Blocks::superblocks(bits as usize, subs, mins)),
+            Format::F32 | Format::F16 | Format::Bf16 => None,
+        });
+        for (blocks, count) in formats.into_iter().flatten().flat_map(|blocks| (0..6).map(move |count| (blocks, count)))
+        {
+            let mut taken = vec![false; blocks.bytes(count)];
+            for block in 0..count {
+                assert!(blocks.weights(block).is_multiple_of(LINE));
+                for (start, len) in [(blocks.scales(block), blocks.scales), (blocks.weights(block), blocks.weights)] {
+                    let place = &mut taken[start..start + len];
+                    assert!(place.iter().all(|&byte| !byte), "block {block} of {count}");
+                    place.fill(true);
+                }
+            }
+            // What stays free are the scales of a block that would have lain with the last one.
+            let free = taken.iter().filter(|&&byte| !byte).count();
+            assert_eq!(free, count % blocks.together() * blocks.scales);
+        }
+    }
+}

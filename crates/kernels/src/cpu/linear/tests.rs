@@ -100,12 +100,13 @@ fn exact(dtype: DType, rows: usize, cols: usize, bytes: &[u8], x: &[f32]) -> (Ve
     )
 }
 
+/// Outputs and inputs: panels that are walked by themselves, two, four and eight at a time; odd numbers of blocks.
 fn sizes(dtype: DType) -> Vec<(usize, usize)> {
     let block = dtype.block_elements();
     match block {
         1 => vec![(1, 1), (17, 33), (40, 64), (16, 7), (3, 130)],
-        32 => vec![(1, 32), (17, 96), (70, 576), (16, 256)],
-        _ => vec![(1, 256), (17, 512), (70, 768)],
+        32 => vec![(1, 32), (17, 96), (70, 576), (16, 256), (170, 288)],
+        _ => vec![(1, 256), (17, 512), (70, 768), (170, 768)],
     }
 }
 
