@@ -6,8 +6,8 @@
 //! adds across lanes. Every 32 inputs make a *group*, every 256 a *superblock*, as in the formats themselves.
 //!
 //! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]), and the scales of a
-//! block lie right before its records ([`Blocks`]). So a panel is one linear stream, and is read once per step: scales in a
-//! stream of their own made weights arrive a tenth more slowly.
+//! block lie right before its records ([`Blocks`]). So a panel is one linear stream, and is read once per step: from two
+//! streams, weights and scales, one thread reads more slowly on some machines.
 
 use half::f16;
 use types::DType;
