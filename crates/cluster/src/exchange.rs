@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use kernels::{Backend, BackendError};
+use kernels::{Backend, BackendError, Form, Rows};
 use model::{Collective, CollectiveError, EachRows};
 use types::Rank;
 
@@ -16,6 +16,9 @@ pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
 /// Elements of a piece, if rows are not longer: both slots of a few ranks fit in a core's own cache.
 const PIECE_ELEMENTS: usize = 1 << 16;
+
+/// Rows that one rank makes are a multiple of this, but for the last: forms have as many in a bundle, or one.
+pub(crate) const BUNDLE: usize = 16;
 
 /// A rank's place in a group: the collectives on slices. What a rank has of `cols` columns is its [`Rank::share`] of them.
 pub trait Joint {
@@ -31,8 +34,8 @@ pub trait Joint {
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), Self::Error>;
     /// Sums some of the rows of `cols` columns over all ranks: those that this rank is to work on, which it returns.
     fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, Self::Error>;
-    /// Each rank has worked on the rows that `reduce_rows` gave it; afterwards it has all of them.
-    fn gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
+    /// Each rank has made what `reduce_rows` gave it of these `rows` of `cols` columns; afterwards it has all of them.
+    fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), Self::Error>;
     fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
     /// `whole`, which only the first rank has, gets what all have in `part`.
     fn gather_columns(&mut self, shape: [usize; 2], part: &[f32], whole: Option<&mut [f32]>)
@@ -70,8 +73,8 @@ macro_rules! joint {
                 self.reduce_rows(cols, values)
             }
 
-            fn gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), $Error> {
-                self.gather_rows(cols, values)
+            fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), $Error> {
+                self.gather_rows(rows, cols, made)
             }
 
             fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), $Error> {
@@ -149,28 +152,36 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
     fn reduce_into(
         &self,
         backend: &B,
-        rows: usize,
+        rows: Rows,
         from: &mut B::Buffer,
         to: &mut B::Buffer,
+        reader: Option<&B::Matrix>,
         each: &mut EachRows<'_, B>,
     ) -> Result<(), CollectiveError> {
-        let cols = backend.columns(from);
-        let are_here = backend.host_rows_mut(from, rows).is_some() && backend.host_rows_mut(to, rows).is_some();
+        let (cols, all) = (backend.columns(from), rows.all());
+        let are_here = backend.host_rows_mut(from, all).is_some() && backend.host_rows_mut(to, all).is_some();
         if !are_here || backend.columns(to) != cols {
-            Collective::all_reduce(self, backend, rows, from)?;
-            each(from, to, 0..rows);
+            Collective::all_reduce(self, backend, all, from)?;
+            each(from, to, 0..all);
             return Ok(());
         }
         let joint = &mut self.inner.borrow_mut().joint;
         let at_once = piece_elements::<J>(joint, cols)? / cols;
-        for first in (0..rows).step_by(at_once) {
-            let piece = first * cols..rows.min(first + at_once) * cols;
+        let bundles = BUNDLE * joint.rank().world().get();
+        let at_once = match bundles.saturating_mul(cols) <= joint.elements_max() {
+            true => (at_once / bundles * bundles).max(bundles),
+            false => at_once,
+        };
+        let reader = reader.filter(|_| at_once.is_multiple_of(BUNDLE));
+        for first in (0..all).step_by(at_once) {
+            let piece = first..all.min(first + at_once);
             let here = "it was here before";
-            let values = &mut backend.host_rows_mut(from, rows).expect(here)[piece.clone()];
+            let values = &mut backend.host_rows_mut(from, all).expect(here)[piece.start * cols..piece.end * cols];
             let own = joint.reduce_rows(cols, values).map_err(Into::into)?;
-            each(from, to, first + own.start..first + own.end);
-            let values = &mut backend.host_rows_mut(to, rows).expect(here)[piece];
-            joint.gather_rows(cols, values).map_err(Into::into)?;
+            let own = first + own.start..first + own.end;
+            each(from, to, own.clone());
+            let made = backend.host_form(rows, own, to, reader).expect(here);
+            joint.gather_rows(piece, cols, made).map_err(Into::into)?;
         }
         Ok(())
     }

@@ -177,6 +177,35 @@ impl Rows {
     }
 }
 
+/// Rows of a buffer in this process's memory, in the form in which they will be read: bits, not always those of numbers.
+pub struct Form<'a> {
+    pub values: &'a mut [f32],
+    pub strips: Strips,
+}
+
+/// How rows lie in a form: in strips of `len` elements, each with a part of every row. In a strip, `bundle` rows lie together and have
+/// `elements` elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Strips {
+    pub len: usize,
+    pub bundle: usize,
+    pub elements: usize,
+}
+
+impl<'a> Form<'a> {
+    /// Rows of `cols` numbers, one after the other.
+    pub fn plain(cols: usize, values: &'a mut [f32]) -> Self {
+        Self { strips: Strips { len: values.len(), bundle: 1, elements: cols }, values }
+    }
+}
+
+impl Strips {
+    /// Where each strip has these rows: whole bundles, but for the last of all.
+    pub fn place(self, rows: Range<usize>) -> Range<usize> {
+        rows.start / self.bundle * self.elements..rows.end.div_ceil(self.bundle) * self.elements
+    }
+}
+
 /// The router of a mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
@@ -260,6 +289,18 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// The same, to be overwritten in place.
     fn host_rows_mut<'a>(&self, buffer: &'a mut Self::Buffer, rows: usize) -> Option<&'a mut [f32]> {
         let _ = (buffer, rows);
+        None
+    }
+    /// The first rows of `buffer` as `reader` will read them, the only op that will, or as they are if there is none. Those in
+    /// `made` are brought to that form first; the others are to be overwritten with what other ranks have made.
+    fn host_form<'a>(
+        &self,
+        rows: Rows,
+        made: Range<usize>,
+        buffer: &'a mut Self::Buffer,
+        reader: Option<&Self::Matrix>,
+    ) -> Option<Form<'a>> {
+        let _ = (rows, made, buffer, reader);
         None
     }
 

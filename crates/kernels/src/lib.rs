@@ -8,6 +8,6 @@ pub mod probe;
 pub mod quant;
 
 pub use backend::{
-    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Rows, Span, StepInputs, StepLimits,
+    Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Rows, Span, StepInputs, StepLimits, Strips,
 };

@@ -116,17 +116,18 @@ impl<B: Backend> Block<B> {
         hidden: &mut B::Buffer,
         collective: &dyn Collective<B>,
     ) -> Result<(), CollectiveError> {
-        let (eps, work, all) = (self.eps, &mut self.work, rows.all());
+        let (eps, work) = (self.eps, &mut self.work);
         let mut layers = &mut self.layers[..];
         if let Some(first) = layers.first() {
-            backend.rms_norm(0..all, &mut work.normed, hidden, &first.attention_norm, eps);
+            backend.rms_norm(0..rows.all(), &mut work.normed, hidden, &first.attention_norm, eps);
         }
         // Between layers a rank need not have all rows of the residual stream: each has those that it makes rows of `normed` from.
         while let Some((layer, after)) = layers.split_first_mut() {
             layer.attend(backend, step, rows, work, &self.ropes, eps);
             let post_norm = layer.attention_post_norm.as_ref();
             let Work { projected, normed, .. } = &mut *work;
-            collective.reduce_into(backend, all, projected, normed, &mut |projected, normed, rows| {
+            let reader = layer.feed_forward.reader();
+            collective.reduce_into(backend, rows, projected, normed, reader, &mut |projected, normed, rows| {
                 add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
                 backend.rms_norm(rows, normed, hidden, &layer.feed_forward_norm, eps);
             })?;
@@ -136,14 +137,24 @@ impl<B: Backend> Block<B> {
             let Work { projected, normed, .. } = &mut *work;
             match after.first() {
                 Some(next) => {
-                    collective.reduce_into(backend, all, projected, normed, &mut |projected, normed, rows| {
-                        add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
-                        backend.rms_norm(rows, normed, hidden, &next.attention_norm, eps);
+                    let reader = Some(&next.qkv);
+                    collective.reduce_into(
+                        backend,
+                        rows,
+                        projected,
+                        normed,
+                        reader,
+                        &mut |projected, normed, rows| {
+                            add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
+                            backend.rms_norm(rows, normed, hidden, &next.attention_norm, eps);
+                        },
+                    )?
+                }
+                None => {
+                    collective.reduce_into(backend, rows, projected, hidden, None, &mut |projected, hidden, rows| {
+                        add(backend, rows, hidden, projected, post_norm, normed, eps);
                     })?
                 }
-                None => collective.reduce_into(backend, all, projected, hidden, &mut |projected, hidden, rows| {
-                    add(backend, rows, hidden, projected, post_norm, normed, eps);
-                })?,
             }
             layers = after;
         }
@@ -230,6 +241,14 @@ impl<B: Backend> Feed<B> {
                 routing,
             },
         })
+    }
+
+    /// What alone reads `normed`, if it is one matrix.
+    fn reader(&self) -> Option<&B::Matrix> {
+        match self {
+            Self::Dense(weights) => Some(&weights.gate_up),
+            Self::Experts { .. } => None,
+        }
     }
 
     /// `projected = down(activation(gate n) * (up n))` of `normed`, or the chosen experts' weighted sum of that.

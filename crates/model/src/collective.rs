@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use kernels::{Backend, BackendError};
+use kernels::{Backend, BackendError, Rows};
 use types::Rank;
 
 #[derive(Debug, thiserror::Error)]
@@ -27,17 +27,20 @@ pub trait Collective<B: Backend>: Send {
     /// Every rank's `buffer` becomes the sum of all.
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
     /// `each` makes rows of `to` from the same rows of `from`, which are the sum of all ranks' by then. Afterwards every rank has all
-    /// rows of `to`. Who makes which rows is decided here: many of them are worth sharing.
+    /// rows of `to`, or if there is a `reader`, the only op that will read them, what that needs of them. Who makes which rows is
+    /// decided here: many of them are worth sharing.
     fn reduce_into(
         &self,
         backend: &B,
-        rows: usize,
+        rows: Rows,
         from: &mut B::Buffer,
         to: &mut B::Buffer,
+        reader: Option<&B::Matrix>,
         each: &mut EachRows<'_, B>,
     ) -> Result<(), CollectiveError> {
-        self.all_reduce(backend, rows, from)?;
-        each(from, to, 0..rows);
+        let _ = reader;
+        self.all_reduce(backend, rows.all(), from)?;
+        each(from, to, 0..rows.all());
         Ok(())
     }
     /// Each rank has filled its share ([`Rank::share`]) of the columns of `buffer`; afterwards every rank has all of them.

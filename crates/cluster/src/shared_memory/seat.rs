@@ -4,11 +4,12 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
+use kernels::Form;
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
 use super::segment::{Abort, Segment};
-use crate::exchange::joint;
+use crate::exchange::{BUNDLE, joint};
 
 /// Elements that every rank may read beyond what sharing the sum would have it read, to save a barrier. With two ranks
 /// sharing saves no reading at all.
@@ -74,41 +75,41 @@ impl Seat {
 
     /// Sums this rank's share of the rows of `cols` columns, if sharing them pays, else all of them. Returns which.
     pub fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, GroupError> {
-        let Some(share) = self.row_shares(cols, values.len()) else {
-            return self.all_reduce(values).map(|()| 0..values.len().checked_div(cols).unwrap_or(0));
+        let rows = values.len().checked_div(cols).unwrap_or(0);
+        let Some(share) = self.row_shares(rows, cols) else { return self.all_reduce(values).map(|()| 0..rows) };
+        let elements = |rank| {
+            let rows = share(rank);
+            rows.start * cols..rows.end * cols
         };
-        let own = share(self.rank());
         let parity = self.phase(Call::Scatter, values.len(), |seat, parity| {
             for rank in seat.member.others() {
-                let share = share(rank);
+                let share = elements(rank);
                 seat.segment.mapping().put(seat.rank(), parity, share.start, &values[share]);
             }
         })?;
-        self.sum(parity, own.clone(), values);
+        self.sum(parity, elements(self.rank()), values);
         self.member.confirm(self.segment.mapping())?;
-        Ok(own.start / cols..own.end / cols)
+        Ok(share(self.rank()))
     }
 
-    /// Each rank has made the rows that [`Seat::reduce_rows`] gave it; afterwards it has all of them.
-    pub fn gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), GroupError> {
-        let Some(share) = self.row_shares(cols, values.len()) else { return Ok(()) };
-        let own = share(self.rank());
-        let parity = self.phase(Call::Rows, values.len(), |seat, parity| {
-            seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
-        })?;
-        for rank in self.member.others() {
+    /// Each rank has made what [`Seat::reduce_rows`] gave it of these `rows`; afterwards it has all of them.
+    pub fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), GroupError> {
+        let Some(share) = self.row_shares(rows.len(), cols) else { return Ok(()) };
+        let Form { values, strips } = made;
+        let place = |rank| {
             let share = share(rank);
-            self.segment.mapping().get(rank, parity, share.start, &mut values[share]);
-        }
-        self.member.confirm(self.segment.mapping())
+            strips.place(rows.start + share.start..rows.start + share.end)
+        };
+        self.gather(Call::Rows, strips.len, place, values)
     }
 
-    /// The elements of each rank's rows, if there are enough of them to be shared.
-    fn row_shares(&self, cols: usize, elements: usize) -> Option<impl Fn(Rank) -> Range<usize> + use<>> {
-        let pays = self.rank().world() != WorldSize::ONE && cols > 0 && elements >= SHARED_ELEMENTS_MIN;
+    /// The rows that each rank works on, if there are enough of them to be shared.
+    fn row_shares(&self, rows: usize, cols: usize) -> Option<impl Fn(Rank) -> Range<usize> + use<>> {
+        let (world, bundles) = (self.rank().world(), rows.div_ceil(BUNDLE));
+        let pays = world != WorldSize::ONE && bundles >= world.get() && rows * cols >= SHARED_ELEMENTS_MIN;
         let share = move |rank: Rank| {
-            let rows = rank.share(elements / cols);
-            rows.start * cols..rows.end * cols
+            let bundles = rank.share(bundles);
+            bundles.start * BUNDLE..rows.min(bundles.end * BUNDLE)
         };
         pays.then_some(share)
     }
@@ -120,9 +121,21 @@ impl Seat {
         share: impl Fn(Rank) -> Range<usize>,
         values: &mut [f32],
     ) -> Result<(), GroupError> {
+        self.gather(Call::Gather, cols, share, values)
+    }
+
+    /// Each rank has made its `share` of the `cols` columns of every row; afterwards it has all shares.
+    fn gather(
+        &mut self,
+        call: Call,
+        cols: usize,
+        share: impl Fn(Rank) -> Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), GroupError> {
         assert!(cols > 0 && values.len().is_multiple_of(cols), "{} elements in rows of {cols}", values.len());
         let own = share(self.rank());
-        let parity = self.phase(Call::Gather, values.len(), |seat, parity| {
+        let made: usize = self.rank().world().ranks().map(|rank| share(rank).len()).sum();
+        let parity = self.phase(call, values.len() / cols * made, |seat, parity| {
             for (row, values) in values.chunks_exact(cols).enumerate() {
                 seat.segment.mapping().put(seat.rank(), parity, row * own.len(), &values[own.clone()]);
             }

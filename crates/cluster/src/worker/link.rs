@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernels::Backend;
+use kernels::{Backend, Rows};
 use model::{Collective, CollectiveError, EachRows, Solo};
 use types::{Rank, WorldSize};
 
@@ -138,9 +138,10 @@ impl<B: Backend> Collective<B> for Link {
     fn reduce_into(
         &self,
         backend: &B,
-        rows: usize,
+        rows: Rows,
         from: &mut B::Buffer,
         to: &mut B::Buffer,
+        reader: Option<&B::Matrix>,
         each: &mut EachRows<'_, B>,
     ) -> Result<(), CollectiveError> {
         let mut at_work = Duration::ZERO;
@@ -149,7 +150,7 @@ impl<B: Backend> Collective<B> for Link {
             each(from, to, rows);
             at_work += begun.elapsed();
         };
-        let result = self.call(|group| group.reduce_into(backend, rows, from, to, &mut timed));
+        let result = self.call(|group| group.reduce_into(backend, rows, from, to, reader, &mut timed));
         self.meter.us.fetch_sub(at_work.as_micros() as u64, Relaxed);
         result
     }

@@ -4,10 +4,10 @@ use std::sync::{Barrier, Mutex};
 
 use cluster::Exchange;
 use cluster::shared_memory::GroupError;
-use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
+use kernels::{Backend, MatrixSource, Rows};
 use model::{Collective, CollectiveError};
-use types::{Rank, WorldSize};
+use types::{DType, Rank, WorldSize};
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
@@ -92,7 +92,7 @@ fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_
                     made += rows.len();
                     backend.rms_norm(rows, to, from, &ones, 1e-6);
                 };
-                collective.reduce_into(backend, rows, &mut from, &mut to, &mut each).unwrap();
+                collective.reduce_into(backend, Rows::prompt(rows), &mut from, &mut to, None, &mut each).unwrap();
                 assert_eq!(made < rows, is_shared, "{made} of {rows} rows by {rank} of {size}");
 
                 let mut whole = backend.output(rows, COLS).unwrap();
@@ -105,6 +105,49 @@ fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_
                 assert_eq!(bits(&got[..rows * COLS]), bits(&wanted), "{rank} of {size}");
                 assert!(got[rows * COLS..].iter().all(|&value| value == 7.0), "rows after them stay");
             });
+        }
+    });
+}
+
+#[test]
+fn a_matrix_reads_of_shared_rows_what_it_would_read_of_all_of_them() {
+    const COLS: usize = 1024 + 32;
+    const FEATURES: usize = 40;
+    watched(|| {
+        let weights: Vec<u8> = numbers(WorldSize::ONE.rank(0).unwrap(), 5, FEATURES * COLS)
+            .into_iter()
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        let (dtype, row_stride, bytes) = (DType::F32, 4 * COLS, &weights[..]);
+        // Prompts alone, the last of their bundles not whole; with generated tokens before them; generated tokens alone.
+        let steps = [Rows::prompt(130), Rows::prompt(96), Rows { generated: 5, prompt: 70 }, Rows::generated(64)];
+        for keep in [DType::F32, DType::BF16, DType::Q8_0] {
+            for (size, rows) in [2, 3].into_iter().flat_map(|size: u16| steps.map(|rows| (size, rows))) {
+                within(Group::new(size, 1 << 20), |collective, backend, rank| {
+                    let source = MatrixSource { dtype, rows: FEATURES, cols: COLS, row_stride, bytes, keep };
+                    let (matrix, all) = (backend.matrix(&[source]).unwrap(), rows.all());
+                    let ones = backend.vector(&[1.0; COLS]).unwrap();
+                    let mut each = |from: &Buffer, to: &mut Buffer, rows| backend.rms_norm(rows, to, from, &ones, 1e-6);
+                    let mut from = backend.output(all, COLS).unwrap();
+                    let [got, want] = [true, false].map(|is_shared| {
+                        let mut to = backend.buffer(all, COLS).unwrap();
+                        if is_shared {
+                            backend.write(&mut from, &numbers(rank, 0, all * COLS)).unwrap();
+                            collective
+                                .reduce_into(backend, rows, &mut from, &mut to, Some(&matrix), &mut each)
+                                .unwrap();
+                        } else {
+                            backend.write(&mut from, &sum(rank.world().ranks(), 0, all * COLS)).unwrap();
+                            each(&from, &mut to, 0..all);
+                        }
+                        let (mut out, mut values) = (backend.output(all, FEATURES).unwrap(), vec![0.0; all * FEATURES]);
+                        backend.linear(rows, &mut out, &to, &matrix, None);
+                        backend.read(&out, 0..all, &mut values).unwrap();
+                        values
+                    });
+                    assert_eq!(bits(&got), bits(&want), "{rows:?} of {keep:?}, {rank}");
+                });
+            }
         }
     });
 }
@@ -133,7 +176,7 @@ fn a_rank_that_leaves_before_or_between_the_halves_of_shared_rows_is_noticed() {
                     made += rows.len();
                     at_work.wait();
                 };
-                let ended = exchange.reduce_into(&backend, ROWS, &mut from, &mut to, &mut each);
+                let ended = exchange.reduce_into(&backend, Rows::prompt(ROWS), &mut from, &mut to, None, &mut each);
                 assert!(matches!(ended, Err(CollectiveError::Lost(rank)) if rank.index() == 1), "{ended:?}");
                 assert_eq!(made, halves * ROWS / 2);
             });

@@ -2,8 +2,8 @@
 
 use cluster::Exchange;
 use cluster::tcp::MeshOptions;
-use kernels::Backend;
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
+use kernels::{Backend, Rows};
 use model::{Collective, CollectiveError};
 
 use crate::group::{Group, OPTIONS};
@@ -58,9 +58,9 @@ fn rows_are_made_from_sums_in_pieces_of_any_size() {
                 let [mut from, mut to] = [backend.buffer(ROWS, COLS).unwrap(), backend.buffer(ROWS, COLS).unwrap()];
                 backend.write(&mut from, &numbers(rank, 0, ROWS * COLS)).unwrap();
                 backend.write(&mut to, &[1.0; ROWS * COLS]).unwrap();
-                collective
-                    .reduce_into(backend, ROWS, &mut from, &mut to, &mut |from, to, rows| backend.add(rows, to, from))
-                    .unwrap();
+                let rows = Rows::generated(ROWS);
+                let mut each = |from: &Buffer, to: &mut Buffer, rows| backend.add(rows, to, from);
+                collective.reduce_into(backend, rows, &mut from, &mut to, None, &mut each).unwrap();
                 let want: Vec<f32> =
                     sum(rank.world().ranks(), 0, ROWS * COLS).into_iter().map(|value| 1.0 + value).collect();
                 assert_eq!(bits(&read(backend, &to, ROWS)), bits(&want));

@@ -8,13 +8,15 @@
 //! Where vectors multiply few rows with a scale per 32 inputs, a tile has no more rows than it needs: other threads have to fetch
 //! what one thread has just written, line by line, and one row of sixteen would use a little of every line.
 
+use std::ops::Range;
+
 use super::lanes::for_each_level;
 use super::level::Level;
 use super::matrix::{GROUP, GROUPS_PER_SUPER, SUPER, SendPtr};
 use super::memory::Aligned;
 use super::pool::Pool;
 use super::rows::for_runs;
-use crate::BackendError;
+use crate::{BackendError, Form, Strips};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
@@ -218,13 +220,16 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
     }
 
-    /// Only a CPU with tiles asks for this form.
+    /// Makes place for `rows` rows of `x` `[rows, cols]` and splits some of them, from the first of a tile on. Only a CPU with tiles
+    /// asks for this form.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, cols: usize, x: &[f32]) {
+    pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, some: Range<usize>, cols: usize, x: &[f32]) {
+        assert!(some.end <= rows && some.start.is_multiple_of(TILE), "{some:?} of {rows} rows");
         self.tiles = rows.div_ceil(TILE);
         let tiles = self.tiles;
         let values = SendPtr(self.values.as_mut_ptr());
-        for_runs(pool, rows, cols, TILE, &|row| {
+        for_runs(pool, some.len(), cols, TILE, &|row| {
+            let row = some.start + row;
             let at = row / TILE * PARTS * BLOCK + row % TILE * GROUP;
             // SAFETY: `new` allocated places for these rows and columns, and each row writes its own; a level with tiles has
             // AVX-512.
@@ -233,8 +238,17 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn fill(&mut self, _: &Pool, _: usize, _: usize, _: &[f32]) {
+    pub(crate) fn fill(&mut self, _: &Pool, _: usize, _: Range<usize>, _: usize, _: &[f32]) {
         unreachable!("no level here has tiles");
+    }
+
+    /// The rows that there is place for: a strip is a superblock, a bundle a tile.
+    pub(crate) fn form(&mut self, cols: usize) -> Form<'_> {
+        let strip = self.tiles * PARTS * BLOCK;
+        // SAFETY: all bits are numbers of either type.
+        let (before, values, after) = unsafe { self.values[..supers(cols) * strip].align_to_mut::<f32>() };
+        assert!(before.is_empty() && after.is_empty(), "values are aligned, and an even number");
+        Form { values, strips: Strips { len: strip / 2, bundle: TILE, elements: PARTS * BLOCK / 2 } }
     }
 }
 
@@ -337,7 +351,7 @@ mod tests {
         let values = [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.3e37, -123456.79, f32::NAN, f32::INFINITY, 0.1];
         let mut split = SplitActivations::<2>::new(17, values.len()).unwrap();
         let x: Vec<f32> = std::iter::repeat_n(values, 17).flatten().collect();
-        split.fill(&Pool::new(1).unwrap(), 17, values.len(), &x);
+        split.fill(&Pool::new(1).unwrap(), 17, 0..17, values.len(), &x);
         let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
         for row in 0..17 {
             for (i, value) in values.into_iter().enumerate() {

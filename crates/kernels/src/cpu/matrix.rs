@@ -258,6 +258,10 @@ impl Segment {
         matches!(self.format, Format::Group { .. } | Format::Super { .. })
     }
 
+    pub(crate) fn is_bf16(&self) -> bool {
+        self.format == Format::Bf16
+    }
+
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL)
     }

@@ -4,6 +4,7 @@
 mod activations;
 mod arena;
 mod attention;
+mod buffer;
 mod experts;
 mod lanes;
 mod level;
@@ -17,26 +18,26 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use std::cell::{RefCell, RefMut};
 use std::ops::Range;
 
 pub use attention::{Kv, KvType};
+pub use buffer::Buffer;
 pub use experts::Scratch;
 pub use level::{Level, UnknownLevel};
 pub use matrix::Matrix;
 pub use pool::Pool;
 pub use rows::Rope;
 
-use activations::{GroupActivations, SplitActivations, SuperActivations, TILE};
+use activations::TILE;
 use arena::Arena;
 use attention::Sequence;
+use buffer::{Forms, Held};
 use linear::{GatedOutput, Inputs, Needs};
 use matrix::{Segment, SendPtr};
-use memory::Aligned;
 use order::Order;
 
 use crate::{
-    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
     Routing, Rows, Span, StepInputs, StepLimits,
 };
 
@@ -160,117 +161,6 @@ impl CpuBackend {
         let group = needs.group.then(|| made.group.begin(all));
         let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
         linear::gated_rows(&self.pool, self.level, stack, &inputs, activation, out);
-    }
-}
-
-/// Activations `[rows, cols]`, and the forms of them that linear layers multiply with, made when one is asked for.
-pub struct Buffer {
-    rows: usize,
-    cols: usize,
-    data: Aligned<f32>,
-    /// `None`: no linear layer reads this.
-    forms: Option<RefCell<Forms>>,
-}
-
-struct Forms {
-    group: GroupActivations,
-    superblock: SuperActivations,
-    split: SplitActivations<2>,
-    rounded: SplitActivations<1>,
-    /// The rows whose present contents each form holds.
-    held: Held,
-}
-
-/// For each form the first row that it holds, and how many.
-#[derive(Clone, Copy, Default)]
-struct Held {
-    group: (usize, usize),
-    superblock: (usize, usize),
-    split: (usize, usize),
-    rounded: (usize, usize),
-}
-
-impl Forms {
-    fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
-        Ok(Self {
-            group: GroupActivations::new(rows, cols)?,
-            superblock: SuperActivations::new(rows, cols)?,
-            split: SplitActivations::new(rows, cols)?,
-            rounded: SplitActivations::new(rows, cols)?,
-            held: Held::default(),
-        })
-    }
-
-    /// Bytes that `new` would allocate.
-    fn bytes(rows: usize, cols: usize) -> usize {
-        let split = SplitActivations::<2>::bytes(rows, cols) + SplitActivations::<1>::bytes(rows, cols);
-        GroupActivations::bytes(rows, cols) + SuperActivations::bytes(rows, cols) + split
-    }
-
-    /// Makes sure that the forms in `needs` hold `x`, which is a buffer's rows from `first` on.
-    fn fill(&mut self, pool: &Pool, level: Level, needs: Needs, first: usize, cols: usize, x: &[f32]) {
-        let rows = x.len() / cols;
-        let is_missing = |held: &mut (usize, usize), is_needed: bool| {
-            let missing = is_needed && !(held.0 == first && held.1 >= rows);
-            if missing {
-                *held = (first, rows);
-            }
-            missing
-        };
-        if is_missing(&mut self.held.group, needs.group) {
-            self.group.fill(pool, level, rows, cols, x);
-        }
-        if is_missing(&mut self.held.superblock, needs.superblock) {
-            self.superblock.fill(pool, level, rows, cols, x);
-        }
-        if is_missing(&mut self.held.split, needs.split) {
-            self.split.fill(pool, rows, cols, x);
-        }
-        if is_missing(&mut self.held.rounded, needs.rounded) {
-            self.rounded.fill(pool, rows, cols, x);
-        }
-    }
-}
-
-impl Buffer {
-    fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
-        // Memory becomes resident when it is touched: a form that no layer asks for costs nothing.
-        let forms = Some(RefCell::new(Forms::new(rows, cols)?));
-        Ok(Self { forms, ..Self::output(rows, cols)? })
-    }
-
-    fn output(rows: usize, cols: usize) -> Result<Self, BackendError> {
-        let what = "activations";
-        let len = rows.checked_mul(cols).ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?;
-        Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: None })
-    }
-
-    /// Bytes that `new` would allocate.
-    fn bytes(rows: usize, cols: usize) -> usize {
-        Self::output_bytes(rows, cols) + Forms::bytes(rows, cols)
-    }
-
-    /// Bytes that `output` would allocate.
-    fn output_bytes(rows: usize, cols: usize) -> usize {
-        rows * cols * size_of::<f32>()
-    }
-
-    fn forms(&self) -> RefMut<'_, Forms> {
-        self.forms.as_ref().expect("linear layers read no outputs").borrow_mut()
-    }
-
-    /// The first `rows` rows, to be overwritten: what was derived from the old contents is void.
-    fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
-        assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
-        if let Some(forms) = &mut self.forms {
-            forms.get_mut().held = Held::default();
-        }
-        &mut self.data[..rows * self.cols]
-    }
-
-    fn rows(&self, rows: usize) -> &[f32] {
-        assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
-        &self.data[..rows * self.cols]
     }
 }
 
@@ -417,6 +307,24 @@ impl Backend for CpuBackend {
 
     fn host_rows_mut<'a>(&self, buffer: &'a mut Buffer, rows: usize) -> Option<&'a mut [f32]> {
         Some(buffer.rows_mut(rows))
+    }
+
+    fn host_form<'a>(
+        &self,
+        rows: Rows,
+        made: Range<usize>,
+        buffer: &'a mut Buffer,
+        reader: Option<&Matrix>,
+    ) -> Option<Form<'a>> {
+        let (pool, all) = (&self.pool, rows.all());
+        let reads = |is_such: fn(&Segment) -> bool| reader.is_some_and(|it| it.segments.iter().all(is_such));
+        Some(if self.rounds && rows.generated == 0 && reads(Segment::is_quantised) {
+            buffer.round(pool, all, made)
+        } else if self.level == Level::Amx && reads(Segment::is_bf16) {
+            buffer.split(pool, all, made)
+        } else {
+            Form::plain(buffer.cols, buffer.rows_mut(all))
+        })
     }
 
     fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, first: usize, scale: f32) {
