@@ -15,7 +15,7 @@ use types::Rank;
 pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
 /// Elements of a piece, if rows are not longer: both slots of a few ranks fit in a core's own cache.
-const PIECE_ELEMENTS: usize = 1 << 16;
+const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Rows that one rank makes are a multiple of this, but for the last: forms have as many in a bundle, or one.
 pub(crate) const BUNDLE: usize = 16;
