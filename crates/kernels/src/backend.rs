@@ -326,15 +326,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
     );
     /// Turns the heads of every row by its position, in place.
     fn rotate(&self, step: &Self::Step, x: &mut Self::Buffer, heads: Heads, rope: &Self::Rope);
-    /// Stores the step's keys and values, found in `qkv`, in their sequences' pages.
-    fn write_kv(&self, step: &Self::Step, kv: &mut Self::Kv, qkv: &Self::Buffer, attention: &Attention);
-    /// `out = softmax(scale * q k^T) v` for each query head over the sequence's pages; `[rows, heads * head_dim]`.
+    /// Stores the step's keys and values, found in `qkv`, in their sequences' pages, and makes of these
+    /// `out = softmax(scale * q k^T) v` for each query head; `[rows, heads * head_dim]`. No sequence reads a page that another
+    /// writes in the same step.
     fn attend(
         &self,
         step: &Self::Step,
         out: &mut Self::Buffer,
         qkv: &Self::Buffer,
-        kv: &Self::Kv,
+        kv: &mut Self::Kv,
         attention: &Attention,
     );
     /// `out[j] = activation(x[j]) * x[n + j]`, where a row of `x` has `2 n` columns.

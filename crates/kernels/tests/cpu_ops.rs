@@ -152,8 +152,7 @@ fn attend(
         backend.begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &[] }).unwrap();
         let x = filled(backend, cols, &x);
         let mut out = backend.buffer(row as usize, width).unwrap();
-        backend.write_kv(&step, &mut kv, &x, &attention);
-        backend.attend(&step, &mut out, &x, &kv, &attention);
+        backend.attend(&step, &mut out, &x, &mut kv, &attention);
         let out = contents(backend, &out, row as usize, width);
         let mut row = 0;
         for (s, &count) in counts.iter().enumerate() {

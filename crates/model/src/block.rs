@@ -213,8 +213,7 @@ impl<B: Backend> Layer<B> {
         }
         let turned = Heads { count: query.count + key.count, ..query }; // keys follow queries
         backend.rotate(step, &mut work.qkv, turned, &ropes[self.rope]);
-        backend.write_kv(step, &mut self.kv, &work.qkv, &self.attention);
-        backend.attend(step, &mut work.attended, &work.qkv, &self.kv, &self.attention);
+        backend.attend(step, &mut work.attended, &work.qkv, &mut self.kv, &self.attention);
         backend.linear(rows, &mut work.projected, &work.attended, &self.output, None);
     }
 }

@@ -408,13 +408,7 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn write_kv(&self, step: &Step, kv: &mut Kv, qkv: &Buffer, attention: &Attention) {
-        let sequences = |index: usize| step.sequence(index);
-        let (count, rows) = (step.spans.len(), qkv.rows(step.rows()));
-        attention::write(&self.pool, self.level, &sequences, count, rows, qkv.cols, kv, attention);
-    }
-
-    fn attend(&self, step: &Step, out: &mut Buffer, qkv: &Buffer, kv: &Kv, attention: &Attention) {
+    fn attend(&self, step: &Step, out: &mut Buffer, qkv: &Buffer, kv: &mut Kv, attention: &Attention) {
         let rows = step.rows();
         assert_eq!(out.cols, attention.query.count * attention.query.dim);
         assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));

@@ -31,11 +31,12 @@ pub(crate) struct Order {
 impl Order {
     /// The matrix at `place` is about to be multiplied.
     pub(crate) fn reach(&self, place: &Place, pool: &Pool) {
-        pool.expect(place.0.iter().map(|link| link.next.load(Ordering::Relaxed)));
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&place.0));
         for (last, link) in last.iter().flat_map(|last| last.iter()).zip(&*place.0) {
             last.next.store(link.start, Ordering::Relaxed);
         }
+        // Last: workers have looked at these lines, and a lock after it would wait until they are here.
+        pool.expect(place.0.iter().map(|link| link.next.load(Ordering::Relaxed)));
     }
 }
 

@@ -226,8 +226,8 @@ impl Backend for CudaBackend {
         self.device.launch(&self.device.kernels.rotate, [step.rows, 1, 1], THREADS, 0, &args);
     }
 
-    fn write_kv(&self, step: &CudaStep, kv: &mut CudaKv, qkv: &CudaBuffer, attention: &Attention) {
-        let Attention { key, value, .. } = *attention;
+    fn attend(&self, step: &CudaStep, out: &mut CudaBuffer, qkv: &CudaBuffer, kv: &mut CudaKv, attention: &Attention) {
+        let Attention { query, key, value, scale, window } = *attention;
         let KvShape { kv_heads, head_dim } = kv.shape;
         qkv.holds(step.rows, Element::F32);
         for heads in [key, value] {
@@ -247,12 +247,7 @@ impl Backend for CudaBackend {
             Arg::Count(kv.pages),
         ];
         self.device.launch(&self.device.kernels.write_kv, [step.rows, 1, 1], THREADS, 0, &args);
-    }
 
-    fn attend(&self, step: &CudaStep, out: &mut CudaBuffer, qkv: &CudaBuffer, kv: &CudaKv, attention: &Attention) {
-        let Attention { query, scale, window, .. } = *attention;
-        let KvShape { kv_heads, head_dim } = kv.shape;
-        qkv.holds(step.rows, Element::F32);
         out.written(step.rows, query.count * query.dim, Element::Bf16);
         assert!(query.dim == head_dim && query.count.is_multiple_of(kv_heads) && query.columns().end <= qkv.cols);
         let args = [

@@ -189,8 +189,7 @@ impl<B: Backend> Stack<B> {
                 backend.rms_norm_heads(rows, &mut self.qkv, heads, norm, EPS);
                 backend.rotate(step, &mut self.qkv, heads, &self.rope);
             }
-            backend.write_kv(step, &mut layer.kv, &self.qkv, &attention);
-            backend.attend(step, &mut self.attended, &self.qkv, &layer.kv, &attention);
+            backend.attend(step, &mut self.attended, &self.qkv, &mut layer.kv, &attention);
             backend.linear(Rows::generated(rows), &mut self.branch, &self.attended, &layer.out, None);
             backend.add(0..rows, &mut self.hidden, &self.branch);
             backend.rms_norm(0..rows, &mut self.normed, &self.hidden, &layer.norm[1], EPS);

@@ -254,17 +254,13 @@ impl Backend for Reference {
         }
     }
 
-    fn write_kv(&self, step: &Step, kv: &mut Kv, qkv: &Table, attention: &Attention) {
-        let width = kv.shape.kv_heads * kv.shape.head_dim;
+    fn attend(&self, step: &Step, out: &mut Table, qkv: &Table, kv: &mut Kv, attention: &Attention) {
+        let (dim, width) = (kv.shape.head_dim, kv.shape.kv_heads * kv.shape.head_dim);
         for (row, span, position) in step.rows() {
             let at = step.slot(span, position) * width;
             kv.keys[at..][..width].copy_from_slice(&qkv.row(row)[attention.key.columns()]);
             kv.values[at..][..width].copy_from_slice(&qkv.row(row)[attention.value.columns()]);
         }
-    }
-
-    fn attend(&self, step: &Step, out: &mut Table, qkv: &Table, kv: &Kv, attention: &Attention) {
-        let (dim, width) = (kv.shape.head_dim, kv.shape.kv_heads * kv.shape.head_dim);
         let group = attention.query.count / kv.shape.kv_heads;
         for (row, span, position) in step.rows() {
             let first = attention.window.map_or(0, |window| (position + 1).saturating_sub(window));

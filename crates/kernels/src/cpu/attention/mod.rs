@@ -122,13 +122,13 @@ impl Kv {
         Ok(Self { shape, pages, store })
     }
 
-    fn writer(&mut self) -> Writer {
+    fn memory(&mut self) -> KvMemory {
         match &mut self.store {
-            Store::F32 { keys, values } => Writer::F32(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
-            Store::F16 { keys, values } => Writer::F16(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+            Store::F32 { keys, values } => KvMemory::F32(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+            Store::F16 { keys, values } => KvMemory::F16(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
             #[cfg(target_arch = "x86_64")]
             Store::Tiles { parts, keys, values } => {
-                Writer::Tiles(*parts, SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr()))
+                KvMemory::Tiles(*parts, SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr()))
             }
         }
     }
@@ -140,8 +140,16 @@ pub(super) struct Sequence<'a> {
     pub(super) pages: &'a [u32],
 }
 
-/// Keys and values of several pages, for several workers.
-enum Writer {
+impl Sequence<'_> {
+    /// The pages that the rows go to.
+    fn written(&self) -> Range<usize> {
+        let (start, end) = (self.span.position as usize, (self.span.position + self.span.rows) as usize);
+        start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
+    }
+}
+
+/// The keys and values of all pages, for several workers.
+enum KvMemory {
     F32(SendPtr<f32>, SendPtr<f32>),
     F16(SendPtr<u16>, SendPtr<u16>),
     #[cfg(target_arch = "x86_64")]
@@ -170,82 +178,7 @@ impl PageRows<'_> {
     }
 }
 
-/// Stores the keys and values of every row of every sequence. One worker writes all the rows of a page and head, so that workers
-/// do not share cache lines.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn write<'a>(
-    pool: &Pool,
-    level: Level,
-    sequences: &(dyn Fn(usize) -> Sequence<'a> + Sync),
-    count: usize,
-    qkv: &[f32],
-    qkv_cols: usize,
-    kv: &mut Kv,
-    attention: &Attention,
-) {
-    let KvShape { kv_heads, head_dim: dim } = kv.shape;
-    assert!(attention.key.count == kv_heads && attention.value.count == kv_heads);
-    assert!(attention.key.dim == dim && attention.value.dim == dim);
-    let (pages, writer) = (kv.pages, kv.writer());
-    let touched = |span: &Span| {
-        let (start, end) = (span.position as usize, (span.position + span.rows) as usize);
-        start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
-    };
-    let total: usize = (0..count).map(|s| touched(&sequences(s).span).len()).sum();
-    let rows: usize = (0..count).map(|s| sequences(s).span.rows as usize).sum();
-    // A number takes several times as long as in the ops that work row by row: it is rounded and goes to a line of its own.
-    let elements = (rows * 2 * dim * 4).div_ceil(total.max(1));
-    for_rows(pool, total * kv_heads, elements, &|index| {
-        let (head, mut index) = (index % kv_heads, index / kv_heads);
-        for s in 0..count {
-            let Sequence { span, pages: table } = sequences(s);
-            let here = touched(&span);
-            if index >= here.len() {
-                index -= here.len();
-                continue;
-            }
-            let start = (span.position as usize).max((here.start + index) * PAGE_TOKENS);
-            let end = ((span.position + span.rows) as usize).min((here.start + index + 1) * PAGE_TOKENS);
-            let page = table[here.start + index] as usize;
-            assert!(page < pages, "page {page} of {pages}");
-            let row = span.row as usize + start - span.position as usize;
-            let rows = PageRows {
-                slot: start % PAGE_TOKENS,
-                count: end - start,
-                keys: &qkv[row * qkv_cols + attention.key.first + head * dim..],
-                values: &qkv[row * qkv_cols + attention.value.first + head * dim..],
-                cols: qkv_cols,
-                dim,
-            };
-            let at = page * kv_heads + head;
-            // SAFETY: the page exists, and no other worker has it: sequences do not share the page they write to. The CPU has
-            // `level`, and only with tiles a store for them.
-            return unsafe {
-                match &writer {
-                    Writer::F32(keys, values) => {
-                        let at = at * vector::page_elements(dim);
-                        vector::write_f32(&rows, dim, keys.get().add(at), values.get().add(at));
-                    }
-                    Writer::F16(keys, values) => {
-                        let at = at * vector::page_elements(dim);
-                        vector::write_f16(level, &rows, dim, keys.get().add(at), values.get().add(at));
-                    }
-                    #[cfg(target_arch = "x86_64")]
-                    Writer::Tiles(parts, keys, values) => {
-                        let at = at * tiles::page_numbers(dim, *parts);
-                        let (keys, values) = (keys.get().add(at), values.get().add(at));
-                        match parts {
-                            1 => tiles::write::<1>(&rows, dim, keys, values),
-                            _ => tiles::write::<2>(&rows, dim, keys, values),
-                        }
-                    }
-                }
-            };
-        }
-    });
-}
-
-/// `out = softmax(scale q k^T) v` for every row of every sequence.
+/// Stores the keys and values of every row of every sequence, and makes `out = softmax(scale q k^T) v` of them.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn attend<'a>(
     pool: &Pool,
@@ -255,96 +188,180 @@ pub(super) fn attend<'a>(
     out: SendPtr<f32>,
     qkv: &[f32],
     qkv_cols: usize,
-    kv: &Kv,
+    kv: &mut Kv,
     attention: &Attention,
 ) {
-    let (heads, kv_heads) = (attention.query.count, kv.shape.kv_heads);
-    assert!(heads.is_multiple_of(kv_heads) && attention.query.dim == kv.shape.head_dim);
-    let group = heads / kv_heads;
-    let items = |span: &Span| (span.rows as usize * group).div_ceil(ITEM_ROWS);
-    let total: usize = (0..count).map(|s| items(&sequences(s).span)).sum();
+    let KvShape { kv_heads, head_dim: dim } = kv.shape;
+    let Attention { query, key, value, .. } = attention;
+    assert!(key.count == kv_heads && value.count == kv_heads && query.count.is_multiple_of(kv_heads));
+    assert!(key.dim == dim && value.dim == dim && query.dim == dim);
+    let (shape, memory) = (kv.shape, kv.memory());
+    let common = Common { level, shape, memory, qkv, qkv_cols, attention, group: query.count / kv_heads, out };
+    let items = |sequence: &Sequence<'_>| (sequence.span.rows as usize * common.group).div_ceil(ITEM_ROWS);
+    let (mut total, mut most) = (0, 0);
+    for items in (0..count).map(|s| items(&sequences(s))) {
+        (total, most) = (total + items, most.max(items));
+    }
+    // Where nobody else reads what an item needs of them, it stores its keys and values itself: in the cache where it reads them.
+    let together = most <= 1;
+    if !together {
+        common.write_all(pool, sequences, count);
+    }
     pool.run(total * kv_heads, &|_, index| {
         // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
         // so that the longest item does not come last.
         let (kv_head, mut item) = (index / total, total - 1 - index % total);
         for s in 0..count {
             let sequence = sequences(s);
-            let here = items(&sequence.span);
+            let here = items(&sequence);
             if item < here {
-                let work = Item {
-                    sequence,
-                    group,
-                    kv_head,
-                    first: item * ITEM_ROWS,
-                    qkv,
-                    qkv_cols,
-                    kv,
-                    attention,
-                    out: out.get(),
-                };
-                return work.run(level);
+                if together {
+                    // SAFETY: this is the only item of the sequence and the head.
+                    sequence.written().for_each(|page| unsafe { common.write(&sequence, page, kv_head) });
+                }
+                return Item { common: &common, sequence, kv_head, first: item * ITEM_ROWS }.run();
             }
             item -= here;
         }
     });
 }
 
-/// Up to [`ITEM_ROWS`] (query, head) pairs of one sequence that share a K/V head.
-struct Item<'a> {
-    sequence: Sequence<'a>,
+/// What all items of a step share.
+struct Common<'a> {
+    level: Level,
+    shape: KvShape,
+    memory: KvMemory,
+    qkv: &'a [f32],
+    qkv_cols: usize,
+    attention: &'a Attention,
     /// Query heads per K/V head.
     group: usize,
+    out: SendPtr<f32>,
+}
+
+impl Common<'_> {
+    /// Stores the keys and values of every row of every sequence. One worker writes all the rows of a page and head, so that workers
+    /// do not share cache lines.
+    fn write_all<'a>(&self, pool: &Pool, sequences: &(dyn Fn(usize) -> Sequence<'a> + Sync), count: usize) {
+        let KvShape { kv_heads, head_dim: dim } = self.shape;
+        let total: usize = (0..count).map(|s| sequences(s).written().len()).sum();
+        let rows: usize = (0..count).map(|s| sequences(s).span.rows as usize).sum();
+        // A number takes several times as long as in the ops that work row by row: it is rounded and goes to a line of its own.
+        let elements = (rows * 2 * dim * 4).div_ceil(total.max(1));
+        for_rows(pool, total * kv_heads, elements, &|index| {
+            let (head, mut index) = (index % kv_heads, index / kv_heads);
+            for s in 0..count {
+                let sequence = sequences(s);
+                let pages = sequence.written();
+                if index < pages.len() {
+                    // SAFETY: no other worker has this page and head.
+                    return unsafe { self.write(&sequence, pages.start + index, head) };
+                }
+                index -= pages.len();
+            }
+        });
+    }
+
+    /// Stores what goes to a page of the sequence, for one head.
+    ///
+    /// # Safety
+    /// Nobody else uses that page and head meanwhile.
+    unsafe fn write(&self, sequence: &Sequence<'_>, page: usize, head: usize) {
+        let Sequence { span, pages } = sequence;
+        let start = (span.position as usize).max(page * PAGE_TOKENS);
+        let end = ((span.position + span.rows) as usize).min((page + 1) * PAGE_TOKENS);
+        let first = (span.row as usize + start - span.position as usize) * self.qkv_cols;
+        let (KvShape { kv_heads, head_dim: dim }, Attention { key, value, .. }) = (self.shape, self.attention);
+        let rows = PageRows {
+            slot: start % PAGE_TOKENS,
+            count: end - start,
+            keys: &self.qkv[first + key.first + head * dim..],
+            values: &self.qkv[first + value.first + head * dim..],
+            cols: self.qkv_cols,
+            dim,
+        };
+        let at = pages[page] as usize * kv_heads + head;
+        // SAFETY: pages exist, as the backend has checked; the rest is the caller's promise. The CPU has `level`, and only with tiles a
+        // store for them.
+        unsafe {
+            match &self.memory {
+                KvMemory::F32(keys, values) => {
+                    let at = at * vector::page_elements(dim);
+                    vector::write_f32(&rows, dim, keys.get().add(at), values.get().add(at));
+                }
+                KvMemory::F16(keys, values) => {
+                    let at = at * vector::page_elements(dim);
+                    vector::write_f16(self.level, &rows, dim, keys.get().add(at), values.get().add(at));
+                }
+                #[cfg(target_arch = "x86_64")]
+                KvMemory::Tiles(parts, keys, values) => {
+                    let at = at * tiles::page_numbers(dim, *parts);
+                    let (keys, values) = (keys.get().add(at), values.get().add(at));
+                    match parts {
+                        1 => tiles::write::<1>(&rows, dim, keys, values),
+                        _ => tiles::write::<2>(&rows, dim, keys, values),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Up to [`ITEM_ROWS`] (query, head) pairs of one sequence that share a K/V head.
+struct Item<'a> {
+    common: &'a Common<'a>,
+    sequence: Sequence<'a>,
     kv_head: usize,
     /// The first pair; pair `i` is query row `i / group`, head `i % group`.
     first: usize,
-    qkv: &'a [f32],
-    qkv_cols: usize,
-    kv: &'a Kv,
-    attention: &'a Attention,
-    out: *mut f32,
 }
 
 impl Item<'_> {
-    fn run(&self, level: Level) {
-        // SAFETY: the CPU has `level`, and only with tiles a store for them; pages were checked by the caller; each pair's part of
+    fn run(&self) {
+        let level = self.common.level;
+        // SAFETY: the CPU has `level`, and only with tiles a store for them; pages were checked by the backend; each pair's part of
         // `out` belongs to this item.
         unsafe {
-            match &self.kv.store {
-                Store::F32 { keys, values } => {
-                    vector::item::<false>(level, self, keys.as_ptr().cast(), values.as_ptr().cast());
+            match &self.common.memory {
+                KvMemory::F32(keys, values) => {
+                    vector::item::<false>(level, self, keys.get().cast(), values.get().cast());
                 }
-                Store::F16 { keys, values } => {
-                    vector::item::<true>(level, self, keys.as_ptr().cast(), values.as_ptr().cast());
+                KvMemory::F16(keys, values) => {
+                    vector::item::<true>(level, self, keys.get().cast(), values.get().cast());
                 }
                 #[cfg(target_arch = "x86_64")]
-                Store::Tiles { parts: 1, keys, values } => tiles::item::<1>(self, keys.as_ptr(), values.as_ptr()),
+                KvMemory::Tiles(1, keys, values) => tiles::item::<1>(self, keys.get(), values.get()),
                 #[cfg(target_arch = "x86_64")]
-                Store::Tiles { keys, values, .. } => tiles::item::<2>(self, keys.as_ptr(), values.as_ptr()),
+                KvMemory::Tiles(_, keys, values) => tiles::item::<2>(self, keys.get(), values.get()),
             }
         }
     }
 
+    fn head_dim(&self) -> usize {
+        self.common.shape.head_dim
+    }
+
     /// How many pairs there are.
     fn count(&self) -> usize {
-        ITEM_ROWS.min(self.sequence.span.rows as usize * self.group - self.first)
+        ITEM_ROWS.min(self.sequence.span.rows as usize * self.common.group - self.first)
     }
 
     /// The query row and the head of pair `i`.
     fn pair(&self, i: usize) -> (usize, usize) {
-        let (query, head) = ((self.first + i) / self.group, (self.first + i) % self.group);
-        (query, self.kv_head * self.group + head)
+        let (query, head) = ((self.first + i) / self.common.group, (self.first + i) % self.common.group);
+        (query, self.kv_head * self.common.group + head)
     }
 
     fn query(&self, i: usize) -> &[f32] {
-        let ((query, head), dim) = (self.pair(i), self.kv.shape.head_dim);
+        let ((query, head), dim) = (self.pair(i), self.head_dim());
         let row = self.sequence.span.row as usize + query;
-        &self.qkv[row * self.qkv_cols + self.attention.query.first + head * dim..][..dim]
+        &self.common.qkv[row * self.common.qkv_cols + self.common.attention.query.first + head * dim..][..dim]
     }
 
     /// The positions that pair `i` sees.
     fn keys(&self, i: usize) -> Range<usize> {
         let end = self.sequence.span.position as usize + self.pair(i).0 + 1;
-        self.attention.window.map_or(0, |window| end.saturating_sub(window))..end
+        self.common.attention.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
     /// The positions that any pair sees: later ones see later.
@@ -354,14 +371,14 @@ impl Item<'_> {
 
     /// Which of the store's (page, head) pairs has a page of the sequence.
     fn page(&self, page: usize) -> usize {
-        self.sequence.pages[page] as usize * self.kv.shape.kv_heads + self.kv_head
+        self.sequence.pages[page] as usize * self.common.shape.kv_heads + self.kv_head
     }
 
     /// Where pair `i` puts its result.
     fn out(&self, i: usize) -> *mut f32 {
-        let ((query, head), dim) = (self.pair(i), self.kv.shape.head_dim);
+        let ((query, head), dim) = (self.pair(i), self.head_dim());
         let row = self.sequence.span.row as usize + query;
         // SAFETY: `out` is `[rows, heads * head_dim]`.
-        unsafe { self.out.add((row * self.attention.query.count + head) * dim) }
+        unsafe { self.common.out.get().add((row * self.common.attention.query.count + head) * dim) }
     }
 }

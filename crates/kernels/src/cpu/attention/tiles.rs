@@ -164,7 +164,7 @@ pub(super) unsafe fn item<const PARTS: usize>(work: &Item<'_>, keys: *const u16,
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn halves<const HALVES: usize, const PARTS: usize>(work: &Item<'_>, keys: *const u16, values: *const u16) {
     const { assert!(ITEM_ROWS == 2 * LANES) };
-    let steps = work.kv.shape.head_dim.div_ceil(STEP);
+    let steps = work.head_dim().div_ceil(STEP);
     let mut memory = MaybeUninit::<Memory>::uninit();
     // SAFETY: the first `steps` blocks of queries and sums are filled before use, blocks of scores and weights page by page;
     // pages are the caller's promise.
@@ -178,7 +178,7 @@ unsafe fn halves<const HALVES: usize, const PARTS: usize>(work: &Item<'_>, keys:
         let end = seen.end.div_ceil(PAGE_TOKENS);
         while first < end {
             let pages = first..end.min((first / PAGES_AT_ONCE + 1) * PAGES_AT_ONCE);
-            let at = |page: usize| work.page(page) * page_numbers(work.kv.shape.head_dim, PARTS);
+            let at = |page: usize| work.page(page) * page_numbers(work.head_dim(), PARTS);
             for (page, scores) in pages.clone().zip(&mut memory.pages) {
                 // While these keys are multiplied, what follows is fetched: the next page's, and at last the first values.
                 let next = if page + 1 < pages.end { keys.add(at(page + 1)) } else { values.add(at(pages.start)) };
@@ -236,8 +236,8 @@ unsafe fn start(work: &Item<'_>, half: usize, queries: &mut [Block]) -> Lanes {
             }
         }
     }
-    let scale = _mm512_set1_ps(work.attention.scale * std::f32::consts::LOG2_E);
-    let dim = work.kv.shape.head_dim;
+    let scale = _mm512_set1_ps(work.common.attention.scale * std::f32::consts::LOG2_E);
+    let dim = work.head_dim();
     for first in (0..dim).step_by(STEP) {
         let mut lines = [[_mm512_setzero_si512(); LANES]; 2];
         for (lane, query) in queries_of[..count].iter().enumerate() {
@@ -358,7 +358,7 @@ unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
     for (lane, out) in outs[..count].iter_mut().enumerate() {
         *out = work.out(half * LANES + lane);
     }
-    for first in (0..work.kv.shape.head_dim).step_by(16) {
+    for first in (0..work.head_dim()).step_by(16) {
         let block = (&raw const sums[first / STEP]).cast_mut().cast::<u8>();
         let lines: [__m512i; 16] = std::array::from_fn(|d| {
             // SAFETY: a line of the block.

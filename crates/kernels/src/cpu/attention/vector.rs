@@ -118,9 +118,9 @@ for_each_level! {
             state.query[i] = work.query(i).as_ptr();
             (state.low[i], state.high[i]) = (keys.start, keys.end);
             (state.max[i], state.sum[i]) = (f32::NEG_INFINITY, 0.0);
-            state.out[i][..work.kv.shape.head_dim].fill(0.0);
+            state.out[i][..work.head_dim()].fill(0.0);
         }
-        let (dim, size) = (work.kv.shape.head_dim, if HALF { 2 } else { 4 });
+        let (dim, size) = (work.head_dim(), if HALF { 2 } else { 4 });
         let seen = work.seen();
         for page in seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS) {
             let at = work.page(page) * page_elements(dim) * size;
@@ -146,7 +146,7 @@ for_each_level! {
 
     /// `R` pairs from `i` with the 32 keys of one page.
     unsafe fn block<const HALF: bool, const R: usize>(work: &Item<'_>, state: &mut State, i: usize, page: usize, keys: *const u8, values: *const u8) {
-        let dim = work.kv.shape.head_dim;
+        let dim = work.head_dim();
         let mut scores = [[splat(0.0); 2]; R];
         let query: [*const f32; R] = std::array::from_fn(|r| state.query[i + r]);
         for d in 0..dim {
@@ -169,7 +169,7 @@ for_each_level! {
             let hidden = splat(f32::NEG_INFINITY);
             for (half, score) in scores[r].iter_mut().enumerate() {
                 let first = half * 16;
-                let scaled = mul(*score, splat(work.attention.scale));
+                let scaled = mul(*score, splat(work.common.attention.scale));
                 let seen = first_lanes(to.saturating_sub(first), scaled, hidden);
                 *score = first_lanes(from.saturating_sub(first), hidden, seen);
             }
