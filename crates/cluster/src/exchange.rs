@@ -159,20 +159,21 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
         each: &mut EachRows<'_, B>,
     ) -> Result<(), CollectiveError> {
         let (cols, all) = (backend.columns(from), rows.all());
-        let are_here = backend.host_rows_mut(from, all).is_some() && backend.host_rows_mut(to, all).is_some();
-        if !are_here || backend.columns(to) != cols {
+        let form = backend.host_form(rows, 0..0, to, reader).map(|form| (form.strips, form.values.len()));
+        let Some((strips, elements)) = form.filter(|_| backend.host_rows_mut(from, all).is_some()) else {
             Collective::all_reduce(self, backend, all, from)?;
             each(from, to, 0..all);
             return Ok(());
-        }
-        let joint = &mut self.inner.borrow_mut().joint;
-        let at_once = piece_elements::<J>(joint, cols)? / cols;
-        let bundles = BUNDLE * joint.rank().world().get();
-        let at_once = match bundles.saturating_mul(cols) <= joint.elements_max() {
-            true => (at_once / bundles * bundles).max(bundles),
-            false => at_once,
         };
-        let reader = reader.filter(|_| at_once.is_multiple_of(BUNDLE));
+        let joint = &mut self.inner.borrow_mut().joint;
+        let bundles = BUNDLE * joint.rank().world().get();
+        // Of a row, the sum or its form is larger.
+        let width = cols.max(elements.div_ceil(all.next_multiple_of(strips.bundle).max(1)));
+        let elements_max = joint.elements_max();
+        let (at_once, reader) = match bundles.saturating_mul(width) <= elements_max {
+            true => ((PIECE_ELEMENTS.min(elements_max) / width / bundles * bundles).max(bundles), reader),
+            false => (piece_elements::<J>(joint, cols)? / cols, None),
+        };
         for first in (0..all).step_by(at_once) {
             let piece = first..all.min(first + at_once);
             let here = "it was here before";

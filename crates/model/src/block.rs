@@ -137,23 +137,17 @@ impl<B: Backend> Block<B> {
             let Work { projected, normed, .. } = &mut *work;
             match after.first() {
                 Some(next) => {
-                    let reader = Some(&next.qkv);
-                    collective.reduce_into(
-                        backend,
-                        rows,
-                        projected,
-                        normed,
-                        reader,
-                        &mut |projected, normed, rows| {
-                            add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
-                            backend.rms_norm(rows, normed, hidden, &next.attention_norm, eps);
-                        },
-                    )?
+                    let mut each = |projected: &B::Buffer, normed: &mut B::Buffer, rows: Range<usize>| {
+                        add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
+                        backend.rms_norm(rows, normed, hidden, &next.attention_norm, eps);
+                    };
+                    collective.reduce_into(backend, rows, projected, normed, Some(&next.qkv), &mut each)?;
                 }
                 None => {
-                    collective.reduce_into(backend, rows, projected, hidden, None, &mut |projected, hidden, rows| {
+                    let mut each = |projected: &B::Buffer, hidden: &mut B::Buffer, rows: Range<usize>| {
                         add(backend, rows, hidden, projected, post_norm, normed, eps);
-                    })?
+                    };
+                    collective.reduce_into(backend, rows, projected, hidden, None, &mut each)?;
                 }
             }
             layers = after;
