@@ -1,24 +1,24 @@
 //! Which matrix is multiplied after which, learned from step to step, so that threads that wait for each other can ask for the
 //! weights that they will read next. A wrong guess costs some memory traffic at a moment when there would be none.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::pool::Pool;
+use super::pool::{Panels, Pool};
 
 /// What a matrix knows about the order, for each worker.
 pub(crate) struct Place(Arc<[Link]>);
 
 struct Link {
-    /// The address at which the worker begins to read the matrix.
-    start: usize,
-    /// The same of the matrix that came after it the last time; 0: not known yet.
-    next: AtomicUsize,
+    /// Where the worker begins to read the matrix.
+    panels: Panels,
+    /// The same of the matrix that came after it the last time.
+    next: Panels<AtomicUsize>,
 }
 
 impl Place {
-    pub(crate) fn new(starts: impl Iterator<Item = usize>) -> Self {
-        Self(starts.map(|start| Link { start, next: AtomicUsize::new(0) }).collect())
+    pub(crate) fn new(panels: impl Iterator<Item = Panels>) -> Self {
+        Self(panels.map(|panels| Link { panels, next: Panels::default() }).collect())
     }
 }
 
@@ -33,10 +33,10 @@ impl Order {
     pub(crate) fn reach(&self, place: &Place, pool: &Pool) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&place.0));
         for (last, link) in last.iter().flat_map(|last| last.iter()).zip(&*place.0) {
-            last.next.store(link.start, Ordering::Relaxed);
+            last.next.set(link.panels);
         }
         // Last: workers have looked at these lines, and a lock after it would wait until they are here.
-        pool.expect(place.0.iter().map(|link| link.next.load(Ordering::Relaxed)));
+        pool.expect(place.0.iter().map(|link| link.next.get()));
     }
 }
 
@@ -47,8 +47,9 @@ mod tests {
     #[test]
     fn a_matrix_learns_which_one_came_after_it() {
         let (pool, order) = (Pool::new(2).unwrap(), Order::default());
-        let places = [[1, 2], [3, 4], [5, 6]].map(|starts| Place::new(starts.into_iter()));
-        let next = |place: &Place| place.0.iter().map(|link| link.next.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let panels = |start| Panels { start, stride: 10 * start };
+        let places = [[1, 2], [3, 4], [5, 6]].map(|starts| Place::new(starts.into_iter().map(panels)));
+        let next = |place: &Place| place.0.iter().map(|link| link.next.get().start).collect::<Vec<_>>();
         for place in [0, 1, 0] {
             order.reach(&places[place], &pool);
         }

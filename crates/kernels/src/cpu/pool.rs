@@ -30,7 +30,7 @@ struct Shared {
     /// Of each worker's share.
     taken: Box<[Line<Taken>]>,
     /// Where each worker will probably begin to read.
-    ahead: Box<[AtomicUsize]>,
+    ahead: Box<[Panels<AtomicUsize>]>,
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
@@ -105,39 +105,63 @@ impl Taken {
     }
 }
 
-/// How far one worker has asked ahead. There is nothing at address 0.
+/// Panels that lie one after the other, of which several are read together. There is nothing at address 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Panels<T = usize> {
+    pub(super) start: T,
+    /// Bytes of a panel.
+    pub(super) stride: T,
+}
+
+impl Panels<AtomicUsize> {
+    pub(super) fn get(&self) -> Panels {
+        Panels { start: self.start.load(Ordering::Relaxed), stride: self.stride.load(Ordering::Relaxed) }
+    }
+
+    pub(super) fn set(&self, panels: Panels) {
+        self.start.store(panels.start, Ordering::Relaxed);
+        self.stride.store(panels.stride, Ordering::Relaxed);
+    }
+}
+
+/// How far one worker has asked ahead.
 #[derive(Default)]
 struct Ahead {
-    start: usize,
+    panels: Panels,
     bytes: usize,
 }
 
 impl Ahead {
     /// More would push out of a small cache what is still needed.
     const MOST: usize = 64 * 1024;
+    /// Panels that are read together.
     const AT_ONCE: usize = 8;
+    /// How often the caller of a job asks when it goes on.
+    const IN_PASSING: usize = 6;
 
-    fn aim(&mut self, start: &AtomicUsize) {
-        let start = start.load(Ordering::Relaxed);
-        if start != self.start {
-            *self = Self { start, bytes: 0 };
+    fn aim(&mut self, panels: &Panels<AtomicUsize>) {
+        let panels = panels.get();
+        if panels != self.panels {
+            *self = Self { panels, bytes: 0 };
         }
     }
 
-    /// Asks for the next few lines.
+    /// Asks for the next line of each panel.
     fn ask(&mut self) {
-        if self.start == 0 || self.bytes >= Self::MOST {
+        let Panels { start, stride } = self.panels;
+        if start == 0 || self.bytes >= stride.min(Self::MOST / Self::AT_ONCE) {
             return;
         }
-        for _ in 0..Self::AT_ONCE {
+        for panel in 0..Self::AT_ONCE {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(self.start + self.bytes));
+                let at = start.wrapping_add(panel.wrapping_mul(stride)).wrapping_add(self.bytes);
+                _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(at));
             }
-            self.bytes += 64;
         }
+        self.bytes += 64;
     }
 }
 
@@ -155,7 +179,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             offer: Line(Offer { state: AtomicU64::new(0), current: UnsafeCell::new(None) }),
             taken: (0..threads).map(|_| Line(Taken::default())).collect(),
-            ahead: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
+            ahead: (0..threads).map(|_| Panels::default()).collect(),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -176,10 +200,10 @@ impl Pool {
         self.handles.len() + 1
     }
 
-    /// Says at which addresses the workers will begin to read after the next job, or a later one. Any address is safe.
-    pub(super) fn expect(&self, starts: impl Iterator<Item = usize>) {
-        for (ahead, start) in self.shared.ahead.iter().zip(starts) {
-            ahead.store(start, Ordering::Relaxed);
+    /// Says which panels the workers will begin to read after the next job, or a later one. Any address is safe.
+    pub(super) fn expect(&self, panels: impl Iterator<Item = Panels>) {
+        for (ahead, panels) in self.shared.ahead.iter().zip(panels) {
+            ahead.set(panels);
         }
     }
 
@@ -214,6 +238,10 @@ impl Pool {
         while State(shared.offer.0.state.load(Ordering::Acquire)).workers() > 0 {
             ahead.ask();
             relax(&mut spins);
+        }
+        // What the caller does next by itself needs no memory to speak of.
+        for _ in 0..Ahead::IN_PASSING {
+            ahead.ask();
         }
         // Looked at first: writing would take the line from workers that read what else is on it while they wait.
         assert!(

@@ -35,7 +35,7 @@ use std::ops::Range;
 use super::activations::{GroupActivations, GroupPlaces, SplitActivations, SuperActivations, TILE};
 use super::level::Level;
 use super::matrix::{Format, GROUP, Matrix, PANEL, Segment, SendPtr};
-use super::pool::Pool;
+use super::pool::{Panels, Pool};
 use super::rows;
 use crate::Activation;
 
@@ -207,19 +207,19 @@ impl Chunks {
     }
 }
 
-/// The addresses at which threads begin to read a matrix of these segments; 0 for those that have no part of it.
-pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = usize> {
+/// Where threads begin to read a matrix of these segments; nowhere if they have no part of it.
+pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = Panels> {
     let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
     let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, 4, usize::MAX);
     (0..threads).map(move |thread| {
         let mut panel = chunks.start(thread);
         for segment in segments {
             match panel.checked_sub(segment.panels()) {
-                None => return segment.panel(panel).as_ptr().addr(),
+                None => return Panels { start: segment.panel(panel).as_ptr().addr(), stride: segment.stride },
                 Some(rest) => panel = rest,
             }
         }
-        0
+        Panels::default()
     })
 }
 
