@@ -227,6 +227,7 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         assert!(some.end <= rows && some.start.is_multiple_of(TILE), "{some:?} of {rows} rows");
         self.tiles = rows.div_ceil(TILE);
         let tiles = self.tiles;
+        assert!(supers(cols) * tiles * PARTS * BLOCK <= self.values.len(), "{rows} rows of {cols} columns");
         let values = SendPtr(self.values.as_mut_ptr());
         for_runs(pool, some.len(), cols, TILE, &|row| {
             let row = some.start + row;
