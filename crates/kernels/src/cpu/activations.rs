@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::lanes::for_each_level;
 use super::level::Level;
-use super::matrix::{GROUP, GROUPS_PER_SUPER, SUPER, SendPtr};
+use super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, SUPER, SendPtr};
 use super::memory::Aligned;
 use super::pool::Pool;
 use super::rows::for_runs;
@@ -89,6 +89,21 @@ impl GroupActivations {
     #[inline]
     pub(crate) fn at(&self, group: usize, row: usize) -> usize {
         place(group, row, self.tiles, self.lanes)
+    }
+
+    /// Asks for the first row, of `cols` inputs: another thread may just have written it.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn ask(&self, cols: usize) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let numbers = [&self.scales, &self.rebase, &self.weighted].map(|numbers| numbers.as_ptr().cast::<i8>());
+        let sums = [self.sums.as_ptr().cast::<i8>()];
+        let of_groups = numbers.into_iter().chain(sums).map(|start| (start, cols / GROUP * size_of::<f32>()));
+        for (start, bytes) in of_groups.chain([(self.values.as_ptr(), cols)]) {
+            for line in (0..bytes).step_by(LINE) {
+                // SAFETY: a prefetch reads nothing; SSE is part of the architecture.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line)) };
+            }
+        }
     }
 
     /// Makes place for `rows` rows.

@@ -11,7 +11,7 @@ use crate::BackendError;
 /// Bytes of a block, except for a tensor that is larger. Only those that are written to take up memory.
 const BLOCK: usize = 256 << 20;
 /// Tensors below this have their own memory: all of a small model, which then takes no more than it needs.
-const SMALL: usize = 96 << 10;
+const SMALL: usize = 160 << 10;
 
 /// Hands out pieces of blocks. A block lives as long as one of its pieces.
 #[derive(Default)]

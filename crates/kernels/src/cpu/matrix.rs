@@ -16,7 +16,7 @@ use super::arena::{Arena, Piece};
 use super::level::Level;
 use super::linear;
 use super::order::Place;
-use super::pool::Pool;
+use super::pool::{Panels, Pool};
 use crate::{BackendError, MatrixSource};
 
 /// Output features of a panel: the lanes of a 512-bit vector of f32.
@@ -204,8 +204,16 @@ impl Matrix {
         for part in parts {
             part.check()?;
             assert_eq!(part.cols, cols, "parts of a stack have the same columns");
-            segments.push(Segment::pack(part, rows, arena, pool, level)?);
-            rows += part.rows;
+        }
+        // Parts of one kind become one segment, so that kernels walk from one on into the next. Two stay apart: they may be gate
+        // and up, which are walked side by side.
+        let is_one = |part: &MatrixSource<'_>, next: &MatrixSource<'_>| {
+            parts.len() > 2 && part.keep == next.keep && part.rows.is_multiple_of(PANEL)
+        };
+        for parts in parts.chunk_by(is_one) {
+            let segment = Segment::pack(parts, rows, arena, pool, level)?;
+            rows += segment.rows;
+            segments.push(segment);
         }
         let order = Place::new(linear::starts(&segments, pool.threads()));
         Ok(Self { rows, cols, segments, order })
@@ -232,26 +240,29 @@ impl Matrix {
 }
 
 impl Segment {
+    /// Parts that are kept in one format, all but the last in whole panels.
     fn pack(
-        part: &MatrixSource<'_>,
+        parts: &[MatrixSource<'_>],
         first: usize,
         arena: &Arena,
         pool: &Pool,
         level: Level,
     ) -> Result<Self, BackendError> {
-        let format = Format::of(part.keep);
-        let stride = format.stride(part.cols);
-        let panels = part.rows.div_ceil(PANEL);
-        let mut bytes = arena.zeroed("weights", format.panels_bytes(part.rows, part.cols))?;
-        {
-            let start = SendPtr(bytes.as_mut_ptr());
-            pool.run(panels, &|_, panel| {
-                // SAFETY: panels are disjoint ranges of `bytes`, each taken by one chunk.
+        let (format, cols) = (Format::of(parts[0].keep), parts[0].cols);
+        let (stride, rows) = (format.stride(cols), parts.iter().map(|part| part.rows).sum());
+        let mut bytes = arena.zeroed("weights", format.panels_bytes(rows, cols))?;
+        let mut rest = &mut *bytes;
+        for part in parts {
+            let (packed, others) = rest.split_at_mut(format.panels_bytes(part.rows, cols));
+            let start = SendPtr(packed.as_mut_ptr());
+            pool.run(part.rows.div_ceil(PANEL), &|_, panel| {
+                // SAFETY: panels are disjoint ranges of `packed`, each taken by one chunk.
                 let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(panel * stride), stride) };
                 super::pack::panel(part, panel, format, out, level);
             });
+            rest = others;
         }
-        Ok(Self { first, rows: part.rows, cols: part.cols, format, stride, bytes })
+        Ok(Self { first, rows, cols, format, stride, bytes })
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
@@ -268,6 +279,11 @@ impl Segment {
 
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         &self.bytes[panel * self.stride..(panel + 1) * self.stride]
+    }
+
+    /// The panels from one on, to be asked for.
+    pub(super) fn from(&self, panel: usize) -> Panels {
+        Panels { start: self.panel(panel).as_ptr().addr(), stride: self.stride }
     }
 
     fn unpack_row(&self, row: usize, out: &mut [f32]) {

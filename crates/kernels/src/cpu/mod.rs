@@ -149,7 +149,7 @@ impl CpuBackend {
             self.gate(all, gated, inner, activation);
             return;
         }
-        self.order.reach(&stack.order, &self.pool);
+        self.order.reach(&stack.order);
         let data = x.rows(all);
         let forms = &mut *x.forms();
         forms.fill(&self.pool, self.level, Needs::of(stack, self.level, false), 0, x.cols, data);
@@ -216,7 +216,7 @@ impl Backend for CpuBackend {
     }
 
     fn kv(&self, shape: KvShape, pages: usize) -> Result<Kv, BackendError> {
-        Kv::new(shape, pages, self.kv)
+        Kv::new(shape, pages, self.kv, self.pool.threads())
     }
 
     fn step(&self, limits: StepLimits) -> Result<Step, BackendError> {
@@ -383,7 +383,7 @@ impl Backend for CpuBackend {
             true => [(0..rows.generated, false), (rows.generated..rows.all(), true)],
             false => [(0..rows.all(), false), (0..0, false)],
         };
-        self.order.reach(&weight.order, &self.pool);
+        self.order.reach(&weight.order);
         let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
         let forms = &mut *x.forms();
         for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
@@ -414,6 +414,10 @@ impl Backend for CpuBackend {
         assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));
         let start = SendPtr(out.rows_mut(rows).as_mut_ptr());
         let (level, cols) = (self.level, qkv.cols);
+        if rows == 1 {
+            kv.expect(&step.sequence(0), self.pool.threads());
+            self.order.reach(&kv.order);
+        }
         let sequences = |index: usize| step.sequence(index);
         let count = step.spans.len();
         attention::attend(&self.pool, level, &sequences, count, start, qkv.rows(rows), cols, kv, attention);
@@ -455,7 +459,7 @@ impl Backend for CpuBackend {
             forms.fill(&self.pool, self.level, needs, generated, x.cols, data);
             let Forms { group, superblock, split, rounded, .. } = &*forms;
             let inputs = Inputs { rows: prompt, x: data, group, superblock, split, rounded, rounds: true };
-            self.order.reach(&weights.gate_up.order, &self.pool);
+            self.order.reach(&weights.gate_up.order);
             let made = &mut *gated.forms();
             linear::gated(&self.pool, stack, &inputs, activation, &mut made.rounded);
             made.held.rounded = (generated, prompt);

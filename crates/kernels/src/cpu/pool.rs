@@ -6,7 +6,7 @@
 //! never changes a result. A worker that comes late finds the job closed: the caller waits only for those who took part, so a
 //! thread that the system keeps from running costs its share of the work, not the whole.
 //!
-//! While a worker waits it asks for the memory with which its share of the next big job begins, if [`Pool::expect`] said so.
+//! While a worker waits it asks for the memory with which its share of the next big job begins, if [`Pool::run_then`] said so.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -19,6 +19,9 @@ use std::thread::JoinHandle;
 /// decode loop, short enough not to burn a core when nothing runs.
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
 
+/// How far ahead of its use a line of weights is asked for. At the end of a job so much of each panel of the next one was asked for.
+pub(super) const AHEAD: usize = 2048;
+
 type Job = dyn Fn(usize, usize) + Sync;
 
 /// A line of its own for each counter, so that writers do not disturb each other.
@@ -29,8 +32,6 @@ struct Shared {
     offer: Line<Offer>,
     /// Of each worker's share.
     taken: Box<[Line<Taken>]>,
-    /// Where each worker will probably begin to read.
-    ahead: Box<[Panels<AtomicUsize>]>,
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
@@ -42,12 +43,21 @@ struct Shared {
 struct Offer {
     /// See [`State`].
     state: AtomicU64,
-    /// The job on offer and its chunks. Written only while no job is open and nobody takes part in one.
-    current: UnsafeCell<Option<(*const Job, usize)>>,
+    /// Written only while no job is open and nobody takes part in one.
+    current: UnsafeCell<Option<Current>>,
 }
 
-// SAFETY: `current` is read only by workers that joined an open job, and written only when there are none; the pointer
-// in it is used only while `run` keeps the job alive.
+/// The job on offer.
+#[derive(Clone, Copy)]
+struct Current {
+    job: *const Job,
+    chunks: usize,
+    /// Where each worker will probably begin to read after it.
+    next: *const [Panels<AtomicUsize>],
+}
+
+// SAFETY: `current` is read only by workers that joined an open job, and written only when there are none; the pointers
+// in it are used only while `run_then` keeps what they lead to alive.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -113,14 +123,35 @@ pub(super) struct Panels<T = usize> {
     pub(super) stride: T,
 }
 
+impl Panels {
+    /// Memory that is not made of panels, as panels that are read together.
+    pub(super) fn cut(start: usize, bytes: usize) -> Self {
+        match bytes {
+            0 => Self::default(),
+            _ => Self { start, stride: bytes.div_ceil(Ahead::AT_ONCE).next_multiple_of(64) },
+        }
+    }
+
+    /// Asks for their beginnings.
+    pub(super) fn ask(self) {
+        let mut ahead = Ahead { panels: self, bytes: 0 };
+        for _ in 0..AHEAD.min(self.stride) / 64 {
+            ahead.ask();
+        }
+    }
+}
+
 impl Panels<AtomicUsize> {
     pub(super) fn get(&self) -> Panels {
         Panels { start: self.start.load(Ordering::Relaxed), stride: self.stride.load(Ordering::Relaxed) }
     }
 
+    /// Writes only what is new: the others have the line, too.
     pub(super) fn set(&self, panels: Panels) {
-        self.start.store(panels.start, Ordering::Relaxed);
-        self.stride.store(panels.stride, Ordering::Relaxed);
+        if self.get() != panels {
+            self.start.store(panels.start, Ordering::Relaxed);
+            self.stride.store(panels.stride, Ordering::Relaxed);
+        }
     }
 }
 
@@ -139,10 +170,9 @@ impl Ahead {
     /// How often the caller of a job asks when it goes on.
     const IN_PASSING: usize = 6;
 
-    fn aim(&mut self, panels: &Panels<AtomicUsize>) {
-        let panels = panels.get();
+    fn aim(&mut self, panels: Panels) {
         if panels != self.panels {
-            *self = Self { panels, bytes: 0 };
+            *self = Self { panels, bytes: AHEAD };
         }
     }
 
@@ -179,7 +209,6 @@ impl Pool {
         let shared = Arc::new(Shared {
             offer: Line(Offer { state: AtomicU64::new(0), current: UnsafeCell::new(None) }),
             taken: (0..threads).map(|_| Line(Taken::default())).collect(),
-            ahead: (0..threads).map(|_| Panels::default()).collect(),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -200,16 +229,20 @@ impl Pool {
         self.handles.len() + 1
     }
 
-    /// Says which panels the workers will begin to read after the next job, or a later one. Any address is safe.
-    pub(super) fn expect(&self, panels: impl Iterator<Item = Panels>) {
-        for (ahead, panels) in self.shared.ahead.iter().zip(panels) {
-            ahead.set(panels);
-        }
+    /// The chunks that a worker has before it looks for those of others. The first, which is the caller and does not have to be told,
+    /// has one more rather than one less.
+    pub(super) fn share(chunks: usize, threads: usize, worker: usize) -> Range<usize> {
+        (chunks * worker).div_ceil(threads)..(chunks * (worker + 1)).div_ceil(threads)
     }
 
     /// Calls `job(worker, chunk)` for every chunk below `chunks` and returns when all have returned. A job must not
     /// call `run` on the same pool.
     pub fn run(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        self.run_then(chunks, job, &[]);
+    }
+
+    /// The same, with the panels that each worker will probably read after this job or a later one. Any address is safe.
+    pub(super) fn run_then(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync), next: &[Panels<AtomicUsize>]) {
         if self.handles.is_empty() || chunks <= 1 {
             for chunk in 0..chunks {
                 job(0, chunk);
@@ -223,7 +256,7 @@ impl Pool {
         // it, also when a chunk panicked, so the pointer never outlives the borrow.
         let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Job>(job) };
         // SAFETY: no job is open and nobody takes part in one: nobody reads `current`.
-        unsafe { *shared.offer.0.current.get() = Some((job, chunks)) };
+        unsafe { *shared.offer.0.current.get() = Some(Current { job, chunks, next }) };
         let number = State(shared.offer.0.state.load(Ordering::Relaxed)).job() + 1;
         // SeqCst orders this against a worker that registers as a sleeper and then looks at the state once more.
         shared.offer.0.state.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
@@ -234,7 +267,9 @@ impl Pool {
         take_chunks(shared, 0, number, job, chunks);
         shared.offer.0.state.fetch_and(!State::OPEN, Ordering::AcqRel);
         let mut spins = 0;
-        ahead.aim(&shared.ahead[0]);
+        if let Some(next) = next.first() {
+            ahead.aim(next.get());
+        }
         while State(shared.offer.0.state.load(Ordering::Acquire)).workers() > 0 {
             ahead.ask();
             relax(&mut spins);
@@ -273,11 +308,11 @@ fn relax(spins: &mut u32) {
 }
 
 fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chunks: usize) {
-    // SAFETY: `Pool::run` keeps the job alive until all workers have left it.
+    // SAFETY: `Pool::run_then` keeps the job alive until all workers have left it.
     let job = unsafe { &*job };
     let threads = shared.taken.len();
     for whose in (worker..threads).chain(0..worker) {
-        let share = chunks * whose / threads..chunks * (whose + 1) / threads;
+        let share = Pool::share(chunks, threads, whose);
         while let Some(chunk) = shared.taken[whose].0.take(number, share.clone()) {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(worker, chunk)));
             if outcome.is_err() {
@@ -298,9 +333,12 @@ fn work(shared: &Shared, worker: usize) {
         }
         seen = state.job();
         // SAFETY: this worker joined while the job was open, so `current` holds it and stays until the worker leaves.
-        let (job, chunks) = unsafe { *shared.offer.0.current.get() }.expect("set before the job was opened");
-        take_chunks(shared, worker, seen, job, chunks);
-        ahead.aim(&shared.ahead[worker]);
+        let current = unsafe { *shared.offer.0.current.get() }.expect("set before the job was opened");
+        take_chunks(shared, worker, seen, current.job, current.chunks);
+        // SAFETY: as above.
+        if let Some(next) = unsafe { &*current.next }.get(worker) {
+            ahead.aim(next.get());
+        }
         shared.offer.0.state.fetch_sub(1, Ordering::Release);
     }
 }

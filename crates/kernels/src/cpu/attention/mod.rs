@@ -2,6 +2,9 @@
 //!
 //! A query walks the pages of its own sequence in order, at boundaries that depend on positions alone: its result depends
 //! neither on the step it came in with nor on what else is in that step. How a page lies in memory is left to the kernels.
+//!
+//! In a step with one row most of the time would go by until its page is here. So pages have a place in the order of matrices
+//! ([`Place`]): whoever multiplies before asks for them.
 
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -12,7 +15,8 @@ use std::ops::Range;
 use super::level::Level;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
-use super::pool::Pool;
+use super::order::Place;
+use super::pool::{Panels, Pool};
 use super::rows::for_rows;
 use crate::{Attention, BackendError, KvShape, PAGE_TOKENS, Span};
 
@@ -66,29 +70,22 @@ pub struct Kv {
     pub(super) shape: KvShape,
     pub(super) pages: usize,
     store: Store,
+    /// Of a step with one row.
+    pub(super) order: Place,
 }
 
+/// `[page][head]`, the keys and then the values of each.
 enum Store {
-    F32 {
-        keys: Aligned<f32>,
-        values: Aligned<f32>,
-    },
-    F16 {
-        keys: Aligned<u16>,
-        values: Aligned<u16>,
-    },
-    /// Each number in `parts` bf16 parts.
+    F32(Aligned<f32>),
+    F16(Aligned<u16>),
+    /// Each number in so many bf16 parts.
     #[cfg(target_arch = "x86_64")]
-    Tiles {
-        parts: usize,
-        keys: Aligned<u16>,
-        values: Aligned<u16>,
-    },
+    Tiles(usize, Aligned<u16>),
 }
 
 impl Kv {
     /// `kind` can be kept on the level of the backend.
-    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType) -> Result<Self, BackendError> {
+    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType, threads: usize) -> Result<Self, BackendError> {
         let dim = shape.head_dim;
         if dim > HEAD_DIM_MAX || !dim.is_multiple_of(16) {
             return Err(BackendError::Device(format!(
@@ -97,39 +94,47 @@ impl Kv {
         }
         let what = "the K/V cache";
         let len = |per_page: usize| {
-            let heads = pages.checked_mul(shape.kv_heads);
+            let heads = pages.checked_mul(2 * shape.kv_heads);
             let len = heads.and_then(|heads| heads.checked_mul(per_page));
             len.ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })
         };
         let store = match kind {
-            KvType::F32 => {
-                let len = len(vector::page_elements(dim))?;
-                Store::F32 { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
-            }
-            KvType::F16 => {
-                let len = len(vector::page_elements(dim))?;
-                Store::F16 { keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
-            }
+            KvType::F32 => Store::F32(Aligned::zeroed(what, len(vector::page_elements(dim))?)?),
+            KvType::F16 => Store::F16(Aligned::zeroed(what, len(vector::page_elements(dim))?)?),
             #[cfg(target_arch = "x86_64")]
             KvType::Bf16 | KvType::Split => {
                 let parts = if kind == KvType::Split { 2 } else { 1 };
-                let len = len(tiles::page_numbers(dim, parts))?;
-                Store::Tiles { parts, keys: Aligned::zeroed(what, len)?, values: Aligned::zeroed(what, len)? }
+                Store::Tiles(parts, Aligned::zeroed(what, len(tiles::page_numbers(dim, parts))?)?)
             }
             #[cfg(not(target_arch = "x86_64"))]
             KvType::Bf16 | KvType::Split => unreachable!("no tiles on this architecture"),
         };
-        Ok(Self { shape, pages, store })
+        Ok(Self { shape, pages, store, order: Place::new((0..threads).map(|_| Panels::default())) })
+    }
+
+    /// A step with one row comes: what each worker will read first are the heads of its share, of the page that the row goes to.
+    pub(super) fn expect(&mut self, sequence: &Sequence<'_>, threads: usize) {
+        let heads = self.shape.kv_heads;
+        let (start, bytes) = match &self.store {
+            Store::F32(store) => (store.as_ptr().addr(), size_of_val(&**store)),
+            Store::F16(store) => (store.as_ptr().addr(), size_of_val(&**store)),
+            #[cfg(target_arch = "x86_64")]
+            Store::Tiles(_, store) => (store.as_ptr().addr(), size_of_val(&**store)),
+        };
+        let head_bytes = bytes / (self.pages * heads);
+        let page = sequence.pages[sequence.written().start] as usize;
+        self.order.set((0..threads).map(|worker| {
+            let share = Pool::share(heads, threads, worker);
+            Panels::cut(start + (page * heads + share.start) * head_bytes, share.len() * head_bytes)
+        }));
     }
 
     fn memory(&mut self) -> KvMemory {
         match &mut self.store {
-            Store::F32 { keys, values } => KvMemory::F32(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
-            Store::F16 { keys, values } => KvMemory::F16(SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr())),
+            Store::F32(store) => KvMemory::F32(SendPtr(store.as_mut_ptr())),
+            Store::F16(store) => KvMemory::F16(SendPtr(store.as_mut_ptr())),
             #[cfg(target_arch = "x86_64")]
-            Store::Tiles { parts, keys, values } => {
-                KvMemory::Tiles(*parts, SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr()))
-            }
+            Store::Tiles(parts, store) => KvMemory::Tiles(*parts, SendPtr(store.as_mut_ptr())),
         }
     }
 }
@@ -148,12 +153,12 @@ impl Sequence<'_> {
     }
 }
 
-/// The keys and values of all pages, for several workers.
+/// A [`Store`] for several workers.
 enum KvMemory {
-    F32(SendPtr<f32>, SendPtr<f32>),
-    F16(SendPtr<u16>, SendPtr<u16>),
+    F32(SendPtr<f32>),
+    F16(SendPtr<u16>),
     #[cfg(target_arch = "x86_64")]
-    Tiles(usize, SendPtr<u16>, SendPtr<u16>),
+    Tiles(usize, SendPtr<u16>),
 }
 
 /// Consecutive rows of a step that go into one page, for one head.
@@ -207,7 +212,9 @@ pub(super) fn attend<'a>(
     if !together {
         common.write_all(pool, sequences, count);
     }
-    pool.run(total * kv_heads, &|_, index| {
+    // With one row there is little to read here: meanwhile memory can bring what comes next.
+    let next = if qkv.len() == qkv_cols { kv.order.next() } else { &[] };
+    let job = |worker: usize, index: usize| {
         // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
         // so that the longest item does not come last.
         let (kv_head, mut item) = (index / total, total - 1 - index % total);
@@ -219,11 +226,15 @@ pub(super) fn attend<'a>(
                     // SAFETY: this is the only item of the sequence and the head.
                     sequence.written().for_each(|page| unsafe { common.write(&sequence, page, kv_head) });
                 }
+                if let Some(next) = next.get(worker) {
+                    next.get().ask();
+                }
                 return Item { common: &common, sequence, kv_head, first: item * ITEM_ROWS }.run();
             }
             item -= here;
         }
-    });
+    };
+    pool.run_then(total * kv_heads, &job, next);
 }
 
 /// What all items of a step share.
@@ -285,23 +296,18 @@ impl Common<'_> {
         // store for them.
         unsafe {
             match &self.memory {
-                KvMemory::F32(keys, values) => {
-                    let at = at * vector::page_elements(dim);
-                    vector::write_f32(&rows, dim, keys.get().add(at), values.get().add(at));
+                KvMemory::F32(store) => {
+                    let keys = store.get().add(2 * at * vector::page_elements(dim));
+                    vector::write_f32(&rows, dim, keys, keys.add(vector::page_elements(dim)));
                 }
-                KvMemory::F16(keys, values) => {
-                    let at = at * vector::page_elements(dim);
-                    vector::write_f16(self.level, &rows, dim, keys.get().add(at), values.get().add(at));
+                KvMemory::F16(store) => {
+                    let keys = store.get().add(2 * at * vector::page_elements(dim));
+                    vector::write_f16(self.level, &rows, dim, keys, keys.add(vector::page_elements(dim)));
                 }
                 #[cfg(target_arch = "x86_64")]
-                KvMemory::Tiles(parts, keys, values) => {
-                    let at = at * tiles::page_numbers(dim, *parts);
-                    let (keys, values) = (keys.get().add(at), values.get().add(at));
-                    match parts {
-                        1 => tiles::write::<1>(&rows, dim, keys, values),
-                        _ => tiles::write::<2>(&rows, dim, keys, values),
-                    }
-                }
+                KvMemory::Tiles(1, store) => tiles::write::<1>(&rows, dim, store.get(), at),
+                #[cfg(target_arch = "x86_64")]
+                KvMemory::Tiles(_, store) => tiles::write::<2>(&rows, dim, store.get(), at),
             }
         }
     }
@@ -323,16 +329,12 @@ impl Item<'_> {
         // `out` belongs to this item.
         unsafe {
             match &self.common.memory {
-                KvMemory::F32(keys, values) => {
-                    vector::item::<false>(level, self, keys.get().cast(), values.get().cast());
-                }
-                KvMemory::F16(keys, values) => {
-                    vector::item::<true>(level, self, keys.get().cast(), values.get().cast());
-                }
+                KvMemory::F32(store) => vector::item::<false>(level, self, store.get().cast()),
+                KvMemory::F16(store) => vector::item::<true>(level, self, store.get().cast()),
                 #[cfg(target_arch = "x86_64")]
-                KvMemory::Tiles(1, keys, values) => tiles::item::<1>(self, keys.get(), values.get()),
+                KvMemory::Tiles(1, store) => tiles::item::<1>(self, store.get()),
                 #[cfg(target_arch = "x86_64")]
-                KvMemory::Tiles(_, keys, values) => tiles::item::<2>(self, keys.get(), values.get()),
+                KvMemory::Tiles(_, store) => tiles::item::<2>(self, store.get()),
             }
         }
     }

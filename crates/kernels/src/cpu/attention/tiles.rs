@@ -69,9 +69,11 @@ struct Lanes {
 /// what a former owner of the page left might not be.
 ///
 /// # Safety
-/// The pointers lead to `page_numbers` numbers each, nobody else uses them, and the CPU has AVX-512.
+/// `pages` has the page and head `at`, nobody else uses it, and the CPU has AVX-512.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, keys: *mut u16, values: *mut u16) {
+pub(super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, pages: *mut u16, at: usize) {
+    let numbers = page_numbers(dim, PARTS);
+    let (keys, values) = (pages.wrapping_add(2 * at * numbers), pages.wrapping_add((2 * at + 1) * numbers));
     for slot in rows.slot..rows.slot + rows.count {
         let key = rows.key(slot);
         for (step, dims) in key.chunks(STEP).enumerate() {
@@ -149,28 +151,29 @@ unsafe fn write_values<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, valu
 }
 
 /// # Safety
-/// The pointers lead to the pages of the item's K/V store, and this process may use tiles.
-pub(super) unsafe fn item<const PARTS: usize>(work: &Item<'_>, keys: *const u16, values: *const u16) {
+/// `pages` leads to the item's K/V pages, and this process may use tiles.
+pub(super) unsafe fn item<const PARTS: usize>(work: &Item<'_>, pages: *const u16) {
     // SAFETY: passed on.
     unsafe {
         match work.count() {
-            ..=LANES => halves::<1, PARTS>(work, keys, values),
-            _ => halves::<2, PARTS>(work, keys, values),
+            ..=LANES => halves::<1, PARTS>(work, pages),
+            _ => halves::<2, PARTS>(work, pages),
         }
     }
 }
 
 /// An item of up to 16 lanes, or of up to twice as many.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn halves<const HALVES: usize, const PARTS: usize>(work: &Item<'_>, keys: *const u16, values: *const u16) {
+unsafe fn halves<const HALVES: usize, const PARTS: usize>(work: &Item<'_>, pages: *const u16) {
     const { assert!(ITEM_ROWS == 2 * LANES) };
-    let steps = work.head_dim().div_ceil(STEP);
+    let (steps, numbers) = (work.head_dim().div_ceil(STEP), page_numbers(work.head_dim(), PARTS));
+    let (keys, values) = (pages, pages.wrapping_add(numbers));
     let mut memory = MaybeUninit::<Memory>::uninit();
     // SAFETY: the first `steps` blocks of queries and sums are filled before use, blocks of scores and weights page by page;
     // pages are the caller's promise.
     unsafe {
         let memory = &mut *memory.as_mut_ptr();
-        std::ptr::write_bytes(memory.sums.as_mut_ptr(), 0, steps);
+        memory.sums[..steps].iter_mut().for_each(|sums| sums.0[..HALVES * BLOCK_BYTES / 2].fill(0));
         let mut lanes: [Lanes; HALVES] = std::array::from_fn(|half| start(work, half, &mut memory.queries));
         CONFIG.load();
         let seen = work.seen();
@@ -178,7 +181,7 @@ unsafe fn halves<const HALVES: usize, const PARTS: usize>(work: &Item<'_>, keys:
         let end = seen.end.div_ceil(PAGE_TOKENS);
         while first < end {
             let pages = first..end.min((first / PAGES_AT_ONCE + 1) * PAGES_AT_ONCE);
-            let at = |page: usize| work.page(page) * page_numbers(work.head_dim(), PARTS);
+            let at = |page: usize| 2 * work.page(page) * numbers;
             for (page, scores) in pages.clone().zip(&mut memory.pages) {
                 // While these keys are multiplied, what follows is fetched: the next page's, and at last the first values.
                 let next = if page + 1 < pages.end { keys.add(at(page + 1)) } else { values.add(at(pages.start)) };

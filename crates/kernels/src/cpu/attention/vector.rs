@@ -71,15 +71,15 @@ unsafe fn to_halves(level: Level, values: &[f32], out: *mut u16) {
 
 /// # Safety
 /// The pointers lead to the pages of the item's K/V store, in f16 if `HALF`, else in f32; the CPU has `level`.
-pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &Item<'_>, keys: *const u8, values: *const u8) {
+pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &Item<'_>, pages: *const u8) {
     // SAFETY: the caller's promise.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => avx512::item::<HALF>(work, keys, values),
+            Level::Avx512 | Level::Amx => avx512::item::<HALF>(work, pages),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::item::<HALF>(work, keys, values),
-            _ => scalar::item::<HALF>(work, keys, values),
+            Level::Avx2 => avx2::item::<HALF>(work, pages),
+            _ => scalar::item::<HALF>(work, pages),
         }
     }
 }
@@ -109,7 +109,7 @@ for_each_level! {
         if HALF { load_f16(page.cast::<u16>().add(at)) } else { load(page.cast::<f32>().add(at)) }
     }
 
-    unsafe fn item<const HALF: bool>(work: &Item<'_>, keys: *const u8, values: *const u8) {
+    unsafe fn item<const HALF: bool>(work: &Item<'_>, pages: *const u8) {
         let mut state = std::mem::MaybeUninit::<State>::uninit();
         let state = &mut *state.as_mut_ptr();
         let count = work.count();
@@ -123,8 +123,9 @@ for_each_level! {
         let (dim, size) = (work.head_dim(), if HALF { 2 } else { 4 });
         let seen = work.seen();
         for page in seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS) {
-            let at = work.page(page) * page_elements(dim) * size;
-            let (keys, values) = (keys.add(at), values.add(at));
+            let bytes = page_elements(dim) * size;
+            let keys = pages.add(2 * work.page(page) * bytes);
+            let values = keys.add(bytes);
             let mut i = 0;
             while i < count {
                 i += match count - i {

@@ -13,38 +13,39 @@ use std::ops::Range;
 
 use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE};
 use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
-use super::prefetch::{Ahead, prefetch};
-use super::{Inputs, Output};
+use super::super::pool::Panels;
+use super::prefetch::{Ahead, Prefetch};
+use super::{Inputs, Output, Share};
 
 /// # Safety
 /// The CPU has AVX-512 VNNI; the activations fit the segment; nobody else writes these panels of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &Segment, share: Share, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: passed on.
     unsafe {
         match segment.format {
-            Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, panels, 128, inputs, out),
+            Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, share, 128, inputs, out),
             Format::Group { bits: Bits::B5, offset, mins: false } => {
-                group::<5, false>(segment, panels, offset, inputs, out)
+                group::<5, false>(segment, share, offset, inputs, out)
             }
             Format::Group { bits: Bits::B5, offset, mins: true } => {
-                group::<5, true>(segment, panels, offset, inputs, out)
+                group::<5, true>(segment, share, offset, inputs, out)
             }
-            Format::Group { offset, mins: false, .. } => group::<4, false>(segment, panels, offset, inputs, out),
-            Format::Group { offset, mins: true, .. } => group::<4, true>(segment, panels, offset, inputs, out),
+            Format::Group { offset, mins: false, .. } => group::<4, false>(segment, share, offset, inputs, out),
+            Format::Group { offset, mins: true, .. } => group::<4, true>(segment, share, offset, inputs, out),
             Format::Super { bits: Bits::B2, offset, .. } => {
-                superblock::<2, 16, true>(segment, panels, offset, inputs, out)
+                superblock::<2, 16, true>(segment, share, offset, inputs, out)
             }
             Format::Super { bits: Bits::B3, offset, .. } => {
-                superblock::<3, 16, false>(segment, panels, offset, inputs, out)
+                superblock::<3, 16, false>(segment, share, offset, inputs, out)
             }
             Format::Super { bits: Bits::B5, offset, .. } => {
-                superblock::<5, 8, true>(segment, panels, offset, inputs, out)
+                superblock::<5, 8, true>(segment, share, offset, inputs, out)
             }
             Format::Super { bits: Bits::B6, offset, .. } => {
-                superblock::<6, 16, false>(segment, panels, offset, inputs, out)
+                superblock::<6, 16, false>(segment, share, offset, inputs, out)
             }
-            Format::Super { offset, .. } => superblock::<4, 8, true>(segment, panels, offset, inputs, out),
+            Format::Super { offset, .. } => superblock::<4, 8, true>(segment, share, offset, inputs, out),
             _ => unreachable!("dense formats have a kernel of their own"),
         }
     }
@@ -173,30 +174,45 @@ unsafe fn unpack_pair<const BITS: usize>(record: *const u8, j: usize) -> [__m512
     }
 }
 
+/// Panels that are walked together, from `panel` on.
+#[derive(Clone, Copy)]
+struct Walk {
+    /// The first panel of the share that they belong to.
+    first: usize,
+    panel: usize,
+    /// What is walked after them, if it is not the panels that follow.
+    next: Option<Panels>,
+}
+
 /// Cuts panels and rows into blocks that fill the registers: so many sums (16, or 8 of two parts), of up to four panels. Rows beyond
 /// the last are those of its tile, computed and thrown away: what takes the time is the weights.
 macro_rules! blocks {
-    ($block:ident::<$($c:tt),*>, $sums:expr, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
-        let (rows, first, mut panel) = ($inputs.rows, $panels.start, $panels.start);
-        while panel < $panels.end {
-            let wide = match $panels.end - panel {
-                8.. if rows == 1 => 8,
+    ($block:ident::<$($c:tt),*>, $sums:expr, $segment:expr, $share:expr, $offset:expr, $inputs:expr, $out:expr) => {{
+        let (rows, Range { start: first, end }) = ($inputs.rows, $share.panels);
+        let mut panel = first;
+        while panel < end {
+            let left = end - panel;
+            let wide = match left {
+                // Walks of about the same width: narrow ones take almost as long.
+                _ if rows == 1 => left.div_ceil(left.div_ceil(8)).next_multiple_of(2).min(left & !1).max(1),
                 4.. if rows * 4 <= $sums => 4,
                 2.. if rows * 2 <= $sums => 2,
                 _ => 1,
             };
+            let walk = Walk { first, panel, next: $share.next.filter(|_| wide == left) };
             let mut row = 0;
             while row < rows {
                 row += match (wide, rows - row) {
-                    (8, _) => { $block::<$($c),*, 1, 8>($segment, first, panel, row, $offset, $inputs, $out); 1 }
-                    (4, 1) => { $block::<$($c),*, 1, 4>($segment, first, panel, row, $offset, $inputs, $out); 1 }
-                    (4, 2) => { $block::<$($c),*, 2, 4>($segment, first, panel, row, $offset, $inputs, $out); 2 }
-                    (4, _) if $sums == 16 => { $block::<$($c),*, 4, 4>($segment, first, panel, row, $offset, $inputs, $out); 4 }
-                    (2, 1) => { $block::<$($c),*, 1, 2>($segment, first, panel, row, $offset, $inputs, $out); 1 }
-                    (2, _) if $sums == 16 => { $block::<$($c),*, 8, 2>($segment, first, panel, row, $offset, $inputs, $out); 8 }
-                    (2, _) => { $block::<$($c),*, 4, 2>($segment, first, panel, row, $offset, $inputs, $out); 4 }
-                    _ if $sums == 16 => { $block::<$($c),*, 16, 1>($segment, first, panel, row, $offset, $inputs, $out); 16 }
-                    _ => { $block::<$($c),*, 8, 1>($segment, first, panel, row, $offset, $inputs, $out); 8 }
+                    (8, _) => { $block::<$($c),*, 1, 8>($segment, walk, row, $offset, $inputs, $out); 1 }
+                    (6, _) => { $block::<$($c),*, 1, 6>($segment, walk, row, $offset, $inputs, $out); 1 }
+                    (4, 1) => { $block::<$($c),*, 1, 4>($segment, walk, row, $offset, $inputs, $out); 1 }
+                    (4, 2) => { $block::<$($c),*, 2, 4>($segment, walk, row, $offset, $inputs, $out); 2 }
+                    (4, _) if $sums == 16 => { $block::<$($c),*, 4, 4>($segment, walk, row, $offset, $inputs, $out); 4 }
+                    (2, 1) => { $block::<$($c),*, 1, 2>($segment, walk, row, $offset, $inputs, $out); 1 }
+                    (2, _) if $sums == 16 => { $block::<$($c),*, 8, 2>($segment, walk, row, $offset, $inputs, $out); 8 }
+                    (2, _) => { $block::<$($c),*, 4, 2>($segment, walk, row, $offset, $inputs, $out); 4 }
+                    _ if $sums == 16 => { $block::<$($c),*, 16, 1>($segment, walk, row, $offset, $inputs, $out); 16 }
+                    _ => { $block::<$($c),*, 8, 1>($segment, walk, row, $offset, $inputs, $out); 8 }
                 };
             }
             panel += wide;
@@ -207,40 +223,42 @@ macro_rules! blocks {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group<const BITS: usize, const MINS: bool>(
     segment: &Segment,
-    panels: Range<usize>,
+    share: Share,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
+    if inputs.rows == 1 {
+        inputs.group.ask(segment.cols);
+    }
     // SAFETY: passed on; rows of a block never cross a tile because blocks divide 16.
-    unsafe { blocks!(group_block::<BITS, MINS>, 16, segment, panels, offset, inputs, out) }
+    unsafe { blocks!(group_block::<BITS, MINS>, 16, segment, share, offset, inputs, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     segment: &Segment,
-    panels: Range<usize>,
+    share: Share,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
     // SAFETY: as for `group`.
-    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, 128 / SUBS, segment, panels, offset, inputs, out) }
+    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, 128 / SUBS, segment, share, offset, inputs, out) }
 }
 
 /// `R` rows by `P` panels of a format with a scale per group.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const P: usize>(
     segment: &Segment,
-    first: usize,
-    panel: usize,
+    walk: Walk,
     row: usize,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
     let (acts, lane) = (inputs.group, row % TILE);
-    let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr());
+    let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(walk.panel + p).as_ptr());
     // Few sums have two parts, which do not wait for each other, and stay in registers; many go to the first-level cache and back.
     let parts = if R * P > 4 { 1 } else { 2 };
     let mut sums = [[_mm512_setzero_ps(); R]; P];
@@ -248,7 +266,8 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
     // From memory a lane is spread over a register for nothing.
     let mut start = _mm512_setzero_si512();
     let start = black_box(&raw mut start).cast::<i32>();
-    let ahead = Ahead::new(segment, first, panel);
+    let ahead = Ahead::new(segment, walk.first, walk.panel);
+    let prefetch = Prefetch::new(segment, weights, walk.next);
     let places = const { Blocks::groups(BITS, MINS) };
     for g in 0..segment.cols / GROUP {
         let at = acts.at(g, row);
@@ -272,7 +291,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                     ahead.step::<P>(scales, places.start(2) / 2);
                 }
                 for p in 0..P {
-                    prefetch(segment, P, weights[p], scales);
+                    prefetch.ask(p, scales);
                 }
             }
             for j in 0..4 {
@@ -280,11 +299,11 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                 for p in 0..P {
                     pairs[p] = unpack_pair::<BITS>(weights[p].add(record), j);
                     if row == 0 {
-                        prefetch(segment, P, weights[p], record + j * LINE);
+                        prefetch.ask(p, record + j * LINE);
                         if BITS == 8 {
-                            prefetch(segment, P, weights[p], record + (j + 4) * LINE);
+                            prefetch.ask(p, record + (j + 4) * LINE);
                         } else if BITS == 5 && j == 0 {
-                            prefetch(segment, P, weights[p], record + 4 * LINE);
+                            prefetch.ask(p, record + 4 * LINE);
                         }
                     }
                 }
@@ -312,7 +331,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
         }
     }
     // SAFETY: the caller's promise about `out`.
-    unsafe { put(segment, panel, row, inputs.rows, out, sums) };
+    unsafe { put(segment, walk.panel, row, inputs.rows, out, sums) };
 }
 
 /// Adds the products of a group of one panel to its sums.
@@ -348,22 +367,22 @@ unsafe fn scale_group<const MINS: bool, const R: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, const R: usize, const P: usize>(
     segment: &Segment,
-    first: usize,
-    panel: usize,
+    walk: Walk,
     row: usize,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
     let (acts, tile, lane) = (inputs.superblock, row / TILE, row % TILE);
-    let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr());
+    let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(walk.panel + p).as_ptr());
     // As for `group_block`; sums of 16 inputs each are two sub-blocks, which stay apart.
     let many = SUBS == 8 && R * P > 4;
     let mut sums = [[_mm512_setzero_ps(); R]; P];
     let sums = if many { black_box(&mut sums) } else { &mut sums };
     let mut totals = [[_mm512_setzero_si512(); R]; P];
     let totals = if many { black_box(&mut totals) } else { &mut totals };
-    let ahead = Ahead::new(segment, first, panel);
+    let ahead = Ahead::new(segment, walk.first, walk.panel);
+    let prefetch = Prefetch::new(segment, weights, walk.next);
     let places = const { Blocks::superblocks(BITS, SUBS, MINS) };
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
@@ -391,7 +410,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                     }
                     if g * LINE < SuperScales::bytes(SUBS, MINS) {
                         for p in 0..P {
-                            prefetch(segment, P, weights[p], places.scales(index) + g * LINE);
+                            prefetch.ask(p, places.scales(index) + g * LINE);
                         }
                     }
                 }
@@ -401,10 +420,10 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                         pairs[p] = unpack_pair::<BITS>(weights[p].add(record), j);
                         if row == 0 {
                             if j < BITS {
-                                prefetch(segment, P, weights[p], record + j * LINE);
+                                prefetch.ask(p, record + j * LINE);
                             }
                             if j + 4 < BITS {
-                                prefetch(segment, P, weights[p], record + (j + 4) * LINE);
+                                prefetch.ask(p, record + (j + 4) * LINE);
                             }
                         }
                     }
@@ -444,7 +463,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
         }
     }
     // SAFETY: the caller's promise about `out`.
-    unsafe { put(segment, panel, row, inputs.rows, out, sums) };
+    unsafe { put(segment, walk.panel, row, inputs.rows, out, sums) };
 }
 
 /// Adds the products of 32 inputs, those of the first and of the second 16, to the integers of a superblock.

@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use super::super::activations::{BLOCK, SplitActivations, TILE};
 use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, Segment};
+use super::super::pool::Panels;
 use super::avx512::put;
-use super::prefetch::prefetch;
-use super::{Inputs, Output};
+use super::prefetch::Prefetch;
+use super::{Inputs, Output, Share};
 
 /// Parts of an activation.
 const PARTS: usize = 2;
@@ -26,18 +27,22 @@ thread_local! {
 /// # Safety
 /// As for [`super::avx512::panels`], and there is one row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &Segment, share: Share, inputs: &Inputs<'_>, out: Output<'_>) {
     ROW.with_borrow_mut(|row| {
         widen(inputs.split, segment.cols.div_ceil(GROUP), row);
-        let mut panel = panels.start;
-        while panel < panels.end {
+        let Range { start: mut panel, end } = share.panels;
+        while panel < end {
+            let left = end - panel;
+            let wide = if left < 4 { 1 } else { 4 };
+            let next = share.next.filter(|_| wide == left);
             // SAFETY: passed on; the row has as many groups as the segment.
-            panel += unsafe {
-                match panels.end - panel {
-                    4.. => block::<4>(segment, panel, row, out),
-                    _ => block::<1>(segment, panel, row, out),
+            unsafe {
+                match wide {
+                    4 => block::<4>(segment, panel, next, row, out),
+                    _ => block::<1>(segment, panel, next, row, out),
                 }
-            };
+            }
+            panel += wide;
         }
     });
 }
@@ -54,10 +59,11 @@ fn widen(acts: &SplitActivations<PARTS>, groups: usize, row: &mut Vec<f32>) {
     }
 }
 
-/// `P` panels. Returns how many.
+/// `P` panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn block<const P: usize>(segment: &Segment, panel: usize, row: &[f32], out: Output<'_>) -> usize {
+unsafe fn block<const P: usize>(segment: &Segment, panel: usize, next: Option<Panels>, row: &[f32], out: Output<'_>) {
     let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr());
+    let prefetch = Prefetch::new(segment, weights, next);
     let odd_half = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
     let mut sums = [[_mm512_setzero_ps()]; P];
     for (group, row) in row.chunks_exact(PARTS * GROUP).enumerate() {
@@ -66,7 +72,7 @@ unsafe fn block<const P: usize>(segment: &Segment, panel: usize, row: &[f32], ou
         for pair in 0..GROUP / 2 {
             let at = (group * (GROUP / 2) + pair) * LINE;
             for p in 0..P {
-                prefetch(segment, P, weights[p], at);
+                prefetch.ask(p, at);
                 // SAFETY: one of the lines of the panel's groups.
                 let both = unsafe { _mm512_loadu_si512(weights[p].add(at).cast()) };
                 let halves = [_mm512_slli_epi32::<16>(both), _mm512_and_si512(both, odd_half)];
@@ -87,5 +93,4 @@ unsafe fn block<const P: usize>(segment: &Segment, panel: usize, row: &[f32], ou
     }
     // SAFETY: the caller's promise about `out`.
     unsafe { put(segment, panel, 0, 1, out, &sums) };
-    P
 }

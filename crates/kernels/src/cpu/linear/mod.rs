@@ -146,8 +146,9 @@ pub(crate) fn linear(
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
     let chunks =
         Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), if inputs.rounds { usize::MAX } else { 64 });
-    pool.run(chunks.count(), &|_, index| {
+    let job = |worker: usize, index: usize| {
         let mut wanted = chunks.get(index);
+        let next = chunks.is_last(index).then(|| expected(matrix, worker)).flatten();
         for segment in &matrix.segments {
             let here = wanted.start.min(segment.panels())..wanted.end.min(segment.panels());
             if !here.is_empty() {
@@ -157,11 +158,18 @@ pub(crate) fn linear(
                     stride: matrix.rows,
                     bias: bias.map(|bias| &bias[segment.first..segment.first + segment.rows]),
                 };
-                panels(level, segment, here, inputs, output);
+                let next = next.filter(|_| here.end == wanted.end);
+                panels(level, segment, Share { panels: here, next }, inputs, output);
             }
             wanted = wanted.start.saturating_sub(segment.panels())..wanted.end.saturating_sub(segment.panels());
         }
-    });
+    };
+    pool.run_then(chunks.count(), &job, matrix.order.next());
+}
+
+/// What a worker will probably read after its share of a matrix.
+fn expected(matrix: &Matrix, worker: usize) -> Option<Panels> {
+    matrix.order.next().get(worker).map(Panels::get).filter(|panels| panels.start != 0)
 }
 
 /// Panels that are walked together: for one row as many as registers hold, because memory delivers several slow streams faster than
@@ -176,9 +184,9 @@ fn panels_at_once(rows: usize) -> usize {
 struct Chunks {
     total: usize,
     threads: usize,
-    /// Panels of a chunk: some multiple of those that kernels walk together.
-    chunk: usize,
-    /// Chunks of a thread. The last may be empty.
+    /// Panels that stay together.
+    unit: usize,
+    /// Chunks of a thread. Some may be empty.
     each: usize,
 }
 
@@ -187,7 +195,9 @@ impl Chunks {
         const EACH: usize = 6;
         let share = total.div_ceil(threads).next_multiple_of(2);
         let chunk = if threads == 1 { share } else { share.div_ceil(EACH) }.next_multiple_of(at_once).min(most);
-        Self { total, threads, chunk, each: share.div_ceil(chunk.max(1)) }
+        // The most that kernels walk together is a good width, not a necessary one.
+        let unit = if at_once == 8 { 2 } else { at_once };
+        Self { total, threads, unit, each: share.div_ceil(chunk.max(1)) }
     }
 
     /// The first panel of a thread. Two panels at least stay together: for few rows one by itself takes almost as long, and two
@@ -200,10 +210,17 @@ impl Chunks {
         self.each * self.threads
     }
 
+    /// Whether a chunk is the last of its thread.
+    fn is_last(self, index: usize) -> bool {
+        (index + 1).is_multiple_of(self.each)
+    }
+
     fn get(self, index: usize) -> Range<usize> {
         let (thread, index) = (index / self.each, index % self.each);
         let (start, end) = (self.start(thread), self.start(thread + 1));
-        end.min(start + index * self.chunk)..end.min(start + (index + 1) * self.chunk)
+        let units = (end - start).div_ceil(self.unit);
+        let cut = |index: usize| end.min(start + units * index / self.each * self.unit);
+        cut(index)..cut(index + 1)
     }
 }
 
@@ -215,7 +232,7 @@ pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item
         let mut panel = chunks.start(thread);
         for segment in segments {
             match panel.checked_sub(segment.panels()) {
-                None => return Panels { start: segment.panel(panel).as_ptr().addr(), stride: segment.stride },
+                None => return segment.from(panel),
                 Some(rest) => panel = rest,
             }
         }
@@ -264,16 +281,19 @@ pub(crate) fn gated_rows(
     assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
     let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
     let chunks = Chunks::new(n / PANEL, pool.threads(), panels_at_once(rows), 64);
-    pool.run(chunks.count(), &|_, index| {
+    let job = |worker: usize, index: usize| {
         let here = chunks.get(index);
         if here.is_empty() {
             return;
         }
+        let after = if chunks.is_last(index) { expected(stack, worker) } else { Some(pair[0].from(here.end)) };
+        let next = [Some(pair[1].from(here.start)), after];
         let (first, len) = (here.start * PANEL, here.len() * PANEL);
         for (which, segment) in pair.into_iter().enumerate() {
             // SAFETY: the segment's first feature lies within a row of `inner`.
             let start = unsafe { inner.get().add(which * n) };
-            panels(level, segment, here.clone(), inputs, Output { start, stride: 2 * n, bias: None });
+            let share = Share { panels: here.clone(), next: next[which] };
+            panels(level, segment, share, inputs, Output { start, stride: 2 * n, bias: None });
         }
         for row in 0..rows {
             // SAFETY: all this lies within the rows, these features are nobody else's, and the first of them begins a group.
@@ -287,7 +307,8 @@ pub(crate) fn gated_rows(
                 }
             }
         }
-    });
+    };
+    pool.run_then(chunks.count(), &job, stack.order.next());
 }
 
 /// `out = activation(gate x) * (up x)` of prompt rows, rounded for the next layer.
@@ -318,14 +339,22 @@ pub(crate) fn gated(_: &Pool, _: [&Segment; 2], _: &Inputs<'_>, _: Activation, _
     unreachable!("no level here has tiles");
 }
 
+/// Some panels of a segment, and those that the same thread reads after them, if they are not the next ones of the segment.
+#[derive(Clone)]
+struct Share {
+    panels: Range<usize>,
+    next: Option<Panels>,
+}
+
 /// Computes all rows of some panels.
-fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+fn panels(level: Level, segment: &Segment, share: Share, inputs: &Inputs<'_>, out: Output<'_>) {
+    let panels = share.panels.clone();
     // SAFETY: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations were filled for
     // `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.
     unsafe {
         match (segment.format, level) {
             #[cfg(target_arch = "x86_64")]
-            (Format::Bf16, Level::Amx) if inputs.rows == 1 => bf16_row::panels(segment, panels, inputs, out),
+            (Format::Bf16, Level::Amx) if inputs.rows == 1 => bf16_row::panels(segment, share, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (Format::Bf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
@@ -342,7 +371,7 @@ fn panels(level: Level, segment: &Segment, panels: Range<usize>, inputs: &Inputs
                 amx_super::panels(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
-            (_, Level::Amx | Level::Avx512) => avx512::panels(segment, panels, inputs, out),
+            (_, Level::Amx | Level::Avx512) => avx512::panels(segment, share, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (_, Level::Avx2) => avx2::panels(segment, panels, inputs, out),
             _ => scalar::panels(segment, panels, inputs, out),

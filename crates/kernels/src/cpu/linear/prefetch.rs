@@ -3,20 +3,37 @@
 use std::arch::x86_64::*;
 
 use super::super::matrix::{LINE, Segment};
+use super::super::pool::{AHEAD, Panels};
 
-/// How far ahead of its use a line of weights is asked for.
-const AHEAD: usize = 2048;
+/// Asks for weights ahead of their use, in `P` panels that are walked together: first for more of them, then for those that are
+/// walked next. Without the latter every panel would start cold.
+pub(super) struct Prefetch<const P: usize> {
+    here: [*const u8; P],
+    /// So that what lies one `stride` on in a panel here is the beginning of one there.
+    next: [*const u8; P],
+    stride: usize,
+}
 
-/// Asks for what lies [`AHEAD`] of `at` in a panel of which `panels` are walked together. Beyond the end of a panel the next
-/// ones begin: without this every panel would start cold.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn prefetch(segment: &Segment, panels: usize, panel: *const u8, at: usize) {
-    let mut ahead = at + AHEAD;
-    if ahead >= segment.stride {
-        ahead += (panels - 1) * segment.stride;
+impl<const P: usize> Prefetch<P> {
+    pub(super) fn new(segment: &Segment, here: [*const u8; P], next: Option<Panels>) -> Self {
+        let stride = segment.stride;
+        let next = match next {
+            Some(next) => std::array::from_fn(|p| {
+                std::ptr::without_provenance(next.start.wrapping_add(p.wrapping_mul(next.stride)).wrapping_sub(stride))
+            }),
+            None => here.map(|panel| panel.wrapping_add((P - 1) * stride)),
+        };
+        Self { here, next, stride }
     }
-    _mm_prefetch::<_MM_HINT_T0>(panel.wrapping_add(ahead).cast());
+
+    /// Asks for what lies [`AHEAD`] of `at` in one of the panels.
+    #[inline(always)]
+    pub(super) fn ask(&self, panel: usize, at: usize) {
+        let ahead = at + AHEAD;
+        let panels = if ahead < self.stride { &self.here } else { &self.next };
+        // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(panels[panel].wrapping_add(ahead).cast()) };
+    }
 }
 
 /// The four panels after those that are walked one or two at a time: as memory delivers four slow streams faster than one, they

@@ -289,6 +289,26 @@ fn a_stack_of_formats_with_a_bias_equals_its_parts() {
 }
 
 #[test]
+fn parts_of_one_kind_become_one_segment_and_give_the_same_bits() {
+    let (k, dtype) = (96, DType::Q4_1);
+    for (rows, segments) in
+        [(vec![48, 16, 23], vec![87]), (vec![48, 7, 16, 16], vec![55, 32]), (vec![32, 32], vec![32, 32])]
+    {
+        let bytes: Vec<Vec<u8>> = (1..).zip(&rows).map(|(seed, &rows)| weights(dtype, rows, k, seed)).collect();
+        let parts: Vec<MatrixSource<'_>> =
+            rows.iter().zip(&bytes).map(|(&rows, bytes)| source(dtype, rows, k, bytes)).collect();
+        let x = noise(k, 4);
+        for level in Level::available() {
+            let backend = backend(level, 2);
+            let found = backend.matrix(&parts).unwrap().segments.iter().map(|segment| segment.rows).collect::<Vec<_>>();
+            assert_eq!(found, segments);
+            let want: Vec<f32> = parts.iter().flat_map(|part| run(&backend, &[*part], &x, None)).collect();
+            assert!(run(&backend, &parts, &x, None) == want, "{level}, parts of {rows:?}");
+        }
+    }
+}
+
+#[test]
 fn a_packed_row_reads_back_exactly() {
     for dtype in DType::ALL {
         for (n, k) in sizes(dtype) {
@@ -337,6 +357,7 @@ fn chunks_cover_all_panels_once_and_give_threads_the_same() {
         for index in 0..chunks.count() {
             let range = chunks.get(index);
             assert!(range.start == end && range.len() <= most, "{range:?} of {total}");
+            assert_eq!(chunks.is_last(index), (index + 1) / chunks.each > index / chunks.each);
             end = range.end;
             taken[index / chunks.each] += range.len();
         }
