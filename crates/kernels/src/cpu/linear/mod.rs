@@ -340,7 +340,6 @@ pub(crate) fn gated(_: &Pool, _: [&Segment; 2], _: &Inputs<'_>, _: Activation, _
 }
 
 /// Some panels of a segment, and those that the same thread reads after them, if they are not the next ones of the segment.
-#[derive(Clone)]
 struct Share {
     panels: Range<usize>,
     next: Option<Panels>,
