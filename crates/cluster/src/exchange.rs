@@ -1,21 +1,24 @@
 //! `Exchange`: a rank's place among others as the `Collective` of a backend, whatever connects them.
 //!
 //! Activations are exchanged where they lie if that is this process's memory, else they pass through it. They go in pieces of
-//! whole rows, so that a place for any number of elements serves steps of any size, and a piece is still in the cache when it is
-//! read again. All ranks cut alike.
+//! whole rows, so that a place for any number of elements serves steps of any size. All ranks cut alike.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use kernels::{Backend, BackendError, Form, Rows};
+use kernels::{Backend, BackendError, Form, Rows, SharedMemory};
 use model::{Collective, CollectiveError, EachRows};
 use types::Rank;
 
 /// What groups are made for: a row of 2^20 elements, the logits of the largest vocabularies, or many rows of hidden states at once.
 pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
-/// Elements of a piece, if rows are not longer: both slots of a few ranks fit in a core's own cache.
+/// Elements of a piece that is read again when it is there, if rows are not longer: both slots of a few ranks fit in a core's own
+/// cache.
 const PIECE_ELEMENTS: usize = 1 << 17;
+
+/// Elements of the rows that are summed and worked on at a time: they and what is made of them stay in a core's own cache.
+const PART_ELEMENTS: usize = 1 << 16;
 
 /// Rows that one rank makes are a multiple of this, but for the last: forms have as many in a bundle, or one.
 pub(crate) const BUNDLE: usize = 16;
@@ -32,9 +35,14 @@ pub trait Joint {
     fn leave(&self);
 
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), Self::Error>;
-    /// Sums some of the rows of `cols` columns over all ranks: those that this rank is to work on, which it returns.
-    fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, Self::Error>;
-    /// Each rank has made what `reduce_rows` gave it of these `rows` of `cols` columns; afterwards it has all of them.
+    /// Memory for what this rank brings, where the others can read it. It is given once.
+    fn room(&mut self) -> Option<SharedMemory>;
+    /// Shows the others these rows of `cols` columns, which begin `at` elements after the first of a buffer. Returns the rows that
+    /// this rank is to work on.
+    fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, Self::Error>;
+    /// Adds to some of its own rows what the others have brought.
+    fn sum_rows(&self, rows: Range<usize>, cols: usize, values: &mut [f32]);
+    /// Each rank has made what `bring_rows` gave it of these `rows` of `cols` columns; afterwards it has all of them.
     fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), Self::Error>;
     fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
     /// `whole`, which only the first rank has, gets what all have in `part`.
@@ -69,8 +77,16 @@ macro_rules! joint {
                 self.all_reduce(values)
             }
 
-            fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, $Error> {
-                self.reduce_rows(cols, values)
+            fn room(&mut self) -> Option<SharedMemory> {
+                self.room()
+            }
+
+            fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, $Error> {
+                self.bring_rows(at, cols, values)
+            }
+
+            fn sum_rows(&self, rows: Range<usize>, cols: usize, values: &mut [f32]) {
+                self.sum_rows(rows, cols, values)
             }
 
             fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), $Error> {
@@ -148,7 +164,7 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
         self.run(backend, rows, buffer, |joint, values| joint.all_reduce(values))
     }
 
-    /// Piece by piece: what is summed is still in the cache when `each` reads it, and what that makes when it goes to the others.
+    /// Part by part: what is summed is still in the cache when `each` reads it, and what that makes when it is brought into form.
     fn reduce_into(
         &self,
         backend: &B,
@@ -171,20 +187,32 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
         let width = cols.max(elements.div_ceil(all.next_multiple_of(strips.bundle).max(1)));
         let elements_max = joint.elements_max();
         let (at_once, reader) = match bundles.saturating_mul(width) <= elements_max {
-            true => ((PIECE_ELEMENTS.min(elements_max) / width / bundles * bundles).max(bundles), reader),
+            true => (elements_max / width / bundles * bundles, reader),
             false => (piece_elements::<J>(joint, cols)? / cols, None),
         };
+        let at_a_time = (PART_ELEMENTS / width / BUNDLE * BUNDLE).max(BUNDLE);
+        let here = "it was here before";
         for first in (0..all).step_by(at_once) {
             let piece = first..all.min(first + at_once);
-            let here = "it was here before";
-            let values = &mut backend.host_rows_mut(from, all).expect(here)[piece.start * cols..piece.end * cols];
-            let own = joint.reduce_rows(cols, values).map_err(Into::into)?;
-            let own = first + own.start..first + own.end;
-            each(from, to, own.clone());
-            let made = backend.host_form(rows, own, to, reader).expect(here);
+            let elements = piece.start * cols..piece.end * cols;
+            let values = &mut backend.host_rows_mut(from, all).expect(here)[elements.clone()];
+            let own = joint.bring_rows(elements.start, cols, values).map_err(Into::into)?;
+            for start in own.clone().step_by(at_a_time) {
+                let part = start..own.end.min(start + at_a_time);
+                let values = &mut backend.host_rows_mut(from, all).expect(here)[elements.clone()];
+                joint.sum_rows(part.clone(), cols, values);
+                let part = first + part.start..first + part.end;
+                each(from, to, part.clone());
+                backend.host_form(rows, part, to, reader).expect(here);
+            }
+            let made = backend.host_form(rows, 0..0, to, reader).expect(here);
             joint.gather_rows(piece, cols, made).map_err(Into::into)?;
         }
         Ok(())
+    }
+
+    fn room(&self) -> Option<SharedMemory> {
+        self.inner.borrow_mut().joint.room()
     }
 
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

@@ -83,7 +83,8 @@ impl<B: Backend> Local<B> {
         let layers = u32::try_from(from.description().layers.len()).ok().and_then(|count| LayerRange::new(0, count));
         let layers = layers.expect("a checked description has layers");
         let ends = Ends::load(&backend, from, options, rank)?;
-        let block = Block::load(&backend, from, layers, rank, options, progress)?;
+        let mut block = Block::load(&backend, from, layers, rank, options, progress)?;
+        block.share(&backend, &*collective);
         let hidden = backend.output(options.limits.step.rows, from.description().hidden)?;
         let step = backend.step(options.limits.step)?;
         let limits = options.limits;
@@ -110,6 +111,7 @@ impl<B: Backend> Local<B> {
 
     /// Begins anew in a group that was formed again: every session is gone, the weights stay.
     pub fn regroup(&mut self, collective: Box<dyn Collective<B>>) {
+        self.block.share(&self.backend, &*collective);
         self.collective = collective;
         self.ledger.clear();
         self.flight = None;

@@ -12,6 +12,8 @@ use std::ops::Range;
 
 use types::DType;
 
+use crate::SharedMemory;
+
 /// Tokens in one page of the K/V cache, on every backend.
 pub const PAGE_TOKENS: usize = 32;
 
@@ -302,6 +304,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Option<Form<'a>> {
         let _ = (rows, made, buffer, reader);
         None
+    }
+
+    /// From now on the rows of `buffer` lie in `memory`, if that can be, and are new.
+    fn share_rows(&self, buffer: &mut Self::Buffer, memory: SharedMemory) {
+        let _ = (buffer, memory);
     }
 
     // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.

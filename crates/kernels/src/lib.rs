@@ -6,8 +6,10 @@ pub mod cpu;
 pub mod cuda;
 pub mod probe;
 pub mod quant;
+mod shared;
 
 pub use backend::{
     Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
     Routing, Rows, Span, StepInputs, StepLimits, Strips,
 };
+pub use shared::{SHARED_ALIGN, SharedMemory};

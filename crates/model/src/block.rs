@@ -107,6 +107,13 @@ impl<B: Backend> Block<B> {
         })
     }
 
+    /// Keeps what ranks exchange where `collective` has room for it.
+    pub fn share(&mut self, backend: &B, collective: &dyn Collective<B>) {
+        if let Some(room) = collective.room() {
+            backend.share_rows(&mut self.work.projected, room);
+        }
+    }
+
     /// Takes the residual stream of the step's rows through the layers, in place.
     pub fn forward(
         &mut self,

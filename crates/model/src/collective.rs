@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use kernels::{Backend, BackendError, Rows};
+use kernels::{Backend, BackendError, Rows, SharedMemory};
 use types::Rank;
 
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,10 @@ pub trait Collective<B: Backend>: Send {
         self.all_reduce(backend, rows.all(), from)?;
         each(from, to, 0..rows.all());
         Ok(())
+    }
+    /// Memory for the rows that this rank brings to [`Collective::reduce_into`]: the others then read them there. It is given once.
+    fn room(&self) -> Option<SharedMemory> {
+        None
     }
     /// Each rank has filled its share ([`Rank::share`]) of the columns of `buffer`; afterwards every rank has all of them.
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;

@@ -1,12 +1,15 @@
-//! `Mapping`: a segment in this process's memory: words, a bell and slots of numbers, at places that the limits alone
+//! `Mapping`: a segment in this process's memory: words, a bell, slots and rooms of numbers, at places that the limits alone
 //! determine. All of the module's `unsafe` is here.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use kernels::SharedMemory;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::thread::futex;
 use types::{Rank, WorldSize};
@@ -21,6 +24,10 @@ const LINE_BYTES: usize = 128;
 const STATE_LINE: usize = 1;
 const BELL_LINE: usize = 2;
 const RANK_LINES: usize = 3;
+
+/// A room has place for as many slots: the rows of a large step, where an exchange takes some at a time.
+const ROOM_SLOTS: usize = 4;
+const PAGE_BYTES: usize = 4096;
 
 const SPINS: u32 = 2_000;
 /// Turns after which a wait parks. Until then they give way to others, because the rank that is waited for may need
@@ -37,7 +44,15 @@ pub(super) struct Layout {
     pub world: WorldSize,
     pub elements_max: usize,
     slot_bytes: usize,
+    rooms_offset: usize,
     pub bytes: usize,
+}
+
+/// Where a rank's numbers are: in one of its two slots, or in its room.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Slot(Rank, usize),
+    Room(Rank),
 }
 
 impl Layout {
@@ -45,8 +60,16 @@ impl Layout {
     pub fn new(world: WorldSize, elements_max: usize) -> Option<Self> {
         let slot_bytes = elements_max.checked_mul(size_of::<f32>())?.checked_next_multiple_of(LINE_BYTES)?;
         let slots = slot_bytes.checked_mul(2 * world.get())?;
-        let bytes = Self::slots_offset(world).checked_add(slots)?;
-        Some(Self { world, elements_max, slot_bytes, bytes })
+        let slots_end = Self::slots_offset(world).checked_add(slots)?;
+        let rooms_offset = slots_end.checked_next_multiple_of(PAGE_BYTES)?;
+        let rooms = slot_bytes.checked_mul(ROOM_SLOTS)?.checked_mul(world.get())?;
+        let bytes = rooms_offset.checked_add(rooms)?;
+        Some(Self { world, elements_max, slot_bytes, rooms_offset, bytes })
+    }
+
+    /// Elements of a room.
+    pub fn room_elements(&self) -> usize {
+        ROOM_SLOTS * self.elements_max
     }
 
     fn slots_offset(world: WorldSize) -> usize {
@@ -63,8 +86,19 @@ impl Layout {
         line * LINE_BYTES + place * size_of::<u64>()
     }
 
-    fn slot_offset(&self, rank: Rank, parity: usize) -> usize {
-        Self::slots_offset(self.world) + (parity * self.world.get() + rank.index()) * self.slot_bytes
+    /// Where a place begins, and how many elements it has.
+    fn place(&self, place: Place) -> (usize, usize) {
+        match place {
+            Place::Slot(rank, parity) => {
+                assert!(rank.world() == self.world && parity < 2, "slot {parity} of {rank}");
+                let index = parity * self.world.get() + rank.index();
+                (Self::slots_offset(self.world) + index * self.slot_bytes, self.elements_max)
+            }
+            Place::Room(rank) => {
+                assert_eq!(rank.world(), self.world, "the room of {rank}");
+                (self.rooms_offset + rank.index() * ROOM_SLOTS * self.slot_bytes, self.room_elements())
+            }
+        }
     }
 }
 
@@ -92,38 +126,60 @@ impl Mapping {
         self.atomic(place * size_of::<u64>())
     }
 
-    /// Copies `values` into a slot, from its element `first` on.
-    pub fn put(&self, rank: Rank, parity: usize, first: usize, values: &[f32]) {
-        let slot = self.slot(rank, parity, first, values.len());
-        // SAFETY: `slot` has shown that the elements lie in the mapping, which no private memory overlaps. Peers that
-        // keep to the barrier do not touch them now. One that does not can only spoil numbers: nobody ever holds a
-        // reference to a slot, and every bit pattern is an `f32`.
+    /// The room of `rank`. Who asks for it, as that rank, does so once.
+    pub fn room(self: &Arc<Self>, rank: Rank) -> SharedMemory {
+        let bytes = self.layout.room_elements() * size_of::<f32>();
+        let start = NonNull::new(self.at(Place::Room(rank), 0, 0).cast()).expect("inside a mapping");
+        // SAFETY: the room lies within the mapping, which lives as long as `self`, and begins at a line of it; this process reads or
+        // writes it through this memory only, but for ranks that are threads of one process and read as others do. They do so between
+        // two barriers, while its owner writes only rows that they do not read.
+        unsafe { SharedMemory::new(start, bytes, self.clone()) }
+    }
+
+    /// Whether `values` are what the room of `rank` has from its element `first` on.
+    pub fn is_in_room(&self, rank: Rank, first: usize, values: &[f32]) -> bool {
+        let (fits, room) = (self.has_room(first, values.len()), Place::Room(rank));
+        fits && std::ptr::eq(self.at(room, first, values.len()).cast_const(), values.as_ptr())
+    }
+
+    /// Whether a room has so many elements from `first` on.
+    pub fn has_room(&self, first: usize, elements: usize) -> bool {
+        first.checked_add(elements).is_some_and(|end| end <= self.layout.room_elements())
+    }
+
+    /// Copies `values` to a place, from its element `first` on.
+    pub fn put(&self, place: Place, first: usize, values: &[f32]) {
+        let slot = self.at(place, first, values.len());
+        // SAFETY: `at` has shown that the elements lie in the mapping. Only slots are written to, and no memory that anyone refers to
+        // overlaps them. Peers that keep to the barrier do not touch them now. One that does not can only spoil numbers: every bit
+        // pattern is an `f32`.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), slot, values.len()) };
     }
 
-    /// Copies a slot's elements from `first` on into `values`.
-    pub fn get(&self, rank: Rank, parity: usize, first: usize, values: &mut [f32]) {
-        let slot = self.slot(rank, parity, first, values.len());
-        // SAFETY: as in `put`.
+    /// Copies a place's elements from `first` on into `values`.
+    pub fn get(&self, place: Place, first: usize, values: &mut [f32]) {
+        let slot = self.at(place, first, values.len());
+        // SAFETY: as in `put`. A room that is read is another rank's, so `values` are not in it.
         unsafe { std::ptr::copy_nonoverlapping(slot.cast_const(), values.as_mut_ptr(), values.len()) };
     }
 
-    /// Adds a slot's elements from `first` on to `values`.
-    pub fn add(&self, rank: Rank, parity: usize, first: usize, values: &mut [f32]) {
-        let slot = self.slot(rank, parity, first, values.len()).cast_const();
+    /// Adds a place's elements from `first` on to `values`.
+    pub fn add(&self, place: Place, first: usize, values: &mut [f32]) {
+        let slot = self.at(place, first, values.len()).cast_const();
         for (i, value) in values.iter_mut().enumerate() {
-            // SAFETY: as in `put`.
+            // SAFETY: as in `get`.
             *value += unsafe { slot.add(i).read() };
         }
     }
 
-    fn slot(&self, rank: Rank, parity: usize, first: usize, elements: usize) -> *mut f32 {
-        let max = self.layout.elements_max;
-        assert!(rank.world() == self.layout.world && parity < 2, "slot {parity} of {rank}");
-        assert!(first <= max && elements <= max - first, "{elements} elements from {first} of a slot of {max}");
-        let offset = self.layout.slot_offset(rank, parity) + first * size_of::<f32>();
-        // SAFETY: with the above, `offset` is within `layout.bytes`, which are mapped.
-        unsafe { self.memory.as_mut_ptr().add(offset).cast() }
+    fn at(&self, place: Place, first: usize, elements: usize) -> *mut f32 {
+        let (offset, max) = self.layout.place(place);
+        assert!(
+            first <= max && elements <= max - first,
+            "{elements} elements from {first} of {place:?}, which has {max}"
+        );
+        // SAFETY: with the above, it is within `layout.bytes`, which are mapped.
+        unsafe { self.memory.as_mut_ptr().add(offset + first * size_of::<f32>()).cast() }
     }
 
     fn atomic(&self, offset: usize) -> &AtomicU64 {

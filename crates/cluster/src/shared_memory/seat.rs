@@ -4,10 +4,11 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kernels::Form;
+use kernels::{Form, SharedMemory};
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
+use super::mapping::Place;
 use super::segment::{Abort, Segment};
 use crate::exchange::{BUNDLE, joint};
 
@@ -27,11 +28,26 @@ const PIECE_ELEMENTS: usize = 1024;
 pub struct Seat {
     segment: Segment,
     member: Member,
+    has_room: bool,
+    brought: Option<Brought>,
+}
+
+/// Where the others have brought rows that are to be summed.
+#[derive(Clone, Copy, Debug)]
+struct Brought {
+    parity: usize,
+    /// The element of a room that the rows begin at.
+    at: usize,
 }
 
 impl Seat {
     pub(super) fn new(segment: Segment, member: Member) -> Self {
-        Self { segment, member }
+        Self { segment, member, has_room: true, brought: None }
+    }
+
+    /// Memory for the rows of [`Seat::bring_rows`], which need not be copied then.
+    pub fn room(&mut self) -> Option<SharedMemory> {
+        std::mem::take(&mut self.has_room).then(|| self.segment.room(self.rank()))
     }
 
     pub fn rank(&self) -> Rank {
@@ -57,42 +73,58 @@ impl Seat {
         let world = self.rank().world().get();
         if world.saturating_sub(2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
             let parity = self.publish_all(Call::Sum, values)?;
-            self.sum(parity, 0..values.len(), values);
+            self.sum(|rank| (Place::Slot(rank, parity), 0), 0..values.len(), values);
         } else {
             let parity = self.publish_all(Call::Sum, values)?;
             let own = self.rank().share(values.len());
-            self.sum(parity, own.clone(), values);
+            self.sum(|rank| (Place::Slot(rank, parity), 0), own.clone(), values);
             let parity = self.phase(Call::Summed, values.len(), |seat, parity| {
-                seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
+                seat.segment.mapping().put(Place::Slot(seat.rank(), parity), own.start, &values[own.clone()]);
             })?;
             for rank in self.member.others() {
                 let share = rank.share(values.len());
-                self.segment.mapping().get(rank, parity, share.start, &mut values[share]);
+                self.segment.mapping().get(Place::Slot(rank, parity), share.start, &mut values[share]);
             }
         }
         self.member.confirm(self.segment.mapping())
     }
 
-    /// Sums this rank's share of the rows of `cols` columns, if sharing them pays, else all of them. Returns which.
-    pub fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, GroupError> {
+    /// Shows the others these rows of `cols` columns, which begin `at` elements after the first of a buffer. Returns the rows that this
+    /// rank is to work on: its share, to be summed by [`Seat::sum_rows`], or all of them, summed, if sharing them does not pay.
+    pub fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, GroupError> {
+        self.brought = None;
         let rows = values.len().checked_div(cols).unwrap_or(0);
         let Some(share) = self.row_shares(rows, cols) else { return self.all_reduce(values).map(|()| 0..rows) };
-        let elements = |rank| {
-            let rows = share(rank);
-            rows.start * cols..rows.end * cols
-        };
-        let parity = self.phase(Call::Scatter, values.len(), |seat, parity| {
-            for rank in seat.member.others() {
-                let share = elements(rank);
-                seat.segment.mapping().put(seat.rank(), parity, share.start, &values[share]);
+        let in_room = self.segment.mapping().is_in_room(self.rank(), at, values);
+        let parity = self.phase(Call::Scatter { in_room }, values.len(), |seat, parity| {
+            for rank in seat.member.others().filter(|_| !in_room) {
+                let rows = share(rank);
+                let elements = rows.start * cols..rows.end * cols;
+                seat.segment.mapping().put(Place::Slot(seat.rank(), parity), elements.start, &values[elements]);
             }
         })?;
-        self.sum(parity, elements(self.rank()), values);
-        self.member.confirm(self.segment.mapping())?;
+        self.brought = Some(Brought { parity, at });
         Ok(share(self.rank()))
     }
 
-    /// Each rank has made what [`Seat::reduce_rows`] gave it of these `rows`; afterwards it has all of them.
+    /// Adds to some of its own rows what the others have brought. Whether they were there is known when the rows have been gathered.
+    pub fn sum_rows(&self, rows: Range<usize>, cols: usize, values: &mut [f32]) {
+        let Some(Brought { parity, at }) = self.brought else { return };
+        let mapping = self.segment.mapping();
+        let fits = mapping.has_room(at, values.len());
+        let brought = |rank| match fits && self.is_in_room(rank, parity) {
+            true => (Place::Room(rank), at),
+            false => (Place::Slot(rank, parity), 0),
+        };
+        self.sum(brought, rows.start * cols..rows.end * cols, values);
+    }
+
+    /// Whether `rank` has brought its rows in its room.
+    fn is_in_room(&self, rank: Rank, parity: usize) -> bool {
+        self.segment.mapping().word(Word::Call(rank, parity)).load(Relaxed) & IN_ROOM != 0
+    }
+
+    /// Each rank has made what [`Seat::bring_rows`] gave it of these `rows`; afterwards it has all of them.
     pub fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), GroupError> {
         let Some(share) = self.row_shares(rows.len(), cols) else { return Ok(()) };
         let Form { values, strips } = made;
@@ -137,13 +169,13 @@ impl Seat {
         let made: usize = self.rank().world().ranks().map(|rank| share(rank).len()).sum();
         let parity = self.phase(call, values.len() / cols * made, |seat, parity| {
             for (row, values) in values.chunks_exact(cols).enumerate() {
-                seat.segment.mapping().put(seat.rank(), parity, row * own.len(), &values[own.clone()]);
+                seat.segment.mapping().put(Place::Slot(seat.rank(), parity), row * own.len(), &values[own.clone()]);
             }
         })?;
         for rank in self.member.others() {
             let share = share(rank);
             for (row, values) in values.chunks_exact_mut(cols).enumerate() {
-                self.segment.mapping().get(rank, parity, row * share.len(), &mut values[share.clone()]);
+                self.segment.mapping().get(Place::Slot(rank, parity), row * share.len(), &mut values[share.clone()]);
             }
         }
         self.member.confirm(self.segment.mapping())
@@ -160,13 +192,13 @@ impl Seat {
         let own = share(self.rank());
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
         let parity = self.phase(Call::Columns, rows * cols, |seat, parity| {
-            seat.segment.mapping().put(seat.rank(), parity, 0, part);
+            seat.segment.mapping().put(Place::Slot(seat.rank(), parity), 0, part);
         })?;
         for (row, values) in whole.into_iter().flat_map(|whole| whole.chunks_exact_mut(cols)).enumerate() {
             values[own.clone()].copy_from_slice(&part[row * own.len()..][..own.len()]);
             for rank in self.member.others() {
                 let share = share(rank);
-                self.segment.mapping().get(rank, parity, row * share.len(), &mut values[share]);
+                self.segment.mapping().get(Place::Slot(rank, parity), row * share.len(), &mut values[share]);
             }
         }
         self.member.confirm(self.segment.mapping())
@@ -179,17 +211,19 @@ impl Seat {
         }
         let parity = self.phase(Call::Broadcast(root), values.len(), |seat, parity| {
             if seat.rank() == root {
-                seat.segment.mapping().put(root, parity, 0, values);
+                seat.segment.mapping().put(Place::Slot(root, parity), 0, values);
             }
         })?;
         if self.rank() != root {
-            self.segment.mapping().get(root, parity, 0, values);
+            self.segment.mapping().get(Place::Slot(root, parity), 0, values);
         }
         self.member.confirm(self.segment.mapping())
     }
 
     fn publish_all(&mut self, call: Call, values: &[f32]) -> Result<usize, GroupError> {
-        self.phase(call, values.len(), |seat, parity| seat.segment.mapping().put(seat.rank(), parity, 0, values))
+        self.phase(call, values.len(), |seat, parity| {
+            seat.segment.mapping().put(Place::Slot(seat.rank(), parity), 0, values)
+        })
     }
 
     /// Publishes and passes the barrier. Returns the parity of the slots that can be read until the next phase.
@@ -214,12 +248,13 @@ impl Seat {
         // The barrier publishes it with the slot.
         board.word(Word::Call(self.member.rank(), parity)).store(call, Relaxed);
         self.member.pass(board)?;
-        let is_other = |&rank: &Rank| board.word(Word::Call(rank, parity)).load(Relaxed) != call;
+        let is_other = |&rank: &Rank| (board.word(Word::Call(rank, parity)).load(Relaxed) ^ call) & !IN_ROOM != 0;
         self.member.others().find(is_other).map_or(Ok(()), |rank| Err(GroupError::Mismatch(rank)))
     }
 
     /// Replaces `range` of `values`, which are this rank's own, with the sum over all ranks in their order.
-    fn sum(&self, parity: usize, range: Range<usize>, values: &mut [f32]) {
+    /// `brought` says where another rank has them, and which element there is the first of `values`.
+    fn sum(&self, brought: impl Fn(Rank) -> (Place, usize), range: Range<usize>, values: &mut [f32]) {
         let (mapping, own_index) = (self.segment.mapping(), self.rank().index());
         // Two terms may change places, so that only several before this rank's own need be summed apart.
         let (several, mut before) = (own_index > 1, [0.0; PIECE_ELEMENTS]);
@@ -228,15 +263,17 @@ impl Seat {
             if several {
                 let before = &mut before[..own.len()];
                 for rank in self.member.others().take(own_index) {
+                    let (place, at) = brought(rank);
                     match rank.index() {
-                        0 => mapping.get(rank, parity, first, before),
-                        _ => mapping.add(rank, parity, first, before),
+                        0 => mapping.get(place, at + first, before),
+                        _ => mapping.add(place, at + first, before),
                     }
                 }
                 own.iter_mut().zip(before).for_each(|(own, before)| *own += *before);
             }
             for rank in self.member.others().skip(if several { own_index } else { 0 }) {
-                mapping.add(rank, parity, first, own);
+                let (place, at) = brought(rank);
+                mapping.add(place, at + first, own);
             }
         }
     }
@@ -255,25 +292,29 @@ impl Drop for Seat {
 enum Call {
     Sum,
     Summed,
-    Scatter,
+    Scatter { in_room: bool },
     Rows,
     Gather,
     Columns,
     Broadcast(Rank),
 }
 
+/// Set in the word of a rank whose rows are in its room. The others' need not be.
+const IN_ROOM: u64 = 1 << 63;
+
 impl Call {
     /// Together with the number of elements. Zero, the word of who has called nothing yet, is none of them.
     fn word(self, elements: usize) -> u64 {
+        let in_room = if matches!(self, Self::Scatter { in_room: true }) { IN_ROOM } else { 0 };
         let (kind, root) = match self {
             Self::Sum => (1, 0),
             Self::Summed => (2, 0),
             Self::Gather => (3, 0),
             Self::Columns => (5, 0),
-            Self::Scatter => (6, 0),
+            Self::Scatter { .. } => (6, 0),
             Self::Rows => (7, 0),
             Self::Broadcast(root) => (4, root.index() as u64),
         };
-        kind << 56 | root << 40 | elements as u64
+        in_room | kind << 56 | root << 40 | elements as u64
     }
 }

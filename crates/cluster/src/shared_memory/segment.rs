@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use kernels::SharedMemory;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use types::{Rank, WorldSize};
 
@@ -18,7 +19,7 @@ use super::seat::Seat;
 pub const SEGMENT_BYTES_MAX: usize = 1 << 34;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"consort\0");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Places in the first line.
 const MAGIC_PLACE: usize = 0;
@@ -127,6 +128,11 @@ impl Segment {
     /// it, when it knows that no rank is within an exchange: all have left it with an error, or are dead.
     pub fn reform(&self) -> Result<Generation, GroupError> {
         barrier::reform(&*self.mapping)
+    }
+
+    /// The room of a rank, for that rank.
+    pub(super) fn room(&self, rank: Rank) -> SharedMemory {
+        self.mapping.room(rank)
     }
 
     pub(super) fn mapping(&self) -> &Mapping {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use kernels::Form;
+use kernels::{Form, SharedMemory};
 use model::CollectiveError;
 use rustix::event::{PollFd, PollFlags, poll};
 use types::Rank;
@@ -151,11 +151,19 @@ impl Mesh {
     }
 
     /// Sums all rows of `cols` columns, and returns them: sharing them would cost a second trip.
-    pub fn reduce_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, MeshError> {
+    pub fn bring_rows(&mut self, _: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, MeshError> {
         self.all_reduce(values).map(|()| 0..values.len().checked_div(cols).unwrap_or(0))
     }
 
-    /// Each rank has made the rows that [`Mesh::reduce_rows`] gave it: all.
+    /// [`Mesh::bring_rows`] has done that.
+    pub fn sum_rows(&self, _: Range<usize>, _: usize, _: &mut [f32]) {}
+
+    /// There is no memory that ranks of other hosts could read.
+    pub fn room(&mut self) -> Option<SharedMemory> {
+        None
+    }
+
+    /// Each rank has made the rows that [`Mesh::bring_rows`] gave it: all.
     pub fn gather_rows(&mut self, _: Range<usize>, _: usize, _: Form<'_>) -> Result<(), MeshError> {
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernels::{Backend, Rows};
+use kernels::{Backend, Rows, SharedMemory};
 use model::{Collective, CollectiveError, EachRows, Solo};
 use types::{Rank, WorldSize};
 
@@ -153,6 +153,10 @@ impl<B: Backend> Collective<B> for Link {
         let result = self.call(|group| group.reduce_into(backend, rows, from, to, reader, &mut timed));
         self.meter.us.fetch_sub(at_work.as_micros() as u64, Relaxed);
         result
+    }
+
+    fn room(&self) -> Option<SharedMemory> {
+        self.lock().as_ref().and_then(|group| group.collective::<B>().room())
     }
 
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

@@ -78,11 +78,18 @@ fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
 fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_everywhere() {
     const COLS: usize = 1024;
     watched(|| {
-        // Of the pieces of 64 rows the last is short: too short to be shared, or not.
-        for (size, rows, is_shared) in [(1, 130, false), (2, 130, true), (3, 100, true), (2, 5, false)] {
+        // Of the pieces of 64 rows the last is short: too short to be shared, or not. No rank has its rows in its room, or one, or all.
+        let groups = [(1, 130, false), (2, 130, true), (3, 100, true), (2, 5, false)];
+        for ((size, rows, is_shared), in_rooms) in
+            groups.into_iter().flat_map(|group| [0, 1, 3].map(|in_rooms| (group, in_rooms)))
+        {
             let (size, rows): (u16, usize) = (size, rows);
             within(Group::new(size, 64 * COLS), |collective, backend, rank| {
                 let mut from = backend.output(rows + 1, COLS).unwrap();
+                if rank.index() < in_rooms {
+                    backend.share_rows(&mut from, collective.room().unwrap());
+                    assert!(collective.room().is_none(), "a room is given once");
+                }
                 backend.write(&mut from, &numbers(rank, 0, (rows + 1) * COLS)).unwrap();
                 let mut to = backend.buffer(rows + 1, COLS).unwrap();
                 backend.write(&mut to, &vec![7.0; (rows + 1) * COLS]).unwrap();
@@ -165,7 +172,7 @@ fn a_rank_that_leaves_before_or_between_the_halves_of_shared_rows_is_noticed() {
                 let at_work = &at_work;
                 scope.spawn(move || {
                     if halves == 1 {
-                        leaving.reduce_rows(COLS, &mut vec![1.0; ROWS * COLS]).unwrap();
+                        leaving.bring_rows(0, COLS, &mut vec![1.0; ROWS * COLS]).unwrap();
                         at_work.wait();
                     }
                 });

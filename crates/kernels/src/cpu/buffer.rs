@@ -8,7 +8,7 @@ use super::level::Level;
 use super::linear::Needs;
 use super::memory::Aligned;
 use super::pool::Pool;
-use crate::{BackendError, Form};
+use crate::{BackendError, Form, SharedMemory};
 
 /// Activations `[rows, cols]`, and the forms of them that linear layers multiply with, made when one is asked for.
 pub struct Buffer {
@@ -90,6 +90,14 @@ impl Buffer {
         let what = "activations";
         let len = rows.checked_mul(cols).ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?;
         Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: None })
+    }
+
+    /// Moves to `memory`, without the contents, if there is room.
+    pub(super) fn share_rows(&mut self, memory: SharedMemory) {
+        if let Some((data, _)) = Aligned::shared(memory, self.data.len()) {
+            self.data = data;
+            self.rows_mut(0);
+        }
     }
 
     /// Bytes that `new` would allocate.

@@ -2,10 +2,12 @@
 //! resident only where they are touched, so a buffer for the largest step costs nothing until that step comes.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use crate::BackendError;
+use crate::{BackendError, SHARED_ALIGN, SharedMemory};
 
 /// Number types for which all zero bits are a value and which need no drop.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -24,12 +26,21 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed-length slice of zeroed, line-aligned numbers.
 pub(crate) struct Aligned<T: Plain> {
-    /// What the allocator gave: more than needed, because only at its own alignment does it hand out zeroed memory without
-    /// touching it.
-    block: *mut u8,
-    layout: Layout,
     start: NonNull<T>,
     len: usize,
+    _memory: Memory,
+}
+
+/// What keeps the numbers.
+enum Memory {
+    Own { _allocation: Allocation },
+    Shared { _keeper: Arc<dyn Any + Send + Sync> },
+}
+
+/// What the allocator gave: more than needed, because only at its own alignment does it hand out zeroed memory without touching it.
+struct Allocation {
+    block: *mut u8,
+    layout: Layout,
 }
 
 // SAFETY: it owns plain numbers, like a `Box<[T]>`.
@@ -68,7 +79,16 @@ impl<T: Plain> Aligned<T> {
         }
         // SAFETY: the block is `align` bytes longer than `len` numbers, so the aligned start and all numbers lie within it.
         let start = unsafe { block.add(block.align_offset(align)) };
-        Ok(Self { block, layout, start: NonNull::new(start.cast()).expect("inside a block"), len })
+        let memory = Memory::Own { _allocation: Allocation { block, layout } };
+        Ok(Self { start: NonNull::new(start.cast()).expect("inside a block"), len, _memory: memory })
+    }
+
+    /// Numbers at the beginning of memory that other processes map too, if they fit there, and the rest of it.
+    pub(crate) fn shared(memory: SharedMemory, len: usize) -> Option<(Self, SharedMemory)> {
+        const { assert!(SHARED_ALIGN == LINE && align_of::<T>() <= LINE) };
+        let (memory, rest) = memory.take(len.checked_mul(size_of::<T>())?)?;
+        let (start, _, keeper) = memory.into_parts();
+        Some((Self { start: start.cast(), len, _memory: Memory::Shared { _keeper: keeper } }, rest))
     }
 
     /// The first number, through which also those who share the block may write to their parts of it.
@@ -90,9 +110,9 @@ fn layout<T>(len: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(bytes, align_of::<T>()).ok()
 }
 
-impl<T: Plain> Drop for Aligned<T> {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `allocate` with this layout.
+        // SAFETY: allocated in `Aligned::allocate` with this layout.
         unsafe { dealloc(self.block, self.layout) };
     }
 }

@@ -38,7 +38,7 @@ use order::Order;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Rows, Span, StepInputs, StepLimits,
+    Routing, Rows, SharedMemory, Span, StepInputs, StepLimits,
 };
 
 /// Compiles a function for each level; the result takes the level first and calls the right one.
@@ -325,6 +325,10 @@ impl Backend for CpuBackend {
         } else {
             Form::plain(buffer.cols, buffer.rows_mut(all))
         })
+    }
+
+    fn share_rows(&self, buffer: &mut Buffer, memory: SharedMemory) {
+        buffer.share_rows(memory);
     }
 
     fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, first: usize, scale: f32) {
