@@ -175,7 +175,7 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
         each: &mut EachRows<'_, B>,
     ) -> Result<(), CollectiveError> {
         let (cols, all) = (backend.columns(from), rows.all());
-        let form = backend.host_form(rows, 0..0, to, reader).map(|form| (form.strips, form.values.len()));
+        let form = backend.host_form(rows, to, reader).map(|form| (form.strips, form.values.len()));
         let Some((strips, elements)) = form.filter(|_| backend.host_rows_mut(from, all).is_some()) else {
             Collective::all_reduce(self, backend, all, from)?;
             each(from, to, 0..all);
@@ -202,10 +202,9 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
                 let values = &mut backend.host_rows_mut(from, all).expect(here)[elements.clone()];
                 joint.sum_rows(part.clone(), cols, values);
                 let part = first + part.start..first + part.end;
-                each(from, to, part.clone());
-                backend.host_form(rows, part, to, reader).expect(here);
+                each(from, to, part);
             }
-            let made = backend.host_form(rows, 0..0, to, reader).expect(here);
+            let made = backend.host_form(rows, to, reader).expect(here);
             joint.gather_rows(piece, cols, made).map_err(Into::into)?;
         }
         Ok(())

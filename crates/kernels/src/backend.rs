@@ -293,19 +293,17 @@ pub trait Backend: Send + Sync + Sized + 'static {
         let _ = (buffer, rows);
         None
     }
-    /// The first rows of `buffer` as `reader` will read them, the only op that will, or as they are if there is none. Those in
-    /// `made` are brought to that form first; the others are to be overwritten with what other ranks have made.
+    /// The first rows of `buffer` as [`Backend::norm_for`] makes them for `reader`: some were made here, the others are to be overwritten
+    /// with what other ranks have made.
     fn host_form<'a>(
         &self,
         rows: Rows,
-        made: Range<usize>,
         buffer: &'a mut Self::Buffer,
         reader: Option<&Self::Matrix>,
     ) -> Option<Form<'a>> {
-        let _ = (rows, made, buffer, reader);
+        let _ = (rows, buffer, reader);
         None
     }
-
     /// From now on the rows of `buffer` lie in `memory`, if that can be, and are new.
     fn share_rows(&self, buffer: &mut Self::Buffer, memory: SharedMemory) {
         let _ = (buffer, memory);
@@ -365,6 +363,26 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
     /// `x += y`.
     fn add(&self, rows: Range<usize>, x: &mut Self::Buffer, y: &Self::Buffer);
+    /// `x += y` if there is a `y`, and then `out = weight * x / sqrt(mean(x * x) + eps)`, for the rows in `made`. `out` may be left in the form
+    /// in which its `reader` reads it, the only op that will; then all of its rows are made like that.
+    #[expect(clippy::too_many_arguments, reason = "it is three ops in one, for the sake of memory")]
+    fn norm_for(
+        &self,
+        rows: Rows,
+        made: Range<usize>,
+        out: &mut Self::Buffer,
+        x: &mut Self::Buffer,
+        y: Option<&Self::Buffer>,
+        weight: &Self::Vector,
+        eps: f32,
+        reader: Option<&Self::Matrix>,
+    ) {
+        let _ = (rows, reader);
+        if let Some(y) = y {
+            self.add(made.clone(), x, y);
+        }
+        self.rms_norm(made, out, x, weight, eps);
+    }
     /// A mixture of experts: softmax over the router's `logits` `[rows, experts]`, the best `chosen` of them, and the
     /// weighted sum of their feed-forwards of `x`. `experts[i]` is expert `first + i`; the others are another rank's,
     /// and contribute nothing here.

@@ -2,7 +2,11 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
-use kernels::{Activation, Attention, Backend, Heads, KvShape, PAGE_TOKENS, RopeLayout, Span, StepInputs, StepLimits};
+use kernels::{
+    Activation, Attention, Backend, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout, Rows, Span, StepInputs,
+    StepLimits,
+};
+use types::DType;
 
 /// Numbers between -1 and 1 that look random and are the same every time.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
@@ -56,6 +60,47 @@ fn norms_follow_their_formula_at_every_length() {
                 let weight = backend.vector(&weight).unwrap();
                 backend.rms_norm(0..rows, &mut out, &filled(&backend, cols, &x), &weight, 1e-5);
                 assert_close(&format!("{level} {cols}"), &contents(&backend, &out, rows, cols), &want, 3e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
+    let (cols, features) = (288, 33); // not whole superblocks, not whole tiles
+    let weights: Vec<u8> = noise(features * cols, 1).into_iter().flat_map(f32::to_le_bytes).collect();
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    for rows in [Rows::prompt(50), Rows::generated(1), Rows::generated(3), Rows { generated: 2, prompt: 20 }] {
+        let all = rows.all();
+        let [sums, terms, scales] = [(all * cols, 2), (all * cols, 3), (cols, 4)].map(|(len, seed)| noise(len, seed));
+        for (level, keep) in Level::available()
+            .into_iter()
+            .flat_map(|level| [DType::F32, DType::BF16, DType::Q8_0].map(|keep| (level, keep)))
+        {
+            let backend = backend(level, 2, KvType::F32);
+            let source =
+                MatrixSource { dtype: DType::F32, rows: features, cols, row_stride: 4 * cols, bytes: &weights, keep };
+            let (matrix, norm) = (backend.matrix(&[source]).unwrap(), backend.vector(&scales).unwrap());
+            let read = |x: &kernels::cpu::Buffer| {
+                let mut out = backend.output(all, features).unwrap();
+                backend.linear(rows, &mut out, x, &matrix, None);
+                bits(contents(&backend, &out, all, features))
+            };
+            let terms = filled(&backend, cols, &terms);
+            let [mut want, mut got] = [&sums; 2].map(|sums| filled(&backend, cols, sums));
+            let [mut plain, mut formed] = [(); 2].map(|()| backend.buffer(all, cols).unwrap());
+            for y in [Some(&terms), None] {
+                if let Some(y) = y {
+                    backend.add(0..all, &mut want, y);
+                }
+                backend.rms_norm(0..all, &mut plain, &want, &norm, 1e-5);
+                // In two parts, as ranks do.
+                for made in [0..all / 2 / 16 * 16, all / 2 / 16 * 16..all] {
+                    backend.norm_for(rows, made, &mut formed, &mut got, y, &norm, 1e-5, Some(&matrix));
+                }
+                assert_eq!(read(&formed), read(&plain), "{rows:?} of {keep} on {level}, {}", y.is_some());
+                let [got, want] = [&got, &want].map(|sums| bits(contents(&backend, sums, all, cols)));
+                assert_eq!(got, want, "sums of {rows:?} on {level}");
             }
         }
     }
@@ -374,7 +419,7 @@ fn rows_are_embedded_gathered_and_added() {
     let table: Vec<u8> =
         (0..6u8).flat_map(|row| [f32::from(row), f32::from(row) + 0.5].map(f32::to_le_bytes)).flatten().collect();
     let dtype = types::DType::F32;
-    let source = kernels::MatrixSource { dtype, rows: 6, cols: 2, row_stride: 8, bytes: &table, keep: dtype };
+    let source = MatrixSource { dtype, rows: 6, cols: 2, row_stride: 8, bytes: &table, keep: dtype };
     let table = backend.matrix(&[source]).unwrap();
     let mut step = backend.step(StepLimits { rows: 4, sequences: 1, pages: 1 }).unwrap();
     let spans = [Span { row: 0, rows: 3, position: 0, pages_start: 0, pages_len: 1 }];
@@ -387,13 +432,7 @@ fn rows_are_embedded_gathered_and_added() {
     // The same six rows as those of tokens 2 to 7.
     backend.embed(&step, &mut x, &table, 2, 2.0);
     assert_eq!(contents(&backend, &x, 3, 2), [6.0, 7.0, 0.0, 0.0, 0.0, 1.0]);
-    backend.embed(
-        &step,
-        &mut x,
-        &backend.matrix(&[kernels::MatrixSource { rows: 0, bytes: &[], ..source }]).unwrap(),
-        0,
-        2.0,
-    );
+    backend.embed(&step, &mut x, &backend.matrix(&[MatrixSource { rows: 0, bytes: &[], ..source }]).unwrap(), 0, 2.0);
     assert_eq!(contents(&backend, &x, 3, 2), [0.0; 6]);
 }
 

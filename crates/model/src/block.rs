@@ -126,7 +126,8 @@ impl<B: Backend> Block<B> {
         let (eps, work) = (self.eps, &mut self.work);
         let mut layers = &mut self.layers[..];
         if let Some(first) = layers.first() {
-            backend.rms_norm(0..rows.all(), &mut work.normed, hidden, &first.attention_norm, eps);
+            let (normed, reader) = (&mut work.normed, Some(&first.qkv));
+            backend.norm_for(rows, 0..rows.all(), normed, hidden, None, &first.attention_norm, eps, reader);
         }
         // Between layers a rank need not have all rows of the residual stream: each has those that it makes rows of `normed` from.
         while let Some((layer, after)) = layers.split_first_mut() {
@@ -134,9 +135,10 @@ impl<B: Backend> Block<B> {
             let post_norm = layer.attention_post_norm.as_ref();
             let Work { projected, normed, .. } = &mut *work;
             let reader = layer.feed_forward.reader();
-            collective.reduce_into(backend, rows, projected, normed, reader, &mut |projected, normed, rows| {
-                add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
-                backend.rms_norm(rows, normed, hidden, &layer.feed_forward_norm, eps);
+            let norm = &layer.feed_forward_norm;
+            collective.reduce_into(backend, rows, projected, normed, reader, &mut |projected, normed, made| {
+                let y = add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps);
+                backend.norm_for(rows, made, normed, hidden, y, norm, eps, reader);
             })?;
 
             layer.feed_forward.run(backend, rows, work, self.activation);
@@ -144,15 +146,20 @@ impl<B: Backend> Block<B> {
             let Work { projected, normed, .. } = &mut *work;
             match after.first() {
                 Some(next) => {
-                    let mut each = |projected: &B::Buffer, normed: &mut B::Buffer, rows: Range<usize>| {
-                        add(backend, rows.clone(), hidden, projected, post_norm, normed, eps);
-                        backend.rms_norm(rows, normed, hidden, &next.attention_norm, eps);
+                    let (norm, reader) = (&next.attention_norm, Some(&next.qkv));
+                    let mut each = |projected: &B::Buffer, normed: &mut B::Buffer, made: Range<usize>| {
+                        let y = add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps);
+                        backend.norm_for(rows, made, normed, hidden, y, norm, eps, reader);
                     };
-                    collective.reduce_into(backend, rows, projected, normed, Some(&next.qkv), &mut each)?;
+                    collective.reduce_into(backend, rows, projected, normed, reader, &mut each)?;
                 }
                 None => {
-                    let mut each = |projected: &B::Buffer, hidden: &mut B::Buffer, rows: Range<usize>| {
-                        add(backend, rows, hidden, projected, post_norm, normed, eps);
+                    let mut each = |projected: &B::Buffer, hidden: &mut B::Buffer, made: Range<usize>| {
+                        if let Some(y) =
+                            add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps)
+                        {
+                            backend.add(made, hidden, y);
+                        }
                     };
                     collective.reduce_into(backend, rows, projected, hidden, None, &mut each)?;
                 }
@@ -304,23 +311,20 @@ impl<B: Backend> Work<B> {
     }
 }
 
-/// `hidden += projected`, or its norm, which is then in `normed`.
-fn add<B: Backend>(
+/// Adds the norm of `projected` to `hidden`, by way of `normed`. Without such a norm, returns what is still to be added: `projected`.
+fn add_post_normed<'a, B: Backend>(
     backend: &B,
     rows: Range<usize>,
     hidden: &mut B::Buffer,
-    projected: &B::Buffer,
+    projected: &'a B::Buffer,
     post_norm: Option<&B::Vector>,
     normed: &mut B::Buffer,
     eps: f32,
-) {
-    match post_norm {
-        None => backend.add(rows, hidden, projected),
-        Some(norm) => {
-            backend.rms_norm(rows.clone(), normed, projected, norm, eps);
-            backend.add(rows, hidden, normed);
-        }
-    }
+) -> Option<&'a B::Buffer> {
+    let Some(norm) = post_norm else { return Some(projected) };
+    backend.rms_norm(rows.clone(), normed, projected, norm, eps);
+    backend.add(rows, hidden, normed);
+    None
 }
 
 /// Where this rank's heads lie in a row of the stacked projection.

@@ -26,9 +26,9 @@ pub type EachRows<'a, B> = dyn FnMut(&<B as Backend>::Buffer, &mut <B as Backend
 pub trait Collective<B: Backend>: Send {
     /// Every rank's `buffer` becomes the sum of all.
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
-    /// `each` makes rows of `to` from the same rows of `from`, which are the sum of all ranks' by then. Afterwards every rank has all
-    /// rows of `to`, or if there is a `reader`, the only op that will read them, what that needs of them. Who makes which rows is
-    /// decided here: many of them are worth sharing.
+    /// `each` makes rows of `to` from the same rows of `from`, which are the sum of all ranks' by then: as [`Backend::norm_for`] does for
+    /// the `reader`, if there is one. Afterwards every rank has all rows of `to`, for that reader. Who makes which rows is decided here:
+    /// many of them are worth sharing.
     fn reduce_into(
         &self,
         backend: &B,

@@ -134,7 +134,10 @@ fn a_matrix_reads_of_shared_rows_what_it_would_read_of_all_of_them() {
                     let source = MatrixSource { dtype, rows: FEATURES, cols: COLS, row_stride, bytes, keep };
                     let (matrix, all) = (backend.matrix(&[source]).unwrap(), rows.all());
                     let ones = backend.vector(&[1.0; COLS]).unwrap();
-                    let mut each = |from: &Buffer, to: &mut Buffer, rows| backend.rms_norm(rows, to, from, &ones, 1e-6);
+                    let mut each = |from: &Buffer, to: &mut Buffer, made| {
+                        let mut sums = backend.output(all, COLS).unwrap();
+                        backend.norm_for(rows, made, to, &mut sums, Some(from), &ones, 1e-6, Some(&matrix));
+                    };
                     let mut from = backend.output(all, COLS).unwrap();
                     let [got, want] = [true, false].map(|is_shared| {
                         let mut to = backend.buffer(all, COLS).unwrap();

@@ -8,8 +8,6 @@
 //! Where vectors multiply few rows with a scale per 32 inputs, a tile has no more rows than it needs: other threads have to fetch
 //! what one thread has just written, line by line, and one row of sixteen would use a little of every line.
 
-use std::ops::Range;
-
 use super::lanes::for_each_level;
 use super::level::Level;
 use super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, SUPER, SendPtr};
@@ -58,6 +56,12 @@ pub(crate) struct SplitActivations<const PARTS: usize> {
     /// `[superblock][tile][part][8][row 16][32]`: tiles of 16 rows by 32 inputs (64 bytes a row).
     pub(crate) values: Aligned<u16>,
     pub(crate) tiles: usize,
+}
+
+/// Where the rows of [`SplitActivations`] go.
+pub(crate) struct SplitPlaces<const PARTS: usize> {
+    values: SendPtr<u16>,
+    tiles: usize,
 }
 
 fn supers(cols: usize) -> usize {
@@ -235,27 +239,25 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
     }
 
-    /// Makes place for `rows` rows of `x` `[rows, cols]` and splits some of them, from the first of a tile on. Only a CPU with tiles
-    /// asks for this form.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, some: Range<usize>, cols: usize, x: &[f32]) {
-        assert!(some.end <= rows && some.start.is_multiple_of(TILE), "{some:?} of {rows} rows");
+    /// Makes place for `rows` rows of `cols` columns.
+    pub(crate) fn begin(&mut self, rows: usize, cols: usize) {
         self.tiles = rows.div_ceil(TILE);
-        let tiles = self.tiles;
-        assert!(supers(cols) * tiles * PARTS * BLOCK <= self.values.len(), "{rows} rows of {cols} columns");
-        let values = SendPtr(self.values.as_mut_ptr());
-        for_runs(pool, some.len(), cols, TILE, &|row| {
-            let row = some.start + row;
-            let at = row / TILE * PARTS * BLOCK + row % TILE * GROUP;
-            // SAFETY: `new` allocated places for these rows and columns, and each row writes its own; a level with tiles has
-            // AVX-512.
-            unsafe { split_row::<PARTS>(&x[row * cols..(row + 1) * cols], tiles, values.get().add(at)) };
-        });
+        assert!(supers(cols) * self.tiles * PARTS * BLOCK <= self.values.len(), "{rows} rows of {cols} columns");
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn fill(&mut self, _: &Pool, _: usize, _: Range<usize>, _: usize, _: &[f32]) {
-        unreachable!("no level here has tiles");
+    /// Where the rows go that there is place for.
+    pub(crate) fn places(&mut self) -> SplitPlaces<PARTS> {
+        SplitPlaces { values: SendPtr(self.values.as_mut_ptr()), tiles: self.tiles }
+    }
+
+    /// Splits `rows` rows of `x` `[rows, cols]`.
+    pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, cols: usize, x: &[f32]) {
+        self.begin(rows, cols);
+        let places = self.places();
+        for_runs(pool, rows, cols, TILE, &|row| {
+            // SAFETY: only a CPU with tiles asks for this form; there is place for these rows, and each writes its own.
+            unsafe { places.split(row, &x[row * cols..(row + 1) * cols], None) };
+        });
     }
 
     /// The rows that there is place for: a strip is a superblock, a bundle a tile.
@@ -268,13 +270,31 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
     }
 }
 
-/// Splits a row whose first line is at `out`. Inputs beyond the last stay zero, as `new` left them.
+impl<const PARTS: usize> SplitPlaces<PARTS> {
+    /// Splits a row, or its norm: the row times the scale and, each input, the weight that `norm` has.
+    ///
+    /// # Safety
+    /// The CPU has tiles, there is place for the row, and nobody else writes it.
+    #[inline]
+    pub(crate) unsafe fn split(&self, row: usize, x: &[f32], norm: Option<(f32, &[f32])>) {
+        let at = row / TILE * PARTS * BLOCK + row % TILE * GROUP;
+        // SAFETY: as above; a CPU with tiles has AVX-512.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            split_row::<PARTS>(x, norm, self.tiles, self.values.get().add(at));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("no level here has tiles: {at}, {x:?}, {norm:?}");
+    }
+}
+
+/// Splits a row, or its norm, whose first line is at `out`. Inputs beyond the last stay zero, as `new` left them.
 ///
 /// # Safety
-/// The CPU has AVX-512, and `out` leads into the values of `tiles` tiles for at least this many inputs.
+/// The CPU has AVX-512, `out` leads into the values of `tiles` tiles for at least this many inputs, and there are as many weights.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn split_row<const PARTS: usize>(x: &[f32], tiles: usize, out: *mut u16) {
+unsafe fn split_row<const PARTS: usize>(x: &[f32], norm: Option<(f32, &[f32])>, tiles: usize, out: *mut u16) {
     use std::arch::x86_64::*;
     for (index, values) in x.chunks(GROUP / 2).enumerate() {
         let group = index / 2;
@@ -285,6 +305,10 @@ unsafe fn split_row<const PARTS: usize>(x: &[f32], tiles: usize, out: *mut u16) 
         // SAFETY: masked loads and stores touch only these values and their places.
         unsafe {
             let mut rest = _mm512_maskz_loadu_ps(mask, values.as_ptr());
+            if let Some((scale, weight)) = norm {
+                let weight = _mm512_maskz_loadu_ps(mask, weight[index * (GROUP / 2)..].as_ptr());
+                rest = _mm512_mul_ps(_mm512_mul_ps(rest, _mm512_set1_ps(scale)), weight);
+            }
             for part in 0..PARTS {
                 let high = round_bf16(rest);
                 rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)));
@@ -367,7 +391,7 @@ mod tests {
         let values = [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.3e37, -123456.79, f32::NAN, f32::INFINITY, 0.1];
         let mut split = SplitActivations::<2>::new(17, values.len()).unwrap();
         let x: Vec<f32> = std::iter::repeat_n(values, 17).flatten().collect();
-        split.fill(&Pool::new(1).unwrap(), 17, 0..17, values.len(), &x);
+        split.fill(&Pool::new(1).unwrap(), 17, values.len(), &x);
         let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
         for row in 0..17 {
             for (i, value) in values.into_iter().enumerate() {

@@ -1,14 +1,13 @@
 //! `Buffer`: the CPU's activations.
 
 use std::cell::{RefCell, RefMut};
-use std::ops::Range;
 
 use super::activations::{GroupActivations, SplitActivations, SuperActivations};
 use super::level::Level;
 use super::linear::Needs;
 use super::memory::Aligned;
 use super::pool::Pool;
-use crate::{BackendError, Form, SharedMemory};
+use crate::{BackendError, SharedMemory};
 
 /// Activations `[rows, cols]`, and the forms of them that linear layers multiply with, made when one is asked for.
 pub struct Buffer {
@@ -71,10 +70,10 @@ impl Forms {
             self.superblock.fill(pool, level, rows, cols, x);
         }
         if is_missing(&mut self.held.split, needs.split) {
-            self.split.fill(pool, rows, 0..rows, cols, x);
+            self.split.fill(pool, rows, cols, x);
         }
         if is_missing(&mut self.held.rounded, needs.rounded) {
-            self.rounded.fill(pool, rows, 0..rows, cols, x);
+            self.rounded.fill(pool, rows, cols, x);
         }
     }
 }
@@ -128,19 +127,19 @@ impl Buffer {
         &self.data[..rows * self.cols]
     }
 
-    /// The first `rows` rows, rounded: `made` from the numbers here, the rest to be overwritten.
-    pub(super) fn round(&mut self, pool: &Pool, rows: usize, made: Range<usize>) -> Form<'_> {
+    /// The first `rows` rows, rounded: all that there will be of them.
+    pub(super) fn rounded(&mut self, rows: usize) -> &mut SplitActivations<1> {
         let forms = self.forms.as_mut().expect("a linear layer reads this").get_mut();
         forms.held = Held { rounded: (0, rows), ..Held::default() };
-        forms.rounded.fill(pool, rows, made, self.cols, &self.data);
-        forms.rounded.form(self.cols)
+        forms.rounded.begin(rows, self.cols);
+        &mut forms.rounded
     }
 
     /// The same in two parts.
-    pub(super) fn split(&mut self, pool: &Pool, rows: usize, made: Range<usize>) -> Form<'_> {
+    pub(super) fn split(&mut self, rows: usize) -> &mut SplitActivations<2> {
         let forms = self.forms.as_mut().expect("a linear layer reads this").get_mut();
         forms.held = Held { split: (0, rows), ..Held::default() };
-        forms.split.fill(pool, rows, made, self.cols, &self.data);
-        forms.split.form(self.cols)
+        forms.split.begin(rows, self.cols);
+        &mut forms.split
     }
 }

@@ -28,7 +28,7 @@ pub use matrix::Matrix;
 pub use pool::Pool;
 pub use rows::Rope;
 
-use activations::TILE;
+use activations::{SplitPlaces, TILE};
 use arena::Arena;
 use attention::Sequence;
 use buffer::{Forms, Held};
@@ -132,6 +132,18 @@ impl CpuBackend {
         self.level
     }
 
+    /// How rows are left for the only op that will read them.
+    fn form_for(&self, rows: Rows, reader: Option<&Matrix>) -> FormKind {
+        let reads = |is_such: fn(&Segment) -> bool| reader.is_some_and(|it| it.segments.iter().all(is_such));
+        if self.rounds && rows.generated == 0 && reads(Segment::is_quantised) {
+            FormKind::Rounded
+        } else if self.level == Level::Amx && reads(Segment::is_bf16) {
+            FormKind::Split
+        } else {
+            FormKind::Plain
+        }
+    }
+
     /// `gated = activation(gate x) * (up x)`; `inner` is working memory.
     fn gate_up(
         &self,
@@ -162,6 +174,21 @@ impl CpuBackend {
         let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
         linear::gated_rows(&self.pool, self.level, stack, &inputs, activation, out);
     }
+}
+
+/// A form in which rows can be left for others.
+#[derive(Clone, Copy)]
+enum FormKind {
+    Plain,
+    Rounded,
+    Split,
+}
+
+/// Where rows go that are made in such a form.
+enum NormedOutput {
+    Plain(SendPtr<f32>),
+    Rounded(SplitPlaces<1>),
+    Split(SplitPlaces<2>),
 }
 
 /// The inputs of one step, copied into memory that was set aside for them.
@@ -309,21 +336,12 @@ impl Backend for CpuBackend {
         Some(buffer.rows_mut(rows))
     }
 
-    fn host_form<'a>(
-        &self,
-        rows: Rows,
-        made: Range<usize>,
-        buffer: &'a mut Buffer,
-        reader: Option<&Matrix>,
-    ) -> Option<Form<'a>> {
-        let (pool, all) = (&self.pool, rows.all());
-        let reads = |is_such: fn(&Segment) -> bool| reader.is_some_and(|it| it.segments.iter().all(is_such));
-        Some(if self.rounds && rows.generated == 0 && reads(Segment::is_quantised) {
-            buffer.round(pool, all, made)
-        } else if self.level == Level::Amx && reads(Segment::is_bf16) {
-            buffer.split(pool, all, made)
-        } else {
-            Form::plain(buffer.cols, buffer.rows_mut(all))
+    fn host_form<'a>(&self, rows: Rows, buffer: &'a mut Buffer, reader: Option<&Matrix>) -> Option<Form<'a>> {
+        let (all, cols) = (rows.all(), buffer.cols);
+        Some(match self.form_for(rows, reader) {
+            FormKind::Plain => Form::plain(cols, buffer.rows_mut(all)),
+            FormKind::Rounded => buffer.rounded(all).form(cols),
+            FormKind::Split => buffer.split(all).form(cols),
         })
     }
 
@@ -480,6 +498,49 @@ impl Backend for CpuBackend {
             // SAFETY: each row is written by one worker.
             let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
             rows::add_to(self.level, x, &y[row * cols..(row + 1) * cols]);
+        });
+    }
+
+    fn norm_for(
+        &self,
+        rows: Rows,
+        made: Range<usize>,
+        out: &mut Buffer,
+        x: &mut Buffer,
+        y: Option<&Buffer>,
+        weight: &Vec<f32>,
+        eps: f32,
+        reader: Option<&Matrix>,
+    ) {
+        let cols = x.cols;
+        assert!(cols == out.cols && cols == weight.len() && y.is_none_or(|y| cols == y.cols));
+        let (x, y) = (SendPtr(x.rows_mut(made.end).as_mut_ptr()), y.map(|y| y.rows(made.end)));
+        let out = match self.form_for(rows, reader) {
+            FormKind::Plain => NormedOutput::Plain(SendPtr(out.rows_mut(made.end).as_mut_ptr())),
+            FormKind::Rounded => NormedOutput::Rounded(out.rounded(rows.all()).places()),
+            FormKind::Split => NormedOutput::Split(out.split(rows.all()).places()),
+        };
+        rows::for_rows(&self.pool, made.len(), cols, &|row| {
+            let row = made.start + row;
+            let at = row * cols;
+            // SAFETY: each row is written by one worker.
+            let x = unsafe { std::slice::from_raw_parts_mut(x.get().add(at), cols) };
+            if let Some(y) = y {
+                rows::add_to(self.level, x, &y[at..at + cols]);
+            }
+            // SAFETY: as above; a level that has such forms has tiles, and there is place in them for all rows.
+            unsafe {
+                match &out {
+                    NormedOutput::Plain(out) => {
+                        let out = std::slice::from_raw_parts_mut(out.get().add(at), cols);
+                        rows::rms_norm(self.level, out, x, weight, eps);
+                    }
+                    NormedOutput::Rounded(out) => {
+                        out.split(row, x, Some((rows::norm_scale(self.level, x, eps), weight)))
+                    }
+                    NormedOutput::Split(out) => out.split(row, x, Some((rows::norm_scale(self.level, x, eps), weight))),
+                }
+            }
         });
     }
 

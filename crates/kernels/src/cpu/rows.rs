@@ -28,8 +28,8 @@ pub(super) fn for_runs(pool: &Pool, rows: usize, cols: usize, at_once: usize, wo
 }
 
 for_each_level! {
-    unsafe fn norm_row(out: *mut f32, x: *const f32, weight: &[f32], eps: f32) {
-        let len = weight.len();
+    #[inline]
+    unsafe fn norm_scale(x: *const f32, len: usize, eps: f32) -> f32 {
         let whole = len / 16 * 16;
         let mut squares = splat(0.0);
         for i in (0..whole).step_by(16) {
@@ -40,7 +40,13 @@ for_each_level! {
         for i in whole..len {
             total = (*x.add(i)).mul_add(*x.add(i), total);
         }
-        let scale = 1.0 / (total / len as f32 + eps).sqrt();
+        1.0 / (total / len as f32 + eps).sqrt()
+    }
+
+    unsafe fn norm_row(out: *mut f32, x: *const f32, weight: &[f32], eps: f32) {
+        let len = weight.len();
+        let whole = len / 16 * 16;
+        let scale = norm_scale(x, len, eps);
         for i in (0..whole).step_by(16) {
             store(out.add(i), mul(mul(load(x.add(i)), splat(scale)), load(weight.as_ptr().add(i))));
         }
@@ -133,6 +139,11 @@ macro_rules! at_level {
 pub(super) fn rms_norm(level: Level, out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
     assert!(out.len() == weight.len() && x.len() == weight.len());
     at_level!(level, norm_row(out.as_mut_ptr(), x.as_ptr(), weight, eps));
+}
+
+/// What `x` and the weights are multiplied with in a norm.
+pub(super) fn norm_scale(level: Level, x: &[f32], eps: f32) -> f32 {
+    at_level!(level, norm_scale(x.as_ptr(), x.len(), eps))
 }
 
 /// The same within each head, in place.
