@@ -30,9 +30,9 @@ const ROOM_SLOTS: usize = 4;
 const PAGE_BYTES: usize = 4096;
 
 const SPINS: u32 = 2_000;
-/// Turns after which a wait parks. Until then they give way to others, because the rank that is waited for may need
-/// this core.
-const TURNS: u32 = 4_000;
+/// Turns after which a wait parks: tens of milliseconds. Until then they give way to others, because the rank that is waited for may need
+/// this core. Ranks that park within a step pay for it: in a virtual machine of two cores both were half as fast for most of a prompt.
+const TURNS: u32 = 100_000;
 /// A parked rank looks again after this even if nobody wakes it: a peer may have spoiled the bell.
 const PARK_MAX: Duration = Duration::from_millis(20);
 
