@@ -176,20 +176,21 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
     ) -> Result<(), CollectiveError> {
         let (cols, all) = (backend.columns(from), rows.all());
         let form = backend.host_form(rows, to, reader).map(|form| (form.strips, form.values.len()));
-        let Some((strips, elements)) = form.filter(|_| backend.host_rows_mut(from, all).is_some()) else {
+        // Of a row, the sum or its form is larger.
+        let width =
+            form.map(|(strips, elements)| cols.max(elements.div_ceil(all.next_multiple_of(strips.bundle).max(1))));
+        let mut inner = self.inner.borrow_mut();
+        let (elements_max, bundles) = (inner.joint.elements_max(), BUNDLE * inner.joint.rank().world().get());
+        let fits = |width: &usize| *width > 0 && bundles.saturating_mul(*width) <= elements_max;
+        let is_here = backend.host_rows_mut(from, all).is_some();
+        let Some(width) = width.filter(fits).filter(|_| is_here) else {
+            drop(inner);
             Collective::all_reduce(self, backend, all, from)?;
             each(from, to, 0..all);
             return Ok(());
         };
-        let joint = &mut self.inner.borrow_mut().joint;
-        let bundles = BUNDLE * joint.rank().world().get();
-        // Of a row, the sum or its form is larger.
-        let width = cols.max(elements.div_ceil(all.next_multiple_of(strips.bundle).max(1)));
-        let elements_max = joint.elements_max();
-        let (at_once, reader) = match bundles.saturating_mul(width) <= elements_max {
-            true => (elements_max / width / bundles * bundles, reader),
-            false => (piece_elements::<J>(joint, cols)? / cols, None),
-        };
+        let joint = &mut inner.joint;
+        let at_once = elements_max / width / bundles * bundles;
         let at_a_time = (PART_ELEMENTS / width / BUNDLE * BUNDLE).max(BUNDLE);
         let here = "it was here before";
         for first in (0..all).step_by(at_once) {

@@ -10,6 +10,10 @@
 //! the others' slots. One barrier a phase is enough: a slot is written again two phases later, by a rank that has
 //! passed the barrier in between, at which every reader arrived only after it had read.
 //!
+//! A rank also has a room, which it alone writes: a buffer may lie there for good, and rows that a rank brings to be summed need not be copied then. Its
+//! owner writes rows that others read only after the barrier at which what was made of them is gathered. The word that a rank publishes with a phase says
+//! where its rows are, so ranks need not agree on it.
+//!
 //! # Memory ordering
 //!
 //! A rank arrives with a release operation on a word of its own, after it has written its slot; a waiter reads that

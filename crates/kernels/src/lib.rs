@@ -12,4 +12,4 @@ pub use backend::{
     Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
     Routing, Rows, Span, StepInputs, StepLimits, Strips,
 };
-pub use shared::{SHARED_ALIGN, SharedMemory};
+pub use shared::SharedMemory;

@@ -73,10 +73,8 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
     for rows in [Rows::prompt(50), Rows::generated(1), Rows::generated(3), Rows { generated: 2, prompt: 20 }] {
         let all = rows.all();
         let [sums, terms, scales] = [(all * cols, 2), (all * cols, 3), (cols, 4)].map(|(len, seed)| noise(len, seed));
-        for (level, keep) in Level::available()
-            .into_iter()
-            .flat_map(|level| [DType::F32, DType::BF16, DType::Q8_0].map(|keep| (level, keep)))
-        {
+        let keeps = [DType::F32, DType::BF16, DType::Q8_0];
+        for (level, keep) in Level::available().flat_map(|level| keeps.map(|keep| (level, keep))) {
             let backend = backend(level, 2, KvType::F32);
             let source =
                 MatrixSource { dtype: DType::F32, rows: features, cols, row_stride: 4 * cols, bytes: &weights, keep };

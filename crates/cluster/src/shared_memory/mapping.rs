@@ -147,11 +147,10 @@ impl Mapping {
         first.checked_add(elements).is_some_and(|end| end <= self.layout.room_elements())
     }
 
-    /// Copies `values` to a place, from its element `first` on.
-    pub fn put(&self, place: Place, first: usize, values: &[f32]) {
-        let slot = self.at(place, first, values.len());
-        // SAFETY: `at` has shown that the elements lie in the mapping. Only slots are written to, and no memory that anyone refers to
-        // overlaps them. Peers that keep to the barrier do not touch them now. One that does not can only spoil numbers: every bit
+    /// Copies `values` into a slot, from its element `first` on.
+    pub fn put(&self, rank: Rank, parity: usize, first: usize, values: &[f32]) {
+        let slot = self.at(Place::Slot(rank, parity), first, values.len());
+        // SAFETY: `at` has shown that the elements lie in the mapping, and no memory that anyone refers to overlaps a slot. Peers that keep to the barrier do not touch them now. One that does not can only spoil numbers: every bit
         // pattern is an `f32`.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), slot, values.len()) };
     }

@@ -79,7 +79,7 @@ impl Seat {
             let own = self.rank().share(values.len());
             self.sum(|rank| (Place::Slot(rank, parity), 0), own.clone(), values);
             let parity = self.phase(Call::Summed, values.len(), |seat, parity| {
-                seat.segment.mapping().put(Place::Slot(seat.rank(), parity), own.start, &values[own.clone()]);
+                seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
             })?;
             for rank in self.member.others() {
                 let share = rank.share(values.len());
@@ -100,7 +100,7 @@ impl Seat {
             for rank in seat.member.others().filter(|_| !in_room) {
                 let rows = share(rank);
                 let elements = rows.start * cols..rows.end * cols;
-                seat.segment.mapping().put(Place::Slot(seat.rank(), parity), elements.start, &values[elements]);
+                seat.segment.mapping().put(seat.rank(), parity, elements.start, &values[elements]);
             }
         })?;
         self.brought = Some(Brought { parity, at });
@@ -169,7 +169,7 @@ impl Seat {
         let made: usize = self.rank().world().ranks().map(|rank| share(rank).len()).sum();
         let parity = self.phase(call, values.len() / cols * made, |seat, parity| {
             for (row, values) in values.chunks_exact(cols).enumerate() {
-                seat.segment.mapping().put(Place::Slot(seat.rank(), parity), row * own.len(), &values[own.clone()]);
+                seat.segment.mapping().put(seat.rank(), parity, row * own.len(), &values[own.clone()]);
             }
         })?;
         for rank in self.member.others() {
@@ -192,7 +192,7 @@ impl Seat {
         let own = share(self.rank());
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
         let parity = self.phase(Call::Columns, rows * cols, |seat, parity| {
-            seat.segment.mapping().put(Place::Slot(seat.rank(), parity), 0, part);
+            seat.segment.mapping().put(seat.rank(), parity, 0, part);
         })?;
         for (row, values) in whole.into_iter().flat_map(|whole| whole.chunks_exact_mut(cols)).enumerate() {
             values[own.clone()].copy_from_slice(&part[row * own.len()..][..own.len()]);
@@ -211,7 +211,7 @@ impl Seat {
         }
         let parity = self.phase(Call::Broadcast(root), values.len(), |seat, parity| {
             if seat.rank() == root {
-                seat.segment.mapping().put(Place::Slot(root, parity), 0, values);
+                seat.segment.mapping().put(root, parity, 0, values);
             }
         })?;
         if self.rank() != root {
@@ -221,9 +221,7 @@ impl Seat {
     }
 
     fn publish_all(&mut self, call: Call, values: &[f32]) -> Result<usize, GroupError> {
-        self.phase(call, values.len(), |seat, parity| {
-            seat.segment.mapping().put(Place::Slot(seat.rank(), parity), 0, values)
-        })
+        self.phase(call, values.len(), |seat, parity| seat.segment.mapping().put(seat.rank(), parity, 0, values))
     }
 
     /// Publishes and passes the barrier. Returns the parity of the slots that can be read until the next phase.

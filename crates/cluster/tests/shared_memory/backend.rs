@@ -129,8 +129,10 @@ fn a_matrix_reads_of_shared_rows_what_it_would_read_of_all_of_them() {
         // Prompts alone, the last of their bundles not whole; with generated tokens before them; generated tokens alone.
         let steps = [Rows::prompt(130), Rows::prompt(96), Rows { generated: 5, prompt: 70 }, Rows::generated(64)];
         for keep in [DType::F32, DType::BF16, DType::Q8_0] {
-            for (size, rows) in [2, 3].into_iter().flat_map(|size: u16| steps.map(|rows| (size, rows))) {
-                within(Group::new(size, 1 << 20), |collective, backend, rank| {
+            // In the third group no bundle of each rank fits at once.
+            let groups: [(u16, usize); 3] = [(2, 1 << 20), (3, 1 << 20), (2, 20 * COLS)];
+            for ((size, room), rows) in groups.into_iter().flat_map(|group| steps.map(|rows| (group, rows))) {
+                within(Group::new(size, room), |collective, backend, rank| {
                     let source = MatrixSource { dtype, rows: FEATURES, cols: COLS, row_stride, bytes, keep };
                     let (matrix, all) = (backend.matrix(&[source]).unwrap(), rows.all());
                     let ones = backend.vector(&[1.0; COLS]).unwrap();

@@ -93,7 +93,7 @@ impl Buffer {
 
     /// Moves to `memory`, without the contents, if there is room.
     pub(super) fn share_rows(&mut self, memory: SharedMemory) {
-        if let Some((data, _)) = Aligned::shared(memory, self.data.len()) {
+        if let Some(data) = Aligned::shared(memory, self.data.len()) {
             self.data = data;
             self.rows_mut(0);
         }

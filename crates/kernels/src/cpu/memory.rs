@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{BackendError, SHARED_ALIGN, SharedMemory};
+use crate::{BackendError, SharedMemory};
 
 /// Number types for which all zero bits are a value and which need no drop.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -83,12 +83,12 @@ impl<T: Plain> Aligned<T> {
         Ok(Self { start: NonNull::new(start.cast()).expect("inside a block"), len, _memory: memory })
     }
 
-    /// Numbers at the beginning of memory that other processes map too, if they fit there, and the rest of it.
-    pub(crate) fn shared(memory: SharedMemory, len: usize) -> Option<(Self, SharedMemory)> {
-        const { assert!(SHARED_ALIGN == LINE && align_of::<T>() <= LINE) };
-        let (memory, rest) = memory.take(len.checked_mul(size_of::<T>())?)?;
-        let (start, _, keeper) = memory.into_parts();
-        Some((Self { start: start.cast(), len, _memory: Memory::Shared { _keeper: keeper } }, rest))
+    /// Numbers at the beginning of memory that other processes map too, if they fit there.
+    pub(crate) fn shared(memory: SharedMemory, len: usize) -> Option<Self> {
+        const { assert!(LINE.is_multiple_of(align_of::<T>())) };
+        let (start, bytes, keeper) = memory.into_parts();
+        let fits = len.checked_mul(size_of::<T>()).is_some_and(|needed| needed <= bytes);
+        fits.then(|| Self { start: start.cast(), len, _memory: Memory::Shared { _keeper: keeper } })
     }
 
     /// The first number, through which also those who share the block may write to their parts of it.

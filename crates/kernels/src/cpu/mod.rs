@@ -28,6 +28,8 @@ pub use matrix::Matrix;
 pub use pool::Pool;
 pub use rows::Rope;
 
+pub(crate) use memory::LINE;
+
 use activations::{SplitPlaces, TILE};
 use arena::Arena;
 use attention::Sequence;
@@ -513,6 +515,7 @@ impl Backend for CpuBackend {
         reader: Option<&Matrix>,
     ) {
         let cols = x.cols;
+        assert!(made.end <= rows.all(), "{made:?} of {rows:?}");
         assert!(cols == out.cols && cols == weight.len() && y.is_none_or(|y| cols == y.cols));
         let (x, y) = (SendPtr(x.rows_mut(made.end).as_mut_ptr()), y.map(|y| y.rows(made.end)));
         let out = match self.form_for(rows, reader) {
@@ -528,18 +531,17 @@ impl Backend for CpuBackend {
             if let Some(y) = y {
                 rows::add_to(self.level, x, &y[at..at + cols]);
             }
-            // SAFETY: as above; a level that has such forms has tiles, and there is place in them for all rows.
-            unsafe {
-                match &out {
-                    NormedOutput::Plain(out) => {
-                        let out = std::slice::from_raw_parts_mut(out.get().add(at), cols);
-                        rows::rms_norm(self.level, out, x, weight, eps);
-                    }
-                    NormedOutput::Rounded(out) => {
-                        out.split(row, x, Some((rows::norm_scale(self.level, x, eps), weight)))
-                    }
-                    NormedOutput::Split(out) => out.split(row, x, Some((rows::norm_scale(self.level, x, eps), weight))),
+            let norm = || Some((rows::norm_scale(self.level, x, eps), &weight[..]));
+            match &out {
+                NormedOutput::Plain(out) => {
+                    // SAFETY: as above.
+                    let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), cols) };
+                    rows::rms_norm(self.level, out, x, weight, eps);
                 }
+                // SAFETY: as above; a level that has such forms has tiles, and there is place in them for all rows.
+                NormedOutput::Rounded(out) => unsafe { out.split(row, x, norm()) },
+                // SAFETY: as above.
+                NormedOutput::Split(out) => unsafe { out.split(row, x, norm()) },
             }
         });
     }
