@@ -21,7 +21,7 @@ const LIMITS: Limits =
     Limits { step: StepLimits { rows: 200, sequences: 4, pages: 64 }, wanted: 70, kv_pages: 50, positions: 300 };
 
 /// What is allocated and not counted: norms, names, lists, the allocator's lines. Of tiny models it is a large part.
-const UNCOUNTED_PER_LAYER: usize = 7 << 10;
+const UNCOUNTED_PER_LAYER: usize = 9 << 10;
 
 fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, rank: Rank) {
     let checkpoint = Checkpoint::open(path).unwrap();
@@ -38,12 +38,16 @@ fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, ran
     let allocated = MEMORY.allocated() - before;
     drop(hidden);
 
-    assert_eq!(footprint.weights, (ends.weight_bytes() + block.weight_bytes()) as u64, "{what}");
+    let weights = (ends.weight_bytes() + block.weight_bytes()) as u64;
+    // How many bf16 weights fit into fewer bits shows when they are packed.
+    let is_bf16 = keep.is_none() && path.ends_with("model-bf16");
+    let unknown = if is_bf16 { weights / 10 } else { 0 };
+    assert!(footprint.weights.abs_diff(weights) <= unknown, "{what}: {weights} bytes, {footprint:?}");
     let (world, kv_heads) = (rank.world().get(), description.kv_heads);
     let own = if world > kv_heads { 1 } else { rank.share(kv_heads).len() };
     let token = kv.token_bytes(KvShape { kv_heads: own, head_dim: description.head_dim });
     assert_eq!(footprint.kv, (layers.count() * LIMITS.kv_pages * PAGE_TOKENS * token) as u64, "{what}");
-    let uncounted = (allocated as u64).checked_sub(footprint.total());
+    let uncounted = (allocated as u64).checked_sub(footprint.total() - footprint.weights + weights);
     let uncounted_max = (UNCOUNTED_PER_LAYER * (layers.count() + 1)) as u64;
     assert!(uncounted.is_some_and(|bytes| bytes <= uncounted_max), "{what}: {allocated} bytes, {footprint:?}");
     assert!(uncounted_max < footprint.working / 10, "{what}: nothing is shown by this tolerance");

@@ -7,7 +7,8 @@
 //!
 //! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]), and the scales of a
 //! block lie right before its records ([`Blocks`]). So a panel is one linear stream, and is read once per step: from two
-//! streams, weights and scales, one thread reads more slowly on some machines.
+//! streams, weights and scales, one thread reads more slowly on some machines. bf16 weights lose a quarter of their bits without a loss
+//! where the kernels have tiles to multiply them with ([`super::short`]).
 
 use half::f16;
 use types::DType;
@@ -17,6 +18,7 @@ use super::level::Level;
 use super::linear;
 use super::order::Place;
 use super::pool::{Panels, Pool};
+use super::short::{self, Found, Uncommon};
 use crate::{BackendError, MatrixSource};
 
 /// Output features of a panel: the lanes of a 512-bit vector of f32.
@@ -55,6 +57,8 @@ pub(crate) enum Format {
     F16,
     /// Pairs of inputs interleaved, as the bf16 tiles want them: `[cols / 2][feature][2]`.
     Bf16,
+    /// The same in fewer bytes: see [`super::short`].
+    ShortBf16,
     /// `w = scale * (q - offset) + min`, one f16 scale (and min) per feature and group: 32 (or 64) bytes a group.
     Group {
         bits: Bits,
@@ -97,6 +101,7 @@ impl Format {
             Self::F32 => cols * PANEL * 4,
             Self::F16 => (cols * PANEL * 2).next_multiple_of(LINE),
             Self::Bf16 => cols.next_multiple_of(GROUP) * PANEL * 2,
+            Self::ShortBf16 => short::stride(cols),
             Self::Group { bits, mins, .. } => Blocks::groups(bits as usize, mins).bytes(cols / GROUP),
             Self::Super { bits, subs, mins, .. } => Blocks::superblocks(bits as usize, subs, mins).bytes(cols / SUPER),
         }
@@ -190,6 +195,8 @@ pub(crate) struct Segment {
     /// Bytes from one panel to the next.
     pub(crate) stride: usize,
     pub(crate) bytes: Piece,
+    /// Of [`Format::ShortBf16`].
+    uncommon: Option<Box<Uncommon>>,
 }
 
 impl Matrix {
@@ -205,12 +212,7 @@ impl Matrix {
             part.check()?;
             assert_eq!(part.cols, cols, "parts of a stack have the same columns");
         }
-        // Parts of one kind become one segment, so that kernels walk from one on into the next. Two stay apart: they may be gate
-        // and up, which are walked side by side.
-        let is_one = |part: &MatrixSource<'_>, next: &MatrixSource<'_>| {
-            parts.len() > 2 && part.keep == next.keep && part.rows.is_multiple_of(PANEL)
-        };
-        for parts in parts.chunk_by(is_one) {
+        for parts in of_segments(parts) {
             let segment = Segment::pack(parts, rows, arena, pool, level)?;
             rows += segment.rows;
             segments.push(segment);
@@ -219,13 +221,22 @@ impl Matrix {
         Ok(Self { rows, cols, segments, order })
     }
 
-    /// Bytes that `pack` would allocate.
-    pub(crate) fn packed_bytes(parts: &[MatrixSource<'_>]) -> usize {
-        parts.iter().map(|part| Format::of(part.keep).panels_bytes(part.rows, part.cols)).sum()
+    /// Bytes that `pack` would allocate, or a few more.
+    pub(crate) fn packed_bytes(parts: &[MatrixSource<'_>], level: Level) -> usize {
+        let bytes = |parts: &[MatrixSource<'_>]| {
+            let format = Segment::format(parts, level);
+            let panels = |part: &MatrixSource<'_>| format.panels_bytes(part.rows, part.cols);
+            let uncommon = |part: &MatrixSource<'_>| match format {
+                Format::ShortBf16 => short::uncommon_bytes_max(part.rows.div_ceil(PANEL), part.cols),
+                _ => 0,
+            };
+            parts.iter().map(|part| panels(part) + uncommon(part)).sum::<usize>()
+        };
+        of_segments(parts).map(bytes).sum()
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.segments.iter().map(|segment| segment.bytes.len()).sum()
+        self.segments.iter().map(Segment::all_bytes).sum()
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
@@ -239,7 +250,21 @@ impl Matrix {
     }
 }
 
+/// Parts of one kind become one segment, so that kernels walk from one on into the next. Two stay apart: they may be gate and up,
+/// which are walked side by side.
+fn of_segments<'a, 'b>(parts: &'a [MatrixSource<'b>]) -> impl Iterator<Item = &'a [MatrixSource<'b>]> {
+    parts.chunk_by(|part, next| parts.len() > 2 && part.keep == next.keep && part.rows.is_multiple_of(PANEL))
+}
+
 impl Segment {
+    /// How parts that are kept in one format are packed.
+    fn format(parts: &[MatrixSource<'_>], level: Level) -> Format {
+        match Format::of(parts[0].keep) {
+            Format::Bf16 if level == Level::Amx && parts.iter().all(|part| is_short(part, level)) => Format::ShortBf16,
+            format => format,
+        }
+    }
+
     /// Parts that are kept in one format, all but the last in whole panels.
     fn pack(
         parts: &[MatrixSource<'_>],
@@ -248,21 +273,42 @@ impl Segment {
         pool: &Pool,
         level: Level,
     ) -> Result<Self, BackendError> {
-        let (format, cols) = (Format::of(parts[0].keep), parts[0].cols);
+        let (format, cols) = (Self::format(parts, level), parts[0].cols);
         let (stride, rows) = (format.stride(cols), parts.iter().map(|part| part.rows).sum());
         let mut bytes = arena.zeroed("weights", format.panels_bytes(rows, cols))?;
         let mut rest = &mut *bytes;
+        let (mut before, found) = (0, Found::default());
         for part in parts {
             let (packed, others) = rest.split_at_mut(format.panels_bytes(part.rows, cols));
             let start = SendPtr(packed.as_mut_ptr());
             pool.run(part.rows.div_ceil(PANEL), &|_, panel| {
                 // SAFETY: panels are disjoint ranges of `packed`, each taken by one chunk.
                 let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(panel * stride), stride) };
-                super::pack::panel(part, panel, format, out, level);
+                match format {
+                    Format::ShortBf16 => {
+                        let plain = plain_panel(part, panel, level);
+                        super::pack::short_panel(level, &plain, out, before + panel, cols, &found);
+                    }
+                    _ => super::pack::panel(part, panel, format, out, level),
+                }
             });
+            before += part.rows.div_ceil(PANEL);
             rest = others;
         }
-        Ok(Self { first, rows, cols, format, stride, bytes })
+        let uncommon = match format {
+            Format::ShortBf16 => Some(Box::new(found.sorted(before, cols)?)),
+            _ => None,
+        };
+        Ok(Self { first, rows, cols, format, stride, bytes, uncommon })
+    }
+
+    fn all_bytes(&self) -> usize {
+        self.bytes.len() + self.uncommon.as_ref().map_or(0, |uncommon| uncommon.bytes())
+    }
+
+    /// The uncommon quarters of a panel of [`Format::ShortBf16`] and of those after it: see [`Uncommon::from`].
+    pub(super) fn uncommon(&self, panel: usize) -> (&[u32], &[u8]) {
+        self.uncommon.as_ref().expect("short weights").from(panel)
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
@@ -270,7 +316,7 @@ impl Segment {
     }
 
     pub(crate) fn is_bf16(&self) -> bool {
-        self.format == Format::Bf16
+        matches!(self.format, Format::Bf16 | Format::ShortBf16)
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -287,8 +333,34 @@ impl Segment {
     }
 
     fn unpack_row(&self, row: usize, out: &mut [f32]) {
-        unpack_feature(self.format, self.panel(row / PANEL), row % PANEL, &mut out[..self.cols]);
+        let (panel, feature, out) = (row / PANEL, row % PANEL, &mut out[..self.cols]);
+        match self.format {
+            Format::ShortBf16 => {
+                let (first, uncommon) = (short::first(panel, self.cols), self.uncommon(panel));
+                short::unpack_feature(self.panel(panel), first, uncommon, feature, out);
+            }
+            format => unpack_feature(format, self.panel(panel), feature, out),
+        }
     }
+}
+
+/// A panel of bf16 weights as they are.
+fn plain_panel(part: &MatrixSource<'_>, panel: usize, level: Level) -> Vec<u8> {
+    let mut plain = vec![0; Format::Bf16.stride(part.cols)];
+    super::pack::panel(part, panel, Format::Bf16, &mut plain, level);
+    plain
+}
+
+/// Whether bf16 weights are worth packing in short, as far as some panels tell.
+fn is_short(part: &MatrixSource<'_>, level: Level) -> bool {
+    const SAMPLES: usize = 2;
+    let (panels, cols) = (part.rows.div_ceil(PANEL), part.cols);
+    let (mut sampled, found, mut out) = (0, Found::default(), vec![0; short::stride(cols)]);
+    for panel in (0..panels).step_by(panels.div_ceil(SAMPLES).max(1)) {
+        super::pack::short_panel(level, &plain_panel(part, panel, level), &mut out, panel, cols, &found);
+        sampled += 1;
+    }
+    short::is_worth_it(found, sampled, panels, cols)
 }
 
 /// One feature of a panel as numbers: the definition of what a panel means.
@@ -312,6 +384,7 @@ fn unpack_feature(format: Format, panel: &[u8], feature: usize, out: &mut [f32])
                 *value = f32::from_bits(u32::from(u16::from_le_bytes([panel[at], panel[at + 1]])) << 16);
             }
         }
+        Format::ShortBf16 => unreachable!("unpacked with its uncommon quarters"),
         Format::Group { bits, offset, mins } => {
             let blocks = Blocks::groups(bits as usize, mins);
             for (group, values) in out.chunks_exact_mut(GROUP).enumerate() {
@@ -388,7 +461,7 @@ mod tests {
         let formats = DType::ALL.map(Format::of).map(|format| match format {
             Format::Group { bits, mins, .. } => Some(Blocks::groups(bits as usize, mins)),
             Format::Super { bits, subs, mins, .. } => Some(Blocks::superblocks(bits as usize, subs, mins)),
-            Format::F32 | Format::F16 | Format::Bf16 => None,
+            Format::F32 | Format::F16 | Format::Bf16 | Format::ShortBf16 => None,
         });
         for (blocks, count) in formats.into_iter().flatten().flat_map(|blocks| (0..6).map(move |count| (blocks, count)))
         {

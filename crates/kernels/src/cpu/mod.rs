@@ -15,6 +15,7 @@ mod order;
 mod pack;
 mod pool;
 mod rows;
+mod short;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -264,7 +265,7 @@ impl Backend for CpuBackend {
     }
 
     fn packed_bytes(&self, parts: &[MatrixSource<'_>]) -> usize {
-        Matrix::packed_bytes(parts)
+        Matrix::packed_bytes(parts, self.level)
     }
 
     fn buffer_bytes(&self, rows: usize, cols: usize) -> usize {

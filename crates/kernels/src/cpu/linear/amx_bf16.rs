@@ -115,21 +115,21 @@ unsafe fn pass<'a, const PARTS: usize>(
 ) {
     let first = pair(0)[0].0;
     let groups = first.cols.div_ceil(GROUP);
-    let is_quantised = first.format != Format::Bf16;
+    let is_packed = first.format != Format::Bf16;
     let panel_bytes = groups * TILE_BYTES;
     // What only one tile of rows passes by need not stay.
     let most = if rows <= TILE { 2 } else { (BLOCK_BYTES / (2 * panel_bytes)).max(1) };
     // As many each time.
     let at_once = pairs.div_ceil(pairs.div_ceil(most));
     UNPACKED.with_borrow_mut(|unpacked| {
-        let len = if is_quantised { at_once * 2 * groups } else { 0 };
+        let len = if is_packed { at_once * 2 * groups } else { 0 };
         if unpacked.len() < len {
             unpacked.resize(len, Lines([[0; LINE]; TILE_BYTES / LINE]));
         }
         let room: *mut u8 = unpacked.as_mut_ptr().cast();
         let half = |p: usize, tile: usize| {
             let panels = pair(p);
-            let weights = match is_quantised {
+            let weights = match is_packed {
                 true => [0, 1].map(|half| room.wrapping_add((p % at_once * 2 + half) * panel_bytes).cast_const()),
                 false => panels.map(|(segment, panel)| segment.panel(panel).as_ptr()),
             };
@@ -139,7 +139,7 @@ unsafe fn pass<'a, const PARTS: usize>(
         unsafe {
             for first in (0..pairs).step_by(at_once) {
                 let block = first..pairs.min(first + at_once);
-                if is_quantised {
+                if is_packed {
                     for p in block.clone() {
                         for (half, (segment, panel)) in pair(p).into_iter().enumerate() {
                             unpack_panel(segment, panel, room.add(((p - first) * 2 + half) * panel_bytes));
@@ -213,6 +213,8 @@ macro_rules! product {
         asm!(concat!("tdpbf16ps tmm", $sum, ", tmm", $a, ", tmm", $b), options(nostack, nomem))
     };
 }
+
+pub(super) use {load, product};
 
 impl<const PARTS: usize> Quad<'_, PARTS> {
     /// Fewer than 16 rows make shorter tiles.

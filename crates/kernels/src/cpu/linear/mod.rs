@@ -18,15 +18,17 @@ mod amx_bf16;
 #[cfg(target_arch = "x86_64")]
 mod amx_group;
 #[cfg(target_arch = "x86_64")]
+mod amx_short;
+#[cfg(target_arch = "x86_64")]
 mod amx_super;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod bf16_row;
-#[cfg(target_arch = "x86_64")]
 mod prefetch;
+#[cfg(target_arch = "x86_64")]
+mod short_panel;
 #[cfg(target_arch = "x86_64")]
 mod unpack_bf16;
 
@@ -62,7 +64,7 @@ impl Needs {
                 Format::Group { .. } | Format::Super { .. } if rounds => needs.rounded = true,
                 Format::Group { .. } => needs.group = true,
                 Format::Super { .. } => needs.superblock = true,
-                Format::Bf16 => needs.split |= level == Level::Amx,
+                Format::Bf16 | Format::ShortBf16 => needs.split |= level == Level::Amx,
                 Format::F32 | Format::F16 => {}
             }
         }
@@ -353,9 +355,10 @@ fn panels(level: Level, segment: &Segment, share: Share, inputs: &Inputs<'_>, ou
     unsafe {
         match (segment.format, level) {
             #[cfg(target_arch = "x86_64")]
-            (Format::Bf16, Level::Amx) if inputs.rows == 1 => bf16_row::panels(segment, share, inputs, out),
+            (Format::ShortBf16, Level::Amx) if inputs.rows <= TILE => amx_short::panels(segment, share, inputs, out),
             #[cfg(target_arch = "x86_64")]
-            (Format::Bf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
+            (Format::Bf16 | Format::ShortBf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
+            (Format::ShortBf16, _) => unreachable!("packed for tiles only"),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (Format::Group { .. } | Format::Super { .. }, _) if inputs.rounds => {

@@ -3,6 +3,7 @@
 
 use types::DType;
 
+use super::super::matrix::Format;
 use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PromptMath};
 use super::Chunks;
 use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
@@ -364,5 +365,45 @@ fn chunks_cover_all_panels_once_and_give_threads_the_same() {
         assert_eq!(end, total);
         let (least, most) = (taken.iter().min().unwrap(), taken.iter().max().unwrap());
         assert!(most - least <= 3, "{taken:?} of {total}");
+    }
+}
+
+/// Weights that are nearly normal, of which one in 4,001 has a power that hardly another one has: zero, far smaller or larger.
+fn few_powers(rows: usize, cols: usize, seed: u64) -> Vec<u8> {
+    let sums = noise(rows * cols * 12, seed);
+    let values = sums.chunks_exact(12).enumerate().map(|(i, sum)| {
+        let value = 0.02 * sum.iter().sum::<f32>();
+        match i % 4001 {
+            0 => value * [0.0, -0.0, 1e-9, 1e9, 1e-20][i / 4001 % 5],
+            _ => value,
+        }
+    });
+    values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect()
+}
+
+/// Rows of weights before others, with so many powers that all of them stay as they are.
+#[test]
+fn short_weights_give_the_same_bits_as_plain_ones() {
+    for (n, k) in [(16, 64), (70, 515), (96, 1280)] {
+        let bytes = few_powers(n, k, 3);
+        let many_powers: Vec<u8> =
+            (0..n * k).flat_map(|i| ((i * 7919 % 16381) as u16 + 0x3000).to_le_bytes()).collect();
+        let both = [&many_powers[..n / 16 * 16 * k * 2], &bytes].concat();
+        let before = n / 16 * 16;
+        let (short, plain) = (source(DType::BF16, n, k, &bytes), source(DType::BF16, before + n, k, &both));
+        for level in Level::available() {
+            let backend = backend(level, 2);
+            let formats = [short, plain].map(|part| backend.matrix(&[part]).unwrap().segments[0].format);
+            let wanted = if level == Level::Amx { Format::ShortBf16 } else { Format::Bf16 };
+            assert_eq!(formats, [wanted, Format::Bf16], "{n}x{k}, {level}");
+            for rows in [1, 2, 5, 16, 17, 40] {
+                let x = noise(rows * k, 5);
+                let (short, plain) = (run(&backend, &[short], &x, None), run(&backend, &[plain], &x, None));
+                for (row, (short, plain)) in short.chunks_exact(n).zip(plain.chunks_exact(before + n)).enumerate() {
+                    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(short) == bits(&plain[before..]), "{n}x{k}, {level}, row {row} of {rows}");
+                }
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Quantised panels unpacked to bf16 tiles: 32 inputs of 16 features make one kilobyte, `[input pair][feature][2]`.
+//! Quantised panels, and bf16 ones in short, unpacked to bf16 tiles: 32 inputs of 16 features make one kilobyte, `[input pair][feature][2]`.
 //!
 //! A stored byte becomes a number without a conversion: put into the mantissa of a power of two it *is* that power plus the
 //! byte, and one multiply-add takes the power away again and applies scale and minimum. For bytes of up to seven bits
@@ -8,7 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
+use super::super::short::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::avx512::{sub_minimum, sub_scale, unpack};
+use super::short_panel::ShortPanel;
 
 /// Bytes of a tile of 32 inputs by 16 features.
 pub(super) const TILE_BYTES: usize = GROUP * PANEL * 2;
@@ -48,8 +50,19 @@ pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, out: *mut u8)
                 superblock::<5, 8, true>(segment, weights, offset, out);
             }
             Format::Super { offset, .. } => superblock::<6, 16, false>(segment, weights, offset, out),
-            Format::F32 | Format::F16 | Format::Bf16 => unreachable!("quantised formats"),
+            Format::ShortBf16 => short(segment, panel, out),
+            Format::F32 | Format::F16 | Format::Bf16 => unreachable!("nothing to unpack"),
         }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn short(segment: &Segment, panel: usize, out: *mut u8) {
+    let mut weights = ShortPanel::new(segment, panel);
+    for quarter in 0..segment.cols.div_ceil(GROUP) * QUARTERS_PER_GROUP {
+        asking(segment.panel(panel).as_ptr().wrapping_add(ShortPanel::at(quarter)), PACKED / LINE);
+        // SAFETY: the segment's quarter, the caller's room.
+        unsafe { weights.unpack(quarter, out.add(quarter * PLAIN)) };
     }
 }
 
