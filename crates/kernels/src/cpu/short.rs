@@ -9,7 +9,7 @@
 //! (8 inputs of 16 features), a line of codes and two of low bytes, in an order that lets vectors interleave high and low bytes to the
 //! four lines of [`Format::Bf16`](super::matrix::Format): byte `16 l + 8 i + w` of low bytes `h` is that of word `8 l + w` of line
 //! `2 h + i`, and its code is in the low (`h = 0`) or high nibble of the same byte of the codes. A quarter with a weight that has none of
-//! the eight powers is *uncommon*: its high bytes lie in full beside the panels.
+//! the eight powers is *uncommon*: its high bytes lie in full beside the panels. If all were, they would take a quarter more than plain.
 
 use std::cmp::Reverse;
 use std::sync::{Mutex, PoisonError};
@@ -145,7 +145,8 @@ pub(crate) fn pack(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, foun
 /// Whether so many panels are worth packing, judging by what was found in some of them.
 pub(crate) fn is_worth_it(found: Found, sampled: usize, panels: usize, cols: usize) -> bool {
     let uncommon = found.0.into_inner().unwrap_or_else(PoisonError::into_inner).len();
-    uncommon * UNCOMMON_SHARE <= first(sampled, cols) && first(panels, cols) < u32::MAX as usize
+    let (sampled, all) = (first(sampled, cols), first(panels, cols));
+    sampled > 0 && uncommon * UNCOMMON_SHARE <= sampled && all < u32::MAX as usize
 }
 
 /// What uncommon quarters take in panels that are worth packing.
