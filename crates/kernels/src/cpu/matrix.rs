@@ -273,11 +273,27 @@ impl Segment {
         pool: &Pool,
         level: Level,
     ) -> Result<Self, BackendError> {
-        let (format, cols) = (Self::format(parts, level), parts[0].cols);
+        match Self::pack_as(Self::format(parts, level), parts, first, arena, pool, level)? {
+            Some(packed) => Ok(packed),
+            // What was sampled did not stand for the rest.
+            None => Ok(Self::pack_as(Format::Bf16, parts, first, arena, pool, level)?.expect("any weights fit")),
+        }
+    }
+
+    /// The same in one format; `None` if it turns out that weights are not as that one wants them.
+    fn pack_as(
+        format: Format,
+        parts: &[MatrixSource<'_>],
+        first: usize,
+        arena: &Arena,
+        pool: &Pool,
+        level: Level,
+    ) -> Result<Option<Self>, BackendError> {
+        let (cols, panels) = (parts[0].cols, parts.iter().map(|part| part.rows.div_ceil(PANEL)).sum());
         let (stride, rows) = (format.stride(cols), parts.iter().map(|part| part.rows).sum());
         let mut bytes = arena.zeroed("weights", format.panels_bytes(rows, cols))?;
         let mut rest = &mut *bytes;
-        let (mut before, found) = (0, Found::default());
+        let (mut before, found) = (0, Found::in_all(panels, cols));
         for part in parts {
             let (packed, others) = rest.split_at_mut(format.panels_bytes(part.rows, cols));
             let start = SendPtr(packed.as_mut_ptr());
@@ -296,10 +312,11 @@ impl Segment {
             rest = others;
         }
         let uncommon = match format {
-            Format::ShortBf16 => Some(Box::new(found.sorted(before, cols)?)),
+            Format::ShortBf16 if found.are_few() => Some(Box::new(found.sorted(panels, cols)?)),
+            Format::ShortBf16 => return Ok(None),
             _ => None,
         };
-        Ok(Self { first, rows, cols, format, stride, bytes, uncommon })
+        Ok(Some(Self { first, rows, cols, format, stride, bytes, uncommon }))
     }
 
     fn all_bytes(&self) -> usize {
@@ -355,12 +372,13 @@ fn plain_panel(part: &MatrixSource<'_>, panel: usize, level: Level) -> Vec<u8> {
 fn is_short(part: &MatrixSource<'_>, level: Level) -> bool {
     const SAMPLES: usize = 2;
     let (panels, cols) = (part.rows.div_ceil(PANEL), part.cols);
-    let (mut sampled, found, mut out) = (0, Found::default(), vec![0; short::stride(cols)]);
-    for panel in (0..panels).step_by(panels.div_ceil(SAMPLES).max(1)) {
+    let samples = (0..panels).step_by(panels.div_ceil(SAMPLES).max(1));
+    let (found, mut out) = (Found::in_sample(samples.len(), cols), vec![0; short::stride(cols)]);
+    for panel in samples {
         super::pack::short_panel(level, &plain_panel(part, panel, level), &mut out, panel, cols, &found);
-        sampled += 1;
     }
-    short::is_worth_it(found, sampled, panels, cols)
+    let quarters = short::first(panels, cols);
+    (1..u32::MAX as usize).contains(&quarters) && found.are_few()
 }
 
 /// One feature of a panel as numbers: the definition of what a panel means.

@@ -9,7 +9,7 @@
 //! (8 inputs of 16 features), a line of codes and two of low bytes, in an order that lets vectors interleave high and low bytes to the
 //! four lines of [`Format::Bf16`](super::matrix::Format): byte `16 l + 8 i + w` of low bytes `h` is that of word `8 l + w` of line
 //! `2 h + i`, and its code is in the low (`h = 0`) or high nibble of the same byte of the codes. A quarter with a weight that has none of
-//! the eight powers is *uncommon*: its high bytes lie in full beside the panels. If all were, they would take a quarter more than plain.
+//! the eight powers is *uncommon*: its high bytes lie in full beside the panels.
 
 use std::cmp::Reverse;
 use std::sync::{Mutex, PoisonError};
@@ -31,8 +31,9 @@ const POWERS: usize = 8;
 const SIGN: u8 = 0x80;
 /// Stands for all other powers while a quarter is packed.
 const NO_CODE: u8 = 0x40;
-/// One in so many quarters may be uncommon in weights that are worth packing.
-const UNCOMMON_SHARE: usize = 8;
+/// One in so many quarters of a sample may be uncommon if its weights are to be worth packing, and so many in all when they are packed.
+const UNCOMMON_SAMPLED: usize = 8;
+const UNCOMMON_MOST: usize = 4;
 
 /// Bytes of a packed panel.
 pub(crate) fn stride(cols: usize) -> usize {
@@ -50,12 +51,36 @@ pub(crate) struct Uncommon {
 }
 
 /// Uncommon quarters in the order in which panels happen to be packed.
-#[derive(Default)]
-pub(crate) struct Found(Mutex<Vec<(u32, [u8; HIGHS])>>);
+pub(crate) struct Found {
+    /// More than these are not worth keeping.
+    most: usize,
+    quarters: Mutex<Vec<(u32, [u8; HIGHS])>>,
+}
 
 impl Found {
+    /// For so many panels of which all are packed.
+    pub(crate) fn in_all(panels: usize, cols: usize) -> Self {
+        Self { most: first(panels, cols) / UNCOMMON_MOST, quarters: Mutex::default() }
+    }
+
+    /// For so many panels that stand for others.
+    pub(crate) fn in_sample(panels: usize, cols: usize) -> Self {
+        Self { most: first(panels, cols) / UNCOMMON_SAMPLED, quarters: Mutex::default() }
+    }
+
+    fn add(&self, uncommon: &mut Vec<(u32, [u8; HIGHS])>) {
+        let mut quarters = self.quarters.lock().unwrap_or_else(PoisonError::into_inner);
+        if quarters.len() <= self.most {
+            quarters.append(uncommon);
+        }
+    }
+
+    pub(crate) fn are_few(&self) -> bool {
+        self.quarters.lock().unwrap_or_else(PoisonError::into_inner).len() <= self.most
+    }
+
     pub(crate) fn sorted(self, panels: usize, cols: usize) -> Result<Uncommon, BackendError> {
-        let mut found = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.quarters.into_inner().unwrap_or_else(PoisonError::into_inner);
         found.sort_unstable_by_key(|&(quarter, _)| quarter);
         let mut highs = Aligned::zeroed("weights", found.len() * HIGHS)?;
         for (out, (_, bytes)) in highs.chunks_exact_mut(HIGHS).zip(&found) {
@@ -138,20 +163,13 @@ pub(crate) fn pack(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, foun
         }
     }
     if !uncommon.is_empty() {
-        found.0.lock().unwrap_or_else(PoisonError::into_inner).append(&mut uncommon);
+        found.add(&mut uncommon);
     }
 }
 
-/// Whether so many panels are worth packing, judging by what was found in some of them.
-pub(crate) fn is_worth_it(found: Found, sampled: usize, panels: usize, cols: usize) -> bool {
-    let uncommon = found.0.into_inner().unwrap_or_else(PoisonError::into_inner).len();
-    let (sampled, all) = (first(sampled, cols), first(panels, cols));
-    sampled > 0 && uncommon * UNCOMMON_SHARE <= sampled && all < u32::MAX as usize
-}
-
-/// What uncommon quarters take in panels that are worth packing.
+/// What uncommon quarters take at most in panels like those of a sample that is worth packing.
 pub(crate) fn uncommon_bytes_max(panels: usize, cols: usize) -> usize {
-    first(panels, cols) / UNCOMMON_SHARE * (HIGHS + size_of::<u32>()) + (panels + 1) * size_of::<u32>()
+    first(panels, cols) / UNCOMMON_SAMPLED * (HIGHS + size_of::<u32>()) + (panels + 1) * size_of::<u32>()
 }
 
 /// One feature of a packed panel as numbers: the definition of what it means.
@@ -189,7 +207,7 @@ mod tests {
         let panels: Vec<Vec<u16>> =
             (0..50).map(every).chain((50..53).map(few)).chain((53..56).map(mixed)).chain([vec![0; words]]).collect();
         let mut seen = vec![false; 1 << 16];
-        let found = Found::default();
+        let found = Found { most: usize::MAX, quarters: Mutex::default() };
         let mut packed = vec![0; panels.len() * stride(cols)];
         for (panel, words) in panels.iter().enumerate() {
             words.iter().for_each(|&word| seen[usize::from(word)] = true);
@@ -214,14 +232,14 @@ mod tests {
     #[test]
     fn weights_with_many_powers_are_not_worth_it() {
         let (cols, mut out) = (256, vec![0; stride(256)]);
-        let mut is_worth_it = |word: fn(usize) -> u16| {
+        let mut are_few = |word: fn(usize) -> u16| {
             let plain: Vec<u8> = (0..cols * PANEL).flat_map(|i| word(i).to_le_bytes()).collect();
-            let found = Found::default();
+            let found = Found::in_sample(1, cols);
             pack(&plain, &mut out, 0, cols, &found);
-            super::is_worth_it(found, 1, 100, cols)
+            found.are_few()
         };
-        assert!(is_worth_it(|_| 0));
-        assert!(is_worth_it(|i| 0x3c00 + (i * 769 % 2048) as u16));
-        assert!(!is_worth_it(|i| (i * 40_503) as u16));
+        assert!(are_few(|_| 0));
+        assert!(are_few(|i| 0x3c00 + (i * 769 % 2048) as u16));
+        assert!(!are_few(|i| (i * 40_503) as u16));
     }
 }

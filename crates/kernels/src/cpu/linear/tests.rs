@@ -381,15 +381,39 @@ fn few_powers(rows: usize, cols: usize, seed: u64) -> Vec<u8> {
     values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect()
 }
 
-/// Rows of weights before others, with so many powers that all of them stay as they are.
+/// Weights of all kinds of powers.
+fn many_powers(rows: usize, cols: usize) -> Vec<u8> {
+    (0..rows * cols).flat_map(|i| ((i * 7919 % 16381) as u16 + 0x3000).to_le_bytes()).collect()
+}
+
+/// The panels that are looked at first promise what the others do not keep.
+#[test]
+fn weights_that_only_seem_short_stay_plain() {
+    let (n, k) = (96, 256);
+    let (few, many) = (few_powers(16, k, 3), many_powers(16, k));
+    let panels = [&few, &many, &many, &few, &many, &many];
+    let bytes: Vec<u8> = panels.into_iter().flatten().copied().collect();
+    let (x, part) = (noise(2 * k, 5), source(DType::BF16, n, k, &bytes));
+    for level in Level::available() {
+        let backend = backend(level, 2);
+        assert_eq!(backend.matrix(&[part]).unwrap().segments[0].format, Format::Bf16, "{level}");
+        let together = run(&backend, &[part], &x, None);
+        for (p, panel) in panels.into_iter().enumerate() {
+            let alone = run(&backend, &[source(DType::BF16, 16, k, panel)], &x, None);
+            for (together, alone) in together.chunks_exact(n).zip(alone.chunks_exact(16)) {
+                assert!(&together[p * 16..(p + 1) * 16] == alone, "{level}, panel {p}");
+            }
+        }
+    }
+}
+
+/// Plain ones are the same behind rows with so many powers that all of them stay as they are.
 #[test]
 fn short_weights_give_the_same_bits_as_plain_ones() {
     for (n, k) in [(16, 64), (70, 515), (96, 1280)] {
         let bytes = few_powers(n, k, 3);
-        let many_powers: Vec<u8> =
-            (0..n * k).flat_map(|i| ((i * 7919 % 16381) as u16 + 0x3000).to_le_bytes()).collect();
-        let both = [&many_powers[..n / 16 * 16 * k * 2], &bytes].concat();
         let before = n / 16 * 16;
+        let both = [many_powers(before, k), bytes.clone()].concat();
         let (short, plain) = (source(DType::BF16, n, k, &bytes), source(DType::BF16, before + n, k, &both));
         for level in Level::available() {
             let backend = backend(level, 2);
