@@ -12,7 +12,7 @@ use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use super::name::{FileName, RepoId};
-use super::settings::Settings;
+use super::settings::Access;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two reads of a body, and before its first byte.
@@ -96,8 +96,9 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(settings: &Settings) -> Self {
-        let https = settings.endpoint.starts_with("https://");
+    pub fn new(access: Access) -> Self {
+        let Access { endpoint, token, offline } = access;
+        let https = endpoint.starts_with("https://");
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .https_only(https)
@@ -111,7 +112,7 @@ impl Hub {
             .user_agent(concat!("consort/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Self { agent, endpoint: settings.endpoint.clone(), token: settings.token.clone(), offline: settings.offline }
+        Self { agent, endpoint, token, offline }
     }
 
     pub fn listing(&self, repo: &RepoId) -> Result<Listing, HubError> {

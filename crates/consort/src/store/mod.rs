@@ -37,14 +37,11 @@ pub struct ModelFiles {
 
 pub struct Store {
     settings: Settings,
-    hub: Hub,
 }
 
 impl Store {
     pub fn from_environment() -> Result<Self> {
-        let settings = Settings::from_environment()?;
-        let hub = Hub::new(&settings);
-        Ok(Self { settings, hub })
+        Ok(Self { settings: Settings::from_environment()? })
     }
 
     /// The files of a model, from this machine where they are there, else fetched. No name means the default model.
@@ -137,7 +134,8 @@ impl Store {
     }
 
     fn pull_repo(&self, repo: &RepoId, choice: Option<&str>) -> Result<ModelFiles> {
-        let listing = match self.hub.listing(repo) {
+        let hub = Hub::new(self.settings.access()?);
+        let listing = match hub.listing(repo) {
             Ok(listing) => listing,
             Err(error @ HubError::Offline(_)) => {
                 return Err(error).with_context(|| format!("{repo} is not in {}", self.settings.hub_cache.display()));
@@ -149,7 +147,7 @@ impl Store {
         let files: Vec<_> = chosen.files().iter().map(|&index| &listing.files[index]).collect();
 
         let cache = self.cache(repo);
-        let source = Source { hub: &self.hub, repo, commit: &listing.commit };
+        let source = Source { hub: &hub, repo, commit: &listing.commit };
         let bar = progress::bytes(files.iter().map(|file| file.bytes).sum());
         for file in &files {
             bar.set_message(file.name.to_string());

@@ -13,13 +13,19 @@ const TOKEN_BYTES_MAX: u64 = 4096;
 pub struct Settings {
     /// The folder of `models--owner--name` folders.
     pub hub_cache: PathBuf,
+    /// consort's own cache, for what does not come from a hub.
+    pub own_cache: PathBuf,
+    token_file: PathBuf,
+}
+
+/// How a hub is asked. What is wrong with it matters to nobody who has the model already.
+#[derive(Debug)]
+pub struct Access {
     /// Scheme and host of the hub, without a slash at the end.
     pub endpoint: String,
     pub token: Option<String>,
     /// Never ask the hub.
     pub offline: bool,
-    /// consort's own cache, for what does not come from a hub.
-    pub own_cache: PathBuf,
 }
 
 impl Settings {
@@ -30,13 +36,18 @@ impl Settings {
         };
         let hf_home = path("HF_HOME").unwrap_or_else(|| cache.join("huggingface"));
         let hub_cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
-        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token"));
         Ok(Self {
             hub_cache: hub_cache.unwrap_or_else(|| hf_home.join("hub")),
-            endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,
-            token: token(variable("HF_TOKEN"), &token_file)?,
-            offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
             own_cache: cache.join("consort"),
+            token_file: path("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token")),
+        })
+    }
+
+    pub fn access(&self) -> Result<Access> {
+        Ok(Access {
+            endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,
+            token: token(variable("HF_TOKEN"), &self.token_file)?,
+            offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
         })
     }
 }

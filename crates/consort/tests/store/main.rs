@@ -382,6 +382,21 @@ fn offline_the_hub_is_not_asked() {
 }
 
 #[test]
+fn what_is_wrong_with_the_hub_matters_only_to_who_asks_it() {
+    let hub = FakeHub::honest(REPO, &[gguf()]);
+    let home = Home::new(&hub);
+    let wrong = [("HF_TOKEN", "two words", "the hub token has characters"), ("HF_ENDPOINT", "hub", "HF_ENDPOINT must")];
+    for (variable, value, why) in wrong {
+        assert!(home.run(&["pull", REPO]).success);
+        let list = outcome(home.command(&["list", "--json"]).env(variable, value));
+        assert!(list.success && list.stdout.contains(REPO), "{}{}", list.stdout, list.stderr);
+        assert!(outcome(home.command(&["rm", REPO]).env(variable, value)).success);
+        let pull = outcome(home.command(&["pull", REPO]).env(variable, value));
+        assert!(!pull.success && pull.stderr.contains(why), "{}", pull.stderr);
+    }
+}
+
+#[test]
 fn a_hub_that_is_not_there_is_named() {
     let hub = FakeHub::honest(REPO, &[]);
     // A port that was just given back.
