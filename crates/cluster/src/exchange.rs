@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use kernels::{Backend, BackendError, Form, Rows, SharedMemory};
+use kernels::{Backend, BackendError, Form, HostWork, Rows, SharedMemory};
 use model::{Collective, CollectiveError, EachRows};
 use types::Rank;
 
@@ -17,11 +17,17 @@ pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 /// cache.
 const PIECE_ELEMENTS: usize = 1 << 17;
 
-/// Elements of the rows that are summed and worked on at a time: they and what is made of them stay in a core's own cache.
+/// Elements of the rows that a thread sums and works on at a time: they and what is made of them stay in a core's own cache.
 const PART_ELEMENTS: usize = 1 << 16;
 
 /// Rows that one rank makes are a multiple of this, but for the last: forms have as many in a bundle, or one.
 pub(crate) const BUNDLE: usize = 16;
+
+/// Rows that go to one thread at a time, as in the ops of the CPU's backend: then a thread works on what it has summed.
+const RUN_ROWS: usize = 4;
+
+/// [`Backend::host_runs`] of some backend.
+pub type Runs<'a> = dyn Fn(&mut [f32], usize, &HostWork<'_>) + 'a;
 
 /// A rank's place in a group: the collectives on slices. What a rank has of `cols` columns is its [`Rank::share`] of them.
 pub trait Joint {
@@ -38,12 +44,18 @@ pub trait Joint {
     /// Memory for what this rank brings, where the others can read it. It is given once.
     fn room(&mut self) -> Option<SharedMemory>;
     /// Shows the others these rows of `cols` columns, which begin `at` elements after the first of a buffer. Returns the rows that
-    /// this rank is to work on.
-    fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, Self::Error>;
-    /// Adds to some of its own rows what the others have brought.
-    fn sum_rows(&self, rows: Range<usize>, cols: usize, values: &mut [f32]);
-    /// Each rank has made what `bring_rows` gave it of these `rows` of `cols` columns; afterwards it has all of them.
-    fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), Self::Error>;
+    /// this rank is to sum and work on, or nothing if all are summed already.
+    fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Option<Range<usize>>, Self::Error>;
+    /// Adds to some of the values that it has brought, from the `start`th on, what the others have.
+    fn sum_brought(&self, start: usize, values: &mut [f32]);
+    /// Each rank has made what `bring_rows` gave it of these `rows` of `cols` columns; afterwards it has all of them. `runs` copies.
+    fn gather_rows(
+        &mut self,
+        rows: Range<usize>,
+        cols: usize,
+        made: Form<'_>,
+        runs: &Runs<'_>,
+    ) -> Result<(), Self::Error>;
     fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), Self::Error>;
     /// `whole`, which only the first rank has, gets what all have in `part`.
     fn gather_columns(&mut self, shape: [usize; 2], part: &[f32], whole: Option<&mut [f32]>)
@@ -81,16 +93,27 @@ macro_rules! joint {
                 self.room()
             }
 
-            fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, $Error> {
+            fn bring_rows(
+                &mut self,
+                at: usize,
+                cols: usize,
+                values: &mut [f32],
+            ) -> Result<Option<Range<usize>>, $Error> {
                 self.bring_rows(at, cols, values)
             }
 
-            fn sum_rows(&self, rows: Range<usize>, cols: usize, values: &mut [f32]) {
-                self.sum_rows(rows, cols, values)
+            fn sum_brought(&self, start: usize, values: &mut [f32]) {
+                self.sum_brought(start, values)
             }
 
-            fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), $Error> {
-                self.gather_rows(rows, cols, made)
+            fn gather_rows(
+                &mut self,
+                rows: Range<usize>,
+                cols: usize,
+                made: Form<'_>,
+                runs: &$crate::exchange::Runs<'_>,
+            ) -> Result<(), $Error> {
+                self.gather_rows(rows, cols, made, runs)
             }
 
             fn all_gather(&mut self, cols: usize, values: &mut [f32]) -> Result<(), $Error> {
@@ -159,7 +182,7 @@ impl<J: Joint> Exchange<J> {
     }
 }
 
-impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
+impl<B: Backend, J: Joint + Send + Sync> Collective<B> for Exchange<J> {
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.run(backend, rows, buffer, |joint, values| joint.all_reduce(values))
     }
@@ -191,22 +214,29 @@ impl<B: Backend, J: Joint + Send> Collective<B> for Exchange<J> {
         };
         let joint = &mut inner.joint;
         let at_once = elements_max / width / bundles * bundles;
-        let at_a_time = (PART_ELEMENTS / width / BUNDLE * BUNDLE).max(BUNDLE);
+        let at_a_time = (PART_ELEMENTS * backend.host_threads() / width / BUNDLE * BUNDLE).max(BUNDLE);
+        let runs = |values: &mut [f32], length: usize, work: &HostWork<'_>| backend.host_runs(values, length, work);
         let here = "it was here before";
         for first in (0..all).step_by(at_once) {
             let piece = first..all.min(first + at_once);
             let elements = piece.start * cols..piece.end * cols;
             let values = &mut backend.host_rows_mut(from, all).expect(here)[elements.clone()];
-            let own = joint.bring_rows(elements.start, cols, values).map_err(Into::into)?;
+            let Some(own) = joint.bring_rows(elements.start, cols, values).map_err(Into::into)? else {
+                each(from, to, piece);
+                continue;
+            };
             for start in own.clone().step_by(at_a_time) {
                 let part = start..own.end.min(start + at_a_time);
                 let values = &mut backend.host_rows_mut(from, all).expect(here)[elements.clone()];
-                joint.sum_rows(part.clone(), cols, values);
-                let part = first + part.start..first + part.end;
-                each(from, to, part);
+                let (length, start) = (RUN_ROWS * cols, part.start * cols);
+                let joint = &*joint;
+                backend.host_runs(&mut values[start..part.end * cols], length, &|run, values| {
+                    joint.sum_brought(start + run * length, values);
+                });
+                each(from, to, first + part.start..first + part.end);
             }
             let made = backend.host_form(rows, to, reader).expect(here);
-            joint.gather_rows(piece, cols, made).map_err(Into::into)?;
+            joint.gather_rows(piece, cols, made, &runs).map_err(Into::into)?;
         }
         Ok(())
     }

@@ -208,6 +208,9 @@ impl Strips {
     }
 }
 
+/// What [`Backend::host_runs`] calls with each run.
+pub type HostWork<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
 /// The router of a mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
@@ -303,6 +306,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Option<Form<'a>> {
         let _ = (rows, buffer, reader);
         None
+    }
+    /// Threads that compute in this process's memory.
+    fn host_threads(&self) -> usize {
+        1
+    }
+    /// Calls `work` with every run of `length` values, of which the last may be shorter, and its number: side by side, where there are
+    /// threads for it.
+    fn host_runs(&self, values: &mut [f32], length: usize, work: &HostWork<'_>) {
+        values.chunks_mut(length).enumerate().for_each(|(run, values)| work(run, values));
     }
     /// From now on the rows of `buffer` lie in `memory`, if that can be, and are new.
     fn share_rows(&self, buffer: &mut Self::Buffer, memory: SharedMemory) {

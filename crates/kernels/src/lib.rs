@@ -9,7 +9,7 @@ pub mod quant;
 mod shared;
 
 pub use backend::{
-    Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Rows, Span, StepInputs, StepLimits, Strips,
+    Activation, Attention, Backend, BackendError, Form, Gated, Heads, HostWork, KvShape, MatrixSource, PAGE_TOKENS,
+    RopeLayout, Routing, Rows, Span, StepInputs, StepLimits, Strips,
 };
 pub use shared::SharedMemory;

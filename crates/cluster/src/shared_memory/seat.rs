@@ -4,13 +4,13 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kernels::{Form, SharedMemory};
+use kernels::{Form, HostWork, SharedMemory};
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
 use super::mapping::Place;
 use super::segment::{Abort, Segment};
-use crate::exchange::{BUNDLE, joint};
+use crate::exchange::{BUNDLE, Runs, joint};
 
 /// Elements that every rank may read beyond what sharing the sum would have it read, to save a barrier. With two ranks
 /// sharing saves no reading at all.
@@ -18,6 +18,9 @@ const EXTRA_ELEMENTS_MAX: usize = 1 << 14;
 
 /// Rows with fewer elements than this are summed and worked on by every rank: a barrier costs more.
 const SHARED_ELEMENTS_MIN: usize = 1 << 15;
+
+/// Elements of a long row that one thread copies at a time.
+const COPY_ELEMENTS: usize = 1 << 14;
 
 /// Elements summed at a time: they stay in the nearest cache.
 const PIECE_ELEMENTS: usize = 1024;
@@ -73,11 +76,11 @@ impl Seat {
         let world = self.rank().world().get();
         if world.saturating_sub(2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
             let parity = self.publish_all(Call::Sum, values)?;
-            self.sum(|rank| (Place::Slot(rank, parity), 0), 0..values.len(), values);
+            self.sum(|rank| (Place::Slot(rank, parity), 0), values);
         } else {
             let parity = self.publish_all(Call::Sum, values)?;
             let own = self.rank().share(values.len());
-            self.sum(|rank| (Place::Slot(rank, parity), 0), own.clone(), values);
+            self.sum(|rank| (Place::Slot(rank, parity), own.start), &mut values[own.clone()]);
             let parity = self.phase(Call::Summed, values.len(), |seat, parity| {
                 seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
             })?;
@@ -90,11 +93,16 @@ impl Seat {
     }
 
     /// Shows the others these rows of `cols` columns, which begin `at` elements after the first of a buffer. Returns the rows that this
-    /// rank is to work on: its share, to be summed by [`Seat::sum_rows`], or all of them, summed, if sharing them does not pay.
-    pub fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, GroupError> {
+    /// rank is to work on: its share, to be summed by [`Seat::sum_brought`]. If sharing does not pay, all of them are summed.
+    pub fn bring_rows(
+        &mut self,
+        at: usize,
+        cols: usize,
+        values: &mut [f32],
+    ) -> Result<Option<Range<usize>>, GroupError> {
         self.brought = None;
         let rows = values.len().checked_div(cols).unwrap_or(0);
-        let Some(share) = self.row_shares(rows, cols) else { return self.all_reduce(values).map(|()| 0..rows) };
+        let Some(share) = self.row_shares(rows, cols) else { return self.all_reduce(values).map(|()| None) };
         let in_room = self.segment.mapping().is_in_room(self.rank(), at, values);
         let parity = self.phase(Call::Scatter { in_room }, values.len(), |seat, parity| {
             for rank in seat.member.others().filter(|_| !in_room) {
@@ -104,19 +112,19 @@ impl Seat {
             }
         })?;
         self.brought = Some(Brought { parity, at });
-        Ok(share(self.rank()))
+        Ok(Some(share(self.rank())))
     }
 
-    /// Adds to some of its own rows what the others have brought. Whether they were there is known when the rows have been gathered.
-    pub fn sum_rows(&self, rows: Range<usize>, cols: usize, values: &mut [f32]) {
+    /// Adds to some of the values that it has brought, from the `start`th on, what the others have. Whether that was there is known
+    /// when the rows have been gathered.
+    pub fn sum_brought(&self, start: usize, values: &mut [f32]) {
         let Some(Brought { parity, at }) = self.brought else { return };
-        let mapping = self.segment.mapping();
-        let fits = mapping.has_room(at, values.len());
+        let fits = self.segment.mapping().has_room(at + start, values.len());
         let brought = |rank| match fits && self.is_in_room(rank, parity) {
-            true => (Place::Room(rank), at),
-            false => (Place::Slot(rank, parity), 0),
+            true => (Place::Room(rank), at + start),
+            false => (Place::Slot(rank, parity), start),
         };
-        self.sum(brought, rows.start * cols..rows.end * cols, values);
+        self.sum(brought, values);
     }
 
     /// Whether `rank` has brought its rows in its room.
@@ -124,15 +132,21 @@ impl Seat {
         self.segment.mapping().word(Word::Call(rank, parity)).load(Relaxed) & IN_ROOM != 0
     }
 
-    /// Each rank has made what [`Seat::bring_rows`] gave it of these `rows`; afterwards it has all of them.
-    pub fn gather_rows(&mut self, rows: Range<usize>, cols: usize, made: Form<'_>) -> Result<(), GroupError> {
+    /// Each rank has made what [`Seat::bring_rows`] gave it of these `rows`; afterwards it has all of them. `runs` copies.
+    pub fn gather_rows(
+        &mut self,
+        rows: Range<usize>,
+        cols: usize,
+        made: Form<'_>,
+        runs: &Runs<'_>,
+    ) -> Result<(), GroupError> {
         let Some(share) = self.row_shares(rows.len(), cols) else { return Ok(()) };
         let Form { values, strips } = made;
         let place = |rank| {
             let share = share(rank);
             strips.place(rows.start + share.start..rows.start + share.end)
         };
-        self.gather(Call::Rows, strips.len, place, values)
+        self.gather(Call::Rows, strips.len, place, values, runs)
     }
 
     /// The rows that each rank works on, if there are enough of them to be shared.
@@ -150,10 +164,13 @@ impl Seat {
     pub fn all_gather(
         &mut self,
         cols: usize,
-        share: impl Fn(Rank) -> Range<usize>,
+        share: impl Fn(Rank) -> Range<usize> + Sync,
         values: &mut [f32],
     ) -> Result<(), GroupError> {
-        self.gather(Call::Gather, cols, share, values)
+        let runs = |values: &mut [f32], length: usize, work: &HostWork<'_>| {
+            values.chunks_mut(length).enumerate().for_each(|(run, values)| work(run, values));
+        };
+        self.gather(Call::Gather, cols, share, values, &runs)
     }
 
     /// Each rank has made its `share` of the `cols` columns of every row; afterwards it has all shares.
@@ -161,24 +178,21 @@ impl Seat {
         &mut self,
         call: Call,
         cols: usize,
-        share: impl Fn(Rank) -> Range<usize>,
+        share: impl Fn(Rank) -> Range<usize> + Sync,
         values: &mut [f32],
+        runs: &Runs<'_>,
     ) -> Result<(), GroupError> {
         assert!(cols > 0 && values.len().is_multiple_of(cols), "{} elements in rows of {cols}", values.len());
-        let own = share(self.rank());
         let made: usize = self.rank().world().ranks().map(|rank| share(rank).len()).sum();
         let parity = self.phase(call, values.len() / cols * made, |seat, parity| {
-            for (row, values) in values.chunks_exact(cols).enumerate() {
-                seat.segment.mapping().put(seat.rank(), parity, row * own.len(), &values[own.clone()]);
-            }
+            let (own, mapping) = (seat.rank(), seat.segment.mapping());
+            let put = |_: Rank, at: usize, values: &mut [f32]| mapping.put(own, parity, at, values);
+            for_shares(cols, || std::iter::once(own), &share, values, runs, &put);
         })?;
-        for rank in self.member.others() {
-            let share = share(rank);
-            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
-                self.segment.mapping().get(Place::Slot(rank, parity), row * share.len(), &mut values[share.clone()]);
-            }
-        }
-        self.member.confirm(self.segment.mapping())
+        let (member, mapping) = (&self.member, self.segment.mapping());
+        let get = |rank: Rank, at: usize, values: &mut [f32]| mapping.get(Place::Slot(rank, parity), at, values);
+        for_shares(cols, || member.others(), &share, values, runs, &get);
+        member.confirm(mapping)
     }
 
     /// Each rank brings `rows` rows of its `share` of `cols` columns. Who has a `whole` gets all of them there.
@@ -250,14 +264,14 @@ impl Seat {
         self.member.others().find(is_other).map_or(Ok(()), |rank| Err(GroupError::Mismatch(rank)))
     }
 
-    /// Replaces `range` of `values`, which are this rank's own, with the sum over all ranks in their order.
-    /// `brought` says where another rank has them, and which element there is the first of `values`.
-    fn sum(&self, brought: impl Fn(Rank) -> (Place, usize), range: Range<usize>, values: &mut [f32]) {
+    /// Replaces `values`, which are this rank's own, with the sum over all ranks in their order. `brought` says where another rank has
+    /// them, and which element there is the first.
+    fn sum(&self, brought: impl Fn(Rank) -> (Place, usize), values: &mut [f32]) {
         let (mapping, own_index) = (self.segment.mapping(), self.rank().index());
         // Two terms may change places, so that only several before this rank's own need be summed apart.
         let (several, mut before) = (own_index > 1, [0.0; PIECE_ELEMENTS]);
-        for first in range.clone().step_by(PIECE_ELEMENTS) {
-            let own = &mut values[first..range.end.min(first + PIECE_ELEMENTS)];
+        for (piece, own) in values.chunks_mut(PIECE_ELEMENTS).enumerate() {
+            let first = piece * PIECE_ELEMENTS;
             if several {
                 let before = &mut before[..own.len()];
                 for rank in self.member.others().take(own_index) {
@@ -273,6 +287,30 @@ impl Seat {
                 let (place, at) = brought(rank);
                 mapping.add(place, at + first, own);
             }
+        }
+    }
+}
+
+/// Calls `work` with what each of these ranks has of every row of `cols` columns, and how much of its own lies before that. If there
+/// is but one row, what a rank has of it goes in pieces.
+fn for_shares<I: Iterator<Item = Rank>>(
+    cols: usize,
+    ranks: impl Fn() -> I + Sync,
+    share: &(impl Fn(Rank) -> Range<usize> + Sync),
+    values: &mut [f32],
+    runs: &Runs<'_>,
+    work: &(impl Fn(Rank, usize, &mut [f32]) + Sync),
+) {
+    if values.len() > cols {
+        runs(values, cols, &|row, values| {
+            for rank in ranks() {
+                let share = share(rank);
+                work(rank, row * share.len(), &mut values[share]);
+            }
+        });
+    } else {
+        for rank in ranks() {
+            runs(&mut values[share(rank)], COPY_ELEMENTS, &|piece, values| work(rank, piece * COPY_ELEMENTS, values));
         }
     }
 }

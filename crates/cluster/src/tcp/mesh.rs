@@ -15,7 +15,7 @@ use super::encoding::Encoding;
 use super::message::{Call, Cause, HEAD_BYTES, Head};
 use super::watch::POLL_TICK;
 use super::wire::{Wire, WireError};
-use crate::exchange::joint;
+use crate::exchange::{Runs, joint};
 
 /// Elements that every rank may send beyond what sharing the sum would have it send, to save a phase. Between two ranks
 /// sharing saves nothing.
@@ -150,13 +150,13 @@ impl Mesh {
         }
     }
 
-    /// Sums all rows of `cols` columns, and returns them: sharing them would cost a second trip.
-    pub fn bring_rows(&mut self, _: usize, cols: usize, values: &mut [f32]) -> Result<Range<usize>, MeshError> {
-        self.all_reduce(values).map(|()| 0..values.len().checked_div(cols).unwrap_or(0))
+    /// Sums all rows: sharing them would cost a second trip.
+    pub fn bring_rows(&mut self, _: usize, _: usize, values: &mut [f32]) -> Result<Option<Range<usize>>, MeshError> {
+        self.all_reduce(values).map(|()| None)
     }
 
     /// [`Mesh::bring_rows`] has done that.
-    pub fn sum_rows(&self, _: Range<usize>, _: usize, _: &mut [f32]) {}
+    pub fn sum_brought(&self, _: usize, _: &mut [f32]) {}
 
     /// There is no memory that ranks of other hosts could read.
     pub fn room(&mut self) -> Option<SharedMemory> {
@@ -164,7 +164,7 @@ impl Mesh {
     }
 
     /// Each rank has made the rows that [`Mesh::bring_rows`] gave it: all.
-    pub fn gather_rows(&mut self, _: Range<usize>, _: usize, _: Form<'_>) -> Result<(), MeshError> {
+    pub fn gather_rows(&mut self, _: Range<usize>, _: usize, _: Form<'_>, _: &Runs<'_>) -> Result<(), MeshError> {
         Ok(())
     }
 

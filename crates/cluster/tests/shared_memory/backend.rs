@@ -26,7 +26,9 @@ fn within(group: Group, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, 
         for _ in group.limits.world.ranks() {
             scope.spawn(|| {
                 let exchange = Exchange::new(seats.lock().unwrap().pop().unwrap());
-                let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+                // With one thread, or several that share the sums and copies.
+                let threads = 1 + exchange.rank().index() % 2 * 2;
+                let backend = CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap();
                 part(&exchange, &backend, exchange.rank());
             });
         }

@@ -40,8 +40,8 @@ use matrix::{Segment, SendPtr};
 use order::Order;
 
 use crate::{
-    Activation, Attention, Backend, BackendError, Form, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Rows, SharedMemory, Span, StepInputs, StepLimits,
+    Activation, Attention, Backend, BackendError, Form, Gated, Heads, HostWork, KvShape, MatrixSource, PAGE_TOKENS,
+    RopeLayout, Routing, Rows, SharedMemory, Span, StepInputs, StepLimits,
 };
 
 /// Compiles a function for each level; the result takes the level first and calls the right one.
@@ -346,6 +346,20 @@ impl Backend for CpuBackend {
             FormKind::Rounded => buffer.rounded(all).form(cols),
             FormKind::Split => buffer.split(all).form(cols),
         })
+    }
+
+    fn host_threads(&self) -> usize {
+        self.threads()
+    }
+
+    fn host_runs(&self, values: &mut [f32], length: usize, work: &HostWork<'_>) {
+        let (start, all) = (SendPtr(values.as_mut_ptr()), values.len());
+        self.pool.run(all.div_ceil(length), &|_, run| {
+            let first = run * length;
+            // SAFETY: runs lie within the values, and each goes to one worker.
+            let values = unsafe { std::slice::from_raw_parts_mut(start.get().add(first), length.min(all - first)) };
+            work(run, values);
+        });
     }
 
     fn share_rows(&self, buffer: &mut Buffer, memory: SharedMemory) {
