@@ -2,7 +2,8 @@
 """What sharing a model among rank processes costs: N ranks with one thread each beside one process with N threads.
 
 Both sides run `consort bench` on the same file, in turns, several rounds; the table has the medians and their ratio, and the share of
-the ranks' time that went into collectives. Models are made as for compare.py.
+the ranks' time that went into collectives: the median of all ranks, and of the one in each round that waited least, which is about what
+exchanging costs by itself. Models are made as for compare.py.
 """
 import argparse
 import json
@@ -21,17 +22,19 @@ def main() -> None:
         path = compare.make_model(name, libs)
         speeds: dict[tuple[str, str], list[float]] = {}
         shares: list[float] = []
+        least: list[float] = []
         for number in range(options.rounds):
             sides = ["ranks", "one"] if number % 2 == 0 else ["one", "ranks"]
             for side in sides:
-                for line in bench(options, path, side):
-                    if "test" in line:
-                        speeds.setdefault((line["test"], side), []).append(statistics.median(line["tokens_per_s"]))
-                    else:
-                        shares.append(line["collective_percent"])
+                lines = bench(options, path, side)
+                for line in (line for line in lines if "test" in line):
+                    speeds.setdefault((line["test"], side), []).append(statistics.median(line["tokens_per_s"]))
+                if ranks := [line["collective_percent"] for line in lines if "rank" in line]:
+                    shares += ranks
+                    least.append(min(ranks))
         for test in dict.fromkeys(test for test, _ in speeds):
             ranks, one = (statistics.median(speeds[test, side]) for side in ("ranks", "one"))
-            share = f"{statistics.median(shares):.1f} %"
+            share = f"{statistics.median(shares):.1f} %, least {statistics.median(least):.1f} %"
             print(f"| {name} | {test} | {ranks:.1f} | {one:.1f} | {ranks / one:.2f} | {share} |", flush=True)
 
 
