@@ -109,10 +109,14 @@ unsafe fn unpack<const BITS: usize>(record: *const u8, half: usize) -> [__m256i;
     lines
 }
 
-/// `sum over lines of weights . activations`, exact.
+/// `factor * sum over lines of weights . activations`, exact; each lane has its factor in both 16-bit halves.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots<const BITS: usize, const LINES: usize>(lines: &[__m256i], activations: *const i8) -> __m256i {
+unsafe fn dots<const BITS: usize, const LINES: usize>(
+    lines: &[__m256i],
+    activations: *const i8,
+    factor: __m256i,
+) -> __m256i {
     // Lines whose pair sums fit together in 16 bits: `2 * 127 * (2^BITS - 1) * lines <= 32767`.
     let together = match BITS {
         2..=4 => 8,
@@ -120,7 +124,6 @@ unsafe fn dots<const BITS: usize, const LINES: usize>(lines: &[__m256i], activat
         6 => 2,
         _ => 1,
     };
-    let ones = _mm256_set1_epi16(1);
     let (mut total, mut short) = (_mm256_setzero_si256(), _mm256_setzero_si256());
     for i in 0..LINES {
         // SAFETY: the caller points at `4 * LINES` activations.
@@ -132,7 +135,7 @@ unsafe fn dots<const BITS: usize, const LINES: usize>(lines: &[__m256i], activat
         };
         short = _mm256_add_epi16(short, products);
         if (i + 1) % together == 0 || i + 1 == LINES {
-            total = _mm256_add_epi32(total, _mm256_madd_epi16(short, ones));
+            total = _mm256_add_epi32(total, _mm256_madd_epi16(short, factor));
             short = _mm256_setzero_si256();
         }
     }
@@ -209,7 +212,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
                 let lines = unpack::<BITS>(weights.add(blocks.weights(g)), half);
                 let scale = load_half(scales, half);
                 for r in 0..R {
-                    let mut integer = dots::<BITS, 8>(&lines, values.add(r * GROUP));
+                    let mut integer = dots::<BITS, 8>(&lines, values.add(r * GROUP), _mm256_set1_epi16(1));
                     if offset != 0 {
                         let correction = _mm256_set1_epi32(offset * *acts.sums.get_unchecked(at + r));
                         integer = _mm256_sub_epi32(integer, correction);
@@ -251,25 +254,37 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
             let (records, scales) = (weights.add(blocks.weights(index)), weights.add(blocks.scales(index)));
             let halves = scales.add(SuperScales::integers(SUBS, MINS));
             for half in 0..2 {
+                // Integers, and what each unit of the offset adds to them: formats with one have a scale per 16 inputs.
                 let mut integers = [_mm256_setzero_si256(); R];
+                let mut added = [_mm256_setzero_si256(); R];
                 for g in 0..GROUPS_PER_SUPER {
                     let lines = unpack::<BITS>(records.add(g * BITS * LINE), half);
-                    for part in 0..SUBS / GROUPS_PER_SUPER {
-                        let sub = g * (SUBS / GROUPS_PER_SUPER) + part;
-                        let scale = sub_scale::<SUBS, MINS>(scales, sub, half);
+                    let parts = SUBS / GROUPS_PER_SUPER;
+                    let scale = |part: usize| sub_scale::<SUBS, MINS>(scales, g * parts + part, half);
+                    for part in 0..parts {
+                        let scale = in_halves(scale(part), scale(part));
                         for r in 0..R {
                             let values = values.add(g / 2 * 64 * TILE + r * 64 + g % 2 * 32 + part * 16);
-                            let mut integer = if SUBS == 8 {
-                                dots::<BITS, 8>(&lines, values)
+                            let integer = if SUBS == 8 {
+                                dots::<BITS, 8>(&lines, values, scale)
                             } else {
-                                dots::<BITS, 4>(&lines[part * 4..], values)
+                                dots::<BITS, 4>(&lines[part * 4..], values, scale)
                             };
-                            if offset != 0 {
-                                let correction = _mm256_set1_epi32(offset * i32::from(*act_sums.add(r * 16 + sub)));
-                                integer = _mm256_sub_epi32(integer, correction);
-                            }
-                            integers[r] = _mm256_add_epi32(integers[r], _mm256_mullo_epi32(integer, scale));
+                            integers[r] = _mm256_add_epi32(integers[r], integer);
                         }
+                    }
+                    if SUBS == 16 && !MINS {
+                        let scales = in_halves(scale(0), scale(1));
+                        for r in 0..R {
+                            let sums = act_sums.add(r * 16 + 2 * g).cast::<i32>().read_unaligned();
+                            added[r] = _mm256_add_epi32(added[r], _mm256_madd_epi16(scales, _mm256_set1_epi32(sums)));
+                        }
+                    }
+                }
+                if SUBS == 16 && !MINS {
+                    for r in 0..R {
+                        let added = _mm256_mullo_epi32(added[r], _mm256_set1_epi32(offset));
+                        integers[r] = _mm256_sub_epi32(integers[r], added);
                     }
                 }
                 for r in 0..R {
@@ -287,6 +302,13 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     }
     // SAFETY: the caller's promise about `out`.
     unsafe { put(segment, panel, row, out, sums) };
+}
+
+/// The low 16 bits of each lane of two vectors, in its halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn in_halves(low: __m256i, high: __m256i) -> __m256i {
+    _mm256_blend_epi16::<0xaa>(low, _mm256_slli_epi32::<16>(high))
 }
 
 #[inline]
