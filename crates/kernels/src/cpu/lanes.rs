@@ -71,6 +71,8 @@ pub(crate) mod scalar {
     use super::exp_constants::{HIGHEST, LN2_HIGH, LN2_LOW, LOG2_E, LOWEST, POLY};
 
     pub(crate) type V = [f32; 16];
+    /// Vectors that fit into the registers.
+    pub(crate) const REGISTERS: usize = 8;
 
     #[inline(always)]
     fn map(a: V, f: impl Fn(f32) -> f32) -> V {
@@ -206,6 +208,8 @@ pub(crate) mod avx2 {
 
     #[derive(Clone, Copy)]
     pub(crate) struct V(__m256, __m256);
+    /// Vectors that fit into the registers.
+    pub(crate) const REGISTERS: usize = 8;
 
     macro_rules! ops {
         ($($(#[$meta:meta])* $([$unsafe:ident])? fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? $body:block)*) => {
@@ -340,6 +344,8 @@ pub(crate) mod avx512 {
     use super::exp_constants::{HIGHEST, LN2_HIGH, LN2_LOW, LOG2_E, LOWEST, POLY};
 
     pub(crate) type V = __m512;
+    /// Vectors that fit into the registers.
+    pub(crate) const REGISTERS: usize = 32;
 
     macro_rules! ops {
         ($($(#[$meta:meta])* $([$unsafe:ident])? fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? $body:block)*) => {

@@ -3,12 +3,15 @@
 //! `vpmaddubsw` multiplies unsigned by signed bytes and adds pairs into 16 bits. Weights of up to 6 bits are the unsigned
 //! side as they are, and several lines are summed before they could overflow 16 bits. Whole bytes go in as magnitude, their
 //! sign moved to the activation.
+//!
+//! One panel is walked at a time, because registers hold no more; while that goes on, the next four are asked for.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, TILE};
 use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
+use super::prefetch::Ahead;
 use super::{Inputs, Output};
 
 /// Features of half a panel: the lanes of a 256-bit vector of f32.
@@ -142,20 +145,22 @@ unsafe fn dots<const BITS: usize, const LINES: usize>(
     total
 }
 
-/// Cuts rows into blocks of four and one.
+/// Cuts rows into blocks of four, two and one; the first asks for the weights of later panels.
 macro_rules! blocks {
-    ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {
+    ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
+        let first = $panels.start;
         for panel in $panels {
+            let ahead = Ahead::new($segment, first, panel);
             let mut row = 0;
             while row < $inputs.rows {
                 row += match $inputs.rows - row {
-                    4.. => { $block::<$($c),*, 4>($segment, panel, row, $offset, $inputs, $out); 4 }
-                    2.. => { $block::<$($c),*, 2>($segment, panel, row, $offset, $inputs, $out); 2 }
-                    _ => { $block::<$($c),*, 1>($segment, panel, row, $offset, $inputs, $out); 1 }
+                    4.. => { $block::<$($c),*, 4>($segment, panel, row, $offset, &ahead, $inputs, $out); 4 }
+                    2.. => { $block::<$($c),*, 2>($segment, panel, row, $offset, &ahead, $inputs, $out); 2 }
+                    _ => { $block::<$($c),*, 1>($segment, panel, row, $offset, &ahead, $inputs, $out); 1 }
                 };
             }
         }
-    };
+    }};
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -196,6 +201,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
     panel: usize,
     row: usize,
     offset: i32,
+    ahead: &Ahead,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
@@ -208,6 +214,9 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
             let scales = weights.add(blocks.scales(g));
+            if row == 0 {
+                ahead.step::<1>(blocks.weights(g), BITS * LINE);
+            }
             for half in 0..2 {
                 let lines = unpack::<BITS>(weights.add(blocks.weights(g)), half);
                 let scale = load_half(scales, half);
@@ -239,6 +248,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     panel: usize,
     row: usize,
     offset: i32,
+    ahead: &Ahead,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
@@ -258,6 +268,9 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                 let mut integers = [_mm256_setzero_si256(); R];
                 let mut added = [_mm256_setzero_si256(); R];
                 for g in 0..GROUPS_PER_SUPER {
+                    if row == 0 && half == 0 {
+                        ahead.step::<1>(blocks.weights(index) + g * BITS * LINE, BITS * LINE);
+                    }
                     let lines = unpack::<BITS>(records.add(g * BITS * LINE), half);
                     let parts = SUBS / GROUPS_PER_SUPER;
                     let scale = |part: usize| sub_scale::<SUBS, MINS>(scales, g * parts + part, half);

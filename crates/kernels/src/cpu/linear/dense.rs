@@ -108,7 +108,12 @@ for_each_level! {
             match (panels.end - panel, inputs.rows) {
                 // Four panels at once for few rows: four streams from memory are faster than one.
                 (4.., 1..=3) => { all_rows::<4, 2>(segment, panel, inputs, out); panel += 4; }
-                (2.., _) => { all_rows::<2, 4>(segment, panel, inputs, out); panel += 2; }
+                (2.., _) if REGISTERS >= 32 => { all_rows::<2, 4>(segment, panel, inputs, out); panel += 2; }
+                // Two sums per output.
+                _ if REGISTERS < 16 && segment.format == Format::Bf16 => {
+                    all_rows::<1, 3>(segment, panel, inputs, out);
+                    panel += 1;
+                }
                 _ => { all_rows::<1, 4>(segment, panel, inputs, out); panel += 1; }
             }
         }
