@@ -160,6 +160,11 @@ impl<J: Joint> Exchange<J> {
         self.inner.borrow().joint.rank()
     }
 
+    /// Nobody may be within an exchange.
+    pub(crate) fn joint_mut(&mut self) -> &mut J {
+        &mut self.inner.get_mut().joint
+    }
+
     /// Runs `exchange` on the first `rows` rows of `buffer`, a piece at a time. A failure of the backend ends the group: the
     /// other ranks shall not wait for this one.
     fn run<B: Backend>(

@@ -35,10 +35,12 @@
 mod barrier;
 #[cfg(test)]
 mod barrier_model;
+mod loan;
 mod mapping;
 mod seat;
 mod segment;
 
 pub use barrier::{Generation, GroupError};
+pub use loan::Borrower;
 pub use seat::Seat;
 pub use segment::{Abort, GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};

@@ -11,6 +11,7 @@
 mod build;
 mod dense;
 mod fault;
+mod helper;
 mod intake;
 mod link;
 mod outlet;

@@ -64,6 +64,10 @@ pub(super) enum Word {
     Asleep(Rank),
     /// What this rank does in the phases of this parity.
     Call(Rank, usize),
+    /// A [`Stamp`]: whether this rank lends its CPU. See [`Lender`](super::loan::Lender).
+    Loan(Rank),
+    /// Microseconds that others have worked on this rank's CPU, since it was last asked.
+    Lent(Rank),
 }
 
 /// An atomic number. The orderings are arguments, so that a model checker sees those that are used.
@@ -164,7 +168,7 @@ impl Stamp {
         u64::from(self.generation.0) << 32 | u64::from(self.number)
     }
 
-    fn from_word(word: u64) -> Self {
+    pub fn from_word(word: u64) -> Self {
         Self { generation: Generation((word >> 32) as u32), number: word as u32 }
     }
 }

@@ -80,7 +80,7 @@ impl Board for Model {
             Word::State => &self.state,
             Word::Arrived(rank) => &self.arrived[rank.index()],
             Word::Asleep(rank) => &self.asleep[rank.index()],
-            Word::Call(..) => unreachable!("calls are the seat's business"),
+            Word::Call(..) | Word::Loan(_) | Word::Lent(_) => unreachable!("the barrier has no business with it"),
         }
     }
 

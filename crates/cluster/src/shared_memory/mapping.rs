@@ -19,11 +19,12 @@ use super::barrier::{Board, Word, atomics};
 /// Words that different ranks write lie on different lines, and so do slots. Two cache lines: processors fetch pairs.
 const LINE_BYTES: usize = 128;
 
-/// The first line says what the segment is and never changes; then one line for the state, one for the bell, and
+/// The first line says what the segment is and never changes; then one line for the state, one for each bell, and
 /// one for each rank.
 const STATE_LINE: usize = 1;
 const BELL_LINE: usize = 2;
-const RANK_LINES: usize = 3;
+const LOAN_BELL_LINE: usize = 3;
+const RANK_LINES: usize = 4;
 
 /// A room has place for as many slots: the rows of a large step, where an exchange takes some at a time.
 const ROOM_SLOTS: usize = 4;
@@ -35,6 +36,8 @@ const SPINS: u32 = 2_000;
 const TURNS: u32 = 100_000;
 /// A parked rank looks again after this even if nobody wakes it: a peer may have spoiled the bell.
 const PARK_MAX: Duration = Duration::from_millis(20);
+/// The same for who waits for a loan, and for the same reason.
+const REST_MAX: Duration = Duration::from_secs(1);
 
 atomics!(AtomicU64: u64, AtomicU32: u32);
 
@@ -82,6 +85,8 @@ impl Layout {
             Word::Arrived(rank) => (RANK_LINES + rank.index(), 0),
             Word::Asleep(rank) => (RANK_LINES + rank.index(), 1),
             Word::Call(rank, parity) => (RANK_LINES + rank.index(), 2 + parity),
+            Word::Loan(rank) => (RANK_LINES + rank.index(), 4),
+            Word::Lent(rank) => (RANK_LINES + rank.index(), 5),
         };
         line * LINE_BYTES + place * size_of::<u64>()
     }
@@ -171,6 +176,28 @@ impl Mapping {
         }
     }
 
+    /// What those sleep on who wait for a loan. It changes when there is one, or they have to look for another reason.
+    pub fn loan_bell(&self) -> &AtomicU32 {
+        self.bell_at(LOAN_BELL_LINE)
+    }
+
+    /// Wakes those who wait for a loan.
+    pub fn ring_loans(&self) {
+        self.loan_bell().fetch_add(1, Ordering::Release);
+        let _ = futex::wake(self.loan_bell(), futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Sleeps for a while if the bell of loans still shows `seen`.
+    pub fn rest(&self, seen: u32) {
+        sleep_on(self.loan_bell(), seen, REST_MAX);
+    }
+
+    fn bell_at(&self, line: usize) -> &AtomicU32 {
+        assert!(line == BELL_LINE || line == LOAN_BELL_LINE);
+        // SAFETY: as in `atomic`: the first word of a line that every layout has. No other word overlaps it.
+        unsafe { AtomicU32::from_ptr(self.memory.as_mut_ptr().add(line * LINE_BYTES).cast()) }
+    }
+
     fn at(&self, place: Place, first: usize, elements: usize) -> *mut f32 {
         let (offset, max) = self.layout.place(place);
         assert!(
@@ -202,8 +229,7 @@ impl Board for Mapping {
     }
 
     fn bell(&self) -> &AtomicU32 {
-        // SAFETY: as in `atomic`: the first word of a line that every layout has. No other word overlaps it.
-        unsafe { AtomicU32::from_ptr(self.memory.as_mut_ptr().add(BELL_LINE * LINE_BYTES).cast()) }
+        self.bell_at(BELL_LINE)
     }
 
     fn fence(&self, order: Ordering) {
@@ -220,13 +246,18 @@ impl Board for Mapping {
     }
 
     fn park(&self, seen: u32) {
-        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(PARK_MAX.subsec_nanos()) };
-        // Woken, interrupted, too late or refused: the caller looks again in any case.
-        let _ = futex::wait(self.bell(), futex::Flags::empty(), seen, Some(&timeout));
+        sleep_on(self.bell(), seen, PARK_MAX);
     }
 
     fn wake(&self) {
         // It fails only for an address that is not there; this one is mapped.
         let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
     }
+}
+
+/// Sleeps until woken, at most for `max`, if the bell still shows `seen`.
+fn sleep_on(bell: &AtomicU32, seen: u32, max: Duration) {
+    let timeout = futex::Timespec { tv_sec: max.as_secs() as i64, tv_nsec: i64::from(max.subsec_nanos()) };
+    // Woken, interrupted, too late or refused: the caller looks again in any case.
+    let _ = futex::wait(bell, futex::Flags::empty(), seen, Some(&timeout));
 }

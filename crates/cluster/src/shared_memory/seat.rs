@@ -3,11 +3,13 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use kernels::{Form, HostWork, SharedMemory};
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
+use super::loan::{Borrower, Lender};
 use super::mapping::Place;
 use super::segment::{Abort, Segment};
 use crate::exchange::{BUNDLE, Runs, joint};
@@ -33,6 +35,9 @@ pub struct Seat {
     member: Member,
     has_room: bool,
     brought: Option<Brought>,
+    /// Waits so far, and how long others have worked on this rank's CPU meanwhile.
+    waits: u32,
+    lent: Duration,
 }
 
 /// Where the others have brought rows that are to be summed.
@@ -45,7 +50,7 @@ struct Brought {
 
 impl Seat {
     pub(super) fn new(segment: Segment, member: Member) -> Self {
-        Self { segment, member, has_room: true, brought: None }
+        Self { segment, member, has_room: true, brought: None, waits: 0, lent: Duration::ZERO }
     }
 
     /// Memory for the rows of [`Seat::bring_rows`], which need not be copied then.
@@ -64,6 +69,16 @@ impl Seat {
     /// What ends this seat's generation for all its ranks.
     pub fn abort(&self) -> Abort {
         self.segment.abort(self.generation())
+    }
+
+    /// What takes the CPUs that the others lend.
+    pub fn borrower(&self) -> Borrower {
+        Borrower::new(self.segment.clone(), self.rank(), self.generation())
+    }
+
+    /// How long others have worked on this rank's CPU, since the last call.
+    pub fn take_lent(&mut self) -> Duration {
+        std::mem::take(&mut self.lent)
     }
 
     /// The most elements of one exchange.
@@ -247,7 +262,7 @@ impl Seat {
         barrier::check(self.segment.mapping(), self.generation())?;
         let parity = self.member.parity();
         publish(self, parity);
-        let passed = self.pass(call.word(elements), parity);
+        let passed = self.pass(call, elements, parity);
         if let Err(GroupError::OutOfTurn(_) | GroupError::Mismatch(_)) = passed {
             // The ranks disagree about where they are: nothing good can follow for any of them.
             self.abort().stop();
@@ -255,11 +270,19 @@ impl Seat {
         passed.map(|()| parity)
     }
 
-    fn pass(&mut self, call: u64, parity: usize) -> Result<(), GroupError> {
-        let board = self.segment.mapping();
+    fn pass(&mut self, call: Call, elements: usize, parity: usize) -> Result<(), GroupError> {
+        let (board, lends, call) = (self.segment.mapping(), call.lends(), call.word(elements));
         // The barrier publishes it with the slot.
         board.word(Word::Call(self.member.rank(), parity)).store(call, Relaxed);
-        self.member.pass(board)?;
+        if lends {
+            self.waits = self.waits.wrapping_add(1);
+            let lender = Lender::new(board, self.member.rank(), self.member.generation(), self.waits);
+            let passed = self.member.pass(&lender);
+            self.lent += lender.end();
+            passed?;
+        } else {
+            self.member.pass(board)?;
+        }
         let is_other = |&rank: &Rank| (board.word(Word::Call(rank, parity)).load(Relaxed) ^ call) & !IN_ROOM != 0;
         self.member.others().find(is_other).map_or(Ok(()), |rank| Err(GroupError::Mismatch(rank)))
     }
@@ -339,6 +362,11 @@ enum Call {
 const IN_ROOM: u64 = 1 << 63;
 
 impl Call {
+    /// Whether a rank may have to wait so long for the others that its CPU is worth lending: only in prompts.
+    fn lends(self) -> bool {
+        matches!(self, Self::Scatter { .. } | Self::Rows)
+    }
+
     /// Together with the number of elements. Zero, the word of who has called nothing yet, is none of them.
     fn word(self, elements: usize) -> u64 {
         let in_room = if matches!(self, Self::Scatter { in_room: true }) { IN_ROOM } else { 0 };

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kernels::cpu::Guest;
 use kernels::{Backend, Rows, SharedMemory};
 use model::{Collective, CollectiveError, EachRows, Solo};
 use types::{Rank, WorldSize};
 
+use super::helper::Helper;
 use crate::Exchange;
 use crate::shared_memory::{Abort, Generation, GroupError, Seat};
 use crate::tcp::{Mesh, TcpAbort};
@@ -24,6 +26,7 @@ pub struct Link {
     rank: Rank,
     group: Arc<Mutex<Option<Group>>>,
     lifeline: Lifeline,
+    helper: Arc<Helper>,
     meter: Arc<Meter>,
 }
 
@@ -41,17 +44,32 @@ impl Group {
             Self::Hosts(exchange) => exchange,
         }
     }
+
+    /// How long others have worked on this rank's CPU, since the last call.
+    fn take_lent(&mut self) -> Duration {
+        match self {
+            Self::Here(exchange) => exchange.joint_mut().take_lent(),
+            Self::Hosts(_) => Duration::ZERO,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Meter {
     calls: AtomicU64,
     us: AtomicU64,
+    lent_us: AtomicU64,
 }
 
 impl Link {
     pub fn new(rank: Rank) -> Self {
-        Self { rank, group: Arc::default(), lifeline: Lifeline::default(), meter: Arc::default() }
+        Self {
+            rank,
+            group: Arc::default(),
+            lifeline: Lifeline::default(),
+            helper: Arc::default(),
+            meter: Arc::default(),
+        }
     }
 
     pub fn lifeline(&self) -> Lifeline {
@@ -62,6 +80,7 @@ impl Link {
     pub fn join(&self, seat: Seat) -> Result<(), GroupError> {
         self.lifeline.hold(Ending::Here(seat.abort()), seat.generation());
         let over = seat.abort().cause();
+        self.helper.borrow_from(Some(seat.borrower()));
         *self.lock() = Some(Group::Here(Exchange::new(seat)));
         over.map_or(Ok(()), Err)
     }
@@ -84,7 +103,13 @@ impl Link {
     /// Without a group again.
     pub fn leave(&self) {
         self.lifeline.release();
+        self.helper.borrow_from(None);
         *self.lock() = None;
+    }
+
+    /// From now on this rank's computation is helped with, where others lend their CPUs.
+    pub fn invite(&self, guest: Guest) {
+        self.helper.help(guest);
     }
 
     /// Whether collectives can be called: a world of one needs no group.
@@ -104,9 +129,14 @@ impl Link {
         }
     }
 
-    /// Collectives so far, and microseconds in them.
+    /// Collectives so far, and microseconds in them, but for those in which others have worked on this rank's CPU.
     pub fn spent(&self) -> (u64, u64) {
         (self.meter.calls.load(Relaxed), self.meter.us.load(Relaxed))
+    }
+
+    /// Microseconds for which others have worked on this rank's CPU.
+    pub fn lent_us(&self) -> u64 {
+        self.meter.lent_us.load(Relaxed)
     }
 
     fn call<B: Backend>(
@@ -114,13 +144,19 @@ impl Link {
         exchange: impl FnOnce(&dyn Collective<B>) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let begun = Instant::now();
-        let result = match &*self.lock() {
-            Some(group) => exchange(group.collective()),
+        let mut lent = Duration::ZERO;
+        let result = match &mut *self.lock() {
+            Some(group) => {
+                let result = exchange(group.collective());
+                lent = group.take_lent();
+                result
+            }
             None if self.rank.world() == WorldSize::ONE => exchange(&Solo),
             None => Err(CollectiveError::Transport(Box::new(NoGroup))),
         };
         self.meter.calls.fetch_add(1, Relaxed);
-        self.meter.us.fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
+        self.meter.lent_us.fetch_add(lent.as_micros() as u64, Relaxed);
+        self.meter.us.fetch_add(begun.elapsed().saturating_sub(lent).as_micros() as u64, Relaxed);
         result
     }
 

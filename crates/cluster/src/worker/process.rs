@@ -285,6 +285,7 @@ impl Process {
             collectives,
             step_us: self.stepping.as_micros() as u64,
             collective_us,
+            lent_us: self.link.lent_us(),
             capacity: self.share.as_ref().map(|share| share.capacity().into()),
         }
     }

@@ -4,7 +4,7 @@
 use engine::{Capacity, Executor as _, Local, Opened, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Footprint, LoadOptions};
-use types::{Rank, SessionId};
+use types::{Rank, SessionId, WorldSize};
 
 use super::link::Link;
 use super::process::count;
@@ -117,6 +117,9 @@ pub fn load(
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Local<CpuBackend>, Footprint), Refusal> {
     let backend = CpuBackend::new(cpu).map_err(|error| Refusal::of(ErrorKind::LoadFailed, &error))?;
+    if rank.world() != WorldSize::ONE {
+        link.invite(backend.guest());
+    }
     let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
     check_memory(&[footprint]).map_err(|error| Refusal::of(ErrorKind::InsufficientMemory, &error))?;
     let local = Local::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;

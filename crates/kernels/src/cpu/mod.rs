@@ -26,7 +26,7 @@ pub use buffer::Buffer;
 pub use experts::Scratch;
 pub use level::{Level, UnknownLevel};
 pub use matrix::Matrix;
-pub use pool::Pool;
+pub use pool::{Guest, Loan, Pool};
 pub use rows::Rope;
 
 pub(crate) use memory::LINE;
@@ -129,6 +129,11 @@ impl CpuBackend {
 
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// One who takes part in what this backend computes for prompts, while it is lent a CPU.
+    pub fn guest(&self) -> Guest {
+        self.pool.guest()
     }
 
     pub fn level(&self) -> Level {

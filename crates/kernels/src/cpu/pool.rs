@@ -6,14 +6,18 @@
 //! never changes a result. A worker that comes late finds the job closed: the caller waits only for those who took part, so a
 //! thread that the system keeps from running costs its share of the work, not the whole.
 //!
+//! A [`Guest`] takes part while somebody lends it a CPU. It has no share: it takes what is left of the workers' shares.
+//!
 //! While a worker waits it asks for the memory with which its share of the next big job begins, if [`Pool::run_then`] said so.
 
 use std::cell::UnsafeCell;
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// How long a worker waits for the next job before it sleeps: longer than the host-side work between two steps of a
 /// decode loop, short enough not to burn a core when nothing runs.
@@ -37,6 +41,7 @@ struct Shared {
     wake: Condvar,
     stop: AtomicBool,
     panicked: AtomicBool,
+    has_guests: AtomicBool,
 }
 
 /// What a worker looks at while it waits, and what it then needs, on one line.
@@ -214,6 +219,7 @@ impl Pool {
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            has_guests: AtomicBool::new(false),
         });
         // Dropped on the way out of an error, the pool ends the threads that it has.
         let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(Ahead::default()) };
@@ -227,6 +233,17 @@ impl Pool {
 
     pub fn threads(&self) -> usize {
         self.handles.len() + 1
+    }
+
+    /// Who may take part from now on, as one more worker at a time.
+    pub fn guest(&self) -> Guest {
+        self.shared.has_guests.store(true, Ordering::Relaxed);
+        Guest { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Whether somebody may take part beside the workers. Then a worker that is alone cuts its work into chunks too.
+    pub(super) fn has_guests(&self) -> bool {
+        self.shared.has_guests.load(Ordering::Relaxed)
     }
 
     /// The chunks that a worker has before it looks for those of others. The first, which is the caller and does not have to be told,
@@ -243,7 +260,7 @@ impl Pool {
 
     /// The same, with the panels that each worker will probably read after this job or a later one. Any address is safe.
     pub(super) fn run_then(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync), next: &[Panels<AtomicUsize>]) {
-        if self.handles.is_empty() || chunks <= 1 {
+        if (self.handles.is_empty() && !self.has_guests()) || chunks <= 1 {
             for chunk in 0..chunks {
                 job(0, chunk);
             }
@@ -299,6 +316,44 @@ impl Drop for Pool {
     }
 }
 
+/// A CPU that somebody lends for a while.
+pub trait Loan {
+    fn lasts(&self) -> bool;
+    /// So much of it was worked, in a job that is not over yet.
+    fn worked(&self, time: Duration);
+}
+
+/// Takes part in the jobs of a pool at times. Only one at a time does.
+pub struct Guest {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guest").finish_non_exhaustive()
+    }
+}
+
+impl Guest {
+    /// Works on whatever the pool does, as long as the loan lasts.
+    pub fn work(&self, loan: &dyn Loan) {
+        let (shared, mut seen) = (&*self.shared, 0);
+        while loan.lasts() {
+            // Whoever lends the CPU may be waiting for it.
+            let Some(state) = open_job(shared, seen, Ordering::Acquire) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let Some(current) = join(shared, state) else { continue };
+            seen = state.job();
+            let begun = Instant::now();
+            take_chunks(shared, shared.taken.len(), seen, current.job, current.chunks);
+            loan.worked(begun.elapsed());
+            shared.offer.0.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
 /// One turn of waiting. Others may need this core, the very worker that is waited for among them: after some turns each
 /// gives way to whoever is ready to run.
 fn relax(spins: &mut u32) {
@@ -311,7 +366,7 @@ fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chu
     // SAFETY: `Pool::run_then` keeps the job alive until all workers have left it.
     let job = unsafe { &*job };
     let threads = shared.taken.len();
-    for whose in (worker..threads).chain(0..worker) {
+    for whose in (worker..threads).chain(0..worker.min(threads)) {
         let share = Pool::share(chunks, threads, whose);
         while let Some(chunk) = shared.taken[whose].0.take(number, share.clone()) {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(worker, chunk)));
@@ -327,13 +382,8 @@ fn work(shared: &Shared, worker: usize) {
     let mut ahead = Ahead::default();
     while let Some(state) = await_job(shared, seen, &mut ahead) {
         shared.taken[worker].0.ask();
-        let joined = State(state.0 + 1);
-        if shared.offer.0.state.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            continue; // others joined or left, or it was closed: look again
-        }
+        let Some(current) = join(shared, state) else { continue };
         seen = state.job();
-        // SAFETY: this worker joined while the job was open, so `current` holds it and stays until the worker leaves.
-        let current = unsafe { *shared.offer.0.current.get() }.expect("set before the job was opened");
         take_chunks(shared, worker, seen, current.job, current.chunks);
         // SAFETY: as above.
         if let Some(next) = unsafe { &*current.next }.get(worker) {
@@ -343,12 +393,23 @@ fn work(shared: &Shared, worker: usize) {
     }
 }
 
+/// Joins the open job of `state`, unless others joined or left it meanwhile, or it was closed. Who joined leaves it again.
+fn join(shared: &Shared, state: State) -> Option<Current> {
+    let joined = State(state.0 + 1);
+    shared.offer.0.state.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+    // SAFETY: it was joined while it was open, so `current` holds it and stays until this worker leaves.
+    Some(unsafe { *shared.offer.0.current.get() }.expect("set before the job was opened"))
+}
+
+/// An open job other than `seen`.
+fn open_job(shared: &Shared, seen: u64, order: Ordering) -> Option<State> {
+    let state = State(shared.offer.0.state.load(order));
+    (state.is_open() && state.job() != seen).then_some(state)
+}
+
 /// Waits for an open job other than `seen`; `None` when the pool is dropped.
 fn await_job(shared: &Shared, seen: u64, ahead: &mut Ahead) -> Option<State> {
-    let ready = |order| {
-        let state = State(shared.offer.0.state.load(order));
-        (state.is_open() && state.job() != seen).then_some(state)
-    };
+    let ready = |order| open_job(shared, seen, order);
     let mut spins = 0;
     while spins < SPINS_BEFORE_SLEEP && !shared.stop.load(Ordering::Relaxed) {
         if let Some(state) = ready(Ordering::Acquire) {
@@ -389,6 +450,44 @@ mod tests {
                 }
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 50));
             }
+        }
+    }
+
+    #[test]
+    fn a_guest_takes_part_while_its_loan_lasts() {
+        struct Counted<'a> {
+            over: &'a AtomicBool,
+            jobs: &'a AtomicUsize,
+        }
+        impl Loan for Counted<'_> {
+            fn lasts(&self) -> bool {
+                !self.over.load(Ordering::Relaxed)
+            }
+            fn worked(&self, _: Duration) {
+                self.jobs.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        for threads in [1, 2] {
+            let pool = Pool::new(threads).unwrap();
+            let (guest, over, jobs) = (pool.guest(), AtomicBool::new(false), AtomicUsize::new(0));
+            let (ran, as_guest) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let mut runs = 0;
+            std::thread::scope(|scope| {
+                scope.spawn(|| guest.work(&Counted { over: &over, jobs: &jobs }));
+                while as_guest.load(Ordering::Relaxed) < 10 {
+                    runs += 1;
+                    pool.run(8, &|worker, _| {
+                        ran.fetch_add(1, Ordering::Relaxed);
+                        as_guest.fetch_add(usize::from(worker == threads), Ordering::Relaxed);
+                        std::thread::yield_now();
+                    });
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+            assert_eq!(ran.load(Ordering::Relaxed), 8 * runs);
+            assert!(jobs.load(Ordering::Relaxed) > 0);
+            as_guest.store(0, Ordering::Relaxed);
+            pool.run(8, &|worker, _| assert!(worker < threads));
         }
     }
 

@@ -146,8 +146,8 @@ pub(crate) fn linear(
     }
     let start = SendPtr(out.as_mut_ptr());
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
-    let chunks =
-        Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), if inputs.rounds { usize::MAX } else { 64 });
+    let most = if inputs.rounds { usize::MAX } else { 64 };
+    let chunks = Chunks::new(total, Hands::of(pool, inputs.rows), panels_at_once(inputs.rows), most);
     let job = |worker: usize, index: usize| {
         let mut wanted = chunks.get(index);
         let next = chunks.is_last(index).then(|| expected(matrix, worker)).flatten();
@@ -181,7 +181,7 @@ fn panels_at_once(rows: usize) -> usize {
 }
 
 /// The panels of each thread, of the same number but for one or two, and cut into chunks: several for each, so that one that is
-/// held up does not hold up the others. A thread that is alone takes all at once.
+/// held up does not hold up the others. A thread that is alone takes all at once, unless there may be a guest.
 #[derive(Clone, Copy)]
 struct Chunks {
     total: usize,
@@ -192,11 +192,36 @@ struct Chunks {
     each: usize,
 }
 
+/// Who works on a matrix: so many threads, and perhaps a guest.
+#[derive(Clone, Copy)]
+struct Hands {
+    threads: usize,
+    guest: bool,
+}
+
+impl Hands {
+    /// With fewer rows a guest would come too late.
+    const GUEST_ROWS: usize = 64;
+
+    fn of(pool: &Pool, rows: usize) -> Self {
+        Self { threads: pool.threads(), guest: rows >= Self::GUEST_ROWS && pool.has_guests() }
+    }
+
+    /// Chunks that a thread's share is cut into.
+    fn chunks(self) -> usize {
+        match (self.threads, self.guest) {
+            (1, false) => 1,
+            (1, true) => 24,
+            _ => 6,
+        }
+    }
+}
+
 impl Chunks {
-    fn new(total: usize, threads: usize, at_once: usize, most: usize) -> Self {
-        const EACH: usize = 6;
+    fn new(total: usize, hands: Hands, at_once: usize, most: usize) -> Self {
+        let threads = hands.threads;
         let share = total.div_ceil(threads).next_multiple_of(2);
-        let chunk = if threads == 1 { share } else { share.div_ceil(EACH) }.next_multiple_of(at_once).min(most);
+        let chunk = share.div_ceil(hands.chunks()).next_multiple_of(at_once).min(most);
         // The most that kernels walk together is a good width, not a necessary one.
         let unit = if at_once == 8 { 2 } else { at_once };
         Self { total, threads, unit, each: share.div_ceil(chunk.max(1)) }
@@ -229,7 +254,7 @@ impl Chunks {
 /// Where threads begin to read a matrix of these segments; nowhere if they have no part of it.
 pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = Panels> {
     let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
-    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, 4, usize::MAX);
+    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), Hands { threads, guest: false }, 4, usize::MAX);
     (0..threads).map(move |thread| {
         let mut panel = chunks.start(thread);
         for segment in segments {
@@ -282,7 +307,7 @@ pub(crate) fn gated_rows(
     let (n, rows) = (stack.rows / 2, inputs.rows);
     assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
     let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
-    let chunks = Chunks::new(n / PANEL, pool.threads(), panels_at_once(rows), 64);
+    let chunks = Chunks::new(n / PANEL, Hands::of(pool, rows), panels_at_once(rows), 64);
     let job = |worker: usize, index: usize| {
         let here = chunks.get(index);
         if here.is_empty() {
@@ -325,7 +350,7 @@ pub(crate) fn gated(
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
     let panels = stack[0].rows / PANEL;
-    let chunks = Chunks::new(panels, pool.threads(), 4, usize::MAX);
+    let chunks = Chunks::new(panels, Hands::of(pool, inputs.rows), 4, usize::MAX);
     pool.run(chunks.count(), &|_, index| {
         let (panels, out) = (chunks.get(index), amx_bf16::RoundedOutput { values: values.get(), tiles });
         if !panels.is_empty() {

@@ -5,7 +5,7 @@ use types::DType;
 
 use super::super::matrix::Format;
 use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PromptMath};
-use super::Chunks;
+use super::{Chunks, Hands};
 use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
 
 /// Numbers between -1 and 1 that look random and are the same every time.
@@ -341,7 +341,7 @@ fn a_shape_that_a_format_cannot_hold_is_refused() {
 
 #[test]
 fn chunks_cover_all_panels_once_and_give_threads_the_same() {
-    for (total, threads, at_once, most) in [
+    let shapes = [
         (36, 2, 4, 64),
         (36, 2, 8, 64),
         (256, 2, 8, 64),
@@ -351,8 +351,10 @@ fn chunks_cover_all_panels_once_and_give_threads_the_same() {
         (0, 2, 4, 64),
         (100, 1, 8, 64),
         (9496, 5, 4, usize::MAX),
-    ] {
-        let chunks = Chunks::new(total, threads, at_once, most);
+    ];
+    for ((total, threads, at_once, most), guest) in shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)])
+    {
+        let chunks = Chunks::new(total, Hands { threads, guest }, at_once, most);
         let mut end = 0;
         let mut taken = vec![0; threads];
         for index in 0..chunks.count() {

@@ -1,0 +1,99 @@
+//! `Helper`: the thread of a rank that works on CPUs of other ranks while these lend them.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use kernels::cpu::Guest;
+use tracing::warn;
+
+use crate::shared_memory::{Borrower, Generation};
+
+/// Starts its thread when there is something to help with. Dropped, it ends.
+#[derive(Debug, Default)]
+pub struct Helper {
+    post: Arc<Post>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Post {
+    orders: Mutex<Orders>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    /// What to help with.
+    guest: Option<Arc<Guest>>,
+    /// Where.
+    borrower: Option<Borrower>,
+    is_over: bool,
+}
+
+impl Helper {
+    /// From now on this is helped with.
+    pub fn help(&self, guest: Guest) {
+        self.post.lock().guest = Some(Arc::new(guest));
+        self.post.changed.notify_all();
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let post = Arc::clone(&self.post);
+            let spawned = thread::Builder::new().name("consort-helper".to_owned()).spawn(move || post.stand());
+            *thread = spawned.inspect_err(|error| warn!(%error, "no thread to help other ranks")).ok();
+        }
+    }
+
+    /// From now on CPUs are borrowed there, or nowhere.
+    pub fn borrow_from(&self, borrower: Option<Borrower>) {
+        self.post.lock().borrower = borrower;
+        self.post.changed.notify_all();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let mut orders = self.post.lock();
+        orders.is_over = true;
+        self.post.changed.notify_all();
+        if let Some(borrower) = &orders.borrower {
+            borrower.disturb();
+        }
+        drop(orders);
+        if let Some(thread) = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join(); // a panic was reported where it happened
+        }
+    }
+}
+
+impl Post {
+    fn stand(&self) {
+        while let Some(borrower) = self.next() {
+            match borrower.wait(&|| self.lock().is_over) {
+                Some(loan) => {
+                    let guest = self.lock().guest.clone();
+                    if let Some(guest) = guest {
+                        guest.work(&loan);
+                    }
+                }
+                None => self.forget(borrower.generation()),
+            }
+        }
+    }
+
+    /// Where to borrow, when that is known; `None` when it is over.
+    fn next(&self) -> Option<Borrower> {
+        let waits = |orders: &mut Orders| !orders.is_over && orders.borrower.is_none();
+        let orders = self.changed.wait_while(self.lock(), waits).unwrap_or_else(PoisonError::into_inner);
+        orders.borrower.clone().filter(|_| !orders.is_over)
+    }
+
+    /// That generation is over.
+    fn forget(&self, generation: Generation) {
+        let mut orders = self.lock();
+        orders.borrower.take_if(|borrower| borrower.generation() == generation);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
