@@ -29,7 +29,8 @@
 //! # What a peer can do
 //!
 //! Sizes and offsets come from this process alone, never from the segment, and the seals keep it from being cut
-//! short under a mapping. A peer that writes nonsense can cause wrong numbers, errors, or a wait that an abort ends.
+//! short under a mapping. A peer that writes nonsense can cause wrong numbers, errors, a wait that an abort ends, or a guest that
+//! looks for work until then.
 #![cfg(target_os = "linux")]
 
 mod barrier;

@@ -97,3 +97,46 @@ impl Post {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use kernels::Backend as _;
+    use kernels::cpu::{CpuBackend, CpuOptions};
+    use types::WorldSize;
+
+    use super::*;
+    use crate::shared_memory::{GroupLimits, Segment};
+
+    const COLS: usize = 1024;
+    const ROWS: usize = 64;
+
+    #[test]
+    fn a_rank_is_helped_while_another_waits_for_it() {
+        let world = WorldSize::new(2).unwrap();
+        let (segment, _fd) = Segment::create(GroupLimits { world, elements_max: ROWS * COLS }).unwrap();
+        let [mut first, mut second] =
+            [0, 1].map(|index| segment.seat(world.rank(index).unwrap(), segment.generation()).unwrap());
+        let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+        let helper = Helper::default();
+        helper.help(backend.guest());
+        helper.borrow_from(Some(second.borrower()));
+
+        let waiting = thread::spawn(move || {
+            first.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap();
+            first.take_lent()
+        });
+        let (mut values, was_helped) = ([0.0; 64], AtomicBool::new(false));
+        while !was_helped.load(Relaxed) {
+            backend.host_runs(&mut values, 1, &|_, values| {
+                (0..1000).for_each(|_| values[0] += std::hint::black_box(1.0));
+                was_helped.fetch_or(thread::current().name() == Some("consort-helper"), Relaxed);
+            });
+        }
+        assert!(values.iter().all(|&value| value >= 1000.0 && value == values[0]), "{values:?}");
+        second.bring_rows(0, COLS, &mut [2.0; ROWS * COLS]).unwrap();
+        waiting.join().unwrap();
+        drop(helper); // does not wait for another loan
+    }
+}
