@@ -3,7 +3,7 @@
 
 Both sides run `consort bench` on the same file, in turns, several rounds; the table has the medians and their ratio, and the share of
 the ranks' time that went into collectives: the median of all ranks, and of the one in each round that waited least, which is about what
-exchanging costs by itself. Models are made as for compare.py.
+exchanging costs by itself. Time for which a rank waited while another worked on its CPU is not among it, and printed as lent. Models are made as for compare.py.
 """
 import argparse
 import json
@@ -23,6 +23,7 @@ def main() -> None:
         speeds: dict[tuple[str, str], list[float]] = {}
         shares: list[float] = []
         least: list[float] = []
+        lent: list[float] = []
         for number in range(options.rounds):
             sides = ["ranks", "one"] if number % 2 == 0 else ["one", "ranks"]
             for side in sides:
@@ -32,9 +33,10 @@ def main() -> None:
                 if ranks := [line["collective_percent"] for line in lines if "rank" in line]:
                     shares += ranks
                     least.append(min(ranks))
+                    lent += [line["lent_percent"] for line in lines if "rank" in line]
         for test in dict.fromkeys(test for test, _ in speeds):
             ranks, one = (statistics.median(speeds[test, side]) for side in ("ranks", "one"))
-            share = f"{statistics.median(shares):.1f} %, least {statistics.median(least):.1f} %"
+            share = f"{statistics.median(shares):.1f} %, least {statistics.median(least):.1f} %, lent {statistics.median(lent):.1f} %"
             print(f"| {name} | {test} | {ranks:.1f} | {one:.1f} | {ranks / one:.2f} | {share} |", flush=True)
 
 

@@ -16,7 +16,7 @@ use super::barrier::{self, Board, Generation, Stamp, Word};
 use super::mapping::Mapping;
 use super::segment::Segment;
 
-/// Turns of a wait after which the CPU is lent: about as long as it takes a guest to come.
+/// Turns of a wait after which the CPU is lent: a guest has to wake up first, so a short wait is not worth one.
 const TURNS: u32 = 400;
 
 /// Set in the number of a stamp: a guest has it.
