@@ -3,7 +3,8 @@
 
 Both sides run `consort bench` on the same file, in turns, several rounds; the table has the medians and their ratio, and the share of
 the ranks' time that went into collectives: the median of all ranks, and of the one in each round that waited least, which is about what
-exchanging costs by itself. Time for which a rank waited while another worked on its CPU is not among it, and printed as lent. Models are made as for compare.py.
+exchanging costs by itself. Time for which a rank waited while another worked on its CPU is not among it, and printed as lent.
+Models are made as for compare.py.
 """
 import argparse
 import json

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use kernels::cpu::Guest;
 use tracing::warn;
 
-use crate::shared_memory::{Borrower, Generation};
+use crate::shared_memory::Borrower;
 
 /// Starts its thread when there is something to help with. Dropped, it ends.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Orders {
     /// What to help with.
     guest: Option<Arc<Guest>>,
     /// Where.
-    borrower: Option<Borrower>,
+    borrower: Option<Arc<Borrower>>,
     is_over: bool,
 }
 
@@ -45,8 +45,11 @@ impl Helper {
 
     /// From now on CPUs are borrowed there, or nowhere.
     pub fn borrow_from(&self, borrower: Option<Borrower>) {
-        self.post.lock().borrower = borrower;
+        let before = std::mem::replace(&mut self.post.lock().borrower, borrower.map(Arc::new));
         self.post.changed.notify_all();
+        if let Some(before) = before {
+            before.disturb();
+        }
     }
 }
 
@@ -68,29 +71,34 @@ impl Drop for Helper {
 impl Post {
     fn stand(&self) {
         while let Some(borrower) = self.next() {
-            match borrower.wait(&|| self.lock().is_over) {
+            match borrower.wait(&|| self.is_past(&borrower)) {
                 Some(loan) => {
                     let guest = self.lock().guest.clone();
                     if let Some(guest) = guest {
                         guest.work(&loan);
                     }
                 }
-                None => self.forget(borrower.generation()),
+                None => self.forget(&borrower),
             }
         }
     }
 
     /// Where to borrow, when that is known; `None` when it is over.
-    fn next(&self) -> Option<Borrower> {
+    fn next(&self) -> Option<Arc<Borrower>> {
         let waits = |orders: &mut Orders| !orders.is_over && orders.borrower.is_none();
         let orders = self.changed.wait_while(self.lock(), waits).unwrap_or_else(PoisonError::into_inner);
         orders.borrower.clone().filter(|_| !orders.is_over)
     }
 
-    /// That generation is over.
-    fn forget(&self, generation: Generation) {
-        let mut orders = self.lock();
-        orders.borrower.take_if(|borrower| borrower.generation() == generation);
+    /// Whether nothing is to be borrowed there any more.
+    fn is_past(&self, borrower: &Arc<Borrower>) -> bool {
+        let orders = self.lock();
+        orders.is_over || !orders.borrower.as_ref().is_some_and(|present| Arc::ptr_eq(present, borrower))
+    }
+
+    /// There is nothing to be borrowed any more, unless another has taken its place.
+    fn forget(&self, borrower: &Arc<Borrower>) {
+        self.lock().borrower.take_if(|present| Arc::ptr_eq(present, borrower));
     }
 
     fn lock(&self) -> MutexGuard<'_, Orders> {
@@ -107,22 +115,13 @@ mod tests {
     use types::WorldSize;
 
     use super::*;
-    use crate::shared_memory::{GroupLimits, Segment};
+    use crate::shared_memory::{GroupLimits, Seat, Segment};
 
     const COLS: usize = 1024;
     const ROWS: usize = 64;
 
-    #[test]
-    fn a_rank_is_helped_while_another_waits_for_it() {
-        let world = WorldSize::new(2).unwrap();
-        let (segment, _fd) = Segment::create(GroupLimits { world, elements_max: ROWS * COLS }).unwrap();
-        let [mut first, mut second] =
-            [0, 1].map(|index| segment.seat(world.rank(index).unwrap(), segment.generation()).unwrap());
-        let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
-        let helper = Helper::default();
-        helper.help(backend.guest());
-        helper.borrow_from(Some(second.borrower()));
-
+    /// Works as the second rank, for which the first waits, until it is helped.
+    fn be_helped(backend: &CpuBackend, mut first: Seat, mut second: Seat) {
         let waiting = thread::spawn(move || {
             first.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap();
             first.take_lent()
@@ -137,6 +136,22 @@ mod tests {
         assert!(values.iter().all(|&value| value >= 1000.0 && value == values[0]), "{values:?}");
         second.bring_rows(0, COLS, &mut [2.0; ROWS * COLS]).unwrap();
         waiting.join().unwrap();
+    }
+
+    #[test]
+    fn a_rank_is_helped_while_another_waits_for_it() {
+        let world = WorldSize::new(2).unwrap();
+        let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+        let helper = Helper::default();
+        helper.help(backend.guest());
+        // The group that takes the place of another may have the same number.
+        for _ in 0..2 {
+            let (segment, _fd) = Segment::create(GroupLimits { world, elements_max: ROWS * COLS }).unwrap();
+            let [first, second] =
+                [0, 1].map(|index| segment.seat(world.rank(index).unwrap(), segment.generation()).unwrap());
+            helper.borrow_from(Some(second.borrower()));
+            be_helped(&backend, first, second);
+        }
         drop(helper); // does not wait for another loan
     }
 }
