@@ -115,6 +115,22 @@ pub struct Attention {
     pub window: Option<usize>,
 }
 
+impl Attention {
+    /// Queries and keys.
+    pub fn turned(&self) -> Heads {
+        assert_eq!(self.query.columns().end, self.key.first, "keys follow queries");
+        Heads { count: self.query.count + self.key.count, ..self.query }
+    }
+}
+
+/// What queries and keys go through before they meet: a norm within each head, where there is one, and a rotation by their position.
+pub struct Turn<'a, B: Backend> {
+    pub query_norm: Option<&'a B::Vector>,
+    pub key_norm: Option<&'a B::Vector>,
+    pub eps: f32,
+    pub rope: &'a B::Rope,
+}
+
 /// The function of the gate in a gated feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -354,6 +370,30 @@ pub trait Backend: Send + Sync + Sized + 'static {
         kv: &mut Self::Kv,
         attention: &Attention,
     );
+    /// The same after the queries and keys in `qkv`, keys right after queries, have been normed and turned. What `qkv` holds afterwards is
+    /// the backend's business. `out` may be left in the form in which its `reader` reads it, the only op that will.
+    #[expect(clippy::too_many_arguments, reason = "it is four ops in one, for the sake of memory")]
+    fn attend_for(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        out: &mut Self::Buffer,
+        qkv: &mut Self::Buffer,
+        kv: &mut Self::Kv,
+        attention: &Attention,
+        turn: &Turn<'_, Self>,
+        reader: &Self::Matrix,
+    ) {
+        let _ = reader;
+        if let Some(norm) = turn.query_norm {
+            self.rms_norm_heads(rows.all(), qkv, attention.query, norm, turn.eps);
+        }
+        if let Some(norm) = turn.key_norm {
+            self.rms_norm_heads(rows.all(), qkv, attention.key, norm, turn.eps);
+        }
+        self.rotate(step, qkv, attention.turned(), turn.rope);
+        self.attend(step, out, qkv, kv, attention);
+    }
     /// `out[j] = activation(x[j]) * x[n + j]`, where a row of `x` has `2 n` columns.
     fn gate(&self, rows: usize, out: &mut Self::Buffer, x: &Self::Buffer, activation: Activation);
     /// `out = down(activation(gate x) * (up x))`. `inner` (`[rows, 2 n]`) and `gated` (`[rows, n]`) are working memory: what they

@@ -10,6 +10,6 @@ mod shared;
 
 pub use backend::{
     Activation, Attention, Backend, BackendError, Form, Gated, Heads, HostWork, KvShape, MatrixSource, PAGE_TOKENS,
-    RopeLayout, Routing, Rows, Span, StepInputs, StepLimits, Strips,
+    RopeLayout, Routing, Rows, Span, StepInputs, StepLimits, Strips, Turn,
 };
 pub use shared::SharedMemory;

@@ -4,7 +4,7 @@
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{
     Activation, Attention, Backend, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout, Rows, Span, StepInputs,
-    StepLimits,
+    StepLimits, Turn,
 };
 use types::DType;
 
@@ -179,16 +179,19 @@ fn attention(dim: usize, window: Option<usize>) -> (Attention, usize) {
     (Attention { query, key, value, scale: 0.3, window }, value.columns().end)
 }
 
+/// Makes rows, as many for each sequence as the counts say, from the rows of `qkv`.
+type Attending<'a> =
+    &'a dyn Fn(&kernels::cpu::Step, &[usize], &mut kernels::cpu::Buffer, &mut kernels::cpu::Kv) -> Vec<f32>;
+
 /// Runs sequences in steps: each step lists how many more tokens of each sequence to run.
-fn attend(
+fn in_steps(
     backend: &CpuBackend,
     dim: usize,
-    window: Option<usize>,
     all: &[Sequence],
     steps: &[Vec<usize>],
+    run: Attending<'_>,
 ) -> Vec<Vec<f32>> {
-    let (attention, cols) = attention(dim, window);
-    let width = CASE.0 * dim;
+    let (_, cols) = attention(dim, None);
     let mut kv = backend.kv(KvShape { kv_heads: CASE.1, head_dim: dim }, 64).unwrap();
     let mut step = backend.step(StepLimits { rows: 256, sequences: 8, pages: 64 }).unwrap();
     let mut done = vec![0; all.len()];
@@ -206,10 +209,8 @@ fn attend(
         }
         let tokens = vec![0; row as usize];
         backend.begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &[] }).unwrap();
-        let x = filled(backend, cols, &x);
-        let mut out = backend.buffer(row as usize, width).unwrap();
-        backend.attend(&step, &mut out, &x, &mut kv, &attention);
-        let out = contents(backend, &out, row as usize, width);
+        let out = run(&step, counts, &mut filled(backend, cols, &x), &mut kv);
+        let width = out.len() / row as usize;
         let mut row = 0;
         for (s, &count) in counts.iter().enumerate() {
             results[s].extend_from_slice(&out[row * width..(row + count) * width]);
@@ -217,6 +218,69 @@ fn attend(
         }
     }
     results
+}
+
+fn attend(
+    backend: &CpuBackend,
+    dim: usize,
+    window: Option<usize>,
+    all: &[Sequence],
+    steps: &[Vec<usize>],
+) -> Vec<Vec<f32>> {
+    let (attention, _) = attention(dim, window);
+    let width = CASE.0 * dim;
+    in_steps(backend, dim, all, steps, &|step, counts, x, kv| {
+        let rows = counts.iter().sum();
+        let mut out = backend.buffer(rows, width).unwrap();
+        backend.attend(step, &mut out, x, kv, &attention);
+        contents(backend, &out, rows, width)
+    })
+}
+
+/// Norms and turns queries and keys, attends, and multiplies what comes out with a matrix that is kept in a format: all at once,
+/// or one op after the other. The first sequences are generated, `generated` of them, the others prompts.
+struct Projected {
+    dim: usize,
+    keep: DType,
+    generated: usize,
+    at_once: bool,
+}
+
+impl Projected {
+    const FEATURES: usize = 20;
+
+    fn weights(&self) -> Vec<f32> {
+        noise(Self::FEATURES * CASE.0 * self.dim, 5)
+    }
+
+    fn run(&self, backend: &CpuBackend, all: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+        let (dim, width) = (self.dim, CASE.0 * self.dim);
+        let bytes: Vec<u8> = self.weights().into_iter().flat_map(f32::to_le_bytes).collect();
+        let (dtype, rows, keep) = (DType::F32, Self::FEATURES, self.keep);
+        let source = MatrixSource { dtype, rows, cols: width, row_stride: 4 * width, bytes: &bytes, keep };
+        let reader = backend.matrix(&[source]).unwrap();
+        let freqs: Vec<f32> = (0..dim / 2).map(|i| 1.0 / 10f32.powi(i as i32)).collect();
+        let rope = backend.rope(&freqs, 1.0, 512, RopeLayout::Halves).unwrap();
+        let [query_norm, key_norm] = [6, 7].map(|seed| backend.vector(&noise(dim, seed)).unwrap());
+        let turn = Turn { query_norm: Some(&query_norm), key_norm: Some(&key_norm), eps: 1e-5, rope: &rope };
+        let (attention, _) = attention(dim, None);
+        in_steps(backend, dim, all, steps, &|step, counts, x, kv| {
+            let (generated, prompt) = counts.split_at(self.generated);
+            let rows = Rows { generated: generated.iter().sum(), prompt: prompt.iter().sum() };
+            let mut attended = backend.buffer(rows.all(), width).unwrap();
+            if self.at_once {
+                backend.attend_for(step, rows, &mut attended, x, kv, &attention, &turn, &reader);
+            } else {
+                backend.rms_norm_heads(rows.all(), x, attention.query, &query_norm, turn.eps);
+                backend.rms_norm_heads(rows.all(), x, attention.key, &key_norm, turn.eps);
+                backend.rotate(step, x, attention.turned(), &rope);
+                backend.attend(step, &mut attended, x, kv, &attention);
+            }
+            let mut out = backend.output(rows.all(), Self::FEATURES).unwrap();
+            backend.linear(rows, &mut out, &attended, &reader, None);
+            contents(backend, &out, rows.all(), Self::FEATURES)
+        })
+    }
 }
 
 fn plain(dim: usize, window: Option<usize>, qkv: &[f32]) -> Vec<f64> {
@@ -320,6 +384,52 @@ fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
                 let chunked = attend(&backend(level, 1, kv), dim, window, &all, &chunks);
                 assert_eq!(chunked, at_once, "{level} {kv:?} {dim}");
             }
+        }
+    }
+}
+
+/// Every level with every type of cache, and with one or more threads.
+fn all_backends() -> impl Iterator<Item = (String, CpuBackend)> {
+    let each = Level::available().flat_map(|level| kv_types(level).iter().map(move |&kv| (level, kv)));
+    each.flat_map(|(level, kv)| {
+        [1, 3].map(|threads| (format!("{level} {kv:?} {threads}"), backend(level, threads, kv)))
+    })
+}
+
+#[test]
+fn attention_that_turns_and_is_left_to_its_reader_is_as_if_done_in_order() {
+    let chunks = [vec![1, 7, 10], vec![63, 0, 1], vec![25, 0, 52], vec![1, 0, 1]];
+    for (what, backend) in all_backends() {
+        for (dim, keep, generated) in
+            [(32, DType::F32, 0), (48, DType::BF16, 0), (16, DType::BF16, 3), (64, DType::Q8_0, 3)]
+        {
+            let all = sequences(dim, &[90, 7, 64]);
+            let [at_once, in_order] =
+                [true, false].map(|at_once| Projected { dim, keep, generated, at_once }.run(&backend, &all, &chunks));
+            assert_eq!(at_once, in_order, "{what}, {keep} and heads of {dim}");
+        }
+    }
+}
+
+#[test]
+fn rounded_attention_of_prompts_is_close_and_has_the_same_bits_in_any_chunks_and_company() {
+    let (dim, keep) = (64, DType::Q8_0);
+    let all = sequences(dim, &[90, 70, 64]);
+    let whole = [vec![90, 70, 64]];
+    for (what, backend) in all_backends() {
+        let run = |at_once, generated, steps: &[Vec<usize>]| {
+            Projected { dim, keep, generated, at_once }.run(&backend, &all, steps)
+        };
+        let alone = run(true, 0, &whole);
+        // A sequence that is generated is beside the prompts: then results are not left in the form of prompts.
+        let company = run(true, 1, &whole);
+        assert_eq!(company[1..], alone[1..], "{what}");
+        let chunks = [vec![1, 7, 10], vec![63, 1, 1], vec![25, 61, 52], vec![1, 1, 1]];
+        assert_eq!(run(true, 1, &chunks)[1..], alone[1..], "{what}");
+        let exact = run(false, 0, &whole);
+        let most = exact.iter().flatten().fold(0f32, |most, value| most.max(value.abs()));
+        for (rounded, exact) in alone.iter().flatten().zip(exact.iter().flatten()) {
+            assert!((rounded - exact).abs() <= 0.01 * most, "{what}: {rounded}, not {exact}");
         }
     }
 }

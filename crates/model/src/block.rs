@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, Routing, Rows};
+use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, Routing, Rows, Turn};
 use types::{LayerRange, Rank};
 
 use crate::architecture::Role;
@@ -211,18 +211,16 @@ impl<B: Backend> Layer<B> {
 
     /// `projected = output(attend(query, key, value))` of `normed`.
     fn attend(&mut self, backend: &B, step: &B::Step, rows: Rows, work: &mut Work<B>, ropes: &[B::Rope], eps: f32) {
-        let Attention { query, key, .. } = self.attention;
-        backend.linear(rows, &mut work.qkv, &work.normed, &self.qkv, self.qkv_bias.as_ref());
-        if let Some(norm) = &self.query_norm {
-            backend.rms_norm_heads(rows.all(), &mut work.qkv, query, norm, eps);
-        }
-        if let Some(norm) = &self.key_norm {
-            backend.rms_norm_heads(rows.all(), &mut work.qkv, key, norm, eps);
-        }
-        let turned = Heads { count: query.count + key.count, ..query }; // keys follow queries
-        backend.rotate(step, &mut work.qkv, turned, &ropes[self.rope]);
-        backend.attend(step, &mut work.attended, &work.qkv, &mut self.kv, &self.attention);
-        backend.linear(rows, &mut work.projected, &work.attended, &self.output, None);
+        let turn = Turn {
+            query_norm: self.query_norm.as_ref(),
+            key_norm: self.key_norm.as_ref(),
+            eps,
+            rope: &ropes[self.rope],
+        };
+        let Work { normed, qkv, attended, projected, .. } = work;
+        backend.linear(rows, qkv, normed, &self.qkv, self.qkv_bias.as_ref());
+        backend.attend_for(step, rows, attended, qkv, &mut self.kv, &self.attention, &turn, &self.output);
+        backend.linear(rows, projected, attended, &self.output, None);
     }
 }
 

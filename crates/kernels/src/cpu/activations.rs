@@ -288,6 +288,47 @@ impl<const PARTS: usize> SplitPlaces<PARTS> {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+impl<const PARTS: usize> SplitPlaces<PARTS> {
+    /// Where the first part of a row's numbers is, from column `first` on up to the next multiple of 32.
+    #[inline]
+    pub(super) fn at(&self, row: usize, first: usize) -> *mut u16 {
+        let group = first / GROUP;
+        let block = group / GROUPS_PER_SUPER * self.tiles + row / TILE;
+        let line = group % GROUPS_PER_SUPER * TILE + row % TILE;
+        self.values.get().wrapping_add(block * PARTS * BLOCK + line * GROUP + first % GROUP)
+    }
+
+    /// Splits 16 numbers of a row, from column `first` on, a multiple of 16.
+    ///
+    /// # Safety
+    /// The CPU has tiles, there is place for these numbers, and nobody else writes them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) unsafe fn put(&self, row: usize, first: usize, values: std::arch::x86_64::__m512) {
+        // SAFETY: the caller's promise.
+        unsafe { put_parts::<PARTS>(self.at(row, first), u16::MAX, values) };
+    }
+}
+
+/// Splits up to 16 numbers, those in `mask`.
+///
+/// # Safety
+/// The CPU has AVX-512, and each part of the block that `out` leads into has room for these numbers.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn put_parts<const PARTS: usize>(out: *mut u16, mask: u16, values: std::arch::x86_64::__m512) {
+    use std::arch::x86_64::*;
+    let mut rest = values;
+    for part in 0..PARTS {
+        let high = round_bf16(rest);
+        rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)));
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_mask_cvtepi32_storeu_epi16(out.add(part * BLOCK).cast(), mask, high) };
+    }
+}
+
 /// Splits a row, or its norm, whose first line is at `out`. Inputs beyond the last stay zero, as `new` left them.
 ///
 /// # Safety
@@ -304,16 +345,12 @@ unsafe fn split_row<const PARTS: usize>(x: &[f32], norm: Option<(f32, &[f32])>, 
         let mask = ((1u32 << values.len()) - 1) as __mmask16;
         // SAFETY: masked loads and stores touch only these values and their places.
         unsafe {
-            let mut rest = _mm512_maskz_loadu_ps(mask, values.as_ptr());
+            let mut numbers = _mm512_maskz_loadu_ps(mask, values.as_ptr());
             if let Some((scale, weight)) = norm {
                 let weight = _mm512_maskz_loadu_ps(mask, weight[index * (GROUP / 2)..].as_ptr());
-                rest = _mm512_mul_ps(_mm512_mul_ps(rest, _mm512_set1_ps(scale)), weight);
+                numbers = _mm512_mul_ps(_mm512_mul_ps(numbers, _mm512_set1_ps(scale)), weight);
             }
-            for part in 0..PARTS {
-                let high = round_bf16(rest);
-                rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)));
-                _mm512_mask_cvtepi32_storeu_epi16(out.add(at + part * BLOCK).cast(), mask, high);
-            }
+            put_parts::<PARTS>(out.add(at), mask, numbers);
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::cell::{RefCell, RefMut};
 
-use super::activations::{GroupActivations, SplitActivations, SuperActivations};
+use super::activations::{GroupActivations, SplitActivations, SplitPlaces, SuperActivations};
 use super::level::Level;
 use super::linear::Needs;
+use super::matrix::SendPtr;
 use super::memory::Aligned;
 use super::pool::Pool;
 use crate::{BackendError, SharedMemory};
@@ -34,6 +35,21 @@ pub(super) struct Held {
     pub(super) superblock: (usize, usize),
     pub(super) split: (usize, usize),
     pub(super) rounded: (usize, usize),
+}
+
+/// A form in which rows can be left for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FormKind {
+    Plain,
+    Rounded,
+    Split,
+}
+
+/// Where rows go that are made in such a form.
+pub(super) enum Places {
+    Plain(SendPtr<f32>),
+    Rounded(SplitPlaces<1>),
+    Split(SplitPlaces<2>),
 }
 
 impl Forms {
@@ -125,6 +141,15 @@ impl Buffer {
     pub(super) fn rows(&self, rows: usize) -> &[f32] {
         assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
         &self.data[..rows * self.cols]
+    }
+
+    /// Where the first `rows` rows go, all in this form.
+    pub(super) fn places(&mut self, rows: usize, kind: FormKind) -> Places {
+        match kind {
+            FormKind::Plain => Places::Plain(SendPtr(self.rows_mut(rows).as_mut_ptr())),
+            FormKind::Rounded => Places::Rounded(self.rounded(rows).places()),
+            FormKind::Split => Places::Split(self.split(rows).places()),
+        }
     }
 
     /// The first `rows` rows, rounded: all that there will be of them.

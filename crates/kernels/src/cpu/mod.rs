@@ -16,6 +16,7 @@ mod pack;
 mod pool;
 mod rows;
 mod short;
+mod step;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -28,20 +29,21 @@ pub use level::{Level, UnknownLevel};
 pub use matrix::Matrix;
 pub use pool::{Guest, Loan, Pool};
 pub use rows::Rope;
+pub use step::Step;
 
 pub(crate) use memory::LINE;
 
-use activations::{SplitPlaces, TILE};
+use activations::TILE;
 use arena::Arena;
-use attention::Sequence;
-use buffer::{Forms, Held};
+use attention::{Asked, Turning};
+use buffer::{FormKind, Forms, Held, Places};
 use linear::{GatedOutput, Inputs, Needs};
 use matrix::{Segment, SendPtr};
 use order::Order;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Form, Gated, Heads, HostWork, KvShape, MatrixSource, PAGE_TOKENS,
-    RopeLayout, Routing, Rows, SharedMemory, Span, StepInputs, StepLimits,
+    RopeLayout, Routing, Rows, SharedMemory, StepInputs, StepLimits, Turn,
 };
 
 /// Compiles a function for each level; the result takes the level first and calls the right one.
@@ -152,6 +154,15 @@ impl CpuBackend {
         }
     }
 
+    fn attend_asked(&self, step: &Step, kv: &mut Kv, asked: Asked<'_>) {
+        assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));
+        if step.rows() == 1 {
+            kv.expect(&step.sequence(0), self.pool.threads());
+            self.order.reach(&kv.order);
+        }
+        attention::attend(&self.pool, self.level, step, kv, asked);
+    }
+
     /// `gated = activation(gate x) * (up x)`; `inner` is working memory.
     fn gate_up(
         &self,
@@ -181,43 +192,6 @@ impl CpuBackend {
         let group = needs.group.then(|| made.group.begin(all));
         let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
         linear::gated_rows(&self.pool, self.level, stack, &inputs, activation, out);
-    }
-}
-
-/// A form in which rows can be left for others.
-#[derive(Clone, Copy)]
-enum FormKind {
-    Plain,
-    Rounded,
-    Split,
-}
-
-/// Where rows go that are made in such a form.
-enum NormedOutput {
-    Plain(SendPtr<f32>),
-    Rounded(SplitPlaces<1>),
-    Split(SplitPlaces<2>),
-}
-
-/// The inputs of one step, copied into memory that was set aside for them.
-pub struct Step {
-    limits: StepLimits,
-    tokens: Vec<u32>,
-    spans: Vec<Span>,
-    pages: Vec<u32>,
-    wanted: Vec<u32>,
-    /// The position of every row.
-    positions: Vec<u32>,
-}
-
-impl Step {
-    fn rows(&self) -> usize {
-        self.tokens.len()
-    }
-
-    fn sequence(&self, index: usize) -> Sequence<'_> {
-        let span = self.spans[index];
-        Sequence { span, pages: &self.pages[span.pages_start as usize..][..span.pages_len as usize] }
     }
 }
 
@@ -255,14 +229,7 @@ impl Backend for CpuBackend {
     }
 
     fn step(&self, limits: StepLimits) -> Result<Step, BackendError> {
-        Ok(Step {
-            limits,
-            tokens: Vec::with_capacity(limits.rows),
-            spans: Vec::with_capacity(limits.sequences),
-            pages: Vec::with_capacity(limits.pages),
-            wanted: Vec::with_capacity(limits.rows),
-            positions: Vec::with_capacity(limits.rows),
-        })
+        Ok(Step::new(limits))
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
@@ -294,31 +261,7 @@ impl Backend for CpuBackend {
     }
 
     fn begin(&self, step: &mut Step, inputs: StepInputs<'_>) -> Result<(), BackendError> {
-        let StepInputs { tokens, spans, pages, wanted } = inputs;
-        let limits = step.limits;
-        if tokens.len() > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages {
-            let (rows, sequences, pages) = (tokens.len(), spans.len(), pages.len());
-            return Err(BackendError::StepTooLarge { rows, sequences, pages, limits });
-        }
-        step.positions.clear();
-        for span in spans {
-            assert_eq!(span.row as usize, step.positions.len(), "spans cover the rows in order");
-            let end = span.position as usize + span.rows as usize;
-            assert!(end.div_ceil(PAGE_TOKENS) <= span.pages_len as usize, "a page table covers its sequence");
-            step.positions.extend(span.position..span.position + span.rows);
-        }
-        assert_eq!(step.positions.len(), tokens.len(), "spans cover all rows");
-        assert!(wanted.len() <= tokens.len() && wanted.iter().all(|&row| (row as usize) < tokens.len()));
-        let copy = |to: &mut Vec<u32>, from: &[u32]| {
-            to.clear();
-            to.extend_from_slice(from);
-        };
-        copy(&mut step.tokens, tokens);
-        copy(&mut step.pages, pages);
-        copy(&mut step.wanted, wanted);
-        step.spans.clear();
-        step.spans.extend_from_slice(spans);
-        Ok(())
+        step.fill(inputs)
     }
 
     fn columns(&self, buffer: &Buffer) -> usize {
@@ -442,29 +385,56 @@ impl Backend for CpuBackend {
     }
 
     fn rotate(&self, step: &Step, x: &mut Buffer, heads: Heads, rope: &Rope) {
-        let (cols, rows) = (x.cols, step.rows());
-        rope.reach(step.positions.iter().max().map_or(0, |&last| last as usize + 1));
+        let (cols, rows, angles) = (x.cols, step.rows(), rope.angles(step.end()));
         let start = SendPtr(x.rows_mut(rows).as_mut_ptr());
         rows::for_rows(&self.pool, rows, heads.count * heads.dim, &|row| {
             // SAFETY: each row is written by one worker.
             let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
-            rope.rotate(self.level, x, heads, step.positions[row] as usize);
+            angles.rotate(self.level, x, heads, step.positions[row] as usize);
         });
     }
 
     fn attend(&self, step: &Step, out: &mut Buffer, qkv: &Buffer, kv: &mut Kv, attention: &Attention) {
         let rows = step.rows();
         assert_eq!(out.cols, attention.query.count * attention.query.dim);
-        assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));
-        let start = SendPtr(out.rows_mut(rows).as_mut_ptr());
-        let (level, cols) = (self.level, qkv.cols);
-        if rows == 1 {
-            kv.expect(&step.sequence(0), self.pool.threads());
-            self.order.reach(&kv.order);
-        }
-        let sequences = |index: usize| step.sequence(index);
-        let count = step.spans.len();
-        attention::attend(&self.pool, level, &sequences, count, start, qkv.rows(rows), cols, kv, attention);
+        let out = out.places(rows, FormKind::Plain);
+        self.attend_asked(
+            step,
+            kv,
+            Asked { qkv: qkv.rows(rows), cols: qkv.cols, attention, turn: None, rounded: rows, out },
+        );
+    }
+
+    fn attend_for(
+        &self,
+        step: &Step,
+        rows: Rows,
+        out: &mut Buffer,
+        qkv: &mut Buffer,
+        kv: &mut Kv,
+        attention: &Attention,
+        turn: &Turn<'_, Self>,
+        reader: &Matrix,
+    ) {
+        let (all, cols, level) = (rows.all(), qkv.cols, self.level);
+        assert!(all == step.rows() && out.cols == attention.query.count * attention.query.dim);
+        let [query_norm, key_norm] = [turn.query_norm, turn.key_norm].map(|norm| norm.map(Vec::as_slice));
+        let turning = Turning { level, query_norm, key_norm, eps: turn.eps, angles: turn.rope.angles(step.end()) };
+        let (turn, form) = match kv.is_tiled() {
+            true => (Some(turning), self.form_for(rows, Some(reader))),
+            false => {
+                let start = SendPtr(qkv.rows_mut(all).as_mut_ptr());
+                rows::for_rows(&self.pool, all, attention.key.columns().end, &|row| {
+                    // SAFETY: each row is written by one worker.
+                    let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
+                    turning.turn_row(x, attention, step.positions[row] as usize);
+                });
+                (None, FormKind::Plain)
+            }
+        };
+        let rounded = if self.rounds && reader.is_quantised() { rows.generated } else { all };
+        let out = out.places(all, form);
+        self.attend_asked(step, kv, Asked { qkv: qkv.rows(all), cols, attention, turn, rounded, out });
     }
 
     fn gate(&self, rows: usize, out: &mut Buffer, x: &Buffer, activation: Activation) {
@@ -538,11 +508,7 @@ impl Backend for CpuBackend {
         assert!(made.end <= rows.all(), "{made:?} of {rows:?}");
         assert!(cols == out.cols && cols == weight.len() && y.is_none_or(|y| cols == y.cols));
         let (x, y) = (SendPtr(x.rows_mut(made.end).as_mut_ptr()), y.map(|y| y.rows(made.end)));
-        let out = match self.form_for(rows, reader) {
-            FormKind::Plain => NormedOutput::Plain(SendPtr(out.rows_mut(made.end).as_mut_ptr())),
-            FormKind::Rounded => NormedOutput::Rounded(out.rounded(rows.all()).places()),
-            FormKind::Split => NormedOutput::Split(out.split(rows.all()).places()),
-        };
+        let out = out.places(rows.all(), self.form_for(rows, reader));
         rows::for_rows(&self.pool, made.len(), cols, &|row| {
             let row = made.start + row;
             let at = row * cols;
@@ -553,15 +519,15 @@ impl Backend for CpuBackend {
             }
             let norm = || Some((rows::norm_scale(self.level, x, eps), &weight[..]));
             match &out {
-                NormedOutput::Plain(out) => {
+                Places::Plain(out) => {
                     // SAFETY: as above.
                     let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), cols) };
                     rows::rms_norm(self.level, out, x, weight, eps);
                 }
                 // SAFETY: as above; a level that has such forms has tiles, and there is place in them for all rows.
-                NormedOutput::Rounded(out) => unsafe { out.split(row, x, norm()) },
+                Places::Rounded(out) => unsafe { out.split(row, x, norm()) },
                 // SAFETY: as above.
-                NormedOutput::Split(out) => unsafe { out.split(row, x, norm()) },
+                Places::Split(out) => unsafe { out.split(row, x, norm()) },
             }
         });
     }

@@ -1,6 +1,6 @@
 //! Ops that work row by row: norms, rotation, gates, sums.
 
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::lanes::for_each_level;
 use super::level::Level;
@@ -200,7 +200,7 @@ impl Rope {
     }
 
     /// Makes sure that all positions below `end` can be turned.
-    pub(super) fn reach(&self, end: usize) {
+    fn reach(&self, end: usize) {
         /// Positions made beyond what is asked for, so that a decode loop seldom comes here.
         const AHEAD: usize = 64;
         if self.table.read().unwrap_or_else(PoisonError::into_inner).filled >= end {
@@ -223,12 +223,27 @@ impl Rope {
         table.filled = table.filled.max(to);
     }
 
+    /// The angles of all positions below `end`.
+    pub(super) fn angles(&self, end: usize) -> Angles<'_> {
+        self.reach(end);
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        Angles { table, width: self.inv_freq.len() * 2, layout: self.layout }
+    }
+}
+
+/// Sines and cosines that have been made.
+pub(super) struct Angles<'a> {
+    table: RwLockReadGuard<'a, Table>,
+    width: usize,
+    layout: RopeLayout,
+}
+
+impl Angles<'_> {
     /// Turns the heads of one row.
     pub(super) fn rotate(&self, level: Level, row: &mut [f32], heads: Heads, position: usize) {
-        let width = self.inv_freq.len() * 2;
+        let width = self.width;
         assert!(width <= heads.dim, "a rotation is at most as wide as a head");
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let turn = &table.values[position * width..(position + 1) * width];
+        let turn = &self.table.values[position * width..(position + 1) * width];
         at_level!(level, rotate_row(row, heads, turn, self.layout));
     }
 }

@@ -12,12 +12,14 @@ mod vector;
 
 use std::ops::Range;
 
+use super::buffer::Places;
 use super::level::Level;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
 use super::order::Place;
 use super::pool::{Panels, Pool};
-use super::rows::for_rows;
+use super::rows::{self, Angles, for_rows};
+use super::step::Step;
 use crate::{Attention, BackendError, KvShape, PAGE_TOKENS, Span};
 
 /// The largest head that the working memory on the stack has room for.
@@ -112,6 +114,15 @@ impl Kv {
         Ok(Self { shape, pages, store, order: Place::new((0..threads).map(|_| Panels::default())) })
     }
 
+    /// Whether the kernels for tiles read this. They turn queries and keys themselves, leave results in any form, and can round.
+    pub(super) fn is_tiled(&self) -> bool {
+        match &self.store {
+            Store::F32(_) | Store::F16(_) => false,
+            #[cfg(target_arch = "x86_64")]
+            Store::Tiles(..) => true,
+        }
+    }
+
     /// A step with one row comes: what each worker will read first are the heads of its share, of the page that the row goes to.
     pub(super) fn expect(&mut self, sequence: &Sequence<'_>, threads: usize) {
         let heads = self.shape.kv_heads;
@@ -161,11 +172,63 @@ enum KvMemory {
     Tiles(usize, SendPtr<u16>),
 }
 
+/// What queries and keys go through before they meet.
+pub(super) struct Turning<'a> {
+    pub(super) level: Level,
+    pub(super) query_norm: Option<&'a [f32]>,
+    pub(super) key_norm: Option<&'a [f32]>,
+    pub(super) eps: f32,
+    pub(super) angles: Angles<'a>,
+}
+
+impl Turning<'_> {
+    /// Turns all queries and keys of a row in place.
+    pub(super) fn turn_row(&self, row: &mut [f32], attention: &Attention, position: usize) {
+        for (heads, norm) in [(attention.query, self.query_norm), (attention.key, self.key_norm)] {
+            if let Some(norm) = norm {
+                rows::rms_norm_heads(self.level, row, heads, norm, self.eps);
+            }
+        }
+        self.angles.rotate(self.level, row, attention.turned(), position);
+    }
+
+    /// Turns one head, elsewhere.
+    #[cfg(target_arch = "x86_64")]
+    fn turn_head(&self, to: &mut [f32], head: &[f32], norm: Option<&[f32]>, position: usize) {
+        match norm {
+            Some(norm) => rows::rms_norm(self.level, to, head, norm, self.eps),
+            None => to.copy_from_slice(head),
+        }
+        self.angles.rotate(self.level, to, crate::Heads { first: 0, count: 1, dim: head.len() }, position);
+    }
+}
+
+/// What a step asks for.
+pub(super) struct Asked<'a> {
+    /// `[rows, cols]`
+    pub(super) qkv: &'a [f32],
+    pub(super) cols: usize,
+    pub(super) attention: &'a Attention,
+    /// What queries and keys still have to go through. Only for tiles.
+    pub(super) turn: Option<Turning<'a>>,
+    /// Queries and weights of the rows from here on are rounded to bf16, if keys and values are. Only for tiles.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) rounded: usize,
+    /// Only tiles make other rows than plain ones.
+    pub(super) out: Places,
+}
+
 /// Consecutive rows of a step that go into one page, for one head.
 struct PageRows<'a> {
     /// The slot of the first.
     slot: usize,
     count: usize,
+    /// The position of the page's first slot.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    position: usize,
+    /// What the keys still have to go through.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    turn: Option<&'a Turning<'a>>,
     /// From the first row's key, and value, on.
     keys: &'a [f32],
     values: &'a [f32],
@@ -184,42 +247,33 @@ impl PageRows<'_> {
 }
 
 /// Stores the keys and values of every row of every sequence, and makes `out = softmax(scale q k^T) v` of them.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn attend<'a>(
-    pool: &Pool,
-    level: Level,
-    sequences: &(dyn Fn(usize) -> Sequence<'a> + Sync),
-    count: usize,
-    out: SendPtr<f32>,
-    qkv: &[f32],
-    qkv_cols: usize,
-    kv: &mut Kv,
-    attention: &Attention,
-) {
+pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked: Asked<'_>) {
     let KvShape { kv_heads, head_dim: dim } = kv.shape;
-    let Attention { query, key, value, .. } = attention;
+    let Attention { query, key, value, .. } = asked.attention;
     assert!(key.count == kv_heads && value.count == kv_heads && query.count.is_multiple_of(kv_heads));
     assert!(key.dim == dim && value.dim == dim && query.dim == dim);
+    assert!(kv.is_tiled() || (asked.turn.is_none() && matches!(asked.out, Places::Plain(_))));
     let (shape, memory) = (kv.shape, kv.memory());
-    let common = Common { level, shape, memory, qkv, qkv_cols, attention, group: query.count / kv_heads, out };
+    let common = Common { level, shape, memory, asked, group: query.count / kv_heads };
+    let count = step.spans.len();
     let items = |sequence: &Sequence<'_>| (sequence.span.rows as usize * common.group).div_ceil(ITEM_ROWS);
     let (mut total, mut most) = (0, 0);
-    for items in (0..count).map(|s| items(&sequences(s))) {
+    for items in (0..count).map(|s| items(&step.sequence(s))) {
         (total, most) = (total + items, most.max(items));
     }
     // Where nobody else reads what an item needs of them, it stores its keys and values itself: in the cache where it reads them.
     let together = most <= 1;
     if !together {
-        common.write_all(pool, sequences, count);
+        common.write_all(pool, step);
     }
     // With one row there is little to read here: meanwhile memory can bring what comes next.
-    let next = if qkv.len() == qkv_cols { kv.order.next() } else { &[] };
+    let next = if step.rows() == 1 { kv.order.next() } else { &[] };
     let job = |worker: usize, index: usize| {
         // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
         // so that the longest item does not come last.
         let (kv_head, mut item) = (index / total, total - 1 - index % total);
         for s in 0..count {
-            let sequence = sequences(s);
+            let sequence = step.sequence(s);
             let here = items(&sequence);
             if item < here {
                 if together {
@@ -242,27 +296,24 @@ struct Common<'a> {
     level: Level,
     shape: KvShape,
     memory: KvMemory,
-    qkv: &'a [f32],
-    qkv_cols: usize,
-    attention: &'a Attention,
+    asked: Asked<'a>,
     /// Query heads per K/V head.
     group: usize,
-    out: SendPtr<f32>,
 }
 
 impl Common<'_> {
     /// Stores the keys and values of every row of every sequence. One worker writes all the rows of a page and head, so that workers
     /// do not share cache lines.
-    fn write_all<'a>(&self, pool: &Pool, sequences: &(dyn Fn(usize) -> Sequence<'a> + Sync), count: usize) {
+    fn write_all(&self, pool: &Pool, step: &Step) {
         let KvShape { kv_heads, head_dim: dim } = self.shape;
-        let total: usize = (0..count).map(|s| sequences(s).written().len()).sum();
-        let rows: usize = (0..count).map(|s| sequences(s).span.rows as usize).sum();
+        let count = step.spans.len();
+        let total: usize = (0..count).map(|s| step.sequence(s).written().len()).sum();
         // A number takes several times as long as in the ops that work row by row: it is rounded and goes to a line of its own.
-        let elements = (rows * 2 * dim * 4).div_ceil(total.max(1));
+        let elements = (step.rows() * 2 * dim * 4).div_ceil(total.max(1));
         for_rows(pool, total * kv_heads, elements, &|index| {
             let (head, mut index) = (index % kv_heads, index / kv_heads);
             for s in 0..count {
-                let sequence = sequences(s);
+                let sequence = step.sequence(s);
                 let pages = sequence.written();
                 if index < pages.len() {
                     // SAFETY: no other worker has this page and head.
@@ -281,14 +332,17 @@ impl Common<'_> {
         let Sequence { span, pages } = sequence;
         let start = (span.position as usize).max(page * PAGE_TOKENS);
         let end = ((span.position + span.rows) as usize).min((page + 1) * PAGE_TOKENS);
-        let first = (span.row as usize + start - span.position as usize) * self.qkv_cols;
-        let (KvShape { kv_heads, head_dim: dim }, Attention { key, value, .. }) = (self.shape, self.attention);
+        let Asked { qkv, cols, attention, turn, .. } = &self.asked;
+        let first = (span.row as usize + start - span.position as usize) * cols;
+        let (KvShape { kv_heads, head_dim: dim }, Attention { key, value, .. }) = (self.shape, attention);
         let rows = PageRows {
             slot: start % PAGE_TOKENS,
             count: end - start,
-            keys: &self.qkv[first + key.first + head * dim..],
-            values: &self.qkv[first + value.first + head * dim..],
-            cols: self.qkv_cols,
+            position: page * PAGE_TOKENS,
+            turn: turn.as_ref(),
+            keys: &qkv[first + key.first + head * dim..],
+            values: &qkv[first + value.first + head * dim..],
+            cols: *cols,
             dim,
         };
         let at = pages[page] as usize * kv_heads + head;
@@ -354,16 +408,32 @@ impl Item<'_> {
         (query, self.kv_head * self.common.group + head)
     }
 
+    /// As it is in the step, turned or not.
     fn query(&self, i: usize) -> &[f32] {
         let ((query, head), dim) = (self.pair(i), self.head_dim());
         let row = self.sequence.span.row as usize + query;
-        &self.common.qkv[row * self.common.qkv_cols + self.common.attention.query.first + head * dim..][..dim]
+        let Asked { qkv, cols, attention, .. } = &self.common.asked;
+        &qkv[row * cols + attention.query.first + head * dim..][..dim]
+    }
+
+    fn scale(&self) -> f32 {
+        self.common.asked.attention.scale
+    }
+
+    /// Whether queries and weights are rounded to bf16.
+    #[cfg(target_arch = "x86_64")]
+    fn is_rounded(&self) -> bool {
+        self.sequence.span.row as usize >= self.common.asked.rounded
+    }
+
+    fn position(&self, i: usize) -> usize {
+        self.sequence.span.position as usize + self.pair(i).0
     }
 
     /// The positions that pair `i` sees.
     fn keys(&self, i: usize) -> Range<usize> {
-        let end = self.sequence.span.position as usize + self.pair(i).0 + 1;
-        self.common.attention.window.map_or(0, |window| end.saturating_sub(window))..end
+        let end = self.position(i) + 1;
+        self.common.asked.attention.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
     /// The positions that any pair sees: later ones see later.
@@ -376,11 +446,21 @@ impl Item<'_> {
         self.sequence.pages[page] as usize * self.common.shape.kv_heads + self.kv_head
     }
 
-    /// Where pair `i` puts its result.
+    /// The row, and its first column, of the result of pair `i`.
+    fn place(&self, i: usize) -> (usize, usize) {
+        let (query, head) = self.pair(i);
+        (self.sequence.span.row as usize + query, head * self.head_dim())
+    }
+
+    /// Where pair `i` puts its result, a plain one.
     fn out(&self, i: usize) -> *mut f32 {
-        let ((query, head), dim) = (self.pair(i), self.head_dim());
-        let row = self.sequence.span.row as usize + query;
-        // SAFETY: `out` is `[rows, heads * head_dim]`.
-        unsafe { self.common.out.get().add((row * self.common.attention.query.count + head) * dim) }
+        let (row, first) = self.place(i);
+        match &self.common.asked.out {
+            // `out` is `[rows, heads * head_dim]`.
+            Places::Plain(out) => {
+                out.get().wrapping_add(row * self.common.asked.attention.query.count * self.head_dim() + first)
+            }
+            Places::Rounded(_) | Places::Split(_) => unreachable!("only tiles make these"),
+        }
     }
 }

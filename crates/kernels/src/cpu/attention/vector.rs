@@ -170,7 +170,7 @@ for_each_level! {
             let hidden = splat(f32::NEG_INFINITY);
             for (half, score) in scores[r].iter_mut().enumerate() {
                 let first = half * 16;
-                let scaled = mul(*score, splat(work.common.attention.scale));
+                let scaled = mul(*score, splat(work.scale()));
                 let seen = first_lanes(to.saturating_sub(first), scaled, hidden);
                 *score = first_lanes(from.saturating_sub(first), hidden, seen);
             }

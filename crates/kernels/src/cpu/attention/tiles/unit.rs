@@ -1,0 +1,149 @@
+//! The tile unit: blocks of keys or values times blocks of lanes.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::super::super::tiles::TileConfig;
+use super::TILE_BYTES;
+
+/// Eight full tiles: 0 to 3 hold the sums, `2 * first factor's half + lanes' half`, 4 and 5 the lanes, 6 and 7 the first factor.
+pub(super) static CONFIG: TileConfig = TileConfig::new([(16, 64); 8]);
+
+/// Asks for a block before it is needed. Few queries wait for memory more than for arithmetic; many find it in the cache.
+#[inline(always)]
+pub(super) fn fetch<const HALVES: usize, const PARTS: usize>(block: *const u16) {
+    if HALVES == 1 {
+        for line in 0..PARTS * 2 * TILE_BYTES / 64 {
+            // SAFETY: prefetching changes nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(block.cast::<i8>().wrapping_add(line * 64)) };
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn zero<const HALVES: usize>() {
+    // SAFETY: the caller configured the tiles.
+    unsafe {
+        asm!("tilezero tmm0", "tilezero tmm2", options(nostack, nomem));
+        if HALVES == 2 {
+            asm!("tilezero tmm1", "tilezero tmm3", options(nostack, nomem));
+        }
+    }
+}
+
+/// # Safety
+/// The tiles are configured; `from` leads to a block.
+#[inline(always)]
+pub(super) unsafe fn load<const HALVES: usize>(from: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tileloadd tmm0, [{from} + {line}]", "tileloadd tmm2, [{from} + {line} + 1024]",
+            from = in(reg) from, line = in(reg) 64usize, options(nostack, readonly),
+        );
+        if HALVES == 2 {
+            asm!(
+                "tileloadd tmm1, [{from} + {line} + 2048]", "tileloadd tmm3, [{from} + {line} + 3072]",
+                from = in(reg) from, line = in(reg) 64usize, options(nostack, readonly),
+            );
+        }
+    }
+}
+
+/// # Safety
+/// The tiles are configured; `to` leads to a block.
+#[inline(always)]
+pub(super) unsafe fn store<const HALVES: usize>(to: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tilestored [{to} + {line}], tmm0", "tilestored [{to} + {line} + 1024], tmm2",
+            to = in(reg) to, line = in(reg) 64usize, options(nostack),
+        );
+        if HALVES == 2 {
+            asm!(
+                "tilestored [{to} + {line} + 2048], tmm1", "tilestored [{to} + {line} + 3072], tmm3",
+                to = in(reg) to, line = in(reg) 64usize, options(nostack),
+            );
+        }
+    }
+}
+
+/// Adds a block of keys or values times a block of lanes: high by low if lanes have a low part, high by high, then low by high if there
+/// is a low part of the block. Each sum is added to in this order, whatever the number of lanes.
+///
+/// # Safety
+/// The tiles are configured; `a` and `b` lead to blocks.
+#[inline(always)]
+pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FINE: usize>(a: *const u8, b: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if HALVES == 1 {
+            asm!(
+                "tileloadd tmm6, [{a} + {line}]",
+                "tileloadd tmm7, [{a} + {line} + 1024]",
+                a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+            );
+            if FINE == 2 {
+                asm!(
+                    "tileloadd tmm4, [{b} + {pair} + 64]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tdpbf16ps tmm2, tmm7, tmm4",
+                    b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+                );
+            }
+            asm!(
+                "tileloadd tmm5, [{b} + {pair}]",
+                "tdpbf16ps tmm0, tmm6, tmm5",
+                "tdpbf16ps tmm2, tmm7, tmm5",
+                b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+            );
+            if PARTS == 2 {
+                asm!(
+                    "tileloadd tmm6, [{a} + {line} + 2048]",
+                    "tdpbf16ps tmm0, tmm6, tmm5",
+                    "tileloadd tmm7, [{a} + {line} + 3072]",
+                    "tdpbf16ps tmm2, tmm7, tmm5",
+                    a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            }
+        } else {
+            asm!(
+                "tileloadd tmm6, [{a} + {line}]",
+                "tileloadd tmm7, [{a} + {line} + 1024]",
+                a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+            );
+            if FINE == 2 {
+                asm!(
+                    "tileloadd tmm4, [{b} + {pair} + 64]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tileloadd tmm5, [{b} + {pair} + 2112]",
+                    "tdpbf16ps tmm1, tmm6, tmm5",
+                    "tdpbf16ps tmm2, tmm7, tmm4",
+                    "tdpbf16ps tmm3, tmm7, tmm5",
+                    b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+                );
+            }
+            asm!(
+                "tileloadd tmm4, [{b} + {pair}]",
+                "tdpbf16ps tmm0, tmm6, tmm4",
+                "tileloadd tmm5, [{b} + {pair} + 2048]",
+                "tdpbf16ps tmm1, tmm6, tmm5",
+                "tdpbf16ps tmm2, tmm7, tmm4",
+                "tdpbf16ps tmm3, tmm7, tmm5",
+                b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+            );
+            if PARTS == 2 {
+                asm!(
+                    "tileloadd tmm6, [{a} + {line} + 2048]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tdpbf16ps tmm1, tmm6, tmm5",
+                    "tileloadd tmm7, [{a} + {line} + 3072]",
+                    "tdpbf16ps tmm2, tmm7, tmm4",
+                    "tdpbf16ps tmm3, tmm7, tmm5",
+                    a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+                );
+            }
+        }
+    }
+}

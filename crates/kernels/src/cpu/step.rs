@@ -1,0 +1,70 @@
+//! `Step`: what the CPU keeps of the inputs of a step.
+
+use super::attention::Sequence;
+use crate::{BackendError, PAGE_TOKENS, Span, StepInputs, StepLimits};
+
+/// The inputs of one step, copied into memory that was set aside for them.
+pub struct Step {
+    limits: StepLimits,
+    pub(super) tokens: Vec<u32>,
+    pub(super) spans: Vec<Span>,
+    pub(super) pages: Vec<u32>,
+    pub(super) wanted: Vec<u32>,
+    /// The position of every row.
+    pub(super) positions: Vec<u32>,
+}
+
+impl Step {
+    pub(super) fn new(limits: StepLimits) -> Self {
+        Self {
+            limits,
+            tokens: Vec::with_capacity(limits.rows),
+            spans: Vec::with_capacity(limits.sequences),
+            pages: Vec::with_capacity(limits.pages),
+            wanted: Vec::with_capacity(limits.rows),
+            positions: Vec::with_capacity(limits.rows),
+        }
+    }
+
+    pub(super) fn fill(&mut self, inputs: StepInputs<'_>) -> Result<(), BackendError> {
+        let StepInputs { tokens, spans, pages, wanted } = inputs;
+        let limits = self.limits;
+        if tokens.len() > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages {
+            let (rows, sequences, pages) = (tokens.len(), spans.len(), pages.len());
+            return Err(BackendError::StepTooLarge { rows, sequences, pages, limits });
+        }
+        self.positions.clear();
+        for span in spans {
+            assert_eq!(span.row as usize, self.positions.len(), "spans cover the rows in order");
+            let end = span.position as usize + span.rows as usize;
+            assert!(end.div_ceil(PAGE_TOKENS) <= span.pages_len as usize, "a page table covers its sequence");
+            self.positions.extend(span.position..span.position + span.rows);
+        }
+        assert_eq!(self.positions.len(), tokens.len(), "spans cover all rows");
+        assert!(wanted.len() <= tokens.len() && wanted.iter().all(|&row| (row as usize) < tokens.len()));
+        let copy = |to: &mut Vec<u32>, from: &[u32]| {
+            to.clear();
+            to.extend_from_slice(from);
+        };
+        copy(&mut self.tokens, tokens);
+        copy(&mut self.pages, pages);
+        copy(&mut self.wanted, wanted);
+        self.spans.clear();
+        self.spans.extend_from_slice(spans);
+        Ok(())
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The position after the last of all.
+    pub(super) fn end(&self) -> usize {
+        self.positions.iter().max().map_or(0, |&last| last as usize + 1)
+    }
+
+    pub(super) fn sequence(&self, index: usize) -> Sequence<'_> {
+        let span = self.spans[index];
+        Sequence { span, pages: &self.pages[span.pages_start as usize..][..span.pages_len as usize] }
+    }
+}
