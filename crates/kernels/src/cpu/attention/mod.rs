@@ -20,7 +20,7 @@ use super::order::Place;
 use super::pool::{Panels, Pool};
 use super::rows::{self, Angles, for_rows};
 use super::step::Step;
-use crate::{Attention, BackendError, KvShape, PAGE_TOKENS, Span};
+use crate::{Attention, BackendError, Heads, KvShape, PAGE_TOKENS, Span};
 
 /// The largest head that the working memory on the stack has room for.
 pub(super) const HEAD_DIM_MAX: usize = 256;
@@ -193,13 +193,12 @@ impl Turning<'_> {
     }
 
     /// Turns one head, elsewhere.
-    #[cfg(target_arch = "x86_64")]
     fn turn_head(&self, to: &mut [f32], head: &[f32], norm: Option<&[f32]>, position: usize) {
         match norm {
             Some(norm) => rows::rms_norm(self.level, to, head, norm, self.eps),
             None => to.copy_from_slice(head),
         }
-        self.angles.rotate(self.level, to, crate::Heads { first: 0, count: 1, dim: head.len() }, position);
+        self.angles.rotate(self.level, to, Heads { first: 0, count: 1, dim: head.len() }, position);
     }
 }
 
@@ -212,7 +211,6 @@ pub(super) struct Asked<'a> {
     /// What queries and keys still have to go through. Only for tiles.
     pub(super) turn: Option<Turning<'a>>,
     /// Queries and weights of the rows from here on are rounded to bf16, if keys and values are. Only for tiles.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) rounded: usize,
     /// Only tiles make other rows than plain ones.
     pub(super) out: Places,
@@ -224,10 +222,8 @@ struct PageRows<'a> {
     slot: usize,
     count: usize,
     /// The position of the page's first slot.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     position: usize,
     /// What the keys still have to go through.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     turn: Option<&'a Turning<'a>>,
     /// From the first row's key, and value, on.
     keys: &'a [f32],
@@ -237,8 +233,17 @@ struct PageRows<'a> {
 }
 
 impl PageRows<'_> {
-    fn key(&self, slot: usize) -> &[f32] {
-        &self.keys[(slot - self.slot) * self.cols..][..self.dim]
+    /// The key of a slot, turned: in `room` if it was not yet.
+    fn key<'b>(&'b self, slot: usize, room: &'b mut [f32; HEAD_DIM_MAX]) -> &'b [f32] {
+        let key = &self.keys[(slot - self.slot) * self.cols..][..self.dim];
+        match self.turn {
+            None => key,
+            Some(turn) => {
+                let room = &mut room[..self.dim];
+                turn.turn_head(room, key, turn.key_norm, self.position + slot);
+                room
+            }
+        }
     }
 
     fn value(&self, slot: usize) -> &[f32] {
@@ -253,6 +258,7 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
     assert!(key.count == kv_heads && value.count == kv_heads && query.count.is_multiple_of(kv_heads));
     assert!(key.dim == dim && value.dim == dim && query.dim == dim);
     assert!(kv.is_tiled() || (asked.turn.is_none() && matches!(asked.out, Places::Plain(_))));
+    assert!(asked.rounded <= step.rows());
     let (shape, memory) = (kv.shape, kv.memory());
     let common = Common { level, shape, memory, asked, group: query.count / kv_heads };
     let count = step.spans.len();

@@ -21,10 +21,11 @@ pub(super) fn page_elements(head_dim: usize) -> usize {
 /// # Safety
 /// The pointers lead to `page_elements` numbers each, and nobody else uses the rows' slots.
 pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, values: *mut f32) {
+    let mut turned = [0f32; HEAD_DIM_MAX];
     for slot in rows.slot..rows.slot + rows.count {
         // SAFETY: the slot's elements lie within the page.
         unsafe {
-            scatter(rows.key(slot), keys.add(slot));
+            scatter(rows.key(slot, &mut turned), keys.add(slot));
             std::ptr::copy_nonoverlapping(rows.value(slot).as_ptr(), values.add(slot * dim), dim);
         }
     }
@@ -35,11 +36,12 @@ pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, 
 /// # Safety
 /// As for [`write_f32`], and the CPU has `level`.
 pub(super) unsafe fn write_f16(level: Level, rows: &PageRows<'_>, dim: usize, keys: *mut u16, values: *mut u16) {
+    let mut turned = [0f32; HEAD_DIM_MAX];
     for slot in rows.slot..rows.slot + rows.count {
         let mut key = [0u16; HEAD_DIM_MAX];
         // SAFETY: the slot's elements lie within the page.
         unsafe {
-            to_halves(level, rows.key(slot), key.as_mut_ptr());
+            to_halves(level, rows.key(slot, &mut turned), key.as_mut_ptr());
             scatter(&key[..dim], keys.add(slot));
             to_halves(level, rows.value(slot), values.add(slot * dim));
         }

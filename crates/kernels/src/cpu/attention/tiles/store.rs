@@ -18,11 +18,7 @@ pub(in super::super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, di
     let (keys, values) = (pages.wrapping_add(2 * at * numbers), pages.wrapping_add((2 * at + 1) * numbers));
     let mut turned = [0f32; HEAD_DIM_MAX];
     for slot in rows.slot..rows.slot + rows.count {
-        let mut key = rows.key(slot);
-        if let Some(turn) = rows.turn {
-            turn.turn_head(&mut turned[..dim], key, turn.key_norm, rows.position + slot);
-            key = &turned[..dim];
-        }
+        let key = rows.key(slot, &mut turned);
         for (step, dims) in key.chunks(STEP).enumerate() {
             let at = step * PARTS * PART + slot / 16 * (TILE_BYTES / 2) + slot % 16 * STEP;
             // SAFETY: `dims` has 16 or 32 numbers; the slot's line of this block lies within the page.

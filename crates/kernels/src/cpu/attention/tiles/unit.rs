@@ -78,12 +78,12 @@ pub(super) unsafe fn store<const HALVES: usize>(to: *mut u8) {
 pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FINE: usize>(a: *const u8, b: *const u8) {
     // SAFETY: the caller's promise.
     unsafe {
+        asm!(
+            "tileloadd tmm6, [{a} + {line}]",
+            "tileloadd tmm7, [{a} + {line} + 1024]",
+            a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
+        );
         if HALVES == 1 {
-            asm!(
-                "tileloadd tmm6, [{a} + {line}]",
-                "tileloadd tmm7, [{a} + {line} + 1024]",
-                a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
-            );
             if FINE == 2 {
                 asm!(
                     "tileloadd tmm4, [{b} + {pair} + 64]",
@@ -108,11 +108,6 @@ pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FIN
                 );
             }
         } else {
-            asm!(
-                "tileloadd tmm6, [{a} + {line}]",
-                "tileloadd tmm7, [{a} + {line} + 1024]",
-                a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
-            );
             if FINE == 2 {
                 asm!(
                     "tileloadd tmm4, [{b} + {pair} + 64]",
