@@ -89,6 +89,8 @@ pub struct Room {
     pub positions: usize,
     /// Tokens of all of them together.
     pub tokens: usize,
+    /// Tokens of one step, if these are fewer than a chunk.
+    pub rows: usize,
     /// Rows of one step whose logits may be wanted.
     pub wanted: usize,
 }
@@ -98,7 +100,7 @@ impl Room {
     pub fn full(sequences: usize, positions: usize, wanted: usize) -> Self {
         // No two of them share a page.
         let tokens = sequences.saturating_mul(positions.div_ceil(PAGE_TOKENS)).saturating_mul(PAGE_TOKENS);
-        Self { sequences, positions, tokens, wanted }
+        Self { sequences, positions, tokens, rows: positions, wanted }
     }
 }
 
@@ -189,7 +191,7 @@ impl ModelOptions {
             // All of a step's logits, if they are asked for, fit into one line.
             _ => room.wanted.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(room.sequences),
         };
-        let rows = self.chunk().min(room.positions).max(wanted);
+        let rows = self.chunk().min(room.rows).max(wanted);
         let step = StepLimits { rows, sequences: room.sequences, pages: step_pages };
         Limits { step, wanted, kv_pages, positions: room.positions }
     }

@@ -120,7 +120,7 @@ impl CacheOptions {
     fn room(&self, serve: &Serve, checkpoint: &Checkpoint) -> Result<(Room, u64)> {
         let sequences = self.max_running.get();
         let wanted = sequences * (1 + self.speculate);
-        let room = |positions: usize, tokens: usize| Room { sequences, positions, tokens, wanted };
+        let room = |positions: usize, tokens: usize| Room { sequences, positions, tokens, rows: positions, wanted };
         let least = serve.options.footprint(checkpoint, room(PAGE_TOKENS, PAGE_TOKENS))?;
         let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
         let (fixed, page_bytes) = (sum(|share| share.weights + share.working), sum(|share| share.kv).max(1));
