@@ -29,6 +29,13 @@ pub(crate) fn maximum(logits: &[f32]) -> Result<f32, SampleError> {
     }
 }
 
+/// Where the first of the logits is that equals `best`, one of them.
+pub(crate) fn first(logits: &[f32], best: f32) -> usize {
+    let has = |block: &[f32]| block.iter().fold(false, |has, &logit| has | (logit == best));
+    let start = logits.chunks(BLOCK).position(has).map_or(0, |block| block * BLOCK);
+    start + logits[start..].iter().position(|&logit| logit == best).expect("it is among them")
+}
+
 /// A token's place in the order: a larger logit is better, among equals a lower id.
 pub(crate) fn key(logit: f32, id: u32) -> u64 {
     let bits = (logit + 0.0).to_bits(); // -0 becomes 0
@@ -219,6 +226,17 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(-88.0), 0.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+    }
+
+    #[test]
+    fn the_first_of_equal_logits_is_found_wherever_it_is() {
+        for (size, places) in
+            [(1, &[0][..]), (300, &[255]), (300, &[256, 299]), (2000, &[511, 513, 1999]), (700, &[699])]
+        {
+            let mut logits = vec![-1.0; size];
+            places.iter().for_each(|&place| logits[place] = 2.0);
+            assert_eq!(first(&logits, 2.0), places[0], "{places:?} of {size}");
+        }
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl Sampler {
         }
         let best = row::maximum(logits)?;
         let token = if sampling.temperature == 0.0 {
-            logits.iter().position(|&logit| logit == best).expect("the maximum is among them") as u32
+            row::first(logits, best) as u32
         } else {
             let softmax = Softmax { logits, best, temperature: sampling.temperature };
             let cut = self.cut(softmax, sampling);

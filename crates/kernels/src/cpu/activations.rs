@@ -239,10 +239,18 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
     }
 
-    /// Makes place for `rows` rows of `cols` columns.
+    /// Makes place for `rows` rows of `cols` columns. What lies between the last column and a multiple of 32 is zero: whatever a step
+    /// with another number of rows left there would be multiplied too.
     pub(crate) fn begin(&mut self, rows: usize, cols: usize) {
         self.tiles = rows.div_ceil(TILE);
-        assert!(supers(cols) * self.tiles * PARTS * BLOCK <= self.values.len(), "{rows} rows of {cols} columns");
+        let last = supers(cols) * self.tiles * PARTS * BLOCK;
+        assert!(last <= self.values.len(), "{rows} rows of {cols} columns");
+        if !cols.is_multiple_of(GROUP) {
+            let group = cols / GROUP % GROUPS_PER_SUPER * TILE * GROUP;
+            for block in self.values[..last].chunks_exact_mut(BLOCK).rev().take(self.tiles * PARTS) {
+                block[group..group + TILE * GROUP].fill(0);
+            }
+        }
     }
 
     /// Where the rows go that there is place for.
@@ -329,7 +337,7 @@ unsafe fn put_parts<const PARTS: usize>(out: *mut u16, mask: u16, values: std::a
     }
 }
 
-/// Splits a row, or its norm, whose first line is at `out`. Inputs beyond the last stay zero, as `new` left them.
+/// Splits a row, or its norm, whose first line is at `out`. Inputs beyond the last stay zero, as `begin` left them.
 ///
 /// # Safety
 /// The CPU has AVX-512, `out` leads into the values of `tiles` tiles for at least this many inputs, and there are as many weights.
@@ -439,6 +447,24 @@ mod tests {
                     false => assert!(high == value || high.is_nan() && value.is_nan()),
                 }
             }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn what_other_steps_left_beyond_the_last_column_is_zero() {
+        if Level::detect() < Level::Avx512 {
+            return; // as above
+        }
+        let (pool, cols) = (Pool::new(1).unwrap(), SUPER + 40);
+        let mut split = SplitActivations::<2>::new(2 * TILE, cols).unwrap();
+        split.fill(&pool, 2 * TILE, cols, &vec![f32::NAN; 2 * TILE * cols]);
+        split.fill(&pool, TILE, cols, &vec![1.0; TILE * cols]);
+        for (row, part) in (0..TILE).flat_map(|row| [(row, 0), (row, 1)]) {
+            let at = split.places().at(row, SUPER + GROUP).addr() - split.values.as_ptr().addr();
+            let group = &split.values[at / size_of::<u16>() + part * BLOCK..][..GROUP];
+            let number = if part == 0 { 0x3f80 } else { 0 };
+            assert_eq!(group, [[number; 8], [0; 8], [0; 8], [0; 8]].as_flattened(), "row {row}, part {part}");
         }
     }
 
