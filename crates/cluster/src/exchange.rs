@@ -6,8 +6,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use kernels::{Backend, BackendError, Form, HostWork, Rows, SharedMemory};
-use model::{Collective, CollectiveError, EachRows};
+use kernels::{Backend, BackendError, Form, HostWork, Rows};
+use model::{Collective, CollectiveError, EachRows, Rooms};
 use types::Rank;
 
 /// What groups are made for: a row of 2^20 elements, the logits of the largest vocabularies, or many rows of hidden states at once.
@@ -41,8 +41,8 @@ pub trait Joint {
     fn leave(&self);
 
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), Self::Error>;
-    /// Memory for what this rank brings, where the others can read it. It is given once.
-    fn room(&mut self) -> Option<SharedMemory>;
+    /// Memory for what this rank brings and makes, where the others can read it. It is given once.
+    fn rooms(&mut self) -> Option<Rooms>;
     /// Shows the others these rows of `cols` columns, which begin `at` elements after the first of a buffer. Returns the rows that
     /// this rank is to sum and work on, or nothing if all are summed already.
     fn bring_rows(&mut self, at: usize, cols: usize, values: &mut [f32]) -> Result<Option<Range<usize>>, Self::Error>;
@@ -89,8 +89,8 @@ macro_rules! joint {
                 self.all_reduce(values)
             }
 
-            fn room(&mut self) -> Option<SharedMemory> {
-                self.room()
+            fn rooms(&mut self) -> Option<Rooms> {
+                self.rooms()
             }
 
             fn bring_rows(
@@ -246,8 +246,8 @@ impl<B: Backend, J: Joint + Send + Sync> Collective<B> for Exchange<J> {
         Ok(())
     }
 
-    fn room(&self) -> Option<SharedMemory> {
-        self.inner.borrow_mut().joint.room()
+    fn rooms(&self) -> Option<Rooms> {
+        self.inner.borrow_mut().joint.rooms()
     }
 
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

@@ -10,9 +10,10 @@
 //! the others' slots. One barrier a phase is enough: a slot is written again two phases later, by a rank that has
 //! passed the barrier in between, at which every reader arrived only after it had read.
 //!
-//! A rank also has a room, which it alone writes: a buffer may lie there for good, and rows that a rank brings to be summed need not be copied then. Its
-//! owner writes rows that others read only after the barrier at which what was made of them is gathered. The word that a rank publishes with a phase says
-//! where its rows are, so ranks need not agree on it.
+//! A rank also has two rooms, which it alone writes: buffers may lie there for good, one with the rows that it brings to be summed, one with those that it
+//! makes of sums, and need not be copied into slots then. What is brought is written again only after the barrier at which what was made of it is gathered;
+//! what is made, only after the barrier at which the next rows are brought, at which every reader arrived only after it had read. The word that a rank
+//! publishes with a phase says where its rows are, so ranks need not agree on it.
 //!
 //! # Memory ordering
 //!

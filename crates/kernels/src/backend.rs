@@ -336,6 +336,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn share_rows(&self, buffer: &mut Self::Buffer, memory: SharedMemory) {
         let _ = (buffer, memory);
     }
+    /// The same for rows of prompts as [`Backend::norm_for`] makes them for `reader`.
+    fn share_form(&self, buffer: &mut Self::Buffer, reader: &Self::Matrix, memory: SharedMemory) {
+        let _ = (buffer, reader, memory);
+    }
 
     // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.
 

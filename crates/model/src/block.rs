@@ -8,7 +8,7 @@ use types::{LayerRange, Rank};
 
 use crate::architecture::Role;
 use crate::checkpoint::Checkpoint;
-use crate::collective::{Collective, CollectiveError};
+use crate::collective::{Collective, CollectiveError, Rooms};
 use crate::description::{Description, FeedForward, Layer as LayerDescription};
 use crate::load::{LoadError, LoadOptions, Loader};
 use crate::rope::Rope;
@@ -109,8 +109,9 @@ impl<B: Backend> Block<B> {
 
     /// Keeps what ranks exchange where `collective` has room for it.
     pub fn share(&mut self, backend: &B, collective: &dyn Collective<B>) {
-        if let Some(room) = collective.room() {
-            backend.share_rows(&mut self.work.projected, room);
+        if let (Some(Rooms { brought, made }), Some(first)) = (collective.rooms(), self.layers.first()) {
+            backend.share_rows(&mut self.work.projected, brought);
+            backend.share_form(&mut self.work.normed, &first.qkv, made);
         }
     }
 

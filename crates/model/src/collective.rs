@@ -22,6 +22,14 @@ pub enum CollectiveError {
 /// Makes rows of the second buffer from the same rows of the first.
 pub type EachRows<'a, B> = dyn FnMut(&<B as Backend>::Buffer, &mut <B as Backend>::Buffer, Range<usize>) + 'a;
 
+/// Memory for rows that ranks exchange.
+pub struct Rooms {
+    /// For those that this rank brings to be summed.
+    pub brought: SharedMemory,
+    /// For those that it makes of the sums.
+    pub made: SharedMemory,
+}
+
 /// All ranks call the same ops in the same order, on the first `rows` rows of buffers of the same shape.
 pub trait Collective<B: Backend>: Send {
     /// Every rank's `buffer` becomes the sum of all.
@@ -43,8 +51,8 @@ pub trait Collective<B: Backend>: Send {
         each(from, to, 0..rows.all());
         Ok(())
     }
-    /// Memory for the rows that this rank brings to [`Collective::reduce_into`]: the others then read them there. It is given once.
-    fn room(&self) -> Option<SharedMemory> {
+    /// Memory for the rows of [`Collective::reduce_into`], which the others then read where they lie. It is given once.
+    fn rooms(&self) -> Option<Rooms> {
         None
     }
     /// Each rank has filled its share ([`Rank::share`]) of the columns of `buffer`; afterwards every rank has all of them.

@@ -26,8 +26,9 @@ const BELL_LINE: usize = 2;
 const LOAN_BELL_LINE: usize = 3;
 const RANK_LINES: usize = 4;
 
-/// A room has place for as many slots: the rows of a large step, where an exchange takes some at a time.
+/// A room has place for as many slots: the rows of a large step, where an exchange takes some at a time. A rank has two.
 const ROOM_SLOTS: usize = 4;
+const ROOMS: usize = 2;
 const PAGE_BYTES: usize = 4096;
 
 const SPINS: u32 = 2_000;
@@ -51,11 +52,20 @@ pub(super) struct Layout {
     pub bytes: usize,
 }
 
-/// Where a rank's numbers are: in one of its two slots, or in its room.
+/// Where a rank's numbers are: in one of its two slots, or in a room.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     Slot(Rank, usize),
-    Room(Rank),
+    Room(Rank, Room),
+}
+
+/// A rank's rooms.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Room {
+    /// For rows that it brings to be summed.
+    Brought,
+    /// For those that it makes of sums.
+    Made,
 }
 
 impl Layout {
@@ -65,7 +75,7 @@ impl Layout {
         let slots = slot_bytes.checked_mul(2 * world.get())?;
         let slots_end = Self::slots_offset(world).checked_add(slots)?;
         let rooms_offset = slots_end.checked_next_multiple_of(PAGE_BYTES)?;
-        let rooms = slot_bytes.checked_mul(ROOM_SLOTS)?.checked_mul(world.get())?;
+        let rooms = slot_bytes.checked_mul(ROOM_SLOTS * ROOMS)?.checked_mul(world.get())?;
         let bytes = rooms_offset.checked_add(rooms)?;
         Some(Self { world, elements_max, slot_bytes, rooms_offset, bytes })
     }
@@ -99,9 +109,10 @@ impl Layout {
                 let index = parity * self.world.get() + rank.index();
                 (Self::slots_offset(self.world) + index * self.slot_bytes, self.elements_max)
             }
-            Place::Room(rank) => {
-                assert_eq!(rank.world(), self.world, "the room of {rank}");
-                (self.rooms_offset + rank.index() * ROOM_SLOTS * self.slot_bytes, self.room_elements())
+            Place::Room(rank, room) => {
+                assert_eq!(rank.world(), self.world, "a room of {rank}");
+                let index = rank.index() * ROOMS + room as usize;
+                (self.rooms_offset + index * ROOM_SLOTS * self.slot_bytes, self.room_elements())
             }
         }
     }
@@ -131,19 +142,19 @@ impl Mapping {
         self.atomic(place * size_of::<u64>())
     }
 
-    /// The room of `rank`. Who asks for it, as that rank, does so once.
-    pub fn room(self: &Arc<Self>, rank: Rank) -> SharedMemory {
+    /// A room of `rank`. Who asks for it, as that rank, does so once.
+    pub fn room(self: &Arc<Self>, rank: Rank, room: Room) -> SharedMemory {
         let bytes = self.layout.room_elements() * size_of::<f32>();
-        let start = NonNull::new(self.at(Place::Room(rank), 0, 0).cast()).expect("inside a mapping");
+        let start = NonNull::new(self.at(Place::Room(rank, room), 0, 0).cast()).expect("inside a mapping");
         // SAFETY: the room lies within the mapping, which lives as long as `self`, and begins at a line of it; this process reads or
         // writes it through this memory only, but for ranks that are threads of one process and read as others do. They do so between
         // two barriers, while its owner writes only rows that they do not read.
         unsafe { SharedMemory::new(start, bytes, self.clone()) }
     }
 
-    /// Whether `values` are what the room of `rank` has from its element `first` on.
-    pub fn is_in_room(&self, rank: Rank, first: usize, values: &[f32]) -> bool {
-        let (fits, room) = (self.has_room(first, values.len()), Place::Room(rank));
+    /// Whether `values` are what a room of `rank` has from its element `first` on.
+    pub fn is_in_room(&self, rank: Rank, room: Room, first: usize, values: &[f32]) -> bool {
+        let (fits, room) = (self.has_room(first, values.len()), Place::Room(rank, room));
         fits && std::ptr::eq(self.at(room, first, values.len()).cast_const(), values.as_ptr())
     }
 

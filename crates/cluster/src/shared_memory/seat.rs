@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use kernels::{Form, HostWork, SharedMemory};
+use kernels::{Form, HostWork};
+use model::Rooms;
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Generation, GroupError, Member, Word};
 use super::loan::{Borrower, Lender};
-use super::mapping::Place;
+use super::mapping::{Place, Room};
 use super::segment::{Abort, Segment};
 use crate::exchange::{BUNDLE, Runs, joint};
 
@@ -33,7 +34,7 @@ const PIECE_ELEMENTS: usize = 1024;
 pub struct Seat {
     segment: Segment,
     member: Member,
-    has_room: bool,
+    has_rooms: bool,
     brought: Option<Brought>,
     /// Waits so far, and how long others have worked on this rank's CPU meanwhile.
     waits: u32,
@@ -50,12 +51,12 @@ struct Brought {
 
 impl Seat {
     pub(super) fn new(segment: Segment, member: Member) -> Self {
-        Self { segment, member, has_room: true, brought: None, waits: 0, lent: Duration::ZERO }
+        Self { segment, member, has_rooms: true, brought: None, waits: 0, lent: Duration::ZERO }
     }
 
-    /// Memory for the rows of [`Seat::bring_rows`], which need not be copied then.
-    pub fn room(&mut self) -> Option<SharedMemory> {
-        std::mem::take(&mut self.has_room).then(|| self.segment.room(self.rank()))
+    /// Memory for the rows of [`Seat::bring_rows`] and of [`Seat::gather_rows`], which are read there then.
+    pub fn rooms(&mut self) -> Option<Rooms> {
+        std::mem::take(&mut self.has_rooms).then(|| self.segment.rooms(self.rank()))
     }
 
     pub fn rank(&self) -> Rank {
@@ -118,7 +119,7 @@ impl Seat {
         self.brought = None;
         let rows = values.len().checked_div(cols).unwrap_or(0);
         let Some(share) = self.row_shares(rows, cols) else { return self.all_reduce(values).map(|()| None) };
-        let in_room = self.segment.mapping().is_in_room(self.rank(), at, values);
+        let in_room = self.segment.mapping().is_in_room(self.rank(), Room::Brought, at, values);
         let parity = self.phase(Call::Scatter { in_room }, values.len(), |seat, parity| {
             for rank in seat.member.others().filter(|_| !in_room) {
                 let rows = share(rank);
@@ -136,13 +137,13 @@ impl Seat {
         let Some(Brought { parity, at }) = self.brought else { return };
         let fits = self.segment.mapping().has_room(at + start, values.len());
         let brought = |rank| match fits && self.is_in_room(rank, parity) {
-            true => (Place::Room(rank), at + start),
+            true => (Place::Room(rank, Room::Brought), at + start),
             false => (Place::Slot(rank, parity), start),
         };
         self.sum(brought, values);
     }
 
-    /// Whether `rank` has brought its rows in its room.
+    /// Whether the rows that `rank` shows are in its room.
     fn is_in_room(&self, rank: Rank, parity: usize) -> bool {
         self.segment.mapping().word(Word::Call(rank, parity)).load(Relaxed) & IN_ROOM != 0
     }
@@ -161,7 +162,8 @@ impl Seat {
             let share = share(rank);
             strips.place(rows.start + share.start..rows.start + share.end)
         };
-        self.gather(Call::Rows, strips.len, place, values, runs)
+        let in_room = self.segment.mapping().is_in_room(self.rank(), Room::Made, 0, values);
+        self.gather(Call::Rows { in_room }, strips.len, place, values, runs)
     }
 
     /// The rows that each rank works on, if there are enough of them to be shared.
@@ -199,13 +201,20 @@ impl Seat {
     ) -> Result<(), GroupError> {
         assert!(cols > 0 && values.len().is_multiple_of(cols), "{} elements in rows of {cols}", values.len());
         let made: usize = self.rank().world().ranks().map(|rank| share(rank).len()).sum();
+        let in_room = matches!(call, Call::Rows { in_room: true });
         let parity = self.phase(call, values.len() / cols * made, |seat, parity| {
             let (own, mapping) = (seat.rank(), seat.segment.mapping());
-            let put = |_: Rank, at: usize, values: &mut [f32]| mapping.put(own, parity, at, values);
-            for_shares(cols, || std::iter::once(own), &share, values, runs, &put);
+            let put = |_: Rank, at: Spot, values: &mut [f32]| mapping.put(own, parity, at.of_share, values);
+            if !in_room {
+                for_shares(cols, || std::iter::once(own), &share, values, runs, &put);
+            }
         })?;
         let (member, mapping) = (&self.member, self.segment.mapping());
-        let get = |rank: Rank, at: usize, values: &mut [f32]| mapping.get(Place::Slot(rank, parity), at, values);
+        let fits = mapping.has_room(0, values.len());
+        let get = |rank: Rank, at: Spot, values: &mut [f32]| match fits && self.is_in_room(rank, parity) {
+            true => mapping.get(Place::Room(rank, Room::Made), at.of_all, values),
+            false => mapping.get(Place::Slot(rank, parity), at.of_share, values),
+        };
         for_shares(cols, || member.others(), &share, values, runs, &get);
         member.confirm(mapping)
     }
@@ -314,26 +323,39 @@ impl Seat {
     }
 }
 
-/// Calls `work` with what each of these ranks has of every row of `cols` columns, and how much of its own lies before that. If there
-/// is but one row, what a rank has of it goes in pieces.
+/// Where some of a rank's values are: after so many of its own, and of all.
+#[derive(Clone, Copy)]
+struct Spot {
+    of_share: usize,
+    of_all: usize,
+}
+
+/// Calls `work` with what each of these ranks has of every row of `cols` columns, and where that is. If there is but one row, what a
+/// rank has of it goes in pieces.
 fn for_shares<I: Iterator<Item = Rank>>(
     cols: usize,
     ranks: impl Fn() -> I + Sync,
     share: &(impl Fn(Rank) -> Range<usize> + Sync),
     values: &mut [f32],
     runs: &Runs<'_>,
-    work: &(impl Fn(Rank, usize, &mut [f32]) + Sync),
+    work: &(impl Fn(Rank, Spot, &mut [f32]) + Sync),
 ) {
     if values.len() > cols {
         runs(values, cols, &|row, values| {
             for rank in ranks() {
                 let share = share(rank);
-                work(rank, row * share.len(), &mut values[share]);
+                let at = Spot { of_share: row * share.len(), of_all: row * cols + share.start };
+                work(rank, at, &mut values[share]);
             }
         });
     } else {
         for rank in ranks() {
-            runs(&mut values[share(rank)], COPY_ELEMENTS, &|piece, values| work(rank, piece * COPY_ELEMENTS, values));
+            let share = share(rank);
+            let first = share.start;
+            runs(&mut values[share], COPY_ELEMENTS, &|piece, values| {
+                let of_share = piece * COPY_ELEMENTS;
+                work(rank, Spot { of_share, of_all: first + of_share }, values);
+            });
         }
     }
 }
@@ -352,31 +374,32 @@ enum Call {
     Sum,
     Summed,
     Scatter { in_room: bool },
-    Rows,
+    Rows { in_room: bool },
     Gather,
     Columns,
     Broadcast(Rank),
 }
 
-/// Set in the word of a rank whose rows are in its room. The others' need not be.
+/// Set in the word of a rank whose rows are in a room of its. The others' need not be.
 const IN_ROOM: u64 = 1 << 63;
 
 impl Call {
     /// Whether a rank may have to wait so long for the others that its CPU is worth lending: only in prompts.
     fn lends(self) -> bool {
-        matches!(self, Self::Scatter { .. } | Self::Rows)
+        matches!(self, Self::Scatter { .. } | Self::Rows { .. })
     }
 
     /// Together with the number of elements. Zero, the word of who has called nothing yet, is none of them.
     fn word(self, elements: usize) -> u64 {
-        let in_room = if matches!(self, Self::Scatter { in_room: true }) { IN_ROOM } else { 0 };
+        let in_room = matches!(self, Self::Scatter { in_room: true } | Self::Rows { in_room: true });
+        let in_room = if in_room { IN_ROOM } else { 0 };
         let (kind, root) = match self {
             Self::Sum => (1, 0),
             Self::Summed => (2, 0),
             Self::Gather => (3, 0),
             Self::Columns => (5, 0),
             Self::Scatter { .. } => (6, 0),
-            Self::Rows => (7, 0),
+            Self::Rows { .. } => (7, 0),
             Self::Broadcast(root) => (4, root.index() as u64),
         };
         in_room | kind << 56 | root << 40 | elements as u64

@@ -7,19 +7,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kernels::SharedMemory;
+use model::Rooms;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board as _, Cause, Generation, GroupError, Member, Stamp, Word};
-use super::mapping::{Layout, Mapping};
+use super::mapping::{Layout, Mapping, Room};
 use super::seat::Seat;
 
 /// The largest segment. What no exchange touches takes no memory.
 pub const SEGMENT_BYTES_MAX: usize = 1 << 34;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"consort\0");
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// Places in the first line.
 const MAGIC_PLACE: usize = 0;
@@ -130,9 +130,9 @@ impl Segment {
         barrier::reform(&*self.mapping)
     }
 
-    /// The room of a rank, for that rank.
-    pub(super) fn room(&self, rank: Rank) -> SharedMemory {
-        self.mapping.room(rank)
+    /// The rooms of a rank, for that rank.
+    pub(super) fn rooms(&self, rank: Rank) -> Rooms {
+        Rooms { brought: self.mapping.room(rank, Room::Brought), made: self.mapping.room(rank, Room::Made) }
     }
 
     pub(super) fn mapping(&self) -> &Mapping {

@@ -5,8 +5,9 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use kernels::{Form, SharedMemory};
+use kernels::Form;
 use model::CollectiveError;
+use model::Rooms;
 use rustix::event::{PollFd, PollFlags, poll};
 use types::Rank;
 
@@ -159,7 +160,7 @@ impl Mesh {
     pub fn sum_brought(&self, _: usize, _: &mut [f32]) {}
 
     /// There is no memory that ranks of other hosts could read.
-    pub fn room(&mut self) -> Option<SharedMemory> {
+    pub fn rooms(&mut self) -> Option<Rooms> {
         None
     }
 

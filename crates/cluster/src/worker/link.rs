@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kernels::cpu::Guest;
-use kernels::{Backend, Rows, SharedMemory};
-use model::{Collective, CollectiveError, EachRows, Solo};
+use kernels::{Backend, Rows};
+use model::{Collective, CollectiveError, EachRows, Rooms, Solo};
 use types::{Rank, WorldSize};
 
 use super::helper::Helper;
@@ -191,8 +191,8 @@ impl<B: Backend> Collective<B> for Link {
         result
     }
 
-    fn room(&self) -> Option<SharedMemory> {
-        self.lock().as_ref().and_then(|group| group.collective::<B>().room())
+    fn rooms(&self) -> Option<Rooms> {
+        self.lock().as_ref().and_then(|group| group.collective::<B>().rooms())
     }
 
     fn all_gather(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {

@@ -6,7 +6,7 @@ use cluster::Exchange;
 use cluster::shared_memory::GroupError;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use kernels::{Backend, MatrixSource, Rows};
-use model::{Collective, CollectiveError};
+use model::{Collective, CollectiveError, Rooms};
 use types::{DType, Rank, WorldSize};
 
 use crate::group::{Group, bits, numbers, sum, watched};
@@ -88,12 +88,14 @@ fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_
             let (size, rows): (u16, usize) = (size, rows);
             within(Group::new(size, 64 * COLS), |collective, backend, rank| {
                 let mut from = backend.output(rows + 1, COLS).unwrap();
+                let mut to = backend.buffer(rows + 1, COLS).unwrap();
                 if rank.index() < in_rooms {
-                    backend.share_rows(&mut from, collective.room().unwrap());
-                    assert!(collective.room().is_none(), "a room is given once");
+                    let Rooms { brought, made } = collective.rooms().unwrap();
+                    backend.share_rows(&mut from, brought);
+                    backend.share_rows(&mut to, made);
+                    assert!(collective.rooms().is_none(), "rooms are given once");
                 }
                 backend.write(&mut from, &numbers(rank, 0, (rows + 1) * COLS)).unwrap();
-                let mut to = backend.buffer(rows + 1, COLS).unwrap();
                 backend.write(&mut to, &vec![7.0; (rows + 1) * COLS]).unwrap();
                 let ones = backend.vector(&[1.0; COLS]).unwrap();
                 let mut made = 0;
@@ -133,7 +135,8 @@ fn a_matrix_reads_of_shared_rows_what_it_would_read_of_all_of_them() {
         for keep in [DType::F32, DType::BF16, DType::Q8_0] {
             // In the third group no bundle of each rank fits at once.
             let groups: [(u16, usize); 3] = [(2, 1 << 20), (3, 1 << 20), (2, 20 * COLS)];
-            for ((size, room), rows) in groups.into_iter().flat_map(|group| steps.map(|rows| (group, rows))) {
+            let cases = groups.into_iter().flat_map(|group| steps.map(|rows| (group, rows)));
+            for (((size, room), rows), in_rooms) in cases.flat_map(|case| [0, 1, 3].map(|in_rooms| (case, in_rooms))) {
                 within(Group::new(size, room), |collective, backend, rank| {
                     let source = MatrixSource { dtype, rows: FEATURES, cols: COLS, row_stride, bytes, keep };
                     let (matrix, all) = (backend.matrix(&[source]).unwrap(), rows.all());
@@ -146,6 +149,10 @@ fn a_matrix_reads_of_shared_rows_what_it_would_read_of_all_of_them() {
                     let [got, want] = [true, false].map(|is_shared| {
                         let mut to = backend.buffer(all, COLS).unwrap();
                         if is_shared {
+                            // No rank makes its rows in its room, or one, or all.
+                            if rank.index() < in_rooms {
+                                backend.share_form(&mut to, &matrix, collective.rooms().unwrap().made);
+                            }
                             backend.write(&mut from, &numbers(rank, 0, all * COLS)).unwrap();
                             collective
                                 .reduce_into(backend, rows, &mut from, &mut to, Some(&matrix), &mut each)

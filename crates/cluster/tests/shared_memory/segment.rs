@@ -31,9 +31,9 @@ fn a_segment_beyond_the_limit_is_refused() {
         let error = Segment::create(GroupLimits { world, elements_max }).unwrap_err();
         assert!(matches!(error, SegmentError::TooLarge { world: 65535, .. }), "{error}");
     }
-    let limits = GroupLimits { world: WorldSize::new(2).unwrap(), elements_max: SEGMENT_BYTES_MAX / 48 };
+    let limits = GroupLimits { world: WorldSize::new(2).unwrap(), elements_max: SEGMENT_BYTES_MAX / 80 };
     assert!(Segment::create(limits).is_err(), "the words need room too");
-    let limits = GroupLimits { elements_max: SEGMENT_BYTES_MAX / 48 - 1024, ..limits };
+    let limits = GroupLimits { elements_max: SEGMENT_BYTES_MAX / 80 - 1024, ..limits };
     Segment::create(limits).unwrap();
 }
 
@@ -72,5 +72,5 @@ fn a_segment_of_another_kind_or_version_is_not_attached_to() {
     assert!(matches!(error, SegmentError::Magic), "{error}");
     File::from(group.fd()).write_all_at(&9_u64.to_le_bytes(), 8).unwrap();
     let error = Segment::attach(group.fd(), group.limits).unwrap_err();
-    assert!(matches!(error, SegmentError::Version { ours: 3, theirs: 9 }), "{error}");
+    assert!(matches!(error, SegmentError::Version { ours: 4, theirs: 9 }), "{error}");
 }

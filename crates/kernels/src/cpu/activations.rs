@@ -14,7 +14,7 @@ use super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, SUPER, SendPtr};
 use super::memory::Aligned;
 use super::pool::Pool;
 use super::rows::for_runs;
-use crate::{BackendError, Form, Strips};
+use crate::{BackendError, Form, SharedMemory, Strips};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
@@ -237,6 +237,13 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         let tiles = rows.div_ceil(TILE);
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
+    }
+
+    /// Moves to `memory`, without the contents, if there is room.
+    pub(crate) fn share(&mut self, memory: SharedMemory) {
+        if let Some(values) = Aligned::shared(memory, self.values.len()) {
+            self.values = values;
+        }
     }
 
     /// Makes place for `rows` rows of `cols` columns. What lies between the last column and a multiple of 32 is zero: whatever a step

@@ -115,6 +115,16 @@ impl Buffer {
         }
     }
 
+    /// What it holds of the form moves to `memory`, without the contents, if there is room.
+    pub(super) fn share_form(&mut self, kind: FormKind, memory: SharedMemory) {
+        self.rows_mut(0);
+        match (kind, &mut self.forms) {
+            (FormKind::Rounded, Some(forms)) => forms.get_mut().rounded.share(memory),
+            (FormKind::Split, Some(forms)) => forms.get_mut().split.share(memory),
+            _ => self.share_rows(memory),
+        }
+    }
+
     /// Bytes that `new` would allocate.
     pub(super) fn bytes(rows: usize, cols: usize) -> usize {
         Self::output_bytes(rows, cols) + Forms::bytes(rows, cols)

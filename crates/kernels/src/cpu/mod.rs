@@ -314,6 +314,10 @@ impl Backend for CpuBackend {
         buffer.share_rows(memory);
     }
 
+    fn share_form(&self, buffer: &mut Buffer, reader: &Matrix, memory: SharedMemory) {
+        buffer.share_form(self.form_for(Rows::prompt(1), Some(reader)), memory);
+    }
+
     fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, first: usize, scale: f32) {
         let cols = out.cols;
         assert_eq!(cols, table.cols);
