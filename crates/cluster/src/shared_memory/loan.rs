@@ -1,4 +1,4 @@
-//! A rank that waits long for the others lends them its CPU. Ranks have equal parts of a prompt's work, but CPUs are not always equally fast:
+//! A rank that waits long for the others lends them its CPU. Ranks have equal parts of the work, but CPUs are not always equally fast:
 //! then a guest of the slower rank works on the CPU of the faster one, in the slower one's process, and both are done sooner.
 //!
 //! The loan is a word of the lender: on offer, taken by one guest, or over. Nothing depends on it but who works where: a guest that
@@ -175,24 +175,31 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_rows_lends_its_cpu_until_they_come() {
-        let [mut first, mut second] = two_seats();
-        let (borrower, never) = (second.borrower(), || false);
-        let lent = thread::scope(|scope| {
-            let lender = scope.spawn(move || {
-                first.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap();
-                first.take_lent()
+    fn who_waits_for_rows_or_logits_lends_its_cpu_until_they_come() {
+        let rows = |seat: &mut Seat| drop(seat.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap());
+        let logits = |seat: &mut Seat| {
+            let part = [1.0; COLS / 2];
+            seat.gather_columns([1, COLS], |rank| rank.share(COLS), &part, None).unwrap();
+        };
+        for exchange in [&rows as &(dyn Fn(&mut Seat) + Sync), &logits] {
+            let [mut first, mut second] = two_seats();
+            let (borrower, never) = (second.borrower(), || false);
+            let lent = thread::scope(|scope| {
+                let lender = scope.spawn(move || {
+                    exchange(&mut first);
+                    first.take_lent()
+                });
+                let loan = borrower.wait(&never).expect("a loan");
+                assert!(loan.lasts());
+                assert!(borrower.take().is_none(), "it can be taken once");
+                loan.worked(HOUR);
+                exchange(&mut second);
+                let lent = lender.join().unwrap();
+                assert!(!loan.lasts());
+                lent
             });
-            let loan = borrower.wait(&never).expect("a loan");
-            assert!(loan.lasts());
-            assert!(borrower.take().is_none(), "it can be taken once");
-            loan.worked(HOUR);
-            second.bring_rows(0, COLS, &mut [2.0; ROWS * COLS]).unwrap();
-            let lent = lender.join().unwrap();
-            assert!(!loan.lasts());
-            lent
-        });
-        assert!(lent > Duration::ZERO && lent < HOUR, "what a guest says is believed within reason: {lent:?}");
+            assert!(lent > Duration::ZERO && lent < HOUR, "what a guest says is believed within reason: {lent:?}");
+        }
     }
 
     #[test]

@@ -384,9 +384,10 @@ enum Call {
 const IN_ROOM: u64 = 1 << 63;
 
 impl Call {
-    /// Whether a rank may have to wait so long for the others that its CPU is worth lending: only in prompts.
+    /// Whether a rank may have to wait so long for the others that its CPU is worth lending: for rows of prompts, and for logits, which
+    /// take longer than a whole layer of a generated token.
     fn lends(self) -> bool {
-        matches!(self, Self::Scatter { .. } | Self::Rows { .. })
+        matches!(self, Self::Scatter { .. } | Self::Rows { .. } | Self::Columns)
     }
 
     /// Together with the number of elements. Zero, the word of who has called nothing yet, is none of them.
