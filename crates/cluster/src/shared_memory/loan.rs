@@ -176,7 +176,9 @@ mod tests {
 
     #[test]
     fn who_waits_for_rows_or_logits_lends_its_cpu_until_they_come() {
-        let rows = |seat: &mut Seat| drop(seat.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap());
+        let rows = |seat: &mut Seat| {
+            seat.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap();
+        };
         let logits = |seat: &mut Seat| {
             let part = [1.0; COLS / 2];
             seat.gather_columns([1, COLS], |rank| rank.share(COLS), &part, None).unwrap();
