@@ -380,7 +380,7 @@ enum Call {
     Broadcast(Rank),
 }
 
-/// Set in the word of a rank whose rows are in a room of its. The others' need not be.
+/// Set in the word of a rank whose rows are in one of its rooms. The others' need not be.
 const IN_ROOM: u64 = 1 << 63;
 
 impl Call {
