@@ -6,8 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use kernels::Form;
-use model::CollectiveError;
-use model::Rooms;
+use model::{CollectiveError, Rooms};
 use rustix::event::{PollFd, PollFlags, poll};
 use types::Rank;
 

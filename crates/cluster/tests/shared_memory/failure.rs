@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use cluster::shared_memory::{Generation, GroupError};
+use kernels::{Form, HostWork};
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
@@ -179,6 +180,35 @@ fn nonsense_from_a_peer_neither_panics_nor_outlasts_an_abort() {
         }
         assert!(errors > 0, "a rank alone cannot do fifty sums");
     });
+}
+
+#[test]
+fn a_peer_that_lies_about_where_its_rows_are_spoils_no_more_than_numbers() {
+    const COLS: usize = 1024;
+    const ROWS: usize = 64;
+    /// The words of rank 1: how often it arrived, and what it called then.
+    const ARRIVED: u64 = 5 * 128;
+    const CALLED: u64 = ARRIVED + 16;
+    /// Rows that lie in its room.
+    const IN_ROOM: u64 = 1 << 63 | 7 << 56 | (ROWS * COLS) as u64;
+    // A room has place for 256 rows: the last of the first buffer could lie there, those of the second could not.
+    for rows in [ROWS, 300] {
+        watched(move || {
+            let group = Group::new(2, ROWS * COLS);
+            let (mut seat, _liar) = (group.seat(0), group.seat(1));
+            let memory = File::from(group.fd());
+            memory.write_all_at(&IN_ROOM.to_le_bytes(), CALLED).unwrap();
+            memory.write_all_at(&(1_u64 << 32 | 1).to_le_bytes(), ARRIVED).unwrap();
+            let mut values = vec![7.0; rows * COLS];
+            let runs = |values: &mut [f32], length: usize, work: &HostWork<'_>| {
+                values.chunks_mut(length).enumerate().for_each(|(run, values)| work(run, values));
+            };
+            seat.gather_rows(rows - ROWS..rows, COLS, Form::plain(COLS, &mut values), &runs).unwrap();
+            let (others, liars) = values.split_at((rows - ROWS / 2) * COLS);
+            assert!(others.iter().all(|&value| value == 7.0), "all other rows stay");
+            assert!(liars.iter().all(|&value| value == 0.0), "there is nothing in either place");
+        });
+    }
 }
 
 #[test]
