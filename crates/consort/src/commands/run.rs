@@ -76,8 +76,10 @@ impl Run {
             None => CONTEXT_DEFAULT.max(tokens.len() + ANSWER_ROOM),
         };
         let positions = self.options.context(&checkpoint, wished.max(tokens.len() + 1))?;
-        // No step has more tokens than the prompt: working memory for more would only take up room.
-        let chunk = self.options.chunk().min(tokens.len()).max(1);
+        // No step has more tokens than the prompt: working memory for more would only take up room. When ranks were lost, though,
+        // the answer is computed again too.
+        let most = if self.options.ranks() == 1 { tokens.len().max(1) } else { positions };
+        let chunk = self.options.chunk().min(most);
         let room = Room { rows: chunk, ..Room::full(1, positions, 1) };
         let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
         let mut engine = Engine::new(executor, chunk);
