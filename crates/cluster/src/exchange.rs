@@ -291,6 +291,15 @@ impl<B: Backend, J: Joint + Send + Sync> Collective<B> for Exchange<J> {
         backend.write(whole, values).map_err(|error| leave(joint, error))
     }
 
+    fn gather_values(&self, own: &[f32], all: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        let joint = &mut self.inner.borrow_mut().joint;
+        let elements = own.len().saturating_mul(joint.rank().world().get());
+        if elements > joint.elements_max() {
+            return Err(J::too_large(elements, joint.elements_max()).into());
+        }
+        joint.gather_columns([1, elements], own, all).map_err(Into::into)
+    }
+
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.run(backend, rows, buffer, |joint, values| joint.broadcast(root, values))
     }

@@ -98,7 +98,7 @@ fn own_requests() -> Vec<(&'static str, Request)> {
     let prefix = Prefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
     vec![
         (
-            r#"{"op":"hello","id":1,"protocol":1,"build":"abc"}"#,
+            r#"{"op":"hello","id":1,"protocol":2,"build":"abc"}"#,
             Request::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
@@ -181,7 +181,7 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
     let stats = Stats { generation: 1, steps: 2, capacity: Some(capacity.into()), ..Stats::default() };
     vec![
         (
-            r#"{"op":"hello_ok","id":1,"protocol":1,"build":"abc","pid":77}"#,
+            r#"{"op":"hello_ok","id":1,"protocol":2,"build":"abc","pid":77}"#,
             Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),

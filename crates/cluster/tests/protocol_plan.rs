@@ -228,16 +228,30 @@ proptest! {
 fn a_plan_on_the_wire_has_this_form() {
     let mut plan = StepPlan::new();
     let bias: Arc<[_]> = Arc::new([(TokenId(3), f32::NEG_INFINITY)]);
-    let sampling = SamplingParams { temperature: 0.5, logit_bias: Some(bias), logprobs: Some(2), ..Default::default() };
+    let sampling = SamplingParams {
+        temperature: 0.5,
+        top_k: 40,
+        top_p: 0.75,
+        min_p: 0.25,
+        seed: 6,
+        repetition_penalty: 1.5,
+        presence_penalty: 2.0,
+        frequency_penalty: -1.0,
+        logit_bias: Some(bias),
+        logprobs: Some(2),
+    };
     plan.push(SessionId(9), Role::Generated, 40, &[TokenId(1)], Want::sample(30, sampling));
     plan.mask_last(&[1, u32::MAX]);
+    plan.push(SessionId(6), Role::Generated, 2, &[TokenId(1)], Want::sample(1, SamplingParams::default()));
     plan.push(SessionId(8), Role::Prompt, 0, &[TokenId(1), TokenId(2)], Want::Score { top: 1, next: TokenId(3) });
     plan.push(SessionId(7), Role::Prompt, 0, &[TokenId(4)], Want::Embed { pooling: Pooling::Mean, last: true });
     let expected = concat!(
         r#"{"entries":[{"session":9,"role":"generated","position":40,"tokens":[1],"want":{"sample":{"rows":1,"#,
-        r#""prompt":30,"sampling":{"temperature":0.5,"top_k":0,"top_p":1.0,"min_p":0.0,"seed":0,"#,
-        r#""repetition_penalty":1.0,"presence_penalty":0.0,"frequency_penalty":0.0,"logit_bias":[[3,"-inf"]],"#,
+        r#""prompt":30,"sampling":{"temperature":0.5,"top_k":40,"top_p":0.75,"min_p":0.25,"seed":6,"#,
+        r#""repetition_penalty":1.5,"presence_penalty":2.0,"frequency_penalty":-1.0,"logit_bias":[[3,"-inf"]],"#,
         r#""logprobs":2}}},"mask":"AQAAAP////8="},"#,
+        r#"{"session":6,"role":"generated","position":2,"tokens":[1],"#,
+        r#""want":{"sample":{"rows":1,"prompt":1,"sampling":{}}}},"#,
         r#"{"session":8,"role":"prompt","position":0,"tokens":[1,2],"want":{"score":{"top":1,"next":3}}},"#,
         r#"{"session":7,"role":"prompt","position":0,"tokens":[4],"want":{"embed":{"pooling":"mean","last":true}}}]}"#,
     );

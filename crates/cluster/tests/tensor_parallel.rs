@@ -13,7 +13,8 @@ use cluster::shared_memory::{Generation, GroupLimits, Segment};
 use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
 use cluster::{EXCHANGE_ELEMENTS_MAX, Exchange};
 use engine::{
-    Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, Role, StepOutput, StepPlan, Want, inspect,
+    Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, Role, SamplingParams, StepOutput, StepPlan, Want,
+    inspect,
 };
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
@@ -220,17 +221,56 @@ fn logits_are_near_those_of_the_whole_model_and_repeat_bit_for_bit() {
     }
 }
 
+/// Sessions, positions and tokens that one step of several sequences samples greedily.
+fn sampled(group: &mut Group, logprobs: Option<usize>) -> Vec<(SessionId, usize, TokenId)> {
+    let sampling = SamplingParams { logprobs, ..SamplingParams::default() };
+    let want = |rows| Want::Sample { rows, prompt: 1, sampling: sampling.clone(), not_before: None };
+    let sessions = [3, 1, 4, 2].map(|rows| (rows, group.open(8, Prefix::NONE).unwrap().session));
+    let mut plan = StepPlan::new();
+    for (rows, session) in sessions {
+        let tokens: Vec<_> = (0..5).map(|index| TokenId((session.0 as u32 * 31 + index * 7 + 1) % 64)).collect();
+        plan.push(session, Role::Prompt, 0, &tokens, if rows == 1 { Want::Nothing } else { want(rows) });
+    }
+    group.submit(&plan).unwrap();
+    let mut output = StepOutput::new();
+    group.collect(&mut output).unwrap();
+    let found = output.samples.iter().map(|sample| {
+        let chosen = sample.outcome.as_ref().unwrap();
+        assert_eq!(chosen.logprobs.is_some(), logprobs.is_some());
+        (sample.session, sample.position, chosen.token)
+    });
+    found.collect()
+}
+
+/// Of rows from which only the best token is wanted, ranks send no more than their best.
+#[test]
+fn the_best_token_is_that_of_whole_rows_however_many_a_step_samples() {
+    for architecture in ARCHITECTURES {
+        let path = folder(architecture).join("model-f32");
+        for world in [2, 3, 4].map(|world| WorldSize::new(world).unwrap()) {
+            let whole = sampled(&mut Group::load(&path, world), Some(0));
+            assert_eq!(whole.len(), 9);
+            assert_eq!(sampled(&mut Group::load(&path, world), None), whole, "{architecture}");
+        }
+        let world = WorldSize::new(2).unwrap();
+        let over_tcp = |logprobs| sampled(&mut Group::load_over_tcp(&path, world, Encoding::Q8), logprobs);
+        assert_eq!(over_tcp(None), over_tcp(Some(0)), "{architecture} over TCP");
+    }
+}
+
 #[test]
 fn a_rank_that_is_lost_before_the_head_is_an_error_of_the_others() {
-    let mut group = Group::load(&folder("llama").join("model-f32"), WorldSize::new(3).unwrap());
-    let session = group.open(8, Prefix::NONE).unwrap().session;
-    let mut plan = StepPlan::new();
-    plan.push(session, Role::Prompt, 0, &[TokenId(1), TokenId(2)], Want::Logits { rows: 1 });
-    group.submit(&plan).unwrap();
-    drop(group.0.remove(1));
-    for mut rank in group.0 {
-        let error = rank.collect(&mut StepOutput::new()).unwrap_err();
-        let lost = matches!(&error, ExecutorError::Collective(CollectiveError::Lost(rank)) if rank.index() == 1);
-        assert!(lost, "{error:?}");
+    for want in [Want::Logits { rows: 1 }, Want::sample(2, SamplingParams::default())] {
+        let mut group = Group::load(&folder("llama").join("model-f32"), WorldSize::new(3).unwrap());
+        let session = group.open(8, Prefix::NONE).unwrap().session;
+        let mut plan = StepPlan::new();
+        plan.push(session, Role::Prompt, 0, &[TokenId(1), TokenId(2)], want);
+        group.submit(&plan).unwrap();
+        drop(group.0.remove(1));
+        for mut rank in group.0 {
+            let error = rank.collect(&mut StepOutput::new()).unwrap_err();
+            let lost = matches!(&error, ExecutorError::Collective(CollectiveError::Lost(rank)) if rank.index() == 1);
+            assert!(lost, "{error:?}");
+        }
     }
 }

@@ -364,12 +364,12 @@ fn oracle(architecture: &str) -> (Vec<u32>, Vec<u32>) {
 #[test]
 fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     let mut group = Group::start(2);
-    let hello = json!({"op": "hello", "id": 1, "protocol": 1, "build": binary_build()});
+    let hello = json!({"op": "hello", "id": 1, "protocol": 2, "build": binary_build()});
     for (index, rank) in group.ranks.iter_mut().enumerate() {
         let pid = rank.child.id();
-        rank.check(&hello, &json!({"op": "hello_ok", "id": 1, "protocol": 1, "build": binary_build(), "pid": pid}));
-        rank.refused(&json!({"op": "hello", "id": 1, "protocol": 2, "build": binary_build()}), "bad_request");
-        rank.refused(&json!({"op": "hello", "id": 1, "protocol": 1, "build": build_id()}), "bad_request");
+        rank.check(&hello, &json!({"op": "hello_ok", "id": 1, "protocol": 2, "build": binary_build(), "pid": pid}));
+        rank.refused(&json!({"op": "hello", "id": 1, "protocol": 1, "build": binary_build()}), "bad_request");
+        rank.refused(&json!({"op": "hello", "id": 1, "protocol": 2, "build": build_id()}), "bad_request");
         rank.refused(&step_line(1, 0, &[1]), "model_not_loaded");
         let attach = |rank: usize, world: u16, fd: i32| {
             json!({"op": "attach", "id": 2, "segment_fd": fd, "world_size": world, "rank": rank,
@@ -416,7 +416,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
 /// What the binary calls itself: this test is another one.
 fn binary_build() -> String {
     let mut rank = Rank::start(0, 1);
-    let reply = rank.ask(&json!({"op": "hello", "id": 1, "protocol": 1, "build": ""}));
+    let reply = rank.ask(&json!({"op": "hello", "id": 1, "protocol": 2, "build": ""}));
     let message = reply["message"].as_str().unwrap();
     message.rsplit(' ').next().unwrap().to_owned()
 }

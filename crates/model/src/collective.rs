@@ -66,6 +66,8 @@ pub trait Collective<B: Backend>: Send {
         part: &B::Buffer,
         whole: Option<&mut B::Buffer>,
     ) -> Result<(), CollectiveError>;
+    /// Every rank has as many values, in this process's memory. `all`, which only the first rank has, gets them in the order of ranks.
+    fn gather_values(&self, own: &[f32], all: Option<&mut [f32]>) -> Result<(), CollectiveError>;
     /// Every rank's `buffer` becomes that of `root`.
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
 }
@@ -92,6 +94,13 @@ impl<B: Backend> Collective<B> for Solo {
         _: Option<&mut B::Buffer>,
     ) -> Result<(), CollectiveError> {
         unreachable!("a world of one has its columns in one buffer")
+    }
+
+    fn gather_values(&self, own: &[f32], all: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        if let Some(all) = all {
+            all.copy_from_slice(own);
+        }
+        Ok(())
     }
 
     fn broadcast(&self, _: &B, _: Rank, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {

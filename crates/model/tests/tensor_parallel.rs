@@ -73,6 +73,10 @@ impl Collective<Reference> for Seat<'_> {
         unimplemented!("no layer gathers")
     }
 
+    fn gather_values(&self, _: &[f32], _: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        unimplemented!("no layer gathers")
+    }
+
     fn broadcast(&self, _: &Reference, _: Rank, _: usize, _: &mut Table) -> Result<(), CollectiveError> {
         unimplemented!("no layer broadcasts")
     }

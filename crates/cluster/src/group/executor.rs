@@ -14,6 +14,9 @@ use crate::protocol::{Request, plan, session};
 /// How old the counts of ranks may become while the group is asked for nothing else.
 const COUNTS_AGE: Duration = Duration::from_secs(1);
 
+/// For how long nobody need look at the ranks again: steps follow each other faster than that, or end with a look.
+const JUST_NOW: Duration = Duration::from_millis(10);
+
 impl Group {
     /// The error of a group that is not whole. Whoever gets it knows that sessions are gone.
     fn lost(&mut self) -> ExecutorError {
@@ -148,7 +151,9 @@ impl Executor for Group {
                 return Health::Rebuilding { why: why.clone() };
             }
             let was_ready = self.is_ready();
-            self.turn(if was_ready { Instant::now() } else { end });
+            if !was_ready || self.turned.elapsed() > JUST_NOW {
+                self.turn(if was_ready { Instant::now() } else { end });
+            }
             match &self.state {
                 State::Ready if was_ready && self.counted.elapsed() > COUNTS_AGE => {
                     self.counted = Instant::now();

@@ -4,7 +4,9 @@ use std::io::{self, ErrorKind, Read};
 
 use crate::protocol::{LINE_BYTES_MAX, ReadError, Reply, decode};
 
-const PIECE_BYTES: usize = 1 << 16;
+/// Room for what is read at once: for an ordinary reply, and where that was filled, for more.
+const PIECE_BYTES: usize = 1 << 12;
+const PIECE_BYTES_MAX: usize = 1 << 16;
 
 /// Memory that is kept when a long line has been read.
 const KEPT_BYTES: usize = 1 << 20;
@@ -25,15 +27,17 @@ impl Inbox {
         self.searched -= self.used;
         self.used = 0;
         self.bytes.shrink_to(KEPT_BYTES);
+        let mut piece = PIECE_BYTES;
         loop {
             let start = self.bytes.len();
-            self.bytes.resize(start + PIECE_BYTES, 0);
+            self.bytes.resize(start + piece, 0);
             let read = from.read(&mut self.bytes[start..]);
             self.bytes.truncate(start + read.as_ref().copied().unwrap_or(0));
             match read {
                 Ok(0) => return Ok(false),
-                Ok(_) if self.bytes.len() > LINE_BYTES_MAX => return Ok(true),
-                Ok(_) => {}
+                // If more has come meanwhile, the next look shows it.
+                Ok(count) if count < piece || self.bytes.len() > LINE_BYTES_MAX => return Ok(true),
+                Ok(_) => piece = PIECE_BYTES_MAX,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error),

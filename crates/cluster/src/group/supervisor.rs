@@ -81,6 +81,8 @@ pub struct Group {
     next_id: u64,
     line: Vec<u8>,
     looked: Instant,
+    /// When the last turn ended.
+    pub(super) turned: Instant,
     /// When the ranks were last asked for their counts.
     pub(super) counted: Instant,
 }
@@ -141,6 +143,7 @@ impl Group {
             next_id: 0,
             line: Vec::new(),
             looked: now,
+            turned: now,
             counted: now,
             config,
         })
@@ -163,12 +166,17 @@ impl Group {
             if events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
                 self.receive(index);
             }
+            // What the step gave is waited for. What others say about it can wait until the next turn.
+            if self.flight.as_ref().is_some_and(|flight| flight.output.is_some()) {
+                break;
+            }
         }
         self.see_to_deadlines();
         self.look_for_stopped();
         if !self.is_ready() {
             self.form();
         }
+        self.turned = Instant::now();
     }
 
     /// Asks one rank.

@@ -12,6 +12,16 @@ use serde::{Deserialize, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Number(pub f32);
 
+impl Number {
+    pub fn is_zero(&self) -> bool {
+        self.0 == 0.0
+    }
+
+    pub fn is_one(&self) -> bool {
+        self.0 == 1.0
+    }
+}
+
 impl Serialize for Number {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {

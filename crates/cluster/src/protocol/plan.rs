@@ -80,21 +80,36 @@ pub struct ForbiddenBefore {
     pub tokens: Vec<u32>,
 }
 
-/// See [`engine::SamplingParams`].
+/// See [`engine::SamplingParams`]. What is off is left out: every step of every sequence carries it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Sampling {
+    #[serde(skip_serializing_if = "Number::is_zero")]
     pub temperature: Number,
+    #[serde(skip_serializing_if = "is_zero")]
     pub top_k: u64,
+    #[serde(skip_serializing_if = "Number::is_one")]
     pub top_p: Number,
+    #[serde(skip_serializing_if = "Number::is_zero")]
     pub min_p: Number,
+    #[serde(skip_serializing_if = "is_zero")]
     pub seed: u64,
+    #[serde(skip_serializing_if = "Number::is_one")]
     pub repetition_penalty: Number,
+    #[serde(skip_serializing_if = "Number::is_zero")]
     pub presence_penalty: Number,
+    #[serde(skip_serializing_if = "Number::is_zero")]
     pub frequency_penalty: Number,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logit_bias: Option<Vec<(u32, Number)>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<u64>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::from(&SamplingParams::default())
+    }
 }
 
 impl From<&StepPlan> for Plan {
@@ -289,6 +304,10 @@ impl From<Pooling> for engine::Pooling {
             Pooling::Last => Self::Last,
         }
     }
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 fn ids(tokens: &[TokenId]) -> Vec<u32> {

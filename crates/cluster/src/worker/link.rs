@@ -210,6 +210,10 @@ impl<B: Backend> Collective<B> for Link {
         self.call(|group| group.gather_columns(backend, rows, cols, part, whole))
     }
 
+    fn gather_values(&self, own: &[f32], all: Option<&mut [f32]>) -> Result<(), CollectiveError> {
+        self.call(|group: &dyn Collective<B>| group.gather_values(own, all))
+    }
+
     fn broadcast(&self, backend: &B, root: Rank, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError> {
         self.call(|group| group.broadcast(backend, root, rows, buffer))
     }
