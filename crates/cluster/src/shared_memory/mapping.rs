@@ -4,13 +4,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kernels::SharedMemory;
-use memmap2::{MmapOptions, MmapRaw};
+use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::thread::futex;
 use types::{Rank, WorldSize};
 
@@ -29,7 +29,8 @@ const RANK_LINES: usize = 4;
 /// A room has place for as many slots: the rows of a large step, where an exchange takes some at a time. A rank has two.
 const ROOM_SLOTS: usize = 4;
 const ROOMS: usize = 2;
-const PAGE_BYTES: usize = 4096;
+/// Rooms begin with a huge page, so that the system can give them some.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 const SPINS: u32 = 2_000;
 /// Turns after which a wait parks: tens of milliseconds. Until then they give way to others, because the rank that is waited for may need
@@ -48,6 +49,7 @@ pub(super) struct Layout {
     pub world: WorldSize,
     pub elements_max: usize,
     slot_bytes: usize,
+    room_bytes: usize,
     rooms_offset: usize,
     pub bytes: usize,
 }
@@ -74,10 +76,11 @@ impl Layout {
         let slot_bytes = elements_max.checked_mul(size_of::<f32>())?.checked_next_multiple_of(LINE_BYTES)?;
         let slots = slot_bytes.checked_mul(2 * world.get())?;
         let slots_end = Self::slots_offset(world).checked_add(slots)?;
-        let rooms_offset = slots_end.checked_next_multiple_of(PAGE_BYTES)?;
-        let rooms = slot_bytes.checked_mul(ROOM_SLOTS * ROOMS)?.checked_mul(world.get())?;
+        let rooms_offset = slots_end.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
+        let room_bytes = slot_bytes.checked_mul(ROOM_SLOTS)?.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
+        let rooms = room_bytes.checked_mul(ROOMS)?.checked_mul(world.get())?;
         let bytes = rooms_offset.checked_add(rooms)?;
-        Some(Self { world, elements_max, slot_bytes, rooms_offset, bytes })
+        Some(Self { world, elements_max, slot_bytes, room_bytes, rooms_offset, bytes })
     }
 
     /// Elements of a room.
@@ -112,7 +115,7 @@ impl Layout {
             Place::Room(rank, room) => {
                 assert_eq!(rank.world(), self.world, "a room of {rank}");
                 let index = rank.index() * ROOMS + room as usize;
-                (self.rooms_offset + index * ROOM_SLOTS * self.slot_bytes, self.room_elements())
+                (self.rooms_offset + index * self.room_bytes, self.room_elements())
             }
         }
     }
@@ -121,15 +124,13 @@ impl Layout {
 #[derive(Debug)]
 pub(super) struct Mapping {
     layout: Layout,
-    /// At least `layout.bytes` long, page-aligned, of a file that is sealed against shrinking.
-    memory: MmapRaw,
+    memory: Memory,
 }
 
 impl Mapping {
     /// Maps `fd`, which the caller has shown to have the layout's size and to be sealed: else a touch could be fatal.
     pub fn new(fd: &OwnedFd, layout: Layout) -> io::Result<Self> {
-        let memory = MmapOptions::new().len(layout.bytes).map_raw(fd)?;
-        Ok(Self { layout, memory })
+        Ok(Self { layout, memory: Memory::map(fd, layout.bytes)? })
     }
 
     pub fn layout(&self) -> &Layout {
@@ -206,7 +207,7 @@ impl Mapping {
     fn bell_at(&self, line: usize) -> &AtomicU32 {
         assert!(line == BELL_LINE || line == LOAN_BELL_LINE);
         // SAFETY: as in `atomic`: the first word of a line that every layout has. No other word overlaps it.
-        unsafe { AtomicU32::from_ptr(self.memory.as_mut_ptr().add(line * LINE_BYTES).cast()) }
+        unsafe { AtomicU32::from_ptr(self.memory.start.as_ptr().add(line * LINE_BYTES).cast()) }
     }
 
     fn at(&self, place: Place, first: usize, elements: usize) -> *mut f32 {
@@ -216,14 +217,57 @@ impl Mapping {
             "{elements} elements from {first} of {place:?}, which has {max}"
         );
         // SAFETY: with the above, it is within `layout.bytes`, which are mapped.
-        unsafe { self.memory.as_mut_ptr().add(offset + first * size_of::<f32>()).cast() }
+        unsafe { self.memory.start.as_ptr().add(offset + first * size_of::<f32>()).cast() }
     }
 
     fn atomic(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(size_of::<u64>()) && offset < Layout::slots_offset(self.layout.world));
         // SAFETY: the place lies before the slots, so it is mapped for as long as `self`; it is aligned, as the mapping
         // begins on a page; and it is only ever used as an atomic, here and in every other process.
-        unsafe { AtomicU64::from_ptr(self.memory.as_mut_ptr().add(offset).cast()) }
+        unsafe { AtomicU64::from_ptr(self.memory.start.as_ptr().add(offset).cast()) }
+    }
+}
+
+/// Bytes of a file that is sealed against shrinking, from a multiple of a huge page on.
+#[derive(Debug)]
+struct Memory {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it stays where it is until it is dropped; who uses its bytes, from whatever thread, answers for that.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn map(fd: &OwnedFd, bytes: usize) -> io::Result<Self> {
+        let room = bytes.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: new memory, wherever the system has room.
+        let found = unsafe { mm::mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)? };
+        let before = found.cast::<u8>().align_offset(HUGE_PAGE_BYTES);
+        let (flags, protection) = (MapFlags::SHARED | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: what was found is this function's own, and nobody knows of it. The file takes the place of a part of it; the rest, whole
+        // pages before and after, is given back.
+        unsafe {
+            let start = found.cast::<u8>().add(before);
+            let mapped = mm::mmap(start.cast(), bytes, protection, flags, fd, 0);
+            let used = mapped.map_or(0, |_| bytes.next_multiple_of(rustix::param::page_size()));
+            for (at, bytes) in [(found.cast::<u8>(), before), (start.add(used), room - before - used)] {
+                if bytes > 0 {
+                    mm::munmap(at.cast(), bytes)?;
+                }
+            }
+            let start = NonNull::new(mapped?.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(Self { start, bytes })
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`, and nobody refers to it any more. It fails only for what is not mapped.
+        let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 

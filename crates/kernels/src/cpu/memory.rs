@@ -23,6 +23,8 @@ impl Plain for u64 {}
 pub(crate) const LINE: usize = 64;
 /// Blocks from this size on may be backed by huge pages.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
+/// Working memory from this size on is filled by steps that need them.
+const LARGE: usize = 1 << 20;
 
 /// A fixed-length slice of zeroed, line-aligned numbers.
 pub(crate) struct Aligned<T: Plain> {
@@ -83,12 +85,22 @@ impl<T: Plain> Aligned<T> {
         Ok(Self { start: NonNull::new(start.cast()).expect("inside a block"), len, _memory: memory })
     }
 
-    /// Numbers at the beginning of memory that other processes map too, if they fit there.
+    /// Numbers at the beginning of memory that other processes map too, if they fit there. It is backed by huge pages as [`Aligned::working`] is.
     pub(crate) fn shared(memory: SharedMemory, len: usize) -> Option<Self> {
         const { assert!(LINE.is_multiple_of(align_of::<T>())) };
         let (start, bytes, keeper) = memory.into_parts();
-        let fits = len.checked_mul(size_of::<T>()).is_some_and(|needed| needed <= bytes);
-        fits.then(|| Self { start: start.cast(), len, _memory: Memory::Shared { _keeper: keeper } })
+        let needed = len.checked_mul(size_of::<T>()).filter(|&needed| needed <= bytes)?;
+        #[cfg(target_os = "linux")]
+        if needed >= LARGE && start.addr().get().is_multiple_of(HUGE_PAGE) {
+            let pages = needed.next_multiple_of(HUGE_PAGE).min(bytes / HUGE_PAGE * HUGE_PAGE);
+            // SAFETY: these pages lie within the memory, and their contents stay. The system joins only what has been touched; if it does
+            // not, nothing changes.
+            unsafe {
+                (0..pages).step_by(HUGE_PAGE).for_each(|page| _ = start.add(page).read_volatile());
+                libc::madvise(start.as_ptr().cast(), pages, libc::MADV_COLLAPSE);
+            }
+        }
+        Some(Self { start: start.cast(), len, _memory: Memory::Shared { _keeper: keeper } })
     }
 
     /// The first number, through which also those who share the block may write to their parts of it.
@@ -100,7 +112,6 @@ impl<T: Plain> Aligned<T> {
 impl<T: Plain> Aligned<T> {
     /// Working memory of a step: by huge pages only if it is so large that the steps which fill it need them.
     pub(crate) fn working(what: &'static str, len: usize) -> Result<Self, BackendError> {
-        const LARGE: usize = 1 << 20;
         if len.saturating_mul(size_of::<T>()) < LARGE { Self::zeroed(what, len) } else { Self::huge(what, len) }
     }
 }

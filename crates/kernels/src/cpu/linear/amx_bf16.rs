@@ -135,6 +135,7 @@ unsafe fn pass<'a, const PARTS: usize>(
             };
             Half { panels, weights, rows: tile * TILE..rows.min((tile + 1) * TILE) }
         };
+        let mut configured = None;
         // SAFETY: there is room for `at_once` pairs of panels; the rest is passed on.
         unsafe {
             for first in (0..pairs).step_by(at_once) {
@@ -154,7 +155,8 @@ unsafe fn pass<'a, const PARTS: usize>(
                         let halves = [half(p, tile), half(second, tile + rows_on)];
                         let count = if is_square || second > p { 2 } else { 1 };
                         let quad = Quad { halves, count, is_square, acts, target, groups };
-                        if p == block.start {
+                        // The unit comes to a halt for it.
+                        if configured.replace(quad.tile_rows()) != Some(quad.tile_rows()) {
                             quad.configure();
                         }
                         quad.multiply();
@@ -217,9 +219,13 @@ macro_rules! product {
 pub(super) use {load, product};
 
 impl<const PARTS: usize> Quad<'_, PARTS> {
-    /// Fewer than 16 rows make shorter tiles.
+    /// Of the tiles of each half: 16, or fewer at the end.
+    fn tile_rows(&self) -> [usize; 2] {
+        [0, 1].map(|half| self.halves[half].rows.len())
+    }
+
     unsafe fn configure(&self) {
-        let [first, second] = [0, 1].map(|half| (self.halves[half].rows.len(), LINE));
+        let [first, second] = self.tile_rows().map(|rows| (rows, LINE));
         let weights = (16, LINE);
         // SAFETY: passed on.
         unsafe { TileConfig::new([first, first, second, second, first, second, weights, weights]).load() };
