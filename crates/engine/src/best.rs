@@ -12,6 +12,9 @@ pub const NUMBERS: usize = 2;
 /// Larger vocabularies have ids that are no `f32`.
 pub const TOKENS_MAX: usize = 1 << f32::MANTISSA_DIGITS;
 
+/// Of more rows, all logits are gathered, piece by piece: what many ranks send of these is within the limit of any exchange.
+pub const ROWS_MAX: usize = 256;
+
 /// Of a share of the logits, which are those of `first` and the tokens after it.
 pub fn of_share(logits: &[f32], first: usize) -> [f32; NUMBERS] {
     match row::maximum(logits) {

@@ -220,8 +220,8 @@ impl<B: Backend> Local<B> {
         if logit_rows == 0 {
             return Ok(());
         }
-        let is_shared = self.rank.world() != WorldSize::ONE && self.ends.vocab() <= best::TOKENS_MAX;
-        if is_shared && plan.takes_best() {
+        let fits = logit_rows <= best::ROWS_MAX && self.ends.vocab() <= best::TOKENS_MAX;
+        if fits && self.rank.world() != WorldSize::ONE && plan.takes_best() {
             self.gather_bests(logit_rows)?;
             if is_first {
                 self.choose_best(plan, output);

@@ -143,3 +143,24 @@ impl<T: Plain> DerefMut for Aligned<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_keeps_its_contents_and_gives_what_fits() {
+        let pages = 3;
+        let mut block = Aligned::<u8>::huge("a test", pages * HUGE_PAGE).unwrap();
+        block.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+        let (start, keeper) = (block.start(), Arc::new(block));
+        // SAFETY: the keeper has the bytes, and nobody looks at them but through this memory.
+        let memory = || unsafe { SharedMemory::new(start, pages * HUGE_PAGE, keeper.clone()) };
+        for len in [5, LARGE, HUGE_PAGE + 1, pages * HUGE_PAGE] {
+            let mut shared = Aligned::<u8>::shared(memory(), len).unwrap();
+            assert!(shared.len() == len && shared.iter().enumerate().all(|(at, &byte)| byte == (at % 251) as u8));
+            shared[len - 1] = ((len - 1) % 251) as u8;
+        }
+        assert!(Aligned::<f32>::shared(memory(), pages * HUGE_PAGE / 4 + 1).is_none());
+    }
+}
