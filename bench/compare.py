@@ -219,7 +219,7 @@ class Bench:
 
     def consort(self, *arguments) -> list[str]:
         level = ["--cpu-level", self.options.cpu_level] if self.options.cpu_level else []
-        return [str(self.options.consort), *map(str, arguments), *level]
+        return [str(self.options.consort.resolve()), *map(str, arguments), *level]
 
     def note_build(self, side: str, answer: dict) -> None:
         amx = " (AMX)" if any(feature.startswith("AMX") for feature in answer["features"]) else ""

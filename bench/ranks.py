@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def bench(options: argparse.Namespace, model: Path, side: str) -> list[dict]:
-    command = [str(options.consort), "bench", str(model), "--json", "-r", str(options.repeats)]
+    command = [str(options.consort.resolve()), "bench", str(model), "--json", "-r", str(options.repeats)]
     command += ["-p", str(options.prompt), "-n", str(options.generate)]
     command += ["-t", "1", "--tensor-parallel", str(options.ranks)] if side == "ranks" else ["-t", str(options.ranks)]
     return [json.loads(line) for line in compare.run_quietly(command).splitlines()]

@@ -82,7 +82,7 @@ def server(options: argparse.Namespace, model: Path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [options.consort, "serve", model, "--port", port, "--threads", options.threads, "--chunk", CHUNK, "--context", 4096, "--served-model-name", "default"]
+    command = [options.consort.resolve(), "serve", model, "--port", port, "--threads", options.threads, "--chunk", CHUNK, "--context", 4096, "--served-model-name", "default"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
         try:
