@@ -66,8 +66,10 @@ pub(super) enum Word {
     Call(Rank, usize),
     /// A [`Stamp`]: whether this rank lends its CPU. See [`Lender`](super::loan::Lender).
     Loan(Rank),
-    /// Microseconds that others have worked on this rank's CPU, since it was last asked.
+    /// Nanoseconds that others have worked on this rank's CPU, since it was last asked.
     Lent(Rank),
+    /// Which CPU this rank lends.
+    Cpu(Rank),
 }
 
 /// An atomic number. The orderings are arguments, so that a model checker sees those that are used.
@@ -246,6 +248,11 @@ impl Member {
         self.arrived.generation
     }
 
+    /// What its word will be when it waits at the barrier the next time.
+    pub fn next(&self) -> Stamp {
+        Stamp { number: self.arrived.number.wrapping_add(1), ..self.arrived }
+    }
+
     /// Which of its two slots a rank writes before it passes the barrier the next time.
     pub fn parity(&self) -> usize {
         (self.arrived.number & 1) as usize
@@ -253,7 +260,7 @@ impl Member {
 
     /// Arrives and waits until all have.
     pub fn pass(&mut self, board: &impl Board) -> Result<(), GroupError> {
-        let next = Stamp { number: self.arrived.number.wrapping_add(1), ..self.arrived };
+        let next = self.next();
         let own = board.word(Word::Arrived(self.rank));
         if own.compare_exchange(self.arrived.word(), next.word(), AcqRel, Relaxed).is_err() {
             check(board, self.generation())?;

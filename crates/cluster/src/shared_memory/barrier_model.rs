@@ -80,7 +80,9 @@ impl Board for Model {
             Word::State => &self.state,
             Word::Arrived(rank) => &self.arrived[rank.index()],
             Word::Asleep(rank) => &self.asleep[rank.index()],
-            Word::Call(..) | Word::Loan(_) | Word::Lent(_) => unreachable!("the barrier has no business with it"),
+            Word::Call(..) | Word::Loan(_) | Word::Lent(_) | Word::Cpu(_) => {
+                unreachable!("the barrier has no business with it")
+            }
         }
     }
 

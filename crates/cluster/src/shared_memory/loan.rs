@@ -1,8 +1,10 @@
-//! A rank that waits long for the others lends them its CPU. Ranks have equal parts of the work, but CPUs are not always equally fast:
+//! A rank that waits for the others lends them its CPU. Ranks have equal parts of the work, but CPUs are not always equally fast:
 //! then a guest of the slower rank works on the CPU of the faster one, in the slower one's process, and both are done sooner.
 //!
-//! The loan is a word of the lender: on offer, taken by one guest, or over. Nothing depends on it but who works where: a guest that
-//! finds no work gives way, and the lender waits at the barrier as ever. It parks while a guest is there, because it would be in its way.
+//! The loan is a word of the lender: on offer, taken by one guest, or over. Nothing depends on it but who works where. The lender wakes the
+//! guest of one rank that is late, on its own CPU, and sleeps while that works. A guest takes what is left of one job, which is over before
+//! its rank arrives, and gives the CPU back: so nobody has to be woken on another CPU, which takes long. Then the lender waits as ever, and
+//! may lend again.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
@@ -10,14 +12,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use kernels::cpu::Loan;
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use types::{Rank, WorldSize};
 
 use super::barrier::{self, Board, Generation, Stamp, Word};
-use super::mapping::Mapping;
+use super::mapping::{Bell, Mapping};
 use super::segment::Segment;
 
-/// Turns of a wait after which the CPU is lent: a guest has to wake up first, so a short wait is not worth one.
-const TURNS: u32 = 400;
+/// Turns of a wait after which the CPU is lent, about twelve microseconds: that it changes hands twice takes as long, because weights have
+/// driven the system's code out of the caches, so a short wait is not worth it.
+const TURNS: u32 = 200;
 
 /// Set in the number of a stamp: a guest has it.
 const TAKEN: u32 = 1;
@@ -26,27 +30,59 @@ const TAKEN: u32 = 1;
 pub(super) struct Lender<'a> {
     mapping: &'a Mapping,
     rank: Rank,
-    /// Not zero, and not that of another loan of late.
-    offer: Stamp,
-    /// Since when it is there.
-    offered: Cell<Option<Instant>>,
+    /// What the word of a rank shows that has arrived where this one waits.
+    arrived: Stamp,
+    /// Since when the CPU was lent in this wait, if it was.
+    since: Cell<Option<Instant>>,
+    is_offered: Cell<bool>,
+    /// The turn from which it is offered again.
+    next: Cell<u32>,
 }
 
 impl<'a> Lender<'a> {
-    pub fn new(mapping: &'a Mapping, rank: Rank, generation: Generation, number: u32) -> Self {
-        let offer = Stamp { generation, number: (number << 1).max(2) };
-        Self { mapping, rank, offer, offered: Cell::new(None) }
+    pub fn new(mapping: &'a Mapping, rank: Rank, arrived: Stamp) -> Self {
+        Self { mapping, rank, arrived, since: Cell::new(None), is_offered: Cell::new(false), next: Cell::new(TURNS) }
     }
 
     /// The wait is over. Returns how long others have worked meanwhile, by their word, but not longer than they could.
     pub fn end(self) -> Duration {
-        let Some(offered) = self.offered.get() else { return Duration::ZERO };
-        self.mapping.word(Word::Loan(self.rank)).swap(0, AcqRel);
-        Duration::from_micros(self.mapping.word(Word::Lent(self.rank)).swap(0, AcqRel)).min(offered.elapsed())
+        let Some(since) = self.since.get() else { return Duration::ZERO };
+        self.loan().swap(0, AcqRel);
+        Duration::from_nanos(self.mapping.word(Word::Lent(self.rank)).swap(0, AcqRel)).min(since.elapsed())
     }
 
-    fn is_taken(&self) -> bool {
-        self.mapping.word(Word::Loan(self.rank)).load(Relaxed) == self.offer.word() | u64::from(TAKEN)
+    fn loan(&self) -> &AtomicU64 {
+        self.mapping.word(Word::Loan(self.rank))
+    }
+
+    /// The word of the loan on offer. It is not zero.
+    fn offer(&self) -> u64 {
+        Stamp { number: (self.arrived.number << 1).max(2), ..self.arrived }.word()
+    }
+
+    /// Offers the CPU to the next rank that has not arrived.
+    fn lend(&self) {
+        let before = Stamp { number: self.arrived.number.wrapping_sub(1), ..self.arrived }.word();
+        let is_late = |rank: &Rank| self.mapping.word(Word::Arrived(*rank)).load(Relaxed) == before;
+        let (world, own) = (self.rank.world(), self.rank.index());
+        let (after, until) = (world.ranks().skip(own + 1), world.ranks().take(own));
+        let Some(late) = after.chain(until).find(is_late) else { return };
+        self.since.set(self.since.get().or_else(|| Some(Instant::now())));
+        self.mapping.word(Word::Cpu(self.rank)).store(sched_getcpu() as u64, Relaxed);
+        self.loan().store(self.offer(), Release);
+        self.is_offered.set(true);
+        self.mapping.ring_at(Bell::Guest(late));
+    }
+
+    /// Sleeps while a guest is there, because it would be in its way.
+    fn give_way(&self) {
+        let bell = Bell::Lender(self.rank);
+        let seen = self.mapping.bell_of(bell).load(Acquire);
+        match self.loan().load(Acquire) {
+            0 => self.is_offered.set(false),
+            word if word == self.offer() => {}
+            _ => self.mapping.sleep(bell, seen),
+        }
     }
 }
 
@@ -71,12 +107,13 @@ impl Board for Lender<'_> {
     }
 
     fn pause(&self, turn: u32) -> bool {
-        if turn >= TURNS && self.offered.get().is_none() {
-            self.offered.set(Some(Instant::now()));
-            self.mapping.word(Word::Loan(self.rank)).store(self.offer.word(), Release);
-            self.mapping.ring_loans();
+        if self.is_offered.get() {
+            self.give_way();
+        } else if turn >= self.next.get() {
+            self.lend();
+            self.next.set(turn.saturating_add(TURNS));
         }
-        !(self.offered.get().is_some() && self.is_taken()) && self.mapping.pause(turn)
+        self.mapping.pause(turn)
     }
 
     fn park(&self, seen: u32) {
@@ -101,24 +138,25 @@ impl Borrower {
         Self { segment, rank, generation }
     }
 
-    /// Waits for a loan. `None`: the generation is over, or `is_over` says so.
+    /// Waits for a loan, and goes to its CPU. `None`: the generation is over, or `is_over` says so.
     pub fn wait(&self, is_over: &dyn Fn() -> bool) -> Option<Borrowed<'_>> {
-        let mapping = self.segment.mapping();
+        let (mapping, bell) = (self.segment.mapping(), Bell::Guest(self.rank));
         loop {
-            let seen = mapping.loan_bell().load(Acquire);
+            let seen = mapping.bell_of(bell).load(Acquire);
             if is_over() || barrier::check(mapping, self.generation).is_err() {
                 return None;
             }
             if let Some(borrowed) = self.take() {
+                go_to(mapping.word(Word::Cpu(borrowed.lender)).load(Relaxed));
                 return Some(borrowed);
             }
-            mapping.rest(seen);
+            mapping.sleep(bell, seen);
         }
     }
 
-    /// Lets those who wait for a loan look up.
+    /// Lets who waits for a loan look up.
     pub fn disturb(&self) {
-        self.segment.mapping().ring_loans();
+        self.segment.mapping().ring_at(Bell::Guest(self.rank));
     }
 
     fn take(&self) -> Option<Borrowed<'_>> {
@@ -135,7 +173,17 @@ impl Borrower {
     }
 }
 
-/// The CPU of another rank.
+/// Has the calling thread run on this CPU, if the system lets it: only there it is in nobody's way.
+fn go_to(cpu: u64) {
+    let Some(cpu) = usize::try_from(cpu).ok().filter(|&cpu| cpu < CpuSet::MAX_CPU) else { return };
+    if sched_getcpu() != cpu {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        let _ = sched_setaffinity(None, &cpus);
+    }
+}
+
+/// The CPU of another rank. Dropped, it is given back.
 #[derive(Debug)]
 pub struct Borrowed<'a> {
     borrower: &'a Borrower,
@@ -146,13 +194,24 @@ pub struct Borrowed<'a> {
 impl Loan for Borrowed<'_> {
     fn lasts(&self) -> bool {
         let mapping = self.borrower.segment.mapping();
+        let arrived = Stamp::from_word(mapping.word(Word::Arrived(self.borrower.rank)).load(Relaxed)).number;
         // A lender that is gone ends nothing itself.
-        mapping.word(Word::Loan(self.lender)).load(Acquire) == self.word
+        arrived << 1 != (self.word as u32) & !TAKEN
+            && mapping.word(Word::Loan(self.lender)).load(Acquire) == self.word
             && barrier::check(mapping, self.borrower.generation).is_ok()
     }
 
     fn worked(&self, time: Duration) {
-        self.borrower.segment.mapping().word(Word::Lent(self.lender)).fetch_add(time.as_micros() as u64, AcqRel);
+        self.borrower.segment.mapping().word(Word::Lent(self.lender)).fetch_add(time.as_nanos() as u64, AcqRel);
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        let mapping = self.borrower.segment.mapping();
+        if mapping.word(Word::Loan(self.lender)).compare_exchange(self.word, 0, AcqRel, Relaxed).is_ok() {
+            mapping.ring_at(Bell::Lender(self.lender));
+        }
     }
 }
 
@@ -219,15 +278,28 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_are_not_worth_a_loan() {
+    fn who_gets_its_cpu_back_and_still_waits_lends_it_again() {
         let [mut first, mut second] = two_seats();
+        let borrower = second.borrower();
+        thread::scope(|scope| {
+            let lender = scope.spawn(move || first.all_reduce(&mut [1.0; 8]).unwrap());
+            for _ in 0..3 {
+                assert!(borrower.wait(&|| false).expect("a loan").lasts());
+            }
+            let loan = borrower.wait(&|| false).expect("a loan");
+            // As if its guest had not noticed yet that the rank is there.
+            second.all_reduce(&mut [2.0; 8]).unwrap();
+            assert!(!loan.lasts());
+            lender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_waits_for_a_loan_can_be_called_away() {
+        let [_first, second] = two_seats();
         let (borrower, is_over) = (second.borrower(), AtomicBool::new(false));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| borrower.wait(&|| is_over.load(Relaxed)).is_some());
-            let lender = scope.spawn(move || first.all_reduce(&mut [1.0; 8]).unwrap());
-            thread::sleep(Duration::from_millis(30));
-            second.all_reduce(&mut [2.0; 8]).unwrap();
-            lender.join().unwrap();
             is_over.store(true, Relaxed);
             borrower.disturb();
             assert!(!waiting.join().unwrap());

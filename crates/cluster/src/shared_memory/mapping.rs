@@ -19,12 +19,12 @@ use super::barrier::{Board, Word, atomics};
 /// Words that different ranks write lie on different lines, and so do slots. Two cache lines: processors fetch pairs.
 const LINE_BYTES: usize = 128;
 
-/// The first line says what the segment is and never changes; then one line for the state, one for each bell, and
-/// one for each rank.
+/// The first line says what the segment is and never changes; then one line for the state, one for the bell of all, and
+/// two for each rank: what the others look at while they wait, and what there is to a loan.
 const STATE_LINE: usize = 1;
 const BELL_LINE: usize = 2;
-const LOAN_BELL_LINE: usize = 3;
-const RANK_LINES: usize = 4;
+const RANK_LINES: usize = 3;
+const LINES_OF_RANK: usize = 2;
 
 /// A room has place for as many slots: the rows of a large step, where an exchange takes some at a time. A rank has two.
 const ROOM_SLOTS: usize = 4;
@@ -38,7 +38,7 @@ const SPINS: u32 = 2_000;
 const TURNS: u32 = 100_000;
 /// A parked rank looks again after this even if nobody wakes it: a peer may have spoiled the bell.
 const PARK_MAX: Duration = Duration::from_millis(20);
-/// The same for who waits for a loan, and for the same reason.
+/// The same for a guest that waits for a loan, and for the same reason.
 const REST_MAX: Duration = Duration::from_secs(1);
 
 atomics!(AtomicU64: u64, AtomicU32: u32);
@@ -59,6 +59,17 @@ pub(super) struct Layout {
 pub(super) enum Place {
     Slot(Rank, usize),
     Room(Rank, Room),
+}
+
+/// What somebody sleeps on. It changes when he has to look again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bell {
+    /// Ranks that are parked at the barrier.
+    All,
+    /// The guest of this rank, which waits for a loan.
+    Guest(Rank),
+    /// This rank, while a guest has its CPU.
+    Lender(Rank),
 }
 
 /// A rank's rooms.
@@ -89,19 +100,33 @@ impl Layout {
     }
 
     fn slots_offset(world: WorldSize) -> usize {
-        (RANK_LINES + world.get()) * LINE_BYTES
+        (RANK_LINES + LINES_OF_RANK * world.get()) * LINE_BYTES
     }
 
     fn word_offset(&self, word: Word) -> usize {
+        let of_rank = |rank: Rank, line: usize| RANK_LINES + LINES_OF_RANK * rank.index() + line;
         let (line, place) = match word {
             Word::State => (STATE_LINE, 0),
-            Word::Arrived(rank) => (RANK_LINES + rank.index(), 0),
-            Word::Asleep(rank) => (RANK_LINES + rank.index(), 1),
-            Word::Call(rank, parity) => (RANK_LINES + rank.index(), 2 + parity),
-            Word::Loan(rank) => (RANK_LINES + rank.index(), 4),
-            Word::Lent(rank) => (RANK_LINES + rank.index(), 5),
+            Word::Arrived(rank) => (of_rank(rank, 0), 0),
+            Word::Asleep(rank) => (of_rank(rank, 0), 1),
+            Word::Call(rank, parity) => (of_rank(rank, 0), 2 + parity),
+            Word::Loan(rank) => (of_rank(rank, 1), 0),
+            Word::Lent(rank) => (of_rank(rank, 1), 1),
+            Word::Cpu(rank) => (of_rank(rank, 1), 2),
         };
         line * LINE_BYTES + place * size_of::<u64>()
+    }
+
+    fn bell_offset(&self, bell: Bell) -> usize {
+        let of_rank = |rank: Rank, place: usize| {
+            assert_eq!(rank.world(), self.world, "a bell of {rank}");
+            (RANK_LINES + LINES_OF_RANK * rank.index() + 1) * LINE_BYTES + place * size_of::<u64>()
+        };
+        match bell {
+            Bell::All => BELL_LINE * LINE_BYTES,
+            Bell::Guest(rank) => of_rank(rank, 3),
+            Bell::Lender(rank) => of_rank(rank, 4),
+        }
     }
 
     /// Where a place begins, and how many elements it has.
@@ -188,26 +213,28 @@ impl Mapping {
         }
     }
 
-    /// What those sleep on who wait for a loan. It changes when there is one, or they have to look for another reason.
-    pub fn loan_bell(&self) -> &AtomicU32 {
-        self.bell_at(LOAN_BELL_LINE)
+    pub fn bell_of(&self, bell: Bell) -> &AtomicU32 {
+        // SAFETY: as in `atomic`: it lies in a line that every layout has. No other word overlaps it.
+        unsafe { AtomicU32::from_ptr(self.memory.start.as_ptr().add(self.layout.bell_offset(bell)).cast()) }
     }
 
-    /// Wakes those who wait for a loan.
-    pub fn ring_loans(&self) {
-        self.loan_bell().fetch_add(1, Ordering::Release);
-        let _ = futex::wake(self.loan_bell(), futex::Flags::empty(), i32::MAX as u32);
+    /// Lets all who sleep on it look again.
+    pub fn ring_at(&self, bell: Bell) {
+        self.bell_of(bell).fetch_add(1, Ordering::Release);
+        self.wake_at(bell);
     }
 
-    /// Sleeps for a while if the bell of loans still shows `seen`.
-    pub fn rest(&self, seen: u32) {
-        sleep_on(self.loan_bell(), seen, REST_MAX);
+    fn wake_at(&self, bell: Bell) {
+        // It fails only for an address that is not there; this one is mapped.
+        let _ = futex::wake(self.bell_of(bell), futex::Flags::empty(), i32::MAX as u32);
     }
 
-    fn bell_at(&self, line: usize) -> &AtomicU32 {
-        assert!(line == BELL_LINE || line == LOAN_BELL_LINE);
-        // SAFETY: as in `atomic`: the first word of a line that every layout has. No other word overlaps it.
-        unsafe { AtomicU32::from_ptr(self.memory.start.as_ptr().add(line * LINE_BYTES).cast()) }
+    /// Sleeps until woken, but not long, if the bell still shows `seen`.
+    pub fn sleep(&self, bell: Bell, seen: u32) {
+        let max = if matches!(bell, Bell::Guest(_)) { REST_MAX } else { PARK_MAX };
+        let timeout = futex::Timespec { tv_sec: max.as_secs() as i64, tv_nsec: i64::from(max.subsec_nanos()) };
+        // Woken, interrupted, too late or refused: the caller looks again in any case.
+        let _ = futex::wait(self.bell_of(bell), futex::Flags::empty(), seen, Some(&timeout));
     }
 
     fn at(&self, place: Place, first: usize, elements: usize) -> *mut f32 {
@@ -284,7 +311,7 @@ impl Board for Mapping {
     }
 
     fn bell(&self) -> &AtomicU32 {
-        self.bell_at(BELL_LINE)
+        self.bell_of(Bell::All)
     }
 
     fn fence(&self, order: Ordering) {
@@ -301,18 +328,10 @@ impl Board for Mapping {
     }
 
     fn park(&self, seen: u32) {
-        sleep_on(self.bell(), seen, PARK_MAX);
+        self.sleep(Bell::All, seen);
     }
 
     fn wake(&self) {
-        // It fails only for an address that is not there; this one is mapped.
-        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
+        self.wake_at(Bell::All);
     }
-}
-
-/// Sleeps until woken, at most for `max`, if the bell still shows `seen`.
-fn sleep_on(bell: &AtomicU32, seen: u32, max: Duration) {
-    let timeout = futex::Timespec { tv_sec: max.as_secs() as i64, tv_nsec: i64::from(max.subsec_nanos()) };
-    // Woken, interrupted, too late or refused: the caller looks again in any case.
-    let _ = futex::wait(bell, futex::Flags::empty(), seen, Some(&timeout));
 }

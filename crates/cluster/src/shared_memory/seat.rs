@@ -36,8 +36,7 @@ pub struct Seat {
     member: Member,
     has_rooms: bool,
     brought: Option<Brought>,
-    /// Waits so far, and how long others have worked on this rank's CPU meanwhile.
-    waits: u32,
+    /// How long others have worked on this rank's CPU.
     lent: Duration,
 }
 
@@ -51,7 +50,7 @@ struct Brought {
 
 impl Seat {
     pub(super) fn new(segment: Segment, member: Member) -> Self {
-        Self { segment, member, has_rooms: true, brought: None, waits: 0, lent: Duration::ZERO }
+        Self { segment, member, has_rooms: true, brought: None, lent: Duration::ZERO }
     }
 
     /// Memory for the rows of [`Seat::bring_rows`] and of [`Seat::gather_rows`], which are read there then.
@@ -280,18 +279,13 @@ impl Seat {
     }
 
     fn pass(&mut self, call: Call, elements: usize, parity: usize) -> Result<(), GroupError> {
-        let (board, lends, call) = (self.segment.mapping(), call.lends(), call.word(elements));
+        let (board, call) = (self.segment.mapping(), call.word(elements));
         // The barrier publishes it with the slot.
         board.word(Word::Call(self.member.rank(), parity)).store(call, Relaxed);
-        if lends {
-            self.waits = self.waits.wrapping_add(1);
-            let lender = Lender::new(board, self.member.rank(), self.member.generation(), self.waits);
-            let passed = self.member.pass(&lender);
-            self.lent += lender.end();
-            passed?;
-        } else {
-            self.member.pass(board)?;
-        }
+        let lender = Lender::new(board, self.member.rank(), self.member.next());
+        let passed = self.member.pass(&lender);
+        self.lent += lender.end();
+        passed?;
         let is_other = |&rank: &Rank| (board.word(Word::Call(rank, parity)).load(Relaxed) ^ call) & !IN_ROOM != 0;
         self.member.others().find(is_other).map_or(Ok(()), |rank| Err(GroupError::Mismatch(rank)))
     }
@@ -384,12 +378,6 @@ enum Call {
 const IN_ROOM: u64 = 1 << 63;
 
 impl Call {
-    /// Whether a rank may have to wait so long for the others that its CPU is worth lending: for rows of prompts, and for logits, which
-    /// take longer than a whole layer of a generated token.
-    fn lends(self) -> bool {
-        matches!(self, Self::Scatter { .. } | Self::Rows { .. } | Self::Columns)
-    }
-
     /// Together with the number of elements. Zero, the word of who has called nothing yet, is none of them.
     fn word(self, elements: usize) -> u64 {
         let in_room = matches!(self, Self::Scatter { in_room: true } | Self::Rows { in_room: true });

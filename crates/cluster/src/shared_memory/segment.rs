@@ -19,7 +19,7 @@ use super::seat::Seat;
 pub const SEGMENT_BYTES_MAX: usize = 1 << 34;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"consort\0");
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 
 /// Places in the first line.
 const MAGIC_PLACE: usize = 0;

@@ -57,8 +57,8 @@ impl Group {
 #[derive(Debug, Default)]
 struct Meter {
     calls: AtomicU64,
-    us: AtomicU64,
-    lent_us: AtomicU64,
+    ns: AtomicU64,
+    lent_ns: AtomicU64,
 }
 
 impl Link {
@@ -131,12 +131,12 @@ impl Link {
 
     /// Collectives so far, and microseconds in them, but for those in which others have worked on this rank's CPU.
     pub fn spent(&self) -> (u64, u64) {
-        (self.meter.calls.load(Relaxed), self.meter.us.load(Relaxed))
+        (self.meter.calls.load(Relaxed), self.meter.ns.load(Relaxed) / 1000)
     }
 
     /// Microseconds for which others have worked on this rank's CPU.
     pub fn lent_us(&self) -> u64 {
-        self.meter.lent_us.load(Relaxed)
+        self.meter.lent_ns.load(Relaxed) / 1000
     }
 
     fn call<B: Backend>(
@@ -155,8 +155,8 @@ impl Link {
             None => Err(CollectiveError::Transport(Box::new(NoGroup))),
         };
         self.meter.calls.fetch_add(1, Relaxed);
-        self.meter.lent_us.fetch_add(lent.as_micros() as u64, Relaxed);
-        self.meter.us.fetch_add(begun.elapsed().saturating_sub(lent).as_micros() as u64, Relaxed);
+        self.meter.lent_ns.fetch_add(lent.as_nanos() as u64, Relaxed);
+        self.meter.ns.fetch_add(begun.elapsed().saturating_sub(lent).as_nanos() as u64, Relaxed);
         result
     }
 
@@ -187,7 +187,7 @@ impl<B: Backend> Collective<B> for Link {
             at_work += begun.elapsed();
         };
         let result = self.call(|group| group.reduce_into(backend, rows, from, to, reader, &mut timed));
-        self.meter.us.fetch_sub(at_work.as_micros() as u64, Relaxed);
+        self.meter.ns.fetch_sub(at_work.as_nanos() as u64, Relaxed);
         result
     }
 

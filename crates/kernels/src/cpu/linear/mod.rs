@@ -180,8 +180,7 @@ fn panels_at_once(rows: usize) -> usize {
     if rows == 1 { 8 } else { 4 }
 }
 
-/// The panels of each thread, of the same number but for one or two, and cut into chunks: several for each, so that one that is
-/// held up does not hold up the others. A thread that is alone takes all at once, unless there may be a guest.
+/// The panels of each thread, of the same number but for one or two, and cut into chunks.
 #[derive(Clone, Copy)]
 struct Chunks {
     total: usize,
@@ -190,26 +189,33 @@ struct Chunks {
     unit: usize,
     /// Chunks of a thread. Some may be empty.
     each: usize,
+    /// How many of them, the last ones, are half as large.
+    small: usize,
 }
 
-/// Who works on a matrix: so many threads, and perhaps a guest.
+/// Who works on a matrix: so many threads, and perhaps a guest, for which the share of each is cut into so many chunks: several, so that
+/// one that is held up does not hold up the others. A thread that is alone takes all at once.
 #[derive(Clone, Copy)]
 struct Hands {
     threads: usize,
-    guest: bool,
+    chunks: usize,
+    /// How many of the chunks, the last ones, are halved once more: what a guest and its host wait for each other in the end.
+    halved: usize,
 }
 
 impl Hands {
-    /// With fewer rows a guest would come too late.
-    const GUEST_ROWS: usize = 64;
+    /// From so many rows on a chunk takes long; more of them would be evened out better, but each takes all rows through the cache again.
+    const MANY_ROWS: usize = 64;
 
     fn of(pool: &Pool, rows: usize) -> Self {
-        Self { threads: pool.threads(), guest: rows >= Self::GUEST_ROWS && pool.has_guests() }
-    }
-
-    /// Chunks that a thread's share is cut into. Smaller ones would be evened out better, but each takes all rows through the cache again.
-    fn chunks(self) -> usize {
-        if self.threads == 1 && !self.guest { 1 } else { 6 }
+        let (threads, many) = (pool.threads(), rows >= Self::MANY_ROWS);
+        let (chunks, halved) = match (threads, pool.has_guests()) {
+            (1, false) => (1, 0),
+            (1, true) if !many => (12, 0),
+            (_, true) if many => (6, 2),
+            _ => (6, 0),
+        };
+        Self { threads, chunks, halved }
     }
 }
 
@@ -217,10 +223,12 @@ impl Chunks {
     fn new(total: usize, hands: Hands, at_once: usize, most: usize) -> Self {
         let threads = hands.threads;
         let share = total.div_ceil(threads).next_multiple_of(2);
-        let chunk = share.div_ceil(hands.chunks()).next_multiple_of(at_once).min(most);
+        let chunk = share.div_ceil(hands.chunks).next_multiple_of(at_once).min(most);
         // The most that kernels walk together is a good width, not a necessary one.
         let unit = if at_once == 8 { 2 } else { at_once };
-        Self { total, threads, unit, each: share.div_ceil(chunk.max(1)) }
+        let whole = share.div_ceil(chunk.max(1));
+        let halved = hands.halved.min(whole);
+        Self { total, threads, unit, each: whole + halved, small: 2 * halved }
     }
 
     /// The first panel of a thread. Two panels at least stay together: for few rows one by itself takes almost as long, and two
@@ -233,16 +241,17 @@ impl Chunks {
         self.each * self.threads
     }
 
-    /// Whether a chunk is the last of its thread.
+    /// Whether a thread has nothing to do after a chunk.
     fn is_last(self, index: usize) -> bool {
-        (index + 1).is_multiple_of(self.each)
+        self.get(index).end == self.start(index / self.each + 1)
     }
 
     fn get(self, index: usize) -> Range<usize> {
         let (thread, index) = (index / self.each, index % self.each);
         let (start, end) = (self.start(thread), self.start(thread + 1));
         let units = (end - start).div_ceil(self.unit);
-        let cut = |index: usize| end.min(start + units * index / self.each * self.unit);
+        let halves = |index: usize| (2 * index).min(index + self.each - self.small);
+        let cut = |index: usize| end.min(start + (units * halves(index)).div_ceil(halves(self.each)) * self.unit);
         cut(index)..cut(index + 1)
     }
 }
@@ -250,7 +259,8 @@ impl Chunks {
 /// Where threads begin to read a matrix of these segments; nowhere if they have no part of it.
 pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = Panels> {
     let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
-    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), Hands { threads, guest: false }, 4, usize::MAX);
+    let chunks =
+        Chunks::new(shared.iter().map(Segment::panels).sum(), Hands { threads, chunks: 1, halved: 0 }, 4, usize::MAX);
     (0..threads).map(move |thread| {
         let mut panel = chunks.start(thread);
         for segment in segments {

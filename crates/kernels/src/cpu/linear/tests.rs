@@ -352,9 +352,11 @@ fn chunks_cover_all_panels_once_and_give_threads_the_same() {
         (100, 1, 8, 64),
         (9496, 5, 4, usize::MAX),
     ];
-    for ((total, threads, at_once, most), guest) in shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)])
+    let cuts = [(1, 0), (6, 0), (6, 2), (12, 0), (1, 2)];
+    for ((total, threads, at_once, most), (chunks, halved)) in
+        shapes.into_iter().flat_map(|shape| cuts.map(|cut| (shape, cut)))
     {
-        let chunks = Chunks::new(total, Hands { threads, guest }, at_once, most);
+        let chunks = Chunks::new(total, Hands { threads, chunks, halved }, at_once, most);
         let mut end = 0;
         let mut taken = vec![0; threads];
         for index in 0..chunks.count() {
