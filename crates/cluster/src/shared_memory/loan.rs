@@ -55,9 +55,9 @@ impl<'a> Lender<'a> {
         self.mapping.word(Word::Loan(self.rank))
     }
 
-    /// The word of the loan on offer. It is not zero.
+    /// The word of the loan on offer.
     fn offer(&self) -> u64 {
-        Stamp { number: (self.arrived.number << 1).max(2), ..self.arrived }.word()
+        offer_at(self.arrived)
     }
 
     /// Offers the CPU to the next rank that has not arrived.
@@ -123,6 +123,11 @@ impl Board for Lender<'_> {
     fn wake(&self) {
         self.mapping.wake();
     }
+}
+
+/// The word of a loan on offer by a rank that has arrived so often. It is not zero.
+fn offer_at(arrived: Stamp) -> u64 {
+    Stamp { number: (arrived.number << 1).max(2), ..arrived }.word()
 }
 
 /// Takes what the other ranks lend, in one generation of a group.
@@ -194,9 +199,9 @@ pub struct Borrowed<'a> {
 impl Loan for Borrowed<'_> {
     fn lasts(&self) -> bool {
         let mapping = self.borrower.segment.mapping();
-        let arrived = Stamp::from_word(mapping.word(Word::Arrived(self.borrower.rank)).load(Relaxed)).number;
-        // A lender that is gone ends nothing itself.
-        arrived << 1 != (self.word as u32) & !TAKEN
+        let own = Stamp::from_word(mapping.word(Word::Arrived(self.borrower.rank)).load(Relaxed));
+        // Who has arrived has no more to do for which the lender waits, and a lender that is gone ends nothing itself.
+        self.word != (offer_at(own) | u64::from(TAKEN))
             && mapping.word(Word::Loan(self.lender)).load(Acquire) == self.word
             && barrier::check(mapping, self.borrower.generation).is_ok()
     }
