@@ -23,7 +23,8 @@ use super::segment::Segment;
 /// driven the system's code out of the caches, so a short wait is not worth it.
 const TURNS: u32 = 200;
 
-/// Set in the number of a stamp: a guest has it.
+/// Set in the number of a loan: it is one, and a guest has it. Above them is how often the lender has arrived.
+const OFFERED: u32 = 2;
 const TAKEN: u32 = 1;
 
 /// The board of a rank that lends its CPU while it waits.
@@ -125,9 +126,9 @@ impl Board for Lender<'_> {
     }
 }
 
-/// The word of a loan on offer by a rank that has arrived so often. It is not zero.
+/// The word of a loan on offer by a rank that has arrived so often.
 fn offer_at(arrived: Stamp) -> u64 {
-    Stamp { number: (arrived.number << 1).max(2), ..arrived }.word()
+    Stamp { number: arrived.number << 2 | OFFERED, ..arrived }.word()
 }
 
 /// Takes what the other ranks lend, in one generation of a group.
@@ -170,7 +171,7 @@ impl Borrower {
             let loan = mapping.word(Word::Loan(lender));
             let offered = loan.load(Acquire);
             let Stamp { generation, number } = Stamp::from_word(offered);
-            let is_free = generation == self.generation && number & TAKEN == 0 && number != 0;
+            let is_free = generation == self.generation && number & (OFFERED | TAKEN) == OFFERED;
             let word = offered | u64::from(TAKEN);
             let is_taken = is_free && loan.compare_exchange(offered, word, AcqRel, Relaxed).is_ok();
             is_taken.then_some(Borrowed { borrower: self, lender, word })
@@ -250,7 +251,7 @@ mod tests {
         for exchange in [&rows as &(dyn Fn(&mut Seat) + Sync), &logits] {
             let [mut first, mut second] = two_seats();
             let (borrower, never) = (second.borrower(), || false);
-            let lent = thread::scope(|scope| {
+            let lent = thread::scope(move |scope| {
                 let lender = scope.spawn(move || {
                     exchange(&mut first);
                     first.take_lent()
@@ -286,7 +287,7 @@ mod tests {
     fn who_gets_its_cpu_back_and_still_waits_lends_it_again() {
         let [mut first, mut second] = two_seats();
         let borrower = second.borrower();
-        thread::scope(|scope| {
+        thread::scope(move |scope| {
             let lender = scope.spawn(move || first.all_reduce(&mut [1.0; 8]).unwrap());
             for _ in 0..3 {
                 assert!(borrower.wait(&|| false).expect("a loan").lasts());
