@@ -72,5 +72,5 @@ fn a_segment_of_another_kind_or_version_is_not_attached_to() {
     assert!(matches!(error, SegmentError::Magic), "{error}");
     File::from(group.fd()).write_all_at(&9_u64.to_le_bytes(), 8).unwrap();
     let error = Segment::attach(group.fd(), group.limits).unwrap_err();
-    assert!(matches!(error, SegmentError::Version { ours: 5, theirs: 9 }), "{error}");
+    assert!(matches!(error, SegmentError::Version { ours: 6, theirs: 9 }), "{error}");
 }
