@@ -2,9 +2,9 @@
 //! then a guest of the slower rank works on the CPU of the faster one, in the slower one's process, and both are done sooner.
 //!
 //! The loan is a word of the lender: on offer, taken by one guest, or over. Nothing depends on it but who works where. The lender wakes the
-//! guest of one rank that is late, on its own CPU, and sleeps while that works. A guest takes what is left of one job, which is over before
-//! its rank arrives, and gives the CPU back: so nobody has to be woken on another CPU, which takes long. Then the lender waits as ever, and
-//! may lend again.
+//! guest of one rank that is late, on its own CPU, and sleeps while that works. A guest that finds nothing more to do gives the CPU back,
+//! mostly before its rank arrives: so nobody has to be woken on another CPU, which takes long. Then the lender waits as ever, and may lend
+//! again.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};

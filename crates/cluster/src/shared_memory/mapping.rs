@@ -61,7 +61,7 @@ pub(super) enum Place {
     Room(Rank, Room),
 }
 
-/// What somebody sleeps on. It changes when he has to look again.
+/// What somebody sleeps on. It changes when there is reason to look again.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bell {
     /// Ranks that are parked at the barrier.
