@@ -274,6 +274,7 @@ mod tests {
         let [mut first, second] = two_seats();
         let (borrower, abort) = (second.borrower(), second.abort());
         thread::scope(|scope| {
+            let _second = second; // whose end ends the wait of the first, if this fails
             scope.spawn(move || first.bring_rows(0, COLS, &mut [1.0; ROWS * COLS]).unwrap_err());
             let loan = borrower.wait(&|| false).expect("a loan");
             // As if the lender had been killed there, it ends nothing itself: the supervisor does.
