@@ -4,7 +4,7 @@
 Both sides run `consort bench` on the same file, in turns, several rounds; the table has the medians, the median of the rounds' ratios (the
 two sides of a round ran one after the other, so that an hour in which the host is slow is in both), and the share of the ranks' time that
 went into collectives: the median of all ranks, and of the one in each round that waited least, which is about what exchanging costs by
-itself. Time for which a rank waited while another worked on its CPU is not among it, and printed as lent.
+itself.
 Models are made as for compare.py.
 """
 import argparse
@@ -25,7 +25,6 @@ def main() -> None:
         speeds: dict[tuple[str, str], list[float]] = {}
         shares: list[float] = []
         least: list[float] = []
-        lent: list[float] = []
         for number in range(options.rounds):
             sides = ["ranks", "one"] if number % 2 == 0 else ["one", "ranks"]
             for side in sides:
@@ -35,11 +34,10 @@ def main() -> None:
                 if ranks := [line["collective_percent"] for line in lines if "rank" in line]:
                     shares += ranks
                     least.append(min(ranks))
-                    lent += [line["lent_percent"] for line in lines if "rank" in line]
         for test in dict.fromkeys(test for test, _ in speeds):
             ranks, one = (statistics.median(speeds[test, side]) for side in ("ranks", "one"))
             ratio = statistics.median(a / b for a, b in zip(speeds[test, "ranks"], speeds[test, "one"]))
-            share = f"{statistics.median(shares):.1f} %, least {statistics.median(least):.1f} %, lent {statistics.median(lent):.1f} %"
+            share = f"{statistics.median(shares):.1f} %, least {statistics.median(least):.1f} %"
             print(f"| {name} | {test} | {ranks:.1f} | {one:.1f} | {ratio:.2f} | {share} |", flush=True)
 
 

@@ -9,6 +9,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cluster::Communicator as _;
 use cluster::shared_memory::{Generation, GroupLimits, Segment};
 use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
 use types::{Rank, WorldSize};

@@ -3,7 +3,8 @@
 
 #![deny(unsafe_code)]
 
-mod exchange;
+mod collective;
+mod comm;
 pub mod group;
 mod memory;
 pub mod protocol;
@@ -12,5 +13,6 @@ mod stopped;
 pub mod tcp;
 pub mod worker;
 
-pub use exchange::{EXCHANGE_ELEMENTS_MAX, Exchange, Joint};
+pub use collective::{AbortHandle, GroupCollective};
+pub use comm::{CommError, Communicator, EXCHANGE_ELEMENTS_MAX};
 pub use memory::{InsufficientMemory, check_memory, memory_available};

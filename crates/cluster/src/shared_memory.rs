@@ -1,7 +1,7 @@
 //! Collectives between the ranks of one host, over a memfd that all of them map.
 //!
 //! A supervisor makes a [`Segment`] and hands its descriptor to the ranks; each attaches, takes its [`Seat`] and runs
-//! the collectives on slices, or as a `model::Collective` through [`Exchange`](crate::Exchange). Whoever sees a rank fail raises an
+//! the collectives of a [`Communicator`](crate::Communicator). Whoever sees a rank fail raises an
 //! [`Abort`], and every wait ends. A sum is always taken in the order of the ranks, so a run repeats bit for bit.
 //!
 //! # How an exchange works
@@ -9,11 +9,6 @@
 //! Every rank has two slots, used in turn. A phase is: write the own slot, arrive, wait until all have arrived, read
 //! the others' slots. One barrier a phase is enough: a slot is written again two phases later, by a rank that has
 //! passed the barrier in between, at which every reader arrived only after it had read.
-//!
-//! A rank also has two rooms, which it alone writes: buffers may lie there for good, one with the rows that it brings to be summed, one with those that it
-//! makes of sums, and need not be copied into slots then. What is brought is written again only after the barrier at which what was made of it is gathered;
-//! what is made, only after the barrier at which the next rows are brought, at which every reader arrived only after it had read. The word that a rank
-//! publishes with a phase says where its rows are, so ranks need not agree on it.
 //!
 //! # Memory ordering
 //!
@@ -30,19 +25,16 @@
 //! # What a peer can do
 //!
 //! Sizes and offsets come from this process alone, never from the segment, and the seals keep it from being cut
-//! short under a mapping. A peer that writes nonsense can cause wrong numbers, errors, a wait that an abort ends, or a guest that
-//! looks for work until then.
+//! short under a mapping. A peer that writes nonsense can cause wrong numbers, errors, or a wait that an abort ends.
 #![cfg(target_os = "linux")]
 
 mod barrier;
 #[cfg(test)]
 mod barrier_model;
-mod loan;
 mod mapping;
 mod seat;
 mod segment;
 
-pub use barrier::{Generation, GroupError};
-pub use loan::Borrower;
+pub use barrier::Generation;
 pub use seat::Seat;
 pub use segment::{Abort, GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};

@@ -1,7 +1,7 @@
 //! Ranks on several hosts: collectives over a mesh of TCP connections, and the line protocol of a rank elsewhere.
 //!
 //! Each rank connects to all ranks below it and is called by all above: [`Mesh::connect`]. The mesh runs the collectives
-//! on slices, or as a `model::Collective` through [`Exchange`](crate::Exchange), with the sums of shared memory bit for bit. A [`Link`]
+//! of a [`Communicator`](crate::Communicator), with the sums of shared memory bit for bit. A [`Link`]
 //! carries the lines between a supervisor and a rank that [`serve_ranks`] started for it.
 //!
 //! # Who may speak
@@ -52,6 +52,6 @@ pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN};
 pub use hello::Refusal;
 pub use key::{ClusterKey, PASSPHRASE_BYTES_MIN, WeakPassphrase};
 pub use link::{Link, LinkEnd, LinkReader, LinkWriter};
-pub use mesh::{Mesh, MeshError, MeshOptions};
+pub use mesh::{Mesh, MeshOptions};
 pub use serve::{RANKS_MAX, RankProcess, serve_ranks};
 pub use watch::TICK;

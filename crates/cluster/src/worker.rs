@@ -11,9 +11,7 @@
 mod build;
 mod dense;
 mod fault;
-mod helper;
 mod intake;
-mod link;
 mod outlet;
 mod process;
 mod queue;
@@ -31,13 +29,13 @@ use std::time::Duration;
 
 use types::Rank;
 
+use crate::collective::GroupCollective;
 use crate::protocol::WriteError;
 
 pub use build::{build_id, build_id_of};
 pub use fault::{Fault, FaultError};
 
 use intake::Intake;
-use link::Link;
 use outlet::Outlet;
 use process::Process;
 use queue::Queue;
@@ -89,9 +87,9 @@ pub fn run(
     output: impl Write + Send + 'static,
     abandon: impl FnOnce() + Send + 'static,
 ) -> Result<(), WorkerError> {
-    let (queue, outlet, link) = (Arc::new(Queue::default()), Outlet::new(output), Link::new(options.rank));
+    let (queue, outlet, link) = (Arc::new(Queue::default()), Outlet::new(output), GroupCollective::new(options.rank));
     let (working, worked) = mpsc::channel();
-    let intake = Intake::new(Arc::clone(&queue), outlet.clone(), link.lifeline());
+    let intake = Intake::new(Arc::clone(&queue), outlet.clone(), link.abort_handle());
     let read = move || {
         intake.read(input);
         if worked.recv_timeout(GRACE) == Err(mpsc::RecvTimeoutError::Timeout) {

@@ -201,7 +201,7 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
         (r#"{"op":"cancelled","id":8,"found":false}"#, Reply::Cancelled { id: 8, found: false }),
         (r#"{"op":"aborted","id":9,"generation":2}"#, Reply::Aborted { id: 9, generation: 2 }),
         (
-            r#"{"op":"stats_ok","id":10,"stats":{"generation":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"lent_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
+            r#"{"op":"stats_ok","id":10,"stats":{"generation":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
             Reply::StatsOk { id: 10, stats },
         ),
     ]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cluster::shared_memory::{Generation, GroupLimits, Segment};
 use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
-use cluster::{EXCHANGE_ELEMENTS_MAX, Exchange};
+use cluster::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use engine::{
     Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, Role, SamplingParams, StepOutput, StepPlan, Want,
     inspect,
@@ -45,7 +45,7 @@ impl Group {
             let seat = own.seat(rank, segment.generation()).unwrap();
             let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep: None, limits: LIMITS };
-            let collective = Box::new(Exchange::new(seat));
+            let collective = Box::new(GroupCollective::over(seat));
             Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         });
         Self(ranks.collect())
@@ -63,7 +63,7 @@ impl Group {
             let mesh = Mesh::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();
             let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep: None, limits: LIMITS };
-            let collective = Box::new(Exchange::new(mesh));
+            let collective = Box::new(GroupCollective::over(mesh));
             Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         };
         thread::scope(|scope| {

@@ -214,29 +214,27 @@ struct Waits {
     rank: usize,
     step_s: f64,
     collective_percent: f64,
-    lent_percent: f64,
     weight_bytes: u64,
     resident_bytes: u64,
 }
 
 impl Waits {
     fn new(report: &RankReport) -> Self {
-        let RankReport { rank, weight_bytes, resident_bytes, step_time, wait_time, lent_time, .. } = report;
+        let RankReport { rank, weight_bytes, resident_bytes, step_time, wait_time, .. } = report;
         let step_s = step_time.as_secs_f64();
-        let percent = |time: &Duration| if step_s > 0.0 { 100.0 * time.as_secs_f64() / step_s } else { 0.0 };
-        let (collective_percent, lent_percent) = (percent(wait_time), percent(lent_time));
+        let collective_percent = if step_s > 0.0 { 100.0 * wait_time.as_secs_f64() / step_s } else { 0.0 };
         let (weight_bytes, resident_bytes) = (*weight_bytes, *resident_bytes);
-        Self { rank: rank.index(), step_s, collective_percent, lent_percent, weight_bytes, resident_bytes }
+        Self { rank: rank.index(), step_s, collective_percent, weight_bytes, resident_bytes }
     }
 }
 
 impl fmt::Display for Waits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, step_s, collective_percent, lent_percent, weight_bytes, resident_bytes } = self;
+        let Self { rank, step_s, collective_percent, weight_bytes, resident_bytes } = self;
         let (weights, resident) = (*weight_bytes as f64 / 1e6, *resident_bytes as f64 / 1e6);
         write!(
             f,
-            "rank {rank}: {step_s:.2} s in steps, {collective_percent:.1} % of it in collectives, {lent_percent:.1} % at work for others; \
+            "rank {rank}: {step_s:.2} s in steps, {collective_percent:.1} % of it in collectives; \
              {weights:.0} MB of weights, {resident:.0} MB resident"
         )
     }

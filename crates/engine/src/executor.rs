@@ -82,8 +82,6 @@ pub struct RankReport {
     /// Time in steps, and that part of it in which the rank waited for others.
     pub step_time: Duration,
     pub wait_time: Duration,
-    /// In which others worked on its CPU while it waited for them. It is not counted as waiting.
-    pub lent_time: Duration,
     /// Time that it took to hand steps to the rank.
     pub send_time: Duration,
     /// Times that the rank had to leave a step because another was lost, and the longest that this took.

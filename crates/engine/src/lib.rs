@@ -4,7 +4,6 @@
 //! executor for a whole model in this process. Synchronous throughout; no sockets, no text.
 #![forbid(unsafe_code)]
 
-mod best;
 mod constraint;
 mod engine;
 mod executor;

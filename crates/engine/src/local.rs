@@ -6,15 +6,14 @@
 
 use kernels::{Backend, Rows, Span, StepInputs};
 use model::{Block, Checkpoint, Collective, Ends, Limits, LoadError, LoadOptions, Solo};
-use types::{LayerRange, Rank, SessionId, TokenId, WorldSize};
+use types::{LayerRange, Rank, SessionId, TokenId};
 
-use crate::best;
 use crate::executor::{Capacity, Executor, ExecutorError, Opened};
 use crate::ledger::Ledger;
 use crate::plan::{Embedding, Entry, NotBefore, Sample, Scores, StepOutput, StepPlan, Want};
 use crate::prefix::Prefix;
 use crate::request::Pooling;
-use crate::sampler::{Allowed, History, Sampled, Sampler};
+use crate::sampler::{Allowed, History, Sampler};
 use crate::sessions::slot_of;
 
 pub struct Local<B: Backend> {
@@ -36,19 +35,10 @@ pub struct Local<B: Backend> {
     /// The plan of the flight before, kept for its memory.
     spare: StepPlan,
     logits: Vec<f32>,
-    bests: Bests,
     /// Of the rows to pool.
     states: Vec<f32>,
     state_width: usize,
     sampler: Sampler,
-}
-
-/// What ranks send of rows of which only the best token is wanted: see [`best`].
-#[derive(Default)]
-struct Bests {
-    own: Vec<f32>,
-    /// On the first rank.
-    all: Vec<f32>,
 }
 
 /// The lists that `StepInputs` borrows, with room for the largest step.
@@ -93,8 +83,7 @@ impl<B: Backend> Local<B> {
         let layers = u32::try_from(from.description().layers.len()).ok().and_then(|count| LayerRange::new(0, count));
         let layers = layers.expect("a checked description has layers");
         let ends = Ends::load(&backend, from, options, rank)?;
-        let mut block = Block::load(&backend, from, layers, rank, options, progress)?;
-        block.share(&backend, &*collective);
+        let block = Block::load(&backend, from, layers, rank, options, progress)?;
         let hidden = backend.output(options.limits.step.rows, from.description().hidden)?;
         let step = backend.step(options.limits.step)?;
         let limits = options.limits;
@@ -113,7 +102,6 @@ impl<B: Backend> Local<B> {
             flight: None,
             spare: StepPlan::new(),
             logits: Vec::new(),
-            bests: Bests::default(),
             states: Vec::new(),
             state_width: from.description().hidden,
             sampler: Sampler::new(),
@@ -122,7 +110,6 @@ impl<B: Backend> Local<B> {
 
     /// Begins anew in a group that was formed again: every session is gone, the weights stay.
     pub fn regroup(&mut self, collective: Box<dyn Collective<B>>) {
-        self.block.share(&self.backend, &*collective);
         self.collective = collective;
         self.ledger.clear();
         self.flight = None;
@@ -185,11 +172,6 @@ impl<B: Backend> Local<B> {
         self.histories[slot_of(session)].extend_from_slice(tokens);
     }
 
-    /// Whether a session is open and has computed what comes before this position: it may have been cut back since.
-    fn has(&self, session: SessionId, position: usize) -> bool {
-        self.ledger.is_open(session) && self.histories[slot_of(session)].len() >= position
-    }
-
     /// The empty history of a session that was just opened.
     fn begin_history(&mut self, session: SessionId, tokens_max: usize) -> &mut Vec<TokenId> {
         let slot = slot_of(session);
@@ -218,14 +200,6 @@ impl<B: Backend> Local<B> {
             self.pool(plan, output);
         }
         if logit_rows == 0 {
-            return Ok(());
-        }
-        let fits = logit_rows <= best::ROWS_MAX && self.ends.vocab() <= best::TOKENS_MAX;
-        if fits && self.rank.world() != WorldSize::ONE && plan.takes_best() {
-            self.gather_bests(logit_rows)?;
-            if is_first {
-                self.choose_best(plan, output);
-            }
             return Ok(());
         }
         let len = logit_rows * self.ends.vocab();
@@ -270,46 +244,6 @@ impl<B: Backend> Local<B> {
                         let outcome = self.sampler.sample(row, sampling, history, allowed);
                         output.samples.push(Sample { session, position, outcome });
                     }
-                }
-            }
-        }
-    }
-
-    /// Sends the first rank the best token of each row of this rank's share of the logits.
-    fn gather_bests(&mut self, rows: usize) -> Result<(), ExecutorError> {
-        let (logits, tokens) = self.ends.own_logits(&self.backend, rows);
-        let (len, width) = (rows * tokens.len(), tokens.len());
-        let values = match self.backend.host_rows(logits, rows) {
-            Some(values) => values,
-            None => {
-                if self.logits.len() < len {
-                    self.logits.resize(len, 0.0);
-                }
-                self.backend.read(logits, 0..rows, &mut self.logits[..len])?;
-                &self.logits[..len]
-            }
-        };
-        let Bests { own, all } = &mut self.bests;
-        own.clear();
-        own.extend((0..rows).flat_map(|row| best::of_share(&values[row * width..][..width], tokens.start)));
-        all.resize(own.len() * self.rank.world().get(), 0.0);
-        let all = (self.rank.index() == 0).then_some(all.as_mut_slice());
-        Ok(self.collective.gather_values(own, all)?)
-    }
-
-    /// Chooses among the tokens that the ranks have sent.
-    fn choose_best(&self, plan: &StepPlan, output: &mut StepOutput) {
-        let sent = self.bests.all.as_chunks::<{ best::NUMBERS }>().0;
-        let rows = self.bests.own.len() / best::NUMBERS;
-        let mut row = 0;
-        for entry in plan.entries().iter().filter(|entry| entry.is_sampled()) {
-            let first = entry.end() - entry.logit_rows() + 1;
-            for position in first..=entry.end() {
-                let outcome = best::of_ranks(sent[row..].iter().step_by(rows).copied());
-                row += 1;
-                if self.has(entry.session, position) {
-                    let outcome = outcome.map(|token| Sampled { token, logprobs: None });
-                    output.samples.push(Sample { session: entry.session, position, outcome });
                 }
             }
         }

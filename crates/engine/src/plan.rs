@@ -217,17 +217,6 @@ impl StepPlan {
         self.entries.iter().map(Entry::logit_rows).sum()
     }
 
-    /// Whether of each row of logits only the best token is wanted.
-    pub(crate) fn takes_best(&self) -> bool {
-        self.entries.iter().all(|entry| match &entry.want {
-            Want::Nothing | Want::Embed { .. } => true,
-            Want::Sample { sampling, not_before, .. } => {
-                sampling.takes_best() && not_before.is_none() && entry.mask.is_none()
-            }
-            Want::Score { .. } | Want::Logits { .. } => false,
-        })
-    }
-
     /// Rows whose hidden states are pooled.
     pub fn pooled_rows(&self) -> usize {
         self.entries.iter().map(Entry::pooled_rows).sum()

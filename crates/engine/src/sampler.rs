@@ -101,11 +101,6 @@ impl SamplingParams {
         }
     }
 
-    /// Whether the model's largest logit decides, and nothing else is wanted of the row.
-    pub(crate) fn takes_best(&self) -> bool {
-        self.temperature == 0.0 && !self.penalises() && self.logit_bias.is_none() && self.logprobs.is_none()
-    }
-
     fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }

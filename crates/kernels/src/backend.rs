@@ -12,8 +12,6 @@ use std::ops::Range;
 
 use types::DType;
 
-use crate::SharedMemory;
-
 /// Tokens in one page of the K/V cache, on every backend.
 pub const PAGE_TOKENS: usize = 32;
 
@@ -195,38 +193,6 @@ impl Rows {
     }
 }
 
-/// Rows of a buffer in this process's memory, in the form in which they will be read: bits, not always those of numbers.
-pub struct Form<'a> {
-    pub values: &'a mut [f32],
-    pub strips: Strips,
-}
-
-/// How rows lie in a form: in strips of `len` elements, each with a part of every row. In a strip, `bundle` rows lie together and have
-/// `elements` elements.
-#[derive(Clone, Copy, Debug)]
-pub struct Strips {
-    pub len: usize,
-    pub bundle: usize,
-    pub elements: usize,
-}
-
-impl<'a> Form<'a> {
-    /// Rows of `cols` numbers, one after the other.
-    pub fn plain(cols: usize, values: &'a mut [f32]) -> Self {
-        Self { strips: Strips { len: values.len(), bundle: 1, elements: cols }, values }
-    }
-}
-
-impl Strips {
-    /// Where each strip has these rows: whole bundles, but for the last of all.
-    pub fn place(self, rows: Range<usize>) -> Range<usize> {
-        rows.start / self.bundle * self.elements..rows.end.div_ceil(self.bundle) * self.elements
-    }
-}
-
-/// What [`Backend::host_runs`] calls with each run.
-pub type HostWork<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
-
 /// The router of a mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
@@ -311,34 +277,6 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn host_rows_mut<'a>(&self, buffer: &'a mut Self::Buffer, rows: usize) -> Option<&'a mut [f32]> {
         let _ = (buffer, rows);
         None
-    }
-    /// The first rows of `buffer` as [`Backend::norm_for`] makes them for `reader`: some were made here, the others are to be overwritten
-    /// with what other ranks have made.
-    fn host_form<'a>(
-        &self,
-        rows: Rows,
-        buffer: &'a mut Self::Buffer,
-        reader: Option<&Self::Matrix>,
-    ) -> Option<Form<'a>> {
-        let _ = (rows, buffer, reader);
-        None
-    }
-    /// Threads that compute in this process's memory.
-    fn host_threads(&self) -> usize {
-        1
-    }
-    /// Calls `work` with every run of `length` values, of which the last may be shorter, and its number: side by side, where there are
-    /// threads for it.
-    fn host_runs(&self, values: &mut [f32], length: usize, work: &HostWork<'_>) {
-        values.chunks_mut(length).enumerate().for_each(|(run, values)| work(run, values));
-    }
-    /// From now on the rows of `buffer` lie in `memory`, if that can be, and are new.
-    fn share_rows(&self, buffer: &mut Self::Buffer, memory: SharedMemory) {
-        let _ = (buffer, memory);
-    }
-    /// The same for rows of prompts as [`Backend::norm_for`] makes them for `reader`.
-    fn share_form(&self, buffer: &mut Self::Buffer, reader: &Self::Matrix, memory: SharedMemory) {
-        let _ = (buffer, reader, memory);
     }
 
     // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.

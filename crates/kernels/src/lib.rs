@@ -6,10 +6,8 @@ pub mod cpu;
 pub mod cuda;
 pub mod probe;
 pub mod quant;
-mod shared;
 
 pub use backend::{
-    Activation, Attention, Backend, BackendError, Form, Gated, Heads, HostWork, KvShape, MatrixSource, PAGE_TOKENS,
-    RopeLayout, Routing, Rows, Span, StepInputs, StepLimits, Strips, Turn,
+    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Rows, Span, StepInputs, StepLimits, Turn,
 };
-pub use shared::SharedMemory;

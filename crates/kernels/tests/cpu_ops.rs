@@ -105,19 +105,6 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
 }
 
 #[test]
-fn every_run_of_values_is_worked_on_once() {
-    let backend = backend(Level::Scalar, 3, KvType::F32);
-    for (length, all) in [(7, 0), (7, 5), (7, 7), (7, 50), (1, 100)] {
-        let mut values = vec![1.0; all];
-        backend.host_runs(&mut values, length, &|run, values| {
-            values.iter_mut().enumerate().for_each(|(i, value)| *value += (run * length + i) as f32);
-        });
-        let want: Vec<f32> = (0..all).map(|i| 1.0 + i as f32).collect();
-        assert_eq!(values, want, "{all} values in runs of {length}");
-    }
-}
-
-#[test]
 fn heads_are_normed_one_by_one_and_the_rest_is_left_alone() {
     let (rows, cols, heads) = (2, 100, Heads { first: 10, count: 3, dim: 24 });
     let (x, weight) = (noise(rows * cols, 3), noise(24, 4));

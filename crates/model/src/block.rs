@@ -4,17 +4,18 @@
 use std::ops::Range;
 
 use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, Routing, Rows, Turn};
-use types::{LayerRange, Rank};
+use types::{LayerRange, Rank, WorldSize};
 
 use crate::architecture::Role;
 use crate::checkpoint::Checkpoint;
-use crate::collective::{Collective, CollectiveError, Rooms};
+use crate::collective::{Collective, CollectiveError};
 use crate::description::{Description, FeedForward, Layer as LayerDescription};
 use crate::load::{LoadError, LoadOptions, Loader};
 use crate::rope::Rope;
 
 pub struct Block<B: Backend> {
     range: LayerRange,
+    world: WorldSize,
     layers: Vec<Layer<B>>,
     /// The distinct rotations of the layers.
     ropes: Vec<B::Rope>,
@@ -98,6 +99,7 @@ impl<B: Backend> Block<B> {
         });
         Ok(Self {
             range: layers,
+            world: rank.world(),
             layers: loaded,
             ropes: ropes.collect::<Result<_, _>>()?,
             work: Work::new(backend, &loader, description, described, options.limits.step.rows)?,
@@ -105,14 +107,6 @@ impl<B: Backend> Block<B> {
             activation: description.activation,
             weight_bytes: loader.weight_bytes,
         })
-    }
-
-    /// Keeps what ranks exchange where `collective` has room for it.
-    pub fn share(&mut self, backend: &B, collective: &dyn Collective<B>) {
-        if let (Some(Rooms { brought, made }), Some(first)) = (collective.rooms(), self.layers.first()) {
-            backend.share_rows(&mut self.work.projected, brought);
-            backend.share_form(&mut self.work.normed, &first.qkv, made);
-        }
     }
 
     /// Takes the residual stream of the step's rows through the layers, in place.
@@ -125,9 +119,11 @@ impl<B: Backend> Block<B> {
         collective: &dyn Collective<B>,
     ) -> Result<(), CollectiveError> {
         let (eps, work) = (self.eps, &mut self.work);
+        // Ranks exchange rows of `normed` as plain numbers, so only a world of one lays them out for the matrix that reads them.
+        let is_solo = self.world == WorldSize::ONE;
         let mut layers = &mut self.layers[..];
         if let Some(first) = layers.first() {
-            let (normed, reader) = (&mut work.normed, Some(&first.qkv));
+            let (normed, reader) = (&mut work.normed, Some(&first.qkv).filter(|_| is_solo));
             backend.norm_for(rows, 0..rows.all(), normed, hidden, None, &first.attention_norm, eps, reader);
         }
         // Between layers a rank need not have all rows of the residual stream: each has those that it makes rows of `normed` from.
@@ -135,9 +131,9 @@ impl<B: Backend> Block<B> {
             layer.attend(backend, step, rows, work, &self.ropes, eps);
             let post_norm = layer.attention_post_norm.as_ref();
             let Work { projected, normed, .. } = &mut *work;
-            let reader = layer.feed_forward.reader();
+            let reader = layer.feed_forward.reader().filter(|_| is_solo);
             let norm = &layer.feed_forward_norm;
-            collective.reduce_into(backend, rows, projected, normed, reader, &mut |projected, normed, made| {
+            collective.reduce_into(backend, rows.all(), projected, normed, &mut |projected, normed, made| {
                 let y = add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps);
                 backend.norm_for(rows, made, normed, hidden, y, norm, eps, reader);
             })?;
@@ -147,12 +143,12 @@ impl<B: Backend> Block<B> {
             let Work { projected, normed, .. } = &mut *work;
             match after.first() {
                 Some(next) => {
-                    let (norm, reader) = (&next.attention_norm, Some(&next.qkv));
+                    let (norm, reader) = (&next.attention_norm, Some(&next.qkv).filter(|_| is_solo));
                     let mut each = |projected: &B::Buffer, normed: &mut B::Buffer, made: Range<usize>| {
                         let y = add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps);
                         backend.norm_for(rows, made, normed, hidden, y, norm, eps, reader);
                     };
-                    collective.reduce_into(backend, rows, projected, normed, reader, &mut each)?;
+                    collective.reduce_into(backend, rows.all(), projected, normed, &mut each)?;
                 }
                 None => {
                     let mut each = |projected: &B::Buffer, hidden: &mut B::Buffer, made: Range<usize>| {
@@ -162,7 +158,7 @@ impl<B: Backend> Block<B> {
                             backend.add(made, hidden, y);
                         }
                     };
-                    collective.reduce_into(backend, rows, projected, hidden, None, &mut each)?;
+                    collective.reduce_into(backend, rows.all(), projected, hidden, &mut each)?;
                 }
             }
             layers = after;

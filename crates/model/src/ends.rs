@@ -106,21 +106,15 @@ impl<B: Backend> Ends<B> {
         rows: usize,
         collective: &dyn Collective<B>,
     ) -> Result<Option<&B::Buffer>, CollectiveError> {
-        self.own_logits(backend, rows);
+        if !self.own.is_empty() {
+            let head = self.head.as_ref().unwrap_or(&self.embedding);
+            // Few rows of a prompt have logits, so the arithmetic of prompts would gain nothing.
+            backend.linear(Rows::generated(rows), &mut self.logits, &self.normed, head, None);
+        }
         if self.rank.world() != WorldSize::ONE {
             collective.gather_columns(backend, rows, self.vocab, &self.logits, self.whole.as_mut())?;
         }
         Ok(self.logits_buffer())
-    }
-
-    /// This rank's share of these logits, which stays here, and the tokens that it is for.
-    pub fn own_logits(&mut self, backend: &B, rows: usize) -> (&B::Buffer, Range<usize>) {
-        if !self.own.is_empty() {
-            let head = self.head.as_ref().unwrap_or(&self.embedding);
-            // Few rows of a prompt are wanted: nothing would be won by another arithmetic for them.
-            backend.linear(Rows::generated(rows), &mut self.logits, &self.normed, head, None);
-        }
-        (&self.logits, self.own.clone())
     }
 
     /// Where [`Ends::logits`] leaves them, for a caller who replays recorded ops. `None` if that is on another rank.

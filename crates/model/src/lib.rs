@@ -21,7 +21,7 @@ mod split;
 pub use architecture::Architecture;
 pub use block::Block;
 pub use checkpoint::Checkpoint;
-pub use collective::{Collective, CollectiveError, EachRows, Rooms, Solo};
+pub use collective::{Collective, CollectiveError, MapRows, Solo};
 pub use description::{Description, DescriptionError, FeedForward, Layer};
 pub use ends::Ends;
 pub use footprint::Footprint;

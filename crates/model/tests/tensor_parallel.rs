@@ -68,18 +68,6 @@ impl Collective<Reference> for Seat<'_> {
         self.group.barrier.wait();
         Ok(())
     }
-
-    fn all_gather(&self, _: &Reference, _: usize, _: &mut Table) -> Result<(), CollectiveError> {
-        unimplemented!("no layer gathers")
-    }
-
-    fn gather_values(&self, _: &[f32], _: Option<&mut [f32]>) -> Result<(), CollectiveError> {
-        unimplemented!("no layer gathers")
-    }
-
-    fn broadcast(&self, _: &Reference, _: Rank, _: usize, _: &mut Table) -> Result<(), CollectiveError> {
-        unimplemented!("no layer broadcasts")
-    }
 }
 
 /// The hidden states of every rank must be the same bits, and the first rank's logits near those of one process.

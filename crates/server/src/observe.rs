@@ -208,10 +208,8 @@ pub struct RankStatus {
     steps: u64,
     /// Time in steps
     step_s: f64,
-    /// That part of it in which it waited for the other ranks, and its CPU was idle
+    /// That part of it in which it waited for the other ranks
     wait_s: f64,
-    /// That part of it in which it waited, and others worked on its CPU
-    lent_s: f64,
 }
 
 impl From<&RankReport> for RankStatus {
@@ -228,7 +226,6 @@ impl From<&RankReport> for RankStatus {
             steps: report.steps,
             step_s: report.step_time.as_secs_f64(),
             wait_s: report.wait_time.as_secs_f64(),
-            lent_s: report.lent_time.as_secs_f64(),
         }
     }
 }

@@ -190,7 +190,7 @@ impl Member {
     }
 
     pub fn report(&self) -> RankReport {
-        let Stats { weight_bytes, kv_bytes, resident_bytes, steps, step_us, collective_us, lent_us, .. } = self.stats;
+        let Stats { weight_bytes, kv_bytes, resident_bytes, steps, step_us, collective_us, .. } = self.stats;
         RankReport {
             rank: self.rank,
             pid: self.process.as_ref().and_then(Process::pid),
@@ -203,7 +203,6 @@ impl Member {
             steps,
             step_time: Duration::from_micros(step_us),
             wait_time: Duration::from_micros(collective_us),
-            lent_time: Duration::from_micros(lent_us),
             send_time: self.send_time,
             drains: self.drains,
             drain_max: self.drain_max,

@@ -74,8 +74,6 @@ pub struct Stats {
     /// Time in steps, and that part of it in which it waited for other ranks.
     pub step_us: u64,
     pub collective_us: u64,
-    /// Time in which others worked on its CPU, while it waited for them. It is not counted as waiting.
-    pub lent_us: u64,
     /// `None` while no model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Capacity>,

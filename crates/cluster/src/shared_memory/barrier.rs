@@ -4,8 +4,9 @@
 use std::fmt;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-use model::CollectiveError;
 use types::{Rank, WorldSize};
+
+use crate::comm::CommError;
 
 /// Which forming of a group. It grows each time that the group is formed anew on the same segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,38 +22,6 @@ impl fmt::Display for Generation {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GroupError {
-    #[error("rank {0} left the group")]
-    Lost(Rank),
-    #[error("the group was stopped")]
-    Aborted,
-    #[error("generation {own} of the group is over, the present one is {present}")]
-    Stale { own: Generation, present: Generation },
-    #[error("the seat of rank {0} is taken in this generation")]
-    Taken(Rank),
-    #[error("rank {0} is of another group size")]
-    World(Rank),
-    #[error("rank {0} arrived out of turn")]
-    OutOfTurn(Rank),
-    #[error("rank {0} runs another operation")]
-    Mismatch(Rank),
-    #[error("{elements} elements exceed the group's limit of {elements_max}")]
-    TooLarge { elements: usize, elements_max: usize },
-    #[error("the group was formed too often")]
-    Generations,
-}
-
-impl From<GroupError> for CollectiveError {
-    fn from(error: GroupError) -> Self {
-        match error {
-            GroupError::Lost(rank) => Self::Lost(rank),
-            GroupError::Aborted => Self::Aborted,
-            other => Self::Transport(Box::new(other)),
-        }
-    }
-}
-
 /// The words of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
@@ -64,12 +33,6 @@ pub(super) enum Word {
     Asleep(Rank),
     /// What this rank does in the phases of this parity.
     Call(Rank, usize),
-    /// A [`Stamp`]: whether this rank lends its CPU. See [`Lender`](super::loan::Lender).
-    Loan(Rank),
-    /// Nanoseconds that others have worked on this rank's CPU, since it was last asked.
-    Lent(Rank),
-    /// Which CPU this rank lends.
-    Cpu(Rank),
 }
 
 /// An atomic number. The orderings are arguments, so that a model checker sees those that are used.
@@ -151,10 +114,10 @@ impl Cause {
     }
 
     /// A number that means nothing still ends the generation.
-    fn error(number: u32, world: WorldSize) -> GroupError {
+    fn error(number: u32, world: WorldSize) -> CommError {
         let rank =
             number.checked_sub(2).and_then(|index| u16::try_from(index).ok()).and_then(|index| world.rank(index));
-        rank.map_or(GroupError::Aborted, GroupError::Lost)
+        rank.map_or(CommError::Aborted, CommError::Lost)
     }
 }
 
@@ -180,10 +143,10 @@ pub(super) fn present(board: &impl Board) -> Generation {
 }
 
 /// That `generation` is the present one and goes on.
-pub(super) fn check(board: &impl Board, generation: Generation) -> Result<(), GroupError> {
+pub(super) fn check(board: &impl Board, generation: Generation) -> Result<(), CommError> {
     let state = Stamp::from_word(board.word(Word::State).load(Acquire));
     if state.generation != generation {
-        return Err(GroupError::Stale { own: generation, present: state.generation });
+        return Err(CommError::Stale { own: generation.0, present: state.generation.0 });
     }
     if state.number == 0 { Ok(()) } else { Err(Cause::error(state.number, board.world())) }
 }
@@ -198,10 +161,10 @@ pub(super) fn abort(board: &impl Board, generation: Generation, cause: Cause) {
 }
 
 /// Ends the present generation and begins the next. Nobody may be within an exchange.
-pub(super) fn reform(board: &impl Board) -> Result<Generation, GroupError> {
+pub(super) fn reform(board: &impl Board) -> Result<Generation, CommError> {
     let old = present(board);
     abort(board, old, Cause::Aborted);
-    let generation = Generation(old.0.checked_add(1).ok_or(GroupError::Generations)?);
+    let generation = Generation(old.0.checked_add(1).ok_or(CommError::EpochsExhausted)?);
     for rank in board.world().ranks() {
         // A member of the old generation that arrives all the same finds another word than it left, and stops.
         board.word(Word::Arrived(rank)).swap(0, AcqRel);
@@ -220,16 +183,16 @@ pub(super) struct Member {
 
 impl Member {
     /// Takes the place of `rank`, which only one can in a generation.
-    pub fn join(board: &impl Board, rank: Rank, generation: Generation) -> Result<Self, GroupError> {
+    pub fn join(board: &impl Board, rank: Rank, generation: Generation) -> Result<Self, CommError> {
         if rank.world() != board.world() {
-            return Err(GroupError::World(rank));
+            return Err(CommError::World(rank));
         }
         check(board, generation)?;
         let (own, arrived) = (board.word(Word::Arrived(rank)), Stamp { generation, number: 0 });
         let before = own.load(Relaxed);
         let is_free = Stamp::from_word(before).generation < generation;
         if !is_free || own.compare_exchange(before, arrived.word(), AcqRel, Relaxed).is_err() {
-            return Err(GroupError::Taken(rank));
+            return Err(CommError::Taken(rank));
         }
         Ok(Self { rank, arrived })
     }
@@ -248,23 +211,18 @@ impl Member {
         self.arrived.generation
     }
 
-    /// What its word will be when it waits at the barrier the next time.
-    pub fn next(&self) -> Stamp {
-        Stamp { number: self.arrived.number.wrapping_add(1), ..self.arrived }
-    }
-
     /// Which of its two slots a rank writes before it passes the barrier the next time.
     pub fn parity(&self) -> usize {
         (self.arrived.number & 1) as usize
     }
 
     /// Arrives and waits until all have.
-    pub fn pass(&mut self, board: &impl Board) -> Result<(), GroupError> {
-        let next = self.next();
+    pub fn pass(&mut self, board: &impl Board) -> Result<(), CommError> {
+        let next = Stamp { number: self.arrived.number.wrapping_add(1), ..self.arrived };
         let own = board.word(Word::Arrived(self.rank));
         if own.compare_exchange(self.arrived.word(), next.word(), AcqRel, Relaxed).is_err() {
             check(board, self.generation())?;
-            return Err(GroupError::OutOfTurn(self.rank));
+            return Err(CommError::OutOfTurn(self.rank));
         }
         self.arrived = next;
         board.fence(SeqCst);
@@ -287,10 +245,10 @@ impl Member {
     }
 
     /// After reading: that it was not a later generation's data.
-    pub fn confirm(&self, board: &impl Board) -> Result<(), GroupError> {
+    pub fn confirm(&self, board: &impl Board) -> Result<(), CommError> {
         board.fence(Acquire);
         let (own, present) = (self.generation(), present(board));
-        if own == present { Ok(()) } else { Err(GroupError::Stale { own, present }) }
+        if own == present { Ok(()) } else { Err(CommError::Stale { own: own.0, present: present.0 }) }
     }
 
     /// As if it had arrived `number` times.
@@ -301,7 +259,7 @@ impl Member {
     }
 
     /// Sleeps once, unless a last look shows that all have arrived.
-    fn park(&self, board: &impl Board) -> Result<bool, GroupError> {
+    fn park(&self, board: &impl Board) -> Result<bool, CommError> {
         let asleep = board.word(Word::Asleep(self.rank));
         // A member of an old generation that still waits neither hides nor wakes its successor.
         asleep.fetch_max(self.asleep(), Relaxed);
@@ -320,7 +278,7 @@ impl Member {
     }
 
     /// Whether all have arrived. An error if they have not and the generation is over.
-    fn is_complete(&self, board: &impl Board) -> Result<bool, GroupError> {
+    fn is_complete(&self, board: &impl Board) -> Result<bool, CommError> {
         if self.all_arrived(board)? {
             return Ok(true);
         }
@@ -329,7 +287,7 @@ impl Member {
         if self.all_arrived(board)? { Ok(true) } else { Err(over) }
     }
 
-    fn all_arrived(&self, board: &impl Board) -> Result<bool, GroupError> {
+    fn all_arrived(&self, board: &impl Board) -> Result<bool, CommError> {
         let own = self.arrived;
         let mut all = true;
         for rank in self.others() {
@@ -339,7 +297,7 @@ impl Member {
                 && match theirs.number.wrapping_sub(own.number) {
                     0 | 1 => true,
                     u32::MAX => false,
-                    _ => return Err(GroupError::OutOfTurn(rank)),
+                    _ => return Err(CommError::OutOfTurn(rank)),
                 };
         }
         Ok(all)

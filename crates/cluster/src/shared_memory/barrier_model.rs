@@ -9,7 +9,8 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use types::{Rank, WorldSize};
 
-use super::barrier::{Board, Cause, Generation, GroupError, Member, Stamp, Word, abort, atomics, check, reform};
+use super::barrier::{Board, Cause, Generation, Member, Stamp, Word, abort, atomics, check, reform};
+use crate::comm::CommError;
 
 atomics!(AtomicU64: u64, AtomicU32: u32);
 
@@ -50,7 +51,7 @@ impl Model {
     }
 
     /// As a seat does: publish, pass, read all.
-    fn exchange(&self, member: &mut Member, phases: u32) -> Result<(), GroupError> {
+    fn exchange(&self, member: &mut Member, phases: u32) -> Result<(), CommError> {
         for phase in 0..phases {
             let parity = member.parity();
             // SAFETY: the barrier, whose test this is, keeps others away; loom would report them.
@@ -80,9 +81,7 @@ impl Board for Model {
             Word::State => &self.state,
             Word::Arrived(rank) => &self.arrived[rank.index()],
             Word::Asleep(rank) => &self.asleep[rank.index()],
-            Word::Call(..) | Word::Loan(_) | Word::Lent(_) | Word::Cpu(_) => {
-                unreachable!("the barrier has no business with it")
-            }
+            Word::Call(..) => unreachable!("the barrier does not use it"),
         }
     }
 
@@ -177,7 +176,7 @@ fn an_abort_ends_every_wait() {
         let lost = model.rank(2);
         abort(&*model, Generation::FIRST, Cause::Lost(lost));
         for wait in waits {
-            assert_eq!(wait.join().unwrap(), Err(GroupError::Lost(lost)));
+            assert_eq!(wait.join().unwrap(), Err(CommError::Lost(lost)));
         }
     });
 }
@@ -197,7 +196,7 @@ fn a_rank_that_leaves_after_the_last_phase_disturbs_nobody() {
         let mut member = Member::join(&*model, model.rank(0), Generation::FIRST).unwrap();
         model.exchange(&mut member, 1).unwrap();
         leaver.join().unwrap();
-        assert_eq!(check(&*model, Generation::FIRST), Err(GroupError::Lost(model.rank(1))));
+        assert_eq!(check(&*model, Generation::FIRST), Err(CommError::Lost(model.rank(1))));
     });
 }
 

@@ -7,19 +7,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use model::Rooms;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use types::{Rank, WorldSize};
 
-use super::barrier::{self, Board as _, Cause, Generation, GroupError, Member, Stamp, Word};
-use super::mapping::{Layout, Mapping, Room};
+use super::barrier::{self, Board as _, Cause, Generation, Member, Stamp, Word};
+use super::mapping::{Layout, Mapping};
 use super::seat::Seat;
+use crate::comm::CommError;
 
 /// The largest segment. What no exchange touches takes no memory.
 pub const SEGMENT_BYTES_MAX: usize = 1 << 34;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"consort\0");
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 
 /// Places in the first line.
 const MAGIC_PLACE: usize = 0;
@@ -114,7 +114,7 @@ impl Segment {
     }
 
     /// Takes the seat of `rank`. It can be taken once in a generation.
-    pub fn seat(&self, rank: Rank, generation: Generation) -> Result<Seat, GroupError> {
+    pub fn seat(&self, rank: Rank, generation: Generation) -> Result<Seat, CommError> {
         let member = Member::join(&*self.mapping, rank, generation)?;
         Ok(Seat::new(self.clone(), member))
     }
@@ -126,13 +126,8 @@ impl Segment {
 
     /// Ends the present generation and begins the next, whose seats are all free. The one supervisor of the group calls
     /// it, when it knows that no rank is within an exchange: all have left it with an error, or are dead.
-    pub fn reform(&self) -> Result<Generation, GroupError> {
+    pub fn reform(&self) -> Result<Generation, CommError> {
         barrier::reform(&*self.mapping)
-    }
-
-    /// The rooms of a rank, for that rank.
-    pub(super) fn rooms(&self, rank: Rank) -> Rooms {
-        Rooms { brought: self.mapping.room(rank, Room::Brought), made: self.mapping.room(rank, Room::Made) }
     }
 
     pub(super) fn mapping(&self) -> &Mapping {
@@ -148,18 +143,18 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Every wait, and every exchange from now on, fails with [`GroupError::Aborted`].
+    /// Every wait, and every exchange from now on, fails with [`CommError::Aborted`].
     pub fn stop(&self) {
         barrier::abort(self.segment.mapping(), self.generation, Cause::Aborted);
     }
 
-    /// Every wait, and every exchange from now on, fails with [`GroupError::Lost`].
+    /// Every wait, and every exchange from now on, fails with [`CommError::Lost`].
     pub fn lost(&self, rank: Rank) {
         barrier::abort(self.segment.mapping(), self.generation, Cause::Lost(rank));
     }
 
     /// Why the generation is over, if it is.
-    pub fn cause(&self) -> Option<GroupError> {
+    pub fn cause(&self) -> Option<CommError> {
         barrier::check(self.segment.mapping(), self.generation).err()
     }
 }

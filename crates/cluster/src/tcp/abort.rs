@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use types::Rank;
 
-use super::mesh::MeshError;
 use super::message::Cause;
 use super::wire::Wire;
+use crate::comm::CommError;
 
 /// Ends one mesh, also while it is being formed; made before it, one for each. The first cause stays.
 #[derive(Clone, Debug, Default)]
@@ -22,22 +22,22 @@ struct Shared {
 }
 
 impl TcpAbort {
-    /// Every wait, and every exchange from now on, fails with [`MeshError::Aborted`], on all ranks.
+    /// Every wait, and every exchange from now on, fails with [`CommError::Aborted`], on all ranks.
     pub fn stop(&self) {
         self.end(Cause::Aborted);
     }
 
-    /// Every wait, and every exchange from now on, fails with [`MeshError::Lost`], on all ranks.
+    /// Every wait, and every exchange from now on, fails with [`CommError::Lost`], on all ranks.
     pub fn lost(&self, rank: Rank) {
         self.end(Cause::Lost(rank));
     }
 
     /// Why the mesh is over, if it is.
-    pub fn cause(&self) -> Option<MeshError> {
+    pub fn cause(&self) -> Option<CommError> {
         self.check().err()
     }
 
-    pub(super) fn check(&self) -> Result<(), MeshError> {
+    pub(super) fn check(&self) -> Result<(), CommError> {
         self.shared.cause.get().map_or(Ok(()), |&cause| Err(cause.into()))
     }
 

@@ -18,9 +18,10 @@ use super::door;
 use super::handshake::{self, HandshakeError, Secured};
 use super::hello::{Hello, Purpose, Refusal};
 use super::key::ClusterKey;
-use super::mesh::{ELEMENTS_MAX, Mesh, MeshError, MeshOptions};
+use super::mesh::{ELEMENTS_MAX, Mesh, MeshOptions};
 use super::watch::{self, Watch};
 use super::wire::Wire;
+use crate::comm::CommError;
 use crate::shared_memory::Generation;
 
 /// How long one attempt to connect may take; then there may be a better answer.
@@ -42,7 +43,7 @@ pub enum ConnectError {
     #[error("rank {0} has other options")]
     Options(Rank),
     #[error("a rank left while the group was formed")]
-    Mesh(#[source] MeshError),
+    Mesh(#[source] CommError),
     #[error("listen to other ranks")]
     Io(#[from] io::Error),
 }
@@ -79,8 +80,8 @@ impl Mesh {
         let mut mesh = Mesh::new(place.rank, options, abort.clone());
         abort.hold(wires);
         mesh.greet(deadline).map_err(|error| match error {
-            MeshError::Aborted => ConnectError::Aborted,
-            MeshError::Mismatch(rank) => ConnectError::Options(rank),
+            CommError::Aborted => ConnectError::Aborted,
+            CommError::Mismatch(rank) => ConnectError::Options(rank),
             other => ConnectError::Mesh(other),
         })?;
         Ok(mesh)

@@ -5,8 +5,6 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use kernels::Form;
-use model::{CollectiveError, Rooms};
 use rustix::event::{PollFd, PollFlags, poll};
 use types::Rank;
 
@@ -15,7 +13,7 @@ use super::encoding::Encoding;
 use super::message::{Call, Cause, HEAD_BYTES, Head};
 use super::watch::POLL_TICK;
 use super::wire::{Wire, WireError};
-use crate::exchange::{Runs, joint};
+use crate::comm::{CommError, Communicator};
 
 /// Elements that every rank may send beyond what sharing the sum would have it send, to save a phase. Between two ranks
 /// sharing saves nothing.
@@ -28,41 +26,11 @@ const LEAVE_GRACE: Duration = Duration::from_millis(50);
 /// What [`MeshOptions::elements_max`] may be at most.
 pub(super) const ELEMENTS_MAX: usize = 1 << 28;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MeshError {
-    #[error("rank {0} left the group")]
-    Lost(Rank),
-    #[error("the group was stopped")]
-    Aborted,
-    #[error("nothing came from rank {rank} in {waited:?}")]
-    Stalled { rank: Rank, waited: Duration },
-    #[error("rank {0} runs another operation")]
-    Mismatch(Rank),
-    #[error("a message of rank {0} is not authentic")]
-    Forged(Rank),
-    #[error("a message of rank {0} is malformed")]
-    Malformed(Rank),
-    #[error("rank {0} is of another group size")]
-    World(Rank),
-    #[error("{elements} elements exceed the group's limit of {elements_max}")]
-    TooLarge { elements: usize, elements_max: usize },
-}
-
-impl From<Cause> for MeshError {
+impl From<Cause> for CommError {
     fn from(cause: Cause) -> Self {
         match cause {
             Cause::Aborted => Self::Aborted,
             Cause::Lost(rank) => Self::Lost(rank),
-        }
-    }
-}
-
-impl From<MeshError> for CollectiveError {
-    fn from(error: MeshError) -> Self {
-        match error {
-            MeshError::Lost(rank) | MeshError::Stalled { rank, .. } => Self::Lost(rank),
-            MeshError::Aborted => Self::Aborted,
-            other => Self::Transport(Box::new(other)),
         }
     }
 }
@@ -82,8 +50,7 @@ pub struct MeshOptions {
     pub silence_deadline: Duration,
 }
 
-/// All ranks call the same operations in the same order. After an error, what the slices hold is undefined. Dropped, a
-/// mesh ends: the others shall not wait for a rank that is gone.
+/// An error ends it for all ranks.
 pub struct Mesh {
     rank: Rank,
     options: MeshOptions,
@@ -108,7 +75,7 @@ impl Mesh {
     }
 
     /// That all ranks have the same options: the first phase of a mesh.
-    pub(super) fn greet(&mut self, deadline: Instant) -> Result<(), MeshError> {
+    pub(super) fn greet(&mut self, deadline: Instant) -> Result<(), CommError> {
         let MeshOptions { elements_max, encoding, .. } = self.options;
         let patience = deadline.saturating_duration_since(Instant::now());
         let call = Call::Greet(encoding);
@@ -118,125 +85,13 @@ impl Mesh {
         self.phase_within(patience, &mut wires, call, elements_max, |_| message.clone(), |_| Some(0))
     }
 
-    pub fn rank(&self) -> Rank {
-        self.rank
-    }
-
     /// What ends this mesh for all its ranks.
     pub fn abort(&self) -> TcpAbort {
         self.abort.clone()
     }
 
-    /// The most elements of one exchange.
-    pub fn elements_max(&self) -> usize {
-        self.options.elements_max
-    }
-
-    /// Every rank's `values` become the sum of all, taken in the order of the ranks. With [`Encoding::Q8`] the terms are
-    /// rounded, and with more than two ranks the sums too, whichever way they are taken.
-    pub fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), MeshError> {
-        let world = self.rank.world().get();
-        if world == 1 {
-            return self.check(values.len());
-        }
-        if (world - 2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
-            self.sum_all(values)?;
-            if world > 2 {
-                self.options.encoding.round(values);
-            }
-            Ok(())
-        } else {
-            self.sum_shares(values)
-        }
-    }
-
-    /// Sums all rows: sharing them would cost a second trip.
-    pub fn bring_rows(&mut self, _: usize, _: usize, values: &mut [f32]) -> Result<Option<Range<usize>>, MeshError> {
-        self.all_reduce(values).map(|()| None)
-    }
-
-    /// [`Mesh::bring_rows`] has done that.
-    pub fn sum_brought(&self, _: usize, _: &mut [f32]) {}
-
-    /// There is no memory that ranks of other hosts could read.
-    pub fn rooms(&mut self) -> Option<Rooms> {
-        None
-    }
-
-    /// Each rank has made the rows that [`Mesh::bring_rows`] gave it: all.
-    pub fn gather_rows(&mut self, _: Range<usize>, _: usize, _: Form<'_>, _: &Runs<'_>) -> Result<(), MeshError> {
-        Ok(())
-    }
-
-    /// `values` are rows of `cols` columns, of which each rank has filled its `share`; afterwards it has all of them.
-    pub fn all_gather(
-        &mut self,
-        cols: usize,
-        share: impl Fn(Rank) -> Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), MeshError> {
-        assert!(cols > 0 && values.len().is_multiple_of(cols), "{} elements in rows of {cols}", values.len());
-        let (exact, rows, elements, own) = (Encoding::F32, values.len() / cols, values.len(), share(self.rank));
-        self.check(elements)?;
-        let abort = self.abort.clone();
-        let mut wires = abort.wires();
-        let message = self.compose(Call::Gather, elements, |bytes| {
-            values.chunks_exact(cols).for_each(|row| exact.append(&row[own.clone()], bytes));
-        });
-        let due = |rank| Some(exact.bytes(rows * share(rank).len()));
-        self.phase(&mut wires, Call::Gather, elements, |_| message.clone(), due)?;
-        wires.iter().for_each(|wire| read_columns(wire.payload(), share(wire.peer()), cols, values));
-        Ok(())
-    }
-
-    /// Each rank brings `rows` rows of its `share` of `cols` columns. `whole`, which only the first rank has, gets all of
-    /// them.
-    pub fn gather_columns(
-        &mut self,
-        [rows, cols]: [usize; 2],
-        share: impl Fn(Rank) -> Range<usize>,
-        part: &[f32],
-        whole: Option<&mut [f32]>,
-    ) -> Result<(), MeshError> {
-        let (exact, call, elements, own) = (Encoding::F32, Call::Columns, rows * cols, share(self.rank));
-        let is_first = self.rank.index() == 0;
-        assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
-        assert_eq!(whole.is_some(), is_first, "the first rank, and no other, has room for all");
-        self.check(elements)?;
-        let abort = self.abort.clone();
-        let mut wires = abort.wires();
-        let message = self.compose(call, elements, |bytes| exact.append(part, bytes));
-        let send = |rank: Rank| if rank.index() == 0 { message.clone() } else { 0..0 };
-        let due = |rank| is_first.then(|| exact.bytes(rows * share(rank).len()));
-        self.phase(&mut wires, call, elements, send, due)?;
-        if let Some(whole) = whole {
-            read_columns(&self.outgoing[HEAD_BYTES..], own, cols, whole);
-            wires.iter().for_each(|wire| read_columns(wire.payload(), share(wire.peer()), cols, whole));
-        }
-        Ok(())
-    }
-
-    /// Every rank's `values` become those of `root`.
-    pub fn broadcast(&mut self, root: Rank, values: &mut [f32]) -> Result<(), MeshError> {
-        if root.world() != self.rank.world() {
-            return Err(MeshError::World(root));
-        }
-        let (exact, call, elements) = (Encoding::F32, Call::Broadcast(root), values.len());
-        self.check(elements)?;
-        let abort = self.abort.clone();
-        let mut wires = abort.wires();
-        let message =
-            if self.rank == root { self.compose(call, elements, |bytes| exact.append(values, bytes)) } else { 0..0 };
-        let due = |rank| (rank == root).then(|| exact.bytes(elements));
-        self.phase(&mut wires, call, elements, |_| message.clone(), due)?;
-        if let Some(wire) = wires.iter().find(|wire| wire.peer() == root) {
-            exact.read(wire.payload(), values);
-        }
-        Ok(())
-    }
-
     /// Everyone sends everything to all.
-    fn sum_all(&mut self, values: &mut [f32]) -> Result<(), MeshError> {
+    fn sum_all(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let (encoding, elements) = (self.options.encoding, values.len());
         self.check(elements)?;
         let abort = self.abort.clone();
@@ -248,7 +103,7 @@ impl Mesh {
     }
 
     /// Everyone sums its share and sends the sums to all.
-    fn sum_shares(&mut self, values: &mut [f32]) -> Result<(), MeshError> {
+    fn sum_shares(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let (encoding, elements) = (self.options.encoding, values.len());
         self.check(elements)?;
         let abort = self.abort.clone();
@@ -293,10 +148,10 @@ impl Mesh {
         }
     }
 
-    fn check(&self, elements: usize) -> Result<(), MeshError> {
+    fn check(&self, elements: usize) -> Result<(), CommError> {
         let elements_max = self.options.elements_max;
         if elements > elements_max {
-            return Err(MeshError::TooLarge { elements, elements_max });
+            return Err(CommError::TooLarge { elements, elements_max });
         }
         self.abort.check()
     }
@@ -316,7 +171,7 @@ impl Mesh {
         elements: usize,
         send: impl Fn(Rank) -> Range<usize>,
         due: impl Fn(Rank) -> Option<usize>,
-    ) -> Result<(), MeshError> {
+    ) -> Result<(), CommError> {
         self.phase_within(self.options.stall_deadline, wires, call, elements, send, due)
     }
 
@@ -330,7 +185,7 @@ impl Mesh {
         elements: usize,
         send: impl Fn(Rank) -> Range<usize>,
         due: impl Fn(Rank) -> Option<usize>,
-    ) -> Result<(), MeshError> {
+    ) -> Result<(), CommError> {
         self.abort.check()?;
         let head = Head::new(self.sequence, call, elements);
         self.sequence += 1;
@@ -340,20 +195,18 @@ impl Mesh {
         let run = self.run(patience, wires);
         if let Err(error) = run {
             let cause = match error {
-                MeshError::Aborted | MeshError::Mismatch(_) | MeshError::World(_) | MeshError::TooLarge { .. } => {
-                    Cause::Aborted
-                }
-                MeshError::Lost(rank)
-                | MeshError::Stalled { rank, .. }
-                | MeshError::Forged(rank)
-                | MeshError::Malformed(rank) => Cause::Lost(rank),
+                CommError::Lost(rank)
+                | CommError::Stalled { rank, .. }
+                | CommError::Forged(rank)
+                | CommError::Malformed(rank) => Cause::Lost(rank),
+                _ => Cause::Aborted,
             };
             self.abort.end_with(wires, cause);
         }
         run
     }
 
-    fn run(&self, patience: Duration, wires: &mut [Wire]) -> Result<(), MeshError> {
+    fn run(&self, patience: Duration, wires: &mut [Wire]) -> Result<(), CommError> {
         let mut moved_at = Instant::now();
         loop {
             self.abort.check()?;
@@ -370,11 +223,11 @@ impl Mesh {
             }
             let waited = moved_at.elapsed();
             if waited >= patience {
-                return Err(MeshError::Stalled { rank: open.peer(), waited });
+                return Err(CommError::Stalled { rank: open.peer(), waited });
             }
             for wire in wires.iter_mut().filter(|wire| wire.is_closed()) {
                 let error = blame(wire.peer(), wire.reason());
-                if error != MeshError::Lost(wire.peer()) || waited >= LEAVE_GRACE {
+                if error != CommError::Lost(wire.peer()) || waited >= LEAVE_GRACE {
                     return Err(error);
                 }
             }
@@ -383,11 +236,75 @@ impl Mesh {
     }
 }
 
-joint!(Mesh, MeshError);
+impl Communicator for Mesh {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn elements_max(&self) -> usize {
+        self.options.elements_max
+    }
+
+    fn leave(&self) {
+        self.abort.lost(self.rank);
+    }
+
+    /// With [`Encoding::Q8`] the terms are rounded, and with more than two ranks the sums too, whichever way they are taken.
+    fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), CommError> {
+        let world = self.rank.world().get();
+        if world == 1 {
+            return self.check(values.len());
+        }
+        if (world - 2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
+            self.sum_all(values)?;
+            if world > 2 {
+                self.options.encoding.round(values);
+            }
+            Ok(())
+        } else {
+            self.sum_shares(values)
+        }
+    }
+
+    /// Sums all rows on every rank: to gather them afterwards would cost a second round trip.
+    fn reduce_scatter_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, CommError> {
+        self.all_reduce(values)?;
+        Ok(0..values.len().checked_div(cols).unwrap_or(0))
+    }
+
+    /// Every rank has computed all rows.
+    fn all_gather_rows(&mut self, _: usize, _: &mut [f32]) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    fn gather_columns(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        part: &[f32],
+        whole: Option<&mut [f32]>,
+    ) -> Result<(), CommError> {
+        let (exact, call, elements, own) = (Encoding::F32, Call::Columns, rows * cols, self.rank.share(cols));
+        let is_first = self.rank.index() == 0;
+        assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
+        assert_eq!(whole.is_some(), is_first, "the first rank, and no other, receives all columns");
+        self.check(elements)?;
+        let abort = self.abort.clone();
+        let mut wires = abort.wires();
+        let message = self.compose(call, elements, |bytes| exact.append(part, bytes));
+        let send = |rank: Rank| if rank.index() == 0 { message.clone() } else { 0..0 };
+        let due = |rank: Rank| is_first.then(|| exact.bytes(rows * rank.share(cols).len()));
+        self.phase(&mut wires, call, elements, send, due)?;
+        if let Some(whole) = whole {
+            read_columns(&self.outgoing[HEAD_BYTES..], own, cols, whole);
+            wires.iter().for_each(|wire| read_columns(wire.payload(), wire.peer().share(cols), cols, whole));
+        }
+        Ok(())
+    }
+}
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        self.abort.lost(self.rank);
+        self.leave();
     }
 }
 
@@ -417,12 +334,12 @@ fn wait(wires: &mut [Wire]) {
     wires.iter_mut().filter(|wire| closed.contains(&wire.peer())).for_each(Wire::mark_closed);
 }
 
-fn blame(peer: Rank, error: WireError) -> MeshError {
+fn blame(peer: Rank, error: WireError) -> CommError {
     match error {
-        WireError::Gone => MeshError::Lost(peer),
-        WireError::Forged => MeshError::Forged(peer),
-        WireError::Malformed => MeshError::Malformed(peer),
-        WireError::Mismatch => MeshError::Mismatch(peer),
+        WireError::Gone => CommError::Lost(peer),
+        WireError::Forged => CommError::Forged(peer),
+        WireError::Malformed => CommError::Malformed(peer),
+        WireError::Mismatch => CommError::Mismatch(peer),
         WireError::Farewell(cause) => cause.into(),
     }
 }

@@ -18,10 +18,8 @@ pub(super) enum Call {
     Scatter,
     /// Everyone tells the sums of its share.
     Summed,
-    Gather,
     /// The first rank has the columns of all.
     Columns,
-    Broadcast(Rank),
 }
 
 /// Why a group ended.
@@ -47,9 +45,7 @@ impl Head {
             Call::Sum => (2, 0),
             Call::Scatter => (3, 0),
             Call::Summed => (4, 0),
-            Call::Gather => (5, 0),
             Call::Columns => (6, 0),
-            Call::Broadcast(root) => (7, root.index() as u64),
         };
         Self { sequence, word: kind << 56 | detail << 40 | elements as u64 }
     }
@@ -108,11 +104,9 @@ mod tests {
         }
 
         #[test]
-        fn calls_differ_in_their_heads(sequence: u64, elements in 0_usize..1 << 40, root in 0_u16..4) {
-            let root = WorldSize::new(4).unwrap().rank(root).unwrap();
+        fn calls_differ_in_their_heads(sequence: u64, elements in 0_usize..1 << 40) {
             let calls = [
-                Call::Greet(Encoding::F32), Call::Greet(Encoding::Q8), Call::Sum, Call::Scatter, Call::Summed, Call::Gather,
-                Call::Columns, Call::Broadcast(root),
+                Call::Greet(Encoding::F32), Call::Greet(Encoding::Q8), Call::Sum, Call::Scatter, Call::Summed, Call::Columns,
             ];
             for (index, call) in calls.into_iter().enumerate() {
                 let head = Head::new(sequence, call, elements);

@@ -10,10 +10,10 @@ use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Limits, LoadOptions};
 use types::{DType, Rank, SessionId, TokenId};
 
-use super::link::Link;
 use super::process::count;
 use super::refusal::Refusal;
 use super::share;
+use crate::collective::GroupCollective;
 use crate::protocol::ErrorKind;
 
 /// The longest sequence, where the model allows it.
@@ -49,7 +49,7 @@ pub struct Tokens {
 }
 
 impl Dense {
-    pub fn load(parts: &Parts<'_>, rank: Rank, link: Link) -> Result<Self, Refusal> {
+    pub fn load(parts: &Parts<'_>, rank: Rank, link: GroupCollective) -> Result<Self, Refusal> {
         let keep = parts.quant.map(format_of).transpose()?;
         let files: Vec<PathBuf> = parts.files.iter().map(PathBuf::from).collect();
         if !files.iter().all(|path| path.is_absolute()) {
@@ -108,7 +108,7 @@ impl Dense {
     }
 
     /// The sequence is gone, the weights stay.
-    pub fn regroup(&mut self, link: Link) {
+    pub fn regroup(&mut self, link: GroupCollective) {
         self.sequence = None;
         self.local.regroup(Box::new(link));
     }

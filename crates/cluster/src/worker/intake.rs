@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use tracing::warn;
 
-use super::link::Lifeline;
 use super::outlet::Outlet;
 use super::queue::{Queue, Work};
+use crate::collective::AbortHandle;
 use crate::protocol::{ErrorKind, Lines, Message as _, Reply, Request, WriteError};
 
 pub struct Intake {
     queue: Arc<Queue>,
     outlet: Outlet,
-    lifeline: Lifeline,
+    lifeline: AbortHandle,
 }
 
 impl Intake {
-    pub fn new(queue: Arc<Queue>, outlet: Outlet, lifeline: Lifeline) -> Self {
+    pub fn new(queue: Arc<Queue>, outlet: Outlet, lifeline: AbortHandle) -> Self {
         Self { queue, outlet, lifeline }
     }
 

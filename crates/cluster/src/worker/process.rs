@@ -16,11 +16,11 @@ use types::Rank;
 use super::Options;
 use super::dense::{Dense, Parts};
 use super::fault::{Deed, Fault, Point};
-use super::link::Link;
 use super::outlet::Outlet;
 use super::queue::{Queue, Work};
 use super::refusal::Refusal;
 use super::share::LoadedShare;
+use crate::collective::GroupCollective;
 use crate::protocol::session::Stats;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
@@ -35,7 +35,7 @@ pub struct Process {
     build: String,
     fault: Option<Fault>,
     outlet: Outlet,
-    link: Link,
+    link: GroupCollective,
     /// What `load` loaded.
     share: Option<LoadedShare>,
     /// What `load_dense_shard` loaded, by `model_id`.
@@ -49,7 +49,7 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(options: Options, outlet: Outlet, link: Link) -> Self {
+    pub fn new(options: Options, outlet: Outlet, link: GroupCollective) -> Self {
         let Options { rank, cuda_device, build, init_deadline, threads_max, fault } = options;
         Self {
             rank,
@@ -285,7 +285,6 @@ impl Process {
             collectives,
             step_us: self.stepping.as_micros() as u64,
             collective_us,
-            lent_us: self.link.lent_us(),
             capacity: self.share.as_ref().map(|share| share.capacity().into()),
         }
     }

@@ -6,12 +6,13 @@ use engine::ExecutorError;
 use kernels::BackendError;
 use model::{CollectiveError, DescriptionError, LoadError};
 
-use super::link::NoGroup;
 use super::rendezvous::RendezvousError;
+use crate::collective::NoGroup;
+use crate::comm::CommError;
 use crate::protocol::ErrorKind;
 use crate::protocol::limits::LimitError;
-use crate::shared_memory::{GroupError, SegmentError};
-use crate::tcp::{ConnectError, MeshError};
+use crate::shared_memory::SegmentError;
+use crate::tcp::ConnectError;
 
 #[derive(Debug)]
 pub struct Refusal {
@@ -51,8 +52,8 @@ impl From<SegmentError> for Refusal {
     }
 }
 
-impl From<GroupError> for Refusal {
-    fn from(error: GroupError) -> Self {
+impl From<CommError> for Refusal {
+    fn from(error: CommError) -> Self {
         let kind = group_kind(&error).unwrap_or(ErrorKind::NcclInitFailed);
         Self::of(kind, &error)
     }
@@ -67,7 +68,7 @@ impl From<RendezvousError> for Refusal {
 impl From<ConnectError> for Refusal {
     fn from(error: ConnectError) -> Self {
         let kind = match &error {
-            ConnectError::Aborted | ConnectError::Mesh(MeshError::Aborted | MeshError::Lost(_)) => ErrorKind::Aborted,
+            ConnectError::Aborted | ConnectError::Mesh(CommError::Aborted | CommError::Lost(_)) => ErrorKind::Aborted,
             _ => ErrorKind::NcclInitFailed,
         };
         Self::of(kind, &error)
@@ -112,10 +113,10 @@ fn collective_kind(error: &CollectiveError) -> ErrorKind {
     }
 }
 
-fn group_kind(error: &GroupError) -> Option<ErrorKind> {
+fn group_kind(error: &CommError) -> Option<ErrorKind> {
     match error {
-        GroupError::Aborted | GroupError::Lost(_) => Some(ErrorKind::Aborted),
-        GroupError::Stale { .. } => Some(ErrorKind::Stale),
+        CommError::Aborted | CommError::Lost(_) => Some(ErrorKind::Aborted),
+        CommError::Stale { .. } => Some(ErrorKind::Stale),
         _ => None,
     }
 }

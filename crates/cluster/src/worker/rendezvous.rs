@@ -23,7 +23,8 @@ use rustix::net::{
 use rustix::process::geteuid;
 use types::Rank;
 
-use crate::shared_memory::{GroupError, GroupLimits, Seat, Segment, SegmentError};
+use crate::comm::CommError;
+use crate::shared_memory::{GroupLimits, Seat, Segment, SegmentError};
 
 /// NCCL's unique id has so many digits. Shorter ones do as well.
 const COMM_ID_DIGITS_MAX: usize = 256;
@@ -56,7 +57,7 @@ pub enum RendezvousError {
     #[error(transparent)]
     Segment(#[from] SegmentError),
     #[error(transparent)]
-    Group(#[from] GroupError),
+    Group(#[from] CommError),
 }
 
 /// What the ranks of a group have in common.
@@ -257,6 +258,7 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> RendezvousError {
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
+    use crate::comm::Communicator as _;
     use types::WorldSize;
 
     /// Far beyond what a test takes.

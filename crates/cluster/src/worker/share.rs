@@ -4,11 +4,11 @@
 use engine::{Capacity, Executor as _, Local, Opened, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Footprint, LoadOptions};
-use types::{Rank, SessionId, WorldSize};
+use types::{Rank, SessionId};
 
-use super::link::Link;
 use super::process::count;
 use super::refusal::Refusal;
+use crate::collective::GroupCollective;
 use crate::memory::check_memory;
 use crate::protocol::output::Output;
 use crate::protocol::plan::Plan;
@@ -29,7 +29,7 @@ impl LoadedShare {
         model_id: String,
         share: &Share,
         rank: Rank,
-        link: Link,
+        link: GroupCollective,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Refusal> {
         let (path, options, cpu) = (share.path(), share.options()?, share.cpu.options()?);
@@ -73,7 +73,7 @@ impl LoadedShare {
     }
 
     /// The sessions are gone, the weights stay.
-    pub fn regroup(&mut self, link: Link) {
+    pub fn regroup(&mut self, link: GroupCollective) {
         self.local.regroup(Box::new(link));
     }
 
@@ -113,13 +113,10 @@ pub fn load(
     options: &LoadOptions,
     cpu: CpuOptions,
     rank: Rank,
-    link: Link,
+    link: GroupCollective,
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Local<CpuBackend>, Footprint), Refusal> {
     let backend = CpuBackend::new(cpu).map_err(|error| Refusal::of(ErrorKind::LoadFailed, &error))?;
-    if rank.world() != WorldSize::ONE {
-        link.invite(backend.guest());
-    }
     let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
     check_memory(&[footprint]).map_err(|error| Refusal::of(ErrorKind::InsufficientMemory, &error))?;
     let local = Local::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cluster::Exchange;
 use cluster::shared_memory::Seat;
+use cluster::{Communicator as _, GroupCollective};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{Backend, Span, StepInputs, StepLimits};
 use model::{Checkpoint, Collective, Ends, Limits, LoadOptions, Solo};
@@ -77,7 +77,7 @@ fn check(checkpoint: &Checkpoint, keep: Option<DType>, world: u16) {
     let what = format!("{vocab} tokens as {keep:?} on {world} ranks");
     // A segment that takes two rows of logits, or one of the hidden states.
     let group = Group::new(world, HIDDEN.max(2 * vocab));
-    let run = |seat: Seat| (seat.rank(), run(checkpoint, keep, seat.rank(), &Exchange::new(seat)));
+    let run = |seat: Seat| (seat.rank(), run(checkpoint, keep, seat.rank(), &GroupCollective::over(seat)));
     let seats: Vec<_> = (0..world).map(|index| group.seat(index)).collect();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = seats.into_iter().map(|seat| scope.spawn(|| run(seat))).collect();

@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use cluster::shared_memory::{Generation, GroupError};
+use cluster::shared_memory::Generation;
+use cluster::{CommError, Communicator as _};
 use kernels::{Form, HostWork};
 
 use crate::group::{Group, bits, numbers, sum, watched};
@@ -23,7 +24,10 @@ fn an_abort_ends_the_waits_of_all_ranks() {
                     let (mut seat, waits) = (group.seat(index), waits.clone());
                     thread::spawn(move || {
                         waits.send(()).unwrap();
-                        [seat.all_reduce(&mut [1.0; 8]), seat.broadcast(seat.rank(), &mut [1.0; 8])]
+                        [
+                            seat.all_reduce(&mut [1.0; 8]),
+                            seat.gather_columns([1, 8], &vec![1.0; seat.rank().share(8).len()], None),
+                        ]
                     })
                 })
                 .collect();
@@ -35,7 +39,7 @@ fn an_abort_ends_the_waits_of_all_ranks() {
             } else {
                 abort.clone().lost(lost)
             }
-            let error = if stop { GroupError::Aborted } else { GroupError::Lost(lost) };
+            let error = if stop { CommError::Aborted } else { CommError::Lost(lost) };
             for rank in ranks {
                 assert_eq!(rank.join().unwrap(), [Err(error), Err(error)]);
             }
@@ -55,8 +59,8 @@ fn a_seat_that_is_dropped_frees_the_others() {
         });
         assert_eq!(results[1], Ok(()));
         // Who left first is lost for the other two; the second to leave adds nothing.
-        assert_eq!(results[0], Err(GroupError::Lost(group.rank(1))));
-        assert_eq!(results[2], Err(GroupError::Lost(group.rank(1))));
+        assert_eq!(results[0], Err(CommError::Lost(group.rank(1))));
+        assert_eq!(results[2], Err(CommError::Lost(group.rank(1))));
     });
 }
 
@@ -71,7 +75,7 @@ fn a_panic_of_one_rank_frees_the_others() {
             std::panic::resume_unwind(Box::new("a rank's bug"));
         });
         assert!(panicked.join().is_err());
-        assert_eq!(waiter.join().unwrap(), Err(GroupError::Lost(group.rank(1))));
+        assert_eq!(waiter.join().unwrap(), Err(CommError::Lost(group.rank(1))));
     });
 }
 
@@ -85,7 +89,7 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
         let new = group.segment.reform().unwrap();
         assert!(new > old && group.segment.generation() == new);
 
-        let over = GroupError::Stale { own: old, present: new };
+        let over = CommError::Stale { own: old, present: new };
         assert_eq!(stale.all_reduce(&mut [1.0; 100]), Err(over));
         assert_eq!(group.segment.seat(group.rank(0), old).unwrap_err(), over);
         assert_eq!(abort.cause(), Some(over));
@@ -99,7 +103,7 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
                 assert_eq!(seat.generation(), new);
             }
         });
-        assert_eq!(stale.broadcast(stale.rank(), &mut [0.0; 1]), Err(over));
+        assert_eq!(stale.all_reduce(&mut [0.0; 1]), Err(over));
     });
 }
 
@@ -107,11 +111,14 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
 fn a_seat_is_taken_once_in_a_generation_and_only_by_a_rank_of_the_group() {
     let group = Group::new(2, 1);
     let seat = group.seat(0);
-    assert_eq!(group.segment.seat(group.rank(0), seat.generation()).unwrap_err(), GroupError::Taken(group.rank(0)));
+    assert_eq!(group.segment.seat(group.rank(0), seat.generation()).unwrap_err(), CommError::Taken(group.rank(0)));
     let stranger = types::WorldSize::new(3).unwrap().rank(0).unwrap();
-    assert_eq!(group.segment.seat(stranger, seat.generation()).unwrap_err(), GroupError::World(stranger));
+    assert_eq!(group.segment.seat(stranger, seat.generation()).unwrap_err(), CommError::World(stranger));
     let (own, present) = (Generation(7), seat.generation());
-    assert_eq!(group.segment.seat(group.rank(1), own).unwrap_err(), GroupError::Stale { own, present });
+    assert_eq!(
+        group.segment.seat(group.rank(1), own).unwrap_err(),
+        CommError::Stale { own: own.0, present: present.0 }
+    );
 }
 
 #[test]
@@ -119,10 +126,10 @@ fn elements_beyond_the_limit_are_refused_and_the_group_goes_on() {
     watched(|| {
         let group = Group::new(2, 10);
         group.all(|seat| {
-            let error = GroupError::TooLarge { elements: 11, elements_max: 10 };
+            let error = CommError::TooLarge { elements: 11, elements_max: 10 };
             assert_eq!(seat.all_reduce(&mut [1.0; 11]), Err(error));
-            assert_eq!(seat.broadcast(seat.rank().world().rank(0).unwrap(), &mut [1.0; 11]), Err(error));
-            assert_eq!(seat.all_gather(11, |rank| rank.share(11), &mut [1.0; 11]), Err(error));
+            let part = vec![1.0; seat.rank().share(11).len()];
+            assert_eq!(seat.gather_columns([1, 11], &part, None), Err(error));
             let mut values = [1.0; 10];
             seat.all_reduce(&mut values).unwrap();
             assert_eq!(values, [2.0; 10]);
@@ -138,17 +145,17 @@ fn ranks_that_disagree_get_an_error_and_no_sum() {
             let len = 5 + seat.rank().index();
             seat.all_reduce(&mut vec![1.0; len])
         });
-        assert_eq!(results, [Err(GroupError::Mismatch(group.rank(1))), Err(GroupError::Mismatch(group.rank(0)))]);
+        assert_eq!(results, [Err(CommError::Mismatch(group.rank(1))), Err(CommError::Mismatch(group.rank(0)))]);
 
         let group = Group::new(2, 10);
         let results = group.all(|seat| {
             if seat.rank().index() == 0 {
                 seat.all_reduce(&mut [1.0; 5])
             } else {
-                seat.broadcast(seat.rank(), &mut [1.0; 5])
+                seat.gather_columns([1, 5], &vec![1.0; seat.rank().share(5).len()], None)
             }
         });
-        assert!(results.iter().all(|result| matches!(result, Err(GroupError::Mismatch(_)))), "{results:?}");
+        assert!(results.iter().all(|result| matches!(result, Err(CommError::Mismatch(_)))), "{results:?}");
     });
 }
 
@@ -183,45 +190,16 @@ fn nonsense_from_a_peer_neither_panics_nor_outlasts_an_abort() {
 }
 
 #[test]
-fn a_peer_that_lies_about_where_its_rows_are_spoils_no_more_than_numbers() {
-    const COLS: usize = 1024;
-    const ROWS: usize = 64;
-    /// The words of rank 1: how often it arrived, and what it called then.
-    const ARRIVED: u64 = 5 * 128;
-    const CALLED: u64 = ARRIVED + 16;
-    /// Rows that lie in its room.
-    const IN_ROOM: u64 = 1 << 63 | 7 << 56 | (ROWS * COLS) as u64;
-    // A room has place for 256 rows: the last of the first buffer could lie there, those of the second could not.
-    for rows in [ROWS, 300] {
-        watched(move || {
-            let group = Group::new(2, ROWS * COLS);
-            let (mut seat, _liar) = (group.seat(0), group.seat(1));
-            let memory = File::from(group.fd());
-            memory.write_all_at(&IN_ROOM.to_le_bytes(), CALLED).unwrap();
-            memory.write_all_at(&(1_u64 << 32 | 1).to_le_bytes(), ARRIVED).unwrap();
-            let mut values = vec![7.0; rows * COLS];
-            let runs = |values: &mut [f32], length: usize, work: &HostWork<'_>| {
-                values.chunks_mut(length).enumerate().for_each(|(run, values)| work(run, values));
-            };
-            seat.gather_rows(rows - ROWS..rows, COLS, Form::plain(COLS, &mut values), &runs).unwrap();
-            let (others, liars) = values.split_at((rows - ROWS / 2) * COLS);
-            assert!(others.iter().all(|&value| value == 7.0), "all other rows stay");
-            assert!(liars.iter().all(|&value| value == 0.0), "there is nothing in either place");
-        });
-    }
-}
-
-#[test]
 fn a_state_that_means_nothing_ends_the_group() {
     watched(|| {
         let group = Group::new(2, 64);
         let memory = File::from(group.fd());
         let mut seat = group.seat(0);
         memory.write_all_at(&(1_u64 << 32 | 0xdead_beef).to_le_bytes(), 128).unwrap();
-        assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(GroupError::Aborted));
+        assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(CommError::Aborted));
         memory.write_all_at(&u64::MAX.to_le_bytes(), 128).unwrap();
-        let over = GroupError::Stale { own: Generation(1), present: Generation(u32::MAX) };
+        let over = CommError::Stale { own: 1, present: u32::MAX };
         assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(over));
-        assert_eq!(group.segment.reform(), Err(GroupError::Generations));
+        assert_eq!(group.segment.reform(), Err(CommError::EpochsExhausted));
     });
 }

@@ -1,8 +1,8 @@
 //! What the collectives compute, when nothing fails.
 
-use std::ops::Range;
-
-use types::Rank;
+use cluster::Communicator as _;
+use cluster::shared_memory::Seat;
+use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
@@ -48,53 +48,63 @@ fn infinities_and_nan_travel_as_they_are() {
     });
 }
 
-/// What all ranks together have filled: each column comes from the rank whose share it is in.
-fn check_gather(size: u16, rows: usize, cols: usize, share: impl Fn(Rank) -> Range<usize> + Sync) {
-    let group = Group::new(size, rows * cols);
-    let mut want = vec![f32::NAN; rows * cols];
-    for rank in group.limits.world.ranks() {
-        let numbers = numbers(rank, 0, rows * cols);
-        for index in (0..rows * cols).filter(|index| share(rank).contains(&(index % cols))) {
-            want[index] = numbers[index];
+/// What [`Communicator::gather_columns`] gives the first rank when each brings its numbers of operation `op`.
+fn columns(world: WorldSize, op: usize, rows: usize, cols: usize) -> Vec<f32> {
+    let mut whole = vec![f32::NAN; rows * cols];
+    for rank in world.ranks() {
+        let (share, part) = (rank.share(cols), numbers(rank, op, rows * rank.share(cols).len()));
+        for row in 0..rows {
+            whole[row * cols..][share.clone()].copy_from_slice(&part[row * share.len()..][..share.len()]);
         }
     }
-    assert!(want.iter().all(|value| !value.is_nan()), "the shares cover everything");
-    group.all(|seat| {
-        let mut values = numbers(seat.rank(), 0, rows * cols);
-        for index in (0..rows * cols).filter(|index| !share(seat.rank()).contains(&(index % cols))) {
-            values[index] = f32::NAN;
+    whole
+}
+
+fn check_columns(seat: &mut Seat, op: usize, rows: usize, cols: usize) {
+    let (rank, part) = (seat.rank(), numbers(seat.rank(), op, rows * seat.rank().share(cols).len()));
+    let mut whole = (rank.index() == 0).then(|| vec![0.0; rows * cols]);
+    seat.gather_columns([rows, cols], &part, whole.as_deref_mut()).unwrap();
+    if let Some(whole) = whole {
+        assert_eq!(bits(&whole), bits(&columns(rank.world(), op, rows, cols)), "{rows}x{cols}, operation {op}");
+    }
+}
+
+#[test]
+fn the_first_rank_gets_the_columns_of_all() {
+    watched(|| {
+        for size in 1..=4 {
+            Group::new(size, 4000).all(|seat| {
+                for (op, (rows, cols)) in [(1, 1), (1, 5), (3, 7), (5, 4), (2, 1001)].into_iter().enumerate() {
+                    check_columns(seat, op, rows, cols);
+                }
+            });
         }
-        seat.all_gather(cols, &share, &mut values).unwrap();
-        assert_eq!(bits(&values), bits(&want), "{rows}x{cols}, rank {}", seat.rank());
     });
 }
 
-#[test]
-fn every_rank_gets_the_columns_of_all() {
-    watched(|| {
-        for size in 1..=4 {
-            for (rows, cols) in [(1, 1), (1, 5), (3, 7), (5, 4), (2, 1001)] {
-                check_gather(size, rows, cols, |rank| rank.share(cols));
-            }
-        }
-    });
+/// Sums rows, negates those that the rank owns, and gathers: every rank must have the negated sums.
+fn check_rows(seat: &mut Seat, op: usize, rows: usize, cols: usize) {
+    let mut values = numbers(seat.rank(), op, rows * cols);
+    let own = seat.reduce_scatter_rows(cols, &mut values).unwrap();
+    let mut negated = vec![f32::NAN; rows * cols];
+    for element in own.start * cols..own.end * cols {
+        negated[element] = -values[element];
+    }
+    seat.all_gather_rows(cols, &mut negated).unwrap();
+    let want: Vec<f32> = sum(seat.rank().world().ranks(), op, rows * cols).into_iter().map(|sum| -sum).collect();
+    assert_eq!(bits(&negated), bits(&want), "{rows}x{cols}, operation {op}, rank {}", seat.rank());
 }
 
 #[test]
-fn shares_of_columns_may_be_of_any_lengths() {
-    watched(|| check_gather(3, 4, 9, |rank| [0..1, 1..1, 1..9][rank.index()].clone()));
-}
-
-#[test]
-fn every_rank_gets_what_the_root_has() {
+fn rows_are_summed_by_their_owners_and_gathered_by_all() {
     watched(|| {
         for size in 1..=4 {
-            let group = Group::new(size, 77);
-            group.all(|seat| {
-                for root in seat.rank().world().ranks() {
-                    let mut values = numbers(seat.rank(), root.index(), 77);
-                    seat.broadcast(root, &mut values).unwrap();
-                    assert_eq!(bits(&values), bits(&numbers(root, root.index(), 77)));
+            Group::new(size, 1 << 17).all(|seat| {
+                // Too few elements or rows to be scattered, and enough; rows that do not divide evenly.
+                for (op, (rows, cols)) in
+                    [(1, 7), (100, 8), (1, 1 << 15), (64, 512), (67, 1001), (3, 1 << 15)].into_iter().enumerate()
+                {
+                    check_rows(seat, op, rows, cols);
                 }
             });
         }
@@ -104,7 +114,7 @@ fn every_rank_gets_what_the_root_has() {
 #[test]
 fn thousands_of_operations_in_a_row_do_not_mix() {
     watched(|| {
-        let group = Group::new(3, SHARED);
+        let group = Group::new(3, 1 << 15);
         group.all(|seat| {
             let world = seat.rank().world();
             for op in 0..3000 {
@@ -115,17 +125,9 @@ fn thousands_of_operations_in_a_row_do_not_mix() {
                         seat.all_reduce(&mut values).unwrap();
                         assert_eq!(bits(&values), bits(&sum(world.ranks(), op, len)), "operation {op}");
                     }
-                    1 => {
-                        seat.all_gather(len, |rank| rank.share(len), &mut values).unwrap();
-                        for rank in world.ranks() {
-                            let share = rank.share(len);
-                            assert_eq!(bits(&values[share.clone()]), bits(&numbers(rank, op, len)[share]));
-                        }
-                    }
+                    1 => check_columns(seat, op, 1, len),
                     _ => {
-                        let root = world.rank(op as u16 % 3).unwrap();
-                        seat.broadcast(root, &mut values).unwrap();
-                        assert_eq!(bits(&values), bits(&numbers(root, op, len)), "operation {op}");
+                        check_rows(seat, op, if op % 500 == 2 { 64 } else { 3 }, if op % 500 == 2 { 512 } else { len })
                     }
                 }
             }

@@ -5,7 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use cluster::shared_memory::{Generation, GroupError, GroupLimits, Seat, Segment};
+use cluster::shared_memory::{Generation, GroupLimits, Seat, Segment};
+use cluster::{CommError, Communicator as _};
 use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};
@@ -36,7 +37,7 @@ fn inherited() -> Option<Seat> {
     Some(segment.seat(rank, Generation(generation.parse().unwrap())).unwrap())
 }
 
-fn exchange(seat: &mut Seat, op: usize) -> Result<(), GroupError> {
+fn exchange(seat: &mut Seat, op: usize) -> Result<(), CommError> {
     let len = [1, 33, 576, ELEMENTS][op % 4];
     let mut values = numbers(seat.rank(), op, len);
     seat.all_reduce(&mut values)?;
@@ -72,7 +73,7 @@ fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
             ended.expect_err("only an error ends it")
         };
         if let Some(mut seat) = inherited() {
-            assert_eq!(until_lost(&mut seat, &|_| ()), GroupError::Lost(seat.rank().world().rank(2).unwrap()));
+            assert_eq!(until_lost(&mut seat, &|_| ()), CommError::Lost(seat.rank().world().rank(2).unwrap()));
             return;
         }
         let group = Group::new(WORLD, ELEMENTS);
@@ -91,7 +92,7 @@ fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
             victim.kill().unwrap();
             assert!(!victim.wait().unwrap().success());
             group.segment.abort(generation).lost(group.rank(2));
-            assert_eq!(own.join().unwrap(), GroupError::Lost(group.rank(2)));
+            assert_eq!(own.join().unwrap(), CommError::Lost(group.rank(2)));
             assert!(survivor.wait().unwrap().success());
             assert!(group.segment.reform().unwrap() > generation);
         }

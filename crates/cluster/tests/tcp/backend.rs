@@ -1,9 +1,9 @@
 //! A mesh as the collective of a backend.
 
-use cluster::Exchange;
 use cluster::tcp::MeshOptions;
+use cluster::{Communicator as _, GroupCollective};
+use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
-use kernels::{Backend, Rows};
 use model::{Collective, CollectiveError};
 
 use crate::group::{Group, OPTIONS};
@@ -19,9 +19,9 @@ fn all(size: u16, elements_max: usize, part: impl Fn(&dyn Collective<CpuBackend>
         let part = &part;
         for mesh in meshes {
             scope.spawn(move || {
-                let exchange = Exchange::new(mesh);
+                let (rank, collective) = (mesh.rank(), GroupCollective::over(mesh));
                 let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
-                part(&exchange, &backend, exchange.rank());
+                part(&collective, &backend, rank);
             });
         }
     });
@@ -58,35 +58,13 @@ fn rows_are_made_from_sums_in_pieces_of_any_size() {
                 let [mut from, mut to] = [backend.buffer(ROWS, COLS).unwrap(), backend.buffer(ROWS, COLS).unwrap()];
                 backend.write(&mut from, &numbers(rank, 0, ROWS * COLS)).unwrap();
                 backend.write(&mut to, &[1.0; ROWS * COLS]).unwrap();
-                let rows = Rows::generated(ROWS);
-                let mut each = |from: &Buffer, to: &mut Buffer, rows| backend.add(rows, to, from);
-                collective.reduce_into(backend, rows, &mut from, &mut to, None, &mut each).unwrap();
+                let mut map = |from: &Buffer, to: &mut Buffer, rows| backend.add(rows, to, from);
+                collective.reduce_into(backend, ROWS, &mut from, &mut to, &mut map).unwrap();
                 let want: Vec<f32> =
                     sum(rank.world().ranks(), 0, ROWS * COLS).into_iter().map(|value| 1.0 + value).collect();
                 assert_eq!(bits(&read(backend, &to, ROWS)), bits(&want));
             });
         }
-    });
-}
-
-#[test]
-fn a_buffer_is_gathered_by_the_shares_of_the_ranks_and_broadcast_from_a_root() {
-    watched(|| {
-        all(3, COLS, |collective, backend, rank| {
-            let mut buffer = backend.buffer(2, COLS).unwrap();
-            backend.write(&mut buffer, &numbers(rank, 0, 2 * COLS)).unwrap();
-            collective.all_gather(backend, 2, &mut buffer).unwrap();
-            let after = read(backend, &buffer, 2);
-            for owner in rank.world().ranks() {
-                for column in owner.share(COLS).flat_map(|column| [column, COLS + column]) {
-                    assert_eq!(after[column].to_bits(), numbers(owner, 0, 2 * COLS)[column].to_bits());
-                }
-            }
-            let root = rank.world().rank(1).unwrap();
-            backend.write(&mut buffer, &numbers(rank, 1, 2 * COLS)).unwrap();
-            collective.broadcast(backend, root, 2, &mut buffer).unwrap();
-            assert_eq!(bits(&read(backend, &buffer, 2)), bits(&numbers(root, 1, 2 * COLS)));
-        });
     });
 }
 

@@ -4,7 +4,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::tcp::{MeshError, MeshOptions};
+use cluster::tcp::MeshOptions;
+use cluster::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, all, each};
 use crate::shared::watched;
@@ -27,7 +28,7 @@ fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
                     thread::spawn(move || {
                         waits.send(()).unwrap();
                         let first = mesh.all_reduce(&mut [1.0; 8]);
-                        (first, mesh.broadcast(mesh.rank(), &mut [1.0; 8]), Instant::now())
+                        (first, mesh.all_reduce(&mut [1.0; 8]), Instant::now())
                     })
                 })
                 .collect();
@@ -38,7 +39,7 @@ fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
             } else {
                 abort.clone().lost(group.rank(2))
             }
-            let error = if is_stop { MeshError::Aborted } else { MeshError::Lost(group.rank(2)) };
+            let error = if is_stop { CommError::Aborted } else { CommError::Lost(group.rank(2)) };
             for rank in ranks {
                 let (first, second, left) = rank.join().unwrap();
                 assert_eq!((first, second), (Err(error), Err(error)));
@@ -62,8 +63,8 @@ fn an_abort_while_nobody_exchanges_reaches_those_who_wait_elsewhere() {
             move || mesh.all_reduce(&mut [1.0; 8])
         });
         idle.abort().stop();
-        assert_eq!(waiter.join().unwrap(), Err(MeshError::Aborted));
-        assert_eq!(idle.abort().cause(), Some(MeshError::Aborted));
+        assert_eq!(waiter.join().unwrap(), Err(CommError::Aborted));
+        assert_eq!(idle.abort().cause(), Some(CommError::Aborted));
     });
 }
 
@@ -77,7 +78,7 @@ fn a_rank_that_leaves_is_named_to_all_others() {
         });
         assert_eq!(results[1], Ok(()));
         for index in [0, 2, 3] {
-            assert_eq!(results[index], Err(MeshError::Lost(group.rank(1))));
+            assert_eq!(results[index], Err(CommError::Lost(group.rank(1))));
         }
     });
 }
@@ -88,7 +89,7 @@ fn a_rank_that_leaves_after_the_last_exchange_breaks_nothing() {
         for _ in 0..50 {
             all(4, OPTIONS, |mesh| {
                 mesh.all_reduce(&mut vec![1.0; 20_000]).unwrap();
-                mesh.broadcast(mesh.rank().world().rank(2).unwrap(), &mut [1.0; 100]).unwrap();
+                mesh.all_reduce(&mut [1.0; 100]).unwrap();
             });
         }
     });
@@ -123,7 +124,7 @@ fn a_panic_of_one_rank_frees_the_others() {
             std::panic::resume_unwind(Box::new("a rank's bug"));
         });
         assert!(panicked.join().is_err());
-        assert_eq!(waiter.join().unwrap(), Err(MeshError::Lost(group.rank(1))));
+        assert_eq!(waiter.join().unwrap(), Err(CommError::Lost(group.rank(1))));
     });
 }
 
@@ -141,9 +142,9 @@ fn a_rank_that_is_silent_for_too_long_is_lost_for_all() {
         });
         let [mut hasty, mut patient, silent] = meshes;
         let patient = thread::spawn(move || patient.all_reduce(&mut [1.0; 8]));
-        let Err(MeshError::Stalled { rank, .. }) = hasty.all_reduce(&mut [1.0; 8]) else { panic!("it stalls") };
+        let Err(CommError::Stalled { rank, .. }) = hasty.all_reduce(&mut [1.0; 8]) else { panic!("it stalls") };
         assert_eq!(rank, group.rank(2));
-        assert_eq!(patient.join().unwrap(), Err(MeshError::Lost(group.rank(2))), "as the first to notice says");
+        assert_eq!(patient.join().unwrap(), Err(CommError::Lost(group.rank(2))), "as the first to notice says");
         drop(silent);
     });
 }
@@ -156,19 +157,18 @@ fn ranks_that_disagree_get_an_error_and_not_a_wrong_sum() {
             if mesh.rank().index() == 0 {
                 mesh.all_reduce(&mut [1.0; 8])
             } else {
-                mesh.all_gather(8, |rank| rank.share(8), &mut [1.0; 8])
+                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().share(8).len()], None)
             }
         });
         let turns = all(2, OPTIONS, |mesh| {
-            let root = mesh.rank().world().rank(0).unwrap();
-            if mesh.rank() == root {
-                mesh.broadcast(root, &mut [1.0; 8])?;
+            if mesh.rank().index() == 1 {
+                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().share(8).len()], None)?;
             }
             mesh.all_reduce(&mut [1.0; 8])
         });
         for results in [lengths, operations, turns] {
             assert!(results.iter().all(Result::is_err), "{results:?}");
-            assert!(results.iter().any(|result| matches!(result, Err(MeshError::Mismatch(_)))), "{results:?}");
+            assert!(results.iter().any(|result| matches!(result, Err(CommError::Mismatch(_)))), "{results:?}");
         }
     });
 }

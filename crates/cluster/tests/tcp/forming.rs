@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cluster::Communicator as _;
 use cluster::shared_memory::Generation;
 use cluster::tcp::{
     ClusterKey, ConnectError, Encoding, GUESTS_MAX, HandshakeError, Mesh, MeshOptions, Place, Refusal, TcpAbort,

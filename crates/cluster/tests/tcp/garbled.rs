@@ -2,7 +2,8 @@
 
 use std::thread;
 
-use cluster::tcp::{MeshError, MeshOptions};
+use cluster::tcp::MeshOptions;
+use cluster::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT};
 use crate::proxy::{Mischief, proxy};
@@ -15,7 +16,7 @@ const CALLED_BYTES: usize = 1 + 48 + 34;
 const LEN: usize = 100_000;
 
 /// How far a rank came.
-type Came = Result<(), Option<MeshError>>;
+type Came = Result<(), Option<CommError>>;
 
 /// How long the ranks wait: for each other to form a group, and for bytes.
 #[derive(Clone, Copy)]
@@ -85,10 +86,10 @@ fn an_altered_byte_of_a_message_is_an_error_for_who_gets_it_and_ends_the_group()
         // Within a message, its tag, and within a later record.
         at_each([2, 100, 65_536, 70_000, 200_000], |at| {
             let found = run(Patience::Long, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
-            assert!(matches!(found[0], Err(Some(MeshError::Forged(rank))) if rank.index() == 1), "{at}: {found:?}");
+            assert!(matches!(found[0], Err(Some(CommError::Forged(rank))) if rank.index() == 1), "{at}: {found:?}");
             assert!(found[1].is_err(), "{at}: {found:?}");
             let found = run(Patience::Long, Mischief::None, Mischief::Flip(CALLED_BYTES + at));
-            assert!(matches!(found[1], Err(Some(MeshError::Forged(rank))) if rank.index() == 0), "{at}: {found:?}");
+            assert!(matches!(found[1], Err(Some(CommError::Forged(rank))) if rank.index() == 0), "{at}: {found:?}");
             assert!(found[0].is_err(), "{at}: {found:?}");
         });
         // A length that promises more, or less, than there is.
@@ -105,7 +106,7 @@ fn a_connection_that_is_cut_loses_the_peer() {
         at_each([0, 5, 1000, 66_000, 300_000], |at| {
             let found = run(Patience::Long, Mischief::Cut(CALLER_BYTES + at), Mischief::None);
             for (index, found) in found.iter().enumerate() {
-                assert!(matches!(found, Err(Some(MeshError::Lost(rank))) if rank.index() != index), "{at}: {found:?}");
+                assert!(matches!(found, Err(Some(CommError::Lost(rank))) if rank.index() != index), "{at}: {found:?}");
             }
         });
     });
@@ -116,7 +117,7 @@ fn bytes_that_are_held_back_are_a_stall() {
     watched(|| {
         at_each([0, 5, 1000, 66_000], |at| {
             let found = run(Patience::ShortStall, Mischief::None, Mischief::Hold(CALLED_BYTES + at));
-            let Err(Some(MeshError::Stalled { rank, waited })) = found[1] else { panic!("{at}: {found:?}") };
+            let Err(Some(CommError::Stalled { rank, waited })) = found[1] else { panic!("{at}: {found:?}") };
             assert!(rank.index() == 0 && waited >= SHORT);
         });
         at_each([0, 60, CALLED_BYTES - 1], |at| {

@@ -14,7 +14,7 @@ use super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, SUPER, SendPtr};
 use super::memory::Aligned;
 use super::pool::Pool;
 use super::rows::for_runs;
-use crate::{BackendError, Form, SharedMemory, Strips};
+use crate::BackendError;
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
@@ -239,13 +239,6 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
     }
 
-    /// Moves to `memory`, without the contents, if there is room.
-    pub(crate) fn share(&mut self, memory: SharedMemory) {
-        if let Some(values) = Aligned::shared(memory, self.values.len()) {
-            self.values = values;
-        }
-    }
-
     /// Makes place for `rows` rows of `cols` columns. What lies between the last column and a multiple of 32 is zero: whatever a step
     /// with another number of rows left there would be multiplied too.
     pub(crate) fn begin(&mut self, rows: usize, cols: usize) {
@@ -273,15 +266,6 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
             // SAFETY: only a CPU with tiles asks for this form; there is place for these rows, and each writes its own.
             unsafe { places.split(row, &x[row * cols..(row + 1) * cols], None) };
         });
-    }
-
-    /// The rows that there is place for: a strip is a superblock, a bundle a tile.
-    pub(crate) fn form(&mut self, cols: usize) -> Form<'_> {
-        let strip = self.tiles * PARTS * BLOCK;
-        // SAFETY: all bits are numbers of either type.
-        let (before, values, after) = unsafe { self.values[..supers(cols) * strip].align_to_mut::<f32>() };
-        assert!(before.is_empty() && after.is_empty(), "values are aligned, and an even number");
-        Form { values, strips: Strips { len: strip / 2, bundle: TILE, elements: PARTS * BLOCK / 2 } }
     }
 }
 

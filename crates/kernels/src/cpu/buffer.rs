@@ -8,7 +8,7 @@ use super::linear::Needs;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
 use super::pool::Pool;
-use crate::{BackendError, SharedMemory};
+use crate::BackendError;
 
 /// Activations `[rows, cols]`, and the forms of them that linear layers multiply with, made when one is asked for.
 pub struct Buffer {
@@ -105,24 +105,6 @@ impl Buffer {
         let what = "activations";
         let len = rows.checked_mul(cols).ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?;
         Ok(Self { rows, cols, data: Aligned::working(what, len)?, forms: None })
-    }
-
-    /// Moves to `memory`, without the contents, if there is room.
-    pub(super) fn share_rows(&mut self, memory: SharedMemory) {
-        if let Some(data) = Aligned::shared(memory, self.data.len()) {
-            self.data = data;
-            self.rows_mut(0);
-        }
-    }
-
-    /// What it holds of the form moves to `memory`, without the contents, if there is room.
-    pub(super) fn share_form(&mut self, kind: FormKind, memory: SharedMemory) {
-        self.rows_mut(0);
-        match (kind, &mut self.forms) {
-            (FormKind::Rounded, Some(forms)) => forms.get_mut().rounded.share(memory),
-            (FormKind::Split, Some(forms)) => forms.get_mut().split.share(memory),
-            _ => self.share_rows(memory),
-        }
     }
 
     /// Bytes that `new` would allocate.

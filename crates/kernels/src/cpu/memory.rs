@@ -2,12 +2,10 @@
 //! resident only where they are touched, so a buffer for the largest step costs nothing until that step comes.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
-use crate::{BackendError, SharedMemory};
+use crate::BackendError;
 
 /// Number types for which all zero bits are a value and which need no drop.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -30,13 +28,7 @@ const LARGE: usize = 1 << 20;
 pub(crate) struct Aligned<T: Plain> {
     start: NonNull<T>,
     len: usize,
-    _memory: Memory,
-}
-
-/// What keeps the numbers.
-enum Memory {
-    Own { _allocation: Allocation },
-    Shared { _keeper: Arc<dyn Any + Send + Sync> },
+    _allocation: Allocation,
 }
 
 /// What the allocator gave: more than needed, because only at its own alignment does it hand out zeroed memory without touching it.
@@ -81,26 +73,11 @@ impl<T: Plain> Aligned<T> {
         }
         // SAFETY: the block is `align` bytes longer than `len` numbers, so the aligned start and all numbers lie within it.
         let start = unsafe { block.add(block.align_offset(align)) };
-        let memory = Memory::Own { _allocation: Allocation { block, layout } };
-        Ok(Self { start: NonNull::new(start.cast()).expect("inside a block"), len, _memory: memory })
-    }
-
-    /// Numbers at the beginning of memory that other processes map too, if they fit there. It is backed by huge pages as [`Aligned::working`] is.
-    pub(crate) fn shared(memory: SharedMemory, len: usize) -> Option<Self> {
-        const { assert!(LINE.is_multiple_of(align_of::<T>())) };
-        let (start, bytes, keeper) = memory.into_parts();
-        let needed = len.checked_mul(size_of::<T>()).filter(|&needed| needed <= bytes)?;
-        #[cfg(target_os = "linux")]
-        if needed >= LARGE && start.addr().get().is_multiple_of(HUGE_PAGE) {
-            let pages = needed.next_multiple_of(HUGE_PAGE).min(bytes / HUGE_PAGE * HUGE_PAGE);
-            // SAFETY: these pages lie within the memory, and their contents stay. The system joins only what has been touched; if it does
-            // not, nothing changes.
-            unsafe {
-                (0..pages).step_by(HUGE_PAGE).for_each(|page| _ = start.add(page).read_volatile());
-                libc::madvise(start.as_ptr().cast(), pages, libc::MADV_COLLAPSE);
-            }
-        }
-        Some(Self { start: start.cast(), len, _memory: Memory::Shared { _keeper: keeper } })
+        Ok(Self {
+            start: NonNull::new(start.cast()).expect("inside a block"),
+            len,
+            _allocation: Allocation { block, layout },
+        })
     }
 
     /// The first number, through which also those who share the block may write to their parts of it.
@@ -141,26 +118,5 @@ impl<T: Plain> DerefMut for Aligned<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shared_memory_keeps_its_contents_and_gives_what_fits() {
-        let pages = 3;
-        let mut block = Aligned::<u8>::huge("a test", pages * HUGE_PAGE).unwrap();
-        block.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
-        let (start, keeper) = (block.start(), Arc::new(block));
-        // SAFETY: the keeper has the bytes, and nobody looks at them but through this memory.
-        let memory = || unsafe { SharedMemory::new(start, pages * HUGE_PAGE, keeper.clone()) };
-        for len in [5, LARGE, HUGE_PAGE + 1, pages * HUGE_PAGE] {
-            let mut shared = Aligned::<u8>::shared(memory(), len).unwrap();
-            assert!(shared.len() == len && shared.iter().enumerate().all(|(at, &byte)| byte == (at % 251) as u8));
-            shared[len - 1] = ((len - 1) % 251) as u8;
-        }
-        assert!(Aligned::<f32>::shared(memory(), pages * HUGE_PAGE / 4 + 1).is_none());
     }
 }

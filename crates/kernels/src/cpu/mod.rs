@@ -27,11 +27,9 @@ pub use buffer::Buffer;
 pub use experts::Scratch;
 pub use level::{Level, UnknownLevel};
 pub use matrix::Matrix;
-pub use pool::{Guest, Loan, Pool};
+pub use pool::Pool;
 pub use rows::Rope;
 pub use step::Step;
-
-pub(crate) use memory::LINE;
 
 use activations::TILE;
 use arena::Arena;
@@ -42,8 +40,8 @@ use matrix::{Segment, SendPtr};
 use order::Order;
 
 use crate::{
-    Activation, Attention, Backend, BackendError, Form, Gated, Heads, HostWork, KvShape, MatrixSource, PAGE_TOKENS,
-    RopeLayout, Routing, Rows, SharedMemory, StepInputs, StepLimits, Turn,
+    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
+    Routing, Rows, StepInputs, StepLimits, Turn,
 };
 
 /// Compiles a function for each level; the result takes the level first and calls the right one.
@@ -131,11 +129,6 @@ impl CpuBackend {
 
     pub fn threads(&self) -> usize {
         self.pool.threads()
-    }
-
-    /// One who takes part in what this backend computes for prompts, while it is lent a CPU.
-    pub fn guest(&self) -> Guest {
-        self.pool.guest()
     }
 
     pub fn level(&self) -> Level {
@@ -285,37 +278,6 @@ impl Backend for CpuBackend {
 
     fn host_rows_mut<'a>(&self, buffer: &'a mut Buffer, rows: usize) -> Option<&'a mut [f32]> {
         Some(buffer.rows_mut(rows))
-    }
-
-    fn host_form<'a>(&self, rows: Rows, buffer: &'a mut Buffer, reader: Option<&Matrix>) -> Option<Form<'a>> {
-        let (all, cols) = (rows.all(), buffer.cols);
-        Some(match self.form_for(rows, reader) {
-            FormKind::Plain => Form::plain(cols, buffer.rows_mut(all)),
-            FormKind::Rounded => buffer.rounded(all).form(cols),
-            FormKind::Split => buffer.split(all).form(cols),
-        })
-    }
-
-    fn host_threads(&self) -> usize {
-        self.threads()
-    }
-
-    fn host_runs(&self, values: &mut [f32], length: usize, work: &HostWork<'_>) {
-        let (start, all) = (SendPtr(values.as_mut_ptr()), values.len());
-        self.pool.run(all.div_ceil(length), &|_, run| {
-            let first = run * length;
-            // SAFETY: runs lie within the values, and each goes to one worker.
-            let values = unsafe { std::slice::from_raw_parts_mut(start.get().add(first), length.min(all - first)) };
-            work(run, values);
-        });
-    }
-
-    fn share_rows(&self, buffer: &mut Buffer, memory: SharedMemory) {
-        buffer.share_rows(memory);
-    }
-
-    fn share_form(&self, buffer: &mut Buffer, reader: &Matrix, memory: SharedMemory) {
-        buffer.share_form(self.form_for(Rows::prompt(1), Some(reader)), memory);
     }
 
     fn embed(&self, step: &Step, out: &mut Buffer, table: &Matrix, first: usize, scale: f32) {

@@ -6,18 +6,14 @@
 //! never changes a result. A worker that comes late finds the job closed: the caller waits only for those who took part, so a
 //! thread that the system keeps from running costs its share of the work, not the whole.
 //!
-//! A [`Guest`] takes part while somebody lends it a CPU. It has no share: it takes what is left of the workers' shares.
-//!
 //! While a worker waits it asks for the memory with which its share of the next big job begins, if [`Pool::run_then`] said so.
 
 use std::cell::UnsafeCell;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// How long a worker waits for the next job before it sleeps: longer than the host-side work between two steps of a
 /// decode loop, short enough not to burn a core when nothing runs.
@@ -41,7 +37,6 @@ struct Shared {
     wake: Condvar,
     stop: AtomicBool,
     panicked: AtomicBool,
-    has_guests: AtomicBool,
 }
 
 /// What a worker looks at while it waits, and what it then needs, on one line.
@@ -219,7 +214,6 @@ impl Pool {
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
-            has_guests: AtomicBool::new(false),
         });
         // Dropped on the way out of an error, the pool ends the threads that it has.
         let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(Ahead::default()) };
@@ -233,17 +227,6 @@ impl Pool {
 
     pub fn threads(&self) -> usize {
         self.handles.len() + 1
-    }
-
-    /// Who may take part from now on, as one more worker at a time.
-    pub fn guest(&self) -> Guest {
-        self.shared.has_guests.store(true, Ordering::Relaxed);
-        Guest { shared: Arc::clone(&self.shared) }
-    }
-
-    /// Whether somebody may take part beside the workers. Then a worker that is alone cuts its work into chunks too.
-    pub(super) fn has_guests(&self) -> bool {
-        self.shared.has_guests.load(Ordering::Relaxed)
     }
 
     /// The chunks that a worker has before it looks for those of others. The first, which is the caller and does not have to be told,
@@ -260,7 +243,7 @@ impl Pool {
 
     /// The same, with the panels that each worker will probably read after this job or a later one. Any address is safe.
     pub(super) fn run_then(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync), next: &[Panels<AtomicUsize>]) {
-        if (self.handles.is_empty() && !self.has_guests()) || chunks <= 1 {
+        if self.handles.is_empty() || chunks <= 1 {
             for chunk in 0..chunks {
                 job(0, chunk);
             }
@@ -312,47 +295,6 @@ impl Drop for Pool {
         }
         for handle in self.handles.drain(..) {
             handle.join().expect("workers catch the panics of their jobs");
-        }
-    }
-}
-
-/// A CPU that somebody lends for a while.
-pub trait Loan {
-    fn lasts(&self) -> bool;
-    /// So much of it was worked, in a job that is not over yet.
-    fn worked(&self, time: Duration);
-}
-
-/// Takes part in the jobs of a pool at times. Only one at a time does.
-pub struct Guest {
-    shared: Arc<Shared>,
-}
-
-impl fmt::Debug for Guest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guest").finish_non_exhaustive()
-    }
-}
-
-impl Guest {
-    /// Turns without work after which it leaves: whoever lends the CPU waits for it. Within a step jobs follow each other sooner.
-    const TURNS: u32 = 40;
-
-    /// Works on whatever the pool does, as long as the loan lasts and there is something to do.
-    pub fn work(&self, loan: &dyn Loan) {
-        let (shared, mut seen, mut turns) = (&*self.shared, 0, 0);
-        while turns < Self::TURNS && loan.lasts() {
-            if let Some(state) = open_job(shared, seen, Ordering::Acquire)
-                && let Some(current) = join(shared, state)
-            {
-                (seen, turns) = (state.job(), 0);
-                let begun = Instant::now();
-                take_chunks(shared, shared.taken.len(), seen, current.job, current.chunks);
-                loan.worked(begun.elapsed());
-                shared.offer.0.state.fetch_sub(1, Ordering::Release);
-            }
-            turns += 1;
-            std::hint::spin_loop();
         }
     }
 }
@@ -453,48 +395,6 @@ mod tests {
                 }
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 50));
             }
-        }
-    }
-
-    #[test]
-    fn a_guest_takes_part_while_its_loan_lasts() {
-        struct Counted<'a> {
-            over: &'a AtomicBool,
-            jobs: &'a AtomicUsize,
-        }
-        impl Loan for Counted<'_> {
-            fn lasts(&self) -> bool {
-                !self.over.load(Ordering::Relaxed)
-            }
-            fn worked(&self, _: Duration) {
-                self.jobs.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        for threads in [1, 2] {
-            let pool = Pool::new(threads).unwrap();
-            let (guest, over, jobs) = (pool.guest(), AtomicBool::new(false), AtomicUsize::new(0));
-            let (ran, as_guest) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            let mut runs = 0;
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    while !over.load(Ordering::Relaxed) {
-                        guest.work(&Counted { over: &over, jobs: &jobs });
-                    }
-                });
-                while as_guest.load(Ordering::Relaxed) < 10 {
-                    runs += 1;
-                    pool.run(8, &|worker, _| {
-                        ran.fetch_add(1, Ordering::Relaxed);
-                        as_guest.fetch_add(usize::from(worker == threads), Ordering::Relaxed);
-                        std::thread::yield_now();
-                    });
-                }
-                over.store(true, Ordering::Relaxed);
-            });
-            assert_eq!(ran.load(Ordering::Relaxed), 8 * runs);
-            assert!(jobs.load(Ordering::Relaxed) > 0);
-            as_guest.store(0, Ordering::Relaxed);
-            pool.run(8, &|worker, _| assert!(worker < threads));
         }
     }
 

@@ -27,7 +27,6 @@ pub struct RankMetrics {
     steps: Family<Label, Counter>,
     step_time: Family<Label, Seconds>,
     wait_time: Family<Label, Seconds>,
-    lent_time: Family<Label, Seconds>,
     send_time: Family<Label, Seconds>,
     drains: Family<Label, Counter>,
     drain_max: Family<Label, Gauge<f64, AtomicU64>>,
@@ -53,11 +52,6 @@ impl RankMetrics {
         let seconds = [
             ("rank_step", "Time in steps", &self.step_time),
             ("rank_collective_wait", "Time in steps in which the rank waited for others", &self.wait_time),
-            (
-                "rank_lent",
-                "Time in steps in which others worked on the rank's CPU while it waited for them",
-                &self.lent_time,
-            ),
             ("rank_send", "Time that it took to hand the rank its requests", &self.send_time),
         ];
         for (name, help, counter) in seconds {
@@ -87,7 +81,6 @@ impl RankMetrics {
             };
             pass(&self.step_time, |report| report.step_time);
             pass(&self.wait_time, |report| report.wait_time);
-            pass(&self.lent_time, |report| report.lent_time);
             pass(&self.send_time, |report| report.send_time);
         }
     }
@@ -117,7 +110,6 @@ mod tests {
             steps,
             step_time: Duration::from_millis(10 * steps),
             wait_time: Duration::from_millis(steps),
-            lent_time: Duration::from_millis(2 * steps),
             send_time: Duration::ZERO,
             drains: 0,
             drain_max: Duration::ZERO,
@@ -146,7 +138,6 @@ mod tests {
             r#"rank_steps_total{rank="1"} 43"#,
             r#"rank_step_seconds_total{rank="0"} 0.6"#,
             r#"rank_collective_wait_seconds_total{rank="0"} 0.06"#,
-            r#"rank_lent_seconds_total{rank="0"} 0.12"#,
             r#"rank_weight_bytes{rank="0"} 100"#,
             r#"rank_kv_bytes{rank="0"} 20"#,
             r#"rank_resident_bytes{rank="1"} 150"#,

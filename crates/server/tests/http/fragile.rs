@@ -144,7 +144,6 @@ impl Executor for Fragile {
                 steps: 200,
                 step_time: Duration::from_secs(4),
                 wait_time: Duration::from_millis(500),
-                lent_time: Duration::from_millis(250),
                 send_time: Duration::ZERO,
                 drains: 0,
                 drain_max: Duration::ZERO,

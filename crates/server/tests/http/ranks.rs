@@ -165,8 +165,7 @@ async fn ranks_are_told_to_operators() {
     let status = client.get("/status").await.json();
     let rank = json!({
         "rank": 1, "ready": true, "state": "ready", "pid": 4001, "restarts": 0, "weight_bytes": 3 << 20, "kv_bytes": 1 << 20,
-        "resident_bytes": 5 << 20, "steps": 200, "step_s": 4.0, "wait_s": 0.5,
-        "lent_s": 0.25
+        "resident_bytes": 5 << 20, "steps": 200, "step_s": 4.0, "wait_s": 0.5
     });
     assert_eq!((&status["ranks"][1], status["ranks"].as_array().unwrap().len()), (&rank, 2));
     switch.lose();
@@ -180,7 +179,6 @@ async fn ranks_are_told_to_operators() {
         ("rank_steps_total", 0, "200"),
         ("rank_step_seconds_total", 0, "4.0"),
         ("rank_collective_wait_seconds_total", 1, "0.5"),
-        ("rank_lent_seconds_total", 1, "0.25"),
     ] {
         let line = format!("consort_{name}{{model=\"tiny-qwen3\",rank=\"{rank}\"}} {value}");
         assert!(text.lines().any(|own| own == line), "{line} is missing:\n{text}");

@@ -84,7 +84,7 @@ impl Process {
         // Whatever comes of it, the group before is over.
         self.link.leave();
         self.forget_sessions();
-        let lifeline = self.link.lifeline();
+        let lifeline = self.link.abort_handle();
         let seat = rendezvous.meet(self.rank, &|| lifeline.has_ended())?;
         self.link.join(seat)?;
         Ok(Reply::InitOk)

@@ -147,7 +147,7 @@ pub(crate) fn linear(
     let start = SendPtr(out.as_mut_ptr());
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
     let most = if inputs.rounds { usize::MAX } else { 64 };
-    let chunks = Chunks::new(total, Hands::of(pool, inputs.rows), panels_at_once(inputs.rows), most);
+    let chunks = Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), most);
     let job = |worker: usize, index: usize| {
         let mut wanted = chunks.get(index);
         let next = chunks.is_last(index).then(|| expected(matrix, worker)).flatten();
@@ -189,46 +189,19 @@ struct Chunks {
     unit: usize,
     /// Chunks of a thread. Some may be empty.
     each: usize,
-    /// How many of them, the last ones, are half as large.
-    small: usize,
-}
-
-/// Who works on a matrix: so many threads, and perhaps a guest, for which the share of each is cut into so many chunks: several, so that
-/// one that is held up does not hold up the others. A thread that is alone takes all at once.
-#[derive(Clone, Copy)]
-struct Hands {
-    threads: usize,
-    chunks: usize,
-    /// How many of the chunks, the last ones, are halved once more: what a guest and its host wait for each other in the end.
-    halved: usize,
-}
-
-impl Hands {
-    /// From so many rows on a chunk takes long; more of them would be evened out better, but each takes all rows through the cache again.
-    const MANY_ROWS: usize = 64;
-
-    fn of(pool: &Pool, rows: usize) -> Self {
-        let (threads, many) = (pool.threads(), rows >= Self::MANY_ROWS);
-        let (chunks, halved) = match (threads, pool.has_guests()) {
-            (1, false) => (1, 0),
-            (1, true) if !many => (12, 0),
-            (_, true) if many => (6, 2),
-            _ => (6, 0),
-        };
-        Self { threads, chunks, halved }
-    }
 }
 
 impl Chunks {
-    fn new(total: usize, hands: Hands, at_once: usize, most: usize) -> Self {
-        let threads = hands.threads;
+    /// Chunks of each of several threads: enough for the others to take over from one that the system holds up.
+    const PER_THREAD: usize = 6;
+
+    fn new(total: usize, threads: usize, at_once: usize, most: usize) -> Self {
         let share = total.div_ceil(threads).next_multiple_of(2);
-        let chunk = share.div_ceil(hands.chunks).next_multiple_of(at_once).min(most);
+        let cuts = if threads == 1 { 1 } else { Self::PER_THREAD };
+        let chunk = share.div_ceil(cuts).next_multiple_of(at_once).min(most);
         // The most that kernels walk together is a good width, not a necessary one.
         let unit = if at_once == 8 { 2 } else { at_once };
-        let whole = share.div_ceil(chunk.max(1));
-        let halved = hands.halved.min(whole);
-        Self { total, threads, unit, each: whole + halved, small: 2 * halved }
+        Self { total, threads, unit, each: share.div_ceil(chunk.max(1)) }
     }
 
     /// The first panel of a thread. Two panels at least stay together: for few rows one by itself takes almost as long, and two
@@ -250,8 +223,7 @@ impl Chunks {
         let (thread, index) = (index / self.each, index % self.each);
         let (start, end) = (self.start(thread), self.start(thread + 1));
         let units = (end - start).div_ceil(self.unit);
-        let halves = |index: usize| (2 * index).min(index + self.each - self.small);
-        let cut = |index: usize| end.min(start + (units * halves(index)).div_ceil(halves(self.each)) * self.unit);
+        let cut = |index: usize| end.min(start + (units * index).div_ceil(self.each) * self.unit);
         cut(index)..cut(index + 1)
     }
 }
@@ -259,8 +231,7 @@ impl Chunks {
 /// Where threads begin to read a matrix of these segments; nowhere if they have no part of it.
 pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = Panels> {
     let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
-    let chunks =
-        Chunks::new(shared.iter().map(Segment::panels).sum(), Hands { threads, chunks: 1, halved: 0 }, 4, usize::MAX);
+    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, 4, usize::MAX);
     (0..threads).map(move |thread| {
         let mut panel = chunks.start(thread);
         for segment in segments {
@@ -313,7 +284,7 @@ pub(crate) fn gated_rows(
     let (n, rows) = (stack.rows / 2, inputs.rows);
     assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
     let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
-    let chunks = Chunks::new(n / PANEL, Hands::of(pool, rows), panels_at_once(rows), 64);
+    let chunks = Chunks::new(n / PANEL, pool.threads(), panels_at_once(rows), 64);
     let job = |worker: usize, index: usize| {
         let here = chunks.get(index);
         if here.is_empty() {
@@ -356,7 +327,7 @@ pub(crate) fn gated(
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
     let panels = stack[0].rows / PANEL;
-    let chunks = Chunks::new(panels, Hands::of(pool, inputs.rows), 4, usize::MAX);
+    let chunks = Chunks::new(panels, pool.threads(), 4, usize::MAX);
     pool.run(chunks.count(), &|_, index| {
         let (panels, out) = (chunks.get(index), amx_bf16::RoundedOutput { values: values.get(), tiles });
         if !panels.is_empty() {

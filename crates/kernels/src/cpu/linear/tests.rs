@@ -5,7 +5,7 @@ use types::DType;
 
 use super::super::matrix::Format;
 use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PromptMath};
-use super::{Chunks, Hands};
+use super::Chunks;
 use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
 
 /// Numbers between -1 and 1 that look random and are the same every time.
@@ -352,11 +352,8 @@ fn chunks_cover_all_panels_once_and_give_threads_the_same() {
         (100, 1, 8, 64),
         (9496, 5, 4, usize::MAX),
     ];
-    let cuts = [(1, 0), (6, 0), (6, 2), (12, 0), (1, 2)];
-    for ((total, threads, at_once, most), (chunks, halved)) in
-        shapes.into_iter().flat_map(|shape| cuts.map(|cut| (shape, cut)))
-    {
-        let chunks = Chunks::new(total, Hands { threads, chunks, halved }, at_once, most);
+    for (total, threads, at_once, most) in shapes {
+        let chunks = Chunks::new(total, threads, at_once, most);
         let mut end = 0;
         let mut taken = vec![0; threads];
         for index in 0..chunks.count() {
