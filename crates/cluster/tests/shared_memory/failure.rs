@@ -7,7 +7,6 @@ use std::thread;
 
 use cluster::shared_memory::Generation;
 use cluster::{CommError, Communicator as _};
-use kernels::{Form, HostWork};
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
@@ -89,7 +88,7 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
         let new = group.segment.reform().unwrap();
         assert!(new > old && group.segment.generation() == new);
 
-        let over = CommError::Stale { own: old, present: new };
+        let over = CommError::Stale { own: old.0, present: new.0 };
         assert_eq!(stale.all_reduce(&mut [1.0; 100]), Err(over));
         assert_eq!(group.segment.seat(group.rank(0), old).unwrap_err(), over);
         assert_eq!(abort.cause(), Some(over));
