@@ -146,7 +146,9 @@ fn impossible_sizes_are_refused_by_the_key_that_holds_them() {
     }
     refused("llama", json!({ "num_key_value_heads": 3 }), "num_key_value_heads");
     refused("llama", json!({ "num_key_value_heads": 0 }), "num_key_value_heads");
-    refused("llama", json!({ "head_dim": 15 }), "head_dim");
+    for size in [0, 15, 514, 1 << 40] {
+        refused("llama", json!({ "head_dim": size }), &format!("head_dim of {size} (it must be even and at most 512)"));
+    }
     refused("llama", json!({ "rms_norm_eps": -1.0 }), "rms_norm_eps");
     refused("llama", json!({ "hidden_size": null }), "hidden_size");
     refused("mistral", json!({ "sliding_window": 0 }), "sliding_window");

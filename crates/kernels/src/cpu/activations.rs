@@ -298,15 +298,25 @@ impl<const PARTS: usize> SplitPlaces<PARTS> {
         self.values.get().wrapping_add(block * PARTS * BLOCK + line * GROUP + first % GROUP)
     }
 
-    /// Splits 16 numbers of a row, from column `first` on, a multiple of 16.
+    /// Splits the first `count` numbers, up to 16, into a row from column `first` on. They may lie in two groups.
     ///
     /// # Safety
-    /// The CPU has tiles, there is place for these numbers, and nobody else writes them.
+    /// The CPU has AVX-512, there is place for these numbers, and nobody else writes them.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn put(&self, row: usize, first: usize, values: std::arch::x86_64::__m512) {
-        // SAFETY: the caller's promise.
-        unsafe { put_parts::<PARTS>(self.at(row, first), u16::MAX, values) };
+    pub(super) unsafe fn put(&self, row: usize, first: usize, count: usize, values: std::arch::x86_64::__m512) {
+        let all = (1u32 << count) - 1;
+        let in_group = GROUP - first % GROUP;
+        let here = all & ((1u64 << in_group) - 1) as u32;
+        // SAFETY: the caller's promise. Lanes outside of a mask are not written, so that the second pointer may begin before its
+        // group.
+        unsafe {
+            put_parts::<PARTS>(self.at(row, first), here as u16, values);
+            if here != all {
+                let next = self.at(row, first + in_group).wrapping_sub(in_group);
+                put_parts::<PARTS>(next, (all & !here) as u16, values);
+            }
+        }
     }
 }
 

@@ -20,10 +20,8 @@ use super::order::Place;
 use super::pool::{Panels, Pool};
 use super::rows::{self, Angles, for_rows};
 use super::step::Step;
-use crate::{Attention, BackendError, Heads, KvShape, PAGE_TOKENS, Span};
+use crate::{Attention, BackendError, HEAD_DIM_MAX, Heads, KvShape, PAGE_TOKENS, Span};
 
-/// The largest head that the working memory on the stack has room for.
-pub(super) const HEAD_DIM_MAX: usize = 256;
 /// (query, head) pairs that one work item takes together, so that a page is read once for all of them.
 const ITEM_ROWS: usize = 32;
 
@@ -49,10 +47,10 @@ impl KvType {
         }
     }
 
-    /// Bytes of the keys and values of one token in one layer. Tiles hold whole steps of 32 elements.
+    /// Bytes of the keys and values of one token in one layer. Heads are padded to whole vectors, or to whole steps of tiles.
     pub const fn token_bytes(self, shape: KvShape) -> usize {
         let dim = match self {
-            Self::F32 | Self::F16 => shape.head_dim,
+            Self::F32 | Self::F16 => vector::width(shape.head_dim),
             Self::Bf16 | Self::Split => shape.head_dim.next_multiple_of(32),
         };
         2 * shape.kv_heads * dim * self.bytes()
@@ -89,9 +87,9 @@ impl Kv {
     /// `kind` can be kept on the level of the backend.
     pub(super) fn new(shape: KvShape, pages: usize, kind: KvType, threads: usize) -> Result<Self, BackendError> {
         let dim = shape.head_dim;
-        if dim > HEAD_DIM_MAX || !dim.is_multiple_of(16) {
+        if dim == 0 || dim > HEAD_DIM_MAX || !dim.is_multiple_of(2) {
             return Err(BackendError::Device(format!(
-                "heads of {dim} elements are not supported: at most {HEAD_DIM_MAX}, and a multiple of 16"
+                "heads of {dim} elements are not supported: their size is even and at most {HEAD_DIM_MAX}"
             )));
         }
         let what = "the K/V cache";
