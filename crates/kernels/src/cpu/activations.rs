@@ -469,6 +469,36 @@ mod tests {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn rows_that_are_put_head_by_head_are_those_that_are_split_whole() {
+        if Level::detect() < Level::Avx512 {
+            return; // as above
+        }
+        let (pool, rows) = (Pool::new(1).unwrap(), TILE + 3);
+        for (dim, heads) in [(2, 40), (16, 5), (20, 8), (24, 12), (100, 6), (120, 5)] {
+            let cols = heads * dim;
+            let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin() * 100.0).collect();
+            let [mut whole, mut parts] = [(); 2].map(|()| SplitActivations::<2>::new(rows, cols).unwrap());
+            whole.fill(&pool, rows, cols, &x);
+            parts.begin(rows, cols);
+            let places = parts.places();
+            for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                for first in (0..dim).step_by(16) {
+                    let count = 16.min(dim - first);
+                    let mut numbers = [f32::NAN; 16];
+                    numbers[..count].copy_from_slice(&x[row * cols + head * dim + first..][..count]);
+                    // SAFETY: the CPU has AVX-512; there is place for all rows and columns.
+                    unsafe {
+                        let numbers = std::arch::x86_64::_mm512_loadu_ps(numbers.as_ptr());
+                        places.put(row, head * dim + first, count, numbers);
+                    }
+                }
+            }
+            assert!(*whole.values == *parts.values, "{heads} heads of {dim}");
+        }
+    }
+
     #[test]
     fn a_rebased_integer_times_a_scale_is_rounded_once() {
         for scale in [0.0, 1e-45, 3e-41, 1.0 / 127.0, 0.1, 7.3e12, f32::MAX] {
