@@ -2,9 +2,6 @@
 //!
 //! A query walks the pages of its own sequence in order, at boundaries that depend on positions alone: its result depends
 //! neither on the step it came in with nor on what else is in that step. How a page lies in memory is left to the kernels.
-//!
-//! In a step with one row most of the time would go by until its page is here. So pages have a place in the order of matrices
-//! ([`Place`]): whoever multiplies before asks for them.
 
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -16,8 +13,7 @@ use super::buffer::Places;
 use super::level::Level;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
-use super::order::Place;
-use super::pool::{Panels, Pool};
+use super::pool::Pool;
 use super::rows::{self, Angles, for_rows};
 use super::step::Step;
 use crate::{Attention, BackendError, HEAD_DIM_MAX, Heads, KvShape, PAGE_TOKENS, Span};
@@ -70,8 +66,6 @@ pub struct Kv {
     pub(super) shape: KvShape,
     pub(super) pages: usize,
     store: Store,
-    /// Of a step with one row.
-    pub(super) order: Place,
 }
 
 /// `[page][head]`, the keys and then the values of each.
@@ -85,7 +79,7 @@ enum Store {
 
 impl Kv {
     /// `kind` can be kept on the level of the backend.
-    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType, threads: usize) -> Result<Self, BackendError> {
+    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType) -> Result<Self, BackendError> {
         let dim = shape.head_dim;
         if dim == 0 || dim > HEAD_DIM_MAX || !dim.is_multiple_of(2) {
             return Err(BackendError::Device(format!(
@@ -109,7 +103,7 @@ impl Kv {
             #[cfg(not(target_arch = "x86_64"))]
             KvType::Bf16 | KvType::Split => unreachable!("no tiles on this architecture"),
         };
-        Ok(Self { shape, pages, store, order: Place::new((0..threads).map(|_| Panels::default())) })
+        Ok(Self { shape, pages, store })
     }
 
     /// Whether the kernels for tiles read this. They turn queries and keys themselves, leave results in any form, and can round.
@@ -119,23 +113,6 @@ impl Kv {
             #[cfg(target_arch = "x86_64")]
             Store::Tiles(..) => true,
         }
-    }
-
-    /// A step with one row comes: what each worker will read first are the heads of its share, of the page that the row goes to.
-    pub(super) fn expect(&mut self, sequence: &Sequence<'_>, threads: usize) {
-        let heads = self.shape.kv_heads;
-        let (start, bytes) = match &self.store {
-            Store::F32(store) => (store.as_ptr().addr(), size_of_val(&**store)),
-            Store::F16(store) => (store.as_ptr().addr(), size_of_val(&**store)),
-            #[cfg(target_arch = "x86_64")]
-            Store::Tiles(_, store) => (store.as_ptr().addr(), size_of_val(&**store)),
-        };
-        let head_bytes = bytes / (self.pages * heads);
-        let page = sequence.pages[sequence.written().start] as usize;
-        self.order.set((0..threads).map(|worker| {
-            let share = Pool::share(heads, threads, worker);
-            Panels::cut(start + (page * heads + share.start) * head_bytes, share.len() * head_bytes)
-        }));
     }
 
     fn memory(&mut self) -> KvMemory {
@@ -270,9 +247,7 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
     if !together {
         common.write_all(pool, step);
     }
-    // With one row there is little to read here: meanwhile memory can bring what comes next.
-    let next = if step.rows() == 1 { kv.order.next() } else { &[] };
-    let job = |worker: usize, index: usize| {
+    pool.run(total * kv_heads, &|_, index| {
         // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
         // so that the longest item does not come last.
         let (kv_head, mut item) = (index / total, total - 1 - index % total);
@@ -284,15 +259,11 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
                     // SAFETY: this is the only item of the sequence and the head.
                     sequence.written().for_each(|page| unsafe { common.write(&sequence, page, kv_head) });
                 }
-                if let Some(next) = next.get(worker) {
-                    next.get().ask();
-                }
                 return Item { common: &common, sequence, kv_head, first: item * ITEM_ROWS }.run();
             }
             item -= here;
         }
-    };
-    pool.run_then(total * kv_heads, &job, next);
+    });
 }
 
 /// What all items of a step share.
