@@ -84,6 +84,11 @@ fn debug_tokens_gives_the_oracles_greedy_tokens() {
             check_greedy(&format!("{architecture}/model-f32"), prompt, &prompt["greedy"]["f32"]["tokens"], &[]);
         }
     }
+    let manifest = manifest("mistral_odd");
+    for name in ["len1", "short", "mid"] {
+        let (prompt, options) = (prompt(&manifest, name), ["--compute", "f32"]);
+        check_greedy("mistral_odd/model-bf16", prompt, &prompt["greedy"]["bf16w"]["tokens"], &options);
+    }
 }
 
 #[test]

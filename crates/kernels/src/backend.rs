@@ -15,6 +15,9 @@ use types::DType;
 /// Tokens in one page of the K/V cache, on every backend.
 pub const PAGE_TOKENS: usize = 32;
 
+/// Elements of the largest attention head that any backend supports.
+pub const HEAD_DIM_MAX: usize = 512;
+
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     #[error("{rows}x{cols} weights cannot be held as {dtype}: a row must be a multiple of {} elements", dtype.block_elements())]

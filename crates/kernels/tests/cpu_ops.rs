@@ -156,10 +156,18 @@ struct Sequence {
     pages: Vec<u32>,
 }
 
-const CASE: (usize, usize) = (6, 2); // query heads, K/V heads
+/// Heads that are whole vectors, half a vector, and neither.
+const HEAD_SIZES: [usize; 6] = [20, 24, 32, 48, 100, 120];
+
+const KV_HEADS: usize = 2;
+
+/// Query heads. Those of odd sizes are so many that a row can be quantised, though a head alone could not.
+fn query_heads(dim: usize) -> usize {
+    if dim.is_multiple_of(16) { 6 } else { 8 }
+}
 
 fn attention(dim: usize, window: Option<usize>) -> (Attention, usize) {
-    let (heads, kv_heads) = CASE;
+    let (heads, kv_heads) = (query_heads(dim), KV_HEADS);
     let query = Heads { first: 0, count: heads, dim };
     let key = Heads { first: query.columns().end, count: kv_heads, dim };
     let value = Heads { first: key.columns().end, count: kv_heads, dim };
@@ -179,7 +187,7 @@ fn in_steps(
     run: Attending<'_>,
 ) -> Vec<Vec<f32>> {
     let (_, cols) = attention(dim, None);
-    let mut kv = backend.kv(KvShape { kv_heads: CASE.1, head_dim: dim }, 64).unwrap();
+    let mut kv = backend.kv(KvShape { kv_heads: KV_HEADS, head_dim: dim }, 64).unwrap();
     let mut step = backend.step(StepLimits { rows: 256, sequences: 8, pages: 64 }).unwrap();
     let mut done = vec![0; all.len()];
     let mut results = vec![Vec::new(); all.len()];
@@ -215,7 +223,7 @@ fn attend(
     steps: &[Vec<usize>],
 ) -> Vec<Vec<f32>> {
     let (attention, _) = attention(dim, window);
-    let width = CASE.0 * dim;
+    let width = query_heads(dim) * dim;
     in_steps(backend, dim, all, steps, &|step, counts, x, kv| {
         let rows = counts.iter().sum();
         let mut out = backend.buffer(rows, width).unwrap();
@@ -237,11 +245,11 @@ impl Projected {
     const FEATURES: usize = 20;
 
     fn weights(&self) -> Vec<f32> {
-        noise(Self::FEATURES * CASE.0 * self.dim, 5)
+        noise(Self::FEATURES * query_heads(self.dim) * self.dim, 5)
     }
 
     fn run(&self, backend: &CpuBackend, all: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
-        let (dim, width) = (self.dim, CASE.0 * self.dim);
+        let (dim, width) = (self.dim, query_heads(self.dim) * self.dim);
         let bytes: Vec<u8> = self.weights().into_iter().flat_map(f32::to_le_bytes).collect();
         let (dtype, rows, keep) = (DType::F32, Self::FEATURES, self.keep);
         let source = MatrixSource { dtype, rows, cols: width, row_stride: 4 * width, bytes: &bytes, keep };
@@ -275,8 +283,8 @@ fn plain(dim: usize, window: Option<usize>, qkv: &[f32]) -> Vec<f64> {
     let rows: Vec<&[f32]> = qkv.chunks_exact(cols).collect();
     let mut out = Vec::new();
     for (p, row) in rows.iter().enumerate() {
-        for head in 0..CASE.0 {
-            let kv_head = head / (CASE.0 / CASE.1);
+        for head in 0..query_heads(dim) {
+            let kv_head = head / (query_heads(dim) / KV_HEADS);
             let q = &row[head * dim..(head + 1) * dim];
             let low = window.map_or(0, |w| (p + 1).saturating_sub(w));
             let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
@@ -320,9 +328,11 @@ fn kv_types(level: Level) -> &'static [KvType] {
 
 #[test]
 fn attention_follows_its_formula_with_and_without_a_window() {
-    for (dim, len, window) in
-        [(16, 5, None), (48, 70, None), (64, 100, Some(33)), (128, 33, Some(1)), (32, 64, Some(64))]
-    {
+    let whole =
+        [(16, 5, None), (48, 70, None), (64, 100, Some(33)), (128, 33, Some(1)), (32, 64, Some(64)), (512, 40, None)];
+    let odd =
+        [(2, 40, None), (20, 70, Some(37)), (24, 100, None), (100, 65, None), (120, 33, Some(5)), (510, 40, None)];
+    for (dim, len, window) in whole.into_iter().chain(odd) {
         let all = sequences(dim, &[len]);
         let want = plain(dim, window, &all[0].qkv);
         for level in Level::available() {
@@ -333,6 +343,7 @@ fn attention_follows_its_formula_with_and_without_a_window() {
                     KvType::Bf16 => 2.4e-2,
                     KvType::Split => 2e-4,
                 };
+                let bound = bound * (dim as f64 / 128.0).max(1.0); // scores are sums of `dim` products
                 let got = attend(&backend(level, 2, kv), dim, window, &all, &[vec![len]]);
                 assert_close(&format!("{level} {kv:?} {dim} {window:?}"), &got[0], &want, bound);
             }
@@ -342,9 +353,9 @@ fn attention_follows_its_formula_with_and_without_a_window() {
 
 #[test]
 fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
-    let (dim, window) = (32, Some(40));
-    let all = sequences(dim, &[90, 7, 64]);
-    for level in Level::available() {
+    let window = Some(40);
+    for (dim, level) in HEAD_SIZES.into_iter().flat_map(|dim| Level::available().map(move |level| (dim, level))) {
+        let all = sequences(dim, &[90, 7, 64]);
         for &kv in kv_types(level) {
             let alone: Vec<Vec<f32>> = all
                 .iter()
@@ -355,14 +366,16 @@ fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
                 })
                 .collect();
             let chunks = [vec![1, 7, 10], vec![63, 0, 1], vec![25, 0, 52], vec![1, 0, 1]];
-            assert_eq!(attend(&backend(level, 3, kv), dim, window, &all, &chunks), alone, "{level} {kv:?}");
+            assert_eq!(attend(&backend(level, 3, kv), dim, window, &all, &chunks), alone, "{level} {kv:?} {dim}");
         }
     }
 }
 
 #[test]
 fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
-    for (dim, window) in [(16, None), (48, Some(70)), (64, None), (128, None), (256, Some(5))] {
+    let odd = [(20, Some(70)), (24, None), (100, Some(5)), (120, None), (250, None)];
+    let whole = [(16, None), (48, Some(70)), (64, None), (128, None), (256, Some(5))];
+    for (dim, window) in whole.into_iter().chain(odd) {
         let all = sequences(dim, &[150]);
         for level in Level::available() {
             for &kv in kv_types(level) {
@@ -387,9 +400,9 @@ fn all_backends() -> impl Iterator<Item = (String, CpuBackend)> {
 fn attention_that_turns_and_is_left_to_its_reader_is_as_if_done_in_order() {
     let chunks = [vec![1, 7, 10], vec![63, 0, 1], vec![25, 0, 52], vec![1, 0, 1]];
     for (what, backend) in all_backends() {
-        for (dim, keep, generated) in
-            [(32, DType::F32, 0), (48, DType::BF16, 0), (16, DType::BF16, 3), (64, DType::Q8_0, 3)]
-        {
+        let whole = [(32, DType::F32, 0), (48, DType::BF16, 0), (16, DType::BF16, 3), (64, DType::Q8_0, 3)];
+        let odd = [(20, DType::BF16, 0), (24, DType::BF16, 3), (100, DType::Q8_0, 3), (120, DType::F16, 0)];
+        for (dim, keep, generated) in whole.into_iter().chain(odd) {
             let all = sequences(dim, &[90, 7, 64]);
             let [at_once, in_order] =
                 [true, false].map(|at_once| Projected { dim, keep, generated, at_once }.run(&backend, &all, &chunks));
@@ -400,10 +413,14 @@ fn attention_that_turns_and_is_left_to_its_reader_is_as_if_done_in_order() {
 
 #[test]
 fn rounded_attention_of_prompts_is_close_and_has_the_same_bits_in_any_chunks_and_company() {
-    let (dim, keep) = (64, DType::Q8_0);
-    let all = sequences(dim, &[90, 70, 64]);
+    let keep = DType::Q8_0;
     let whole = [vec![90, 70, 64]];
-    for (what, backend) in all_backends() {
+    let cases = all_backends().flat_map(|(what, backend)| {
+        let backend = std::rc::Rc::new(backend);
+        [64, 20, 100].map(|dim| (format!("{what}, heads of {dim}"), std::rc::Rc::clone(&backend), dim))
+    });
+    for (what, backend, dim) in cases {
+        let all = sequences(dim, &[90, 70, 64]);
         let run = |at_once, generated, steps: &[Vec<usize>]| {
             Projected { dim, keep, generated, at_once }.run(&backend, &all, steps)
         };
@@ -450,7 +467,10 @@ fn scores_that_rise_and_fall_by_far_are_weighed_as_the_formula_says() {
 
 #[test]
 fn what_a_former_owner_left_in_a_page_reaches_no_result() {
-    let dim = 48;
+    [48, 20, 100].into_iter().for_each(check_what_a_former_owner_left);
+}
+
+fn check_what_a_former_owner_left(dim: usize) {
     let (_, cols) = attention(dim, None);
     let mut all = sequences(dim, &[64, 40]);
     all[1].pages = vec![1, 0];
@@ -468,8 +488,8 @@ fn what_a_former_owner_left_in_a_page_reaches_no_result() {
                 let after: Vec<Vec<usize>> =
                     [vec![64, 0]].into_iter().chain(pieces.iter().map(|&count| vec![0, count])).collect();
                 let got = attend(&backend(level, 2, kv), dim, None, &all, &after);
-                assert_eq!(got[1], want[0], "{level} {kv:?}");
-                assert!(got[1].iter().all(|value| value.is_finite()), "{level} {kv:?}");
+                assert_eq!(got[1], want[0], "{level} {kv:?} {dim}");
+                assert!(got[1].iter().all(|value| value.is_finite()), "{level} {kv:?} {dim}");
             }
         }
     }
@@ -482,6 +502,17 @@ fn a_cache_for_tiles_is_refused_without_them() {
             let made = CpuBackend::new(CpuOptions { threads: 1, level, kv, ..CpuOptions::default() });
             assert_eq!(made.is_ok(), level == Level::Amx);
         }
+    }
+}
+
+#[test]
+fn heads_of_an_odd_or_too_large_size_are_refused() {
+    let backend = backend(Level::Scalar, 1, KvType::F32);
+    let kv = |head_dim| backend.kv(KvShape { kv_heads: 1, head_dim }, 1);
+    assert!([2, 20, 512].into_iter().all(|size| kv(size).is_ok()));
+    for size in [0, 15, 514] {
+        let refused = kv(size).err().unwrap().to_string();
+        assert!(refused.contains(&format!("heads of {size} elements")), "{refused}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! `Description`: everything about a model except its weights, checked once. Whoever holds one may multiply its sizes
 //! without fear: none is zero, and no product of the few that make a tensor overflows.
 
-use kernels::{Activation, RopeLayout, Routing};
+use kernels::{Activation, HEAD_DIM_MAX, RopeLayout, Routing};
 use serde_json::{Map, Value as Json};
 
 use crate::architecture::{Architecture, Role, SUPPORTED};
@@ -126,8 +126,10 @@ impl Description {
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(DescriptionError::Missing { key: facts.name(Key::HEAD_DIM) }),
         };
-        if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > FEATURES_MAX {
-            return Err(DescriptionError::value(facts.name(Key::HEAD_DIM), head_dim.to_string()));
+        if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > HEAD_DIM_MAX {
+            let key = facts.name(Key::HEAD_DIM);
+            let size = format!("{key} of {head_dim} (it must be even and at most {HEAD_DIM_MAX})");
+            return Err(DescriptionError::Unsupported(size));
         }
         let eps = facts.number_if(Key::EPS)?.unwrap_or(1e-6);
         if !(0.0..1.0).contains(&eps) {

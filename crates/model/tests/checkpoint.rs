@@ -9,7 +9,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use driver::{ARCHITECTURES, Fixture};
+use driver::{ARCHITECTURES, Fixture, MODELS};
 use kernels::StepLimits;
 use model::{Block, Checkpoint, Description, Ends, FeedForward, Limits, LoadError, LoadOptions, Scaling};
 use reference::Reference;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use types::{DType, LayerRange, Rank};
 
 fn config(architecture: &str) -> Json {
-    let path = Fixture::open(architecture).path("model-f32/config.json");
+    let path = Fixture::open(architecture).primary().0.join("config.json");
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -41,11 +41,11 @@ fn refused(architecture: &str, changes: Json, naming: &str) {
 
 #[test]
 fn the_config_of_transformers_5_describes_the_same_model() {
-    for architecture in ARCHITECTURES {
-        let path = Fixture::open(architecture).path("config.transformers5.json");
+    for model in MODELS {
+        let path = Fixture::open(model).path("config.transformers5.json");
         let five: Json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-        let (five, hub) = (Description::from_config(&five), Description::from_config(&config(architecture)));
-        assert_eq!(five.unwrap(), hub.unwrap(), "{architecture}");
+        let (five, hub) = (Description::from_config(&five), Description::from_config(&config(model)));
+        assert_eq!(five.unwrap(), hub.unwrap(), "{model}");
     }
 }
 
@@ -146,7 +146,9 @@ fn impossible_sizes_are_refused_by_the_key_that_holds_them() {
     }
     refused("llama", json!({ "num_key_value_heads": 3 }), "num_key_value_heads");
     refused("llama", json!({ "num_key_value_heads": 0 }), "num_key_value_heads");
-    refused("llama", json!({ "head_dim": 15 }), "head_dim");
+    for size in [0u64, 15, 514, 1 << 40] {
+        refused("llama", json!({ "head_dim": size }), &format!("head_dim of {size} (it must be even and at most 512)"));
+    }
     refused("llama", json!({ "rms_norm_eps": -1.0 }), "rms_norm_eps");
     refused("llama", json!({ "hidden_size": null }), "hidden_size");
     refused("mistral", json!({ "sliding_window": 0 }), "sliding_window");

@@ -8,7 +8,7 @@ use std::alloc::System;
 use std::path::Path;
 
 use cap::Cap;
-use driver::{ARCHITECTURES, Fixture};
+use driver::{Fixture, MODELS};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType};
 use kernels::{Backend, KvShape, PAGE_TOKENS, StepLimits};
 use model::{Block, Checkpoint, Ends, Footprint, Limits, LoadOptions};
@@ -62,11 +62,11 @@ fn a_load_takes_what_its_footprint_says() {
     for (kv, backend) in kinds {
         for world in (1..=4).filter_map(WorldSize::new) {
             for rank in world.ranks() {
-                for architecture in ARCHITECTURES {
-                    let fixture = Fixture::open(architecture);
-                    let path = fixture.variant("f32").unwrap();
-                    check(&backend, kv, &path, None, rank);
-                    check(&backend, kv, &fixture.variant("bf16").unwrap(), None, rank);
+                for model in MODELS {
+                    let fixture = Fixture::open(model);
+                    for path in ["f32", "bf16"].into_iter().filter_map(|variant| fixture.variant(variant)) {
+                        check(&backend, kv, &path, None, rank);
+                    }
                 }
                 for (architecture, file) in
                     [("llama", "gguf/tiny-llama-q8_0.gguf"), ("qwen3", "gguf/tiny-qwen3-q8_0.gguf")]

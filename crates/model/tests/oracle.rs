@@ -4,7 +4,7 @@
 mod driver;
 mod reference;
 
-use driver::{ARCHITECTURES, Driver, Fixture, Sequence, argmax, distance};
+use driver::{Driver, Fixture, MODELS, Sequence, argmax, distance};
 use kernels::Backend;
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use model::Checkpoint;
@@ -15,16 +15,17 @@ use types::{DType, Rank};
 const QUANTISED_ACTIVATIONS: f32 = 0.25;
 
 /// One process, whole prompt at a time and in chunks, all must give the fixture's logits and tokens.
-fn check_f32<B: Backend>(backend: &B, architecture: &str) {
+fn check_primary<B: Backend>(backend: &B, architecture: &str) {
     let fixture = Fixture::open(architecture);
-    let checkpoint = Checkpoint::open(&fixture.variant("f32").unwrap()).unwrap();
+    let (folder, result) = fixture.primary();
+    let checkpoint = Checkpoint::open(&folder).unwrap();
     let mut driver = Driver::new(backend, &checkpoint, None);
     let vocab = driver.ends.vocab();
     for prompt in fixture.prompts() {
         for chunk in [prompt.ids.len(), 1, 7, 64] {
             let (logits, sequence) = driver.prefill(&prompt.ids, chunk);
             driver.close(sequence);
-            let (golden, positions) = fixture.logits(&prompt, "f32").unwrap();
+            let (golden, positions) = fixture.logits(&prompt, result).unwrap();
             let rows: Vec<f32> = positions.iter().flat_map(|p| logits[p * vocab..][..vocab].to_vec()).collect();
             let apart = distance(&rows, &golden.values);
             let what = format!("{architecture} {} in chunks of {chunk}", prompt.name);
@@ -33,7 +34,7 @@ fn check_f32<B: Backend>(backend: &B, architecture: &str) {
             assert_eq!(chosen, prompt.argmax(), "{what}");
         }
         let (tokens, taken) = driver.greedy(&prompt.ids, 32);
-        assert_eq!(tokens, prompt.greedy("f32"), "{architecture} {}", prompt.name);
+        assert_eq!(tokens, prompt.greedy(result), "{architecture} {}", prompt.name);
         if let Some(golden) = fixture.decode_logits(&prompt) {
             assert!(distance(&taken, &golden.values) <= fixture.tolerance(), "{architecture} decoding");
         }
@@ -78,7 +79,7 @@ fn check_gguf<B: Backend>(backend: &B, architecture: &str, kind: &str, keep: Opt
 /// Layer by layer, each in a block of its own: what a stage would hand on.
 fn check_layers<B: Backend>(backend: &B, architecture: &str) {
     let fixture = Fixture::open(architecture);
-    let checkpoint = Checkpoint::open(&fixture.variant("f32").unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(&fixture.primary().0).unwrap();
     let ends: Vec<u32> = (1..=checkpoint.description().layers.len() as u32).collect();
     let mut driver = Driver::split(backend, &checkpoint, None, &ends, Rank::SOLO);
     let golden = fixture.golden(&fixture.manifest["layer_outputs"]["residual"]).unwrap();
@@ -96,7 +97,8 @@ fn check_layers<B: Backend>(backend: &B, architecture: &str) {
 /// A sequence's logits are the same bits alone and beside others, whole and decoded one by one.
 fn check_batch<B: Backend>(backend: &B, architecture: &str, variant: &str, keep: Option<DType>) {
     let fixture = Fixture::open(architecture);
-    let checkpoint = Checkpoint::open(&fixture.variant(variant).unwrap()).unwrap();
+    let Some(folder) = fixture.variant(variant) else { return };
+    let checkpoint = Checkpoint::open(&folder).unwrap();
     let mut driver = Driver::new(backend, &checkpoint, keep);
     let prompts = ["ragged0", "ragged1", "ragged2"].map(|name| fixture.prompt(name).ids);
     let next: Vec<[u32; 1]> = prompts.iter().map(|ids| [ids[0]]).collect();
@@ -157,43 +159,49 @@ macro_rules! backends {
         #[test]
         fn llama_gives_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            check_f32(&backend, "llama");
+            check_primary(&backend, "llama");
         }
 
         #[test]
         fn qwen2_gives_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            check_f32(&backend, "qwen2");
+            check_primary(&backend, "qwen2");
         }
 
         #[test]
         fn qwen3_gives_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            check_f32(&backend, "qwen3");
+            check_primary(&backend, "qwen3");
         }
 
         #[test]
         fn mistral_gives_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            check_f32(&backend, "mistral");
+            check_primary(&backend, "mistral");
+        }
+
+        #[test]
+        fn mistral_of_odd_sizes_gives_the_oracles_logits_and_tokens() {
+            let Some(backend) = $make else { return };
+            check_primary(&backend, "mistral_odd");
         }
 
         #[test]
         fn qwen3_moe_gives_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            check_f32(&backend, "qwen3_moe");
+            check_primary(&backend, "qwen3_moe");
         }
 
         #[test]
         fn gemma3_gives_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            check_f32(&backend, "gemma3");
+            check_primary(&backend, "gemma3");
         }
 
         #[test]
         fn bf16_weights_give_the_oracles_logits_and_tokens() {
             let Some(backend) = $make else { return };
-            ARCHITECTURES.iter().for_each(|architecture| check_bf16(&backend, architecture, "bf16"));
+            MODELS.iter().for_each(|architecture| check_bf16(&backend, architecture, "bf16"));
         }
 
         #[test]
@@ -215,13 +223,13 @@ macro_rules! backends {
         #[test]
         fn each_layer_hands_on_the_oracles_residual_stream() {
             let Some(backend) = $make else { return };
-            ARCHITECTURES.iter().for_each(|architecture| check_layers(&backend, architecture));
+            MODELS.iter().for_each(|architecture| check_layers(&backend, architecture));
         }
 
         #[test]
         fn a_sequence_does_not_depend_on_what_else_is_in_the_batch() {
             let Some(backend) = $make else { return };
-            for architecture in ARCHITECTURES {
+            for architecture in MODELS {
                 check_batch(&backend, architecture, "f32", None);
                 check_batch(&backend, architecture, "bf16", None);
             }
@@ -249,7 +257,7 @@ backends! {
 #[test]
 fn bf16_weights_with_split_keys_and_values_give_the_oracles_logits_and_tokens() {
     let Some(backend) = cpu(Level::Amx, KvType::Split) else { return };
-    for architecture in ARCHITECTURES {
+    for architecture in MODELS {
         check_bf16(&backend, architecture, "bf16");
         check_batch(&backend, architecture, "bf16", None);
     }
@@ -262,5 +270,6 @@ fn a_result_does_not_depend_on_the_number_of_threads() {
             check_threads(level, "llama", keep);
         }
         check_threads(level, "qwen3_moe", None);
+        check_threads(level, "mistral_odd", None);
     }
 }

@@ -5,7 +5,7 @@
 mod driver;
 mod reference;
 
-use driver::{ARCHITECTURES, Driver, Fixture};
+use driver::{Driver, Fixture, MODELS};
 use model::{Checkpoint, Description, FeedForward};
 use reference::Reference;
 use types::{Rank, WorldSize};
@@ -30,8 +30,8 @@ fn replicated(description: &Description, world: usize) -> usize {
 #[test]
 fn ranks_together_hold_every_weight_once() {
     let mut paths = Vec::new();
-    for architecture in ARCHITECTURES {
-        paths.push(Fixture::open(architecture).variant("f32").unwrap());
+    for model in MODELS {
+        paths.push(Fixture::open(model).primary().0);
     }
     paths.push(Fixture::open("llama").path("gguf/tiny-llama-q8_0.gguf"));
     for path in paths {

@@ -3,14 +3,16 @@
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 mod driver;
+mod random;
 mod reference;
 
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use driver::{ARCHITECTURES, Driver, Fixture, Sequence, distance};
+use driver::{Driver, Fixture, MODELS, Sequence, distance};
 use model::{Checkpoint, Collective, CollectiveError, LoadError};
+use random::{ODD_HEADS, PROMPT, Sizes};
 use reference::{Reference, Table};
 use types::{DType, Rank, WorldSize};
 
@@ -100,12 +102,23 @@ fn check(path: &Path, keep: Option<DType>, ids: &[u32], world: u16, tolerance: f
 
 #[test]
 fn ranks_together_give_what_one_process_gives() {
-    for architecture in ARCHITECTURES {
-        let fixture = Fixture::open(architecture);
+    for model in MODELS {
+        let fixture = Fixture::open(model);
         let ids = fixture.prompt("mid").ids;
         // 3 divides neither heads, nor features, nor experts; 4 is more than the K/V heads of some.
         for world in [2, 3, 4] {
-            check(&fixture.variant("f32").unwrap(), None, &ids, world, fixture.tolerance());
+            check(&fixture.primary().0, None, &ids, world, fixture.tolerance());
+        }
+    }
+}
+
+#[test]
+fn heads_of_odd_sizes_are_shared_whole_and_their_quantised_rows_cut_between_blocks() {
+    for size in ODD_HEADS {
+        let folder = tempfile::tempdir().unwrap();
+        Sizes::of_heads(size).write(folder.path(), DType::F32);
+        for (world, keep) in [(2, None), (3, None), (2, Some(DType::Q8_0)), (3, Some(DType::Q8_0))] {
+            check(folder.path(), keep, &PROMPT, world, 2e-5);
         }
     }
 }

@@ -298,15 +298,25 @@ impl<const PARTS: usize> SplitPlaces<PARTS> {
         self.values.get().wrapping_add(block * PARTS * BLOCK + line * GROUP + first % GROUP)
     }
 
-    /// Splits 16 numbers of a row, from column `first` on, a multiple of 16.
+    /// Splits the first `count` numbers, up to 16, into a row from column `first` on. They may lie in two groups.
     ///
     /// # Safety
-    /// The CPU has tiles, there is place for these numbers, and nobody else writes them.
+    /// The CPU has AVX-512, there is place for these numbers, and nobody else writes them.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn put(&self, row: usize, first: usize, values: std::arch::x86_64::__m512) {
-        // SAFETY: the caller's promise.
-        unsafe { put_parts::<PARTS>(self.at(row, first), u16::MAX, values) };
+    pub(super) unsafe fn put(&self, row: usize, first: usize, count: usize, values: std::arch::x86_64::__m512) {
+        let all = (1u32 << count) - 1;
+        let in_group = GROUP - first % GROUP;
+        let here = all & ((1u64 << in_group) - 1) as u32;
+        // SAFETY: the caller's promise. Lanes outside of a mask are not written, so that the second pointer may begin before its
+        // group.
+        unsafe {
+            put_parts::<PARTS>(self.at(row, first), here as u16, values);
+            if here != all {
+                let next = self.at(row, first + in_group).wrapping_sub(in_group);
+                put_parts::<PARTS>(next, (all & !here) as u16, values);
+            }
+        }
     }
 }
 
@@ -456,6 +466,36 @@ mod tests {
             let group = &split.values[at / size_of::<u16>() + part * BLOCK..][..GROUP];
             let number = if part == 0 { 0x3f80 } else { 0 };
             assert_eq!(group, [[number; 8], [0; 8], [0; 8], [0; 8]].as_flattened(), "row {row}, part {part}");
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn rows_that_are_put_head_by_head_are_those_that_are_split_whole() {
+        if Level::detect() < Level::Avx512 {
+            return; // as above
+        }
+        let (pool, rows) = (Pool::new(1).unwrap(), TILE + 3);
+        for (dim, heads) in [(2, 40), (16, 5), (20, 8), (24, 12), (100, 6), (120, 5)] {
+            let cols = heads * dim;
+            let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin() * 100.0).collect();
+            let [mut whole, mut parts] = [(); 2].map(|()| SplitActivations::<2>::new(rows, cols).unwrap());
+            whole.fill(&pool, rows, cols, &x);
+            parts.begin(rows, cols);
+            let places = parts.places();
+            for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                for first in (0..dim).step_by(16) {
+                    let count = 16.min(dim - first);
+                    let mut numbers = [f32::NAN; 16];
+                    numbers[..count].copy_from_slice(&x[row * cols + head * dim + first..][..count]);
+                    // SAFETY: the CPU has AVX-512; there is place for all rows and columns.
+                    unsafe {
+                        let numbers = std::arch::x86_64::_mm512_loadu_ps(numbers.as_ptr());
+                        places.put(row, head * dim + first, count, numbers);
+                    }
+                }
+            }
+            assert!(*whole.values == *parts.values, "{heads} heads of {dim}");
         }
     }
 

@@ -15,9 +15,7 @@ use types::DType;
 
 use super::arena::{Arena, Piece};
 use super::level::Level;
-use super::linear;
-use super::order::Place;
-use super::pool::{Panels, Pool};
+use super::pool::Pool;
 use super::short::{self, Found, Uncommon};
 use crate::{BackendError, MatrixSource};
 
@@ -183,7 +181,15 @@ pub struct Matrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) segments: Vec<Segment>,
-    pub(super) order: Place,
+}
+
+/// Panels that lie one after the other, of which several are read together: to be prefetched.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    /// The address of the first.
+    pub(super) start: usize,
+    /// Bytes of a panel.
+    pub(super) stride: usize,
 }
 
 /// Consecutive output features in one format.
@@ -217,8 +223,7 @@ impl Matrix {
             rows += segment.rows;
             segments.push(segment);
         }
-        let order = Place::new(linear::starts(&segments, pool.threads()));
-        Ok(Self { rows, cols, segments, order })
+        Ok(Self { rows, cols, segments })
     }
 
     /// Bytes that `pack` would allocate, or a few more.
@@ -344,7 +349,7 @@ impl Segment {
         &self.bytes[panel * self.stride..(panel + 1) * self.stride]
     }
 
-    /// The panels from one on, to be asked for.
+    /// The panels from one on, to be prefetched.
     pub(super) fn from(&self, panel: usize) -> Panels {
         Panels { start: self.panel(panel).as_ptr().addr(), stride: self.stride }
     }

@@ -11,7 +11,6 @@ mod level;
 mod linear;
 mod matrix;
 mod memory;
-mod order;
 mod pack;
 mod pool;
 mod rows;
@@ -37,7 +36,6 @@ use attention::{Asked, Turning};
 use buffer::{FormKind, Forms, Held, Places};
 use linear::{GatedOutput, Inputs, Needs};
 use matrix::{Segment, SendPtr};
-use order::Order;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
@@ -105,7 +103,6 @@ impl Default for CpuOptions {
 pub struct CpuBackend {
     arena: Arena,
     pool: Pool,
-    order: Order,
     level: Level,
     kv: KvType,
     /// Whether prompt rows are rounded to bf16 for quantised weights.
@@ -124,7 +121,7 @@ impl CpuBackend {
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
         let rounds = options.level == Level::Amx && options.prompt == PromptMath::Bf16;
-        Ok(Self { arena: Arena::default(), pool, order: Order::default(), level: options.level, kv, rounds })
+        Ok(Self { arena: Arena::default(), pool, level: options.level, kv, rounds })
     }
 
     pub fn threads(&self) -> usize {
@@ -149,10 +146,6 @@ impl CpuBackend {
 
     fn attend_asked(&self, step: &Step, kv: &mut Kv, asked: Asked<'_>) {
         assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));
-        if step.rows() == 1 {
-            kv.expect(&step.sequence(0), self.pool.threads());
-            self.order.reach(&kv.order);
-        }
         attention::attend(&self.pool, self.level, step, kv, asked);
     }
 
@@ -173,7 +166,6 @@ impl CpuBackend {
             self.gate(all, gated, inner, activation);
             return;
         }
-        self.order.reach(&stack.order);
         let data = x.rows(all);
         let forms = &mut *x.forms();
         forms.fill(&self.pool, self.level, Needs::of(stack, self.level, false), 0, x.cols, data);
@@ -218,7 +210,7 @@ impl Backend for CpuBackend {
     }
 
     fn kv(&self, shape: KvShape, pages: usize) -> Result<Kv, BackendError> {
-        Kv::new(shape, pages, self.kv, self.pool.threads())
+        Kv::new(shape, pages, self.kv)
     }
 
     fn step(&self, limits: StepLimits) -> Result<Step, BackendError> {
@@ -336,7 +328,6 @@ impl Backend for CpuBackend {
             true => [(0..rows.generated, false), (rows.generated..rows.all(), true)],
             false => [(0..rows.all(), false), (0..0, false)],
         };
-        self.order.reach(&weight.order);
         let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
         let forms = &mut *x.forms();
         for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
@@ -439,7 +430,6 @@ impl Backend for CpuBackend {
             forms.fill(&self.pool, self.level, needs, generated, x.cols, data);
             let Forms { group, superblock, split, rounded, .. } = &*forms;
             let inputs = Inputs { rows: prompt, x: data, group, superblock, split, rounded, rounds: true };
-            self.order.reach(&weights.gate_up.order);
             let made = &mut *gated.forms();
             linear::gated(&self.pool, stack, &inputs, activation, &mut made.rounded);
             made.held.rounded = (generated, prompt);

@@ -5,8 +5,6 @@
 //! has an equal share of the chunks and takes them in order; then it takes what others have left. Which worker runs a chunk
 //! never changes a result. A worker that comes late finds the job closed: the caller waits only for those who took part, so a
 //! thread that the system keeps from running costs its share of the work, not the whole.
-//!
-//! While a worker waits it asks for the memory with which its share of the next big job begins, if [`Pool::run_then`] said so.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -18,9 +16,6 @@ use std::thread::JoinHandle;
 /// How long a worker waits for the next job before it sleeps: longer than the host-side work between two steps of a
 /// decode loop, short enough not to burn a core when nothing runs.
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
-
-/// How far ahead of its use a line of weights is asked for. At the end of a job so much of each panel of the next one was asked for.
-pub(super) const AHEAD: usize = 2048;
 
 type Job = dyn Fn(usize, usize) + Sync;
 
@@ -52,12 +47,10 @@ struct Offer {
 struct Current {
     job: *const Job,
     chunks: usize,
-    /// Where each worker will probably begin to read after it.
-    next: *const [Panels<AtomicUsize>],
 }
 
-// SAFETY: `current` is read only by workers that joined an open job, and written only when there are none; the pointers
-// in it are used only while `run_then` keeps what they lead to alive.
+// SAFETY: `current` is read only by workers that joined an open job, and written only when there are none; the
+// pointer in it is used only while `run` keeps the job alive.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -115,91 +108,11 @@ impl Taken {
     }
 }
 
-/// Panels that lie one after the other, of which several are read together. There is nothing at address 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Panels<T = usize> {
-    pub(super) start: T,
-    /// Bytes of a panel.
-    pub(super) stride: T,
-}
-
-impl Panels {
-    /// Memory that is not made of panels, as panels that are read together.
-    pub(super) fn cut(start: usize, bytes: usize) -> Self {
-        match bytes {
-            0 => Self::default(),
-            _ => Self { start, stride: bytes.div_ceil(Ahead::AT_ONCE).next_multiple_of(64) },
-        }
-    }
-
-    /// Asks for their beginnings.
-    pub(super) fn ask(self) {
-        let mut ahead = Ahead { panels: self, bytes: 0 };
-        for _ in 0..AHEAD.min(self.stride) / 64 {
-            ahead.ask();
-        }
-    }
-}
-
-impl Panels<AtomicUsize> {
-    pub(super) fn get(&self) -> Panels {
-        Panels { start: self.start.load(Ordering::Relaxed), stride: self.stride.load(Ordering::Relaxed) }
-    }
-
-    /// Writes only what is new: the others have the line, too.
-    pub(super) fn set(&self, panels: Panels) {
-        if self.get() != panels {
-            self.start.store(panels.start, Ordering::Relaxed);
-            self.stride.store(panels.stride, Ordering::Relaxed);
-        }
-    }
-}
-
-/// How far one worker has asked ahead.
-#[derive(Default)]
-struct Ahead {
-    panels: Panels,
-    bytes: usize,
-}
-
-impl Ahead {
-    /// More would push out of a small cache what is still needed.
-    const MOST: usize = 64 * 1024;
-    /// Panels that are read together.
-    const AT_ONCE: usize = 8;
-    /// How often the caller of a job asks when it goes on.
-    const IN_PASSING: usize = 6;
-
-    fn aim(&mut self, panels: Panels) {
-        if panels != self.panels {
-            *self = Self { panels, bytes: AHEAD };
-        }
-    }
-
-    /// Asks for the next line of each panel.
-    fn ask(&mut self) {
-        let Panels { start, stride } = self.panels;
-        if start == 0 || self.bytes >= stride.min(Self::MOST / Self::AT_ONCE) {
-            return;
-        }
-        for panel in 0..Self::AT_ONCE {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                let at = start.wrapping_add(panel.wrapping_mul(stride)).wrapping_add(self.bytes);
-                _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(at));
-            }
-        }
-        self.bytes += 64;
-    }
-}
-
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
     /// Only one job at a time. Whoever has it is worker 0.
-    turn: Mutex<Ahead>,
+    turn: Mutex<()>,
 }
 
 impl Pool {
@@ -216,7 +129,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
         });
         // Dropped on the way out of an error, the pool ends the threads that it has.
-        let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(Ahead::default()) };
+        let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(()) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new().name(format!("consort-{worker}"));
@@ -231,32 +144,27 @@ impl Pool {
 
     /// The chunks that a worker has before it looks for those of others. The first, which is the caller and does not have to be told,
     /// has one more rather than one less.
-    pub(super) fn share(chunks: usize, threads: usize, worker: usize) -> Range<usize> {
+    fn share(chunks: usize, threads: usize, worker: usize) -> Range<usize> {
         (chunks * worker).div_ceil(threads)..(chunks * (worker + 1)).div_ceil(threads)
     }
 
     /// Calls `job(worker, chunk)` for every chunk below `chunks` and returns when all have returned. A job must not
     /// call `run` on the same pool.
     pub fn run(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        self.run_then(chunks, job, &[]);
-    }
-
-    /// The same, with the panels that each worker will probably read after this job or a later one. Any address is safe.
-    pub(super) fn run_then(&self, chunks: usize, job: &(dyn Fn(usize, usize) + Sync), next: &[Panels<AtomicUsize>]) {
         if self.handles.is_empty() || chunks <= 1 {
             for chunk in 0..chunks {
                 job(0, chunk);
             }
             return;
         }
-        let mut ahead = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         shared.taken[0].0.ask();
         // SAFETY: only the lifetime is changed. When this function returns the job is closed and every worker has left
         // it, also when a chunk panicked, so the pointer never outlives the borrow.
         let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Job>(job) };
         // SAFETY: no job is open and nobody takes part in one: nobody reads `current`.
-        unsafe { *shared.offer.0.current.get() = Some(Current { job, chunks, next }) };
+        unsafe { *shared.offer.0.current.get() = Some(Current { job, chunks }) };
         let number = State(shared.offer.0.state.load(Ordering::Relaxed)).job() + 1;
         // SeqCst orders this against a worker that registers as a sleeper and then looks at the state once more.
         shared.offer.0.state.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
@@ -267,16 +175,8 @@ impl Pool {
         take_chunks(shared, 0, number, job, chunks);
         shared.offer.0.state.fetch_and(!State::OPEN, Ordering::AcqRel);
         let mut spins = 0;
-        if let Some(next) = next.first() {
-            ahead.aim(next.get());
-        }
         while State(shared.offer.0.state.load(Ordering::Acquire)).workers() > 0 {
-            ahead.ask();
             relax(&mut spins);
-        }
-        // What the caller does next by itself needs no memory to speak of.
-        for _ in 0..Ahead::IN_PASSING {
-            ahead.ask();
         }
         // Looked at first: writing would take the line from workers that read what else is on it while they wait.
         assert!(
@@ -308,7 +208,7 @@ fn relax(spins: &mut u32) {
 }
 
 fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chunks: usize) {
-    // SAFETY: `Pool::run_then` keeps the job alive until all workers have left it.
+    // SAFETY: `Pool::run` keeps the job alive until all workers have left it.
     let job = unsafe { &*job };
     let threads = shared.taken.len();
     for whose in (worker..threads).chain(0..worker.min(threads)) {
@@ -324,16 +224,11 @@ fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chu
 
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
-    let mut ahead = Ahead::default();
-    while let Some(state) = await_job(shared, seen, &mut ahead) {
+    while let Some(state) = await_job(shared, seen) {
         shared.taken[worker].0.ask();
         let Some(current) = join(shared, state) else { continue };
         seen = state.job();
         take_chunks(shared, worker, seen, current.job, current.chunks);
-        // SAFETY: as above.
-        if let Some(next) = unsafe { &*current.next }.get(worker) {
-            ahead.aim(next.get());
-        }
         shared.offer.0.state.fetch_sub(1, Ordering::Release);
     }
 }
@@ -353,14 +248,13 @@ fn open_job(shared: &Shared, seen: u64, order: Ordering) -> Option<State> {
 }
 
 /// Waits for an open job other than `seen`; `None` when the pool is dropped.
-fn await_job(shared: &Shared, seen: u64, ahead: &mut Ahead) -> Option<State> {
+fn await_job(shared: &Shared, seen: u64) -> Option<State> {
     let ready = |order| open_job(shared, seen, order);
     let mut spins = 0;
     while spins < SPINS_BEFORE_SLEEP && !shared.stop.load(Ordering::Relaxed) {
         if let Some(state) = ready(Ordering::Acquire) {
             return Some(state);
         }
-        ahead.ask();
         relax(&mut spins);
     }
     let mut guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);

@@ -12,6 +12,9 @@ use types::{DType, LayerRange, Rank};
 
 pub const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "gemma3"];
 
+/// The folders of `fixtures/oracle`: each architecture, and one whose sizes divide by nothing.
+pub const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
+
 const ROWS: usize = 320;
 const PAGES: usize = 41;
 
@@ -48,6 +51,12 @@ impl Fixture {
         Some(self.path(self.manifest["variants"][name].as_str()?))
     }
 
+    /// The folder of the variant with the most goldens, and what these are called: f32, or where there is none bf16.
+    pub fn primary(&self) -> (PathBuf, &str) {
+        let golden = self.manifest["primary"].as_str().unwrap();
+        (self.variant(golden.trim_end_matches('w')).unwrap(), golden)
+    }
+
     pub fn prompts(&self) -> Vec<Prompt> {
         let prompts = self.manifest["prompts"].as_array().unwrap().iter();
         prompts
@@ -75,7 +84,7 @@ impl Fixture {
         let last = prompt.ids.len() - 1;
         let positions = match &prompt.json["positions"] {
             _ if result.ends_with("_last") => vec![last],
-            Json::Array(listed) if result == "f32" => listed.iter().map(count).collect(),
+            Json::Array(listed) if result == self.primary().1 => listed.iter().map(count).collect(),
             _ => (0..=last).collect(),
         };
         assert_eq!(golden.shape[0], positions.len());

@@ -2,9 +2,6 @@
 //!
 //! A query walks the pages of its own sequence in order, at boundaries that depend on positions alone: its result depends
 //! neither on the step it came in with nor on what else is in that step. How a page lies in memory is left to the kernels.
-//!
-//! In a step with one row most of the time would go by until its page is here. So pages have a place in the order of matrices
-//! ([`Place`]): whoever multiplies before asks for them.
 
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -16,14 +13,11 @@ use super::buffer::Places;
 use super::level::Level;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
-use super::order::Place;
-use super::pool::{Panels, Pool};
+use super::pool::Pool;
 use super::rows::{self, Angles, for_rows};
 use super::step::Step;
-use crate::{Attention, BackendError, Heads, KvShape, PAGE_TOKENS, Span};
+use crate::{Attention, BackendError, HEAD_DIM_MAX, Heads, KvShape, PAGE_TOKENS, Span};
 
-/// The largest head that the working memory on the stack has room for.
-pub(super) const HEAD_DIM_MAX: usize = 256;
 /// (query, head) pairs that one work item takes together, so that a page is read once for all of them.
 const ITEM_ROWS: usize = 32;
 
@@ -49,10 +43,10 @@ impl KvType {
         }
     }
 
-    /// Bytes of the keys and values of one token in one layer. Tiles hold whole steps of 32 elements.
+    /// Bytes of the keys and values of one token in one layer. Heads are padded to whole vectors, or to whole steps of tiles.
     pub const fn token_bytes(self, shape: KvShape) -> usize {
         let dim = match self {
-            Self::F32 | Self::F16 => shape.head_dim,
+            Self::F32 | Self::F16 => vector::width(shape.head_dim),
             Self::Bf16 | Self::Split => shape.head_dim.next_multiple_of(32),
         };
         2 * shape.kv_heads * dim * self.bytes()
@@ -72,8 +66,6 @@ pub struct Kv {
     pub(super) shape: KvShape,
     pub(super) pages: usize,
     store: Store,
-    /// Of a step with one row.
-    pub(super) order: Place,
 }
 
 /// `[page][head]`, the keys and then the values of each.
@@ -87,11 +79,11 @@ enum Store {
 
 impl Kv {
     /// `kind` can be kept on the level of the backend.
-    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType, threads: usize) -> Result<Self, BackendError> {
+    pub(super) fn new(shape: KvShape, pages: usize, kind: KvType) -> Result<Self, BackendError> {
         let dim = shape.head_dim;
-        if dim > HEAD_DIM_MAX || !dim.is_multiple_of(16) {
+        if dim == 0 || dim > HEAD_DIM_MAX || !dim.is_multiple_of(2) {
             return Err(BackendError::Device(format!(
-                "heads of {dim} elements are not supported: at most {HEAD_DIM_MAX}, and a multiple of 16"
+                "heads of {dim} elements are not supported: their size is even and at most {HEAD_DIM_MAX}"
             )));
         }
         let what = "the K/V cache";
@@ -111,7 +103,7 @@ impl Kv {
             #[cfg(not(target_arch = "x86_64"))]
             KvType::Bf16 | KvType::Split => unreachable!("no tiles on this architecture"),
         };
-        Ok(Self { shape, pages, store, order: Place::new((0..threads).map(|_| Panels::default())) })
+        Ok(Self { shape, pages, store })
     }
 
     /// Whether the kernels for tiles read this. They turn queries and keys themselves, leave results in any form, and can round.
@@ -121,23 +113,6 @@ impl Kv {
             #[cfg(target_arch = "x86_64")]
             Store::Tiles(..) => true,
         }
-    }
-
-    /// A step with one row comes: what each worker will read first are the heads of its share, of the page that the row goes to.
-    pub(super) fn expect(&mut self, sequence: &Sequence<'_>, threads: usize) {
-        let heads = self.shape.kv_heads;
-        let (start, bytes) = match &self.store {
-            Store::F32(store) => (store.as_ptr().addr(), size_of_val(&**store)),
-            Store::F16(store) => (store.as_ptr().addr(), size_of_val(&**store)),
-            #[cfg(target_arch = "x86_64")]
-            Store::Tiles(_, store) => (store.as_ptr().addr(), size_of_val(&**store)),
-        };
-        let head_bytes = bytes / (self.pages * heads);
-        let page = sequence.pages[sequence.written().start] as usize;
-        self.order.set((0..threads).map(|worker| {
-            let share = Pool::share(heads, threads, worker);
-            Panels::cut(start + (page * heads + share.start) * head_bytes, share.len() * head_bytes)
-        }));
     }
 
     fn memory(&mut self) -> KvMemory {
@@ -272,9 +247,7 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
     if !together {
         common.write_all(pool, step);
     }
-    // With one row there is little to read here: meanwhile memory can bring what comes next.
-    let next = if step.rows() == 1 { kv.order.next() } else { &[] };
-    let job = |worker: usize, index: usize| {
+    pool.run(total * kv_heads, &|_, index| {
         // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
         // so that the longest item does not come last.
         let (kv_head, mut item) = (index / total, total - 1 - index % total);
@@ -286,15 +259,11 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
                     // SAFETY: this is the only item of the sequence and the head.
                     sequence.written().for_each(|page| unsafe { common.write(&sequence, page, kv_head) });
                 }
-                if let Some(next) = next.get(worker) {
-                    next.get().ask();
-                }
                 return Item { common: &common, sequence, kv_head, first: item * ITEM_ROWS }.run();
             }
             item -= here;
         }
-    };
-    pool.run_then(total * kv_heads, &job, next);
+    });
 }
 
 /// What all items of a step share.

@@ -1,7 +1,8 @@
 //! Attention on vectors, for keys and values in f32 or f16.
 //!
-//! A page of one K/V head holds its keys transposed, `[head_dim][32]`, and its values as `[32][head_dim]`, so that a vector
-//! is 16 keys when scores are made and 16 dimensions when values are summed, and nothing is added across lanes.
+//! A page of one K/V head holds its keys transposed, `[width][32]`, and its values as `[32][width]`, so that a vector is 16 keys
+//! when scores are made and 16 dimensions when values are summed, and nothing is added across lanes. `width` is `head_dim` padded
+//! to whole vectors. Values are zero in the padding; keys and queries are not read there.
 
 use super::super::lanes::for_each_level;
 use super::super::level::Level;
@@ -11,9 +12,17 @@ use crate::PAGE_TOKENS;
 /// Pairs whose scores are kept in registers together.
 const BLOCK_ROWS: usize = 8;
 
+/// Elements that a vector holds.
+const LANES: usize = 16;
+
+/// The size of a head, padded to whole vectors.
+pub(super) const fn width(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(LANES)
+}
+
 /// Elements of one head's keys (or values) in one page.
 pub(super) fn page_elements(head_dim: usize) -> usize {
-    head_dim * PAGE_TOKENS
+    width(head_dim) * PAGE_TOKENS
 }
 
 /// Stores rows of one page and head.
@@ -26,7 +35,7 @@ pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, 
         // SAFETY: the slot's elements lie within the page.
         unsafe {
             scatter(rows.key(slot, &mut turned), keys.add(slot));
-            std::ptr::copy_nonoverlapping(rows.value(slot).as_ptr(), values.add(slot * dim), dim);
+            std::ptr::copy_nonoverlapping(rows.value(slot).as_ptr(), values.add(slot * width(dim)), dim);
         }
     }
 }
@@ -37,13 +46,13 @@ pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, 
 /// As for [`write_f32`], and the CPU has `level`.
 pub(super) unsafe fn write_f16(level: Level, rows: &PageRows<'_>, dim: usize, keys: *mut u16, values: *mut u16) {
     let mut turned = [0f32; HEAD_DIM_MAX];
+    let mut key = [0u16; HEAD_DIM_MAX];
     for slot in rows.slot..rows.slot + rows.count {
-        let mut key = [0u16; HEAD_DIM_MAX];
         // SAFETY: the slot's elements lie within the page.
         unsafe {
             to_halves(level, rows.key(slot, &mut turned), key.as_mut_ptr());
             scatter(&key[..dim], keys.add(slot));
-            to_halves(level, rows.value(slot), values.add(slot * dim));
+            to_halves(level, rows.value(slot), values.add(slot * width(dim)));
         }
     }
 }
@@ -57,7 +66,7 @@ unsafe fn scatter<T: Copy>(key: &[T], column: *mut T) {
 }
 
 /// # Safety
-/// `out` has room for all of `values`, whose length is a multiple of 16; the CPU has `level`.
+/// `out` leads to `width(values.len())` numbers; the CPU has `level`.
 unsafe fn to_halves(level: Level, values: &[f32], out: *mut u16) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -94,14 +103,22 @@ struct State {
     high: [usize; ITEM_ROWS],
     max: [f32; ITEM_ROWS],
     sum: [f32; ITEM_ROWS],
-    out: [[f32; HEAD_DIM_MAX]; ITEM_ROWS],
+    /// `[pair][width]`
+    out: [f32; ITEM_ROWS * HEAD_DIM_MAX],
 }
 
 for_each_level! {
-    /// Rounds numbers (a multiple of 16) to f16.
+    /// Rounds numbers to f16, followed by zeros up to a whole vector.
     unsafe fn halves(values: &[f32], out: *mut u16) {
-        for (i, chunk) in values.chunks_exact(16).enumerate() {
-            store_f16(out.add(i * 16), load(chunk.as_ptr()));
+        let chunks = values.chunks_exact(LANES);
+        let (whole, rest) = (values.len() - chunks.remainder().len(), chunks.remainder());
+        for (i, chunk) in chunks.enumerate() {
+            store_f16(out.add(i * LANES), load(chunk.as_ptr()));
+        }
+        if !rest.is_empty() {
+            let mut padded = [0f32; LANES];
+            padded[..rest.len()].copy_from_slice(rest);
+            store_f16(out.add(whole), load(padded.as_ptr()));
         }
     }
 
@@ -114,16 +131,15 @@ for_each_level! {
     unsafe fn item<const HALF: bool>(work: &Item<'_>, pages: *const u8) {
         let mut state = std::mem::MaybeUninit::<State>::uninit();
         let state = &mut *state.as_mut_ptr();
-        let count = work.count();
+        let (count, dim, width) = (work.count(), work.head_dim(), width(work.head_dim()));
+        state.out[..count * width].fill(0.0);
         for i in 0..count {
             let keys = work.keys(i);
             state.query[i] = work.query(i).as_ptr();
             (state.low[i], state.high[i]) = (keys.start, keys.end);
             (state.max[i], state.sum[i]) = (f32::NEG_INFINITY, 0.0);
-            state.out[i][..work.head_dim()].fill(0.0);
         }
-        let (dim, size) = (work.head_dim(), if HALF { 2 } else { 4 });
-        let seen = work.seen();
+        let (size, seen) = (if HALF { 2 } else { 4 }, work.seen());
         for page in seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS) {
             let bytes = page_elements(dim) * size;
             let keys = pages.add(2 * work.page(page) * bytes);
@@ -140,16 +156,22 @@ for_each_level! {
             }
         }
         for i in 0..count {
-            let (out, sum) = (work.out(i), splat(state.sum[i]));
-            for d in (0..dim).step_by(16) {
-                store(out.add(d), div(load(state.out[i].as_ptr().add(d)), sum));
+            let (out, sums, total) = (work.out(i), state.out.as_mut_ptr().add(i * width), splat(state.sum[i]));
+            let whole = dim / LANES * LANES;
+            for d in (0..whole).step_by(LANES) {
+                store(out.add(d), div(load(sums.add(d)), total));
+            }
+            if whole < dim {
+                // The next head's result begins before the end of this vector.
+                store(sums.add(whole), div(load(sums.add(whole)), total));
+                std::ptr::copy_nonoverlapping(sums.add(whole), out.add(whole), dim - whole);
             }
         }
     }
 
     /// `R` pairs from `i` with the 32 keys of one page.
     unsafe fn block<const HALF: bool, const R: usize>(work: &Item<'_>, state: &mut State, i: usize, page: usize, keys: *const u8, values: *const u8) {
-        let dim = work.head_dim();
+        let (dim, width) = (work.head_dim(), width(work.head_dim()));
         let mut scores = [[splat(0.0); 2]; R];
         let query: [*const f32; R] = std::array::from_fn(|r| state.query[i + r]);
         for d in 0..dim {
@@ -191,13 +213,13 @@ for_each_level! {
             state.sum[i + r] = state.sum[i + r].mul_add(fade[r], sum(scores[r][0]));
         }
         let mut d = 0;
-        while d + 32 <= dim {
+        while d + 32 <= width {
             let mut sums: [[V; 2]; R] = std::array::from_fn(|r| {
-                let out = state.out[i + r].as_ptr().add(d);
+                let out = state.out.as_ptr().add((i + r) * width + d);
                 [mul(load(out), splat(fade[r])), mul(load(out.add(16)), splat(fade[r]))]
             });
             for key in 0..used {
-                let v = [load_kv::<HALF>(values, key * dim + d), load_kv::<HALF>(values, key * dim + d + 16)];
+                let v = [load_kv::<HALF>(values, key * width + d), load_kv::<HALF>(values, key * width + d + 16)];
                 for r in 0..R {
                     let p = splat(weights[r][key]);
                     sums[r][0] = fma(p, v[0], sums[r][0]);
@@ -205,18 +227,18 @@ for_each_level! {
                 }
             }
             for r in 0..R {
-                let out = state.out[i + r].as_mut_ptr().add(d);
+                let out = state.out.as_mut_ptr().add((i + r) * width + d);
                 store(out, sums[r][0]);
                 store(out.add(16), sums[r][1]);
             }
             d += 32;
         }
-        if d < dim {
+        if d < width {
             for r in 0..R {
-                let out = state.out[i + r].as_mut_ptr().add(d);
+                let out = state.out.as_mut_ptr().add((i + r) * width + d);
                 let mut sum = mul(load(out), splat(fade[r]));
                 for key in 0..used {
-                    sum = fma(splat(weights[r][key]), load_kv::<HALF>(values, key * dim + d), sum);
+                    sum = fma(splat(weights[r][key]), load_kv::<HALF>(values, key * width + d), sum);
                 }
                 store(out, sum);
             }

@@ -6,8 +6,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, SplitActivations, TILE};
-use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Segment};
-use super::super::pool::Panels;
+use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, Segment};
 use super::super::short::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Lines, tile_store, tile_zero};

@@ -12,8 +12,9 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE};
-use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
-use super::super::pool::Panels;
+use super::super::matrix::{
+    Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, SUPER, Segment, SuperScales,
+};
 use super::prefetch::{Ahead, Prefetch};
 use super::{Inputs, Output, Share};
 

@@ -36,8 +36,8 @@ use std::ops::Range;
 
 use super::activations::{GroupActivations, GroupPlaces, SplitActivations, SuperActivations, TILE};
 use super::level::Level;
-use super::matrix::{Format, GROUP, Matrix, PANEL, Segment, SendPtr};
-use super::pool::{Panels, Pool};
+use super::matrix::{Format, GROUP, Matrix, PANEL, Panels, Segment, SendPtr};
+use super::pool::Pool;
 use super::rows;
 use crate::Activation;
 
@@ -148,9 +148,8 @@ pub(crate) fn linear(
     let total: usize = matrix.segments.iter().map(Segment::panels).sum();
     let most = if inputs.rounds { usize::MAX } else { 64 };
     let chunks = Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), most);
-    let job = |worker: usize, index: usize| {
+    pool.run(chunks.count(), &|_, index| {
         let mut wanted = chunks.get(index);
-        let next = chunks.is_last(index).then(|| expected(matrix, worker)).flatten();
         for segment in &matrix.segments {
             let here = wanted.start.min(segment.panels())..wanted.end.min(segment.panels());
             if !here.is_empty() {
@@ -160,18 +159,11 @@ pub(crate) fn linear(
                     stride: matrix.rows,
                     bias: bias.map(|bias| &bias[segment.first..segment.first + segment.rows]),
                 };
-                let next = next.filter(|_| here.end == wanted.end);
-                panels(level, segment, Share { panels: here, next }, inputs, output);
+                panels(level, segment, Share { panels: here, next: None }, inputs, output);
             }
             wanted = wanted.start.saturating_sub(segment.panels())..wanted.end.saturating_sub(segment.panels());
         }
-    };
-    pool.run_then(chunks.count(), &job, matrix.order.next());
-}
-
-/// What a worker will probably read after its share of a matrix.
-fn expected(matrix: &Matrix, worker: usize) -> Option<Panels> {
-    matrix.order.next().get(worker).map(Panels::get).filter(|panels| panels.start != 0)
+    });
 }
 
 /// Panels that are walked together: for one row as many as registers hold, because memory delivers several slow streams faster than
@@ -228,22 +220,6 @@ impl Chunks {
     }
 }
 
-/// Where threads begin to read a matrix of these segments; nowhere if they have no part of it.
-pub(crate) fn starts(segments: &[Segment], threads: usize) -> impl Iterator<Item = Panels> {
-    let shared = if as_pair(segments).is_some() { &segments[..1] } else { segments };
-    let chunks = Chunks::new(shared.iter().map(Segment::panels).sum(), threads, 4, usize::MAX);
-    (0..threads).map(move |thread| {
-        let mut panel = chunks.start(thread);
-        for segment in segments {
-            match panel.checked_sub(segment.panels()) {
-                None => return segment.from(panel),
-                Some(rest) => panel = rest,
-            }
-        }
-        Panels::default()
-    })
-}
-
 /// The segments of a stack of gate and up projection, if two panels of each are a group of the next layer's inputs: then threads
 /// can make the gated product as they go.
 fn as_pair(segments: &[Segment]) -> Option<[&Segment; 2]> {
@@ -285,12 +261,12 @@ pub(crate) fn gated_rows(
     assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
     let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
     let chunks = Chunks::new(n / PANEL, pool.threads(), panels_at_once(rows), 64);
-    let job = |worker: usize, index: usize| {
+    pool.run(chunks.count(), &|_, index| {
         let here = chunks.get(index);
         if here.is_empty() {
             return;
         }
-        let after = if chunks.is_last(index) { expected(stack, worker) } else { Some(pair[0].from(here.end)) };
+        let after = (!chunks.is_last(index)).then(|| pair[0].from(here.end));
         let next = [Some(pair[1].from(here.start)), after];
         let (first, len) = (here.start * PANEL, here.len() * PANEL);
         for (which, segment) in pair.into_iter().enumerate() {
@@ -311,8 +287,7 @@ pub(crate) fn gated_rows(
                 }
             }
         }
-    };
-    pool.run_then(chunks.count(), &job, stack.order.next());
+    });
 }
 
 /// `out = activation(gate x) * (up x)` of prompt rows, rounded for the next layer.

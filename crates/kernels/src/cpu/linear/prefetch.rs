@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::matrix::{LINE, Segment};
-use super::super::pool::{AHEAD, Panels};
+use super::super::matrix::{LINE, Panels, Segment};
+
+/// How far ahead of its use a line of weights is asked for.
+const AHEAD: usize = 2048;
 
 /// Asks for weights ahead of their use, in `P` panels that are walked together: first for more of them, then for those that are
 /// walked next. Without the latter every panel would start cold.

@@ -12,6 +12,8 @@
 //! * scores of a page, in f32: `[lanes' half][32 keys][16 lanes]`
 //! * sums: `[head_dim / 32][lanes' half][32 dims][16 lanes]`
 //!
+//! `head_dim / 32` is rounded up. Queries, keys and values are zero in the dimensions after the last.
+//!
 //! A lane's numbers depend on that lane alone, and pages are taken together in the same fours wherever a query stands.
 
 mod store;
@@ -24,13 +26,13 @@ use std::ops::Range;
 
 use super::super::buffer::Places;
 use super::super::tiles::release;
-use super::{HEAD_DIM_MAX, ITEM_ROWS, Item};
-use crate::PAGE_TOKENS;
+use super::{ITEM_ROWS, Item};
+use crate::{HEAD_DIM_MAX, PAGE_TOKENS};
 
 pub(super) use store::write;
 
 use unit::{CONFIG, fetch, load, multiply, store, zero};
-use vectors::{exp2, pair_up, parts, row_parts, transpose};
+use vectors::{exp2, first_lanes, pair_up, parts, row_parts, transpose};
 
 /// Queries that share a vector.
 const LANES: usize = 16;
@@ -165,12 +167,11 @@ unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [
             }
         }
     }
-    let mut turned = MaybeUninit::<[[f32; HEAD_DIM_MAX]; LANES]>::uninit();
+    let mut turned = MaybeUninit::<[f32; LANES * HEAD_DIM_MAX]>::uninit();
     if let Some(turn) = &work.common.asked.turn {
         // SAFETY: numbers are written before they are read.
         let turned = unsafe { &mut *turned.as_mut_ptr() };
-        for ((lane, query), turned) in queries_of[..count].iter_mut().enumerate().zip(turned) {
-            let turned = &mut turned[..dim];
+        for ((lane, query), turned) in queries_of[..count].iter_mut().enumerate().zip(turned.chunks_exact_mut(dim)) {
             turn.turn_head(turned, query, turn.query_norm, work.position(half * LANES + lane));
             *query = turned;
         }
@@ -180,8 +181,7 @@ unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [
         let mut lines = [[_mm512_setzero_si512(); LANES]; 2];
         for (lane, query) in queries_of[..count].iter().enumerate() {
             let query = &query[first..dim.min(first + STEP)];
-            // SAFETY: 16 or 32 numbers.
-            let [high, low] = unsafe { row_parts(query.as_ptr(), query.len(), scale) };
+            let [high, low] = row_parts(query, scale);
             (lines[0][lane], lines[1][lane]) = (high, low);
         }
         let block = (&raw mut queries[first / STEP]).cast::<u8>();
@@ -314,7 +314,9 @@ fn rebase(lanes: &mut Lanes, half: usize, most: __m512, sums: &mut [Block]) {
 unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
     let inverse = _mm512_div_ps(_mm512_set1_ps(1.0), lanes.sum);
     let count = LANES.min(work.count() - half * LANES);
-    for first in (0..work.head_dim()).step_by(16) {
+    let dim = work.head_dim();
+    for first in (0..dim).step_by(16) {
+        let numbers = 16.min(dim - first);
         let block = (&raw const sums[first / STEP]).cast_mut().cast::<u8>();
         let lines: [__m512i; 16] = std::array::from_fn(|d| {
             // SAFETY: a line of the block.
@@ -327,9 +329,11 @@ unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
             // SAFETY: this lane's part of the output belongs to this item.
             unsafe {
                 match &work.common.asked.out {
-                    Places::Plain(_) => _mm512_storeu_ps(work.out(i).add(first), line),
-                    Places::Rounded(out) => out.put(row, column + first, line),
-                    Places::Split(out) => out.put(row, column + first, line),
+                    Places::Plain(_) => {
+                        _mm512_mask_storeu_ps(work.out(i).add(first), first_lanes(numbers), line);
+                    }
+                    Places::Rounded(out) => out.put(row, column + first, numbers, line),
+                    Places::Split(out) => out.put(row, column + first, numbers, line),
                 }
             }
         }

@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::{HEAD_DIM_MAX, PageRows};
-use super::vectors::{pair_up, parts, row_parts, transpose};
+use super::super::PageRows;
+use super::vectors::{first_lanes, pair_up, parts, row_parts, transpose};
 use super::{PART, STEP, TILE_BYTES, page_numbers};
-use crate::PAGE_TOKENS;
+use crate::{HEAD_DIM_MAX, PAGE_TOKENS};
 
 /// Stores rows of one page and head; values after the last row become zero, because hidden keys weigh zero and zero times
 /// what a former owner of the page left might not be.
@@ -21,12 +21,10 @@ pub(in super::super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, di
         let key = rows.key(slot, &mut turned);
         for (step, dims) in key.chunks(STEP).enumerate() {
             let at = step * PARTS * PART + slot / 16 * (TILE_BYTES / 2) + slot % 16 * STEP;
-            // SAFETY: `dims` has 16 or 32 numbers; the slot's line of this block lies within the page.
-            unsafe {
-                let lines = row_parts(dims.as_ptr(), dims.len(), _mm512_set1_ps(1.0));
-                for (part, line) in lines.into_iter().enumerate().take(PARTS) {
-                    _mm512_storeu_si512(keys.add(at + part * PART).cast(), line);
-                }
+            let lines = row_parts(dims, _mm512_set1_ps(1.0));
+            for (part, line) in lines.into_iter().enumerate().take(PARTS) {
+                // SAFETY: the slot's line of this block lies within the page.
+                unsafe { _mm512_storeu_si512(keys.add(at + part * PART).cast(), line) };
             }
         }
     }
@@ -45,8 +43,7 @@ pub(in super::super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, di
 unsafe fn write_value<const PARTS: usize>(row: &PageRows<'_>, values: *mut u16) {
     let from_here = u32::MAX << row.slot;
     for (step, dims) in row.value(row.slot).chunks(STEP).enumerate() {
-        // SAFETY: `dims` has 16 or 32 numbers.
-        let lines = unsafe { row_parts(dims.as_ptr(), dims.len(), _mm512_set1_ps(1.0)) };
+        let lines = row_parts(dims, _mm512_set1_ps(1.0));
         for (part, line) in lines.into_iter().enumerate().take(PARTS) {
             let mut numbers = [0i16; STEP];
             // SAFETY: 32 numbers; a line of the page's block for each, of which slots before this one are left alone.
@@ -69,12 +66,13 @@ unsafe fn write_values<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, valu
     let from_here = u32::MAX << rows.slot;
     for first in (0..dim).step_by(16) {
         let mut pairs = [[_mm512_setzero_si512(); 16]; 2];
+        let mask = first_lanes(16.min(dim - first));
         for pair in rows.slot / 2..slots.end.div_ceil(2) {
             let mut both = [_mm512_setzero_ps(); 2];
             for (slot, value) in (2 * pair..).zip(&mut both) {
                 if slots.contains(&slot) {
-                    // SAFETY: heads are multiples of 16.
-                    *value = unsafe { _mm512_loadu_ps(rows.value(slot)[first..].as_ptr()) };
+                    // SAFETY: the mask has no more lanes than the value has numbers from here on.
+                    *value = unsafe { _mm512_maskz_loadu_ps(mask, rows.value(slot)[first..].as_ptr()) };
                 }
             }
             let (even, odd) = (parts(both[0]), parts(both[1]));

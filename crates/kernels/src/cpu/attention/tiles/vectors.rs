@@ -42,16 +42,24 @@ pub(super) fn pair_up(even: __m512i, odd: __m512i) -> __m512i {
     _mm512_or_si512(_mm512_srli_epi32::<16>(even), _mm512_and_si512(odd, upper))
 }
 
-/// The parts of 32 numbers (or of 16, followed by zeros), times `scale`, in their order.
-///
-/// # Safety
-/// `from` leads to `count` numbers.
+/// A mask of the first `count` lanes, or of all 16.
+#[inline]
+pub(super) fn first_lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(16)) - 1) as __mmask16
+}
+
+/// The parts of up to 32 numbers, followed by zeros, times `scale`, in their order.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn row_parts(from: *const f32, count: usize, scale: __m512) -> [__m512i; 2] {
-    // SAFETY: the caller's promise.
+pub(super) fn row_parts(numbers: &[f32], scale: __m512) -> [__m512i; 2] {
+    let count = numbers.len();
+    debug_assert!(count <= STEP);
+    // SAFETY: the masks have no more lanes than there are numbers.
     let [first, second] = unsafe {
-        [_mm512_loadu_ps(from), if count == STEP { _mm512_loadu_ps(from.add(16)) } else { _mm512_setzero_ps() }]
+        [
+            _mm512_maskz_loadu_ps(first_lanes(count), numbers.as_ptr()),
+            _mm512_maskz_loadu_ps(first_lanes(count.saturating_sub(16)), numbers.as_ptr().wrapping_add(16)),
+        ]
     };
     let (first, second) = (parts(_mm512_mul_ps(first, scale)), parts(_mm512_mul_ps(second, scale)));
     const UPPER: [u16; 32] = {
