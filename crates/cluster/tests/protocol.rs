@@ -127,10 +127,6 @@ fn own_requests() -> Vec<(&'static str, Request)> {
             r#"{"op":"open","id":3,"tokens_max":64,"prefix":{"tokens":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3],"pages":"//////////////////////////////////////////8=","reuse_max":31}}"#,
             Request::Open { id: 3, tokens_max: 64, prefix },
         ),
-        (
-            r#"{"op":"fork","id":4,"from":1,"tokens":32,"tokens_max":64}"#,
-            Request::Fork { id: 4, from: 1, tokens: 32, tokens_max: 64 },
-        ),
         (r#"{"op":"truncate","id":5,"session":1,"tokens":9}"#, Request::Truncate { id: 5, session: 1, tokens: 9 }),
         (r#"{"op":"close","id":6,"session":1}"#, Request::Close { id: 6, session: 1 }),
         (

@@ -98,10 +98,6 @@ impl Executor for Group {
         Ok(self.all(|rank| rank.open(tokens_max, prefix).unwrap()))
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        Ok(self.all(|rank| rank.fork(from, tokens, tokens_max).unwrap()))
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         Ok(self.all(|rank| rank.truncate(session, tokens).unwrap()))
     }

@@ -23,9 +23,6 @@ pub trait Executor: Send {
     /// far as that is found; the pages of `prefix` that it computes can be found by later sessions.
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError>;
 
-    /// A new session that begins with the first `tokens` tokens of another, as far as these can be shared.
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError>;
-
     /// Forgets what a session computed after its first `tokens` tokens. Returns how many remain computed, which is less
     /// than `tokens` where a page that others share, or may find, had to be let go.
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError>;
@@ -89,7 +86,7 @@ pub struct RankReport {
     pub drain_max: Duration,
 }
 
-/// A session made by [`Executor::open`] or [`Executor::fork`].
+/// A session made by [`Executor::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     pub session: SessionId,
@@ -188,10 +185,6 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
         (**self).open(tokens_max, prefix)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        (**self).fork(from, tokens, tokens_max)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {

@@ -52,10 +52,6 @@ impl Ledger {
         self.sessions.open(tokens_max, prefix)
     }
 
-    pub fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.sessions.fork(from, tokens, tokens_max)
-    }
-
     pub fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.sessions.truncate(session, tokens)
     }

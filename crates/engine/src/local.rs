@@ -296,17 +296,6 @@ impl<B: Backend> Executor for Local<B> {
         Ok(opened)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        let forked = self.ledger.fork(from, tokens, tokens_max)?;
-        self.begin_history(forked.session, tokens_max);
-        let [source, target] = self
-            .histories
-            .get_disjoint_mut([slot_of(from), slot_of(forked.session)])
-            .expect("both sessions are open, in slots of their own");
-        target.extend_from_slice(&source[..forked.computed]);
-        Ok(forked)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         let kept = self.ledger.truncate(session, tokens)?;
         self.histories[slot_of(session)].truncate(kept);

@@ -98,20 +98,6 @@ impl Sessions {
         Ok(SessionId(u64::from(slot.generation) << 32 | u64::from(index)))
     }
 
-    /// Shares the whole pages among the first `tokens` computed tokens of `from`.
-    pub fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        let computed = self.slot(from)?.computed;
-        let whole = tokens.min(computed).min(tokens_max) / PAGE_TOKENS;
-        let session = self.seat(tokens_max)?;
-        for index in 0..whole {
-            let page = self.slots[slot_of(from)].table[index];
-            self.pages.share(page);
-            self.slots[slot_of(session)].table.push(page);
-        }
-        self.slots[slot_of(session)].computed = whole * PAGE_TOKENS;
-        Ok(Opened { session, computed: whole * PAGE_TOKENS })
-    }
-
     /// Keeps at most the first `tokens` computed tokens; see the invariant for when it keeps fewer.
     pub fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         let slot = self.slot(session)?;

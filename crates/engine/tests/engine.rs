@@ -7,9 +7,11 @@ mod fake;
 use answers::{Answers, run};
 use engine::{
     Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Prefix, Request,
-    Role, SampleError, Sampled, SamplingError, SamplingParams, StepOutput, StepPlan, Want, inspect, measure,
+    Role, SampleError, Sampled, SamplingError, SamplingParams, StepOutput, StepPlan, Tenant, Want, inspect, measure,
+    page_hashes,
 };
 use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
+use kernels::PAGE_TOKENS;
 use types::{SessionId, TokenId};
 
 fn greedy() -> SamplingParams {
@@ -350,12 +352,14 @@ fn last_logits(fake: &mut Fake, session: SessionId, from: usize, tokens: &[Token
 }
 
 #[test]
-fn a_session_can_be_forked_and_cut_back_between_steps() {
+fn a_session_that_shares_pages_can_be_cut_back_between_steps() {
     let mut fake = Fake::new(8, 200);
     let tokens = prompt(90, 5);
-    let first = fake.open(200, Prefix::NONE).unwrap().session;
+    let pages = page_hashes(Tenant::default(), &tokens, PAGE_TOKENS);
+    let prefix = Prefix { tokens: &tokens, pages: &pages, reuse_max: 70 };
+    let first = fake.open(200, prefix).unwrap().session;
     assert_eq!(last_logits(&mut fake, first, 0, &tokens), logits(&tokens));
-    let second = fake.fork(first, 70, 200).unwrap();
+    let second = fake.open(200, prefix).unwrap();
     assert_eq!(second.computed, 64);
     let mut other = tokens[..64].to_vec();
     other.extend(prompt(5, 6));

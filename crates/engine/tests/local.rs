@@ -5,7 +5,7 @@ mod fixture;
 
 use engine::{
     Engine, EventKind, Executor, ExecutorError, Local, Prefix, Request, Role, SamplingParams, StepOutput, StepPlan,
-    Want, inspect, measure,
+    Tenant, Want, inspect, measure, page_hashes,
 };
 use fixture::{LIMITS, model, prompt, prompts};
 use kernels::cpu::CpuBackend;
@@ -132,28 +132,30 @@ fn logits_do_not_depend_on_the_chunk() {
 }
 
 #[test]
-fn a_fork_continues_from_the_shared_pages() {
+fn a_session_with_a_cached_prefix_continues_from_the_shared_pages() {
     let mut local = model(LIMITS);
     let (long, short) = (prompt("long").tokens, prompt("short").tokens);
-    let first = open(&mut local, 400);
+    let pages = page_hashes(Tenant::default(), &long, local.capacity().page_tokens);
+    let prefix = Prefix { tokens: &long, pages: &pages, reuse_max: 90 };
+    let first = local.open(400, prefix).unwrap().session;
     let end = last_logits(&mut local, first, 0, &long[..100]);
     let free = local.capacity().pages_free;
-    let second = local.fork(first, 90, 400).unwrap();
+    let second = local.open(400, prefix).unwrap();
     assert_eq!(second.computed, 64);
     assert_eq!(local.capacity().pages_free, free, "shared pages cost nothing");
 
-    // The fork goes another way; the first session does not notice.
+    // The second session diverges; the first is not affected.
     let mut other = long[..64].to_vec();
     other.extend_from_slice(&short);
-    let forked = last_logits(&mut local, second.session, 64, &short);
-    assert_eq!(forked, *all_logits(&mut local, &other, 512).last().unwrap());
+    let diverged = last_logits(&mut local, second.session, 64, &short);
+    assert_eq!(diverged, *all_logits(&mut local, &other, 512).last().unwrap());
     assert_eq!(local.truncate(first, 99).unwrap(), 99);
     assert_eq!(last_logits(&mut local, first, 99, &long[99..100]), end);
 
     // The pages outlive the session that computed them.
     local.close(first);
     assert_eq!(local.truncate(second.session, 64).unwrap(), 64);
-    assert_eq!(last_logits(&mut local, second.session, 64, &short), forked);
+    assert_eq!(last_logits(&mut local, second.session, 64, &short), diverged);
     local.close(second.session);
     assert_eq!(local.capacity().pages_free, LIMITS.kv_pages);
 }

@@ -49,10 +49,6 @@ impl Executor for Frail {
         self.inner.open(tokens_max, prefix)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.inner.fork(from, tokens, tokens_max)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.inner.truncate(session, tokens)
     }

@@ -110,6 +110,31 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
     assert_eq!(engine.stats().prefilled_tokens, 200 + 7 * 8);
 }
 
+/// `n = 4` of an API request: four sampled answers to one prompt, submitted together.
+#[test]
+fn the_choices_of_one_request_compute_the_whole_pages_of_their_prompt_once() {
+    for depth in [1, 2] {
+        let mut engine = Engine::new(Fake::new(64, 400).with_depth(depth), 64);
+        let prompt = prompt(150, 1);
+        let choice = |seed| SamplingParams { temperature: 1.0, seed, ..greedy() };
+        let choices: Vec<_> = (0..4)
+            .map(|seed| {
+                let request = Request { sampling: choice(seed), ..request(&prompt, 20) };
+                (engine.add(request).unwrap(), answer(&prompt, &choice(seed), 20))
+            })
+            .collect();
+        let answers = run(&mut engine);
+        for (id, want) in &choices {
+            answers.check(*id, want, FinishReason::Length);
+        }
+        let whole = 150 / PAGE_TOKENS * PAGE_TOKENS;
+        let stats = engine.stats();
+        assert_eq!(stats.prefilled_tokens as usize, whole + 4 * (150 - whole), "depth {depth}");
+        assert_eq!(stats.prefix_hit_tokens as usize, 3 * whole, "depth {depth}");
+        assert_eq!(stats.pages_free, 64);
+    }
+}
+
 #[test]
 fn pages_are_shared_while_their_first_request_still_runs_its_prompt() {
     let mut engine = Engine::new(Fake::new(64, 400), 64);

@@ -74,15 +74,6 @@ impl Executor for Group {
         Ok(opened)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.check_whole()?;
-        let opened = self.ledger.fork(from, tokens, tokens_max)?;
-        let (from, tokens, tokens_max) = (from.0, tokens as u64, tokens_max as u64);
-        let Opened { session, computed } = opened;
-        self.ask_all(|id| Request::Fork { id, from, tokens, tokens_max }, Expected::Opened { session, computed });
-        Ok(opened)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.check_whole()?;
         let computed = self.ledger.truncate(session, tokens)?;

@@ -138,7 +138,6 @@ messages! {
         /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
         "load" => Load { id: u64, model_id: String, share: Share },
         "open" => Open { id: u64, tokens_max: u64, prefix: Prefix },
-        "fork" => Fork { id: u64, from: u64, tokens: u64, tokens_max: u64 },
         "truncate" => Truncate { id: u64, session: u64, tokens: u64 },
         "close" => Close { id: u64, session: u64 },
         "step" => Step { id: u64, plan: Plan },
@@ -176,7 +175,6 @@ messages! {
         /// So many layers are there. Comes any number of times before `load_ok`.
         "loading" => Loading { id: u64, layers: u64 },
         "load_ok" => LoadOk { id: u64, capacity: Capacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
-        /// To `open` and `fork`.
         "opened" => Opened { id: u64, session: u64, computed: u64 },
         "truncated" => Truncated { id: u64, computed: u64 },
         "closed" => Closed { id: u64 },
@@ -197,7 +195,6 @@ impl Request {
             | Self::Join { id, .. }
             | Self::Load { id, .. }
             | Self::Open { id, .. }
-            | Self::Fork { id, .. }
             | Self::Truncate { id, .. }
             | Self::Close { id, .. }
             | Self::Step { id, .. }

@@ -173,10 +173,6 @@ impl Process {
                 let opened = self.share()?.open(tokens_max, &prefix)?;
                 Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
             }
-            Request::Fork { id, from, tokens, tokens_max } => {
-                let opened = self.share()?.fork(from, tokens, tokens_max)?;
-                Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
-            }
             Request::Truncate { id, session, tokens } => {
                 Ok(Reply::Truncated { id, computed: self.share()?.truncate(session, tokens)? as u64 })
             }

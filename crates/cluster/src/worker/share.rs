@@ -82,10 +82,6 @@ impl LoadedShare {
         Ok(self.local.open(count(tokens_max)?, prefix.as_prefix())?)
     }
 
-    pub fn fork(&mut self, from: u64, tokens: u64, tokens_max: u64) -> Result<Opened, Refusal> {
-        Ok(self.local.fork(SessionId(from), count(tokens)?, count(tokens_max)?)?)
-    }
-
     pub fn truncate(&mut self, session: u64, tokens: u64) -> Result<usize, Refusal> {
         Ok(self.local.truncate(SessionId(session), count(tokens)?)?)
     }

@@ -14,7 +14,6 @@ const POSITIONS: usize = 300;
 enum Op {
     /// A prompt of a kind and a length; all kinds begin with the same 64 tokens. And how much of it may be reused.
     Open(u32, usize, usize),
-    Fork(usize, usize),
     Run(usize, usize),
     ReserveOnly(usize, usize),
     Truncate(usize, usize),
@@ -26,7 +25,6 @@ fn op() -> impl Strategy<Value = Op> {
     let (which, tokens) = (0usize..8, 0usize..150);
     prop_oneof![
         4 => (0u32..3, 0usize..150, 0usize..150).prop_map(|(a, b, c)| Op::Open(a, b, c)),
-        1 => (which.clone(), tokens.clone()).prop_map(|(a, b)| Op::Fork(a, b)),
         6 => (which.clone(), tokens.clone()).prop_map(|(a, b)| Op::Run(a, b)),
         1 => (which.clone(), tokens.clone()).prop_map(|(a, b)| Op::ReserveOnly(a, b)),
         2 => (which.clone(), tokens).prop_map(|(a, b)| Op::Truncate(a, b)),
@@ -66,13 +64,6 @@ impl Model {
                 assert!(computed <= reuse_max.min(length) && computed.is_multiple_of(PAGE_TOKENS));
                 let cells = prompt[..computed].iter().map(|&token| (token, Role::Prompt)).collect();
                 self.open.push(Open { session, prompt, cells });
-            }
-            Op::Fork(which, tokens) if which < self.open.len() => {
-                let Open { session, cells, .. } = &self.open[which];
-                let forked = self.sessions.fork(*session, tokens, POSITIONS).unwrap();
-                assert_eq!(forked.computed, tokens.min(cells.len()) / PAGE_TOKENS * PAGE_TOKENS);
-                let cells = cells[..forked.computed].to_vec();
-                self.open.push(Open { session: forked.session, prompt: Vec::new(), cells });
             }
             Op::Run(which, rows) if which < self.open.len() => self.run(which, rows),
             Op::ReserveOnly(which, tokens) if which < self.open.len() => {
@@ -205,11 +196,16 @@ fn sessions_are_limited_in_number_and_length() {
 #[test]
 fn cutting_back_into_a_shared_page_gives_that_page_up() {
     let mut sessions = Sessions::new(4, POSITIONS);
-    let first = open(&mut sessions, POSITIONS);
+    let prompt = prompt(0, 70);
+    let pages = page_hashes(Tenant(0), &prompt, PAGE_TOKENS);
+    let prefix = Prefix { tokens: &prompt, pages: &pages, reuse_max: 69 };
+    let first = sessions.open(POSITIONS, prefix).unwrap().session;
     sessions.reserve(first, 70).unwrap();
     sessions.advance(first, 70, Role::Prompt);
-    let second = sessions.fork(first, 64, POSITIONS).unwrap();
+    let second = sessions.open(POSITIONS, prefix).unwrap();
     assert_eq!(second.computed, 64);
+    // The page stays shared when it can no longer be found.
+    sessions.forget_prefixes();
     assert_eq!(sessions.truncate(first, 40).unwrap(), 32);
     assert_eq!(sessions.table(second.session).unwrap().len(), 2);
     sessions.close(second.session);

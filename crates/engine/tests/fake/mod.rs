@@ -169,10 +169,6 @@ impl Executor for Fake {
         self.sessions.open(tokens_max, prefix)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.sessions.fork(from, tokens, tokens_max)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.sessions.truncate(session, tokens)
     }

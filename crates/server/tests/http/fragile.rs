@@ -84,13 +84,6 @@ impl Executor for Fragile {
         Ok(opened)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.check_whole()?;
-        let opened = self.local.fork(from, tokens, tokens_max)?;
-        self.sessions.push(opened.session);
-        Ok(opened)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.check_whole()?;
         self.local.truncate(session, tokens)

@@ -80,10 +80,6 @@ impl<E: Executor> Executor for Slow<E> {
         self.0.open(tokens_max, prefix)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.0.fork(from, tokens, tokens_max)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.0.truncate(session, tokens)
     }
