@@ -17,6 +17,7 @@ use crate::pace::Pace;
 use crate::plan::{Role, StepOutput, StepPlan};
 use crate::queue::Queue;
 use crate::request::{Event, EventKind, Failure, FinishReason, Finished, Request, RequestId};
+use crate::running::RunningSequences;
 use crate::sampler::SamplingError;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
@@ -89,7 +90,7 @@ pub struct Engine<E: Executor> {
     scheduler: Scheduler,
     waiting: Queue,
     /// In the order of admission: the last is the youngest.
-    running: Vec<Sequence>,
+    running: RunningSequences,
     /// The request that did not fit when so many pages were unclaimed: not worth another try before there are more.
     blocked: Option<(RequestId, usize)>,
     in_flight: usize,
@@ -114,7 +115,7 @@ impl<E: Executor> Engine<E> {
             options,
             scheduler: Scheduler::new(options.chunk, options.speculate),
             waiting: Queue::default(),
-            running: Vec::new(),
+            running: RunningSequences::default(),
             blocked: None,
             in_flight: 0,
             lost: None,
@@ -339,10 +340,9 @@ impl<E: Executor> Engine<E> {
         }
         self.in_flight += 1;
         for entry in self.plan.entries() {
-            let sequence = self.running.iter_mut().find(|sequence| sequence.session == Some(entry.session));
-            let sequence = sequence.expect("only running sequences are planned");
+            let index = self.running.position_of(entry.session).expect("only running sequences are planned");
             let samples = if entry.is_sampled() { entry.logit_rows() } else { 0 };
-            sequence.submitted(entry.end(), samples);
+            self.running[index].submitted(entry.end(), samples);
             match entry.role {
                 Role::Prompt => self.stats.prefilled_tokens += entry.rows() as u64,
                 Role::Generated => self.stats.guessed_tokens += samples.saturating_sub(1) as u64,
@@ -358,7 +358,7 @@ impl<E: Executor> Engine<E> {
             let sequence = self.remove(0);
             self.finish(sequence, FinishReason::Context, Instant::now(), events);
         } else if let Some(mut sequence) = self.running.pop() {
-            self.executor.close(sequence.session.expect("a running sequence has a session"));
+            self.executor.close(sequence.session());
             sequence.retreat();
             self.stats.preemptions += 1;
             self.waiting.push_front(sequence);
@@ -368,7 +368,7 @@ impl<E: Executor> Engine<E> {
     /// Takes a running sequence out of the loop and closes its session.
     fn remove(&mut self, index: usize) -> Sequence {
         let sequence = self.running.remove(index);
-        self.executor.close(sequence.session.expect("a running sequence has a session"));
+        self.executor.close(sequence.session());
         self.waiting.leave(sequence.tenant);
         sequence
     }
@@ -386,9 +386,10 @@ impl<E: Executor> Engine<E> {
 
     /// Ends every request and forgets the steps in flight.
     fn clear(&mut self) {
-        for sequence in self.running.drain(..) {
-            self.executor.close(sequence.session.expect("a running sequence has a session"));
+        for sequence in self.running.iter() {
+            self.executor.close(sequence.session());
         }
+        self.running.clear();
         self.waiting.clear();
         while self.in_flight > 0 {
             let _ = self.executor.collect(&mut self.output);

@@ -21,6 +21,7 @@ mod queue;
 mod random;
 mod request;
 mod row;
+mod running;
 mod sampler;
 mod scheduler;
 mod sequence;

@@ -82,7 +82,7 @@ impl Scheduler {
         let waits = |index: &usize| running[*index].ready() > 0 && !running[*index].is_decoding();
         let budget = self.chunk.saturating_sub(room.rows).max(1);
         let soon_max = (budget / 2).max(1);
-        let (mut soon, mut held_back) = (0, false);
+        let (first, mut soon, mut held_back) = (self.shares.len(), 0, false);
         for index in (0..running.len()).filter(waits) {
             let ready = running[index].ready();
             held_back |= ready > soon_max;
@@ -90,9 +90,12 @@ impl Scheduler {
                 soon += self.share(room, index, &running[index], ready);
             }
         }
+        let whole = first..self.shares.len();
         let mut left = if soon > 0 && held_back { (budget / 4).max(1) } else { budget - soon };
         for index in (0..running.len()).filter(waits) {
-            if left > 0 && !self.shares.iter().any(|share| share.index == index) {
+            // Those of the first turn are in the order of their indices.
+            let is_whole = self.shares[whole.clone()].binary_search_by_key(&index, |share| share.index).is_ok();
+            if left > 0 && !is_whole {
                 left -= self.share(room, index, &running[index], left);
             }
         }

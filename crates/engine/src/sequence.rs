@@ -28,7 +28,7 @@ pub(crate) struct Sequence {
     /// Of `tokens`, and of what is guessed to follow: those that steps have been submitted for.
     pub planned: usize,
     /// While it runs.
-    pub session: Option<SessionId>,
+    session: Option<SessionId>,
     /// The names of the prompt's pages; none without a prefix cache.
     pub pages: Vec<PageHash>,
     /// Samples of steps in flight that count: none after the first one that contradicts a guess.
@@ -135,6 +135,11 @@ impl Sequence {
         Prefix { tokens: &self.tokens[..self.prompt], pages: &self.pages, reuse_max }
     }
 
+    /// The session of a running sequence.
+    pub fn session(&self) -> SessionId {
+        self.session.expect("a running sequence has a session")
+    }
+
     /// Its session is open. True the first time.
     pub fn admit(&mut self, opened: Opened, now: Instant) -> bool {
         self.session = Some(opened.session);
@@ -226,12 +231,11 @@ impl Sequence {
 
     /// Adds the next `rows` known tokens, and the guesses after them, to a plan.
     pub fn enter(&self, rows: usize, plan: &mut StepPlan) {
-        let session = self.session.expect("a running sequence has a session");
         let tokens = &self.tokens[self.planned..self.planned + rows];
         let want = self.want(rows);
         let samples = matches!(want, Want::Sample { .. });
         let guesses = if samples { self.guesses.tokens.as_slice() } else { &[] };
-        plan.push_guessed(session, self.role(), self.planned, tokens, guesses, want);
+        plan.push_guessed(self.session(), self.role(), self.planned, tokens, guesses, want);
         if let Some(constrained) = self.constrained.as_ref().filter(|_| samples) {
             debug_assert!(constrained.is_current);
             plan.mask_last(constrained.mask.words());

@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use types::SessionId;
-
 use super::Engine;
 use crate::executor::{Executor, ExecutorError};
 use crate::plan::{Embedding, Sample, Scores, StepOutput};
@@ -33,7 +31,7 @@ impl<E: Executor> Engine<E> {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<(), ExecutorError> {
-        let Some(index) = self.position_of(session).filter(|&index| self.running[index].awaits_sample()) else {
+        let Some(index) = self.running.position_of(session).filter(|&index| self.running[index].awaits_sample()) else {
             return Ok(());
         };
         let sequence = &mut self.running[index];
@@ -65,7 +63,7 @@ impl<E: Executor> Engine<E> {
     }
 
     fn deliver_scores(&mut self, scores: Scores, now: Instant, events: &mut Vec<Event>) {
-        let Some(index) = self.position_of(scores.session) else { return };
+        let Some(index) = self.running.position_of(scores.session) else { return };
         let sequence = &mut self.running[index];
         let reason = match scores.outcome {
             Err(error) => FinishReason::Failed(error.into()),
@@ -82,14 +80,10 @@ impl<E: Executor> Engine<E> {
     }
 
     fn deliver_embedding(&mut self, embedding: Embedding, now: Instant, events: &mut Vec<Event>) {
-        let Some(index) = self.position_of(embedding.session) else { return };
+        let Some(index) = self.running.position_of(embedding.session) else { return };
         let mut sequence = self.remove(index);
         sequence.prefilled(events);
         events.push(Event { request: sequence.id, kind: EventKind::Embedding(embedding.values) });
         self.finish(sequence, FinishReason::Complete, now, events);
-    }
-
-    fn position_of(&self, session: SessionId) -> Option<usize> {
-        self.running.iter().position(|sequence| sequence.session == Some(session))
     }
 }
