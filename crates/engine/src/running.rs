@@ -72,7 +72,7 @@ mod tests {
     use types::TokenId;
 
     use super::*;
-    use crate::executor::{Capacity, Opened};
+    use crate::executor::{Capacity, OpenedSession};
     use crate::request::{Request, RequestId};
 
     const CAPACITY: Capacity = Capacity {
@@ -80,7 +80,7 @@ mod tests {
         positions_max: 64,
         rows_max: 8,
         sequences_max: 8,
-        wanted_max: 8,
+        logit_rows_max: 8,
         step_pages_max: 8,
         page_tokens: 32,
         pages_total: 8,
@@ -92,7 +92,7 @@ mod tests {
         let now = Instant::now();
         let request = Request::greedy(vec![TokenId(1)], 1);
         let mut sequence = Sequence::new(RequestId(id), request, &CAPACITY, false, now);
-        sequence.admit(Opened { session: SessionId(100 + id), computed: 0 }, now);
+        sequence.admit(OpenedSession { session: SessionId(100 + id), computed: 0 }, now);
         sequence
     }
 

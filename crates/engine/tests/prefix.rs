@@ -5,7 +5,7 @@ mod answers;
 mod fake;
 
 use answers::{Answer, Answers, run};
-use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, Tenant};
+use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
 use fake::{Fake, answer, prompt, safe};
 use kernels::PAGE_TOKENS;
 use proptest::prelude::*;
@@ -71,7 +71,7 @@ fn at_least_one_token_is_always_run() {
 #[test]
 fn tenants_do_not_find_each_others_prefixes() {
     let mut engine = Engine::new(Fake::new(64, 400), 64);
-    let of = |tenant| Request { tenant: Tenant(tenant), ..request(&prompt(100, 1), 3) };
+    let of = |tenant| Request { tenant: TenantId(tenant), ..request(&prompt(100, 1), 3) };
     assert_eq!(cached(&mut engine, of(1)), 0);
     assert_eq!(cached(&mut engine, of(2)), 0);
     assert_eq!((cached(&mut engine, of(1)), cached(&mut engine, of(2))), (96, 96));
@@ -190,9 +190,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
     fn answers_are_the_same_whatever_is_cached_evicted_preempted_or_cancelled(
-        ops in prop::collection::vec(op(), 1..30), pages in 6usize..20, depth in 1usize..3, speculate in 0usize..3,
+        ops in prop::collection::vec(op(), 1..30), pages in 6usize..20, depth in 1usize..3, draft_tokens_max in 0usize..3,
     ) {
-        let options = EngineOptions { chunk: 48, speculate, ..EngineOptions::default() };
+        let options = EngineOptions { chunk: 48, draft_tokens_max, ..EngineOptions::default() };
         let mut engine = Engine::with_options(Fake::new(pages, 190).with_depth(depth), options);
         let mut asked: Vec<(RequestId, Vec<TokenId>, usize)> = Vec::new();
         let (mut answers, mut events) = (Answers::default(), Vec::new());

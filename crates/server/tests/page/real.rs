@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Capacity, Executor, ExecutorError, Opened, Prefix, StepOutput, StepPlan};
+use engine::{Capacity, Executor, ExecutorError, OpenedSession, Prefix, StepOutput, StepPlan};
 use serde_json::json;
 use server::{ApiKeys, App, Config, LoadStage, Progress};
 use tokio::runtime::Runtime;
@@ -76,7 +76,7 @@ impl<E: Executor> Executor for Slow<E> {
         self.0.capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         self.0.open(tokens_max, prefix)
     }
 
