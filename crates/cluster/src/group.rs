@@ -1,7 +1,7 @@
 //! A group of rank processes as one executor: spawned, seated, loaded, driven, and made whole again when one of them fails.
 //!
 //! [`Group`] is the supervisor. It holds no model: ranks are processes of their own, and it talks to them in the lines of
-//! [`protocol`](crate::protocol). It keeps the same [`Ledger`](engine::Ledger) as they do, so sessions and pages are decided
+//! [`protocol`](crate::protocol). It keeps the same [`SessionTable`](engine::SessionTable) as they do, so sessions and pages are decided
 //! here and only followed there.
 //!
 //! # Why it never hangs

@@ -28,7 +28,7 @@ pub use number::Number;
 pub use packed::Packed;
 
 /// Changes with every change that an older build would misread.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {

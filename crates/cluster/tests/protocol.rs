@@ -1,10 +1,10 @@
 //! The ops, line by line: those of the neuron protocol as its page writes them, and our own.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use cluster::protocol::output::{Outcome, Output, Sample, Sampled};
-use cluster::protocol::plan::{Entry, Plan, Role, Want};
+use cluster::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
+use cluster::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
 use cluster::protocol::seat::{Activations, Patience, Secret};
-use cluster::protocol::session::{Prefix, Stats};
+use cluster::protocol::session::{RankStats, WirePrefix};
 use cluster::protocol::share::Share;
 use cluster::protocol::{
     ErrorKind, HandshakeError, Lines, MESSAGE_BYTES_MAX, Message, ReadError, Reply, Request, VERSION, Writer,
@@ -83,22 +83,22 @@ fn share() -> Share {
 }
 
 fn own_requests() -> Vec<(&'static str, Request)> {
-    let plan = Plan {
-        entries: vec![Entry {
+    let plan = WirePlan {
+        entries: vec![WireEntry {
             session: 1,
-            role: Role::Prompt,
+            phase: WirePhase::Prefill,
             position: 32,
             tokens: vec![7, 8],
-            want: Want::Nothing,
+            requested: WireRequestedOutput::Nothing,
             mask: None,
         }],
     };
     let pages = [PageHash([255; 32])];
     let tokens = [TokenId(3); 32];
-    let prefix = Prefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
+    let prefix = WirePrefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
     vec![
         (
-            r#"{"op":"hello","id":1,"protocol":2,"build":"abc"}"#,
+            r#"{"op":"hello","id":1,"protocol":3,"build":"abc"}"#,
             Request::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
@@ -127,14 +127,10 @@ fn own_requests() -> Vec<(&'static str, Request)> {
             r#"{"op":"open","id":3,"tokens_max":64,"prefix":{"tokens":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3],"pages":"//////////////////////////////////////////8=","reuse_max":31}}"#,
             Request::Open { id: 3, tokens_max: 64, prefix },
         ),
-        (
-            r#"{"op":"fork","id":4,"from":1,"tokens":32,"tokens_max":64}"#,
-            Request::Fork { id: 4, from: 1, tokens: 32, tokens_max: 64 },
-        ),
         (r#"{"op":"truncate","id":5,"session":1,"tokens":9}"#, Request::Truncate { id: 5, session: 1, tokens: 9 }),
         (r#"{"op":"close","id":6,"session":1}"#, Request::Close { id: 6, session: 1 }),
         (
-            r#"{"op":"step","id":7,"plan":{"entries":[{"session":1,"role":"prompt","position":32,"tokens":[7,8],"want":"nothing"}]}}"#,
+            r#"{"op":"step","id":7,"plan":{"entries":[{"session":1,"phase":"prefill","position":32,"tokens":[7,8],"requested":"nothing"}]}}"#,
             Request::Step { id: 7, plan },
         ),
         (r#"{"op":"cancel","id":8,"target":7}"#, Request::Cancel { id: 8, target: 7 }),
@@ -164,31 +160,32 @@ fn foreign_replies() -> Vec<(&'static str, Reply)> {
 }
 
 fn own_replies() -> Vec<(&'static str, Reply)> {
-    let sample = Sample { session: 1, position: 34, outcome: Outcome::Ok(Sampled { token: 5, logprobs: None }) };
-    let output = Output { samples: vec![sample], ..Output::default() };
+    let sample =
+        WireSample { session: 1, position: 34, outcome: WireOutcome::Ok(WireSampled { token: 5, logprobs: None }) };
+    let output = WireOutput { samples: vec![sample], ..WireOutput::default() };
     let capacity = Capacity {
         vocab: 1,
         positions_max: 2,
         rows_max: 3,
         sequences_max: 4,
-        wanted_max: 5,
+        logit_rows_max: 5,
         step_pages_max: 6,
         page_tokens: 7,
         pages_total: 10,
         pages_free: 9,
         pages_cached: 8,
     };
-    let stats = Stats { generation: 1, steps: 2, capacity: Some(capacity.into()), ..Stats::default() };
+    let stats = RankStats { generation: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
     vec![
         (
-            r#"{"op":"hello_ok","id":1,"protocol":2,"build":"abc","pid":77}"#,
+            r#"{"op":"hello_ok","id":1,"protocol":3,"build":"abc","pid":77}"#,
             Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),
         (r#"{"op":"listening","id":12,"port":81}"#, Reply::Listening { id: 12, port: 81 }),
         (r#"{"op":"loading","id":11,"layers":4}"#, Reply::Loading { id: 11, layers: 4 }),
         (
-            r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3}"#,
+            r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3}"#,
             Reply::LoadOk { id: 11, capacity: capacity.into(), weight_bytes: 1, head_bytes: 2, kv_bytes: 3 },
         ),
         (r#"{"op":"opened","id":3,"session":1,"computed":32}"#, Reply::Opened { id: 3, session: 1, computed: 32 }),
@@ -201,7 +198,7 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
         (r#"{"op":"cancelled","id":8,"found":false}"#, Reply::Cancelled { id: 8, found: false }),
         (r#"{"op":"aborted","id":9,"generation":2}"#, Reply::Aborted { id: 9, generation: 2 }),
         (
-            r#"{"op":"stats_ok","id":10,"stats":{"generation":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"wanted_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
+            r#"{"op":"stats_ok","id":10,"stats":{"generation":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
             Reply::StatsOk { id: 10, stats },
         ),
     ]
@@ -337,7 +334,7 @@ fn an_answer_does_not_repeat_the_strings_of_a_malformed_line() {
         r#"{"op":"close","id":4,"session":"my secret prompt"}"#,
         r#"{"op":"close","id":4,"session":"my \"secret\" prompt"}"#,
         r#"{"op":"open","id":4,"tokens_max":1,"prefix":{"tokens":[],"pages":"secret!!","reuse_max":0}}"#,
-        r#"{"op":"step","id":4,"plan":{"entries":[{"session":1,"role":"my secret `, expected role"}]}}"#,
+        r#"{"op":"step","id":4,"plan":{"entries":[{"session":1,"phase":"my secret `, expected phase"}]}}"#,
         r#"{"op":"step","id":4,"plan":"secret"}"#,
         r#"{"op":"join","id":4,"world_size":2,"rank":1,"generation":9,"addresses":[],"key":"secret","encoding":"q8"}"#,
     ] {

@@ -102,7 +102,7 @@ fn deep_nesting_does_not_use_up_the_stack() {
             format!("{{\"op\":\"step\",\"id\":1,\"plan\":{open}0{close}}}"),
             format!("{{\"op\":\"step\",\"id\":1,\"plan\":{{\"entries\":{open}0{close}}}}}"),
             format!(
-                "{{\"op\":\"step\",\"id\":1,\"plan\":{{\"entries\":[{{\"want\":{{\"sample\":{open}0{close}}}}}]}}}}"
+                "{{\"op\":\"step\",\"id\":1,\"plan\":{{\"entries\":[{{\"requested\":{{\"sample\":{open}0{close}}}}}]}}}}"
             ),
         ] {
             let text = format!("{line}\n{{\"op\":\"ping\"}}\n");
@@ -128,7 +128,7 @@ fn a_list_is_read_up_to_its_limit() {
         format!("{{\"op\":\"generate_step_with_images\",{rest},\"image_data_uris\":[{list}]}}")
     };
     let entries = |count: usize| {
-        let entry = "{\"session\":1,\"role\":\"prompt\",\"position\":0,\"tokens\":[1],\"want\":\"nothing\"}";
+        let entry = "{\"session\":1,\"phase\":\"prefill\",\"position\":0,\"tokens\":[1],\"requested\":\"nothing\"}";
         format!("{{\"op\":\"step\",\"id\":1,\"plan\":{{\"entries\":[{}]}}}}", vec![entry; count].join(","))
     };
     let check = |line: &dyn Fn(usize) -> String, max: usize, op: &str| {
@@ -208,7 +208,7 @@ fn nothing_is_written_of_a_message_that_is_too_long_for_a_line() {
 fn rubble() -> impl Strategy<Value = Vec<u8>> {
     let pieces = concat!(
         r#"{ } [ ] : , " \ \u null true - 1e999 0.1 "op" "ping" "op":"step" "id":1 "plan": "entries": "#,
-        r#""want": "sample": "hello""#,
+        r#""requested": "sample": "hello""#,
     );
     let pieces: Vec<_> = pieces.split(' ').chain([" ", "\r"]).collect();
     let piece = prop_oneof![

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use cluster::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
-use cluster::protocol::output::{Outcome, Output};
-use cluster::protocol::plan::{self, Plan};
+use cluster::protocol::output::{WireOutcome, WireOutput};
+use cluster::protocol::plan::{self, WirePlan};
 use cluster::protocol::{Lines, Message, Number, Packed, Reply, Request, encode};
 use engine::{
-    Embedding, Logprobs, NotBefore, Pooling, Role, Sample, SampleError, Sampled, SamplingParams, Scores, StepOutput,
-    StepPlan, TOP_LOGPROBS_MAX, Want,
+    Logprobs, Phase, PooledEmbedding, Pooling, PromptLogprobs, RequestedOutput, Sample, SampleError, Sampled,
+    SamplingParams, StepOutput, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -84,19 +84,25 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     )
 }
 
-fn want(rows: usize) -> impl Strategy<Value = Want> {
+fn requested(rows: usize) -> impl Strategy<Value = RequestedOutput> {
     let position = 0..=POSITIONS_MAX;
-    let not_before = (position.clone(), vec(any::<u32>().prop_map(TokenId), 0..3))
-        .prop_map(|(position, tokens)| NotBefore { position, tokens: tokens.into() });
+    let suppressed = (position.clone(), vec(any::<u32>().prop_map(TokenId), 0..3))
+        .prop_map(|(until, tokens)| SuppressedTokens { until, tokens: tokens.into() });
     prop_oneof![
-        Just(Want::Nothing),
-        (0..=rows, position, sampling(), option::of(not_before))
-            .prop_map(|(rows, prompt, sampling, not_before)| Want::Sample { rows, prompt, sampling, not_before }),
-        (0..=TOP_LOGPROBS_MAX, token()).prop_map(|(top, next)| Want::Score { top, next }),
+        Just(RequestedOutput::Nothing),
+        (0..=rows, position, sampling(), option::of(suppressed)).prop_map(
+            |(rows, prompt_tokens, sampling, suppressed)| RequestedOutput::Sample {
+                rows,
+                prompt_tokens,
+                sampling,
+                suppressed
+            }
+        ),
+        (0..=TOP_LOGPROBS_MAX, token()).prop_map(|(top, next)| RequestedOutput::PromptLogprobs { top, next }),
         (any::<bool>(), any::<bool>()).prop_map(|(mean, last)| {
-            Want::Embed { pooling: if mean { Pooling::Mean } else { Pooling::Last }, last }
+            RequestedOutput::Embed { pooling: if mean { Pooling::Mean } else { Pooling::Last }, last }
         }),
-        (0..=rows).prop_map(|rows| Want::Logits { rows }),
+        (0..=rows).prop_map(|rows| RequestedOutput::Logits { rows }),
     ]
 }
 
@@ -105,21 +111,21 @@ prop_compose! {
         session in any::<u64>(),
         is_prompt in any::<bool>(),
         position in 0..POSITIONS_MAX - 4,
-        want in want(tokens.len()),
+        requested in requested(tokens.len()),
         mask in option::of(vec(any::<u32>(), 0..3)),
         tokens in Just(tokens),
-    ) -> (SessionId, Role, usize, Vec<TokenId>, Want, Option<Vec<u32>>) {
-        let role = if is_prompt { Role::Prompt } else { Role::Generated };
-        (SessionId(session), role, position, tokens, want, mask)
+    ) -> (SessionId, Phase, usize, Vec<TokenId>, RequestedOutput, Option<Vec<u32>>) {
+        let phase = if is_prompt { Phase::Prefill } else { Phase::Decode };
+        (SessionId(session), phase, position, tokens, requested, mask)
     }
 }
 
 prop_compose! {
     fn step_plan()(mut entries in vec(entry(), 0..6)) -> StepPlan {
-        entries.sort_by_key(|(_, role, _, _, want, _)| (*role, matches!(want, Want::Embed { .. })));
+        entries.sort_by_key(|(_, phase, _, _, requested, _)| (*phase, matches!(requested, RequestedOutput::Embed { .. })));
         let mut plan = StepPlan::new();
-        for (session, role, position, tokens, want, mask) in entries {
-            plan.push(session, role, position, &tokens, want);
+        for (session, phase, position, tokens, requested, mask) in entries {
+            plan.push(session, phase, position, &tokens, requested);
             if let Some(mask) = mask {
                 plan.mask_last(&mask);
             }
@@ -144,30 +150,32 @@ fn sampled() -> impl Strategy<Value = Sampled> {
     (token(), option::of(logprobs())).prop_map(|(token, logprobs)| Sampled { token, logprobs })
 }
 
-/// Answers a plan: what could be wanted of each entry, from a supply of values.
+/// Answers a plan: what each entry may request, from a supply of values.
 fn answer(
     plan: &StepPlan,
     sampled: &[Result<Sampled, SampleError>],
-    scored: &[Logprobs],
+    logprobs_of_prompt: &[Logprobs],
     values: &[f32],
 ) -> StepOutput {
     let mut output = StepOutput::new();
     let mut sampled = sampled.iter().cycle().cloned();
     for entry in plan.entries() {
         let (session, rows) = (entry.session, entry.logit_rows());
-        match entry.want {
-            Want::Nothing | Want::Embed { last: false, .. } => {}
-            Want::Sample { .. } => output.samples.extend((0..rows).map(|row| Sample {
+        match entry.requested {
+            RequestedOutput::Nothing | RequestedOutput::Embed { last: false, .. } => {}
+            RequestedOutput::Sample { .. } => output.samples.extend((0..rows).map(|row| Sample {
                 session,
                 position: entry.end() - rows + row + 1,
                 outcome: sampled.next().unwrap(),
             })),
-            Want::Score { .. } => {
-                let outcome = Ok(scored.iter().cycle().take(rows).cloned().collect());
-                output.scores.push(Scores { session, position: entry.position + 1, outcome });
+            RequestedOutput::PromptLogprobs { .. } => {
+                let outcome = Ok(logprobs_of_prompt.iter().cycle().take(rows).cloned().collect());
+                output.prompt_logprobs.push(PromptLogprobs { session, position: entry.position + 1, outcome });
             }
-            Want::Embed { .. } => output.embeddings.push(Embedding { session, values: values.to_vec() }),
-            Want::Logits { .. } => {
+            RequestedOutput::Embed { .. } => {
+                output.embeddings.push(PooledEmbedding { session, values: values.to_vec() })
+            }
+            RequestedOutput::Logits { .. } => {
                 let values: Vec<f32> = values.iter().cycle().take(rows * VOCAB).copied().collect();
                 output.push_logits(session, entry.end() - rows, rows, &values);
             }
@@ -194,10 +202,10 @@ proptest! {
     fn an_output_comes_back_with_every_bit(
         plan in step_plan(),
         sampled in vec(outcome(sampled()), 1..5),
-        scored in vec(logprobs(), 1..4),
+        logprobs_of_prompt in vec(logprobs(), 1..4),
         values in vec(any::<u32>().prop_map(f32::from_bits), 1..9),
     ) {
-        let output = answer(&plan, &sampled, &scored, &values);
+        let output = answer(&plan, &sampled, &logprobs_of_prompt, &values);
         let again = output_through_a_line(&plan, &output).unwrap();
         prop_assert_eq!(bits(&again), bits(&output));
         prop_assert_eq!(all_values(&again), all_values(&output), "of values in bulk, NaNs keep their bits too");
@@ -240,30 +248,42 @@ fn a_plan_on_the_wire_has_this_form() {
         logit_bias: Some(bias),
         logprobs: Some(2),
     };
-    plan.push(SessionId(9), Role::Generated, 40, &[TokenId(1)], Want::sample(30, sampling));
+    plan.push(SessionId(9), Phase::Decode, 40, &[TokenId(1)], RequestedOutput::sample(30, sampling));
     plan.mask_last(&[1, u32::MAX]);
-    plan.push(SessionId(6), Role::Generated, 2, &[TokenId(1)], Want::sample(1, SamplingParams::default()));
-    plan.push(SessionId(8), Role::Prompt, 0, &[TokenId(1), TokenId(2)], Want::Score { top: 1, next: TokenId(3) });
-    plan.push(SessionId(7), Role::Prompt, 0, &[TokenId(4)], Want::Embed { pooling: Pooling::Mean, last: true });
+    plan.push(SessionId(6), Phase::Decode, 2, &[TokenId(1)], RequestedOutput::sample(1, SamplingParams::default()));
+    plan.push(
+        SessionId(8),
+        Phase::Prefill,
+        0,
+        &[TokenId(1), TokenId(2)],
+        RequestedOutput::PromptLogprobs { top: 1, next: TokenId(3) },
+    );
+    plan.push(
+        SessionId(7),
+        Phase::Prefill,
+        0,
+        &[TokenId(4)],
+        RequestedOutput::Embed { pooling: Pooling::Mean, last: true },
+    );
     let expected = concat!(
-        r#"{"entries":[{"session":9,"role":"generated","position":40,"tokens":[1],"want":{"sample":{"rows":1,"#,
-        r#""prompt":30,"sampling":{"temperature":0.5,"top_k":40,"top_p":0.75,"min_p":0.25,"seed":6,"#,
+        r#"{"entries":[{"session":9,"phase":"decode","position":40,"tokens":[1],"requested":{"sample":{"rows":1,"#,
+        r#""prompt_tokens":30,"sampling":{"temperature":0.5,"top_k":40,"top_p":0.75,"min_p":0.25,"seed":6,"#,
         r#""repetition_penalty":1.5,"presence_penalty":2.0,"frequency_penalty":-1.0,"logit_bias":[[3,"-inf"]],"#,
         r#""logprobs":2}}},"mask":"AQAAAP////8="},"#,
-        r#"{"session":6,"role":"generated","position":2,"tokens":[1],"#,
-        r#""want":{"sample":{"rows":1,"prompt":1,"sampling":{}}}},"#,
-        r#"{"session":8,"role":"prompt","position":0,"tokens":[1,2],"want":{"score":{"top":1,"next":3}}},"#,
-        r#"{"session":7,"role":"prompt","position":0,"tokens":[4],"want":{"embed":{"pooling":"mean","last":true}}}]}"#,
+        r#"{"session":6,"phase":"decode","position":2,"tokens":[1],"#,
+        r#""requested":{"sample":{"rows":1,"prompt_tokens":1,"sampling":{}}}},"#,
+        r#"{"session":8,"phase":"prefill","position":0,"tokens":[1,2],"requested":{"prompt_logprobs":{"top":1,"next":3}}},"#,
+        r#"{"session":7,"phase":"prefill","position":0,"tokens":[4],"requested":{"embed":{"pooling":"mean","last":true}}}]}"#,
     );
-    assert_eq!(serde_json::to_string(&Plan::from(&plan)).unwrap(), expected);
+    assert_eq!(serde_json::to_string(&WirePlan::from(&plan)).unwrap(), expected);
 }
 
 /// One entry of two tokens, changed, in a plan of its own.
-fn refusal(change: impl FnOnce(&mut plan::Entry)) -> LimitError {
+fn refusal(change: impl FnOnce(&mut plan::WireEntry)) -> LimitError {
     let mut inner = StepPlan::new();
-    let want = Want::sample(3, SamplingParams::default());
-    inner.push(SessionId(1), Role::Generated, 4, &[TokenId(1), TokenId(2)], want);
-    let mut plan = Plan::from(&inner);
+    let requested = RequestedOutput::sample(3, SamplingParams::default());
+    inner.push(SessionId(1), Phase::Decode, 4, &[TokenId(1), TokenId(2)], requested);
+    let mut plan = WirePlan::from(&inner);
     plan.fill(VOCAB, &mut inner).unwrap();
     change(&mut plan.entries[0]);
     let error = plan.fill(VOCAB, &mut inner).unwrap_err();
@@ -271,9 +291,9 @@ fn refusal(change: impl FnOnce(&mut plan::Entry)) -> LimitError {
     error
 }
 
-fn sampling_refusal(change: impl FnOnce(&mut plan::Sampling)) -> LimitError {
-    refusal(|entry| match &mut entry.want {
-        plan::Want::Sample { sampling, .. } => change(sampling),
+fn sampling_refusal(change: impl FnOnce(&mut plan::WireSampling)) -> LimitError {
+    refusal(|entry| match &mut entry.requested {
+        plan::WireRequestedOutput::Sample { sampling, .. } => change(sampling),
         _ => panic!("the entry is sampled"),
     })
 }
@@ -292,11 +312,15 @@ fn a_plan_that_the_engine_could_not_trust_is_refused() {
     let ragged = refusal(|entry| entry.mask = Some(Packed::of_arrays([[0u8; 5]])));
     assert_eq!(ragged, LimitError::Ragged { what: "mask", bytes: 5 });
     let missing = LimitError::RowsMissing { session: 1, wanted: 3, rows: 2 };
-    assert_eq!(refusal(|entry| entry.want = plan::Want::Logits { rows: 3 }), missing);
-    too_large(refusal(|entry| entry.want = plan::Want::Logits { rows: u64::MAX }), "rows of logits");
-    let score = |top, next| refusal(|entry| entry.want = plan::Want::Score { top, next });
-    too_large(score(TOP_LOGPROBS_MAX as u64 + 1, 1), "top log probabilities");
-    assert_eq!(score(1, 50), LimitError::TokenOutOfRange { token: 50, vocab: VOCAB });
+    assert_eq!(refusal(|entry| entry.requested = plan::WireRequestedOutput::Logits { rows: 3 }), missing);
+    too_large(
+        refusal(|entry| entry.requested = plan::WireRequestedOutput::Logits { rows: u64::MAX }),
+        "rows of logits",
+    );
+    let prompt_logprobs =
+        |top, next| refusal(|entry| entry.requested = plan::WireRequestedOutput::PromptLogprobs { top, next });
+    too_large(prompt_logprobs(TOP_LOGPROBS_MAX as u64 + 1, 1), "top log probabilities");
+    assert_eq!(prompt_logprobs(1, 50), LimitError::TokenOutOfRange { token: 50, vocab: VOCAB });
 
     too_large(sampling_refusal(|sampling| sampling.logprobs = Some(21)), "top log probabilities");
     too_large(
@@ -318,53 +342,70 @@ fn a_plan_that_the_engine_could_not_trust_is_refused() {
 
 #[test]
 fn entries_out_of_order_and_too_many_entries_are_refused() {
-    let entry = |session, role, want| plan::Entry { session, role, position: 0, tokens: vec![1], want, mask: None };
-    let embed = plan::Want::Embed { pooling: plan::Pooling::Last, last: true };
-    let first = entry(1, plan::Role::Generated, plan::Want::Nothing);
-    let second = entry(2, plan::Role::Prompt, plan::Want::Nothing);
-    let third = entry(3, plan::Role::Prompt, embed);
-    let fill = |entries: &[&plan::Entry]| {
+    let entry = |session, phase, requested| plan::WireEntry {
+        session,
+        phase,
+        position: 0,
+        tokens: vec![1],
+        requested,
+        mask: None,
+    };
+    let embed = plan::WireRequestedOutput::Embed { pooling: plan::WirePooling::Last, last: true };
+    let first = entry(1, plan::WirePhase::Decode, plan::WireRequestedOutput::Nothing);
+    let second = entry(2, plan::WirePhase::Prefill, plan::WireRequestedOutput::Nothing);
+    let third = entry(3, plan::WirePhase::Prefill, embed);
+    let fill = |entries: &[&plan::WireEntry]| {
         let entries = entries.iter().map(|&entry| entry.clone()).collect();
-        Plan { entries }.fill(VOCAB, &mut StepPlan::new())
+        WirePlan { entries }.fill(VOCAB, &mut StepPlan::new())
     };
     assert_eq!(fill(&[&first, &second, &third]), Ok(()));
     assert_eq!(fill(&[&second, &first]), Err(LimitError::OutOfOrder { session: 1 }));
     assert_eq!(fill(&[&first, &third, &second]), Err(LimitError::OutOfOrder { session: 2 }));
     assert_eq!(fill(&vec![&first; ENTRIES_MAX]), Ok(()));
     assert!(matches!(fill(&vec![&first; ENTRIES_MAX + 1]), Err(LimitError::TooLarge { .. })));
-    let large = plan::Entry { tokens: vec![1; ROWS_MAX / 2], ..first.clone() };
+    let large = plan::WireEntry { tokens: vec![1; ROWS_MAX / 2], ..first.clone() };
     assert_eq!(fill(&[&large, &large]), Ok(()));
     assert!(matches!(fill(&[&large, &large, &first]), Err(LimitError::TooLarge { what: "rows of a step", .. })));
 }
 
 /// A plan that wants everything once, and what it gives.
-fn step_with_everything() -> (StepPlan, Output) {
+fn step_with_everything() -> (StepPlan, WireOutput) {
     let mut plan = StepPlan::new();
     let tokens = [TokenId(1), TokenId(2), TokenId(3)];
-    let sampled = Want::Sample { rows: 2, prompt: 0, sampling: SamplingParams::default(), not_before: None };
-    plan.push(SessionId(1), Role::Generated, 10, &tokens, sampled);
-    plan.push(SessionId(2), Role::Generated, 20, &tokens, Want::Score { top: 0, next: TokenId(0) });
-    plan.push(SessionId(3), Role::Prompt, 30, &tokens, Want::Logits { rows: 2 });
-    plan.push(SessionId(4), Role::Prompt, 40, &tokens, Want::Nothing);
-    plan.push(SessionId(5), Role::Prompt, 50, &tokens, Want::Embed { pooling: Pooling::Mean, last: true });
-    plan.push(SessionId(6), Role::Prompt, 60, &tokens, Want::Embed { pooling: Pooling::Mean, last: false });
+    let sampled =
+        RequestedOutput::Sample { rows: 2, prompt_tokens: 0, sampling: SamplingParams::default(), suppressed: None };
+    plan.push(SessionId(1), Phase::Decode, 10, &tokens, sampled);
+    plan.push(SessionId(2), Phase::Decode, 20, &tokens, RequestedOutput::PromptLogprobs { top: 0, next: TokenId(0) });
+    plan.push(SessionId(3), Phase::Prefill, 30, &tokens, RequestedOutput::Logits { rows: 2 });
+    plan.push(SessionId(4), Phase::Prefill, 40, &tokens, RequestedOutput::Nothing);
+    plan.push(SessionId(5), Phase::Prefill, 50, &tokens, RequestedOutput::Embed { pooling: Pooling::Mean, last: true });
+    plan.push(
+        SessionId(6),
+        Phase::Prefill,
+        60,
+        &tokens,
+        RequestedOutput::Embed { pooling: Pooling::Mean, last: false },
+    );
     let top = (0..3).map(|token| (TokenId(token), -1.0)).collect();
     let logprobs = Logprobs { chosen: -0.5, top };
     let sampled = Ok(Sampled { token: TokenId(7), logprobs: Some(logprobs.clone()) });
     let output = answer(&plan, &[sampled], &[logprobs], &[0.25, f32::NAN]);
-    let wire = Output::from(&output);
-    assert_eq!((wire.samples.len(), wire.scores.len(), wire.embeddings.len(), wire.logits.len()), (2, 1, 1, 1));
+    let wire = WireOutput::from(&output);
+    assert_eq!(
+        (wire.samples.len(), wire.prompt_logprobs.len(), wire.embeddings.len(), wire.logits.len()),
+        (2, 1, 1, 1)
+    );
     assert_eq!((wire.samples[0].position, wire.samples[1].position), (12, 13));
     (plan, wire)
 }
 
-fn output_refusal(change: impl FnOnce(&mut Output)) -> LimitError {
+fn output_refusal(change: impl FnOnce(&mut WireOutput)) -> LimitError {
     let (plan, mut wire) = step_with_everything();
     let mut output = StepOutput::new();
     wire.fill(&plan, VOCAB, &mut output).unwrap();
     change(&mut wire);
     let error = wire.fill(&plan, VOCAB, &mut output).unwrap_err();
-    assert!(output.samples.is_empty() && output.scores.is_empty(), "nothing is left of what was refused");
+    assert!(output.samples.is_empty() && output.prompt_logprobs.is_empty(), "nothing is left of what was refused");
     assert!(output.embeddings.is_empty() && output.logits.is_empty());
     error
 }
@@ -373,15 +414,15 @@ fn output_refusal(change: impl FnOnce(&mut Output)) -> LimitError {
 fn an_output_may_lack_what_belongs_to_closed_sessions() {
     let (plan, wire) = step_with_everything();
     let mut output = StepOutput::new();
-    let losses: [fn(&mut Output); 3] =
+    let losses: [fn(&mut WireOutput); 3] =
         [|wire| wire.samples.clear(), |wire| drop(wire.samples.remove(0)), |wire| wire.logits.clear()];
     for lose in losses {
         let mut less = wire.clone();
         lose(&mut less);
         less.fill(&plan, VOCAB, &mut output).unwrap();
-        assert_eq!(bits(&Output::from(&output)), bits(&less));
+        assert_eq!(bits(&WireOutput::from(&output)), bits(&less));
     }
-    Output::default().fill(&plan, VOCAB, &mut output).unwrap();
+    WireOutput::default().fill(&plan, VOCAB, &mut output).unwrap();
     assert!(output.samples.is_empty());
 }
 
@@ -395,16 +436,16 @@ fn an_output_that_does_not_answer_its_plan_is_refused() {
     unasked(output_refusal(|wire| wire.samples[1].position = u64::MAX));
     unasked(output_refusal(|wire| wire.samples.swap(0, 1)));
     unasked(output_refusal(|wire| wire.samples.push(wire.samples[1].clone())));
-    unasked(output_refusal(|wire| wire.scores[0].position = 20));
-    unasked(output_refusal(|wire| wire.scores[0].session = 1));
+    unasked(output_refusal(|wire| wire.prompt_logprobs[0].position = 20));
+    unasked(output_refusal(|wire| wire.prompt_logprobs[0].session = 1));
     unasked(output_refusal(|wire| wire.embeddings[0].session = 6));
     unasked(output_refusal(|wire| wire.logits[0].rows = 1));
     unasked(output_refusal(|wire| wire.logits[0].position = 30));
 
     let outside = LimitError::TokenOutOfRange { token: 50, vocab: VOCAB };
-    let sampled = |change: fn(&mut cluster::protocol::output::Sampled)| {
+    let sampled = |change: fn(&mut cluster::protocol::output::WireSampled)| {
         output_refusal(|wire| match &mut wire.samples[0].outcome {
-            Outcome::Ok(sampled) => change(sampled),
+            WireOutcome::Ok(sampled) => change(sampled),
             _ => panic!("a token was sampled"),
         })
     };
@@ -417,6 +458,6 @@ fn an_output_that_does_not_answer_its_plan_is_refused() {
     let shape = LimitError::Shape { what: "a row of logits", found: 99, expected: 100 };
     assert_eq!(values(Packed::of_f32(&[0.0; 99])), shape);
     assert_eq!(values(Packed::of_arrays([[0; 3]])), LimitError::Ragged { what: "logits", bytes: 3 });
-    let fewer = output_refusal(|wire| wire.scores[0].outcome = Outcome::Ok(Vec::new()));
-    assert_eq!(fewer, LimitError::Shape { what: "a score", found: 0, expected: 3 });
+    let fewer = output_refusal(|wire| wire.prompt_logprobs[0].outcome = WireOutcome::Ok(Vec::new()));
+    assert_eq!(fewer, LimitError::Shape { what: "log probabilities", found: 0, expected: 3 });
 }

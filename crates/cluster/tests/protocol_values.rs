@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use cluster::protocol::limits::{LimitError, VOCAB_MAX};
-use cluster::protocol::session::{self, Prefix};
+use cluster::protocol::session::{self, WirePrefix};
 use cluster::protocol::{Lines, Number, Packed, Request, encode};
 use engine::{Capacity, PageHash};
 use proptest::collection::vec;
@@ -16,7 +16,7 @@ fn number_through_json(value: f32) -> f32 {
     again
 }
 
-fn prefix_through_a_line(prefix: engine::Prefix<'_>) -> Prefix {
+fn prefix_through_a_line(prefix: engine::Prefix<'_>) -> WirePrefix {
     let mut line = Vec::new();
     encode(&Request::Open { id: 1, tokens_max: 9, prefix: prefix.into() }, &mut line).unwrap();
     match Lines::new(&line[..]).read().unwrap().unwrap() {
@@ -78,16 +78,16 @@ fn numbers_that_json_does_not_have_are_strings() {
 }
 
 #[test]
-fn a_prefix_that_names_more_than_it_has_is_refused() {
+fn a_prefix_with_more_hashes_than_pages_is_refused() {
     let tokens = [TokenId(1); 70];
-    let good = Prefix::from(engine::Prefix { tokens: &tokens, pages: &[PageHash([1; 32]); 2], reuse_max: 70 });
-    assert!(good.check(VOCAB).is_ok() && Prefix::default().check(VOCAB).is_ok());
-    let refused = |change: fn(&mut Prefix)| {
+    let good = WirePrefix::from(engine::Prefix { tokens: &tokens, pages: &[PageHash([1; 32]); 2], reuse_max: 70 });
+    assert!(good.check(VOCAB).is_ok() && WirePrefix::default().check(VOCAB).is_ok());
+    let refused = |change: fn(&mut WirePrefix)| {
         let mut prefix = good.clone();
         change(&mut prefix);
         prefix.check(VOCAB).unwrap_err()
     };
-    assert!(matches!(refused(|prefix| prefix.tokens.truncate(63)), LimitError::TooLarge { what: "page names", .. }));
+    assert!(matches!(refused(|prefix| prefix.tokens.truncate(63)), LimitError::TooLarge { what: "page hashes", .. }));
     assert!(matches!(refused(|prefix| prefix.reuse_max = 71), LimitError::TooLarge { .. }));
     assert!(matches!(refused(|prefix| prefix.pages = Packed::of_u32(&[0; 9])), LimitError::Ragged { bytes: 36, .. }));
     assert!(matches!(refused(|prefix| prefix.tokens[0] = u32::MAX), LimitError::TokenOutOfRange { .. }));
@@ -100,15 +100,15 @@ fn a_capacity_comes_back_unless_it_is_impossible() {
         positions_max: 40_960,
         rows_max: 512,
         sequences_max: 64,
-        wanted_max: 64,
+        logit_rows_max: 64,
         step_pages_max: 1000,
         page_tokens: 32,
         pages_total: 1000,
         pages_free: 900,
         pages_cached: 100,
     };
-    assert_eq!(Capacity::try_from(session::Capacity::from(good)), Ok(good));
-    let changes: [fn(&mut session::Capacity); 7] = [
+    assert_eq!(Capacity::try_from(session::WireCapacity::from(good)), Ok(good));
+    let changes: [fn(&mut session::WireCapacity); 7] = [
         |capacity| capacity.page_tokens = 0,
         |capacity| capacity.vocab = 0,
         |capacity| capacity.vocab = VOCAB_MAX as u64 + 1,
@@ -118,7 +118,7 @@ fn a_capacity_comes_back_unless_it_is_impossible() {
         |capacity| capacity.rows_max = 0,
     ];
     for (index, change) in changes.into_iter().enumerate() {
-        let mut wire = session::Capacity::from(good);
+        let mut wire = session::WireCapacity::from(good);
         change(&mut wire);
         assert!(Capacity::try_from(wire).is_err(), "change {index}");
     }

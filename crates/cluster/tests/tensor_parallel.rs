@@ -16,8 +16,8 @@ use cluster::shared_memory::{Generation, GroupLimits, Segment};
 use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
 use cluster::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use engine::{
-    Capacity, Engine, Executor, ExecutorError, Local, Opened, Prefix, Role, SamplingParams, StepOutput, StepPlan, Want,
-    inspect,
+    Capacity, Engine, Executor, ExecutorError, LocalExecutor, OpenedSession, Phase, Prefix, RequestedOutput,
+    SamplingParams, StepOutput, StepPlan, inspect,
 };
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
@@ -39,7 +39,7 @@ const Q8_APART_MAX: f32 = 0.05;
 const LONG: Duration = Duration::from_secs(120);
 
 /// All ranks of a group, driven in step.
-struct Group(Vec<Local<CpuBackend>>);
+struct Group(Vec<LocalExecutor<CpuBackend>>);
 
 impl Group {
     fn load(folder: &Path, world: WorldSize) -> Self {
@@ -57,7 +57,7 @@ impl Group {
             let backend = CpuBackend::new(CpuOptions { threads: 1, level, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep, limits: LIMITS };
             let collective = Box::new(GroupCollective::over(seat));
-            Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
+            LocalExecutor::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         });
         Self(ranks.collect())
     }
@@ -75,7 +75,7 @@ impl Group {
             let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep: None, limits: LIMITS };
             let collective = Box::new(GroupCollective::over(mesh));
-            Local::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
+            LocalExecutor::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         };
         thread::scope(|scope| {
             let ranks = world.ranks().zip(&listeners).map(|place| {
@@ -88,7 +88,7 @@ impl Group {
     }
 
     /// What all ranks give alike.
-    fn all<T: PartialEq + std::fmt::Debug>(&mut self, call: impl Fn(&mut Local<CpuBackend>) -> T) -> T {
+    fn all<T: PartialEq + std::fmt::Debug>(&mut self, call: impl Fn(&mut LocalExecutor<CpuBackend>) -> T) -> T {
         let [first, others @ ..] = &mut self.0[..] else { panic!("a group has ranks") };
         let given = call(first);
         others.iter_mut().for_each(|rank| assert_eq!(call(rank), given));
@@ -105,12 +105,8 @@ impl Executor for Group {
         self.0[0].capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         Ok(self.all(|rank| rank.open(tokens_max, prefix).unwrap()))
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        Ok(self.all(|rank| rank.fork(from, tokens, tokens_max).unwrap()))
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
@@ -265,12 +261,19 @@ fn heads_of_odd_sizes_give_ranks_the_logits_of_the_whole_model_at_every_level() 
 /// Sessions, positions and tokens that one step of several sequences samples greedily.
 fn sampled(group: &mut Group, logprobs: Option<usize>) -> Vec<(SessionId, usize, TokenId)> {
     let sampling = SamplingParams { logprobs, ..SamplingParams::default() };
-    let want = |rows| Want::Sample { rows, prompt: 1, sampling: sampling.clone(), not_before: None };
+    let requested =
+        |rows| RequestedOutput::Sample { rows, prompt_tokens: 1, sampling: sampling.clone(), suppressed: None };
     let sessions = [3, 1, 4, 2].map(|rows| (rows, group.open(8, Prefix::NONE).unwrap().session));
     let mut plan = StepPlan::new();
     for (rows, session) in sessions {
         let tokens: Vec<_> = (0..5).map(|index| TokenId((session.0 as u32 * 31 + index * 7 + 1) % 64)).collect();
-        plan.push(session, Role::Prompt, 0, &tokens, if rows == 1 { Want::Nothing } else { want(rows) });
+        plan.push(
+            session,
+            Phase::Prefill,
+            0,
+            &tokens,
+            if rows == 1 { RequestedOutput::Nothing } else { requested(rows) },
+        );
     }
     group.submit(&plan).unwrap();
     let mut output = StepOutput::new();
@@ -301,11 +304,11 @@ fn the_best_token_is_that_of_whole_rows_however_many_a_step_samples() {
 
 #[test]
 fn a_rank_that_is_lost_before_the_head_is_an_error_of_the_others() {
-    for want in [Want::Logits { rows: 1 }, Want::sample(2, SamplingParams::default())] {
+    for requested in [RequestedOutput::Logits { rows: 1 }, RequestedOutput::sample(2, SamplingParams::default())] {
         let mut group = Group::load(&path("llama"), WorldSize::new(3).unwrap());
         let session = group.open(8, Prefix::NONE).unwrap().session;
         let mut plan = StepPlan::new();
-        plan.push(session, Role::Prompt, 0, &[TokenId(1), TokenId(2)], want);
+        plan.push(session, Phase::Prefill, 0, &[TokenId(1), TokenId(2)], requested);
         group.submit(&plan).unwrap();
         drop(group.0.remove(1));
         for mut rank in group.0 {

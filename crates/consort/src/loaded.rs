@@ -1,11 +1,11 @@
 //! `Loaded`: a model that can run, in this process or in a group of rank processes.
 
 use cluster::group::Group;
-use engine::{Executor, Local, RankReport};
+use engine::{Executor, LocalExecutor, RankReport};
 use kernels::cpu::CpuBackend;
 
 pub enum Loaded {
-    Local(Box<Local<CpuBackend>>),
+    Local(Box<LocalExecutor<CpuBackend>>),
     Group(Box<Group>),
 }
 

@@ -12,7 +12,7 @@ use cluster::group::{Deadlines, Group, GroupConfig, Hosts};
 use cluster::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use cluster::protocol::seat::Activations;
 use cluster::protocol::share::Share;
-use engine::{CHUNK_DEFAULT, Local};
+use engine::{CHUNK_DEFAULT, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions};
@@ -132,7 +132,7 @@ impl ModelOptions {
             return Ok(Loaded::Group(Box::new(self.start_group(path, checkpoint, &options, cpu, hosts, progress)?)));
         }
         let backend = CpuBackend::new(cpu)?;
-        let local = Local::load(backend, checkpoint, &options, progress).context("load the model")?;
+        let local = LocalExecutor::load(backend, checkpoint, &options, progress).context("load the model")?;
         checkpoint.release();
         Ok(Loaded::Local(Box::new(local)))
     }

@@ -1,48 +1,48 @@
-//! `Constraint`: which tokens an answer may go on with, decided outside: a grammar, a schema, a list of labels.
+//! `Constraint`: which tokens an answer may continue with, decided by the caller: a grammar, a schema, a list of labels.
 //!
-//! A constraint fills a [`TokenMask`] before each token and is told the token that was chosen. The mask travels with the
-//! step's plan to whoever samples; logits do not travel.
+//! A constraint fills a [`TokenMask`] before each token and gets the token that was sampled. The step's plan carries the
+//! mask to the sampler.
 
 use std::panic::{self, AssertUnwindSafe};
 
 use types::TokenId;
 
-/// Follows one answer. Lives on the engine's thread, and is asked once for each token.
+/// Follows one answer. Runs on the engine's thread.
 pub trait Constraint: Send {
-    /// Sets the bit of every token that may come next, and clears all others. Asked again before a token was accepted, it
-    /// gives the same. The end of sequence ids are tokens like others: allowed where the answer may end.
+    /// Sets the bit of every token that may come next, and clears all others. Gives the same mask until a token is accepted.
+    /// The end-of-sequence ids are tokens like others: allowed where the answer may end.
     fn mask(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError>;
 
-    /// The answer goes on with `token`.
+    /// The answer continues with `token`.
     fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError>;
 
-    /// Nothing may follow: the answer ends here.
+    /// Whether no token may follow: the answer ends here.
     fn is_complete(&self) -> bool;
 }
 
-/// Asks a constraint. What it does is decided by a client, in code that is not ours: a panic of it ends its own request,
-/// not the loop that all others run in.
-pub(crate) fn ask<T>(question: impl FnOnce() -> Result<T, ConstraintError>) -> Result<T, ConstraintError> {
-    // It is not asked again after a panic.
-    let answer = panic::catch_unwind(AssertUnwindSafe(question));
-    answer.unwrap_or_else(|_| Err(ConstraintError("the constraint panicked".to_owned())))
+/// Calls a constraint. A client's grammar decides what it does, in a library that is not ours: a panic ends its own request,
+/// not the engine's thread.
+pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T, ConstraintError>) -> Result<T, ConstraintError> {
+    // After a panic the sequence ends, so the constraint is never called again.
+    let result = panic::catch_unwind(AssertUnwindSafe(call));
+    result.unwrap_or_else(|_| Err(ConstraintError("the constraint panicked".to_owned())))
 }
 
-/// A constraint that can not go on. Ends its own request only.
+/// A constraint that failed. Ends its own request only.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(pub String);
 
-/// One bit for each token of the vocabulary: whether it may be chosen.
+/// One bit for each token of the vocabulary: whether it may be sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenMask {
-    /// Bit `id % 32` of word `id / 32`. Bits beyond the vocabulary mean nothing.
+    /// Bit `id % 32` of word `id / 32`. Bits beyond the vocabulary are ignored.
     words: Vec<u32>,
     vocab: usize,
 }
 
 impl TokenMask {
-    /// Allows nothing.
+    /// Allows no token.
     pub fn new(vocab: usize) -> Self {
         Self { words: vec![0; vocab.div_ceil(32)], vocab }
     }
@@ -80,7 +80,7 @@ impl TokenMask {
         (token.0 as usize) < self.vocab && self.words[token.0 as usize / 32] >> (token.0 % 32) & 1 == 1
     }
 
-    /// Forbids `tokens`, unless nothing else is allowed.
+    /// Forbids `tokens`, unless no other token is allowed.
     pub fn forbid_unless_last(&mut self, tokens: &[TokenId]) {
         let others = (0..self.vocab as u32).map(TokenId).any(|token| self.allows(token) && !tokens.contains(&token));
         if others {

@@ -1,9 +1,9 @@
 //! `Engine`: the one decode loop. Requests are added; each [`Engine::step`] advances all of them.
 //!
-//! A step runs one row of every sequence that decodes, and as much prefill as the chunk leaves, in one plan. When the
-//! K/V cache is full, the youngest sequence gives its pages up and begins again later with the tokens it has: nobody
-//! fails because others run. The same is done with all of them when the executor loses a part of itself: they wait until it is
-//! whole again, if that does not take too long. The loop knows no text.
+//! A step runs one row of every sequence in decode, and as many prefill rows as the chunk leaves, in one plan. When the K/V
+//! cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the tokens it has, so no
+//! request fails because others run. When the executor loses a process, all sequences are requeued, until the executor is
+//! ready again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
 
 mod admission;
 mod delivery;
@@ -11,42 +11,43 @@ mod delivery;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::completion_rate::CompletionRate;
 use crate::executor::{Capacity, Executor, ExecutorError, Health};
 use crate::generation::Generation;
-use crate::pace::Pace;
-use crate::plan::{Role, StepOutput, StepPlan};
-use crate::queue::Queue;
+use crate::plan::{Phase, StepOutput, StepPlan};
+use crate::queue::WaitingQueue;
 use crate::request::{Event, EventKind, Failure, FinishReason, Finished, Request, RequestId};
-use crate::sampler::SamplingError;
+use crate::running::RunningSequences;
+use crate::sampler::SamplingParamsError;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
-use crate::stats::Stats;
+use crate::stats::EngineStats;
 
-/// Requests that may wait to be run, when nothing else is asked for.
+/// The default of [`EngineOptions::waiting_max`].
 pub const WAITING_MAX: usize = 1024;
 
-/// Rows of a step when nothing else is asked for.
+/// The default of [`EngineOptions::chunk`].
 pub const CHUNK_DEFAULT: usize = 512;
 
-/// How long requests wait for an executor that rebuilds itself, when nothing else is asked for.
-pub const REPLAY_DEFAULT: Duration = Duration::from_secs(60);
+/// The default of [`EngineOptions::rebuild_timeout`].
+pub const REBUILD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
-/// Times that a request begins again because the executor lost a part while it ran.
+/// How often a request is requeued because the executor lost a process while it ran.
 const REPLAYS_MAX: u32 = 3;
 
-/// How long a step waits for such an executor, before others get a look at the loop.
-const REBUILD_LOOK: Duration = Duration::from_millis(20);
+/// How long a step waits for an executor that is not ready before it returns to the caller.
+const REBUILD_POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error("the prompt is empty")]
     EmptyPrompt,
-    #[error("the prompt has {tokens} tokens, with room for an answer at most {} fit", max.saturating_sub(1))]
+    #[error("the prompt has {tokens} tokens, at most {} fit beside an answer", max.saturating_sub(1))]
     PromptTooLong { tokens: usize, max: usize },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     TokenOutOfRange { token: u32, vocab: usize },
     #[error(transparent)]
-    Sampling(#[from] SamplingError),
+    Sampling(#[from] SamplingParamsError),
     #[error("{waiting} requests are waiting, which is the limit; try again in {} s", retry_after.as_secs())]
     QueueFull { waiting: usize, retry_after: Duration },
     #[error("other requests are running")]
@@ -55,20 +56,20 @@ pub enum EngineError {
     Executor(#[from] Arc<ExecutorError>),
 }
 
-/// How the loop works.
+/// The engine's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Rows of a step, unless there are more sequences that decode.
+    /// Rows of a step, unless more sequences are in decode.
     pub chunk: usize,
-    /// Requests that may wait beside those that run.
+    /// Requests that may wait, in addition to those that run.
     pub waiting_max: usize,
-    /// Whether prompts are looked for among those that were run before.
+    /// Whether pages of prompts that were computed before are reused.
     pub prefix_cache: bool,
-    /// Tokens that may be guessed for a sequence in one step, from what it has said before; 0: none. Answers stay the
+    /// Draft tokens of a sequence in one step, found by prompt lookup; 0 turns speculative decoding off. Answers stay the
     /// same.
-    pub speculate: usize,
-    /// How long requests wait, and begin again unseen, when the executor loses a part and rebuilds it.
-    pub replay: Duration,
+    pub draft_tokens_max: usize,
+    /// How long requests wait for an executor that has lost a process and replaces it.
+    pub rebuild_timeout: Duration,
 }
 
 impl Default for EngineOptions {
@@ -77,8 +78,8 @@ impl Default for EngineOptions {
             chunk: CHUNK_DEFAULT,
             waiting_max: WAITING_MAX,
             prefix_cache: true,
-            speculate: 0,
-            replay: REPLAY_DEFAULT,
+            draft_tokens_max: 0,
+            rebuild_timeout: REBUILD_TIMEOUT_DEFAULT,
         }
     }
 }
@@ -87,23 +88,23 @@ pub struct Engine<E: Executor> {
     executor: E,
     options: EngineOptions,
     scheduler: Scheduler,
-    waiting: Queue,
-    /// In the order of admission: the last is the youngest.
-    running: Vec<Sequence>,
-    /// The request that did not fit when so many pages were unclaimed: not worth another try before there are more.
+    waiting: WaitingQueue,
+    running: RunningSequences,
+    /// A request that did not fit, and how many pages were unclaimed then: it is tried again when more are.
     blocked: Option<(RequestId, usize)>,
+    /// Steps that were submitted and not collected.
     in_flight: usize,
-    /// Since when the executor rebuilds itself, and why.
-    lost: Option<(Instant, Arc<str>)>,
+    /// Since when the executor replaces a lost process, and why.
+    rebuilding: Option<(Instant, Arc<str>)>,
     next_id: u64,
     plan: StepPlan,
     output: StepOutput,
-    stats: Stats,
-    pace: Pace,
+    stats: EngineStats,
+    completion_rate: CompletionRate,
 }
 
 impl<E: Executor> Engine<E> {
-    /// A step runs at most `chunk` rows, unless there are more sequences that decode.
+    /// A step runs at most `chunk` rows, unless more sequences are in decode.
     pub fn new(executor: E, chunk: usize) -> Self {
         Self::with_options(executor, EngineOptions { chunk, ..EngineOptions::default() })
     }
@@ -112,17 +113,17 @@ impl<E: Executor> Engine<E> {
         Self {
             executor,
             options,
-            scheduler: Scheduler::new(options.chunk, options.speculate),
-            waiting: Queue::default(),
-            running: Vec::new(),
+            scheduler: Scheduler::new(options.chunk, options.draft_tokens_max),
+            waiting: WaitingQueue::default(),
+            running: RunningSequences::default(),
             blocked: None,
             in_flight: 0,
-            lost: None,
+            rebuilding: None,
             next_id: 0,
             plan: StepPlan::new(),
             output: StepOutput::new(),
-            stats: Stats::default(),
-            pace: Pace::new(Instant::now()),
+            stats: EngineStats::default(),
+            completion_rate: CompletionRate::new(Instant::now()),
         }
     }
 
@@ -135,7 +136,7 @@ impl<E: Executor> Engine<E> {
         &mut self.executor
     }
 
-    /// Ends every request and gives the executor back.
+    /// Ends every request and returns the executor.
     pub fn into_executor(mut self) -> E {
         self.clear();
         self.executor
@@ -149,7 +150,7 @@ impl<E: Executor> Engine<E> {
         self.executor.capacity()
     }
 
-    /// Nothing is running, nothing waits.
+    /// No request runs or waits.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty() && self.in_flight == 0
     }
@@ -162,40 +163,43 @@ impl<E: Executor> Engine<E> {
         self.waiting.len()
     }
 
-    /// Requests that would be accepted now: those that may wait, and those that need not.
-    pub fn room(&self) -> usize {
-        let seats = self.executor.capacity().sequences_max.saturating_sub(self.running.len());
-        self.options.waiting_max.saturating_add(seats).saturating_sub(self.waiting.len())
+    /// Requests that would be accepted now: those that may wait, and those that can run at once.
+    pub fn headroom(&self) -> usize {
+        let can_run = self.executor.capacity().sequences_max.saturating_sub(self.running.len());
+        self.options.waiting_max.saturating_add(can_run).saturating_sub(self.waiting.len())
     }
 
-    /// When a request that finds the queue full should come again: when half of those that wait will have begun, at the
-    /// pace of late.
+    /// After what time a request that found the queue full should be sent again: when half of the waiting ones will have
+    /// started, at the present rate.
     pub fn retry_after(&self) -> Duration {
-        self.pace.interval(Instant::now()).saturating_mul(self.waiting.len() as u32 / 2).max(Duration::from_secs(1))
+        self.completion_rate
+            .interval(Instant::now())
+            .saturating_mul(self.waiting.len() as u32 / 2)
+            .max(Duration::from_secs(1))
     }
 
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EngineStats {
         let Capacity { pages_total, pages_free, pages_cached, .. } = self.executor.capacity();
         let (running, waiting) = (self.running.len(), self.waiting.len());
-        Stats { running, waiting, pages_total, pages_free, pages_cached, ..self.stats }
+        EngineStats { running, waiting, pages_total, pages_free, pages_cached, ..self.stats }
     }
 
-    /// Accepts a request that can run, now or later. What could never run is refused here.
+    /// Accepts a request, to run now or later. A request that could never run is refused.
     pub fn add(&mut self, request: Request) -> Result<RequestId, EngineError> {
         let (capacity, now) = (self.executor.capacity(), Instant::now());
         request.check(&capacity)?;
-        if self.is_lost_for_long() {
-            // It may be whole again: nobody has looked since the last request ended.
-            self.attend(Duration::ZERO, &mut Vec::new());
+        if self.rebuild_timed_out() {
+            // The executor may be ready again: it is not polled while no request runs or waits.
+            self.poll_health(Duration::ZERO, &mut Vec::new());
         }
-        if let Some((_, why)) = self.lost.as_ref().filter(|_| self.is_lost_for_long()) {
+        if let Some((_, why)) = self.rebuilding.as_ref().filter(|_| self.rebuild_timed_out()) {
             return Err(Arc::new(ExecutorError::Lost { why: why.clone() }).into());
         }
-        if self.room() == 0 {
+        if self.headroom() == 0 {
             return Err(EngineError::QueueFull { waiting: self.waiting.len(), retry_after: self.retry_after() });
         }
         if self.is_idle() {
-            self.pace = Pace::new(now);
+            self.completion_rate = CompletionRate::new(now);
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
@@ -212,18 +216,18 @@ impl<E: Executor> Engine<E> {
         Some(self.end(&sequence, FinishReason::Cancelled, Instant::now()))
     }
 
-    /// Submits what can run, waits for the oldest step, and appends what it gave to `events`. Returns false when there
-    /// was nothing to run. After an error of the executor no request is left: each was ended, with an event.
+    /// Submits what can run, waits for the oldest step, and appends its events to `events`. Returns false if there was nothing
+    /// to run. After an error of the executor no request is left: each has ended, with an event.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<bool, EngineError> {
-        let wait = if self.is_idle() { Duration::ZERO } else { REBUILD_LOOK };
-        let result = match self.attend(wait, events) {
+        let wait = if self.is_idle() { Duration::ZERO } else { REBUILD_POLL };
+        let result = match self.poll_health(wait, events) {
             Health::Ready => self.try_step(events),
-            Health::Rebuilding { why } if self.is_lost_for_long() => Err(ExecutorError::Lost { why }),
+            Health::Rebuilding { why } if self.rebuild_timed_out() => Err(ExecutorError::Lost { why }),
             Health::Rebuilding { .. } => Ok(!self.is_idle()),
         };
         match result {
-            Err(ExecutorError::Lost { why }) if !self.is_lost_for_long() => {
-                self.retreat(&why, events);
+            Err(ExecutorError::Lost { why }) if !self.rebuild_timed_out() => {
+                self.requeue_all(&why, events);
                 Ok(true)
             }
             Err(error) => {
@@ -235,12 +239,12 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// Whether the executor can run, as far as is known without asking it.
+    /// Whether the executor can run steps, as of the last poll.
     pub fn health(&self) -> Health {
-        self.lost.as_ref().map_or(Health::Ready, |(_, why)| Health::Rebuilding { why: why.clone() })
+        self.rebuilding.as_ref().map_or(Health::Ready, |(_, why)| Health::Rebuilding { why: why.clone() })
     }
 
-    /// Adds a request to an idle engine, and runs it as its tokens are asked for. Dropping the stream cancels it.
+    /// Adds a request to an idle engine. The iterator runs it, and cancels it when dropped.
     pub fn generate(&mut self, request: Request) -> Result<Generation<'_, E>, EngineError> {
         if !self.is_idle() {
             return Err(EngineError::Busy);
@@ -249,34 +253,34 @@ impl<E: Executor> Engine<E> {
         Ok(Generation::new(self, request))
     }
 
-    /// Lets the executor look after itself, and says whether it can run. While it can not, requests wait.
-    fn attend(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
-        let health = self.executor.attend(wait);
+    /// Polls the executor's health. While it can not run steps, all sequences wait.
+    fn poll_health(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
+        let health = self.executor.poll_health(wait);
         match &health {
-            Health::Ready => self.lost = None,
-            Health::Rebuilding { why } => self.retreat(why, events),
+            Health::Ready => self.rebuilding = None,
+            Health::Rebuilding { why } => self.requeue_all(why, events),
         }
         health
     }
 
-    /// Whether requests have waited long enough for the executor.
-    fn is_lost_for_long(&self) -> bool {
-        self.lost.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.replay)
+    /// Whether requests have waited as long for the executor as they may.
+    fn rebuild_timed_out(&self) -> bool {
+        self.rebuilding.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.rebuild_timeout)
     }
 
-    /// The executor lost its sessions: those that ran wait, with what they have, until it is whole again. One that was there each
-    /// time may well be the cause, and ends.
-    fn retreat(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
-        let since = self.lost.take().map_or_else(Instant::now, |(since, _)| since);
-        self.lost = Some((since, why.clone()));
+    /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence that has run
+    /// at too many losses may be their cause, and ends.
+    fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
+        let since = self.rebuilding.take().map_or_else(Instant::now, |(since, _)| since);
+        self.rebuilding = Some((since, why.clone()));
         self.in_flight = 0;
         self.blocked = None;
         while let Some(mut sequence) = self.running.pop() {
-            if sequence.replay() <= REPLAYS_MAX {
+            if sequence.reset_after_loss() <= REPLAYS_MAX {
                 self.stats.replays += 1;
-                self.waiting.push_front(sequence);
+                self.waiting.requeue(sequence);
             } else {
-                self.waiting.leave(sequence.tenant);
+                self.waiting.finished(sequence.tenant);
                 let error = Arc::new(ExecutorError::Lost { why: why.clone() });
                 self.finish(sequence, FinishReason::Failed(Failure::Executor(error)), Instant::now(), events);
             }
@@ -296,7 +300,7 @@ impl<E: Executor> Engine<E> {
 
     fn try_step(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         self.admit(events)?;
-        self.constrain(events);
+        self.update_masks(events);
         while self.in_flight < self.executor.depth() && self.submit(events)? {}
         if self.in_flight == 0 {
             return Ok(false);
@@ -310,11 +314,11 @@ impl<E: Executor> Engine<E> {
         delivered.map(|()| true)
     }
 
-    /// Asks constraints what may come next.
-    fn constrain(&mut self, events: &mut Vec<Event>) {
+    /// Updates the masks of constrained sequences.
+    fn update_masks(&mut self, events: &mut Vec<Event>) {
         let mut index = 0;
         while index < self.running.len() {
-            match self.running[index].constrain() {
+            match self.running[index].update_mask() {
                 Ok(()) => index += 1,
                 Err(error) => {
                     let sequence = self.remove(index);
@@ -324,7 +328,7 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// Plans and submits one step, making room for it if need be. False: there was nothing to plan.
+    /// Plans and submits one step, and preempts sequences while its pages do not fit. False if there was nothing to plan.
     fn submit(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         loop {
             self.scheduler.plan(&mut self.plan, &mut self.running, &self.executor.capacity());
@@ -333,43 +337,42 @@ impl<E: Executor> Engine<E> {
             }
             match self.executor.submit(&self.plan) {
                 Ok(()) => break,
-                Err(ExecutorError::OutOfPages { .. }) => self.make_room(events),
+                Err(ExecutorError::OutOfPages { .. }) => self.preempt(events),
                 Err(error) => return Err(error),
             }
         }
         self.in_flight += 1;
         for entry in self.plan.entries() {
-            let sequence = self.running.iter_mut().find(|sequence| sequence.session == Some(entry.session));
-            let sequence = sequence.expect("only running sequences are planned");
+            let index = self.running.position_of(entry.session).expect("only running sequences are planned");
             let samples = if entry.is_sampled() { entry.logit_rows() } else { 0 };
-            sequence.submitted(entry.end(), samples);
-            match entry.role {
-                Role::Prompt => self.stats.prefilled_tokens += entry.rows() as u64,
-                Role::Generated => self.stats.guessed_tokens += samples.saturating_sub(1) as u64,
+            self.running[index].submitted(entry.end(), samples);
+            match entry.phase {
+                Phase::Prefill => self.stats.prefilled_tokens += entry.rows() as u64,
+                Phase::Decode => self.stats.draft_tokens += samples.saturating_sub(1) as u64,
             }
         }
         Ok(true)
     }
 
-    /// The cache is full: the youngest sequence goes back to the queue. If it is alone, then nobody will ever free a page
-    /// for it, and it ends here.
-    fn make_room(&mut self, events: &mut Vec<Event>) {
+    /// The cache is full: requeues the youngest sequence. A sequence that is alone ends, because no other will free a page for
+    /// it.
+    fn preempt(&mut self, events: &mut Vec<Event>) {
         if self.running.len() == 1 {
             let sequence = self.remove(0);
             self.finish(sequence, FinishReason::Context, Instant::now(), events);
         } else if let Some(mut sequence) = self.running.pop() {
-            self.executor.close(sequence.session.expect("a running sequence has a session"));
-            sequence.retreat();
+            self.executor.close(sequence.session());
+            sequence.reset();
             self.stats.preemptions += 1;
-            self.waiting.push_front(sequence);
+            self.waiting.requeue(sequence);
         }
     }
 
-    /// Takes a running sequence out of the loop and closes its session.
+    /// Removes a running sequence and closes its session.
     fn remove(&mut self, index: usize) -> Sequence {
         let sequence = self.running.remove(index);
-        self.executor.close(sequence.session.expect("a running sequence has a session"));
-        self.waiting.leave(sequence.tenant);
+        self.executor.close(sequence.session());
+        self.waiting.finished(sequence.tenant);
         sequence
     }
 
@@ -380,15 +383,16 @@ impl<E: Executor> Engine<E> {
 
     fn end(&mut self, sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished {
         self.stats.finished.count(&reason);
-        self.pace.count(now);
+        self.completion_rate.count(now);
         sequence.finished(reason, now)
     }
 
-    /// Ends every request and forgets the steps in flight.
+    /// Ends every request and discards the steps in flight.
     fn clear(&mut self) {
-        for sequence in self.running.drain(..) {
-            self.executor.close(sequence.session.expect("a running sequence has a session"));
+        for sequence in self.running.iter() {
+            self.executor.close(sequence.session());
         }
+        self.running.clear();
         self.waiting.clear();
         while self.in_flight > 0 {
             let _ = self.executor.collect(&mut self.output);

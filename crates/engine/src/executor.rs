@@ -19,30 +19,27 @@ pub trait Executor: Send {
 
     fn capacity(&self) -> Capacity;
 
-    /// A new session that will hold at most `tokens_max` tokens. It begins with what was computed before of `prefix`, as
-    /// far as that is found; the pages of `prefix` that it computes can be found by later sessions.
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError>;
+    /// Opens a session that will hold at most `tokens_max` tokens. It begins with those pages of `prefix` that the prefix
+    /// cache has. Whole pages of `prefix` that it computes are published in the cache for later sessions.
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError>;
 
-    /// A new session that begins with the first `tokens` tokens of another, as far as these can be shared.
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError>;
-
-    /// Forgets what a session computed after its first `tokens` tokens. Returns how many remain computed, which is less
-    /// than `tokens` where a page that others share, or may find, had to be let go.
+    /// Discards what a session computed after its first `tokens` tokens. Returns how many remain computed: fewer than
+    /// `tokens` if these end within a page that is shared or in the prefix cache, because that page is released.
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError>;
 
-    /// Ends a session and frees its pages at once. What a step in flight would give for it is dropped.
+    /// Closes a session and frees its pages at once. What a step in flight computes for it is dropped.
     /// Closing a session twice does nothing.
     fn close(&mut self, session: SessionId);
 
     /// Starts a step. An error means that no session changed; what can be checked is checked before anything runs.
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
 
-    /// Waits for the oldest step in flight and replaces `output` with what it gave.
+    /// Waits for the oldest step in flight and replaces `output` with its results.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
 
-    /// Looks after itself: notices what was lost while nothing ran, and gets on with rebuilding it, for at most `wait` or until
-    /// it is ready. Once something was lost, every session is gone, and this or a call that failed has said so.
-    fn attend(&mut self, wait: Duration) -> Health {
+    /// Detects lost processes while no step runs, and continues to replace them, for at most `wait` or until the executor is
+    /// ready. After a loss every session is gone; either this method or a call that failed has reported it.
+    fn poll_health(&mut self, wait: Duration) -> Health {
         let _ = wait;
         Health::Ready
     }
@@ -57,21 +54,21 @@ pub trait Executor: Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     Ready,
-    /// It lost a part and gets it back: see [`Executor::attend`].
+    /// It lost a process and replaces it: see [`Executor::poll_health`].
     Rebuilding {
         why: Arc<str>,
     },
 }
 
-/// How one rank of an executor is doing.
+/// The state of one rank of an executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankReport {
     pub rank: Rank,
     /// `None` while there is no process.
     pub pid: Option<u32>,
-    /// It can run steps, as soon as all others can.
+    /// It can run steps as soon as all others can.
     pub ready: bool,
-    /// A word for people: `ready`, `loading`.
+    /// For people: `ready`, `loading`.
     pub state: &'static str,
     /// Processes that had this rank before.
     pub restarts: u64,
@@ -84,16 +81,16 @@ pub struct RankReport {
     pub wait_time: Duration,
     /// Time that it took to hand steps to the rank.
     pub send_time: Duration,
-    /// Times that the rank had to leave a step because another was lost, and the longest that this took.
+    /// How often the rank had to abort a step because another rank was lost, and the longest time that this took.
     pub drains: u64,
     pub drain_max: Duration,
 }
 
-/// A session made by [`Executor::open`] or [`Executor::fork`].
+/// A session opened by [`Executor::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenedSession {
     pub session: SessionId,
-    /// Tokens that it holds computed: the rest has to be run again.
+    /// Tokens at its beginning that are computed already; the others have to be run.
     pub computed: usize,
 }
 
@@ -107,15 +104,15 @@ pub struct Capacity {
     pub rows_max: usize,
     /// Sequences of one step.
     pub sequences_max: usize,
-    /// Rows of one step whose logits may be wanted.
-    pub wanted_max: usize,
+    /// Rows of one step whose logits may be requested.
+    pub logit_rows_max: usize,
     /// Pages of all sequences of one step; a page that two share counts twice.
     pub step_pages_max: usize,
     pub page_tokens: usize,
     pub pages_total: usize,
-    /// Pages that a session could take.
+    /// Pages that can be allocated: empty ones and cached ones.
     pub pages_free: usize,
-    /// Of these: pages of prefixes that are found again until they are taken.
+    /// Of these: pages of the prefix cache that no session uses.
     pub pages_cached: usize,
 }
 
@@ -146,17 +143,17 @@ pub enum ExecutorError {
     #[error("a session of {tokens} tokens was asked for, the limit is {max}")]
     TooLong { tokens: usize, max: usize },
     #[error("session {} has computed {computed} tokens, the plan continues at {position}", session.0)]
-    OutOfPlace { session: SessionId, computed: usize, position: usize },
+    PositionMismatch { session: SessionId, computed: usize, position: usize },
     #[error("session {} occurs twice in one step", .0.0)]
-    Duplicate(SessionId),
+    DuplicateSession(SessionId),
     #[error("a step of {found} {what} is too large, the limit is {max}")]
     StepTooLarge { what: &'static str, found: usize, max: usize },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     TokenOutOfRange { token: u32, vocab: usize },
     #[error("{depth} steps are in flight, which is the limit")]
-    Full { depth: usize },
+    PipelineFull { depth: usize },
     #[error("no step is in flight")]
-    Idle,
+    NoStepInFlight,
     #[error("a part of the model's processes was lost: {why}")]
     Lost { why: Arc<str> },
     #[error(transparent)]
@@ -168,10 +165,10 @@ pub enum ExecutorError {
 impl ExecutorError {
     /// Whether the same call can succeed later, when other sessions have ended.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::Full { .. })
+        matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::PipelineFull { .. })
     }
 
-    /// Whether every session is gone, while the executor rebuilds itself: see [`Executor::attend`].
+    /// Whether every session is gone and the executor replaces what it lost: see [`Executor::poll_health`].
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
@@ -186,12 +183,8 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
         (**self).capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         (**self).open(tokens_max, prefix)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        (**self).fork(from, tokens, tokens_max)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
@@ -210,8 +203,8 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
         (**self).collect(output)
     }
 
-    fn attend(&mut self, wait: Duration) -> Health {
-        (**self).attend(wait)
+    fn poll_health(&mut self, wait: Duration) -> Health {
+        (**self).poll_health(wait)
     }
 
     fn ranks(&self) -> Vec<RankReport> {

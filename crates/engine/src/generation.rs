@@ -4,11 +4,11 @@ use crate::engine::{Engine, EngineError};
 use crate::executor::Executor;
 use crate::request::{Event, EventKind, Finished, RequestId};
 
-/// The events of one request, made as they are asked for. The last one is [`EventKind::Finished`].
+/// The events of one request; each call of `next` runs the engine as far as needed. The last one is [`EventKind::Finished`].
 pub struct Generation<'a, E: Executor> {
     engine: &'a mut Engine<E>,
     request: RequestId,
-    /// The next is the last.
+    /// Events of the last step in reverse order.
     events: Vec<Event>,
     ended: bool,
 }
@@ -18,7 +18,7 @@ impl<'a, E: Executor> Generation<'a, E> {
         Self { engine, request, events: Vec::new(), ended: false }
     }
 
-    /// Stops here. `None` if the request has ended already.
+    /// Cancels the request. `None` if it has ended already.
     pub fn cancel(&mut self) -> Option<Finished> {
         self.ended = true;
         self.engine.cancel(self.request)

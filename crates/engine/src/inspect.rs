@@ -4,11 +4,11 @@ use types::TokenId;
 
 use crate::engine::{Engine, EngineError};
 use crate::executor::{Executor, ExecutorError};
-use crate::plan::{Role, StepOutput, StepPlan, Want};
+use crate::plan::{Phase, RequestedOutput, StepOutput, StepPlan};
 use crate::prefix::Prefix;
 use crate::request::{EventKind, Failure, FinishReason, Finished, Request};
 
-/// The greedy continuation of `prompt`: exactly `tokens` tokens, unless the context is full before.
+/// The greedy continuation of `prompt`: exactly `tokens` tokens, unless the context ends before.
 pub fn greedy<E: Executor>(
     engine: &mut Engine<E>,
     prompt: &[TokenId],
@@ -33,7 +33,7 @@ pub enum GreedyError {
     Failed(#[from] Failure),
 }
 
-/// Runs `tokens`, as a prompt, in chunks of at most `chunk`, and hands the logits of every position to `row`, in order.
+/// Runs `tokens` as a prompt in chunks of at most `chunk`, and calls `row` with the logits of every position, in order.
 pub fn logits<E: Executor, X: From<ExecutorError>>(
     executor: &mut E,
     tokens: &[TokenId],
@@ -41,13 +41,13 @@ pub fn logits<E: Executor, X: From<ExecutorError>>(
     mut row: impl FnMut(&[f32]) -> Result<(), X>,
 ) -> Result<(), X> {
     let capacity = executor.capacity();
-    let chunk = chunk.clamp(1, capacity.rows_max.min(capacity.wanted_max));
+    let chunk = chunk.clamp(1, capacity.rows_max.min(capacity.logit_rows_max));
     let session = executor.open(tokens.len(), Prefix::NONE)?.session;
     let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
     let mut run = || {
         for (index, piece) in tokens.chunks(chunk).enumerate() {
             plan.clear();
-            plan.push(session, Role::Prompt, index * chunk, piece, Want::Logits { rows: piece.len() });
+            plan.push(session, Phase::Prefill, index * chunk, piece, RequestedOutput::Logits { rows: piece.len() });
             executor.submit(&plan)?;
             executor.collect(&mut output)?;
             for rows in &output.logits {

@@ -1,49 +1,55 @@
-//! Many requests, one loop: step plans, the `Executor` trait and the one that runs in this process, pages, sampler.
+//! The decode loop: many requests run together in steps. Also step plans, the sampler, page tables and the prefix cache.
 //!
-//! [`Engine`] is the decode loop. It plans steps, an [`Executor`] runs them, and it does not know where. [`Local`] is the
-//! executor for a whole model in this process. Synchronous throughout; no sockets, no text.
+//! [`Engine`] plans steps and an [`Executor`] runs them; the engine does not know where. [`LocalExecutor`] is the executor that
+//! runs a model in this process. [`Service`] runs an engine on a thread of its own. Synchronous throughout; no sockets, no
+//! text.
 #![forbid(unsafe_code)]
 
+mod completion_rate;
 mod constraint;
+mod draft;
 mod engine;
 mod executor;
 mod generation;
-mod guess;
 pub mod inspect;
-mod ledger;
 mod local;
 pub mod measure;
-mod pace;
-mod pages;
+mod page_pool;
+mod page_tables;
 mod plan;
 mod prefix;
 mod queue;
 mod random;
 mod request;
 mod row;
+mod running;
 mod sampler;
 mod scheduler;
 mod sequence;
 mod service;
-mod sessions;
+mod session_table;
 mod stats;
 
 pub use constraint::{Constraint, ConstraintError, TokenMask};
-pub use engine::{CHUNK_DEFAULT, Engine, EngineError, EngineOptions, REPLAY_DEFAULT, WAITING_MAX};
-pub use executor::{Capacity, Executor, ExecutorError, Health, Opened, RankReport};
+pub use engine::{CHUNK_DEFAULT, Engine, EngineError, EngineOptions, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX};
+pub use executor::{Capacity, Executor, ExecutorError, Health, OpenedSession, RankReport};
 pub use generation::Generation;
-pub use ledger::Ledger;
-pub use local::Local;
-pub use pages::Pages;
-pub use plan::{Embedding, Entry, LogitRows, NotBefore, Role, Sample, Scores, StepOutput, StepPlan, Want};
+pub use local::LocalExecutor;
+pub use page_pool::PagePool;
+pub use page_tables::{PageTables, SESSIONS_MAX};
+pub use plan::{
+    Entry, LogitRows, Phase, PooledEmbedding, PromptLogprobs, RequestedOutput, Sample, StepOutput, StepPlan,
+    SuppressedTokens,
+};
 pub use prefix::{PageHash, Prefix, page_hashes};
 pub use random::fresh_seed;
 pub use request::{
-    Event, EventKind, Failure, FinishReason, Finished, Goal, Pooling, Request, RequestId, Tenant, Timings,
+    Event, EventKind, Failure, FinishReason, Finished, Pooling, Request, RequestId, RequestKind, TenantId, Timings,
 };
 pub use sampler::{
-    Allowed, History, Logprobs, SampleError, Sampled, Sampler, SamplingError, SamplingParams, TOP_LOGPROBS_MAX,
+    AllowedTokens, History, Logprobs, SampleError, Sampled, Sampler, SamplingParams, SamplingParamsError,
+    TOP_LOGPROBS_MAX,
 };
-pub use service::{Ending, EventSink, Service, SubmitError, Ticket};
-pub use sessions::{SESSIONS_MAX, Sessions};
-pub use stats::{FinishCounts, Stats};
+pub use service::{EventSink, RequestHandle, Service, SubmitError, ThreadExit};
+pub use session_table::SessionTable;
+pub use stats::{EngineStats, FinishCounts};

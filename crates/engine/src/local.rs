@@ -1,22 +1,25 @@
-//! `Local`: the executor that runs all layers of a model in this process, with embedding, head and sampler: the whole of them, or one
-//! rank's share. The ranks of a group get the same calls in the same order; the first of them samples, and its output is that of the group.
+//! `LocalExecutor`: runs all layers of a model in this process, with embedding, head and sampler: the whole model, or one rank's
+//! shard of it. The ranks of a group get the same calls in the same order; the first of them samples, and its output is that
+//! of the group.
 //!
 //! It has one step in flight. `submit` hands the layers to the backend, `collect` the head, then waits for the logits and
-//! samples. On a backend that works in order, a page that is let go between the two is written to only afterwards.
+//! samples. On a backend that works in order, a page that is released between the two is written to only afterwards.
 
 use kernels::{Backend, Rows, Span, StepInputs};
 use model::{Block, Checkpoint, Collective, Ends, Limits, LoadError, LoadOptions, Solo};
 use types::{LayerRange, Rank, SessionId, TokenId};
 
-use crate::executor::{Capacity, Executor, ExecutorError, Opened};
-use crate::ledger::Ledger;
-use crate::plan::{Embedding, Entry, NotBefore, Sample, Scores, StepOutput, StepPlan, Want};
+use crate::executor::{Capacity, Executor, ExecutorError, OpenedSession};
+use crate::page_tables::slot_of;
+use crate::plan::{
+    Entry, PooledEmbedding, PromptLogprobs, RequestedOutput, Sample, StepOutput, StepPlan, SuppressedTokens,
+};
 use crate::prefix::Prefix;
 use crate::request::Pooling;
-use crate::sampler::{Allowed, History, Sampler};
-use crate::sessions::slot_of;
+use crate::sampler::{AllowedTokens, History, Sampler};
+use crate::session_table::SessionTable;
 
-pub struct Local<B: Backend> {
+pub struct LocalExecutor<B: Backend> {
     backend: B,
     rank: Rank,
     collective: Box<dyn Collective<B>>,
@@ -24,7 +27,7 @@ pub struct Local<B: Backend> {
     block: Block<B>,
     step: B::Step,
     hidden: B::Buffer,
-    ledger: Ledger,
+    sessions: SessionTable,
     /// The computed tokens of each session, by slot: penalties look back at them.
     histories: Vec<Vec<TokenId>>,
     /// The sums of each session's hidden states, by slot, for those that are embedded.
@@ -41,7 +44,7 @@ pub struct Local<B: Backend> {
     sampler: Sampler,
 }
 
-/// The lists that `StepInputs` borrows, with room for the largest step.
+/// The lists that `StepInputs` borrows, with memory for the largest step.
 struct Inputs {
     tokens: Vec<u32>,
     spans: Vec<Span>,
@@ -60,8 +63,8 @@ impl Inputs {
     }
 }
 
-impl<B: Backend> Local<B> {
-    /// Loads all layers of a model. `progress` is told how many of them are there.
+impl<B: Backend> LocalExecutor<B> {
+    /// Loads all layers of a model. `progress` gets the number of layers loaded so far.
     pub fn load(
         backend: B,
         from: &Checkpoint,
@@ -95,7 +98,7 @@ impl<B: Backend> Local<B> {
             block,
             step,
             hidden,
-            ledger: Ledger::new(&limits, from.description().vocab),
+            sessions: SessionTable::new(&limits, from.description().vocab),
             histories: Vec::new(),
             pools: Vec::new(),
             inputs: Inputs::new(&limits),
@@ -111,7 +114,7 @@ impl<B: Backend> Local<B> {
     /// Begins anew in a group that was formed again: every session is gone, the weights stay.
     pub fn regroup(&mut self, collective: Box<dyn Collective<B>>) {
         self.collective = collective;
-        self.ledger.clear();
+        self.sessions.clear();
         self.flight = None;
     }
 
@@ -121,7 +124,7 @@ impl<B: Backend> Local<B> {
 
     /// Sessions that are open.
     pub fn sessions(&self) -> usize {
-        self.ledger.sessions()
+        self.sessions.count()
     }
 
     /// Bytes of the layers' weights.
@@ -143,9 +146,9 @@ impl<B: Backend> Local<B> {
         pages.clear();
         wanted.clear();
         let mut row = 0;
-        self.ledger.reserve(plan)?;
+        self.sessions.reserve(plan)?;
         for entry in plan.entries() {
-            let table = self.ledger.table(entry)?;
+            let table = self.sessions.pages(entry)?;
             spans.push(Span {
                 row,
                 rows: entry.rows() as u32,
@@ -185,7 +188,7 @@ impl<B: Backend> Local<B> {
         &mut self.histories[slot]
     }
 
-    /// Reads what the step in flight left and turns it into what its plan wants. Ranks after the first compute their share
+    /// Reads the results of the step in flight and computes what its plan requests. Ranks after the first compute their share
     /// of the logits for it.
     fn finish(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), ExecutorError> {
         let (logit_rows, pooled) = (plan.logit_rows(), plan.pooled_rows());
@@ -213,7 +216,7 @@ impl<B: Backend> Local<B> {
         Ok(())
     }
 
-    /// Samples, scores, or copies the logits of the step.
+    /// Samples tokens, computes log probabilities, or copies logits, as the entries request.
     fn choose(&mut self, plan: &StepPlan, output: &mut StepOutput) {
         let vocab = self.ends.vocab();
         let mut rest = self.logits.as_mut_slice();
@@ -221,26 +224,26 @@ impl<B: Backend> Local<B> {
             let (rows, session) = (entry.logit_rows(), entry.session);
             let (values, after) = rest.split_at_mut(rows * vocab);
             rest = after;
-            if !self.ledger.is_open(session) {
+            if !self.sessions.is_open(session) {
                 continue;
             }
-            match &entry.want {
-                Want::Nothing | Want::Embed { .. } => {}
-                Want::Logits { .. } => output.push_logits(session, entry.end() - rows, rows, values),
-                Want::Score { top, next } => {
+            match &entry.requested {
+                RequestedOutput::Nothing | RequestedOutput::Embed { .. } => {}
+                RequestedOutput::Logits { .. } => output.push_logits(session, entry.end() - rows, rows, values),
+                RequestedOutput::PromptLogprobs { top, next } => {
                     let following = plan.tokens(entry)[1..].iter().chain([next]);
-                    let scored = values.chunks_exact(vocab).zip(following);
-                    let outcome = scored.map(|(row, &token)| self.sampler.score(row, token, *top)).collect();
-                    output.scores.push(Scores { session, position: entry.position + 1, outcome });
+                    let rows = values.chunks_exact(vocab).zip(following);
+                    let outcome = rows.map(|(row, &token)| self.sampler.logprobs_of(row, token, *top)).collect();
+                    output.prompt_logprobs.push(PromptLogprobs { session, position: entry.position + 1, outcome });
                 }
-                Want::Sample { prompt, sampling, not_before, .. } => {
+                RequestedOutput::Sample { prompt_tokens, sampling, suppressed, .. } => {
                     let history = &self.histories[slot_of(session)];
                     for (index, row) in values.chunks_exact_mut(vocab).enumerate() {
                         let position = entry.end() - rows + index + 1;
-                        // A session that was cut back since has no such position any more.
+                        // A session that was truncated since has no such position any more.
                         let Some(tokens) = history.get(..position) else { break };
-                        let history = History { tokens, prompt: *prompt };
-                        let allowed = allowed(plan, entry, not_before.as_ref(), position);
+                        let history = History { tokens, prompt_tokens: *prompt_tokens };
+                        let allowed = allowed(plan, entry, suppressed.as_ref(), position);
                         let outcome = self.sampler.sample(row, sampling, history, allowed);
                         output.samples.push(Sample { session, position, outcome });
                     }
@@ -256,8 +259,8 @@ impl<B: Backend> Local<B> {
         for entry in plan.entries() {
             let (rows, after) = rest.split_at(entry.pooled_rows() * width);
             rest = after;
-            let Want::Embed { pooling, last } = entry.want else { continue };
-            if !self.ledger.is_open(entry.session) {
+            let RequestedOutput::Embed { pooling, last } = entry.requested else { continue };
+            if !self.sessions.is_open(entry.session) {
                 continue;
             }
             let sums = &mut self.pools[slot_of(entry.session)];
@@ -268,68 +271,62 @@ impl<B: Backend> Local<B> {
             if last {
                 let count = if pooling == Pooling::Mean { entry.end() } else { 1 };
                 let values = sums.iter().map(|sum| (sum / count as f64) as f32).collect();
-                output.embeddings.push(Embedding { session: entry.session, values });
+                output.embeddings.push(PooledEmbedding { session: entry.session, values });
             }
         }
     }
 }
 
-/// What may be chosen for `position`, as an entry says.
-fn allowed<'a>(plan: &'a StepPlan, entry: &Entry, not_before: Option<&'a NotBefore>, position: usize) -> Allowed<'a> {
-    let except = not_before.filter(|tokens| position < tokens.position).map_or(&[][..], |tokens| &tokens.tokens);
-    Allowed { mask: plan.mask(entry), except }
+/// Which tokens may be sampled for `position` of an entry.
+fn allowed<'a>(
+    plan: &'a StepPlan,
+    entry: &Entry,
+    suppressed: Option<&'a SuppressedTokens>,
+    position: usize,
+) -> AllowedTokens<'a> {
+    let suppressed = suppressed.filter(|tokens| position < tokens.until).map_or(&[][..], |tokens| &tokens.tokens);
+    AllowedTokens { mask: plan.mask(entry), suppressed }
 }
 
-impl<B: Backend> Executor for Local<B> {
+impl<B: Backend> Executor for LocalExecutor<B> {
     fn depth(&self) -> usize {
         1
     }
 
     fn capacity(&self) -> Capacity {
-        self.ledger.capacity()
+        self.sessions.capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
-        let opened = self.ledger.open(tokens_max, prefix)?;
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
+        let opened = self.sessions.open(tokens_max, prefix)?;
         let found = &prefix.tokens[..opened.computed];
         self.begin_history(opened.session, tokens_max).extend_from_slice(found);
         Ok(opened)
     }
 
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        let forked = self.ledger.fork(from, tokens, tokens_max)?;
-        self.begin_history(forked.session, tokens_max);
-        let [source, target] = self
-            .histories
-            .get_disjoint_mut([slot_of(from), slot_of(forked.session)])
-            .expect("both sessions are open, in slots of their own");
-        target.extend_from_slice(&source[..forked.computed]);
-        Ok(forked)
-    }
-
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        let kept = self.ledger.truncate(session, tokens)?;
+        let kept = self.sessions.truncate(session, tokens)?;
         self.histories[slot_of(session)].truncate(kept);
         Ok(kept)
     }
 
     fn close(&mut self, session: SessionId) {
-        self.ledger.close(session);
+        self.sessions.close(session);
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         if self.flight.is_some() {
-            return Err(ExecutorError::Full { depth: self.depth() });
+            return Err(ExecutorError::PipelineFull { depth: self.depth() });
         }
-        self.ledger.check(plan)?;
-        let generated = plan.generated_rows();
-        let rows = Rows { generated, prompt: plan.rows() - generated };
+        self.sessions.check(plan)?;
+        let decode = plan.decode_rows();
+        let rows = Rows { generated: decode, prompt: plan.rows() - decode };
         let result = self.prepare(plan).and_then(|()| self.forward(rows));
         if let Err(error) = result {
-            self.ledger.give_back(plan);
+            self.sessions.release_reserved(plan);
             return Err(error);
         }
-        self.ledger.advance(plan);
+        self.sessions.advance(plan);
         for entry in plan.entries() {
             self.record(entry.session, plan.tokens(entry));
         }
@@ -341,11 +338,11 @@ impl<B: Backend> Executor for Local<B> {
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         output.clear();
-        let plan = self.flight.take().ok_or(ExecutorError::Idle)?;
+        let plan = self.flight.take().ok_or(ExecutorError::NoStepInFlight)?;
         let result = self.finish(&plan, output);
         self.spare = plan;
         if result.is_err() {
-            self.ledger.forget_prefixes();
+            self.sessions.clear_prefix_cache();
         }
         result
     }

@@ -1,24 +1,24 @@
-//! How fast an executor runs, for `consort bench`: the work of prefill and decode on given tokens, with the cheapest
-//! sampling there is. What it chooses is thrown away, so that every round does the same work.
+//! The speed of an executor, for `consort bench`: prefill and decode of given tokens, with greedy sampling. Sampled tokens are
+//! discarded, so that every round does the same work.
 
 use std::time::{Duration, Instant};
 
 use types::{SessionId, TokenId};
 
 use crate::executor::{Executor, ExecutorError};
-use crate::plan::{Role, StepOutput, StepPlan, Want};
+use crate::plan::{Phase, RequestedOutput, StepOutput, StepPlan};
 use crate::prefix::Prefix;
 use crate::request::rate;
 use crate::sampler::SamplingParams;
 
-/// Tokens that were run, and the time that took.
+/// Tokens that were run, and how long that took.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct Throughput {
     pub tokens: usize,
     pub elapsed: Duration,
 }
 
-impl Measured {
+impl Throughput {
     pub fn tokens_per_s(&self) -> f64 {
         rate(self.tokens, self.elapsed)
     }
@@ -29,7 +29,7 @@ pub fn prefill<E: Executor + ?Sized>(
     executor: &mut E,
     prompt: &[TokenId],
     chunk: usize,
-) -> Result<Measured, ExecutorError> {
+) -> Result<Throughput, ExecutorError> {
     let capacity = executor.capacity();
     let chunk = chunk.clamp(1, capacity.rows_max);
     with_sessions(executor, 1, prompt.len(), |executor, sessions| {
@@ -38,12 +38,12 @@ pub fn prefill<E: Executor + ?Sized>(
         for (index, piece) in prompt.chunks(chunk).enumerate() {
             let is_last = (index + 1) * chunk >= prompt.len();
             plan.clear();
-            let want = if is_last { greedy_token() } else { Want::Nothing };
-            plan.push(sessions[0], Role::Prompt, index * chunk, piece, want);
+            let requested = if is_last { greedy_token() } else { RequestedOutput::Nothing };
+            plan.push(sessions[0], Phase::Prefill, index * chunk, piece, requested);
             executor.submit(&plan)?;
             executor.collect(&mut output)?;
         }
-        Ok(Measured { tokens: prompt.len(), elapsed: start.elapsed() })
+        Ok(Throughput { tokens: prompt.len(), elapsed: start.elapsed() })
     })
 }
 
@@ -54,14 +54,14 @@ pub fn decode<E: Executor + ?Sized>(
     context: &[TokenId],
     tokens: &[TokenId],
     batch: usize,
-) -> Result<Measured, ExecutorError> {
+) -> Result<Throughput, ExecutorError> {
     let chunk = executor.capacity().rows_max.max(1);
     with_sessions(executor, batch, context.len() + tokens.len(), |executor, sessions| {
         let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
         for &session in sessions {
             for (index, piece) in context.chunks(chunk).enumerate() {
                 plan.clear();
-                plan.push(session, Role::Prompt, index * chunk, piece, Want::Nothing);
+                plan.push(session, Phase::Prefill, index * chunk, piece, RequestedOutput::Nothing);
                 executor.submit(&plan)?;
                 executor.collect(&mut output)?;
             }
@@ -71,26 +71,26 @@ pub fn decode<E: Executor + ?Sized>(
             plan.clear();
             for &session in sessions {
                 let (position, token) = (context.len() + index, std::slice::from_ref(token));
-                plan.push(session, Role::Generated, position, token, greedy_token());
+                plan.push(session, Phase::Decode, position, token, greedy_token());
             }
             executor.submit(&plan)?;
             executor.collect(&mut output)?;
         }
-        Ok(Measured { tokens: tokens.len() * batch, elapsed: start.elapsed() })
+        Ok(Throughput { tokens: tokens.len() * batch, elapsed: start.elapsed() })
     })
 }
 
-fn greedy_token() -> Want {
-    Want::sample(0, SamplingParams::default())
+fn greedy_token() -> RequestedOutput {
+    RequestedOutput::sample(0, SamplingParams::default())
 }
 
-/// Opens sessions, runs `work`, and closes them whatever happened.
+/// Opens sessions, runs `work`, and closes them, also after an error.
 fn with_sessions<E: Executor + ?Sized>(
     executor: &mut E,
     count: usize,
     tokens_max: usize,
-    work: impl FnOnce(&mut E, &[SessionId]) -> Result<Measured, ExecutorError>,
-) -> Result<Measured, ExecutorError> {
+    work: impl FnOnce(&mut E, &[SessionId]) -> Result<Throughput, ExecutorError>,
+) -> Result<Throughput, ExecutorError> {
     let mut sessions = Vec::with_capacity(count);
     let mut result = Ok(());
     while sessions.len() < count && result.is_ok() {

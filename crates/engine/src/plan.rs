@@ -1,11 +1,11 @@
-//! `StepPlan`: what one step runs, and `StepOutput`: what it gave.
+//! `StepPlan`: what one step runs, and `StepOutput`: its results.
 //!
-//! A plan lists sequences. For each it says which tokens to run, from the first position that is not computed yet, and
-//! what is wanted of them. Chunked prefill, decode, and checking of guessed tokens are all this one case: *computed*
-//! advances towards *known*. Both types keep their memory from step to step.
+//! A plan has one entry per sequence: which tokens to run, from the first position that is not computed yet, and which
+//! output to return. Chunked prefill, decode, and verification of draft tokens are all this one case. Both types keep their
+//! memory from step to step.
 //!
-//! Entries with generated tokens come first, then those of prompts, and last those of prompts that are to be pooled: rows
-//! with the same arithmetic lie side by side, and so do rows with logits.
+//! Decode entries come first, then prefill entries, and last the prefill entries whose hidden states are pooled: rows with
+//! the same arithmetic are contiguous, and so are rows with logits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,33 +15,35 @@ use types::{SessionId, TokenId};
 use crate::request::Pooling;
 use crate::sampler::{Logprobs, SampleError, Sampled, SamplingParams};
 
-/// Whether tokens were given or generated. A token's arithmetic may depend on its role, never on its company or on how
-/// its sequence was cut into steps; so a sequence that begins again computes each token in the role that it had.
+/// How tokens are computed: as part of a prompt, or as part of an answer. A token's arithmetic may depend on its phase, never
+/// on the other rows of the step or on how its sequence was split into steps. So a sequence that is computed again computes
+/// each token in the phase that it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Also tokens that are only guessed to be generated.
-    Generated,
-    Prompt,
+pub enum Phase {
+    /// Generated tokens and draft tokens.
+    Decode,
+    /// Tokens of the prompt.
+    Prefill,
 }
 
-/// What is wanted of an entry.
+/// What a step returns for an entry.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Want {
+pub enum RequestedOutput {
     Nothing,
-    /// A token for each of the last `rows` rows. Tokens before position `prompt` were given, those after it generated:
-    /// presence and frequency penalties count only the latter.
+    /// A sampled token for each of the last `rows` rows. The first `prompt_tokens` tokens of the session are its prompt;
+    /// presence and frequency penalties count only those after them.
     Sample {
         rows: usize,
-        prompt: usize,
+        prompt_tokens: usize,
         sampling: SamplingParams,
-        not_before: Option<NotBefore>,
+        suppressed: Option<SuppressedTokens>,
     },
     /// The log probability of the token that follows each row: the entry's next one, and `next` after its last.
-    Score {
+    PromptLogprobs {
         top: usize,
         next: TokenId,
     },
-    /// The session's hidden states after the final norm, pooled: given when `last` says that no more are to come.
+    /// The session's hidden states after the final norm, pooled. They are returned by the entry with `last`.
     Embed {
         pooling: Pooling,
         last: bool,
@@ -52,17 +54,18 @@ pub enum Want {
     },
 }
 
-impl Want {
-    /// One token, chosen freely.
-    pub fn sample(prompt: usize, sampling: SamplingParams) -> Self {
-        Self::Sample { rows: 1, prompt, sampling, not_before: None }
+impl RequestedOutput {
+    /// One token, with all tokens allowed.
+    pub fn sample(prompt_tokens: usize, sampling: SamplingParams) -> Self {
+        Self::Sample { rows: 1, prompt_tokens, sampling, suppressed: None }
     }
 }
 
-/// Tokens that are not chosen for positions before `position`.
+/// Tokens that are not sampled before a position.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NotBefore {
-    pub position: usize,
+pub struct SuppressedTokens {
+    /// The first position for which they may be sampled.
+    pub until: usize,
     pub tokens: Arc<[TokenId]>,
 }
 
@@ -70,11 +73,11 @@ pub struct NotBefore {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub session: SessionId,
-    pub role: Role,
-    /// Of the first token; equals the tokens that the session has computed so far.
+    pub phase: Phase,
+    /// Of the first token; equals the number of tokens that the session has computed.
     pub position: usize,
     tokens: Range<usize>,
-    pub want: Want,
+    pub requested: RequestedOutput,
     mask: Option<Range<usize>>,
 }
 
@@ -91,30 +94,30 @@ impl Entry {
 
     /// How many of its last rows need logits.
     pub fn logit_rows(&self) -> usize {
-        match self.want {
-            Want::Nothing | Want::Embed { .. } => 0,
-            Want::Sample { rows, .. } | Want::Logits { rows } => rows,
-            Want::Score { .. } => self.rows(),
+        match self.requested {
+            RequestedOutput::Nothing | RequestedOutput::Embed { .. } => 0,
+            RequestedOutput::Sample { rows, .. } | RequestedOutput::Logits { rows } => rows,
+            RequestedOutput::PromptLogprobs { .. } => self.rows(),
         }
     }
 
-    /// Whether tokens are chosen for it.
+    /// Whether tokens are sampled for it.
     pub fn is_sampled(&self) -> bool {
-        matches!(self.want, Want::Sample { .. })
+        matches!(self.requested, RequestedOutput::Sample { .. })
     }
 
     /// How many of its last rows are pooled.
     pub fn pooled_rows(&self) -> usize {
-        match self.want {
-            Want::Embed { pooling: Pooling::Mean, .. } => self.rows(),
-            Want::Embed { pooling: Pooling::Last, last } => usize::from(last),
+        match self.requested {
+            RequestedOutput::Embed { pooling: Pooling::Mean, .. } => self.rows(),
+            RequestedOutput::Embed { pooling: Pooling::Last, last } => usize::from(last),
             _ => 0,
         }
     }
 
-    /// Where it comes in a plan.
-    fn order(&self) -> (Role, bool) {
-        (self.role, matches!(self.want, Want::Embed { .. }))
+    /// Sorts the entries of a plan.
+    fn order(&self) -> (Phase, bool) {
+        (self.phase, matches!(self.requested, RequestedOutput::Embed { .. }))
     }
 }
 
@@ -152,31 +155,38 @@ impl StepPlan {
         self.masks.clear();
     }
 
-    pub fn push(&mut self, session: SessionId, role: Role, position: usize, tokens: &[TokenId], want: Want) {
-        self.push_guessed(session, role, position, tokens, &[], want);
-    }
-
-    /// `tokens`, then `guesses`, which may prove wrong.
-    pub fn push_guessed(
+    pub fn push(
         &mut self,
         session: SessionId,
-        role: Role,
+        phase: Phase,
         position: usize,
         tokens: &[TokenId],
-        guesses: &[TokenId],
-        want: Want,
+        requested: RequestedOutput,
+    ) {
+        self.push_with_draft(session, phase, position, tokens, &[], requested);
+    }
+
+    /// Adds an entry that runs `tokens` and then `draft` tokens, which may be rejected.
+    pub fn push_with_draft(
+        &mut self,
+        session: SessionId,
+        phase: Phase,
+        position: usize,
+        tokens: &[TokenId],
+        draft: &[TokenId],
+        requested: RequestedOutput,
     ) {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
-        self.tokens.extend_from_slice(guesses);
-        let entry = Entry { session, role, position, tokens: start..self.tokens.len(), want, mask: None };
+        self.tokens.extend_from_slice(draft);
+        let entry = Entry { session, phase, position, tokens: start..self.tokens.len(), requested, mask: None };
         assert!(entry.rows() > 0, "an entry runs at least one token");
-        assert!(entry.logit_rows() <= entry.rows(), "rows are wanted that the entry does not run");
+        assert!(entry.logit_rows() <= entry.rows(), "an entry has the rows whose logits it requests");
         assert!(self.entries.last().is_none_or(|last| last.order() <= entry.order()), "an entry is out of order");
         self.entries.push(entry);
     }
 
-    /// Only tokens with a bit in `words` may be sampled for the last entry.
+    /// Allows only tokens with a bit in `words` to be sampled for the last entry.
     pub fn mask_last(&mut self, words: &[u32]) {
         let start = self.masks.len();
         self.masks.extend_from_slice(words);
@@ -206,10 +216,10 @@ impl StepPlan {
         self.tokens.len()
     }
 
-    /// Rows of generated tokens: the first ones.
-    pub fn generated_rows(&self) -> usize {
-        let generated = self.entries.iter().filter(|entry| entry.role == Role::Generated);
-        generated.map(Entry::rows).sum()
+    /// Rows of decode entries: the first rows of the plan.
+    pub fn decode_rows(&self) -> usize {
+        let decode = self.entries.iter().filter(|entry| entry.phase == Phase::Decode);
+        decode.map(Entry::rows).sum()
     }
 
     /// Rows whose logits are needed.
@@ -227,27 +237,27 @@ impl StepPlan {
     }
 }
 
-/// A token for the row before `position`, or why there is none: one sequence's bad logits do not spoil the others.
+/// A sampled token, or why there is none: unusable logits of one sequence do not affect the others.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub session: SessionId,
-    /// Where the token belongs in its sequence.
+    /// Of the token in its sequence.
     pub position: usize,
     pub outcome: Result<Sampled, SampleError>,
 }
 
-/// The log probabilities of given tokens.
+/// The log probabilities of consecutive tokens of a prompt.
 #[derive(Clone, Debug)]
-pub struct Scores {
+pub struct PromptLogprobs {
     pub session: SessionId,
     /// Of the first token.
     pub position: usize,
     pub outcome: Result<Vec<Logprobs>, SampleError>,
 }
 
-/// A whole prompt as one vector.
+/// The pooled hidden states of a prompt.
 #[derive(Clone, Debug)]
-pub struct Embedding {
+pub struct PooledEmbedding {
     pub session: SessionId,
     pub values: Vec<f32>,
 }
@@ -262,12 +272,12 @@ pub struct LogitRows {
     values: Range<usize>,
 }
 
-/// What one step gave, in the order of the plan's entries and rows.
+/// The results of one step, in the order of the plan's entries and rows.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     pub samples: Vec<Sample>,
-    pub scores: Vec<Scores>,
-    pub embeddings: Vec<Embedding>,
+    pub prompt_logprobs: Vec<PromptLogprobs>,
+    pub embeddings: Vec<PooledEmbedding>,
     pub logits: Vec<LogitRows>,
     values: Vec<f32>,
 }
@@ -280,7 +290,7 @@ impl StepOutput {
     /// Empties the output and keeps its memory.
     pub fn clear(&mut self) {
         self.samples.clear();
-        self.scores.clear();
+        self.prompt_logprobs.clear();
         self.embeddings.clear();
         self.logits.clear();
         self.values.clear();

@@ -1,37 +1,37 @@
-//! `Prefix`: how a prompt begins, told so that whoever holds K/V can find pages that were computed before.
+//! `Prefix`: the key under which an executor finds pages of a prompt that were computed before.
 //!
-//! A page is named by a hash of its tokens and of the name of the page before it, so equal names mean equal tokens from
-//! the very first on: the hash is a cryptographic one of 256 bits, and names are compared whole. The first page is
-//! salted with the tenant. Holders of K/V see names, not tokens, and each of them keeps pages of its own.
+//! The hash of a page covers its tokens and the hash of the page before it, so equal hashes mean equal tokens from the first
+//! one on: the hash is cryptographic, has 256 bits, and is compared whole. The first page is salted with the tenant. Each
+//! process that holds K/V finds its own pages by these hashes.
 
 use types::TokenId;
 
-use crate::request::Tenant;
+use crate::request::TenantId;
 
-/// The name of a whole page of a prompt.
+/// Identifies a whole page of a prompt and everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageHash(pub [u8; 32]);
 
 /// The beginning of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefix<'a> {
-    /// The prompt, for whoever samples and has to look back at it.
+    /// The prompt: penalties need the tokens of pages that are found.
     pub tokens: &'a [TokenId],
-    /// One for each whole page of the prompt: names under which its pages are found, and kept when they are computed.
+    /// One for each whole page of the prompt. Pages are found by these hashes, and published under them when computed.
     pub pages: &'a [PageHash],
-    /// Tokens that may be taken from pages found; the others have to be run, for what is wanted of them.
+    /// Tokens that may come from the cache; the others have to be run because their output is requested.
     pub reuse_max: usize,
 }
 
 impl Prefix<'_> {
-    /// Nothing is looked for, and nothing is kept.
+    /// Nothing is looked up, and nothing is published.
     pub const NONE: Prefix<'static> = Prefix { tokens: &[], pages: &[], reuse_max: 0 };
 }
 
-/// Names the whole pages of a prompt.
-pub fn page_hashes(tenant: Tenant, prompt: &[TokenId], page_tokens: usize) -> Vec<PageHash> {
+/// The hashes of the whole pages of a prompt.
+pub fn page_hashes(tenant: TenantId, prompt: &[TokenId], page_tokens: usize) -> Vec<PageHash> {
     let mut hasher = blake3::Hasher::new_derive_key("consort: the name of a page of a prompt");
-    let name = |hasher: &mut blake3::Hasher, before: &[u8], page: &[TokenId]| {
+    let hash = |hasher: &mut blake3::Hasher, before: &[u8], page: &[TokenId]| {
         hasher.reset();
         hasher.update(before);
         for token in page {
@@ -39,9 +39,9 @@ pub fn page_hashes(tenant: Tenant, prompt: &[TokenId], page_tokens: usize) -> Ve
         }
         PageHash(*hasher.finalize().as_bytes())
     };
-    let salt = name(&mut hasher, &tenant.0.to_le_bytes(), &[]);
+    let salt = hash(&mut hasher, &tenant.0.to_le_bytes(), &[]);
     let pages = prompt.chunks_exact(page_tokens).scan(salt, |before, page| {
-        *before = name(&mut hasher, &before.0, page);
+        *before = hash(&mut hasher, &before.0, page);
         Some(*before)
     });
     pages.collect()
@@ -56,24 +56,24 @@ mod tests {
     }
 
     #[test]
-    fn a_name_depends_on_every_token_before_and_on_the_tenant() {
+    fn a_hash_depends_on_every_token_before_and_on_the_tenant() {
         let prompt = tokens(0..70);
-        let names = page_hashes(Tenant(1), &prompt, 32);
-        assert_eq!(names.len(), 2, "only whole pages are named");
-        assert_eq!(names, page_hashes(Tenant(1), &prompt[..64], 32));
-        let other = page_hashes(Tenant(2), &prompt, 32);
-        assert!(names.iter().all(|name| !other.contains(name)));
+        let hashes = page_hashes(TenantId(1), &prompt, 32);
+        assert_eq!(hashes.len(), 2, "only whole pages are hashed");
+        assert_eq!(hashes, page_hashes(TenantId(1), &prompt[..64], 32));
+        let other = page_hashes(TenantId(2), &prompt, 32);
+        assert!(hashes.iter().all(|hash| !other.contains(hash)));
         for changed in [0, 31, 32, 63] {
             let mut prompt = prompt.clone();
             prompt[changed].0 += 1000;
-            let found = page_hashes(Tenant(1), &prompt, 32);
-            assert_eq!([found[0] == names[0], found[1] == names[1]], [changed > 31, false], "token {changed}");
+            let found = page_hashes(TenantId(1), &prompt, 32);
+            assert_eq!([found[0] == hashes[0], found[1] == hashes[1]], [changed > 31, false], "token {changed}");
         }
     }
 
     #[test]
-    fn the_same_page_at_another_place_has_another_name() {
-        let names = page_hashes(Tenant(1), &tokens((0..32).chain(0..32)), 32);
-        assert_ne!(names[0], names[1]);
+    fn the_same_tokens_on_another_page_have_another_hash() {
+        let hashes = page_hashes(TenantId(1), &tokens((0..32).chain(0..32)), 32);
+        assert_ne!(hashes[0], hashes[1]);
     }
 }

@@ -1,41 +1,43 @@
-//! `Queue`: who waits, and whose turn it is.
+//! `WaitingQueue`: the sequences that wait to run, and which of them is next.
 //!
-//! Each tenant waits in a line of its own. The turn goes to the tenant that has been served the fewest tokens, so that one
-//! with many or long requests does not keep the others waiting (virtual token counters: Sheng and others, Fairness in
-//! serving large language models, 2024). A tenant that comes back begins at the count of the least served that is here:
-//! an absence is not saved up.
+//! Each tenant has a queue of its own. The next sequence is one of the tenant that has been served the fewest tokens, so
+//! that a tenant with many or long requests does not keep the others waiting (virtual token counters: Sheng and others,
+//! Fairness in serving large language models, 2024). A tenant that returns starts at the lowest count of those present:
+//! the time in which it asked for nothing earns it no credit.
 
 use std::collections::VecDeque;
 
-use crate::request::{RequestId, Tenant};
+use crate::request::{RequestId, TenantId};
 use crate::sequence::Sequence;
 
-/// How many of a line are looked at for one that may go.
-const LOOK_MAX: usize = 32;
+/// Sequences of one tenant that are considered for admission at once.
+const SCAN_MAX: usize = 32;
 
 #[derive(Default)]
-pub(crate) struct Queue {
-    /// Those that wait or run, in the order in which they came.
-    lines: Vec<Line>,
+pub(crate) struct WaitingQueue {
+    /// Tenants that have a sequence which waits or runs, in the order in which they came.
+    tenants: Vec<TenantQueue>,
     waiting: usize,
 }
 
-struct Line {
-    tenant: Tenant,
-    /// Tokens, run for it or given to it.
+struct TenantQueue {
+    tenant: TenantId,
+    /// Prompt tokens computed for it and tokens generated for it.
     served: u64,
     running: usize,
     waiting: VecDeque<Sequence>,
 }
 
-/// Where a sequence waits. Good until the queue changes.
+/// The position of a waiting sequence. Valid until the queue changes.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
-    line: usize,
+pub(crate) struct QueuePosition {
+    /// In `tenants`.
+    tenant: usize,
+    /// In the tenant's queue.
     index: usize,
 }
 
-impl Queue {
+impl WaitingQueue {
     pub fn len(&self) -> usize {
         self.waiting
     }
@@ -45,83 +47,86 @@ impl Queue {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
-        self.lines.iter().flat_map(|line| &line.waiting)
+        self.tenants.iter().flat_map(|queue| &queue.waiting)
     }
 
-    /// At the end of its tenant's line.
+    /// Adds a new sequence at the end of its tenant's queue.
     pub fn push(&mut self, sequence: Sequence) {
-        self.line(sequence.tenant).waiting.push_back(sequence);
+        self.tenant_queue(sequence.tenant).waiting.push_back(sequence);
         self.waiting += 1;
     }
 
-    /// One that ran, back to the head of its tenant's line.
-    pub fn push_front(&mut self, sequence: Sequence) {
-        let line = self.line(sequence.tenant);
-        line.running -= 1;
-        line.waiting.push_front(sequence);
+    /// Puts a sequence that ran back at the head of its tenant's queue.
+    pub fn requeue(&mut self, sequence: Sequence) {
+        let queue = self.tenant_queue(sequence.tenant);
+        queue.running -= 1;
+        queue.waiting.push_front(sequence);
         self.waiting += 1;
     }
 
-    /// The first that may go, in the order of turns.
-    pub fn next(&self, may_go: impl Fn(&Sequence) -> bool) -> Option<Place> {
-        let first = |line: &Line| line.waiting.iter().take(LOOK_MAX).position(&may_go);
-        let lines = self.lines.iter().enumerate();
-        let candidates = lines.filter_map(|(at, line)| Some((line.served, Place { line: at, index: first(line)? })));
-        candidates.min_by_key(|&(served, _)| served).map(|(_, place)| place)
+    /// The next sequence that `may_run`.
+    pub fn next(&self, may_run: impl Fn(&Sequence) -> bool) -> Option<QueuePosition> {
+        let first = |queue: &TenantQueue| queue.waiting.iter().take(SCAN_MAX).position(&may_run);
+        let candidates = self.tenants.iter().enumerate().filter_map(|(tenant, queue)| {
+            let index = first(queue)?;
+            Some((queue.served, QueuePosition { tenant, index }))
+        });
+        candidates.min_by_key(|&(served, _)| served).map(|(_, position)| position)
     }
 
-    pub fn get(&self, place: Place) -> &Sequence {
-        &self.lines[place.line].waiting[place.index]
+    pub fn get(&self, position: QueuePosition) -> &Sequence {
+        &self.tenants[position.tenant].waiting[position.index]
     }
 
-    /// Takes a sequence out of its line in order to run it. [`Queue::leave`] says when it has ended.
-    pub fn take(&mut self, place: Place) -> Sequence {
+    /// Takes a sequence in order to run it. The caller reports its end with [`WaitingQueue::finished`].
+    pub fn take(&mut self, position: QueuePosition) -> Sequence {
         self.waiting -= 1;
-        let line = &mut self.lines[place.line];
-        line.running += 1;
-        line.waiting.remove(place.index).expect("a place holds a sequence")
+        let queue = &mut self.tenants[position.tenant];
+        queue.running += 1;
+        queue.waiting.remove(position.index).expect("a valid position holds a sequence")
     }
 
-    /// Takes a sequence out that is not to run.
+    /// Removes a sequence that will not run.
     pub fn remove(&mut self, id: RequestId) -> Option<Sequence> {
-        let place = self.lines.iter().enumerate().find_map(|(line, waiting)| {
-            let index = waiting.waiting.iter().position(|sequence| sequence.id == id)?;
-            Some(Place { line, index })
+        let position = self.tenants.iter().enumerate().find_map(|(tenant, queue)| {
+            let index = queue.waiting.iter().position(|sequence| sequence.id == id)?;
+            Some(QueuePosition { tenant, index })
         })?;
-        let sequence = self.take(place);
-        self.leave(sequence.tenant);
+        let sequence = self.take(position);
+        self.finished(sequence.tenant);
         Some(sequence)
     }
 
     /// A sequence that was taken has ended.
-    pub fn leave(&mut self, tenant: Tenant) {
-        let at = self.lines.iter().position(|line| line.tenant == tenant).expect("its tenant is here");
-        let line = &mut self.lines[at];
-        line.running -= 1;
-        if line.running == 0 && line.waiting.is_empty() {
-            self.lines.remove(at);
+    pub fn finished(&mut self, tenant: TenantId) {
+        let index = self.tenants.iter().position(|queue| queue.tenant == tenant);
+        let index = index.expect("a tenant with a running sequence has a queue");
+        let queue = &mut self.tenants[index];
+        queue.running -= 1;
+        if queue.running == 0 && queue.waiting.is_empty() {
+            self.tenants.remove(index);
         }
     }
 
-    /// Tokens were run for a tenant, or given to it.
-    pub fn charge(&mut self, tenant: Tenant, tokens: usize) {
-        if let Some(line) = self.lines.iter_mut().find(|line| line.tenant == tenant) {
-            line.served += tokens as u64;
+    /// Counts tokens that a tenant was served.
+    pub fn charge(&mut self, tenant: TenantId, tokens: usize) {
+        if let Some(queue) = self.tenants.iter_mut().find(|queue| queue.tenant == tenant) {
+            queue.served += tokens as u64;
         }
     }
 
-    /// Forgets everybody.
+    /// Removes all tenants and their sequences.
     pub fn clear(&mut self) {
-        self.lines.clear();
+        self.tenants.clear();
         self.waiting = 0;
     }
 
-    fn line(&mut self, tenant: Tenant) -> &mut Line {
-        let at = self.lines.iter().position(|line| line.tenant == tenant).unwrap_or_else(|| {
-            let served = self.lines.iter().map(|line| line.served).min().unwrap_or(0);
-            self.lines.push(Line { tenant, served, running: 0, waiting: VecDeque::new() });
-            self.lines.len() - 1
+    fn tenant_queue(&mut self, tenant: TenantId) -> &mut TenantQueue {
+        let index = self.tenants.iter().position(|queue| queue.tenant == tenant).unwrap_or_else(|| {
+            let served = self.tenants.iter().map(|queue| queue.served).min().unwrap_or(0);
+            self.tenants.push(TenantQueue { tenant, served, running: 0, waiting: VecDeque::new() });
+            self.tenants.len() - 1
         });
-        &mut self.lines[at]
+        &mut self.tenants[index]
     }
 }

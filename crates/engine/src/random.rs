@@ -1,5 +1,5 @@
-//! Random numbers without state: each is a function of a seed and a position, so that an answer does not depend on
-//! what else runs, on how its prompt was cut into chunks, or on a step that had to be run again.
+//! Random numbers without state: each is a function of a seed and a position. So an answer does not depend on the other
+//! requests, on how its prompt was split into chunks, or on whether it was requeued.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -1,4 +1,4 @@
-//! What is asked of the engine, and what it answers.
+//! `Request`: one sequence for the engine to run, and `Event`: what happens to it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,32 +9,32 @@ use types::TokenId;
 use crate::constraint::{Constraint, ConstraintError};
 use crate::engine::EngineError;
 use crate::executor::{Capacity, ExecutorError};
-use crate::sampler::{Logprobs, SampleError, Sampled, SamplingError, SamplingParams, TOP_LOGPROBS_MAX};
+use crate::sampler::{Logprobs, SampleError, Sampled, SamplingParams, SamplingParamsError, TOP_LOGPROBS_MAX};
 
 /// A request that the engine has accepted. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Who asks. Tenants get their turns alike, whatever each of them asks for, and never see by the clock what another one
-/// has asked: the salt of the prefix cache.
+/// On whose behalf a request runs. Tenants are served equal numbers of tokens, and the prefix cache is salted with the tenant,
+/// so that no tenant can find out by timing what another one has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Tenant(pub u64);
+pub struct TenantId(pub u64);
 
 /// One sequence to continue, or to embed.
 pub struct Request {
     pub prompt: Vec<TokenId>,
     pub sampling: SamplingParams,
-    /// Tokens to generate at most; `usize::MAX` goes on until the context is full.
+    /// Tokens to generate at most; `usize::MAX` means until the context is full.
     pub tokens_max: usize,
-    /// Tokens before which nothing in `eos` is chosen.
+    /// Tokens to generate before one of `eos` may be sampled.
     pub tokens_min: usize,
-    /// Each of these ends the answer and is not part of it. None: goes on to `tokens_max`.
+    /// Each of these ends the answer and is not part of it. If empty, the answer has `tokens_max` tokens.
     pub eos: Arc<[TokenId]>,
-    pub tenant: Tenant,
+    pub tenant: TenantId,
     pub constraint: Option<Box<dyn Constraint>>,
-    /// The log probabilities of the prompt's tokens, each with this many of the best ones.
+    /// Return the log probabilities of the prompt's tokens, each with this many of the best ones.
     pub prompt_logprobs: Option<usize>,
-    pub goal: Goal,
+    pub kind: RequestKind,
 }
 
 impl Request {
@@ -46,14 +46,14 @@ impl Request {
             tokens_max,
             tokens_min: 0,
             eos: Arc::new([]),
-            tenant: Tenant::default(),
+            tenant: TenantId::default(),
             constraint: None,
             prompt_logprobs: None,
-            goal: Goal::Generate,
+            kind: RequestKind::Generate,
         }
     }
 
-    /// That it could run, if it were alone.
+    /// Checks that the executor could run it, if it were alone.
     pub fn check(&self, capacity: &Capacity) -> Result<(), EngineError> {
         let (tokens, max, vocab) = (self.prompt.len(), capacity.tokens_max(), capacity.vocab);
         if tokens == 0 {
@@ -66,7 +66,7 @@ impl Request {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
         if let Some(asked) = self.prompt_logprobs.filter(|&asked| asked > TOP_LOGPROBS_MAX) {
-            return Err(SamplingError::TooManyLogprobs { asked }.into());
+            return Err(SamplingParamsError::TooManyLogprobs { asked }.into());
         }
         Ok(self.sampling.check(vocab)?)
     }
@@ -74,20 +74,20 @@ impl Request {
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { prompt, sampling, tokens_max, tenant, goal, .. } = self;
+        let Self { prompt, sampling, tokens_max, tenant, kind, .. } = self;
         f.debug_struct("Request")
             .field("prompt_tokens", &prompt.len())
             .field("sampling", sampling)
             .field("tokens_max", tokens_max)
             .field("tenant", tenant)
-            .field("goal", goal)
+            .field("kind", kind)
             .finish_non_exhaustive()
     }
 }
 
-/// What a request is for.
+/// What a request computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Goal {
+pub enum RequestKind {
     #[default]
     Generate,
     /// One vector for the prompt. Nothing is generated.
@@ -107,22 +107,22 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happens to a request, in this order. It ends exactly once, with `Finished` or `Refused`.
+/// What happens to a request, in this order. The last event is `Finished` or `Refused`.
 #[derive(Debug)]
 pub enum EventKind {
-    /// It can run, now or later.
+    /// It will run, now or later.
     Accepted,
-    /// The prompt has been run; what it gives comes next.
+    /// The prompt has been computed; tokens or an embedding come next.
     Prefilled {
         /// Tokens at the beginning of the prompt that were found in the prefix cache.
         cached_tokens: usize,
-        /// One for each token of the prompt, if asked for; nothing precedes the first.
+        /// One for each token of the prompt, if requested; the first token has none.
         prompt_logprobs: Vec<Option<Logprobs>>,
     },
     Token(Sampled),
     Embedding(Vec<f32>),
     Finished(Finished),
-    /// It was never begun.
+    /// It never ran.
     Refused(EngineError),
 }
 
@@ -136,30 +136,30 @@ pub struct Finished {
 pub enum FinishReason {
     /// The model ended its answer with this token.
     Eos(Sampled),
-    /// All tokens that were asked for are there.
+    /// The answer has `tokens_max` tokens.
     Length,
     /// The model's context, or the whole K/V cache, is full.
     Context,
-    /// Nothing may follow: the constraint is fulfilled, or the embedding is there.
+    /// The constraint allows no further token, or the embedding was computed.
     Complete,
     Cancelled,
     Failed(Failure),
 }
 
-/// Why a request could not be carried on.
+/// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Failure {
-    /// The model's logits were unusable, or nothing was allowed.
+    /// The model's logits were unusable, or no token was allowed.
     #[error(transparent)]
     Sample(#[from] SampleError),
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
-    /// The step broke, and with it every request that was running or waiting.
+    /// A step failed, and with it every request that was running or waiting.
     #[error(transparent)]
     Executor(#[from] Arc<ExecutorError>),
 }
 
-/// Where a request's time went.
+/// How long the parts of a request took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timings {
     pub prompt_tokens: usize,
@@ -181,7 +181,7 @@ impl Timings {
         rate(self.prompt_tokens, self.prefill)
     }
 
-    /// Of the tokens after the first, which prefill gave; 0 before there is a second one.
+    /// Of the tokens after the first, which prefill gives; 0 before there is a second one.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.decode)
     }

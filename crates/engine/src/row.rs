@@ -29,14 +29,14 @@ pub(crate) fn maximum(logits: &[f32]) -> Result<f32, SampleError> {
     }
 }
 
-/// Where the first of the logits is that equals `best`, one of them.
-pub(crate) fn first(logits: &[f32], best: f32) -> usize {
+/// The index of the first logit that equals `best`, which is one of them.
+pub(crate) fn first_index(logits: &[f32], best: f32) -> usize {
     let has = |block: &[f32]| block.iter().fold(false, |has, &logit| has | (logit == best));
     let start = logits.chunks(BLOCK).position(has).map_or(0, |block| block * BLOCK);
     start + logits[start..].iter().position(|&logit| logit == best).expect("it is among them")
 }
 
-/// A token's place in the order: a larger logit is better, among equals a lower id.
+/// Orders tokens: a larger logit is better, among equals a lower id.
 pub(crate) fn key(logit: f32, id: u32) -> u64 {
     let bits = (logit + 0.0).to_bits(); // -0 becomes 0
     let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
@@ -65,7 +65,7 @@ pub(crate) fn select_best(keys: &mut Vec<u64>, logits: &[f32], count: usize) {
         return;
     }
     // Candidates gather until there are so many that selecting among them again costs little for each.
-    let room = count + count.max(BLOCK);
+    let candidates_max = count + count.max(BLOCK);
     let mut floor = f32::NEG_INFINITY;
     for (index, chunk) in logits.chunks(LANES).enumerate() {
         if !any_at_least(chunk, floor) {
@@ -74,7 +74,7 @@ pub(crate) fn select_best(keys: &mut Vec<u64>, logits: &[f32], count: usize) {
         for (offset, &logit) in chunk.iter().enumerate().filter(|(_, logit)| **logit >= floor) {
             keys.push(key(logit, (index * LANES + offset) as u32));
         }
-        if keys.len() >= room {
+        if keys.len() >= candidates_max {
             floor = logit_of(keep_best(keys, count));
         }
     }
@@ -179,9 +179,9 @@ impl Softmax<'_> {
         drawn.expect("the best token has weight 1 and is not below any cut")
     }
 
-    /// The mass of those tokens of a block that are `kept`, which is told their logit and their place in the block.
+    /// The mass of those tokens of a block that are `kept`, which gets their logit and their offset in the block.
     fn block_mass(&self, block: &[f32], kept: impl Fn(f32, u32) -> bool) -> f64 {
-        let weight = |logit: f32, place: u32| if kept(logit, place) { self.weight(logit) } else { 0.0 };
+        let weight = |logit: f32, offset: u32| if kept(logit, offset) { self.weight(logit) } else { 0.0 };
         let mut lanes = [0.0f32; LANES];
         let (chunks, tail) = block.as_chunks::<LANES>();
         for (index, chunk) in chunks.iter().enumerate() {
@@ -189,8 +189,8 @@ impl Softmax<'_> {
                 lanes[lane] += weight(chunk[lane], (index * LANES + lane) as u32);
             }
         }
-        let places = (chunks.len() * LANES) as u32..;
-        let tail: f32 = places.zip(tail).map(|(place, &logit)| weight(logit, place)).sum();
+        let offsets = (chunks.len() * LANES) as u32..;
+        let tail: f32 = offsets.zip(tail).map(|(offset, &logit)| weight(logit, offset)).sum();
         lanes.iter().map(|&sum| f64::from(sum)).sum::<f64>() + f64::from(tail)
     }
 }
@@ -230,12 +230,12 @@ mod tests {
 
     #[test]
     fn the_first_of_equal_logits_is_found_wherever_it_is() {
-        for (size, places) in
+        for (size, indices) in
             [(1, &[0][..]), (300, &[255]), (300, &[256, 299]), (2000, &[511, 513, 1999]), (700, &[699])]
         {
             let mut logits = vec![-1.0; size];
-            places.iter().for_each(|&place| logits[place] = 2.0);
-            assert_eq!(first(&logits, 2.0), places[0], "{places:?} of {size}");
+            indices.iter().for_each(|&index| logits[index] = 2.0);
+            assert_eq!(first_index(&logits, 2.0), indices[0], "{indices:?} of {size}");
         }
     }
 

@@ -1,12 +1,13 @@
 //! `Sampler`: from a row of logits to a token.
 //!
-//! What is not allowed goes first. The order then is the one of Hugging Face transformers: repetition penalty, presence and frequency penalties, logit bias,
-//! temperature, top-k, top-p (of what top-k left), min-p. llama.cpp applies the temperature last; at temperature 1 both
-//! are the same. At temperature 0 the largest logit wins, and among equals the lowest id.
+//! Tokens that are not allowed are masked first. The order then is that of Hugging Face transformers: repetition penalty,
+//! presence and frequency penalties, logit bias, temperature, top-k, top-p (of what top-k left), min-p. llama.cpp applies
+//! the temperature last; at temperature 1 both are the same. At temperature 0 the largest logit wins, and among equals the
+//! lowest id.
 //!
 //! Each of the three filters keeps the best tokens down to some rank. So each is a *cut*, the highest cut wins, and no row
-//! is ever sorted: a cut is found by selection, then the draw goes through what lies above it in the order of ids. That
-//! order keeps the choice the same when a filter is computed in another way.
+//! is ever sorted: selection finds a cut, then the draw goes through the tokens above it in the order of ids. That order
+//! keeps the choice the same when a filter is computed in another way.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::row::{self, Softmax};
 /// The most alternatives that [`SamplingParams::logprobs`] may ask for.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 
-/// How a token is chosen. The default is greedy, with everything off.
+/// How a token is sampled. The default is greedy, with everything off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy.
@@ -61,7 +62,7 @@ impl Default for SamplingParams {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum SamplingError {
+pub enum SamplingParamsError {
     #[error("{name} is {value}, it must be {range}")]
     OutOfRange { name: &'static str, value: f32, range: &'static str },
     #[error("logit bias for token {token}, which is outside the vocabulary of {vocab}")]
@@ -71,8 +72,8 @@ pub enum SamplingError {
 }
 
 impl SamplingParams {
-    /// That every number is in its range. [`Sampler::sample`] relies on it.
-    pub fn check(&self, vocab: usize) -> Result<(), SamplingError> {
+    /// Checks that every number is in its range. [`Sampler::sample`] relies on it.
+    pub fn check(&self, vocab: usize) -> Result<(), SamplingParamsError> {
         // Beyond 1,000 nothing changes any more, and logits stay finite.
         let ranges = [
             ("temperature", self.temperature, 0.0..=1000.0, "from 0 to 1000"),
@@ -84,19 +85,23 @@ impl SamplingParams {
         ];
         for (name, value, range, words) in ranges {
             if !range.contains(&value) {
-                return Err(SamplingError::OutOfRange { name, value, range: words });
+                return Err(SamplingParamsError::OutOfRange { name, value, range: words });
             }
         }
         for &(token, bias) in self.logit_bias.iter().flat_map(|biases| biases.iter()) {
             if token.0 as usize >= vocab {
-                return Err(SamplingError::BiasOutOfVocabulary { token: token.0, vocab });
+                return Err(SamplingParamsError::BiasOutOfVocabulary { token: token.0, vocab });
             }
             if bias.is_nan() || bias == f32::INFINITY {
-                return Err(SamplingError::OutOfRange { name: "logit_bias", value: bias, range: "finite, or -inf" });
+                return Err(SamplingParamsError::OutOfRange {
+                    name: "logit_bias",
+                    value: bias,
+                    range: "finite, or -inf",
+                });
             }
         }
         match self.logprobs {
-            Some(asked) if asked > TOP_LOGPROBS_MAX => Err(SamplingError::TooManyLogprobs { asked }),
+            Some(asked) if asked > TOP_LOGPROBS_MAX => Err(SamplingParamsError::TooManyLogprobs { asked }),
             _ => Ok(()),
         }
     }
@@ -106,14 +111,14 @@ impl SamplingParams {
     }
 }
 
-/// A chosen token.
+/// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     pub token: TokenId,
     pub logprobs: Option<Logprobs>,
 }
 
-/// Log probabilities as the model gave them: before masks, penalties, bias, temperature and filters.
+/// Log probabilities of the model itself: before masks, penalties, bias, temperature and filters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub chosen: f32,
@@ -129,24 +134,25 @@ pub enum SampleError {
     NothingAllowed,
 }
 
-/// The tokens before the one to choose: all of them, and where the answer began.
+/// All tokens before the one to sample.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
     pub tokens: &'a [TokenId],
-    pub prompt: usize,
+    /// Of these, the first ones: those of the prompt.
+    pub prompt_tokens: usize,
 }
 
-/// What may be chosen. The default is anything.
+/// Which tokens may be sampled. The default is all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Allowed<'a> {
+pub struct AllowedTokens<'a> {
     /// One bit for each token, as in [`TokenMask::words`](crate::TokenMask::words).
     pub mask: Option<&'a [u32]>,
     /// Not these, whatever the mask says.
-    pub except: &'a [TokenId],
+    pub suppressed: &'a [TokenId],
 }
 
-impl Allowed<'_> {
-    /// Makes all other tokens impossible.
+impl AllowedTokens<'_> {
+    /// Sets the logits of all other tokens to minus infinity.
     fn apply(&self, logits: &mut [f32]) {
         if let Some(words) = self.mask {
             for (block, &word) in logits.chunks_mut(32).zip(words).filter(|(_, word)| **word != u32::MAX) {
@@ -158,7 +164,7 @@ impl Allowed<'_> {
                 block.fill(f32::NEG_INFINITY);
             }
         }
-        for token in self.except {
+        for token in self.suppressed {
             if let Some(logit) = logits.get_mut(token.0 as usize) {
                 *logit = f32::NEG_INFINITY;
             }
@@ -166,7 +172,7 @@ impl Allowed<'_> {
     }
 }
 
-/// Chooses tokens. Holds working memory, which stops growing after the first rows, and no state.
+/// Samples tokens. Holds working memory, which stops growing after the first rows, and no state.
 #[derive(Debug, Default)]
 pub struct Sampler {
     keys: Vec<u64>,
@@ -182,13 +188,13 @@ impl Sampler {
         Self::default()
     }
 
-    /// Chooses the token that follows `history`. Changes `logits`.
+    /// Samples the token that follows `history`. Changes `logits`.
     pub fn sample(
         &mut self,
         logits: &mut [f32],
         sampling: &SamplingParams,
         history: History<'_>,
-        allowed: Allowed<'_>,
+        allowed: AllowedTokens<'_>,
     ) -> Result<Sampled, SampleError> {
         let logprobs = sampling.logprobs.map(|count| self.top_logprobs(logits, count)).transpose()?;
         allowed.apply(logits);
@@ -203,7 +209,7 @@ impl Sampler {
         }
         let best = row::maximum(logits)?;
         let token = if sampling.temperature == 0.0 {
-            row::first(logits, best) as u32
+            row::first_index(logits, best) as u32
         } else {
             let softmax = Softmax { logits, best, temperature: sampling.temperature };
             let cut = self.cut(softmax, sampling);
@@ -217,8 +223,8 @@ impl Sampler {
         Ok(Sampled { token: TokenId(token), logprobs })
     }
 
-    /// The log probability of a token that was given, and of the `top` best ones.
-    pub fn score(&mut self, logits: &[f32], token: TokenId, top: usize) -> Result<Logprobs, SampleError> {
+    /// The log probability of a given token, and of the `top` best ones.
+    pub fn logprobs_of(&mut self, logits: &[f32], token: TokenId, top: usize) -> Result<Logprobs, SampleError> {
         let (normaliser, top) = self.top_logprobs(logits, top)?;
         // A token beyond the head's rows can be embedded, but not predicted.
         let logit = logits.get(token.0 as usize).copied().unwrap_or(f32::NEG_INFINITY);
@@ -250,7 +256,7 @@ impl Sampler {
             if *count == 0 {
                 self.changed.push((token.0, logits[token.0 as usize]));
             }
-            *count = (*count | 1) + if position < history.prompt { 0 } else { 2 };
+            *count = (*count | 1) + if position < history.prompt_tokens { 0 } else { 2 };
         }
         for &(token, _) in &self.changed {
             let occurrences = std::mem::take(&mut self.counts[token as usize]) / 2;

@@ -1,34 +1,36 @@
-//! `Scheduler`: which tokens of which sequences the next step runs. What it decides changes when an answer comes, never
-//! what it says.
+//! `Scheduler`: which rows of which sequences the next step runs. Its decisions change when an answer comes, never what the
+//! answer is.
 //!
-//! All sequences that decode come first, one row each. Prefill gets what the chunk leaves, in two turns: prompts that
-//! will be through, oldest first, up to half of it, so that a short request does not wait for a long one; then the others,
-//! oldest first. If that makes a long prompt hold up a short one, it gets a quarter only: the step is over sooner, and the
-//! long prompt still moves in every step, however many short ones come.
+//! All sequences in decode come first, with one row each and draft tokens. Prefill gets the rows that the chunk leaves, in two
+//! passes. The first takes prompts that it can complete, oldest first, up to half of these rows, so that a short prompt does
+//! not wait for a long one. The second takes the others, oldest first. If the first pass took short prompts while a long one
+//! waits, the second is limited to a quarter: the step ends sooner, and the long prompt still advances in every step,
+//! however many short ones come.
 
 use crate::executor::Capacity;
-use crate::plan::{Role, StepPlan};
+use crate::plan::{Phase, StepPlan};
 use crate::sequence::Sequence;
 
 pub(crate) struct Scheduler {
-    /// Rows of a step, unless there are more sequences that decode.
-    pub chunk: usize,
-    /// Tokens that may be guessed for a sequence in one step.
-    pub guesses_max: usize,
-    shares: Vec<Share>,
+    /// Rows of a step, unless more sequences are in decode.
+    chunk: usize,
+    /// Draft tokens of a sequence in one step.
+    draft_tokens_max: usize,
+    scheduled: Vec<ScheduledRows>,
 }
 
-/// One sequence's part of the step.
-struct Share {
-    /// Among the running ones.
+/// One sequence's rows of the step.
+struct ScheduledRows {
+    /// Of the sequence among the running ones.
     index: usize,
+    /// Without draft tokens.
     rows: usize,
-    /// Where its entry comes in the plan.
-    order: (Role, bool),
+    /// Sorts the entries of the plan.
+    order: (Phase, bool),
 }
 
-/// What the step has taken of the executor's capacity.
-struct Room<'a> {
+/// What the step uses of the executor's capacity.
+struct StepBudget<'a> {
     capacity: &'a Capacity,
     rows: usize,
     logit_rows: usize,
@@ -37,87 +39,91 @@ struct Room<'a> {
 }
 
 impl Scheduler {
-    pub fn new(chunk: usize, guesses_max: usize) -> Self {
-        Self { chunk: chunk.max(1), guesses_max, shares: Vec::new() }
+    pub fn new(chunk: usize, draft_tokens_max: usize) -> Self {
+        Self { chunk: chunk.max(1), draft_tokens_max, scheduled: Vec::new() }
     }
 
-    /// Fills `plan` with the next step of `running`, which is in the order of age.
+    /// Fills `plan` with the next step of `running`, which is in the order of admission.
     pub fn plan(&mut self, plan: &mut StepPlan, running: &mut [Sequence], capacity: &Capacity) {
         plan.clear();
-        self.shares.clear();
-        let mut room = Room { capacity, rows: 0, logit_rows: 0, pages: 0, sequences: 0 };
+        self.scheduled.clear();
+        let mut budget = StepBudget { capacity, rows: 0, logit_rows: 0, pages: 0, sequences: 0 };
         for (index, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| sequence.is_decoding()) {
-            sequence.drop_guesses();
-            self.share(&mut room, index, sequence, 1);
+            sequence.clear_draft();
+            self.schedule(&mut budget, index, sequence, 1);
         }
-        if self.guesses_max > 0 {
-            self.guess(&mut room, running);
+        if self.draft_tokens_max > 0 {
+            self.draft(&mut budget, running);
         }
-        self.prefill(&mut room, running);
-        self.shares.sort_unstable_by_key(|share| (share.order, share.index));
-        for share in &self.shares {
-            running[share.index].enter(share.rows, plan);
+        self.prefill(&mut budget, running);
+        self.scheduled.sort_unstable_by_key(|scheduled| (scheduled.order, scheduled.index));
+        for scheduled in &self.scheduled {
+            running[scheduled.index].push_entry(scheduled.rows, plan);
         }
     }
 
-    /// Guesses for the sequences that decode, while rows are left.
-    fn guess(&self, room: &mut Room<'_>, running: &mut [Sequence]) {
-        let capacity = room.capacity;
-        for share in &self.shares {
-            let rows = self.chunk.min(capacity.rows_max).saturating_sub(room.rows);
-            let left = rows.min(capacity.wanted_max.saturating_sub(room.logit_rows)).min(self.guesses_max);
-            let sequence = &mut running[share.index];
+    /// Adds draft tokens to the sequences in decode, while rows are left.
+    fn draft(&self, budget: &mut StepBudget<'_>, running: &mut [Sequence]) {
+        let capacity = budget.capacity;
+        for scheduled in &self.scheduled {
+            let rows = self.chunk.min(capacity.rows_max).saturating_sub(budget.rows);
+            let logit_rows = capacity.logit_rows_max.saturating_sub(budget.logit_rows);
+            let sequence = &mut running[scheduled.index];
             let pages = capacity.pages(sequence.planned + 1);
-            // Within the pages that the step may list.
-            let spare = capacity.step_pages_max.saturating_sub(room.pages) + pages;
-            let left = left.min((spare * capacity.page_tokens).saturating_sub(sequence.planned + 1));
-            let guessed = sequence.guess(left);
-            room.rows += guessed;
-            room.logit_rows += guessed;
-            room.pages += capacity.pages(sequence.planned + 1 + guessed) - pages;
+            // Tokens that fit on the pages that the step may list.
+            let pages_left = capacity.step_pages_max.saturating_sub(budget.pages) + pages;
+            let tokens_left = (pages_left * capacity.page_tokens).saturating_sub(sequence.planned + 1);
+            let drafted = sequence.draft(rows.min(logit_rows).min(self.draft_tokens_max).min(tokens_left));
+            budget.rows += drafted;
+            budget.logit_rows += drafted;
+            budget.pages += capacity.pages(sequence.planned + 1 + drafted) - pages;
         }
     }
 
-    fn prefill(&mut self, room: &mut Room<'_>, running: &[Sequence]) {
-        let waits = |index: &usize| running[*index].ready() > 0 && !running[*index].is_decoding();
-        let budget = self.chunk.saturating_sub(room.rows).max(1);
-        let soon_max = (budget / 2).max(1);
-        let (mut soon, mut held_back) = (0, false);
+    fn prefill(&mut self, budget: &mut StepBudget<'_>, running: &[Sequence]) {
+        let waits = |index: &usize| running[*index].rows_ready() > 0 && !running[*index].is_decoding();
+        let rows_max = self.chunk.saturating_sub(budget.rows).max(1);
+        let short_max = (rows_max / 2).max(1);
+        let (start, mut short_rows, mut has_long) = (self.scheduled.len(), 0, false);
         for index in (0..running.len()).filter(waits) {
-            let ready = running[index].ready();
-            held_back |= ready > soon_max;
-            if soon + ready <= soon_max {
-                soon += self.share(room, index, &running[index], ready);
+            let ready = running[index].rows_ready();
+            has_long |= ready > short_max;
+            if short_rows + ready <= short_max {
+                short_rows += self.schedule(budget, index, &running[index], ready);
             }
         }
-        let mut left = if soon > 0 && held_back { (budget / 4).max(1) } else { budget - soon };
+        let first_pass = start..self.scheduled.len();
+        let mut left = if short_rows > 0 && has_long { (rows_max / 4).max(1) } else { rows_max - short_rows };
         for index in (0..running.len()).filter(waits) {
-            if left > 0 && !self.shares.iter().any(|share| share.index == index) {
-                left -= self.share(room, index, &running[index], left);
+            // The first pass went through the sequences in the order of their indices.
+            let first_pass = &self.scheduled[first_pass.clone()];
+            let is_scheduled = first_pass.binary_search_by_key(&index, |scheduled| scheduled.index).is_ok();
+            if left > 0 && !is_scheduled {
+                left -= self.schedule(budget, index, &running[index], left);
             }
         }
     }
 
-    /// Gives a sequence up to `rows_max` rows, as far as there is room, and returns how many.
-    fn share(&mut self, room: &mut Room<'_>, index: usize, sequence: &Sequence, rows_max: usize) -> usize {
-        let capacity = room.capacity;
-        let mut rows = sequence.ready().min(rows_max).min(capacity.rows_max.saturating_sub(room.rows));
-        let logit_rows_left = capacity.wanted_max.saturating_sub(room.logit_rows);
-        if sequence.is_scoring() {
+    /// Gives a sequence up to `rows_max` rows, as far as the budget allows, and returns how many.
+    fn schedule(&mut self, budget: &mut StepBudget<'_>, index: usize, sequence: &Sequence, rows_max: usize) -> usize {
+        let capacity = budget.capacity;
+        let mut rows = sequence.rows_ready().min(rows_max).min(capacity.rows_max.saturating_sub(budget.rows));
+        let logit_rows_left = capacity.logit_rows_max.saturating_sub(budget.logit_rows);
+        if sequence.needs_prompt_logprobs() {
             rows = rows.min(logit_rows_left);
         }
-        if rows == 0 || room.sequences == capacity.sequences_max {
+        if rows == 0 || budget.sequences == capacity.sequences_max {
             return 0;
         }
         let (logit_rows, pages) = (sequence.logit_rows(rows), capacity.pages(sequence.planned + rows));
-        if logit_rows > logit_rows_left || room.pages + pages > capacity.step_pages_max {
+        if logit_rows > logit_rows_left || budget.pages + pages > capacity.step_pages_max {
             return 0;
         }
-        room.rows += rows;
-        room.logit_rows += logit_rows;
-        room.pages += pages;
-        room.sequences += 1;
-        self.shares.push(Share { index, rows, order: (sequence.role(), sequence.is_embedding()) });
+        budget.rows += rows;
+        budget.logit_rows += logit_rows;
+        budget.pages += pages;
+        budget.sequences += 1;
+        self.scheduled.push(ScheduledRows { index, rows, order: (sequence.phase(), sequence.is_embedding()) });
         rows
     }
 }

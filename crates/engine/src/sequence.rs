@@ -1,100 +1,103 @@
-//! `Sequence`: a request on its way through the loop: what it knows, what is planned, and when things happened.
+//! `Sequence`: the state of a request in the engine: its tokens, which of them steps were submitted for, and its timings.
 //!
-//! It says what to run next and takes in what a step gave; when, and beside whom, is the scheduler's business. Each token
-//! is run in its own role, also when the sequence has to begin again.
+//! A sequence says what it can run next and takes in the results of steps; the scheduler decides when it runs. Each token is
+//! computed in its own phase, also when the sequence was requeued.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use types::{SessionId, TokenId};
 
-use crate::constraint::{Constraint, ConstraintError, TokenMask, ask};
-use crate::executor::{Capacity, Opened};
-use crate::guess;
-use crate::plan::{NotBefore, Role, StepPlan, Want};
+use crate::constraint::{Constraint, ConstraintError, TokenMask, catch_panic};
+use crate::draft;
+use crate::executor::{Capacity, OpenedSession};
+use crate::plan::{Phase, RequestedOutput, StepPlan, SuppressedTokens};
 use crate::prefix::{PageHash, Prefix, page_hashes};
-use crate::request::{Event, EventKind, FinishReason, Finished, Goal, Pooling, Request, RequestId, Tenant, Timings};
+use crate::request::{
+    Event, EventKind, FinishReason, Finished, Pooling, Request, RequestId, RequestKind, TenantId, Timings,
+};
 use crate::sampler::{Logprobs, Sampled, SamplingParams};
 
 pub(crate) struct Sequence {
     pub id: RequestId,
-    pub tenant: Tenant,
+    pub tenant: TenantId,
     /// The prompt, then the answer.
     pub tokens: Vec<TokenId>,
-    /// Of `tokens`: those that were given.
-    pub prompt: usize,
+    /// Of `tokens`, the first ones: those of the prompt.
+    pub prompt_tokens: usize,
     /// How long `tokens` may become.
     pub length_max: usize,
-    /// Of `tokens`, and of what is guessed to follow: those that steps have been submitted for.
+    /// Of `tokens` and the draft tokens after them: those that steps were submitted for.
     pub planned: usize,
     /// While it runs.
-    pub session: Option<SessionId>,
-    /// The names of the prompt's pages; none without a prefix cache.
-    pub pages: Vec<PageHash>,
-    /// Samples of steps in flight that count: none after the first one that contradicts a guess.
-    awaited: usize,
-    guesses: Guesses,
+    session: Option<SessionId>,
+    /// The hashes of the prompt's pages; none without a prefix cache.
+    pub page_hashes: Vec<PageHash>,
+    /// Samples of steps in flight that are still valid: none after one that rejects a draft token.
+    samples_pending: usize,
+    draft: DraftTokens,
     tokens_max: usize,
     tokens_min: usize,
     sampling: SamplingParams,
     eos: Arc<[TokenId]>,
-    constrained: Option<Constrained>,
-    scoring: Option<Scoring>,
-    goal: Goal,
-    replays: u32,
-    /// Whether the event of that name was given.
+    constraint: Option<ConstraintState>,
+    prompt_logprobs: Option<PromptLogprobsState>,
+    kind: RequestKind,
+    /// How often its session was lost.
+    losses: u32,
+    /// Whether [`EventKind::Prefilled`] was sent.
     prefilled: bool,
-    /// Tokens found in the prefix cache when it first ran.
-    cached: Option<usize>,
+    /// Tokens found in the prefix cache when it was first admitted.
+    cached_tokens: Option<usize>,
     added: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
 }
 
-/// What is guessed to follow the known tokens.
+/// Draft tokens after the known ones.
 #[derive(Default)]
-struct Guesses {
-    /// In flight: the sample before each of them decides whether it was right.
+struct DraftTokens {
+    /// Those of the step in flight.
     tokens: Vec<TokenId>,
-    /// How many of them the samples have confirmed.
-    right: usize,
-    /// How many to guess next: grows while guesses are right.
-    reach: usize,
+    /// How many of them samples have confirmed.
+    accepted: usize,
+    /// How many to draft next at most: doubles while all are accepted.
+    count_max: usize,
 }
 
-/// What a sample said of a guess.
-pub(crate) enum Guessed {
-    Nothing,
-    Right,
-    /// What was run after the first `keep` tokens is worth nothing.
-    Wrong {
+/// What a sample says about the draft token at its position.
+pub(crate) enum DraftVerdict {
+    NoDraft,
+    Accepted,
+    /// What was computed after the first `keep` tokens has to be discarded.
+    Rejected {
         keep: usize,
     },
 }
 
-struct Constrained {
+struct ConstraintState {
     constraint: Box<dyn Constraint>,
     mask: TokenMask,
-    /// The mask is that of the next token.
+    /// Whether `mask` is that of the next token.
     is_current: bool,
 }
 
-/// Log probabilities of the prompt's tokens.
-struct Scoring {
+/// Log probabilities of the prompt's tokens, as far as they were computed.
+struct PromptLogprobsState {
     top: usize,
     found: Vec<Option<Logprobs>>,
 }
 
 impl Sequence {
-    /// `capacity` is what the executor has for a sequence that is alone; the request was checked against it.
-    pub fn new(id: RequestId, request: Request, capacity: &Capacity, cache: bool, now: Instant) -> Self {
+    /// The request was checked against `capacity`. `prefix_cache`: whether pages of its prompt may be reused and published.
+    pub fn new(id: RequestId, request: Request, capacity: &Capacity, prefix_cache: bool, now: Instant) -> Self {
         let Request { prompt: tokens, sampling, tokens_max, tokens_min, eos, tenant, .. } = request;
-        let prompt = tokens.len();
-        let tokens_max = if request.goal == Goal::Generate { tokens_max } else { 0 };
-        let length_max = prompt.saturating_add(tokens_max).min(capacity.tokens_max());
-        let pages = if cache { page_hashes(tenant, &tokens, capacity.page_tokens) } else { Vec::new() };
-        let constrained = request.constraint.map(|constraint| Constrained {
+        let prompt_tokens = tokens.len();
+        let tokens_max = if request.kind == RequestKind::Generate { tokens_max } else { 0 };
+        let length_max = prompt_tokens.saturating_add(tokens_max).min(capacity.tokens_max());
+        let page_hashes = if prefix_cache { page_hashes(tenant, &tokens, capacity.page_tokens) } else { Vec::new() };
+        let constraint = request.constraint.map(|constraint| ConstraintState {
             constraint,
             mask: TokenMask::new(capacity.vocab),
             is_current: false,
@@ -103,23 +106,23 @@ impl Sequence {
             id,
             tenant,
             tokens,
-            prompt,
+            prompt_tokens,
             length_max,
             planned: 0,
             session: None,
-            pages,
-            awaited: 0,
-            guesses: Guesses { reach: usize::MAX, ..Guesses::default() },
+            page_hashes,
+            samples_pending: 0,
+            draft: DraftTokens { count_max: usize::MAX, ..DraftTokens::default() },
             tokens_max,
             tokens_min,
             sampling,
             eos,
-            constrained,
-            scoring: request.prompt_logprobs.map(|top| Scoring { top, found: vec![None] }),
-            goal: request.goal,
-            replays: 0,
+            constraint,
+            prompt_logprobs: request.prompt_logprobs.map(|top| PromptLogprobsState { top, found: vec![None] }),
+            kind: request.kind,
+            losses: 0,
             prefilled: false,
-            cached: None,
+            cached_tokens: None,
             added: now,
             admitted: None,
             first_token: None,
@@ -127,135 +130,141 @@ impl Sequence {
         }
     }
 
-    /// Its beginning, as far as that may be taken from the prefix cache: what is scored or averaged has to be run, and at
-    /// least one token always is.
+    /// Its prompt as a key of the prefix cache. Rows whose logits or hidden states are needed have to be run, and at least one
+    /// token always is.
     pub fn prefix(&self) -> Prefix<'_> {
-        let all_rows = self.is_scoring() || self.goal == Goal::Embed(Pooling::Mean);
-        let reuse_max = if all_rows { 0 } else { self.prompt.min(self.tokens.len() - 1) };
-        Prefix { tokens: &self.tokens[..self.prompt], pages: &self.pages, reuse_max }
+        let all_rows = self.needs_prompt_logprobs() || self.kind == RequestKind::Embed(Pooling::Mean);
+        let reuse_max = if all_rows { 0 } else { self.prompt_tokens.min(self.tokens.len() - 1) };
+        Prefix { tokens: &self.tokens[..self.prompt_tokens], pages: &self.page_hashes, reuse_max }
+    }
+
+    /// The session of a running sequence.
+    pub fn session(&self) -> SessionId {
+        self.session.expect("a running sequence has a session")
     }
 
     /// Its session is open. True the first time.
-    pub fn admit(&mut self, opened: Opened, now: Instant) -> bool {
+    pub fn admit(&mut self, opened: OpenedSession, now: Instant) -> bool {
         self.session = Some(opened.session);
         self.planned = opened.computed;
-        // A decode step allocates nothing; one that waits needs no room for its answer yet.
+        // A decode step allocates nothing. A waiting sequence holds no memory for its answer.
         self.tokens.reserve_exact(self.length_max - self.tokens.len());
         self.admitted.get_or_insert(now);
-        let first = self.cached.is_none();
-        self.cached.get_or_insert(opened.computed);
+        let first = self.cached_tokens.is_none();
+        self.cached_tokens.get_or_insert(opened.computed);
         first
     }
 
-    /// Forgets its session, so that it can begin again with what it knows. Draws depend on positions alone, so the
-    /// answer goes on as if nothing had happened.
-    pub fn retreat(&mut self) {
+    /// Resets it to a sequence without a session, which keeps its tokens. The random numbers of the sampler depend on positions
+    /// alone, so the answer continues as if it had not been requeued.
+    pub fn reset(&mut self) {
         self.session = None;
         self.planned = 0;
-        self.awaited = 0;
-        self.guesses.tokens.clear();
-        if self.is_scoring()
-            && let Some(scoring) = &mut self.scoring
+        self.samples_pending = 0;
+        self.draft.tokens.clear();
+        if self.needs_prompt_logprobs()
+            && let Some(state) = &mut self.prompt_logprobs
         {
-            scoring.found.truncate(1);
+            state.found.truncate(1);
         }
     }
 
-    /// [`Sequence::retreat`], because its session was lost; how often that has happened.
-    pub fn replay(&mut self) -> u32 {
-        self.retreat();
-        self.replays += 1;
-        self.replays
+    /// [`Sequence::reset`], because its session was lost. Returns how often that has happened.
+    pub fn reset_after_loss(&mut self) -> u32 {
+        self.reset();
+        self.losses += 1;
+        self.losses
     }
 
-    /// The role of the next token to run.
-    pub fn role(&self) -> Role {
-        if self.planned < self.prompt { Role::Prompt } else { Role::Generated }
+    /// The phase of the next token to run.
+    pub fn phase(&self) -> Phase {
+        if self.planned < self.prompt_tokens { Phase::Prefill } else { Phase::Decode }
     }
 
-    /// Known tokens that the next entry could run: those of one role that no step has been submitted for.
-    pub fn ready(&self) -> usize {
-        match self.role() {
-            Role::Generated => self.tokens.len().saturating_sub(self.planned),
-            // The last token of the prompt gives the answer, not a score.
-            Role::Prompt if self.is_scoring() && self.planned + 1 < self.prompt => self.prompt - 1 - self.planned,
-            Role::Prompt if self.wants_only_scores() => 0,
-            Role::Prompt => self.prompt - self.planned,
+    /// Known tokens that its next entry could run: those of one phase that no step was submitted for.
+    pub fn rows_ready(&self) -> usize {
+        match self.phase() {
+            Phase::Decode => self.tokens.len().saturating_sub(self.planned),
+            // The row of the prompt's last token predicts the answer, not a token of the prompt.
+            Phase::Prefill if self.needs_prompt_logprobs() && self.planned + 1 < self.prompt_tokens => {
+                self.prompt_tokens - 1 - self.planned
+            }
+            Phase::Prefill if self.wants_only_prompt_logprobs() => 0,
+            Phase::Prefill => self.prompt_tokens - self.planned,
         }
     }
 
-    /// Whether it runs one token for the next one of its answer.
+    /// Whether its next entry runs one token and samples the next one.
     pub fn is_decoding(&self) -> bool {
-        self.role() == Role::Generated && self.ready() == 1
+        self.phase() == Phase::Decode && self.rows_ready() == 1
     }
 
     /// Whether its rows are pooled.
     pub fn is_embedding(&self) -> bool {
-        matches!(self.goal, Goal::Embed(_))
+        matches!(self.kind, RequestKind::Embed(_))
     }
 
     /// Whether each of its next rows needs logits.
-    pub fn is_scoring(&self) -> bool {
-        self.scoring.as_ref().is_some_and(|scoring| scoring.found.len() < self.prompt)
+    pub fn needs_prompt_logprobs(&self) -> bool {
+        self.prompt_logprobs.as_ref().is_some_and(|state| state.found.len() < self.prompt_tokens)
     }
 
-    /// Guesses at most `max` tokens to follow the known ones, if it may; returns how many.
-    pub fn guess(&mut self, max: usize) -> usize {
-        self.guesses.tokens.clear();
-        if self.constrained.is_none() {
+    /// Proposes at most `max` draft tokens to follow the known ones; returns how many. A constrained sequence has none.
+    pub fn draft(&mut self, max: usize) -> usize {
+        self.draft.tokens.clear();
+        if self.constraint.is_none() {
             // The last token of the answer, or of the context, need not be run.
-            let room = (self.length_max - self.tokens.len()).saturating_sub(1);
-            let max = max.min(room).min(self.guesses.reach);
-            guess::continue_as_before(&self.tokens, max, &mut self.guesses.tokens);
+            let useful = (self.length_max - self.tokens.len()).saturating_sub(1);
+            let count = max.min(useful).min(self.draft.count_max);
+            draft::propose(&self.tokens, count, &mut self.draft.tokens);
         }
-        self.guesses.tokens.len()
+        self.draft.tokens.len()
     }
 
-    pub fn drop_guesses(&mut self) {
-        self.guesses.tokens.clear();
+    pub fn clear_draft(&mut self) {
+        self.draft.tokens.clear();
     }
 
     /// Rows of an entry of `rows` known tokens whose logits are needed.
     pub fn logit_rows(&self, rows: usize) -> usize {
-        match self.want(rows) {
-            Want::Score { .. } => rows,
-            Want::Sample { rows, .. } => rows,
+        match self.requested(rows) {
+            RequestedOutput::PromptLogprobs { .. } => rows,
+            RequestedOutput::Sample { rows, .. } => rows,
             _ => 0,
         }
     }
 
-    /// Adds the next `rows` known tokens, and the guesses after them, to a plan.
-    pub fn enter(&self, rows: usize, plan: &mut StepPlan) {
-        let session = self.session.expect("a running sequence has a session");
+    /// Adds the next `rows` known tokens, and the draft tokens after them, to a plan.
+    pub fn push_entry(&self, rows: usize, plan: &mut StepPlan) {
         let tokens = &self.tokens[self.planned..self.planned + rows];
-        let want = self.want(rows);
-        let samples = matches!(want, Want::Sample { .. });
-        let guesses = if samples { self.guesses.tokens.as_slice() } else { &[] };
-        plan.push_guessed(session, self.role(), self.planned, tokens, guesses, want);
-        if let Some(constrained) = self.constrained.as_ref().filter(|_| samples) {
-            debug_assert!(constrained.is_current);
-            plan.mask_last(constrained.mask.words());
+        let requested = self.requested(rows);
+        let samples = matches!(requested, RequestedOutput::Sample { .. });
+        let draft = if samples { self.draft.tokens.as_slice() } else { &[] };
+        plan.push_with_draft(self.session(), self.phase(), self.planned, tokens, draft, requested);
+        if let Some(constraint) = self.constraint.as_ref().filter(|_| samples) {
+            debug_assert!(constraint.is_current);
+            plan.mask_last(constraint.mask.words());
         }
     }
 
-    /// The step with its entry was submitted: it runs up to `end`, and gives `samples` tokens.
+    /// A step was submitted that runs it up to `end` and samples `samples` tokens.
     pub fn submitted(&mut self, end: usize, samples: usize) {
         self.planned = end;
-        self.awaited += samples;
-        self.guesses.right = 0;
+        self.samples_pending += samples;
+        self.draft.accepted = 0;
     }
 
-    /// Whether a sample of the step in flight still says something.
+    /// Whether the next sample of a step in flight is valid.
     pub fn awaits_sample(&self) -> bool {
-        self.awaited > 0
+        self.samples_pending > 0
     }
 
-    /// Makes the constraint's mask that of the next token, unless a token is on its way.
-    pub fn constrain(&mut self) -> Result<(), ConstraintError> {
-        let early = self.tokens.len() - self.prompt < self.tokens_min;
-        match &mut self.constrained {
-            Some(Constrained { constraint, mask, is_current }) if !*is_current && self.awaited == 0 => {
-                ask(|| constraint.mask(mask))?;
+    /// Computes the constraint's mask for the next token, unless a sample is in flight.
+    pub fn update_mask(&mut self) -> Result<(), ConstraintError> {
+        let early = self.generated() < self.tokens_min;
+        match &mut self.constraint {
+            Some(ConstraintState { constraint, mask, is_current }) if !*is_current && self.samples_pending == 0 => {
+                catch_panic(|| constraint.mask(mask))?;
                 if early {
                     mask.forbid_unless_last(&self.eos);
                 }
@@ -266,60 +275,60 @@ impl Sequence {
         }
     }
 
-    /// Adds a token that was sampled, unless it is no part of the answer; says whether the sequence has ended, and why.
-    pub fn extend(&mut self, sampled: &Sampled, now: Instant) -> Option<FinishReason> {
+    /// Appends a sampled token, unless it ends the answer. Returns the reason if the sequence has ended.
+    pub fn push_sampled(&mut self, sampled: &Sampled, now: Instant) -> Option<FinishReason> {
         let token = sampled.token;
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
-        self.awaited -= 1;
+        self.samples_pending -= 1;
         if self.eos.contains(&token) {
             return Some(FinishReason::Eos(sampled.clone()));
         }
-        let is_fulfilled = match &mut self.constrained {
+        let is_complete = match &mut self.constraint {
             None => false,
-            Some(Constrained { constraint, is_current, .. }) => {
+            Some(ConstraintState { constraint, is_current, .. }) => {
                 *is_current = false;
-                match ask(|| constraint.accept(token).map(|()| constraint.is_complete())) {
-                    Ok(is_fulfilled) => is_fulfilled,
+                match catch_panic(|| constraint.accept(token).map(|()| constraint.is_complete())) {
+                    Ok(is_complete) => is_complete,
                     Err(error) => return Some(FinishReason::Failed(error.into())),
                 }
             }
         };
         self.tokens.push(token);
-        if is_fulfilled {
+        if is_complete {
             return Some(FinishReason::Complete);
         }
-        self.is_complete()
+        self.end_reason()
     }
 
-    /// Compares the token that was added last with what was guessed in its place.
-    pub fn check_guess(&mut self) -> Guessed {
-        let guesses = &mut self.guesses;
-        let Some(guess) = guesses.tokens.get(guesses.right) else { return Guessed::Nothing };
-        if self.tokens.last() == Some(guess) {
-            guesses.right += 1;
-            if guesses.right == guesses.tokens.len() {
-                guesses.reach = guesses.reach.saturating_mul(2);
+    /// Compares the token that was appended last with the draft token at its position.
+    pub fn verify_draft(&mut self) -> DraftVerdict {
+        let draft = &mut self.draft;
+        let Some(token) = draft.tokens.get(draft.accepted) else { return DraftVerdict::NoDraft };
+        if self.tokens.last() == Some(token) {
+            draft.accepted += 1;
+            if draft.accepted == draft.tokens.len() {
+                draft.count_max = draft.count_max.saturating_mul(2);
             }
-            return Guessed::Right;
+            return DraftVerdict::Accepted;
         }
-        guesses.reach = guesses.right + 1;
-        guesses.tokens.clear();
-        self.awaited = 0;
-        Guessed::Wrong { keep: self.tokens.len() - 1 }
+        draft.count_max = draft.accepted + 1;
+        draft.tokens.clear();
+        self.samples_pending = 0;
+        DraftVerdict::Rejected { keep: self.tokens.len() - 1 }
     }
 
-    /// Adds log probabilities of the prompt's next tokens. True when there are no more to come, and nothing else.
-    pub fn score(&mut self, scores: Vec<Logprobs>) -> bool {
-        if let Some(scoring) = &mut self.scoring {
-            scoring.found.extend(scores.into_iter().map(Some));
+    /// Adds log probabilities of the prompt's next tokens. True if they are complete and nothing else was requested.
+    pub fn push_prompt_logprobs(&mut self, logprobs: Vec<Logprobs>) -> bool {
+        if let Some(state) = &mut self.prompt_logprobs {
+            state.found.extend(logprobs.into_iter().map(Some));
         }
-        !self.is_scoring() && self.wants_only_scores()
+        !self.needs_prompt_logprobs() && self.wants_only_prompt_logprobs()
     }
 
-    /// Whether there is nothing left to do, and why.
-    pub fn is_complete(&self) -> Option<FinishReason> {
-        if self.is_embedding() || self.is_scoring() {
+    /// Why there is nothing left to do, if so.
+    pub fn end_reason(&self) -> Option<FinishReason> {
+        if self.is_embedding() || self.needs_prompt_logprobs() {
             None
         } else if self.generated() >= self.tokens_max {
             Some(FinishReason::Length)
@@ -330,13 +339,11 @@ impl Sequence {
         }
     }
 
-    /// Says once that the prompt has been run.
-    pub fn prefilled(&mut self, events: &mut Vec<Event>) {
+    /// Sends [`EventKind::Prefilled`], once.
+    pub fn send_prefilled(&mut self, events: &mut Vec<Event>) {
         if !std::mem::replace(&mut self.prefilled, true) {
-            let prompt_logprobs = self.scoring.as_mut().map(|scoring| std::mem::take(&mut scoring.found));
-            self.scoring = None;
-            let cached_tokens = self.cached.unwrap_or(0);
-            let prompt_logprobs = prompt_logprobs.unwrap_or_default();
+            let prompt_logprobs = self.prompt_logprobs.take().map(|state| state.found).unwrap_or_default();
+            let cached_tokens = self.cached_tokens.unwrap_or(0);
             let kind = EventKind::Prefilled { cached_tokens, prompt_logprobs };
             events.push(Event { request: self.id, kind });
         }
@@ -346,8 +353,8 @@ impl Sequence {
         let admitted = self.admitted.unwrap_or(now);
         let first = self.first_token.unwrap_or(now);
         let timings = Timings {
-            prompt_tokens: self.prompt,
-            cached_tokens: self.cached.unwrap_or(0),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
             generated_tokens: self.generated(),
             queued: admitted - self.added,
             prefill: first - admitted,
@@ -356,36 +363,36 @@ impl Sequence {
         Finished { reason, timings }
     }
 
-    /// What an entry of the next `rows` known tokens is for: a token, once all known ones are run.
-    fn want(&self, rows: usize) -> Want {
+    /// The output of an entry of the next `rows` known tokens: a sample if these are all.
+    fn requested(&self, rows: usize) -> RequestedOutput {
         let end = self.planned + rows;
-        match (&self.scoring, self.goal) {
-            (_, Goal::Embed(pooling)) => Want::Embed { pooling, last: end == self.prompt },
-            (Some(scoring), _) if self.is_scoring() && end < self.prompt => {
-                Want::Score { top: scoring.top, next: self.tokens[end] }
+        match (&self.prompt_logprobs, self.kind) {
+            (_, RequestKind::Embed(pooling)) => RequestedOutput::Embed { pooling, last: end == self.prompt_tokens },
+            (Some(state), _) if self.needs_prompt_logprobs() && end < self.prompt_tokens => {
+                RequestedOutput::PromptLogprobs { top: state.top, next: self.tokens[end] }
             }
-            _ if end < self.tokens.len() => Want::Nothing,
-            _ => Want::Sample {
-                rows: 1 + self.guesses.tokens.len(),
-                prompt: self.prompt,
+            _ if end < self.tokens.len() => RequestedOutput::Nothing,
+            _ => RequestedOutput::Sample {
+                rows: 1 + self.draft.tokens.len(),
+                prompt_tokens: self.prompt_tokens,
                 sampling: self.sampling.clone(),
-                not_before: self.not_before(),
+                suppressed: self.suppressed(),
             },
         }
     }
 
-    /// A constraint's mask says this by itself.
-    fn not_before(&self) -> Option<NotBefore> {
-        let applies = self.generated() < self.tokens_min && !self.eos.is_empty() && self.constrained.is_none();
-        applies.then(|| NotBefore { position: self.prompt + self.tokens_min, tokens: self.eos.clone() })
+    /// The end-of-sequence tokens, until `tokens_min` is reached. The mask of a constraint suppresses them itself.
+    fn suppressed(&self) -> Option<SuppressedTokens> {
+        let applies = self.generated() < self.tokens_min && !self.eos.is_empty() && self.constraint.is_none();
+        applies.then(|| SuppressedTokens { until: self.prompt_tokens + self.tokens_min, tokens: self.eos.clone() })
     }
 
-    /// Nothing is to be generated: the prompt's last token is not run.
-    fn wants_only_scores(&self) -> bool {
+    /// Whether no token is generated: then the prompt's last token is not run.
+    fn wants_only_prompt_logprobs(&self) -> bool {
         self.tokens_max == 0 && !self.is_embedding()
     }
 
     fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt
+        self.tokens.len() - self.prompt_tokens
     }
 }

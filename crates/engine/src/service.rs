@@ -1,8 +1,8 @@
 //! `Service`: the engine on a thread of its own, for callers on any other.
 //!
-//! Submissions go through a bounded channel; events come back through each request's own [`EventSink`]. A [`Ticket`] that
-//! is dropped only sets a flag: while a request lives the thread is never asleep, so it sees the flag after the step that
-//! is running. An error of the executor ends the requests, not the thread.
+//! Submissions go through a bounded channel; events come back through each request's own [`EventSink`]. Dropping a
+//! [`RequestHandle`] only sets a flag, which the thread reads after each step: while there is a request the thread never
+//! sleeps. An error of the executor ends the requests, not the thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,17 +15,17 @@ use std::time::Duration;
 use crate::engine::{Engine, EngineError};
 use crate::executor::{Capacity, Executor, Health, RankReport};
 use crate::request::{Event, EventKind, Request, RequestId};
-use crate::stats::Stats;
+use crate::stats::EngineStats;
 
-/// Submissions that the thread has not looked at yet.
+/// Submissions that the thread has not received yet.
 const SUBMISSIONS_MAX: usize = 256;
 
-/// How often an idle executor gets to look after itself.
-const IDLE_LOOK: Duration = Duration::from_millis(200);
+/// How often the health of an idle executor is polled.
+const IDLE_POLL: Duration = Duration::from_millis(200);
 
 /// Where the events of one request go. Called on the engine's thread: it must not wait.
 pub trait EventSink: Send {
-    /// False: nobody listens any more, and the request is cancelled.
+    /// False if there is no receiver any more: the request is cancelled.
     fn send(&mut self, event: EventKind) -> bool;
 }
 
@@ -43,28 +43,28 @@ pub enum SubmitError {
 #[derive(Clone)]
 pub struct Service {
     submissions: SyncSender<Submission>,
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
 }
 
-/// The end of an engine's thread, and of all that it owned. It is no handle: it does not keep the thread.
-pub struct Ending(Arc<Shared>);
+/// Waits for the engine's thread to exit and drop the engine. Unlike a [`Service`] it does not keep the thread alive.
+pub struct ThreadExit(Arc<ServiceShared>);
 
-impl Ending {
-    /// Waits for it. False if it takes longer than `deadline`.
-    pub fn wait(&self, deadline: Duration) -> bool {
-        let waited = self.0.ended.wait_timeout_while(self.0.lock(), deadline, |state| !state.stopped);
+impl ThreadExit {
+    /// Waits for the thread to exit. False if it takes longer than `timeout`.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let waited = self.0.changed.wait_timeout_while(self.0.lock(), timeout, |state| !state.stopped);
         waited.unwrap_or_else(PoisonError::into_inner).0.stopped
     }
 }
 
 /// A request that was submitted. Dropping it cancels the request: its pages are free within one step.
 #[derive(Debug)]
-#[must_use = "dropping a ticket cancels its request"]
-pub struct Ticket {
+#[must_use = "dropping the handle cancels its request"]
+pub struct RequestHandle {
     dropped: Arc<AtomicBool>,
 }
 
-impl Drop for Ticket {
+impl Drop for RequestHandle {
     fn drop(&mut self) {
         self.dropped.store(true, Ordering::Relaxed);
     }
@@ -72,42 +72,42 @@ impl Drop for Ticket {
 
 struct Submission {
     request: Request,
-    client: Client,
+    subscriber: Subscriber,
 }
 
-struct Client {
+struct Subscriber {
     sink: Box<dyn EventSink>,
     dropped: Arc<AtomicBool>,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    /// Told when the last request has ended, or the thread.
-    ended: Condvar,
+struct ServiceShared {
+    state: Mutex<ServiceState>,
+    /// Notified when the last request has ended, and when the thread exits.
+    changed: Condvar,
 }
 
-/// What the thread and its callers know of each other. Locked for a moment only.
-struct State {
-    stats: Stats,
+/// What the thread and the handles share. Never locked during a step.
+struct ServiceState {
+    stats: EngineStats,
     capacity: Capacity,
     health: Health,
     ranks: Vec<RankReport>,
-    /// Requests that would be accepted, when the thread last looked.
-    room: usize,
+    /// [`Engine::headroom`], when the thread last published it.
+    headroom: usize,
     retry_after: Duration,
-    /// Submissions since then.
+    /// Submissions that `headroom` does not count yet.
     submitted: usize,
     /// Requests that were submitted and have not ended.
     unfinished: usize,
     draining: bool,
-    /// Whatever is unfinished is to be cancelled.
-    abandoned: bool,
+    /// The thread shall cancel all unfinished requests.
+    cancel_all: bool,
     stopped: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock can panic half way.
+impl ServiceShared {
+    fn lock(&self) -> MutexGuard<'_, ServiceState> {
+        // No code that holds the lock can panic in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,29 +115,30 @@ impl Shared {
 impl Service {
     /// Moves the engine to a thread of its own.
     pub fn start<E: Executor + 'static>(engine: Engine<E>) -> io::Result<Self> {
-        let state = State {
+        let state = ServiceState {
             stats: engine.stats(),
             capacity: engine.capacity(),
             health: Health::Ready,
             ranks: engine.executor().ranks(),
-            room: engine.room(),
+            headroom: engine.headroom(),
             retry_after: engine.retry_after(),
             submitted: 0,
             unfinished: 0,
             draining: false,
-            abandoned: false,
+            cancel_all: false,
             stopped: false,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), ended: Condvar::new() });
+        let shared = Arc::new(ServiceShared { state: Mutex::new(state), changed: Condvar::new() });
         let (sender, submissions) = sync_channel(SUBMISSIONS_MAX);
-        let thread = Loop { engine, clients: HashMap::new(), received: 0, ended: 0, stop: Stop(shared.clone()) };
+        let guard = ExitGuard(shared.clone());
+        let thread = ServiceThread { engine, subscribers: HashMap::new(), received: 0, ended: 0, guard };
         thread::Builder::new().name("engine".into()).spawn(move || thread.run(&submissions))?;
         Ok(Self { submissions: sender, shared })
     }
 
-    /// Hands a request over. What can be seen to be impossible is refused here; the first event is
+    /// Sends a request to the thread. A request that could never run is refused here; otherwise the first event is
     /// [`EventKind::Accepted`] or, rarely, [`EventKind::Refused`].
-    pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, SubmitError> {
+    pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<RequestHandle, SubmitError> {
         let mut state = self.shared.lock();
         if state.stopped {
             return Err(SubmitError::Stopped);
@@ -148,28 +149,28 @@ impl Service {
         request.check(&state.capacity)?;
         let full =
             EngineError::QueueFull { waiting: state.stats.waiting + state.submitted, retry_after: state.retry_after };
-        if state.submitted >= state.room {
+        if state.submitted >= state.headroom {
             return Err(full.into());
         }
         let dropped = Arc::new(AtomicBool::new(false));
-        let client = Client { sink, dropped: dropped.clone() };
-        match self.submissions.try_send(Submission { request, client }) {
+        let subscriber = Subscriber { sink, dropped: dropped.clone() };
+        match self.submissions.try_send(Submission { request, subscriber }) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => return Err(full.into()),
             Err(TrySendError::Disconnected(_)) => return Err(SubmitError::Stopped),
         }
         state.submitted += 1;
         state.unfinished += 1;
-        Ok(Ticket { dropped })
+        Ok(RequestHandle { dropped })
     }
 
-    /// Whether the thread is gone: by a panic, since it lives as long as there is a handle.
+    /// Whether the thread has exited: by a panic, since it runs as long as there is a handle.
     pub fn has_stopped(&self) -> bool {
         self.shared.lock().stopped
     }
 
     /// As of the last step.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EngineStats {
         self.shared.lock().stats
     }
 
@@ -178,60 +179,60 @@ impl Service {
         self.shared.lock().capacity
     }
 
-    /// Whether the executor can run, as of the last look.
+    /// Whether the executor can run steps, as of the last poll.
     pub fn health(&self) -> Health {
         self.shared.lock().health.clone()
     }
 
-    /// The processes that share the model, as of the last look.
+    /// The processes that share the model, as of the last poll.
     pub fn ranks(&self) -> Vec<RankReport> {
         self.shared.lock().ranks.clone()
     }
 
-    /// To be waited for when the handles are gone.
-    pub fn ending(&self) -> Ending {
-        Ending(self.shared.clone())
+    /// To wait for the thread after the last handle was dropped.
+    pub fn thread_exit(&self) -> ThreadExit {
+        ThreadExit(self.shared.clone())
     }
 
-    /// Accepts nothing more and waits for what runs or waits. Returns how many requests were unfinished at the deadline;
-    /// these are cancelled within a step.
-    pub fn drain(&self, deadline: Duration) -> usize {
+    /// Refuses new requests and waits for the present ones to end. Returns how many were unfinished after `timeout`; these are
+    /// cancelled within a step.
+    pub fn drain(&self, timeout: Duration) -> usize {
         let mut state = self.shared.lock();
         state.draining = true;
-        let busy = |state: &mut State| state.unfinished > 0 && !state.stopped;
-        let waited = self.shared.ended.wait_timeout_while(state, deadline, busy);
+        let busy = |state: &mut ServiceState| state.unfinished > 0 && !state.stopped;
+        let waited = self.shared.changed.wait_timeout_while(state, timeout, busy);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        state.abandoned = true;
+        state.cancel_all = true;
         state.unfinished
     }
 }
 
-/// What the thread owns.
-struct Loop<E: Executor> {
+/// The engine's thread.
+struct ServiceThread<E: Executor> {
     engine: Engine<E>,
-    clients: HashMap<RequestId, Client>,
-    /// Submissions that were received, and requests that have ended, since the last publication.
+    subscribers: HashMap<RequestId, Subscriber>,
+    /// Submissions received and requests ended since the last [`ServiceThread::publish`].
     received: usize,
     ended: usize,
-    stop: Stop,
+    guard: ExitGuard,
 }
 
-/// Says that the thread is gone, even if it went by a panic.
-struct Stop(Arc<Shared>);
+/// Reports the exit of the thread when dropped, also by a panic.
+struct ExitGuard(Arc<ServiceShared>);
 
-impl Drop for Stop {
+impl Drop for ExitGuard {
     fn drop(&mut self) {
         self.0.lock().stopped = true;
-        self.0.ended.notify_all();
+        self.0.changed.notify_all();
     }
 }
 
-impl<E: Executor> Loop<E> {
+impl<E: Executor> ServiceThread<E> {
     fn run(mut self, submissions: &Receiver<Submission>) {
         let mut events = Vec::new();
         loop {
             if self.engine.is_idle() {
-                match submissions.recv_timeout(IDLE_LOOK) {
+                match submissions.recv_timeout(IDLE_POLL) {
                     Ok(submission) => self.accept(submission),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return,
@@ -240,8 +241,8 @@ impl<E: Executor> Loop<E> {
             while let Ok(submission) = submissions.try_recv() {
                 self.accept(submission);
             }
-            self.cancel_the_dropped();
-            // An error has ended every request, and each of them is told by an event.
+            self.cancel_dropped();
+            // An error has ended every request, each with an event.
             let _ = self.engine.step(&mut events);
             for event in events.drain(..) {
                 self.dispatch(event);
@@ -250,30 +251,30 @@ impl<E: Executor> Loop<E> {
         }
     }
 
-    fn accept(&mut self, Submission { request, mut client }: Submission) {
+    fn accept(&mut self, Submission { request, mut subscriber }: Submission) {
         self.received += 1;
         match self.engine.add(request) {
             Ok(id) => {
-                // Whether anybody listens is seen with the first event that matters.
-                let _ = client.sink.send(EventKind::Accepted);
-                self.clients.insert(id, client);
+                // If there is no receiver any more, the next event cancels the request.
+                let _ = subscriber.sink.send(EventKind::Accepted);
+                self.subscribers.insert(id, subscriber);
             }
             Err(error) => {
-                let _ = client.sink.send(EventKind::Refused(error));
+                let _ = subscriber.sink.send(EventKind::Refused(error));
                 self.ended += 1;
             }
         }
     }
 
-    fn cancel_the_dropped(&mut self) {
-        let all = self.stop.0.lock().abandoned;
-        let Self { engine, clients, ended, .. } = self;
-        clients.retain(|&id, client| {
-            if !all && !client.dropped.load(Ordering::Relaxed) {
+    fn cancel_dropped(&mut self) {
+        let all = self.guard.0.lock().cancel_all;
+        let Self { engine, subscribers, ended, .. } = self;
+        subscribers.retain(|&id, subscriber| {
+            if !all && !subscriber.dropped.load(Ordering::Relaxed) {
                 return true;
             }
             if let Some(finished) = engine.cancel(id) {
-                let _ = client.sink.send(EventKind::Finished(finished));
+                let _ = subscriber.sink.send(EventKind::Finished(finished));
             }
             *ended += 1;
             false
@@ -281,13 +282,13 @@ impl<E: Executor> Loop<E> {
     }
 
     fn dispatch(&mut self, Event { request, kind }: Event) {
-        let Some(client) = self.clients.get_mut(&request) else {
-            return; // it hung up in this very step
+        let Some(subscriber) = self.subscribers.get_mut(&request) else {
+            return; // cancelled by an earlier event of this step
         };
         let ends = matches!(kind, EventKind::Finished(_) | EventKind::Refused(_));
-        let listens = client.sink.send(kind);
-        if ends || !listens {
-            self.clients.remove(&request);
+        let is_received = subscriber.sink.send(kind);
+        if ends || !is_received {
+            self.subscribers.remove(&request);
             self.ended += 1;
             if !ends {
                 self.engine.cancel(request);
@@ -298,17 +299,17 @@ impl<E: Executor> Loop<E> {
     fn publish(&mut self) {
         let (stats, capacity) = (self.engine.stats(), self.engine.capacity());
         let (health, ranks) = (self.engine.health(), self.engine.executor().ranks());
-        let mut state = self.stop.0.lock();
+        let mut state = self.guard.0.lock();
         state.stats = stats;
         state.capacity = capacity;
         state.health = health;
         state.ranks = ranks;
-        state.room = self.engine.room();
+        state.headroom = self.engine.headroom();
         state.retry_after = self.engine.retry_after();
         state.submitted -= std::mem::take(&mut self.received);
         state.unfinished -= std::mem::take(&mut self.ended);
         if state.unfinished == 0 {
-            self.stop.0.ended.notify_all();
+            self.guard.0.changed.notify_all();
         }
     }
 }

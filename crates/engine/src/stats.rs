@@ -1,32 +1,32 @@
-//! `Stats`: what the loop holds now, and what it has done since it began. A plain copy, taken after each step.
+//! `EngineStats`: the present state of the engine, and counters since its start. A plain copy, taken after each step.
 
 use crate::request::FinishReason;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct EngineStats {
     /// Requests that hold a session.
     pub running: usize,
     pub waiting: usize,
     pub pages_total: usize,
-    /// Pages that a sequence could take: empty ones, and those that only the prefix cache holds.
+    /// Pages that can be allocated: empty ones, and those that only the prefix cache holds.
     pub pages_free: usize,
-    /// Of the free ones: those that hold a prefix that is found again until the page is taken.
+    /// Of the free ones: those that the prefix cache holds.
     pub pages_cached: usize,
     /// Prompt tokens that were looked up in the prefix cache, and those that were found.
     pub prefix_lookup_tokens: u64,
     pub prefix_hit_tokens: u64,
-    /// Prompt tokens that were run, and once more when a sequence had to begin again.
+    /// Prompt tokens that were computed, including those of requeued sequences.
     pub prefilled_tokens: u64,
-    /// Tokens that answers were given.
+    /// Tokens of answers.
     pub decoded_tokens: u64,
-    /// Tokens that were guessed, and those that proved right.
-    pub guessed_tokens: u64,
-    pub guesses_right: u64,
+    /// Draft tokens that were run, and those that were accepted.
+    pub draft_tokens: u64,
+    pub draft_tokens_accepted: u64,
     pub finished: FinishCounts,
     pub steps: u64,
-    /// Times that a sequence gave its pages up and began again.
+    /// How often a sequence was preempted: it was requeued because the K/V cache was full.
     pub preemptions: u64,
-    /// Times that one began again because the executor had lost a part of itself.
+    /// How often a sequence was requeued because the executor had lost a process.
     pub replays: u64,
 }
 

@@ -6,10 +6,12 @@ mod fake;
 
 use answers::{Answers, run};
 use engine::{
-    Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Prefix, Request,
-    Role, SampleError, Sampled, SamplingError, SamplingParams, StepOutput, StepPlan, Want, inspect, measure,
+    Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Phase, Prefix,
+    Request, RequestedOutput, SampleError, Sampled, SamplingParams, SamplingParamsError, StepOutput, StepPlan,
+    TenantId, inspect, measure, page_hashes,
 };
 use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
+use kernels::PAGE_TOKENS;
 use types::{SessionId, TokenId};
 
 fn greedy() -> SamplingParams {
@@ -69,7 +71,7 @@ fn every_request_of_a_batch_gets_what_it_gets_alone() {
 }
 
 #[test]
-fn a_full_cache_sends_the_youngest_back_and_loses_no_token() {
+fn a_full_cache_preempts_the_youngest_and_loses_no_token() {
     let mut engine = Engine::new(Fake::new(6, 190), 64);
     let requests: Vec<_> = (0..3).map(|seed| (prompt(30, seed), seeded(seed.into()))).collect();
     let ids: Vec<_> = requests
@@ -111,7 +113,7 @@ fn a_prompt_moves_on_even_when_decoding_fills_the_chunk() {
 }
 
 #[test]
-fn more_requests_than_seats_wait_their_turn() {
+fn more_requests_than_can_run_wait_in_the_queue() {
     let mut fake = Fake::new(64, 200);
     fake.sequences_max = 2;
     let mut engine = Engine::new(fake, 64);
@@ -157,7 +159,7 @@ fn pages_held_by_others_end_a_lone_answer_instead_of_blocking_it() {
     let mut engine = Engine::new(Fake::new(3, 400), 64);
     let held = engine.executor_mut().open(64, Prefix::NONE).unwrap().session;
     let mut plan = StepPlan::new();
-    plan.push(held, Role::Prompt, 0, &prompt(64, 0), Want::Nothing);
+    plan.push(held, Phase::Prefill, 0, &prompt(64, 0), RequestedOutput::Nothing);
     engine.executor_mut().submit(&plan).unwrap();
     engine.executor_mut().collect(&mut StepOutput::new()).unwrap();
     let id = engine.add(request(prompt(20, 1), greedy(), 60)).unwrap();
@@ -189,7 +191,7 @@ fn cancelling_frees_pages_at_once_wherever_the_request_is() {
         let finished = engine.cancel(cancelled).unwrap();
         assert!(matches!(finished.reason, FinishReason::Cancelled));
         assert!(engine.cancel(cancelled).is_none());
-        assert!(engine.executor().sessions.count() <= 1);
+        assert!(engine.executor().page_tables.count() <= 1);
         while engine.step(&mut events).unwrap() {
             answers.take(&mut events);
         }
@@ -238,7 +240,7 @@ fn what_can_never_run_is_refused_with_the_reason() {
     assert!(matches!(token, EngineError::TokenOutOfRange { token: 53, vocab: 53 }));
     let hot = SamplingParams { temperature: f32::NAN, ..greedy() };
     let hot = refuse(request(prompt(5, 1), hot, 5));
-    assert!(matches!(hot, EngineError::Sampling(SamplingError::OutOfRange { name: "temperature", .. })));
+    assert!(matches!(hot, EngineError::Sampling(SamplingParamsError::OutOfRange { name: "temperature", .. })));
     engine.add(request(prompt(63, 1), greedy(), 5)).unwrap();
     assert!(matches!(engine.generate(Request::greedy(prompt(3, 1), 1)).err(), Some(EngineError::Busy)));
 }
@@ -312,19 +314,22 @@ fn logits_of_every_position_come_in_order_for_any_chunk() {
 
 #[test]
 fn an_error_while_logits_are_written_still_closes_the_session() {
-    enum Stop {
+    enum ExitGuard {
         Asked,
         Executor,
     }
-    impl From<ExecutorError> for Stop {
+    impl From<ExecutorError> for ExitGuard {
         fn from(_: ExecutorError) -> Self {
             Self::Executor
         }
     }
     let mut fake = Fake::new(8, 100);
-    assert!(matches!(inspect::logits(&mut fake, &prompt(9, 4), 2, |_| Err(Stop::Asked)), Err(Stop::Asked)));
+    assert!(matches!(inspect::logits(&mut fake, &prompt(9, 4), 2, |_| Err(ExitGuard::Asked)), Err(ExitGuard::Asked)));
     assert!(fake.is_clean());
-    assert!(matches!(inspect::logits(&mut fake, &prompt(101, 4), 2, |_| Err(Stop::Asked)), Err(Stop::Executor)));
+    assert!(matches!(
+        inspect::logits(&mut fake, &prompt(101, 4), 2, |_| Err(ExitGuard::Asked)),
+        Err(ExitGuard::Executor)
+    ));
 }
 
 #[test]
@@ -343,19 +348,21 @@ fn measuring_runs_exactly_the_tokens_given() {
 /// Runs `tokens` from position `from` on, and returns the logits of the last one.
 fn last_logits(fake: &mut Fake, session: SessionId, from: usize, tokens: &[TokenId]) -> Vec<f32> {
     let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
-    plan.push(session, Role::Prompt, from, &tokens[from..], Want::Logits { rows: 1 });
+    plan.push(session, Phase::Prefill, from, &tokens[from..], RequestedOutput::Logits { rows: 1 });
     fake.submit(&plan).unwrap();
     fake.collect(&mut output).unwrap();
     output.values(&output.logits[0]).to_vec()
 }
 
 #[test]
-fn a_session_can_be_forked_and_cut_back_between_steps() {
+fn a_session_that_shares_pages_can_be_truncated_between_steps() {
     let mut fake = Fake::new(8, 200);
     let tokens = prompt(90, 5);
-    let first = fake.open(200, Prefix::NONE).unwrap().session;
+    let pages = page_hashes(TenantId::default(), &tokens, PAGE_TOKENS);
+    let prefix = Prefix { tokens: &tokens, pages: &pages, reuse_max: 70 };
+    let first = fake.open(200, prefix).unwrap().session;
     assert_eq!(last_logits(&mut fake, first, 0, &tokens), logits(&tokens));
-    let second = fake.fork(first, 70, 200).unwrap();
+    let second = fake.open(200, prefix).unwrap();
     assert_eq!(second.computed, 64);
     let mut other = tokens[..64].to_vec();
     other.extend(prompt(5, 6));

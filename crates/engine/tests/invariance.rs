@@ -1,5 +1,5 @@
 //! With a real model: what a request is answered does not depend on what else runs, on what is cached, on whether it had
-//! to begin again, or on guesses. Bit for bit, in tokens and in log probabilities.
+//! to begin again, or on draft tokens. Bit for bit, in tokens and in log probabilities.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
@@ -7,8 +7,8 @@ mod fixture;
 
 use answers::run;
 use engine::{
-    Engine, EngineOptions, ExecutorError, FinishReason, Goal, Logprobs, Pooling, Request, Sampler, SamplingParams,
-    inspect,
+    Engine, EngineOptions, ExecutorError, FinishReason, Logprobs, Pooling, Request, RequestKind, Sampler,
+    SamplingParams, inspect,
 };
 use fixture::{LIMITS, model, model_kept, prompt, prompts};
 use model::Limits;
@@ -30,8 +30,8 @@ fn requests() -> Vec<Request> {
 
 type Said = (Vec<TokenId>, Vec<Option<Logprobs>>);
 
-fn options(chunk: usize, prefix_cache: bool, speculate: usize) -> EngineOptions {
-    EngineOptions { chunk, prefix_cache, speculate, ..EngineOptions::default() }
+fn options(chunk: usize, prefix_cache: bool, draft_tokens_max: usize) -> EngineOptions {
+    EngineOptions { chunk, prefix_cache, draft_tokens_max, ..EngineOptions::default() }
 }
 
 fn check(keep: Option<DType>) {
@@ -43,10 +43,11 @@ fn check(keep: Option<DType>) {
         alone.push((answer.tokens, answer.logprobs));
     }
     assert_eq!(engine.stats().prefix_hit_tokens, 0);
-    for (kv_pages, chunk, speculate) in [(LIMITS.kv_pages, 40, 0), (LIMITS.kv_pages, 320, 4), (14, 40, 0), (14, 64, 3)]
+    for (kv_pages, chunk, draft_tokens_max) in
+        [(LIMITS.kv_pages, 40, 0), (LIMITS.kv_pages, 320, 4), (14, 40, 0), (14, 64, 3)]
     {
         let limits = Limits { kv_pages, ..LIMITS };
-        let mut engine = Engine::with_options(model_kept(keep, 1, limits), options(chunk, true, speculate));
+        let mut engine = Engine::with_options(model_kept(keep, 1, limits), options(chunk, true, draft_tokens_max));
         for round in 0..2 {
             let ids: Vec<_> = requests().into_iter().map(|request| engine.add(request).unwrap()).collect();
             let mut answers = run(&mut engine);
@@ -59,7 +60,7 @@ fn check(keep: Option<DType>) {
         let stats = engine.stats();
         assert!(stats.prefix_hit_tokens > 0, "nothing was cached: the test shows less");
         assert_eq!(stats.preemptions > 0, kv_pages == 14, "{stats:?}");
-        assert_eq!(stats.guessed_tokens > 0, speculate > 0, "{stats:?}");
+        assert_eq!(stats.draft_tokens > 0, draft_tokens_max > 0, "{stats:?}");
     }
 }
 
@@ -80,7 +81,7 @@ fn the_log_probabilities_of_a_prompt_agree_with_its_logits() {
     let (mut want, mut position) = (Vec::new(), 0);
     inspect::logits::<_, ExecutorError>(&mut local, &tokens, 64, |row| {
         position += 1;
-        want.extend(tokens.get(position).map(|&next| Sampler::new().score(row, next, 3).unwrap()));
+        want.extend(tokens.get(position).map(|&next| Sampler::new().logprobs_of(row, next, 3).unwrap()));
         Ok(())
     })
     .unwrap();
@@ -101,8 +102,10 @@ fn the_log_probabilities_of_a_prompt_agree_with_its_logits() {
 #[test]
 fn embeddings_do_not_depend_on_chunks_company_or_the_cache() {
     let (long, mid) = (prompt("long").tokens, prompt("mid").tokens);
-    let embed =
-        |tokens: &[TokenId], pooling| Request { goal: Goal::Embed(pooling), ..Request::greedy(tokens.to_vec(), 0) };
+    let embed = |tokens: &[TokenId], pooling| Request {
+        kind: RequestKind::Embed(pooling),
+        ..Request::greedy(tokens.to_vec(), 0)
+    };
     let mut found = Vec::new();
     let mut local = model(LIMITS);
     for chunk in [320, 33] {

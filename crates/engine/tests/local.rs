@@ -4,15 +4,15 @@
 mod fixture;
 
 use engine::{
-    Engine, EventKind, Executor, ExecutorError, Local, Prefix, Request, Role, SamplingParams, StepOutput, StepPlan,
-    Want, inspect, measure,
+    Engine, EventKind, Executor, ExecutorError, LocalExecutor, Phase, Prefix, Request, RequestedOutput, SamplingParams,
+    StepOutput, StepPlan, TenantId, inspect, measure, page_hashes,
 };
 use fixture::{LIMITS, model, prompt, prompts};
 use kernels::cpu::CpuBackend;
 use model::Limits;
 use types::{SessionId, TokenId};
 
-type Cpu = Local<CpuBackend>;
+type Cpu = LocalExecutor<CpuBackend>;
 
 /// Logits of all `tokens`, position by position.
 fn all_logits(local: &mut Cpu, tokens: &[TokenId], chunk: usize) -> Vec<Vec<f32>> {
@@ -27,21 +27,21 @@ fn all_logits(local: &mut Cpu, tokens: &[TokenId], chunk: usize) -> Vec<Vec<f32>
 
 /// Runs one entry and returns the logits of its last row.
 fn last_logits(local: &mut Cpu, session: SessionId, position: usize, tokens: &[TokenId]) -> Vec<f32> {
-    local.submit(&plan(session, position, tokens, Want::Logits { rows: 1 })).unwrap();
+    local.submit(&plan(session, position, tokens, RequestedOutput::Logits { rows: 1 })).unwrap();
     let mut output = StepOutput::new();
     local.collect(&mut output).unwrap();
     assert_eq!(output.logits[0].position, position + tokens.len() - 1);
     output.values(&output.logits[0]).to_vec()
 }
 
-fn plan(session: SessionId, position: usize, tokens: &[TokenId], want: Want) -> StepPlan {
+fn plan(session: SessionId, position: usize, tokens: &[TokenId], requested: RequestedOutput) -> StepPlan {
     let mut plan = StepPlan::new();
-    plan.push(session, Role::Prompt, position, tokens, want);
+    plan.push(session, Phase::Prefill, position, tokens, requested);
     plan
 }
 
-fn sample() -> Want {
-    Want::sample(0, SamplingParams::default())
+fn sample() -> RequestedOutput {
+    RequestedOutput::sample(0, SamplingParams::default())
 }
 
 fn open(local: &mut Cpu, tokens_max: usize) -> SessionId {
@@ -132,28 +132,30 @@ fn logits_do_not_depend_on_the_chunk() {
 }
 
 #[test]
-fn a_fork_continues_from_the_shared_pages() {
+fn a_session_with_a_cached_prefix_continues_from_the_shared_pages() {
     let mut local = model(LIMITS);
     let (long, short) = (prompt("long").tokens, prompt("short").tokens);
-    let first = open(&mut local, 400);
+    let pages = page_hashes(TenantId::default(), &long, local.capacity().page_tokens);
+    let prefix = Prefix { tokens: &long, pages: &pages, reuse_max: 90 };
+    let first = local.open(400, prefix).unwrap().session;
     let end = last_logits(&mut local, first, 0, &long[..100]);
     let free = local.capacity().pages_free;
-    let second = local.fork(first, 90, 400).unwrap();
+    let second = local.open(400, prefix).unwrap();
     assert_eq!(second.computed, 64);
     assert_eq!(local.capacity().pages_free, free, "shared pages cost nothing");
 
-    // The fork goes another way; the first session does not notice.
+    // The second session diverges; the first is not affected.
     let mut other = long[..64].to_vec();
     other.extend_from_slice(&short);
-    let forked = last_logits(&mut local, second.session, 64, &short);
-    assert_eq!(forked, *all_logits(&mut local, &other, 512).last().unwrap());
+    let diverged = last_logits(&mut local, second.session, 64, &short);
+    assert_eq!(diverged, *all_logits(&mut local, &other, 512).last().unwrap());
     assert_eq!(local.truncate(first, 99).unwrap(), 99);
     assert_eq!(last_logits(&mut local, first, 99, &long[99..100]), end);
 
     // The pages outlive the session that computed them.
     local.close(first);
     assert_eq!(local.truncate(second.session, 64).unwrap(), 64);
-    assert_eq!(last_logits(&mut local, second.session, 64, &short), forked);
+    assert_eq!(last_logits(&mut local, second.session, 64, &short), diverged);
     local.close(second.session);
     assert_eq!(local.capacity().pages_free, LIMITS.kv_pages);
 }
@@ -164,7 +166,7 @@ fn a_step_that_needs_too_many_pages_is_refused_before_anything_changes() {
     let tokens = prompt("long").tokens;
     let (first, second) = (open(&mut local, 100), open(&mut local, 100));
     let mut both = plan(first, 0, &tokens[..40], sample());
-    both.push(second, Role::Prompt, 0, &tokens[..40], sample());
+    both.push(second, Phase::Prefill, 0, &tokens[..40], sample());
     let error = local.submit(&both).unwrap_err();
     assert!(matches!(error, ExecutorError::OutOfPages { needed: 4, free: 3 }) && error.is_retryable(), "{error}");
     assert_eq!(local.capacity().pages_free, 3);
@@ -192,24 +194,27 @@ fn a_plan_that_does_not_fit_is_refused_with_the_reason() {
     let error = refuse(&mut local, &plan(closed, 0, &tokens[..1], sample()));
     assert!(matches!(error, ExecutorError::UnknownSession(id) if id == closed));
     let error = refuse(&mut local, &plan(session, 5, &tokens[..1], sample()));
-    assert!(matches!(error, ExecutorError::OutOfPlace { computed: 0, position: 5, .. }));
+    assert!(matches!(error, ExecutorError::PositionMismatch { computed: 0, position: 5, .. }));
     let mut twice = plan(session, 0, &tokens[..1], sample());
-    twice.push(session, Role::Prompt, 0, &tokens[..1], sample());
-    assert!(matches!(refuse(&mut local, &twice), ExecutorError::Duplicate(id) if id == session));
+    twice.push(session, Phase::Prefill, 0, &tokens[..1], sample());
+    assert!(matches!(refuse(&mut local, &twice), ExecutorError::DuplicateSession(id) if id == session));
     let error = refuse(&mut local, &plan(session, 0, &tokens[..9], sample()));
     assert!(matches!(error, ExecutorError::StepTooLarge { what: "rows", found: 9, max: 8 }));
-    let error = refuse(&mut local, &plan(session, 0, &tokens[..3], Want::Logits { rows: 3 }));
+    let error = refuse(&mut local, &plan(session, 0, &tokens[..3], RequestedOutput::Logits { rows: 3 }));
     assert!(matches!(error, ExecutorError::StepTooLarge { what: "rows with logits", found: 3, max: 2 }));
-    let error = refuse(&mut local, &plan(session, 0, &tokens[..51], Want::Nothing));
+    let error = refuse(&mut local, &plan(session, 0, &tokens[..51], RequestedOutput::Nothing));
     assert!(matches!(error, ExecutorError::TooLong { tokens: 51, max: 50 }));
     let error = refuse(&mut local, &plan(session, 0, &[TokenId(320)], sample()));
     assert!(matches!(error, ExecutorError::TokenOutOfRange { token: 320, vocab: 320 }));
     assert!(matches!(local.open(401, Prefix::NONE), Err(ExecutorError::TooLong { .. })));
-    assert!(matches!(local.collect(&mut StepOutput::new()), Err(ExecutorError::Idle)));
+    assert!(matches!(local.collect(&mut StepOutput::new()), Err(ExecutorError::NoStepInFlight)));
 
     let first = plan(session, 0, &tokens[..4], sample());
     local.submit(&first).unwrap();
-    assert!(matches!(local.submit(&plan(session, 4, &tokens[..1], sample())), Err(ExecutorError::Full { depth: 1 })));
+    assert!(matches!(
+        local.submit(&plan(session, 4, &tokens[..1], sample())),
+        Err(ExecutorError::PipelineFull { depth: 1 })
+    ));
     local.collect(&mut StepOutput::new()).unwrap();
 }
 
@@ -219,7 +224,7 @@ fn a_session_closed_in_flight_gives_nothing_and_the_others_all() {
     let [a, b] = ["short", "mid"].map(prompt);
     let (first, second) = (open(&mut local, 100), open(&mut local, 100));
     let mut both = plan(first, 0, &a.tokens, sample());
-    both.push(second, Role::Prompt, 0, &b.tokens, sample());
+    both.push(second, Phase::Prefill, 0, &b.tokens, sample());
     local.submit(&both).unwrap();
     local.close(first);
     let mut output = StepOutput::new();
@@ -230,17 +235,17 @@ fn a_session_closed_in_flight_gives_nothing_and_the_others_all() {
 }
 
 #[test]
-fn a_guess_is_checked_in_one_step_and_cut_back_where_it_fails() {
+fn draft_tokens_are_verified_in_one_step_and_truncated_where_one_is_wrong() {
     let mut local = model(LIMITS);
     let prompt = prompt("chat");
     let session = open(&mut local, 200);
-    // Three right guesses, then a wrong one.
+    // Three draft tokens that are right, then a wrong one.
     let mut tokens = prompt.tokens.clone();
     tokens.extend_from_slice(&prompt.greedy[..3]);
     tokens.push(TokenId((prompt.greedy[3].0 + 1) % 300));
     let sampling = SamplingParams::default();
-    let want = Want::Sample { rows: 5, prompt: prompt.tokens.len(), sampling, not_before: None };
-    local.submit(&plan(session, 0, &tokens, want)).unwrap();
+    let requested = RequestedOutput::Sample { rows: 5, prompt_tokens: prompt.tokens.len(), sampling, suppressed: None };
+    local.submit(&plan(session, 0, &tokens, requested)).unwrap();
     let mut output = StepOutput::new();
     local.collect(&mut output).unwrap();
     let found: Vec<_> = output.samples.iter().map(|sample| sample.outcome.as_ref().unwrap().token).collect();

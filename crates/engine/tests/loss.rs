@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use engine::{
     Capacity, Engine, EngineError, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished,
-    Health, Opened, Prefix, Request, SamplingParams, StepOutput, StepPlan,
+    Health, OpenedSession, Prefix, Request, SamplingParams, StepOutput, StepPlan,
 };
 use fake::{Fake, answer, prompt, safe};
 use types::{SessionId, TokenId};
@@ -45,12 +45,8 @@ impl Executor for Frail {
         self.inner.capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         self.inner.open(tokens_max, prefix)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.inner.fork(from, tokens, tokens_max)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
@@ -75,7 +71,7 @@ impl Executor for Frail {
         self.inner.collect(output)
     }
 
-    fn attend(&mut self, _: Duration) -> Health {
+    fn poll_health(&mut self, _: Duration) -> Health {
         if self.looks_left == 0 {
             return Health::Ready;
         }
@@ -142,7 +138,7 @@ fn a_request_that_is_there_at_every_loss_ends() {
 
 #[test]
 fn requests_do_not_wait_for_ever() {
-    let options = EngineOptions { replay: Duration::ZERO, ..EngineOptions::default() };
+    let options = EngineOptions { rebuild_timeout: Duration::ZERO, ..EngineOptions::default() };
     let mut engine = Engine::with_options(Frail::new(&[2], usize::MAX), options);
     for (_, ending) in run(&mut engine) {
         assert!(matches!(ending, FinishReason::Failed(Failure::Executor(_))), "{ending:?}");

@@ -5,7 +5,7 @@ mod answers;
 mod fake;
 
 use answers::{Answer, Answers, run};
-use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, Tenant};
+use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
 use fake::{Fake, answer, prompt, safe};
 use kernels::PAGE_TOKENS;
 use proptest::prelude::*;
@@ -71,7 +71,7 @@ fn at_least_one_token_is_always_run() {
 #[test]
 fn tenants_do_not_find_each_others_prefixes() {
     let mut engine = Engine::new(Fake::new(64, 400), 64);
-    let of = |tenant| Request { tenant: Tenant(tenant), ..request(&prompt(100, 1), 3) };
+    let of = |tenant| Request { tenant: TenantId(tenant), ..request(&prompt(100, 1), 3) };
     assert_eq!(cached(&mut engine, of(1)), 0);
     assert_eq!(cached(&mut engine, of(2)), 0);
     assert_eq!((cached(&mut engine, of(1)), cached(&mut engine, of(2))), (96, 96));
@@ -108,6 +108,31 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
     }
     assert_eq!(ids.iter().map(|id| found(&answers.0[id])).collect::<Vec<_>>(), [0, 192, 192, 192, 192, 192, 192, 192]);
     assert_eq!(engine.stats().prefilled_tokens, 200 + 7 * 8);
+}
+
+/// `n = 4` of an API request: four sampled answers to one prompt, submitted together.
+#[test]
+fn the_choices_of_one_request_compute_the_whole_pages_of_their_prompt_once() {
+    for depth in [1, 2] {
+        let mut engine = Engine::new(Fake::new(64, 400).with_depth(depth), 64);
+        let prompt = prompt(150, 1);
+        let choice = |seed| SamplingParams { temperature: 1.0, seed, ..greedy() };
+        let choices: Vec<_> = (0..4)
+            .map(|seed| {
+                let request = Request { sampling: choice(seed), ..request(&prompt, 20) };
+                (engine.add(request).unwrap(), answer(&prompt, &choice(seed), 20))
+            })
+            .collect();
+        let answers = run(&mut engine);
+        for (id, want) in &choices {
+            answers.check(*id, want, FinishReason::Length);
+        }
+        let whole = 150 / PAGE_TOKENS * PAGE_TOKENS;
+        let stats = engine.stats();
+        assert_eq!(stats.prefilled_tokens as usize, whole + 4 * (150 - whole), "depth {depth}");
+        assert_eq!(stats.prefix_hit_tokens as usize, 3 * whole, "depth {depth}");
+        assert_eq!(stats.pages_free, 64);
+    }
 }
 
 #[test]
@@ -165,9 +190,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
     fn answers_are_the_same_whatever_is_cached_evicted_preempted_or_cancelled(
-        ops in prop::collection::vec(op(), 1..30), pages in 6usize..20, depth in 1usize..3, speculate in 0usize..3,
+        ops in prop::collection::vec(op(), 1..30), pages in 6usize..20, depth in 1usize..3, draft_tokens_max in 0usize..3,
     ) {
-        let options = EngineOptions { chunk: 48, speculate, ..EngineOptions::default() };
+        let options = EngineOptions { chunk: 48, draft_tokens_max, ..EngineOptions::default() };
         let mut engine = Engine::with_options(Fake::new(pages, 190).with_depth(depth), options);
         let mut asked: Vec<(RequestId, Vec<TokenId>, usize)> = Vec::new();
         let (mut answers, mut events) = (Answers::default(), Vec::new());

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::{Allowed, History, SampleError, Sampler, SamplingError, SamplingParams};
+use engine::{AllowedTokens, History, SampleError, Sampler, SamplingParams, SamplingParamsError};
 use proptest::prelude::*;
 use types::TokenId;
 
@@ -42,13 +42,15 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 
 fn draw(logits: &[f32], sampling: &SamplingParams, position: usize, sampler: &mut Sampler) -> u32 {
     let history = vec![TokenId(0); position];
-    let history = History { tokens: &history, prompt: position };
-    sampler.sample(&mut logits.to_vec(), sampling, history, Allowed::default()).unwrap().token.0
+    let history = History { tokens: &history, prompt_tokens: position };
+    sampler.sample(&mut logits.to_vec(), sampling, history, AllowedTokens::default()).unwrap().token.0
 }
 
 fn choose(logits: &[f32], sampling: &SamplingParams) -> Result<u32, SampleError> {
-    let history = History { tokens: &[], prompt: 0 };
-    Sampler::new().sample(&mut logits.to_vec(), sampling, history, Allowed::default()).map(|sampled| sampled.token.0)
+    let history = History { tokens: &[], prompt_tokens: 0 };
+    Sampler::new()
+        .sample(&mut logits.to_vec(), sampling, history, AllowedTokens::default())
+        .map(|sampled| sampled.token.0)
 }
 
 fn warm() -> SamplingParams {
@@ -158,14 +160,14 @@ fn the_same_seed_and_position_give_the_same_token_whatever_came_before() {
 fn penalties_count_the_prompt_only_for_repetition() {
     // Tokens 0 and 1 in the prompt, 1 twice and 2 once in the answer.
     let tokens = [0, 1, 1, 1, 2].map(TokenId);
-    let history = History { tokens: &tokens, prompt: 2 };
+    let history = History { tokens: &tokens, prompt_tokens: 2 };
     let check = |sampling: SamplingParams, want: [f32; 4]| {
         let mut logits = [2.0, 2.0, -2.0, 2.0];
         let mut sampler = Sampler::new();
-        sampler.sample(&mut logits, &sampling, history, Allowed::default()).unwrap();
+        sampler.sample(&mut logits, &sampling, history, AllowedTokens::default()).unwrap();
         assert_eq!(logits, want);
         let mut again = [2.0, 2.0, -2.0, 2.0];
-        sampler.sample(&mut again, &sampling, history, Allowed::default()).unwrap();
+        sampler.sample(&mut again, &sampling, history, AllowedTokens::default()).unwrap();
         assert_eq!(again, want, "counts are left over from the first call");
     };
     let off = SamplingParams::default();
@@ -183,8 +185,8 @@ fn log_probabilities_are_the_models_own() {
     let sum: f32 = logits.iter().map(|logit| logit.exp()).sum();
     let sampling =
         SamplingParams { temperature: 0.3, logit_bias: Some([(TokenId(0), 50.0)].into()), logprobs: Some(2), ..warm() };
-    let history = History { tokens: &[], prompt: 0 };
-    let sampled = Sampler::new().sample(&mut logits.clone(), &sampling, history, Allowed::default()).unwrap();
+    let history = History { tokens: &[], prompt_tokens: 0 };
+    let sampled = Sampler::new().sample(&mut logits.clone(), &sampling, history, AllowedTokens::default()).unwrap();
     let logprobs = sampled.logprobs.unwrap();
     assert_eq!(sampled.token, TokenId(0));
     assert!((logprobs.chosen - (1.0 - sum.ln())).abs() < 1e-6);
@@ -222,7 +224,7 @@ fn a_forbidden_token_is_never_drawn_however_hot() {
 #[test]
 fn settings_out_of_range_are_refused_by_name() {
     let refused = |sampling: SamplingParams| match sampling.check(10) {
-        Err(SamplingError::OutOfRange { name, .. }) => name,
+        Err(SamplingParamsError::OutOfRange { name, .. }) => name,
         other => panic!("{other:?}"),
     };
     let off = SamplingParams::default;
@@ -235,46 +237,48 @@ fn settings_out_of_range_are_refused_by_name() {
     assert_eq!(refused(SamplingParams { repetition_penalty: 0.0, ..off() }), "repetition_penalty");
     let bias = |token, value| SamplingParams { logit_bias: Some([(TokenId(token), value)].into()), ..off() };
     assert_eq!(refused(bias(1, f32::NAN)), "logit_bias");
-    assert!(matches!(bias(10, 0.0).check(10), Err(SamplingError::BiasOutOfVocabulary { token: 10, vocab: 10 })));
+    assert!(matches!(bias(10, 0.0).check(10), Err(SamplingParamsError::BiasOutOfVocabulary { token: 10, vocab: 10 })));
     let many = SamplingParams { logprobs: Some(21), ..off() };
-    assert!(matches!(many.check(10), Err(SamplingError::TooManyLogprobs { asked: 21 })));
+    assert!(matches!(many.check(10), Err(SamplingParamsError::TooManyLogprobs { asked: 21 })));
 }
 
 #[test]
-fn only_what_is_allowed_is_chosen_and_log_probabilities_stay_the_models() {
+fn only_allowed_tokens_are_sampled_and_log_probabilities_stay_the_models() {
     let logits = noise(100, 3);
-    let (history, sampling) = (History { tokens: &[], prompt: 0 }, SamplingParams { logprobs: Some(3), ..warm() });
-    let free = Sampler::new().sample(&mut logits.clone(), &sampling, history, Allowed::default()).unwrap();
+    let (history, sampling) =
+        (History { tokens: &[], prompt_tokens: 0 }, SamplingParams { logprobs: Some(3), ..warm() });
+    let free = Sampler::new().sample(&mut logits.clone(), &sampling, history, AllowedTokens::default()).unwrap();
     let top = free.logprobs.unwrap().top;
-    // Bits of tokens 40, 70 and 99; the exception leaves two.
-    let (words, except) = ([0, 1 << 8, 1 << 6, 1 << 3], [TokenId(70), TokenId(1000)]);
+    // Bits of tokens 40, 70 and 99; the suppressed one leaves two.
+    let (words, suppressed) = ([0, 1 << 8, 1 << 6, 1 << 3], [TokenId(70), TokenId(1000)]);
     let mut seen = BTreeMap::new();
     for seed in 0..200 {
         let sampling = SamplingParams { seed, temperature: 50.0, top_p: 1.0, top_k: 0, min_p: 0.0, ..sampling.clone() };
-        let allowed = Allowed { mask: Some(&words), except: &except };
+        let allowed = AllowedTokens { mask: Some(&words), suppressed: &suppressed };
         let sampled = Sampler::new().sample(&mut logits.clone(), &sampling, history, allowed).unwrap();
         let logprobs = sampled.logprobs.unwrap();
-        let scored = Sampler::new().score(&logits, sampled.token, 3).unwrap();
-        assert_eq!((&logprobs.top, &logprobs), (&top, &scored));
+        let given = Sampler::new().logprobs_of(&logits, sampled.token, 3).unwrap();
+        assert_eq!((&logprobs.top, &logprobs), (&top, &given));
         *seen.entry(sampled.token.0).or_insert(0) += 1;
     }
     assert_eq!(seen.keys().copied().collect::<Vec<_>>(), [40, 99]);
-    let nothing = Allowed { mask: Some(&[0, 0, 1 << 6, 0]), except: &except };
+    let nothing = AllowedTokens { mask: Some(&[0, 0, 1 << 6, 0]), suppressed: &suppressed };
     let outcome = Sampler::new().sample(&mut logits.clone(), &sampling, history, nothing);
     assert_eq!(outcome.unwrap_err(), SampleError::NothingAllowed);
     // Tokens beyond a short mask are not allowed either.
-    let short = Allowed { mask: Some(&[1 << 5]), except: &[] };
+    let short = AllowedTokens { mask: Some(&[1 << 5]), suppressed: &[] };
     let sampled = Sampler::new().sample(&mut logits.clone(), &SamplingParams::default(), history, short).unwrap();
     assert_eq!(sampled.token, TokenId(5));
 }
 
 #[test]
-fn scores_are_log_probabilities_that_sum_to_one() {
+fn given_tokens_have_log_probabilities_that_sum_to_one() {
     let logits = noise(70, 5);
-    let scores: Vec<f32> = (0..70).map(|id| Sampler::new().score(&logits, TokenId(id), 0).unwrap().chosen).collect();
-    let total: f64 = scores.iter().map(|&score| f64::from(score).exp()).sum();
+    let logprobs: Vec<f32> =
+        (0..70).map(|id| Sampler::new().logprobs_of(&logits, TokenId(id), 0).unwrap().chosen).collect();
+    let total: f64 = logprobs.iter().map(|&logprob| f64::from(logprob).exp()).sum();
     assert!((total - 1.0).abs() < 1e-5, "{total}");
-    let best = Sampler::new().score(&logits, TokenId(0), 1).unwrap().top[0];
-    assert_eq!(best.1, scores.iter().copied().fold(f32::MIN, f32::max));
-    assert_eq!(Sampler::new().score(&logits, TokenId(70), 1).unwrap().chosen, f32::NEG_INFINITY);
+    let best = Sampler::new().logprobs_of(&logits, TokenId(0), 1).unwrap().top[0];
+    assert_eq!(best.1, logprobs.iter().copied().fold(f32::MIN, f32::max));
+    assert_eq!(Sampler::new().logprobs_of(&logits, TokenId(70), 1).unwrap().chosen, f32::NEG_INFINITY);
 }

@@ -7,7 +7,7 @@ mod fake;
 use std::time::Duration;
 
 use answers::{Answers, run};
-use engine::{Engine, EngineError, EngineOptions, FinishReason, Request, RequestId, SamplingParams, Tenant};
+use engine::{Engine, EngineError, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
 use fake::{Fake, answer, prompt, safe};
 
 fn request(length: usize, seed: u32, tokens_max: usize) -> Request {
@@ -15,7 +15,7 @@ fn request(length: usize, seed: u32, tokens_max: usize) -> Request {
 }
 
 fn of(tenant: u64, request: Request) -> Request {
-    Request { tenant: Tenant(tenant), ..request }
+    Request { tenant: TenantId(tenant), ..request }
 }
 
 /// Requests in the order of their first tokens.
@@ -132,15 +132,15 @@ fn a_full_queue_refuses_with_the_time_to_come_again() {
     let mut engine = Engine::with_options(fake, options);
     for left in (0..5).rev() {
         engine.add(request(10, left, 5)).unwrap();
-        assert_eq!(engine.room(), left as usize);
+        assert_eq!(engine.headroom(), left as usize);
     }
     let error = engine.add(request(10, 9, 5)).unwrap_err();
     let EngineError::QueueFull { waiting: 5, retry_after } = error else { panic!("{error}") };
     assert!(retry_after >= Duration::from_secs(1));
     engine.step(&mut Vec::new()).unwrap();
-    assert_eq!((engine.running(), engine.waiting(), engine.room()), (2, 3, 0));
+    assert_eq!((engine.running(), engine.waiting(), engine.headroom()), (2, 3, 0));
     while engine.step(&mut Vec::new()).unwrap() {}
-    assert_eq!((engine.stats().finished.length, engine.room()), (5, 5));
+    assert_eq!((engine.stats().finished.length, engine.headroom()), (5, 5));
     engine.add(request(10, 9, 5)).unwrap();
 }
 

@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use engine::{
-    Engine, EngineError, EngineOptions, EventKind, EventSink, Failure, FinishReason, Finished, Request, SamplingParams,
-    Service, SubmitError, Ticket,
+    Engine, EngineError, EngineOptions, EventKind, EventSink, Failure, FinishReason, Finished, Request, RequestHandle,
+    SamplingParams, Service, SubmitError,
 };
 use fake::{Fake, answer, prompt, safe};
 use types::TokenId;
@@ -39,10 +39,10 @@ fn request(length: usize, seed: u32, tokens_max: usize) -> Request {
     Request { sampling: safe(SamplingParams::default()), ..Request::greedy(prompt(length, seed), tokens_max) }
 }
 
-fn submit(service: &Service, request: Request) -> Result<(Ticket, Receiver<EventKind>), SubmitError> {
+fn submit(service: &Service, request: Request) -> Result<(RequestHandle, Receiver<EventKind>), SubmitError> {
     let (events, receiver) = channel();
-    let ticket = service.submit(request, Box::new(Sink { events, tokens_left: usize::MAX }))?;
-    Ok((ticket, receiver))
+    let handle = service.submit(request, Box::new(Sink { events, tokens_left: usize::MAX }))?;
+    Ok((handle, receiver))
 }
 
 /// Tokens and the end of a request.
@@ -79,7 +79,7 @@ fn many_callers_get_their_own_answers() {
             let service = service.clone();
             std::thread::spawn(move || {
                 let (length, tokens) = (1 + 17 * seed as usize % 100, 5 + seed as usize);
-                let (_ticket, events) = submit(&service, request(length, seed, tokens)).unwrap();
+                let (_handle, events) = submit(&service, request(length, seed, tokens)).unwrap();
                 assert!(matches!(events.recv_timeout(PATIENCE).unwrap(), EventKind::Accepted));
                 let (found, finished) = collect(&events);
                 assert_eq!(found, answer(&prompt(length, seed), &safe(SamplingParams::default()), tokens));
@@ -96,12 +96,12 @@ fn many_callers_get_their_own_answers() {
 }
 
 #[test]
-fn dropping_a_ticket_frees_its_pages_within_one_step() {
+fn dropping_a_handle_frees_its_pages_within_one_step() {
     let (service, permits) = gated(32, EngineOptions::default());
-    let (ticket, events) = submit(&service, request(60, 1, 300)).unwrap();
+    let (handle, events) = submit(&service, request(60, 1, 300)).unwrap();
     permits.send(()).unwrap();
     while !matches!(events.recv_timeout(PATIENCE).unwrap(), EventKind::Token(_)) {}
-    drop(ticket);
+    drop(handle);
     // The step that may have begun already; nothing moves without another permit.
     permits.send(()).unwrap();
     let (tokens, finished) = collect(&events);
@@ -112,14 +112,14 @@ fn dropping_a_ticket_frees_its_pages_within_one_step() {
 }
 
 #[test]
-fn a_sink_that_nobody_listens_to_cancels_its_request() {
+fn a_sink_without_a_receiver_cancels_its_request() {
     let service = Service::start(Engine::new(Fake::new(32, 400), 48)).unwrap();
     let (events, receiver) = channel();
-    let ticket = service.submit(request(20, 1, 300), Box::new(Sink { events, tokens_left: 3 })).unwrap();
+    let handle = service.submit(request(20, 1, 300), Box::new(Sink { events, tokens_left: 3 })).unwrap();
     assert_eq!(service.drain(PATIENCE), 0);
     let tokens = receiver.iter().filter(|event| matches!(event, EventKind::Token(_))).count();
     assert_eq!((tokens, service.stats().finished.cancelled, service.stats().pages_free), (3, 1, 32));
-    drop(ticket);
+    drop(handle);
 }
 
 #[test]
@@ -131,10 +131,10 @@ fn what_can_never_run_is_refused_at_once() {
 }
 
 #[test]
-fn a_full_queue_is_told_at_once() {
+fn a_full_queue_is_reported_at_once() {
     let options = EngineOptions { waiting_max: 2, ..EngineOptions::default() };
     let (service, permits) = gated(32, options);
-    // Four seats, and two that wait.
+    // Four run, and two wait.
     let mut accepted = Vec::new();
     for seed in 0..6 {
         accepted.push(submit(&service, request(10, seed, 5)).unwrap());
@@ -143,7 +143,7 @@ fn a_full_queue_is_told_at_once() {
     let SubmitError::Refused(EngineError::QueueFull { retry_after, .. }) = error else { panic!("{error}") };
     assert!(retry_after >= Duration::from_secs(1));
     drop(permits);
-    for (_ticket, events) in &accepted {
+    for (_handle, events) in &accepted {
         assert_eq!(collect(events).0.len(), 5);
     }
     assert_eq!(service.drain(PATIENCE), 0);
@@ -152,7 +152,7 @@ fn a_full_queue_is_told_at_once() {
 #[test]
 fn draining_lets_what_was_accepted_finish_and_accepts_nothing_more() {
     let (service, permits) = gated(32, EngineOptions::default());
-    let (_ticket, events) = submit(&service, request(30, 1, 20)).unwrap();
+    let (_handle, events) = submit(&service, request(30, 1, 20)).unwrap();
     let drained = {
         let service = service.clone();
         std::thread::spawn(move || service.drain(PATIENCE))
@@ -180,7 +180,7 @@ fn what_is_unfinished_at_the_deadline_is_counted_and_cancelled() {
     permits.send(()).unwrap();
     assert_eq!(service.drain(Duration::ZERO), 2);
     permits.send(()).unwrap();
-    for (_ticket, events) in &both {
+    for (_handle, events) in &both {
         assert!(is_cancelled(&collect(events).1));
     }
     assert_eq!(service.drain(PATIENCE), 0);
@@ -196,16 +196,16 @@ fn an_error_of_the_executor_ends_all_requests_and_the_service_goes_on() {
     let service = Service::start(Engine::new(fake, 64)).unwrap();
     let both: Vec<_> = (0..2).map(|seed| submit(&service, request(30, seed, 50)).unwrap()).collect();
     permits.send(()).unwrap();
-    for (_ticket, events) in &both {
+    for (_handle, events) in &both {
         assert!(matches!(events.recv_timeout(PATIENCE).unwrap(), EventKind::Accepted));
     }
     breaks.store(true, Ordering::Relaxed);
     drop(permits);
-    for (_ticket, events) in &both {
+    for (_handle, events) in &both {
         let finished = collect(events).1;
         assert!(matches!(finished.reason, FinishReason::Failed(Failure::Executor(_))), "{finished:?}");
     }
-    let (_ticket, events) = submit(&service, request(30, 3, 10)).unwrap();
+    let (_handle, events) = submit(&service, request(30, 3, 10)).unwrap();
     assert_eq!(collect(&events).0, answer(&prompt(30, 3), &safe(SamplingParams::default()), 10));
     assert_eq!(service.drain(PATIENCE), 0);
     assert_eq!((service.stats().finished.failed, service.stats().pages_free), (2, 32));
@@ -214,7 +214,7 @@ fn an_error_of_the_executor_ends_all_requests_and_the_service_goes_on() {
 #[test]
 fn requests_outlive_the_handles_of_their_service() {
     let service = Service::start(Engine::new(Fake::new(32, 400), 64)).unwrap();
-    let (_ticket, events) = submit(&service, request(30, 3, 40)).unwrap();
+    let (_handle, events) = submit(&service, request(30, 3, 40)).unwrap();
     drop(service);
     assert_eq!(collect(&events).0.len(), 40);
     assert!(events.recv_timeout(PATIENCE).is_err(), "the thread ends, and its sinks with it");
@@ -224,7 +224,7 @@ fn requests_outlive_the_handles_of_their_service() {
 fn nothing_leaks_when_callers_come_and_go_as_they_like() {
     const CALLERS: u32 = 4;
     const REQUESTS: u32 = 60;
-    let options = EngineOptions { chunk: 32, waiting_max: 8, speculate: 2, ..EngineOptions::default() };
+    let options = EngineOptions { chunk: 32, waiting_max: 8, draft_tokens_max: 2, ..EngineOptions::default() };
     let service = Service::start(Engine::with_options(Fake::new(12, 300), options)).unwrap();
     let caller = |caller: u32| {
         let service = service.clone();
@@ -233,7 +233,7 @@ fn nothing_leaks_when_callers_come_and_go_as_they_like() {
                 let seed = caller * REQUESTS + index;
                 // Some wait for all, some for a few tokens, some for nothing; some are never listened to.
                 let (length, tokens) = (1 + seed as usize * 37 % 150, 1 + seed as usize * 11 % 50);
-                let (ticket, events) = loop {
+                let (handle, events) = loop {
                     match submit(&service, request(length, seed % 7, tokens)) {
                         Ok(accepted) => break accepted,
                         Err(SubmitError::Refused(EngineError::QueueFull { .. })) => std::thread::yield_now(),
@@ -242,7 +242,7 @@ fn nothing_leaks_when_callers_come_and_go_as_they_like() {
                 };
                 match seed % 4 {
                     0 => drop(events),
-                    1 => drop(ticket),
+                    1 => drop(handle),
                     2 => drop(events.iter().take(seed as usize % 9).count()),
                     _ => {
                         let want = answer(&prompt(length, seed % 7), &safe(SamplingParams::default()), tokens);

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::Response;
-use engine::Tenant;
+use engine::TenantId;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
@@ -39,7 +39,7 @@ pub enum KeyError {
 
 /// Who sent a request; put into its extensions by [`admit`].
 #[derive(Clone, Copy, Debug)]
-pub struct Caller(pub Tenant);
+pub struct Caller(pub TenantId);
 
 impl ApiKeys {
     pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Result<Self, KeyError> {
@@ -63,13 +63,13 @@ impl ApiKeys {
     }
 
     /// The tenant that this key stands for.
-    fn tenant(&self, key: &[u8]) -> Option<Tenant> {
+    fn tenant(&self, key: &[u8]) -> Option<TenantId> {
         let given = digest(key);
         let mut found = 0u64;
         for (index, known) in self.0.iter().enumerate() {
             found.conditional_assign(&(index as u64 + 1), known.ct_eq(&given));
         }
-        (found != 0).then_some(Tenant(found))
+        (found != 0).then_some(TenantId(found))
     }
 }
 
@@ -83,7 +83,7 @@ impl fmt::Debug for ApiKeys {
 pub async fn admit(State(app): State<Shared>, mut request: Request, next: Next) -> Result<Response, ApiError> {
     let keys = &app.config().keys;
     let tenant = if keys.is_empty() {
-        Tenant(0)
+        TenantId(0)
     } else {
         let given = given_key(request.headers()).ok_or_else(|| refused("an API key is needed", "missing_api_key"))?;
         keys.tenant(given).ok_or_else(|| refused("this API key is not known", "invalid_api_key"))?

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use engine::{EngineError, ExecutorError, Failure, SamplingError, SubmitError};
+use engine::{EngineError, ExecutorError, Failure, SamplingParamsError, SubmitError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -213,12 +213,12 @@ impl From<Failure> for ApiError {
     }
 }
 
-impl From<SamplingError> for ApiError {
-    fn from(error: SamplingError) -> Self {
+impl From<SamplingParamsError> for ApiError {
+    fn from(error: SamplingParamsError) -> Self {
         let param = match error {
-            SamplingError::OutOfRange { name, .. } => name,
-            SamplingError::BiasOutOfVocabulary { .. } => "logit_bias",
-            SamplingError::TooManyLogprobs { .. } => "top_logprobs",
+            SamplingParamsError::OutOfRange { name, .. } => name,
+            SamplingParamsError::BiasOutOfVocabulary { .. } => "logit_bias",
+            SamplingParamsError::TooManyLogprobs { .. } => "top_logprobs",
         };
         Self::invalid(param, error.to_string())
     }
@@ -254,7 +254,7 @@ mod tests {
         let away = ("service_unavailable", "overloaded_error");
         check(lost, StatusCode::SERVICE_UNAVAILABLE, Some("rank_lost"), away);
         let broken = ("server_error", "api_error");
-        check(ExecutorError::Idle, StatusCode::INTERNAL_SERVER_ERROR, None, broken);
+        check(ExecutorError::NoStepInFlight, StatusCode::INTERNAL_SERVER_ERROR, None, broken);
         check(ExecutorError::OutOfSessions { max: 1 }, StatusCode::INTERNAL_SERVER_ERROR, None, broken);
     }
 }

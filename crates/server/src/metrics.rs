@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use engine::{EventKind, FinishReason, RankReport, Service, Stats};
+use engine::{EngineStats, EventKind, FinishReason, RankReport, Service};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -38,7 +38,7 @@ pub struct Metrics {
 /// Counts that are already in the counters.
 #[derive(Default)]
 struct Told {
-    stats: Stats,
+    stats: EngineStats,
     ranks: Vec<RankReport>,
 }
 
@@ -161,7 +161,7 @@ impl EngineMetrics {
         }
     }
 
-    fn update(&self, now: &Stats, told: &Stats) {
+    fn update(&self, now: &EngineStats, told: &EngineStats) {
         let used = now.pages_total.saturating_sub(now.pages_free);
         self.running.set(now.running as i64);
         self.waiting.set(now.waiting as i64);

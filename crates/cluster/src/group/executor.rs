@@ -1,9 +1,9 @@
-//! The group as an [`Executor`]. Sessions and pages are decided in the ledger, and the ranks are told; a step is sent to all of them,
+//! The group as an [`Executor`]. Sessions and pages are decided in the session table, and the ranks are told; a step is sent to all of them,
 //! and what the first one gives is what the group gives.
 
 use std::time::{Duration, Instant};
 
-use engine::{Capacity, Executor, ExecutorError, Health, Opened, Prefix, RankReport, StepOutput, StepPlan};
+use engine::{Capacity, Executor, ExecutorError, Health, OpenedSession, Prefix, RankReport, StepOutput, StepPlan};
 use tracing::debug;
 use types::SessionId;
 
@@ -62,38 +62,29 @@ impl Executor for Group {
     }
 
     fn capacity(&self) -> Capacity {
-        self.ledger.capacity()
+        self.sessions.capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         self.check_whole()?;
-        let opened = self.ledger.open(tokens_max, prefix)?;
-        let (tokens_max, prefix) = (tokens_max as u64, session::Prefix::from(prefix));
-        let Opened { session, computed } = opened;
+        let opened = self.sessions.open(tokens_max, prefix)?;
+        let (tokens_max, prefix) = (tokens_max as u64, session::WirePrefix::from(prefix));
+        let OpenedSession { session, computed } = opened;
         self.ask_all(|id| Request::Open { id, tokens_max, prefix }, Expected::Opened { session, computed });
-        Ok(opened)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.check_whole()?;
-        let opened = self.ledger.fork(from, tokens, tokens_max)?;
-        let (from, tokens, tokens_max) = (from.0, tokens as u64, tokens_max as u64);
-        let Opened { session, computed } = opened;
-        self.ask_all(|id| Request::Fork { id, from, tokens, tokens_max }, Expected::Opened { session, computed });
         Ok(opened)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         self.check_whole()?;
-        let computed = self.ledger.truncate(session, tokens)?;
+        let computed = self.sessions.truncate(session, tokens)?;
         let (session, tokens) = (session.0, tokens as u64);
         self.ask_all(|id| Request::Truncate { id, session, tokens }, Expected::Truncated { computed });
         Ok(computed)
     }
 
     fn close(&mut self, session: SessionId) {
-        if self.is_ready() && self.ledger.is_open(session) {
-            self.ledger.close(session);
+        if self.is_ready() && self.sessions.is_open(session) {
+            self.sessions.close(session);
             self.ask_all(|id| Request::Close { id, session: session.0 }, Expected::Closed);
         }
     }
@@ -101,12 +92,12 @@ impl Executor for Group {
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.check_whole()?;
         if self.flight.is_some() {
-            return Err(ExecutorError::Full { depth: self.depth() });
+            return Err(ExecutorError::PipelineFull { depth: self.depth() });
         }
-        self.ledger.check(plan)?;
-        self.ledger.reserve(plan)?;
-        self.ledger.advance(plan);
-        let (submitted, wire) = (Instant::now(), plan::Plan::from(plan));
+        self.sessions.check(plan)?;
+        self.sessions.reserve(plan)?;
+        self.sessions.advance(plan);
+        let (submitted, wire) = (Instant::now(), plan::WirePlan::from(plan));
         // Before it is sent: a rank that can not be written to ends the flight too.
         self.flight = Some(Flight { id: 0, plan: plan.clone(), output: None, submitted });
         let id = self.ask_all(|id| Request::Step { id, plan: wire }, Expected::Step);
@@ -122,28 +113,28 @@ impl Executor for Group {
         loop {
             self.check_whole()?;
             match &self.flight {
-                None => return Err(ExecutorError::Idle),
+                None => return Err(ExecutorError::NoStepInFlight),
                 Some(Flight { output: Some(_), .. }) => break,
                 Some(_) => self.turn(Instant::now() + self.config.deadlines.step),
             }
         }
         let Some(Flight { id, plan, output: Some(given), submitted }) = self.flight.take() else {
-            return Err(ExecutorError::Idle);
+            return Err(ExecutorError::NoStepInFlight);
         };
         debug!(id, step_us = submitted.elapsed().as_micros() as u64, "step done");
-        if let Err(error) = given.fill(&plan, self.ledger.capacity().vocab, output) {
+        if let Err(error) = given.fill(&plan, self.sessions.capacity().vocab, output) {
             output.clear();
             self.lose(0, &format!("it gave what was not asked for: {error}"));
             return Err(self.lost());
         }
-        let ledger = &self.ledger;
-        output.samples.retain(|sample| ledger.is_open(sample.session));
-        output.scores.retain(|scores| ledger.is_open(scores.session));
-        output.embeddings.retain(|embedding| ledger.is_open(embedding.session));
+        let sessions = &self.sessions;
+        output.samples.retain(|sample| sessions.is_open(sample.session));
+        output.prompt_logprobs.retain(|logprobs| sessions.is_open(logprobs.session));
+        output.embeddings.retain(|embedding| sessions.is_open(embedding.session));
         Ok(())
     }
 
-    fn attend(&mut self, wait: Duration) -> Health {
+    fn poll_health(&mut self, wait: Duration) -> Health {
         let end = Instant::now() + wait;
         loop {
             if let State::Forming { why, told: told @ false } = &mut self.state {

@@ -11,7 +11,7 @@ use super::member::{Expected, Phase};
 use super::supervisor::{Group, GroupConfig, Refusal, StartError, State};
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::Request;
-use crate::protocol::session::Capacity;
+use crate::protocol::session::WireCapacity;
 use crate::shared_memory::Generation;
 
 /// Times that a rank may fail before a group that never ran is given up.
@@ -102,8 +102,8 @@ impl Group {
     }
 
     /// A rank has its weights; by now the generation in which it began to load may be over.
-    pub(super) fn loaded(&mut self, index: usize, capacity: Capacity) {
-        let own = Capacity::from(self.ledger.capacity());
+    pub(super) fn loaded(&mut self, index: usize, capacity: WireCapacity) {
+        let own = WireCapacity::from(self.sessions.capacity());
         if capacity != own {
             return self.lose(index, "it has room for something else than its group");
         }

@@ -8,7 +8,7 @@ use tracing::info;
 use types::{Rank, SessionId};
 
 use super::process::Process;
-use crate::protocol::session::Stats;
+use crate::protocol::session::RankStats;
 
 /// The longest wait before a rank that keeps failing is started once more.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ pub(super) struct Member {
     /// When it may be started.
     pub not_before: Instant,
     pub starts: u64,
-    pub stats: Stats,
+    pub stats: RankStats,
     /// Of its weights.
     pub layer_bytes: u64,
     pub head_bytes: u64,
@@ -131,7 +131,7 @@ impl Member {
             faults: 0,
             not_before: Instant::now(),
             starts: 0,
-            stats: Stats::default(),
+            stats: RankStats::default(),
             layer_bytes: 0,
             head_bytes: 0,
             send_time: Duration::ZERO,
@@ -190,7 +190,7 @@ impl Member {
     }
 
     pub fn report(&self) -> RankReport {
-        let Stats { weight_bytes, kv_bytes, resident_bytes, steps, step_us, collective_us, .. } = self.stats;
+        let RankStats { weight_bytes, kv_bytes, resident_bytes, steps, step_us, collective_us, .. } = self.stats;
         RankReport {
             rank: self.rank,
             pid: self.process.as_ref().and_then(Process::pid),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Ledger, StepPlan};
+use engine::{SessionTable, StepPlan};
 use model::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, warn};
@@ -20,7 +20,7 @@ use super::launcher::Launcher;
 use super::member::{Expected, Member, Pending, Phase};
 use super::process::Process;
 use crate::EXCHANGE_ELEMENTS_MAX;
-use crate::protocol::output::Output;
+use crate::protocol::output::WireOutput;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message, Reply, Request, clean, encode};
 use crate::shared_memory::{Generation, GroupLimits, Segment, SegmentError};
@@ -74,7 +74,7 @@ pub struct Group {
     pub(super) segment_fd: OwnedFd,
     pub(super) generation: Generation,
     pub(super) members: Vec<Member>,
-    pub(super) ledger: Ledger,
+    pub(super) sessions: SessionTable,
     pub(super) state: State,
     pub(super) flight: Option<Flight>,
     pub(super) refusal: Option<Refusal>,
@@ -111,7 +111,7 @@ pub(super) struct Flight {
     pub id: u64,
     pub plan: StepPlan,
     /// What the first rank gave.
-    pub output: Option<Output>,
+    pub output: Option<WireOutput>,
     pub submitted: Instant,
 }
 
@@ -136,7 +136,7 @@ impl Group {
             segment,
             segment_fd,
             members,
-            ledger: Ledger::new(&config.limits, config.vocab),
+            sessions: SessionTable::new(&config.limits, config.vocab),
             state: State::Forming { why: "it is being started".into(), told: true },
             flight: None,
             refusal: None,
@@ -380,7 +380,7 @@ impl Group {
         }
     }
 
-    fn stepped(&mut self, index: usize, id: u64, output: Output) {
+    fn stepped(&mut self, index: usize, id: u64, output: WireOutput) {
         self.members[index].faults = 0;
         if let Some(flight) = self.flight.as_mut().filter(|flight| index == 0 && flight.id == id) {
             flight.output = Some(output);
@@ -430,7 +430,7 @@ impl Group {
                 member.leave(drained);
             }
         }
-        self.ledger.clear();
+        self.sessions.clear();
         self.flight = None;
         match &mut self.state {
             State::Forming { why: first, .. } => {

@@ -1,7 +1,7 @@
 //! What a message may say. Larger values are refused before anything is made from them; what depends on the model that is
 //! loaded, such as free pages, is left to the executor.
 
-use engine::{SESSIONS_MAX, SamplingError};
+use engine::{SESSIONS_MAX, SamplingParamsError};
 
 /// Sequences of one step.
 pub const ENTRIES_MAX: usize = SESSIONS_MAX;
@@ -51,7 +51,7 @@ pub enum LimitError {
     #[error("unknown number format")]
     Format,
     #[error(transparent)]
-    Sampling(#[from] SamplingError),
+    Sampling(#[from] SamplingParamsError),
 }
 
 /// `value` as a count, if it is at most `max`.

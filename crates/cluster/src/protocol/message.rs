@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use super::bounded;
 use super::error::{ErrorKind, clean};
 use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX, RANKS_MAX};
-use super::output::Output;
-use super::plan::Plan;
+use super::output::WireOutput;
+use super::plan::WirePlan;
 use super::seat::{Activations, Patience, Secret};
-use super::session::{Capacity, Prefix, Stats};
+use super::session::{RankStats, WireCapacity, WirePrefix};
 use super::share::Share;
 
 /// One line's worth: an object with the name of its `op` and that op's fields.
@@ -137,11 +137,10 @@ messages! {
         },
         /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
         "load" => Load { id: u64, model_id: String, share: Share },
-        "open" => Open { id: u64, tokens_max: u64, prefix: Prefix },
-        "fork" => Fork { id: u64, from: u64, tokens: u64, tokens_max: u64 },
+        "open" => Open { id: u64, tokens_max: u64, prefix: WirePrefix },
         "truncate" => Truncate { id: u64, session: u64, tokens: u64 },
         "close" => Close { id: u64, session: u64 },
-        "step" => Step { id: u64, plan: Plan },
+        "step" => Step { id: u64, plan: WirePlan },
         /// The request with the id `target` need not be run any more, if it has not begun.
         "cancel" => Cancel { id: u64, target: u64 },
         /// Ends a generation of the group: its collectives give way at once, its requests are stale.
@@ -175,16 +174,15 @@ messages! {
         "listening" => Listening { id: u64, port: u16 },
         /// So many layers are there. Comes any number of times before `load_ok`.
         "loading" => Loading { id: u64, layers: u64 },
-        "load_ok" => LoadOk { id: u64, capacity: Capacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
-        /// To `open` and `fork`.
+        "load_ok" => LoadOk { id: u64, capacity: WireCapacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
         "opened" => Opened { id: u64, session: u64, computed: u64 },
         "truncated" => Truncated { id: u64, computed: u64 },
         "closed" => Closed { id: u64 },
-        "step_ok" => StepOk { id: u64, output: Output },
+        "step_ok" => StepOk { id: u64, output: WireOutput },
         /// `found`: the target had not begun, and will not be answered.
         "cancelled" => Cancelled { id: u64, found: bool },
         "aborted" => Aborted { id: u64, generation: u32 },
-        "stats_ok" => StatsOk { id: u64, stats: Stats },
+        "stats_ok" => StatsOk { id: u64, stats: RankStats },
     }
 }
 
@@ -197,7 +195,6 @@ impl Request {
             | Self::Join { id, .. }
             | Self::Load { id, .. }
             | Self::Open { id, .. }
-            | Self::Fork { id, .. }
             | Self::Truncate { id, .. }
             | Self::Close { id, .. }
             | Self::Step { id, .. }

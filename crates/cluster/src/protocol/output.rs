@@ -1,9 +1,9 @@
 //! What a step gave, on the wire: see [`engine::StepOutput`].
 //!
-//! `Output::fill` holds it against the plan of the step: a rank that gives what was not asked for, or in another order, is
+//! `WireOutput::fill` holds it against the plan of the step: a rank that gives what was not asked for, or in another order, is
 //! found out here and not in the decode loop.
 
-use engine::{Entry, SampleError, StepOutput, StepPlan, TOP_LOGPROBS_MAX, Want};
+use engine::{Entry, RequestedOutput, SampleError, StepOutput, StepPlan, TOP_LOGPROBS_MAX};
 use serde::{Deserialize, Serialize};
 use types::{SessionId, TokenId};
 
@@ -16,40 +16,40 @@ use super::packed::Packed;
 /// Empty for all ranks but the one that samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Output {
+pub struct WireOutput {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ROWS_MAX, _, _>")]
-    pub samples: Vec<Sample>,
+    pub samples: Vec<WireSample>,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub scores: Vec<Scores>,
+    pub prompt_logprobs: Vec<WirePromptLogprobs>,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub embeddings: Vec<Embedding>,
+    pub embeddings: Vec<WireEmbedding>,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub logits: Vec<LogitRows>,
+    pub logits: Vec<WireLogitRows>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct WireSample {
     pub session: u64,
     pub position: u64,
-    pub outcome: Outcome<Sampled>,
+    pub outcome: WireOutcome<WireSampled>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Scores {
+pub struct WirePromptLogprobs {
     pub session: u64,
     pub position: u64,
-    pub outcome: Outcome<Vec<Logprobs>>,
+    pub outcome: WireOutcome<Vec<WireLogprobs>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Embedding {
+pub struct WireEmbedding {
     pub session: u64,
     /// `f32`.
     pub values: Packed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogitRows {
+pub struct WireLogitRows {
     pub session: u64,
     pub position: u64,
     pub rows: u64,
@@ -58,14 +58,14 @@ pub struct LogitRows {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampled {
+pub struct WireSampled {
     pub token: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub logprobs: Option<Logprobs>,
+    pub logprobs: Option<WireLogprobs>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Logprobs {
+pub struct WireLogprobs {
     pub chosen: Number,
     #[serde(deserialize_with = "bounded::list::<TOP_LOGPROBS_MAX, _, _>")]
     pub top: Vec<(u32, Number)>,
@@ -73,32 +73,34 @@ pub struct Logprobs {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome<T> {
+pub enum WireOutcome<T> {
     Ok(T),
     NotFinite,
     NothingAllowed,
 }
 
-impl From<&StepOutput> for Output {
+impl From<&StepOutput> for WireOutput {
     fn from(output: &StepOutput) -> Self {
-        let sample = |sample: &engine::Sample| Sample {
+        let sample = |sample: &engine::Sample| WireSample {
             session: sample.session.0,
             position: sample.position as u64,
-            outcome: Outcome::new(sample.outcome.as_ref(), |sampled| Sampled {
+            outcome: WireOutcome::new(sample.outcome.as_ref(), |sampled| WireSampled {
                 token: sampled.token.0,
-                logprobs: sampled.logprobs.as_ref().map(Logprobs::from),
+                logprobs: sampled.logprobs.as_ref().map(WireLogprobs::from),
             }),
         };
-        let scores = |scores: &engine::Scores| Scores {
-            session: scores.session.0,
-            position: scores.position as u64,
-            outcome: Outcome::new(scores.outcome.as_ref(), |scores| scores.iter().map(Logprobs::from).collect()),
+        let prompt_logprobs = |logprobs: &engine::PromptLogprobs| WirePromptLogprobs {
+            session: logprobs.session.0,
+            position: logprobs.position as u64,
+            outcome: WireOutcome::new(logprobs.outcome.as_ref(), |logprobs| {
+                logprobs.iter().map(WireLogprobs::from).collect()
+            }),
         };
-        let embedding = |embedding: &engine::Embedding| Embedding {
+        let embedding = |embedding: &engine::PooledEmbedding| WireEmbedding {
             session: embedding.session.0,
             values: Packed::of_f32(&embedding.values),
         };
-        let logits = |rows: &engine::LogitRows| LogitRows {
+        let logits = |rows: &engine::LogitRows| WireLogitRows {
             session: rows.session.0,
             position: rows.position as u64,
             rows: rows.rows as u64,
@@ -106,21 +108,21 @@ impl From<&StepOutput> for Output {
         };
         Self {
             samples: output.samples.iter().map(sample).collect(),
-            scores: output.scores.iter().map(scores).collect(),
+            prompt_logprobs: output.prompt_logprobs.iter().map(prompt_logprobs).collect(),
             embeddings: output.embeddings.iter().map(embedding).collect(),
             logits: output.logits.iter().map(logits).collect(),
         }
     }
 }
 
-impl Output {
+impl WireOutput {
     /// Replaces `output` with what the step of `plan` gave, for a model with this vocabulary. What is missing is no error:
     /// sessions may have been closed since. After an error it is empty.
     pub fn fill(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
         output.clear();
         let filled = self
             .push_samples(plan, vocab, output)
-            .and_then(|()| self.push_scores(plan, vocab, output))
+            .and_then(|()| self.push_prompt_logprobs(plan, vocab, output))
             .and_then(|()| self.push_embeddings(plan, output))
             .and_then(|()| self.push_logits(plan, vocab, output));
         if filled.is_err() {
@@ -148,36 +150,42 @@ impl Output {
         Ok(())
     }
 
-    fn push_scores(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
-        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.want, Want::Score { .. }));
-        for scores in &self.scores {
+    fn push_prompt_logprobs(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
+        let mut asked =
+            plan.entries().iter().filter(|entry| matches!(entry.requested, RequestedOutput::PromptLogprobs { .. }));
+        for logprobs in &self.prompt_logprobs {
             let entry = asked
-                .find(|entry| is_at(scores.session, scores.position, entry.session, entry.position + 1))
-                .ok_or(LimitError::Unasked { what: "a score", session: scores.session })?;
-            let outcome = scores.outcome.checked(|scores| {
-                expect("a score", scores.len(), entry.rows())?;
-                scores.iter().map(|logprobs| logprobs.checked(vocab)).collect()
+                .find(|entry| is_at(logprobs.session, logprobs.position, entry.session, entry.position + 1))
+                .ok_or(LimitError::Unasked { what: "log probabilities", session: logprobs.session })?;
+            let outcome = logprobs.outcome.checked(|logprobs| {
+                expect("log probabilities", logprobs.len(), entry.rows())?;
+                logprobs.iter().map(|logprobs| logprobs.checked(vocab)).collect()
             })?;
-            output.scores.push(engine::Scores { session: entry.session, position: entry.position + 1, outcome });
+            output.prompt_logprobs.push(engine::PromptLogprobs {
+                session: entry.session,
+                position: entry.position + 1,
+                outcome,
+            });
         }
         Ok(())
     }
 
     fn push_embeddings(&self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), LimitError> {
-        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.want, Want::Embed { last: true, .. }));
+        let mut asked =
+            plan.entries().iter().filter(|entry| matches!(entry.requested, RequestedOutput::Embed { last: true, .. }));
         for embedding in &self.embeddings {
             let entry = asked
                 .find(|entry| entry.session.0 == embedding.session)
                 .ok_or(LimitError::Unasked { what: "an embedding", session: embedding.session })?;
             let values = embedding.values.f32s("embedding")?;
             at_most("values of an embedding", values.len(), EMBEDDING_VALUES_MAX)?;
-            output.embeddings.push(engine::Embedding { session: entry.session, values });
+            output.embeddings.push(engine::PooledEmbedding { session: entry.session, values });
         }
         Ok(())
     }
 
     fn push_logits(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
-        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.want, Want::Logits { .. }));
+        let mut asked = plan.entries().iter().filter(|entry| matches!(entry.requested, RequestedOutput::Logits { .. }));
         let mut total = 0;
         for logits in &self.logits {
             let start = |entry: &Entry| entry.end() - entry.logit_rows();
@@ -195,7 +203,7 @@ impl Output {
     }
 }
 
-impl<T> Outcome<T> {
+impl<T> WireOutcome<T> {
     fn new<U>(outcome: Result<&U, &SampleError>, make: impl FnOnce(&U) -> T) -> Self {
         match outcome {
             Ok(value) => Self::Ok(make(value)),
@@ -213,14 +221,14 @@ impl<T> Outcome<T> {
     }
 }
 
-impl From<&engine::Logprobs> for Logprobs {
+impl From<&engine::Logprobs> for WireLogprobs {
     fn from(logprobs: &engine::Logprobs) -> Self {
         let top = logprobs.top.iter().map(|&(token, logprob)| (token.0, Number(logprob)));
         Self { chosen: Number(logprobs.chosen), top: top.collect() }
     }
 }
 
-impl Logprobs {
+impl WireLogprobs {
     fn checked(&self, vocab: usize) -> Result<engine::Logprobs, LimitError> {
         at_most("top log probabilities", self.top.len(), TOP_LOGPROBS_MAX)?;
         in_vocab(self.top.iter().map(|&(token, _)| token), vocab)?;

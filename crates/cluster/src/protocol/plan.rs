@@ -1,12 +1,12 @@
 //! A step's plan on the wire: see [`engine::StepPlan`].
 //!
-//! `Plan::fill` makes the inner plan again, and with it every promise that the engine relies on: counts within [`limits`], tokens
+//! `WirePlan::fill` makes the inner plan again, and with it every promise that the engine relies on: counts within [`limits`], tokens
 //! within the vocabulary, sampling settings in their ranges, entries in order. Whether the sessions are open and the pages
 //! suffice is for the executor to say.
 //!
 //! [`limits`]: super::limits
 
-use engine::{NotBefore, SamplingParams, StepPlan, TOP_LOGPROBS_MAX};
+use engine::{SamplingParams, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX};
 use serde::{Deserialize, Serialize};
 use types::{SessionId, TokenId};
 
@@ -17,19 +17,19 @@ use super::number::Number;
 use super::packed::Packed;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct WirePlan {
     #[serde(deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub entries: Vec<Entry>,
+    pub entries: Vec<WireEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct WireEntry {
     pub session: u64,
-    pub role: Role,
+    pub phase: WirePhase,
     pub position: u64,
     #[serde(deserialize_with = "bounded::list::<ROWS_MAX, _, _>")]
     pub tokens: Vec<u32>,
-    pub want: Want,
+    pub requested: WireRequestedOutput,
     /// Words of 32 bits: which tokens may be sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<Packed>,
@@ -37,28 +37,28 @@ pub struct Entry {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
-    Generated,
-    Prompt,
+pub enum WirePhase {
+    Decode,
+    Prefill,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Want {
+pub enum WireRequestedOutput {
     Nothing,
     Sample {
         rows: u64,
-        prompt: u64,
-        sampling: Sampling,
+        prompt_tokens: u64,
+        sampling: WireSampling,
         #[serde(skip_serializing_if = "Option::is_none")]
-        not_before: Option<ForbiddenBefore>,
+        suppressed: Option<WireSuppressedTokens>,
     },
-    Score {
+    PromptLogprobs {
         top: u64,
         next: u32,
     },
     Embed {
-        pooling: Pooling,
+        pooling: WirePooling,
         last: bool,
     },
     Logits {
@@ -68,22 +68,22 @@ pub enum Want {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pooling {
+pub enum WirePooling {
     Mean,
     Last,
 }
 
-/// See [`engine::NotBefore`].
+/// See [`engine::SuppressedTokens`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ForbiddenBefore {
-    pub position: u64,
+pub struct WireSuppressedTokens {
+    pub until: u64,
     pub tokens: Vec<u32>,
 }
 
 /// See [`engine::SamplingParams`]. What is off is left out: every step of every sequence carries it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Sampling {
+pub struct WireSampling {
     #[serde(skip_serializing_if = "Number::is_zero")]
     pub temperature: Number,
     #[serde(skip_serializing_if = "is_zero")]
@@ -106,27 +106,27 @@ pub struct Sampling {
     pub logprobs: Option<u64>,
 }
 
-impl Default for Sampling {
+impl Default for WireSampling {
     fn default() -> Self {
         Self::from(&SamplingParams::default())
     }
 }
 
-impl From<&StepPlan> for Plan {
+impl From<&StepPlan> for WirePlan {
     fn from(plan: &StepPlan) -> Self {
-        let entry = |entry: &engine::Entry| Entry {
+        let entry = |entry: &engine::Entry| WireEntry {
             session: entry.session.0,
-            role: entry.role.into(),
+            phase: entry.phase.into(),
             position: entry.position as u64,
             tokens: ids(plan.tokens(entry)),
-            want: (&entry.want).into(),
+            requested: (&entry.requested).into(),
             mask: plan.mask(entry).map(Packed::of_u32),
         };
         Self { entries: plan.entries().iter().map(entry).collect() }
     }
 }
 
-impl Plan {
+impl WirePlan {
     /// Replaces `plan`, for a model with this vocabulary. After an error it is empty.
     pub fn fill(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
         plan.clear();
@@ -151,10 +151,10 @@ impl Plan {
     }
 }
 
-impl Entry {
+impl WireEntry {
     /// Where the engine wants it: see [`StepPlan`].
     fn order(&self) -> (bool, bool) {
-        (self.role == Role::Prompt, matches!(self.want, Want::Embed { .. }))
+        (self.phase == WirePhase::Prefill, matches!(self.requested, WireRequestedOutput::Embed { .. }))
     }
 
     fn push(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
@@ -165,15 +165,16 @@ impl Entry {
         at_most("rows of a step", plan.rows() + rows, ROWS_MAX)?;
         let position = count("position", self.position, POSITIONS_MAX - rows)?;
         in_vocab(self.tokens.iter().copied(), vocab)?;
-        let want = self.want.checked(vocab)?;
-        if let engine::Want::Sample { rows: wanted, .. } | engine::Want::Logits { rows: wanted } = want
+        let requested = self.requested.checked(vocab)?;
+        if let engine::RequestedOutput::Sample { rows: wanted, .. } | engine::RequestedOutput::Logits { rows: wanted } =
+            requested
             && wanted > rows
         {
             return Err(LimitError::RowsMissing { session: self.session, wanted, rows });
         }
         let mask = self.mask.as_ref().map(|mask| mask.u32s("mask")).transpose()?;
         at_most("words of a mask", mask.as_ref().map_or(0, Vec::len), VOCAB_MAX.div_ceil(32))?;
-        plan.push(SessionId(self.session), self.role.into(), position, &tokens(&self.tokens), want);
+        plan.push(SessionId(self.session), self.phase.into(), position, &tokens(&self.tokens), requested);
         if let Some(mask) = mask {
             plan.mask_last(&mask);
         }
@@ -181,37 +182,39 @@ impl Entry {
     }
 }
 
-impl Want {
-    fn checked(&self, vocab: usize) -> Result<engine::Want, LimitError> {
+impl WireRequestedOutput {
+    fn checked(&self, vocab: usize) -> Result<engine::RequestedOutput, LimitError> {
         Ok(match self {
-            Self::Nothing => engine::Want::Nothing,
-            Self::Sample { rows, prompt, sampling, not_before } => engine::Want::Sample {
+            Self::Nothing => engine::RequestedOutput::Nothing,
+            Self::Sample { rows, prompt_tokens, sampling, suppressed } => engine::RequestedOutput::Sample {
                 rows: count("rows to sample", *rows, ROWS_MAX)?,
-                prompt: count("tokens of a prompt", *prompt, POSITIONS_MAX)?,
+                prompt_tokens: count("tokens of a prompt", *prompt_tokens, POSITIONS_MAX)?,
                 sampling: sampling.checked(vocab)?,
-                not_before: not_before.as_ref().map(ForbiddenBefore::checked).transpose()?,
+                suppressed: suppressed.as_ref().map(WireSuppressedTokens::checked).transpose()?,
             },
-            Self::Score { top, next } => {
+            Self::PromptLogprobs { top, next } => {
                 in_vocab([*next], vocab)?;
                 let top = count("top log probabilities", *top, TOP_LOGPROBS_MAX)?;
-                engine::Want::Score { top, next: TokenId(*next) }
+                engine::RequestedOutput::PromptLogprobs { top, next: TokenId(*next) }
             }
-            Self::Embed { pooling, last } => engine::Want::Embed { pooling: (*pooling).into(), last: *last },
-            Self::Logits { rows } => engine::Want::Logits { rows: count("rows of logits", *rows, ROWS_MAX)? },
+            Self::Embed { pooling, last } => engine::RequestedOutput::Embed { pooling: (*pooling).into(), last: *last },
+            Self::Logits { rows } => {
+                engine::RequestedOutput::Logits { rows: count("rows of logits", *rows, ROWS_MAX)? }
+            }
         })
     }
 }
 
-impl ForbiddenBefore {
+impl WireSuppressedTokens {
     /// Tokens that the model does not have can be forbidden: a tokenizer may have more than the head has rows.
-    fn checked(&self) -> Result<NotBefore, LimitError> {
+    fn checked(&self) -> Result<SuppressedTokens, LimitError> {
         at_most("tokens that are not chosen before a position", self.tokens.len(), VOCAB_MAX)?;
-        let position = count("position", self.position, POSITIONS_MAX)?;
-        Ok(NotBefore { position, tokens: tokens(&self.tokens).into() })
+        let until = count("position", self.until, POSITIONS_MAX)?;
+        Ok(SuppressedTokens { until, tokens: tokens(&self.tokens).into() })
     }
 }
 
-impl Sampling {
+impl WireSampling {
     fn checked(&self, vocab: usize) -> Result<SamplingParams, LimitError> {
         let biases = self.logit_bias.as_ref();
         at_most("logit biases", biases.map_or(0, Vec::len), VOCAB_MAX)?;
@@ -232,27 +235,29 @@ impl Sampling {
     }
 }
 
-impl From<&engine::Want> for Want {
-    fn from(want: &engine::Want) -> Self {
-        match want {
-            engine::Want::Nothing => Self::Nothing,
-            engine::Want::Sample { rows, prompt, sampling, not_before } => Self::Sample {
+impl From<&engine::RequestedOutput> for WireRequestedOutput {
+    fn from(requested: &engine::RequestedOutput) -> Self {
+        match requested {
+            engine::RequestedOutput::Nothing => Self::Nothing,
+            engine::RequestedOutput::Sample { rows, prompt_tokens, sampling, suppressed } => Self::Sample {
                 rows: *rows as u64,
-                prompt: *prompt as u64,
+                prompt_tokens: *prompt_tokens as u64,
                 sampling: sampling.into(),
-                not_before: not_before.as_ref().map(|NotBefore { position, tokens }| ForbiddenBefore {
-                    position: *position as u64,
+                suppressed: suppressed.as_ref().map(|SuppressedTokens { until, tokens }| WireSuppressedTokens {
+                    until: *until as u64,
                     tokens: ids(tokens),
                 }),
             },
-            engine::Want::Score { top, next } => Self::Score { top: *top as u64, next: next.0 },
-            engine::Want::Embed { pooling, last } => Self::Embed { pooling: (*pooling).into(), last: *last },
-            engine::Want::Logits { rows } => Self::Logits { rows: *rows as u64 },
+            engine::RequestedOutput::PromptLogprobs { top, next } => {
+                Self::PromptLogprobs { top: *top as u64, next: next.0 }
+            }
+            engine::RequestedOutput::Embed { pooling, last } => Self::Embed { pooling: (*pooling).into(), last: *last },
+            engine::RequestedOutput::Logits { rows } => Self::Logits { rows: *rows as u64 },
         }
     }
 }
 
-impl From<&SamplingParams> for Sampling {
+impl From<&SamplingParams> for WireSampling {
     fn from(sampling: &SamplingParams) -> Self {
         let biases = sampling.logit_bias.as_ref();
         Self {
@@ -270,25 +275,25 @@ impl From<&SamplingParams> for Sampling {
     }
 }
 
-impl From<engine::Role> for Role {
-    fn from(role: engine::Role) -> Self {
-        match role {
-            engine::Role::Generated => Self::Generated,
-            engine::Role::Prompt => Self::Prompt,
+impl From<engine::Phase> for WirePhase {
+    fn from(phase: engine::Phase) -> Self {
+        match phase {
+            engine::Phase::Decode => Self::Decode,
+            engine::Phase::Prefill => Self::Prefill,
         }
     }
 }
 
-impl From<Role> for engine::Role {
-    fn from(role: Role) -> Self {
-        match role {
-            Role::Generated => Self::Generated,
-            Role::Prompt => Self::Prompt,
+impl From<WirePhase> for engine::Phase {
+    fn from(phase: WirePhase) -> Self {
+        match phase {
+            WirePhase::Decode => Self::Decode,
+            WirePhase::Prefill => Self::Prefill,
         }
     }
 }
 
-impl From<engine::Pooling> for Pooling {
+impl From<engine::Pooling> for WirePooling {
     fn from(pooling: engine::Pooling) -> Self {
         match pooling {
             engine::Pooling::Mean => Self::Mean,
@@ -297,11 +302,11 @@ impl From<engine::Pooling> for Pooling {
     }
 }
 
-impl From<Pooling> for engine::Pooling {
-    fn from(pooling: Pooling) -> Self {
+impl From<WirePooling> for engine::Pooling {
+    fn from(pooling: WirePooling) -> Self {
         match pooling {
-            Pooling::Mean => Self::Mean,
-            Pooling::Last => Self::Last,
+            WirePooling::Mean => Self::Mean,
+            WirePooling::Last => Self::Last,
         }
     }
 }

@@ -11,14 +11,14 @@ use super::packed::Packed;
 
 /// How a session begins: see [`engine::Prefix`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prefix {
+pub struct WirePrefix {
     pub tokens: Vec<u32>,
     /// Of 32 bytes each.
     pub pages: Packed,
     pub reuse_max: u64,
 }
 
-impl From<engine::Prefix<'_>> for Prefix {
+impl From<engine::Prefix<'_>> for WirePrefix {
     fn from(prefix: engine::Prefix<'_>) -> Self {
         Self {
             tokens: prefix.tokens.iter().map(|token| token.0).collect(),
@@ -28,13 +28,13 @@ impl From<engine::Prefix<'_>> for Prefix {
     }
 }
 
-impl Prefix {
+impl WirePrefix {
     /// For a model with this vocabulary.
     pub fn check(&self, vocab: usize) -> Result<CheckedPrefix, LimitError> {
         at_most("tokens of a prefix", self.tokens.len(), POSITIONS_MAX)?;
         in_vocab(self.tokens.iter().copied(), vocab)?;
-        let pages = self.pages.arrays("page names")?;
-        at_most("page names", pages.len(), self.tokens.len() / PAGE_TOKENS)?;
+        let pages = self.pages.arrays("page hashes")?;
+        at_most("page hashes", pages.len(), self.tokens.len() / PAGE_TOKENS)?;
         Ok(CheckedPrefix {
             tokens: self.tokens.iter().copied().map(TokenId).collect(),
             pages: pages.iter().copied().map(PageHash).collect(),
@@ -59,7 +59,7 @@ impl CheckedPrefix {
 
 /// What a rank holds now, and what it has done since it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stats {
+pub struct RankStats {
     /// Of the group that it has a seat in.
     pub generation: u32,
     /// Sessions that are open.
@@ -76,17 +76,17 @@ pub struct Stats {
     pub collective_us: u64,
     /// `None` while no model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<Capacity>,
+    pub capacity: Option<WireCapacity>,
 }
 
 /// See [`engine::Capacity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capacity {
+pub struct WireCapacity {
     pub vocab: u64,
     pub positions_max: u64,
     pub rows_max: u64,
     pub sequences_max: u64,
-    pub wanted_max: u64,
+    pub logit_rows_max: u64,
     pub step_pages_max: u64,
     pub page_tokens: u64,
     pub pages_total: u64,
@@ -94,14 +94,14 @@ pub struct Capacity {
     pub pages_cached: u64,
 }
 
-impl From<engine::Capacity> for Capacity {
+impl From<engine::Capacity> for WireCapacity {
     fn from(capacity: engine::Capacity) -> Self {
         Self {
             vocab: capacity.vocab as u64,
             positions_max: capacity.positions_max as u64,
             rows_max: capacity.rows_max as u64,
             sequences_max: capacity.sequences_max as u64,
-            wanted_max: capacity.wanted_max as u64,
+            logit_rows_max: capacity.logit_rows_max as u64,
             step_pages_max: capacity.step_pages_max as u64,
             page_tokens: capacity.page_tokens as u64,
             pages_total: capacity.pages_total as u64,
@@ -111,16 +111,16 @@ impl From<engine::Capacity> for Capacity {
     }
 }
 
-impl TryFrom<Capacity> for engine::Capacity {
+impl TryFrom<WireCapacity> for engine::Capacity {
     type Error = LimitError;
 
-    fn try_from(capacity: Capacity) -> Result<Self, LimitError> {
+    fn try_from(capacity: WireCapacity) -> Result<Self, LimitError> {
         let checked = Self {
             vocab: count("vocabulary", capacity.vocab, VOCAB_MAX)?,
             positions_max: count("positions", capacity.positions_max, POSITIONS_MAX)?,
             rows_max: count("rows", capacity.rows_max, ROWS_MAX)?,
             sequences_max: count("sequences", capacity.sequences_max, ROWS_MAX)?,
-            wanted_max: count("rows with logits", capacity.wanted_max, ROWS_MAX)?,
+            logit_rows_max: count("rows with logits", capacity.logit_rows_max, ROWS_MAX)?,
             step_pages_max: count("pages of a step", capacity.step_pages_max, PAGES_MAX)?,
             page_tokens: count("tokens of a page", capacity.page_tokens, PAGE_TOKENS_MAX)?,
             pages_total: count("pages", capacity.pages_total, PAGES_MAX)?,

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use engine::{Executor as _, ExecutorError, Local, Prefix, Role, StepOutput, StepPlan, Want};
+use engine::{Executor as _, ExecutorError, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Limits, LoadOptions};
@@ -22,7 +22,7 @@ const POSITIONS_MAX: usize = 8192;
 const CHUNK_TOKENS: usize = 512;
 
 pub struct Dense {
-    local: Local<CpuBackend>,
+    local: LocalExecutor<CpuBackend>,
     kv_bytes: u64,
     sequence: Option<Sequence>,
     plan: StepPlan,
@@ -90,9 +90,9 @@ impl Dense {
         let Sequence { session, .. } = self.at(*offset)?;
         for (index, chunk) in tokens.chunks(self.local.capacity().rows_max).enumerate() {
             let position = offset + index * self.local.capacity().rows_max;
-            let role = if tokens.len() == 1 { Role::Generated } else { Role::Prompt };
+            let phase = if tokens.len() == 1 { Phase::Decode } else { Phase::Prefill };
             self.plan.clear();
-            self.plan.push(session, role, position, chunk, Want::Nothing);
+            self.plan.push(session, phase, position, chunk, RequestedOutput::Nothing);
             self.local.submit(&self.plan)?;
             self.local.collect(&mut self.output)?;
             self.sequence = Some(Sequence { session, computed: position + chunk.len() });

@@ -21,7 +21,7 @@ use super::queue::{Queue, Work};
 use super::refusal::Refusal;
 use super::share::LoadedShare;
 use crate::collective::GroupCollective;
-use crate::protocol::session::Stats;
+use crate::protocol::session::RankStats;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
 use crate::shared_memory::Generation;
@@ -173,10 +173,6 @@ impl Process {
                 let opened = self.share()?.open(tokens_max, &prefix)?;
                 Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
             }
-            Request::Fork { id, from, tokens, tokens_max } => {
-                let opened = self.share()?.fork(from, tokens, tokens_max)?;
-                Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
-            }
             Request::Truncate { id, session, tokens } => {
                 Ok(Reply::Truncated { id, computed: self.share()?.truncate(session, tokens)? as u64 })
             }
@@ -273,9 +269,9 @@ impl Process {
         self.dense.values_mut().for_each(|dense| dense.regroup(self.link.clone()));
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> RankStats {
         let (collectives, collective_us) = self.link.spent();
-        Stats {
+        RankStats {
             generation: self.link.generation().map_or(0, |generation| generation.0),
             sessions: self.sum(LoadedShare::sessions, Dense::sessions),
             weight_bytes: self.sum(LoadedShare::weight_bytes, Dense::weight_bytes),

@@ -1,7 +1,7 @@
 //! `LoadedShare`: a rank's share of a model, loaded by our own `load`, with the sessions and steps of a leader that
-//! keeps the same ledger.
+//! keeps the same session table.
 
-use engine::{Capacity, Executor as _, Local, Opened, StepOutput, StepPlan};
+use engine::{Capacity, Executor as _, LocalExecutor, OpenedSession, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Footprint, LoadOptions};
 use types::{Rank, SessionId};
@@ -10,15 +10,15 @@ use super::process::count;
 use super::refusal::Refusal;
 use crate::collective::GroupCollective;
 use crate::memory::check_memory;
-use crate::protocol::output::Output;
-use crate::protocol::plan::Plan;
-use crate::protocol::session::Prefix;
+use crate::protocol::output::WireOutput;
+use crate::protocol::plan::WirePlan;
+use crate::protocol::session::WirePrefix;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Reply};
 
 pub struct LoadedShare {
     model_id: String,
-    local: Local<CpuBackend>,
+    local: LocalExecutor<CpuBackend>,
     kv_bytes: u64,
     plan: StepPlan,
     output: StepOutput,
@@ -77,13 +77,9 @@ impl LoadedShare {
         self.local.regroup(Box::new(link));
     }
 
-    pub fn open(&mut self, tokens_max: u64, prefix: &Prefix) -> Result<Opened, Refusal> {
+    pub fn open(&mut self, tokens_max: u64, prefix: &WirePrefix) -> Result<OpenedSession, Refusal> {
         let prefix = prefix.check(self.capacity().vocab)?;
         Ok(self.local.open(count(tokens_max)?, prefix.as_prefix())?)
-    }
-
-    pub fn fork(&mut self, from: u64, tokens: u64, tokens_max: u64) -> Result<Opened, Refusal> {
-        Ok(self.local.fork(SessionId(from), count(tokens)?, count(tokens_max)?)?)
     }
 
     pub fn truncate(&mut self, session: u64, tokens: u64) -> Result<usize, Refusal> {
@@ -95,15 +91,15 @@ impl LoadedShare {
     }
 
     /// Checks what can be told from the plan alone: all ranks then refuse it alike.
-    pub fn prepare(&mut self, plan: &Plan) -> Result<(), Refusal> {
+    pub fn prepare(&mut self, plan: &WirePlan) -> Result<(), Refusal> {
         Ok(plan.fill(self.capacity().vocab, &mut self.plan)?)
     }
 
     /// Runs the plan that was prepared.
-    pub fn step(&mut self) -> Result<Output, Refusal> {
+    pub fn step(&mut self) -> Result<WireOutput, Refusal> {
         self.local.submit(&self.plan)?;
         self.local.collect(&mut self.output)?;
-        Ok(Output::from(&self.output))
+        Ok(WireOutput::from(&self.output))
     }
 }
 
@@ -115,11 +111,11 @@ pub fn load(
     rank: Rank,
     link: GroupCollective,
     progress: &mut dyn FnMut(usize),
-) -> Result<(Local<CpuBackend>, Footprint), Refusal> {
+) -> Result<(LocalExecutor<CpuBackend>, Footprint), Refusal> {
     let backend = CpuBackend::new(cpu).map_err(|error| Refusal::of(ErrorKind::LoadFailed, &error))?;
     let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
     check_memory(&[footprint]).map_err(|error| Refusal::of(ErrorKind::InsufficientMemory, &error))?;
-    let local = Local::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;
+    let local = LocalExecutor::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;
     checkpoint.release();
     Ok((local, footprint))
 }

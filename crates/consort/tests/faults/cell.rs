@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use cluster::group::{Deadlines, Group, GroupConfig};
 use cluster::protocol::share::Share;
 use engine::{
-    Engine, EngineOptions, EventKind, EventSink, FinishReason, Finished, Health, Local, Request, Service, Ticket,
+    Engine, EngineOptions, EventKind, EventSink, FinishReason, Finished, Health, LocalExecutor, Request, RequestHandle,
+    Service,
 };
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
@@ -95,9 +96,9 @@ impl Cell {
         if stats.waiting > 0 || stats.pages_free != stats.pages_total {
             return Err(format!("something is held: {stats:?}"));
         }
-        let ending = service.ending();
+        let thread_exit = service.thread_exit();
         drop(service);
-        wait_until(|| ending.wait(Duration::from_secs(1)));
+        wait_until(|| thread_exit.wait(Duration::from_secs(1)));
         wait_until(|| traces::processes(&mark).is_empty());
         if !claim.exists() {
             return Err("the fault never happened: the cell shows nothing".to_owned());
@@ -152,7 +153,7 @@ impl Cell {
 pub fn answers_without_faults() -> Vec<Vec<TokenId>> {
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
     let backend = CpuBackend::new(cpu()).unwrap();
-    let local = Local::load(backend, &checkpoint, &load_options(), &mut |_| {}).unwrap();
+    let local = LocalExecutor::load(backend, &checkpoint, &load_options(), &mut |_| {}).unwrap();
     let mut engine = Engine::new(local, CHUNK);
     (0..REQUESTS).map(|index| engine::inspect::greedy(&mut engine, &prompt(index), ANSWER_TOKENS).unwrap()).collect()
 }
@@ -160,7 +161,7 @@ pub fn answers_without_faults() -> Vec<Vec<TokenId>> {
 /// Runs the requests side by side and holds their answers against `expected`.
 fn ask(service: &Service, expected: &[Vec<TokenId>]) -> Result<(), String> {
     let asked: Vec<_> = (0..REQUESTS).map(|index| submit(service, index)).collect();
-    for ((_ticket, events), expected) in asked.iter().zip(expected) {
+    for ((_handle, events), expected) in asked.iter().zip(expected) {
         let mut answer = Vec::new();
         loop {
             match events.recv().map_err(|_| "no outcome".to_owned())? {
@@ -178,10 +179,10 @@ fn ask(service: &Service, expected: &[Vec<TokenId>]) -> Result<(), String> {
     Ok(())
 }
 
-fn submit(service: &Service, index: usize) -> (Ticket, Receiver<EventKind>) {
+fn submit(service: &Service, index: usize) -> (RequestHandle, Receiver<EventKind>) {
     let (sender, events) = channel();
-    let ticket = service.submit(Request::greedy(prompt(index), ANSWER_TOKENS), Box::new(Sink(sender))).unwrap();
-    (ticket, events)
+    let handle = service.submit(Request::greedy(prompt(index), ANSWER_TOKENS), Box::new(Sink(sender))).unwrap();
+    (handle, events)
 }
 
 struct Sink(Sender<EventKind>);

@@ -1,22 +1,20 @@
-//! What a step gave goes to its sequences, and as events to whoever asked.
+//! Delivery: the results of a step update its sequences and become events.
 
 use std::time::Instant;
 
-use types::SessionId;
-
 use super::Engine;
 use crate::executor::{Executor, ExecutorError};
-use crate::plan::{Embedding, Sample, Scores, StepOutput};
+use crate::plan::{PooledEmbedding, PromptLogprobs, Sample, StepOutput};
 use crate::request::{Event, EventKind, FinishReason};
-use crate::sequence::Guessed;
+use crate::sequence::DraftVerdict;
 
 impl<E: Executor> Engine<E> {
-    /// Hands what a step gave to its sequences. Those that were cancelled, or sent back to the queue, while it was in
-    /// flight get nothing.
+    /// Hands the results of a step to its sequences. Results of sequences that were cancelled or requeued while the step was in
+    /// flight are dropped.
     pub(super) fn deliver(&mut self, output: &mut StepOutput, events: &mut Vec<Event>) -> Result<(), ExecutorError> {
         let now = Instant::now();
-        for scores in output.scores.drain(..) {
-            self.deliver_scores(scores, now, events);
+        for logprobs in output.prompt_logprobs.drain(..) {
+            self.deliver_prompt_logprobs(logprobs, now, events);
         }
         for embedding in output.embeddings.drain(..) {
             self.deliver_embedding(embedding, now, events);
@@ -33,16 +31,16 @@ impl<E: Executor> Engine<E> {
         now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<(), ExecutorError> {
-        let Some(index) = self.position_of(session).filter(|&index| self.running[index].awaits_sample()) else {
+        let Some(index) = self.running.position_of(session).filter(|&index| self.running[index].awaits_sample()) else {
             return Ok(());
         };
         let sequence = &mut self.running[index];
         debug_assert_eq!(position, sequence.tokens.len());
-        sequence.prefilled(events);
+        sequence.send_prefilled(events);
         let ended = match outcome {
             Err(error) => Some(FinishReason::Failed(error.into())),
             Ok(sampled) => {
-                let ended = sequence.extend(&sampled, now);
+                let ended = sequence.push_sampled(&sampled, now);
                 if !matches!(ended, Some(FinishReason::Eos(_) | FinishReason::Failed(_))) {
                     self.stats.decoded_tokens += 1;
                     self.waiting.charge(sequence.tenant, 1);
@@ -56,24 +54,24 @@ impl<E: Executor> Engine<E> {
             self.finish(sequence, reason, now, events);
             return Ok(());
         }
-        match sequence.check_guess() {
-            Guessed::Nothing => {}
-            Guessed::Right => self.stats.guesses_right += 1,
-            Guessed::Wrong { keep } => sequence.planned = self.executor.truncate(session, keep)?,
+        match sequence.verify_draft() {
+            DraftVerdict::NoDraft => {}
+            DraftVerdict::Accepted => self.stats.draft_tokens_accepted += 1,
+            DraftVerdict::Rejected { keep } => sequence.planned = self.executor.truncate(session, keep)?,
         }
         Ok(())
     }
 
-    fn deliver_scores(&mut self, scores: Scores, now: Instant, events: &mut Vec<Event>) {
-        let Some(index) = self.position_of(scores.session) else { return };
+    fn deliver_prompt_logprobs(&mut self, logprobs: PromptLogprobs, now: Instant, events: &mut Vec<Event>) {
+        let Some(index) = self.running.position_of(logprobs.session) else { return };
         let sequence = &mut self.running[index];
-        let reason = match scores.outcome {
+        let reason = match logprobs.outcome {
             Err(error) => FinishReason::Failed(error.into()),
-            Ok(scores) => {
-                if !sequence.score(scores) {
+            Ok(logprobs) => {
+                if !sequence.push_prompt_logprobs(logprobs) {
                     return;
                 }
-                sequence.prefilled(events);
+                sequence.send_prefilled(events);
                 FinishReason::Length
             }
         };
@@ -81,15 +79,11 @@ impl<E: Executor> Engine<E> {
         self.finish(sequence, reason, now, events);
     }
 
-    fn deliver_embedding(&mut self, embedding: Embedding, now: Instant, events: &mut Vec<Event>) {
-        let Some(index) = self.position_of(embedding.session) else { return };
+    fn deliver_embedding(&mut self, embedding: PooledEmbedding, now: Instant, events: &mut Vec<Event>) {
+        let Some(index) = self.running.position_of(embedding.session) else { return };
         let mut sequence = self.remove(index);
-        sequence.prefilled(events);
+        sequence.send_prefilled(events);
         events.push(Event { request: sequence.id, kind: EventKind::Embedding(embedding.values) });
         self.finish(sequence, FinishReason::Complete, now, events);
-    }
-
-    fn position_of(&self, session: SessionId) -> Option<usize> {
-        self.running.iter().position(|sequence| sequence.session == Some(session))
     }
 }

@@ -1,7 +1,7 @@
-//! A fake executor: a toy language model whose logits are a function of the whole history and of the role of each token
-//! in it, behind the real page tables and the real sampler. What it knows of a session is what lies in its pages, so a
-//! page that is shared wrongly, or taken while it is used, changes answers. It refuses any plan that does not continue
-//! its session exactly.
+//! A fake executor: a toy language model whose logits are a function of the whole history and of the phase of each token
+//! in it, with the real page tables and the real sampler. It reads the history of a session from its pages, so a page that
+//! is shared wrongly, or allocated while it is used, changes answers. It refuses any plan that does not continue its session
+//! exactly.
 #![allow(dead_code)] // each test binary uses its own part
 
 use std::collections::{HashMap, VecDeque};
@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
 use engine::{
-    Allowed, Capacity, Embedding, Entry, Executor, ExecutorError, History, Opened, Pooling, Prefix, Role, Sample,
-    Sampler, SamplingParams, Scores, Sessions, StepOutput, StepPlan, Want,
+    AllowedTokens, Capacity, Entry, Executor, ExecutorError, History, OpenedSession, PageTables, Phase,
+    PooledEmbedding, Pooling, Prefix, PromptLogprobs, RequestedOutput, Sample, Sampler, SamplingParams, StepOutput,
+    StepPlan,
 };
 use kernels::{BackendError, PAGE_TOKENS};
 use types::{SessionId, TokenId};
@@ -23,9 +24,9 @@ pub const POISON: TokenId = TokenId(13);
 pub struct Fake {
     pub depth: usize,
     pub rows_max: usize,
-    pub wanted_max: usize,
+    pub logit_rows_max: usize,
     pub sequences_max: usize,
-    pub sessions: Sessions,
+    pub page_tables: PageTables,
     /// Rows of each entry of each step that was submitted.
     pub steps: Vec<Vec<usize>>,
     /// Steps after which submitting fails.
@@ -37,7 +38,7 @@ pub struct Fake {
     pages: usize,
     positions_max: usize,
     /// What each page holds.
-    kv: Vec<[(TokenId, Role); PAGE_TOKENS]>,
+    kv: Vec<[(TokenId, Phase); PAGE_TOKENS]>,
     pools: HashMap<SessionId, Vec<f64>>,
     flights: VecDeque<StepOutput>,
     sampler: Sampler,
@@ -48,16 +49,16 @@ impl Fake {
         Self {
             depth: 1,
             rows_max: 128,
-            wanted_max: 128,
+            logit_rows_max: 128,
             sequences_max: 16,
-            sessions: Sessions::new(pages, positions_max),
+            page_tables: PageTables::new(pages, positions_max),
             steps: Vec::new(),
             fail_after: usize::MAX,
             breaks: Arc::default(),
             gate: None,
             pages,
             positions_max,
-            kv: vec![[(POISON, Role::Generated); PAGE_TOKENS]; pages],
+            kv: vec![[(POISON, Phase::Decode); PAGE_TOKENS]; pages],
             pools: HashMap::new(),
             flights: VecDeque::new(),
             sampler: Sampler::new(),
@@ -70,67 +71,67 @@ impl Fake {
 
     /// No page is used and every session is closed.
     pub fn is_clean(&self) -> bool {
-        self.sessions.count() == 0 && self.sessions.pages().free() == self.pages && self.flights.is_empty()
+        self.page_tables.count() == 0 && self.page_tables.pool().free() == self.pages && self.flights.is_empty()
     }
 
     /// What the pages of a session hold.
-    fn history(&self, session: SessionId, tokens: usize) -> (Vec<TokenId>, Vec<Role>) {
-        let table = self.sessions.table(session).unwrap();
+    fn history(&self, session: SessionId, tokens: usize) -> (Vec<TokenId>, Vec<Phase>) {
+        let table = self.page_tables.pages(session).unwrap();
         let cells = table.iter().flat_map(|&page| self.kv[page as usize]);
         cells.take(tokens).unzip()
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
         assert!(plan.rows() <= self.rows_max && plan.entries().len() <= self.sequences_max && !plan.is_empty());
-        assert!(plan.logit_rows() <= self.wanted_max);
+        assert!(plan.logit_rows() <= self.logit_rows_max);
         if self.flights.len() == self.depth {
-            return Err(ExecutorError::Full { depth: self.depth });
+            return Err(ExecutorError::PipelineFull { depth: self.depth });
         }
         if self.steps.len() >= self.fail_after || self.breaks.swap(false, Ordering::Relaxed) {
             return Err(BackendError::Device("the toy broke".into()).into());
         }
         let mut needed = 0;
         for entry in plan.entries() {
-            assert_eq!(self.sessions.computed(entry.session)?, entry.position);
-            needed += self.sessions.missing(entry.session, entry.end())?;
+            assert_eq!(self.page_tables.computed(entry.session)?, entry.position);
+            needed += self.page_tables.pages_missing(entry.session, entry.end())?;
         }
-        let free = self.sessions.pages().free();
+        let free = self.page_tables.pool().free();
         if needed > free { Err(ExecutorError::OutOfPages { needed, free }) } else { Ok(()) }
     }
 
     fn run(&mut self, plan: &StepPlan, entry: &Entry, output: &mut StepOutput) {
         let session = entry.session;
-        self.sessions.reserve(session, entry.end()).unwrap();
+        self.page_tables.reserve(session, entry.end()).unwrap();
         for (position, &token) in (entry.position..).zip(plan.tokens(entry)) {
-            let page = self.sessions.table(session).unwrap()[position / PAGE_TOKENS];
-            let shared = self.sessions.pages().references(page) > 1 || self.sessions.pages().is_named(page);
+            let page = self.page_tables.pages(session).unwrap()[position / PAGE_TOKENS];
+            let shared = self.page_tables.pool().references(page) > 1 || self.page_tables.pool().is_published(page);
             assert!(!shared, "a shared page is written");
-            self.kv[page as usize][position % PAGE_TOKENS] = (token, entry.role);
+            self.kv[page as usize][position % PAGE_TOKENS] = (token, entry.phase);
         }
-        let (tokens, roles) = self.history(session, entry.end());
-        self.sessions.advance(session, entry.end(), entry.role);
-        let row = |end: usize| logits_of(&tokens[..end], &roles[..end]);
+        let (tokens, phases) = self.history(session, entry.end());
+        self.page_tables.advance(session, entry.end(), entry.phase);
+        let row = |end: usize| logits_of(&tokens[..end], &phases[..end]);
         let rows = entry.end() - entry.logit_rows() + 1..=entry.end();
-        match &entry.want {
-            Want::Nothing => {}
-            Want::Logits { .. } => rows.for_each(|end| output.push_logits(session, end - 1, 1, &row(end))),
-            Want::Sample { prompt, sampling, not_before, .. } => {
+        match &entry.requested {
+            RequestedOutput::Nothing => {}
+            RequestedOutput::Logits { .. } => rows.for_each(|end| output.push_logits(session, end - 1, 1, &row(end))),
+            RequestedOutput::Sample { prompt_tokens, sampling, suppressed, .. } => {
                 for position in rows {
-                    let history = History { tokens: &tokens[..position], prompt: *prompt };
-                    let held = not_before.as_ref().filter(|held| position < held.position);
-                    let except = held.map_or(&[][..], |held| &held.tokens);
-                    let allowed = Allowed { mask: plan.mask(entry), except };
+                    let history = History { tokens: &tokens[..position], prompt_tokens: *prompt_tokens };
+                    let suppressed = suppressed.as_ref().filter(|suppressed| position < suppressed.until);
+                    let suppressed = suppressed.map_or(&[][..], |suppressed| &suppressed.tokens);
+                    let allowed = AllowedTokens { mask: plan.mask(entry), suppressed };
                     let outcome = self.sampler.sample(&mut row(position), sampling, history, allowed);
                     output.samples.push(Sample { session, position, outcome });
                 }
             }
-            Want::Score { top, next } => {
+            RequestedOutput::PromptLogprobs { top, next } => {
                 let following = plan.tokens(entry)[1..].iter().chain([next]);
                 let scored = rows.zip(following);
-                let outcome = scored.map(|(end, &token)| self.sampler.score(&row(end), token, *top)).collect();
-                output.scores.push(Scores { session, position: entry.position + 1, outcome });
+                let outcome = scored.map(|(end, &token)| self.sampler.logprobs_of(&row(end), token, *top)).collect();
+                output.prompt_logprobs.push(PromptLogprobs { session, position: entry.position + 1, outcome });
             }
-            Want::Embed { pooling, last } => {
+            RequestedOutput::Embed { pooling, last } => {
                 let sums = self.pools.entry(session).or_insert_with(|| vec![0.0; VOCAB]);
                 for end in entry.end() - entry.pooled_rows() + 1..=entry.end() {
                     sums.iter_mut().zip(row(end)).for_each(|(sum, value)| *sum += f64::from(value));
@@ -138,7 +139,7 @@ impl Fake {
                 if *last {
                     let count = if *pooling == Pooling::Mean { entry.end() } else { 1 };
                     let values = sums.iter().map(|sum| (sum / count as f64) as f32).collect();
-                    output.embeddings.push(Embedding { session, values });
+                    output.embeddings.push(PooledEmbedding { session, values });
                 }
             }
         }
@@ -156,29 +157,25 @@ impl Executor for Fake {
             positions_max: self.positions_max,
             rows_max: self.rows_max,
             sequences_max: self.sequences_max,
-            wanted_max: self.wanted_max,
+            logit_rows_max: self.logit_rows_max,
             step_pages_max: 4 * self.pages,
             page_tokens: PAGE_TOKENS,
             pages_total: self.pages,
-            pages_free: self.sessions.pages().free(),
-            pages_cached: self.sessions.pages().cached(),
+            pages_free: self.page_tables.pool().free(),
+            pages_cached: self.page_tables.pool().cached(),
         }
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
-        self.sessions.open(tokens_max, prefix)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.sessions.fork(from, tokens, tokens_max)
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
+        self.page_tables.open(tokens_max, prefix)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        self.sessions.truncate(session, tokens)
+        self.page_tables.truncate(session, tokens)
     }
 
     fn close(&mut self, session: SessionId) {
-        self.sessions.close(session);
+        self.page_tables.close(session);
         self.pools.remove(&session);
     }
 
@@ -197,24 +194,24 @@ impl Executor for Fake {
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        *output = self.flights.pop_front().ok_or(ExecutorError::Idle)?;
-        output.samples.retain(|sample| self.sessions.computed(sample.session).is_ok());
+        *output = self.flights.pop_front().ok_or(ExecutorError::NoStepInFlight)?;
+        output.samples.retain(|sample| self.page_tables.computed(sample.session).is_ok());
         Ok(())
     }
 }
 
 /// The toy model on a prompt: logits in -4..4 that depend on every token and on the order.
 pub fn logits(history: &[TokenId]) -> Vec<f32> {
-    logits_of(history, &vec![Role::Prompt; history.len()])
+    logits_of(history, &vec![Phase::Prefill; history.len()])
 }
 
-fn logits_of(history: &[TokenId], roles: &[Role]) -> Vec<f32> {
+fn logits_of(history: &[TokenId], phases: &[Phase]) -> Vec<f32> {
     let mix = |state: u64, value: u64| {
         let mixed = (state ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         mixed ^ mixed >> 29
     };
-    let cell = |(token, role): (&TokenId, &Role)| 2 * u64::from(token.0) + 1 + u64::from(*role == Role::Prompt);
-    let state = history.iter().zip(roles).map(cell).fold(1, mix);
+    let cell = |(token, phase): (&TokenId, &Phase)| 2 * u64::from(token.0) + 1 + u64::from(*phase == Phase::Prefill);
+    let state = history.iter().zip(phases).map(cell).fold(1, mix);
     let logit = |id| (mix(mix(state, id), 7) >> 40) as f32 / (1 << 24) as f32 * 8.0 - 4.0;
     if history.last() == Some(&POISON) {
         return vec![f32::NAN; VOCAB];
@@ -224,15 +221,15 @@ fn logits_of(history: &[TokenId], roles: &[Role]) -> Vec<f32> {
 
 /// What the toy model answers, computed one token at a time without an engine. Stops at poison.
 pub fn answer(prompt: &[TokenId], sampling: &SamplingParams, tokens: usize) -> Vec<TokenId> {
-    let (mut history, mut roles) = (prompt.to_vec(), vec![Role::Prompt; prompt.len()]);
+    let (mut history, mut phases) = (prompt.to_vec(), vec![Phase::Prefill; prompt.len()]);
     let mut sampler = Sampler::new();
     while history.len() < prompt.len() + tokens {
-        let before = History { tokens: &history, prompt: prompt.len() };
-        match sampler.sample(&mut logits_of(&history, &roles), sampling, before, Allowed::default()) {
+        let before = History { tokens: &history, prompt_tokens: prompt.len() };
+        match sampler.sample(&mut logits_of(&history, &phases), sampling, before, AllowedTokens::default()) {
             Ok(sampled) => history.push(sampled.token),
             Err(_) => break,
         }
-        roles.push(Role::Generated);
+        phases.push(Phase::Decode);
     }
     history.split_off(prompt.len())
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::{Logprobs, Sampled, Ticket};
+use engine::{Logprobs, RequestHandle, Sampled};
 use text::{Delta, Detokenizer, ReplyParser, StopStrings, Stopped};
 use types::TokenId;
 
 use super::{Finish, Part, Token};
 
 pub(super) struct Choice {
-    /// Dropping the ticket cancels the request; the flag says that this is no loss.
-    running: Option<(Ticket, Arc<AtomicBool>)>,
+    /// Dropping the handle cancels the request; the flag says that this is no loss.
+    running: Option<(RequestHandle, Arc<AtomicBool>)>,
     /// Kept where its log probabilities are wanted.
     prompt: Vec<TokenId>,
     text: Option<(Detokenizer, StopStrings)>,
@@ -73,13 +73,13 @@ impl Choice {
     }
 
     /// `satisfied` is set when the answer is complete before the engine says so.
-    pub fn run(&mut self, ticket: Ticket, satisfied: Arc<AtomicBool>) {
-        self.running = Some((ticket, satisfied));
+    pub fn run(&mut self, handle: RequestHandle, satisfied: Arc<AtomicBool>) {
+        self.running = Some((handle, satisfied));
     }
 
     /// The answer is complete. Cancels what may still run.
     pub fn stop(&mut self) {
-        if let Some((_ticket, satisfied)) = self.running.take() {
+        if let Some((_handle, satisfied)) = self.running.take() {
             satisfied.store(true, Ordering::Relaxed);
         }
         self.ended = true;

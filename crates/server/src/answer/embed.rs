@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use engine::{EventKind, FinishReason, Goal, Pooling, Request, Tenant};
+use engine::{EventKind, FinishReason, Pooling, Request, RequestKind, TenantId};
 use tokio::sync::mpsc::channel;
 
 use super::ask::{CHOICES_MAX, Prompt};
@@ -27,7 +27,7 @@ pub async fn embed(
     served: Arc<Served>,
     prompts: Vec<Prompt>,
     pooling: Pooling,
-    tenant: Tenant,
+    tenant: TenantId,
 ) -> Result<Embedded, ApiError> {
     if prompts.is_empty() || prompts.len() > CHOICES_MAX {
         return Err(ApiError::invalid("input", format!("there must be 1 to {CHOICES_MAX} inputs")));
@@ -44,7 +44,7 @@ pub async fn embed(
     for (index, prompt) in prompts.into_iter().enumerate() {
         let clock = app.metrics().request(prompt.len());
         let sink = Sink::new(index, sender.clone(), Arc::<AtomicBool>::default(), clock);
-        let request = Request { tenant, goal: Goal::Embed(pooling), ..Request::greedy(prompt, 0) };
+        let request = Request { tenant, kind: RequestKind::Embed(pooling), ..Request::greedy(prompt, 0) };
         tickets.push(served.service.submit(request, Box::new(sink))?);
     }
     drop(sender);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use engine::{EventKind, FinishReason, Sampled, Tenant};
+use engine::{EventKind, FinishReason, Sampled, TenantId};
 use text::Delta;
 use tokio::sync::mpsc::{Receiver, channel};
 use tracing::{Span, info};
@@ -109,7 +109,7 @@ pub struct Answer {
 
 impl Answer {
     /// Writes the prompt and gives it to the engine. An error here is one that a status can still tell.
-    pub async fn begin(app: &App, served: Arc<Served>, ask: Ask, tenant: Tenant) -> Result<Self, ApiError> {
+    pub async fn begin(app: &App, served: Arc<Served>, ask: Ask, tenant: TenantId) -> Result<Self, ApiError> {
         let choices_per_prompt = ask.choices.max(1);
         let prepared = {
             let served = Arc::clone(&served);

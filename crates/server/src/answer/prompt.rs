@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{Constraint, Goal, Request, Tenant, fresh_seed};
+use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
 use serde_json::Value;
 use text::{Grammar, RenderOptions, ReplyParser, SpecialTokens, StopStrings, TemplateError, Tool, ToolChoice};
 use types::TokenId;
@@ -14,7 +14,7 @@ use crate::error::ApiError;
 use crate::served::Served;
 
 /// A request for each choice, prompt after prompt.
-pub(super) fn prepare(served: &Served, ask: Ask, tenant: Tenant) -> Result<Vec<(Request, Choice)>, ApiError> {
+pub(super) fn prepare(served: &Served, ask: Ask, tenant: TenantId) -> Result<Vec<(Request, Choice)>, ApiError> {
     let script = Script::new(served, ask.input, ask.grammar)?;
     if ask.choices == 0 || script.prompts.len().saturating_mul(ask.choices) > CHOICES_MAX {
         return Err(ApiError::invalid("n", format!("there must be 1 to {CHOICES_MAX} choices")));
@@ -54,7 +54,7 @@ pub(super) fn prepare(served: &Served, ask: Ask, tenant: Tenant) -> Result<Vec<(
                 tenant,
                 constraint: script.constraint(served)?,
                 prompt_logprobs: ask.prompt_logprobs,
-                goal: Goal::Generate,
+                kind: RequestKind::Generate,
             };
             prepared.push((request, choice));
         }

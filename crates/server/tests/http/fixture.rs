@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use engine::{Engine, EngineOptions, Executor, Local, Service};
+use engine::{Engine, EngineOptions, Executor, LocalExecutor, Service};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
@@ -27,12 +27,15 @@ pub fn fresh(options: EngineOptions) -> Served {
 }
 
 /// The same on another executor, which is made of the one of this process.
-pub fn fresh_on<E: Executor + 'static>(options: EngineOptions, wrap: impl FnOnce(Local<CpuBackend>) -> E) -> Served {
+pub fn fresh_on<E: Executor + 'static>(
+    options: EngineOptions,
+    wrap: impl FnOnce(LocalExecutor<CpuBackend>) -> E,
+) -> Served {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32");
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
     let load = LoadOptions { keep: None, limits: LIMITS };
-    let executor = Local::load(backend, &checkpoint, &load, &mut |_| {}).unwrap();
+    let executor = LocalExecutor::load(backend, &checkpoint, &load, &mut |_| {}).unwrap();
     let service = Service::start(Engine::with_options(wrap(executor), options)).unwrap();
 
     let config = TokenizerConfig::from_folder(&folder).unwrap();

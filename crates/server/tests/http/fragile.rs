@@ -3,7 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use engine::{Capacity, Executor, ExecutorError, Health, Local, Opened, Prefix, RankReport, StepOutput, StepPlan};
+use engine::{
+    Capacity, Executor, ExecutorError, Health, LocalExecutor, OpenedSession, Prefix, RankReport, StepOutput, StepPlan,
+};
 use kernels::cpu::CpuBackend;
 use types::{SessionId, WorldSize};
 
@@ -49,13 +51,13 @@ impl State {
 }
 
 pub struct Fragile {
-    local: Local<CpuBackend>,
+    local: LocalExecutor<CpuBackend>,
     sessions: Vec<SessionId>,
     switch: Switch,
 }
 
 impl Fragile {
-    pub fn new(local: Local<CpuBackend>, switch: &Switch) -> Self {
+    pub fn new(local: LocalExecutor<CpuBackend>, switch: &Switch) -> Self {
         Self { local, sessions: Vec::new(), switch: switch.clone() }
     }
 
@@ -77,16 +79,9 @@ impl Executor for Fragile {
         self.local.capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         self.check_whole()?;
         let opened = self.local.open(tokens_max, prefix)?;
-        self.sessions.push(opened.session);
-        Ok(opened)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.check_whole()?;
-        let opened = self.local.fork(from, tokens, tokens_max)?;
         self.sessions.push(opened.session);
         Ok(opened)
     }
@@ -119,7 +114,7 @@ impl Executor for Fragile {
         self.local.collect(output)
     }
 
-    fn attend(&mut self, wait: Duration) -> Health {
+    fn poll_health(&mut self, wait: Duration) -> Health {
         if self.check_whole().is_ok() {
             return Health::Ready;
         }

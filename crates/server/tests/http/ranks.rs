@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use engine::{EngineOptions, Stats};
+use engine::{EngineOptions, EngineStats};
 use serde_json::{Value, json};
 use server::Served;
 use tokio::time::timeout;
@@ -13,10 +13,10 @@ use crate::client::{Answer, Client, named_events};
 use crate::fixture;
 use crate::fragile::{Fragile, Switch, WHY};
 
-/// A server whose requests wait for lost ranks as long as `replay`.
-fn fragile(replay: Duration) -> (Client, Arc<Served>, Switch) {
+/// A server whose requests wait for lost ranks as long as `rebuild_timeout`.
+fn fragile(rebuild_timeout: Duration) -> (Client, Arc<Served>, Switch) {
     let switch = Switch::default();
-    let options = EngineOptions { replay, ..EngineOptions::default() };
+    let options = EngineOptions { rebuild_timeout, ..EngineOptions::default() };
     let served = Arc::new(fixture::fresh_on(options, |local| Fragile::new(local, &switch)));
     (Client::of(&fixture::ready(fixture::config(), Arc::clone(&served))), served, switch)
 }
@@ -43,7 +43,7 @@ async fn recover(client: &Client, switch: &Switch) {
 }
 
 /// Mends what is lost as soon as the engine shows that it noticed.
-async fn mend_when(served: &Served, switch: &Switch, noticed: impl Fn(&Stats) -> bool) {
+async fn mend_when(served: &Served, switch: &Switch, noticed: impl Fn(&EngineStats) -> bool) {
     let look = async {
         while !noticed(&served.service.stats()) {
             tokio::task::yield_now().await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Capacity, Executor, ExecutorError, Opened, Prefix, StepOutput, StepPlan};
+use engine::{Capacity, Executor, ExecutorError, OpenedSession, Prefix, StepOutput, StepPlan};
 use serde_json::json;
 use server::{ApiKeys, App, Config, LoadStage, Progress};
 use tokio::runtime::Runtime;
@@ -76,12 +76,8 @@ impl<E: Executor> Executor for Slow<E> {
         self.0.capacity()
     }
 
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<Opened, ExecutorError> {
+    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         self.0.open(tokens_max, prefix)
-    }
-
-    fn fork(&mut self, from: SessionId, tokens: usize, tokens_max: usize) -> Result<Opened, ExecutorError> {
-        self.0.fork(from, tokens, tokens_max)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cluster::memory_available;
-use engine::{Engine, EngineOptions, REPLAY_DEFAULT, Service, WAITING_MAX};
+use engine::{Engine, EngineOptions, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::PAGE_TOKENS;
 use model::{Checkpoint, Footprint};
 use server::{App, LoadStage, Progress, Served};
@@ -45,13 +45,13 @@ pub struct CacheOptions {
     #[arg(long, value_name = "COUNT", default_value_t = WAITING_MAX)]
     max_waiting: usize,
     /// Guess this many tokens ahead where the text repeats itself; answers stay the same
-    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = guesses)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = draft_tokens)]
     speculate: usize,
     /// Compute every prompt from its beginning, even if another one began alike
     #[arg(long)]
     no_prefix_cache: bool,
     /// Seconds that requests wait, and then go on, when a rank is lost and comes back
-    #[arg(long, value_name = "SECONDS", default_value_t = REPLAY_DEFAULT.as_secs())]
+    #[arg(long, value_name = "SECONDS", default_value_t = REBUILD_TIMEOUT_DEFAULT.as_secs())]
     replay: u64,
 }
 
@@ -103,8 +103,8 @@ fn load(serve: &Serve, app: &App) -> Result<Served> {
         chunk: serve.options.chunk(),
         waiting_max: serve.cache.max_waiting,
         prefix_cache: !serve.cache.no_prefix_cache,
-        speculate: serve.cache.speculate,
-        replay: Duration::from_secs(serve.cache.replay),
+        draft_tokens_max: serve.cache.speculate,
+        rebuild_timeout: Duration::from_secs(serve.cache.replay),
     };
     let engine = Engine::with_options(loaded.into_executor(), options);
     let service = Service::start(engine).context("start the engine's thread")?;
@@ -140,8 +140,8 @@ impl CacheOptions {
     }
 }
 
-/// More guesses than this are hardly ever right.
-fn guesses(text: &str) -> Result<usize, String> {
+/// More draft tokens than this are hardly ever all accepted.
+fn draft_tokens(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count <= 16).ok_or_else(|| "it must be a number from 0 to 16".to_owned())
 }
 

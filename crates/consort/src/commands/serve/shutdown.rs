@@ -41,13 +41,13 @@ pub async fn run(
     drop(stop);
     let Some(served) = served else { return Ok(ExitCode::SUCCESS) };
     info!(grace_s = grace.as_secs(), "shutting down: answers may finish; once more ends at once");
-    let ending = served.service.ending();
+    let thread_exit = served.service.thread_exit();
     let drain = tokio::task::spawn_blocking(move || served.service.drain(grace));
     let finishing = async {
         let (all_closed, unfinished) = tokio::join!(serving, drain);
         if all_closed {
             // Ranks end in order, if they can.
-            let _ = tokio::task::spawn_blocking(move || ending.wait(ENGINE_END)).await;
+            let _ = tokio::task::spawn_blocking(move || thread_exit.wait(ENGINE_END)).await;
         }
         (all_closed, unfinished.unwrap_or(0))
     };

@@ -1,5 +1,5 @@
-//! What a request may want besides plain tokens: constraints, least lengths, log probabilities of its prompt, embeddings,
-//! guesses. Against a fake executor.
+//! Options of requests: constraints, least lengths, log probabilities of the prompt, embeddings, draft tokens. Against a fake
+//! executor.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
@@ -7,8 +7,8 @@ mod fake;
 
 use answers::run;
 use engine::{
-    Constraint, ConstraintError, Engine, EngineError, EngineOptions, FinishReason, Goal, Pooling, Request, Sampled,
-    Sampler, SamplingError, SamplingParams, TokenMask,
+    Constraint, ConstraintError, Engine, EngineError, EngineOptions, FinishReason, Pooling, Request, RequestKind,
+    Sampled, Sampler, SamplingParams, SamplingParamsError, TokenMask,
 };
 use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::TokenId;
@@ -61,8 +61,8 @@ impl Constraint for Digits {
 
 #[test]
 fn a_constraint_that_permits_digits_only_gives_digits_only() {
-    for (depth, speculate, pages) in [(1, 0, 64), (3, 0, 64), (1, 4, 64), (1, 0, 8)] {
-        let options = EngineOptions { chunk: 32, speculate, ..EngineOptions::default() };
+    for (depth, draft_tokens_max, pages) in [(1, 0, 64), (3, 0, 64), (1, 4, 64), (1, 0, 8)] {
+        let options = EngineOptions { chunk: 32, draft_tokens_max, ..EngineOptions::default() };
         let mut engine = Engine::with_options(Fake::new(pages, 250).with_depth(depth), options);
         let mut bound = Vec::new();
         for seed in 0..4 {
@@ -148,8 +148,8 @@ fn a_constraint_that_panics_ends_its_own_request_only() {
 fn no_end_of_sequence_comes_before_the_least_length() {
     let prompt = prompt(10, 1);
     let eos = answer(&prompt, &greedy(), 1)[0];
-    for speculate in [0, 3] {
-        let options = EngineOptions { speculate, ..EngineOptions::default() };
+    for draft_tokens_max in [0, 3] {
+        let options = EngineOptions { draft_tokens_max, ..EngineOptions::default() };
         let mut engine = Engine::with_options(Fake::new(64, 400), options);
         let id = engine.add(Request { eos: [eos].into(), tokens_min: 20, ..request(10, 1, 20) }).unwrap();
         let bias = [(POISON, f32::NEG_INFINITY), (eos, f32::NEG_INFINITY)].into();
@@ -163,21 +163,22 @@ fn no_end_of_sequence_comes_before_the_least_length() {
 #[test]
 fn the_log_probabilities_of_a_prompt_are_those_of_its_tokens() {
     let prompt = prompt(90, 1);
-    let score = |position: usize| Sampler::new().score(&logits(&prompt[..position]), prompt[position], 2).unwrap();
-    for (chunk, wanted_max, depth) in [(64, 128, 1), (64, 7, 1), (13, 128, 3), (64, 1, 1)] {
+    let logprob =
+        |position: usize| Sampler::new().logprobs_of(&logits(&prompt[..position]), prompt[position], 2).unwrap();
+    for (chunk, logit_rows_max, depth) in [(64, 128, 1), (64, 7, 1), (13, 128, 3), (64, 1, 1)] {
         let mut fake = Fake::new(16, 400).with_depth(depth);
-        fake.wanted_max = wanted_max;
-        fake.sequences_max = fake.sequences_max.min(wanted_max);
+        fake.logit_rows_max = logit_rows_max;
+        fake.sequences_max = fake.sequences_max.min(logit_rows_max);
         let mut engine = Engine::new(fake, chunk);
         for tokens in [0, 1, 8] {
             let id = engine.add(Request { prompt_logprobs: Some(2), ..request(90, 1, tokens) }).unwrap();
             let before: usize = engine.executor().steps.iter().flatten().sum();
             let answers = run(&mut engine);
             answers.check(id, &answer(&prompt, &greedy(), tokens), FinishReason::Length);
-            let (cached, scores) = answers.0[&id].prefilled.as_ref().unwrap();
-            assert_eq!((*cached, scores.len(), &scores[0]), (0, 90, &None), "what is scored is run");
-            for (position, found) in scores.iter().enumerate().skip(1) {
-                assert_eq!(found, &Some(score(position)));
+            let (cached, logprobs) = answers.0[&id].prefilled.as_ref().unwrap();
+            assert_eq!((*cached, logprobs.len(), &logprobs[0]), (0, 90, &None), "rows whose logits are needed are run");
+            for (position, found) in logprobs.iter().enumerate().skip(1) {
+                assert_eq!(found, &Some(logprob(position)));
             }
             let rows: usize = engine.executor().steps.iter().flatten().sum();
             assert_eq!(rows - before, 89 + tokens, "the last token of the prompt is run for an answer only");
@@ -186,7 +187,7 @@ fn the_log_probabilities_of_a_prompt_are_those_of_its_tokens() {
 }
 
 #[test]
-fn scores_survive_that_their_request_begins_again() {
+fn prompt_logprobs_survive_preemption() {
     let mut engine = Engine::new(Fake::new(7, 250), 64);
     let prompts: Vec<_> = (0..3).map(|seed| prompt(60, seed)).collect();
     let ids: Vec<_> =
@@ -195,24 +196,27 @@ fn scores_survive_that_their_request_begins_again() {
     assert!(engine.stats().preemptions > 0, "the cache was never full: the test shows nothing");
     for (id, prompt) in ids.iter().zip(&prompts) {
         answers.check(*id, &answer(prompt, &greedy(), 50), FinishReason::Length);
-        let scores = &answers.0[id].prefilled.as_ref().unwrap().1;
-        assert_eq!(scores.len(), 60);
-        assert_eq!(scores[59].as_ref().unwrap(), &Sampler::new().score(&logits(&prompt[..59]), prompt[59], 0).unwrap());
+        let logprobs = &answers.0[id].prefilled.as_ref().unwrap().1;
+        assert_eq!(logprobs.len(), 60);
+        assert_eq!(
+            logprobs[59].as_ref().unwrap(),
+            &Sampler::new().logprobs_of(&logits(&prompt[..59]), prompt[59], 0).unwrap()
+        );
     }
 }
 
 #[test]
-fn scores_of_the_shortest_prompts() {
+fn prompt_logprobs_of_the_shortest_prompts() {
     let mut engine = Engine::new(Fake::new(16, 400), 64);
     for (length, tokens) in [(1, 0), (1, 3), (2, 0), (2, 3)] {
         let id = engine.add(Request { prompt_logprobs: Some(0), ..request(length, 1, tokens) }).unwrap();
         let answers = run(&mut engine);
         answers.check(id, &answer(&prompt(length, 1), &greedy(), tokens), FinishReason::Length);
-        let scores = answers.0[&id].prefilled.as_ref().map_or(0, |prefilled| prefilled.1.len());
-        assert_eq!(scores, length);
+        let logprobs = answers.0[&id].prefilled.as_ref().map_or(0, |prefilled| prefilled.1.len());
+        assert_eq!(logprobs, length);
     }
     let error = engine.add(Request { prompt_logprobs: Some(21), ..request(5, 1, 1) }).unwrap_err();
-    assert!(matches!(error, EngineError::Sampling(SamplingError::TooManyLogprobs { asked: 21 })));
+    assert!(matches!(error, EngineError::Sampling(SamplingParamsError::TooManyLogprobs { asked: 21 })));
 }
 
 #[test]
@@ -227,7 +231,7 @@ fn an_embedding_does_not_depend_on_chunks_company_or_the_cache() {
         let mut engine = Engine::new(Fake::new(pages, 200).with_depth(depth), chunk);
         for round in 0..2 {
             let company = engine.add(request(40, 2, 60)).unwrap();
-            let ask = |pooling| Request { goal: Goal::Embed(pooling), ..request(100, 1, 9) };
+            let ask = |pooling| Request { kind: RequestKind::Embed(pooling), ..request(100, 1, 9) };
             let first = engine.add(ask(Pooling::Mean)).unwrap();
             let last = engine.add(ask(Pooling::Last)).unwrap();
             let answers = run(&mut engine);
@@ -250,7 +254,7 @@ fn repetitive(tokens: u32, sampling: SamplingParams) -> SamplingParams {
 }
 
 #[test]
-fn guessing_changes_no_answer_and_saves_steps_where_answers_repeat() {
+fn draft_tokens_change_no_answer_and_save_steps_where_answers_repeat() {
     let samplings = [
         repetitive(1, SamplingParams::default()),
         repetitive(2, SamplingParams::default()),
@@ -261,8 +265,8 @@ fn guessing_changes_no_answer_and_saves_steps_where_answers_repeat() {
     ];
     for (pages, depth) in [(64, 1), (64, 2), (10, 1)] {
         let mut steps = Vec::new();
-        for speculate in [0, 1, 5] {
-            let options = EngineOptions { speculate, chunk: 40, ..EngineOptions::default() };
+        for draft_tokens_max in [0, 1, 5] {
+            let options = EngineOptions { draft_tokens_max, chunk: 40, ..EngineOptions::default() };
             let mut engine = Engine::with_options(Fake::new(pages, 250).with_depth(depth), options);
             let mut wanted = Vec::new();
             for (seed, sampling) in samplings.iter().enumerate() {
@@ -275,8 +279,11 @@ fn guessing_changes_no_answer_and_saves_steps_where_answers_repeat() {
                 answers.check(id, &want, FinishReason::Length);
             }
             let stats = engine.stats();
-            assert!(stats.guesses_right <= stats.guessed_tokens);
-            assert_eq!((speculate > 0, speculate > 0), (stats.guessed_tokens > 0, stats.guesses_right > 0));
+            assert!(stats.draft_tokens_accepted <= stats.draft_tokens);
+            assert_eq!(
+                (draft_tokens_max > 0, draft_tokens_max > 0),
+                (stats.draft_tokens > 0, stats.draft_tokens_accepted > 0)
+            );
             steps.push(stats.steps);
         }
         assert!(steps[2] <= steps[0], "{steps:?}");
@@ -286,8 +293,8 @@ fn guessing_changes_no_answer_and_saves_steps_where_answers_repeat() {
 #[test]
 fn an_answer_that_only_repeats_takes_a_fraction_of_the_steps() {
     let mut steps = Vec::new();
-    for speculate in [0, 4] {
-        let options = EngineOptions { speculate, ..EngineOptions::default() };
+    for draft_tokens_max in [0, 4] {
+        let options = EngineOptions { draft_tokens_max, ..EngineOptions::default() };
         let mut engine = Engine::with_options(Fake::new(64, 400), options);
         let sampling = repetitive(1, SamplingParams::default());
         let id = engine.add(Request { sampling, ..request(30, 1, 101) }).unwrap();
