@@ -229,8 +229,9 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
+        // The percent sign of `{%}` does not also end the tag.
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let (tag, after) = rest[start + 2..].split_at(length);
         let word = tag.trim_matches(['-', '+']).trim();
         let replacement = match word {
             "generation" => "if true",
@@ -244,7 +245,7 @@ fn without_generation_tags(source: &str) -> String {
             out += &tag.replacen(word, replacement, 1)
         }
         out += "%}";
-        rest = &rest[start + length + 2..];
+        rest = &after[2..];
     }
     out + rest
 }
@@ -313,6 +314,8 @@ mod tests {
     #[test]
     fn marks_for_training_are_left_out() {
         check("{%- generation -%} x {%- endgeneration %}{% if true %}y{% endif %}", "xy");
+        assert!(matches!(ChatTemplate::new("{%}", "", ""), Err(TemplateError::Syntax(_))));
+        assert!(matches!(ChatTemplate::new("{%}{% generation %}", "", ""), Err(TemplateError::Syntax(_))));
     }
 
     #[test]
