@@ -4,7 +4,7 @@
 mod bench;
 mod cluster_key;
 mod commands;
-mod completion;
+mod generate;
 mod interrupt;
 mod language;
 mod loaded_model;

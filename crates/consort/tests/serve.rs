@@ -30,7 +30,7 @@ impl Server {
         Self { child, log, address }
     }
 
-    fn wait_until_ready(&mut self) {
+    fn wait_until_ready(&self) {
         self.log.line_with("ready: ");
         assert!(self.exchange("GET /ready HTTP/1.1", "").starts_with("HTTP/1.1 200"));
     }
@@ -65,7 +65,7 @@ const COMPLETIONS: &str = "POST /v1/completions HTTP/1.1";
 
 #[test]
 fn it_answers_and_finishes_what_it_began_when_told_to_stop() {
-    let mut server = Server::start(&["--served-model-name", "small", "--served-model-name", "tiny"]);
+    let server = Server::start(&["--served-model-name", "small", "--served-model-name", "tiny"]);
     server.wait_until_ready();
     let answer = server.exchange(COMPLETIONS, r#"{"model": "tiny", "prompt": "a", "max_tokens": 4}"#);
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""model":"small""#), "{answer}");
@@ -84,7 +84,7 @@ fn it_answers_and_finishes_what_it_began_when_told_to_stop() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let mut server = Server::start(&["--grace", "3600"]);
+    let server = Server::start(&["--grace", "3600"]);
     server.wait_until_ready();
     // Longer than anybody waits: only the second signal ends it.
     let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
@@ -99,7 +99,7 @@ fn a_second_signal_ends_it_at_once() {
 
 #[test]
 fn answers_that_take_too_long_are_ended_with_an_error() {
-    let mut server = Server::start(&["--grace", "0"]);
+    let server = Server::start(&["--grace", "0"]);
     server.wait_until_ready();
     let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
     let mut stream = server.send(COMPLETIONS, body);
@@ -113,7 +113,7 @@ fn answers_that_take_too_long_are_ended_with_an_error() {
 
 #[test]
 fn logs_are_json_where_asked_for() {
-    let mut server = Server::start(&["--log", "json"]);
+    let server = Server::start(&["--log", "json"]);
     let line = server.log.line_with("ready: ");
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["level"], "INFO");

@@ -206,7 +206,7 @@ impl Rules {
         if add_special {
             out.extend_from_slice(&self.prefix);
         }
-        let mut words = Words { rules: self, merger: Merger::default(), cache: WordCache::default() };
+        let mut words = WordEncoder { rules: self, merger: Merger::default(), cache: WordCache::default() };
         for (index, segment) in self.specials.split(text, parse_control).into_iter().enumerate() {
             match segment {
                 TextSegment::Token(id) => out.push(TokenId(id)),
@@ -253,13 +253,13 @@ impl NormalForm {
 }
 
 /// Encodes the words of one text.
-struct Words<'r> {
+struct WordEncoder<'r> {
     rules: &'r Rules,
     merger: Merger,
     cache: WordCache,
 }
 
-impl Words<'_> {
+impl WordEncoder<'_> {
     fn encode(&mut self, text: &str, out: &mut Vec<TokenId>) -> Result<(), EncodeError> {
         let rules = self.rules;
         if rules.splitter.is_empty() {

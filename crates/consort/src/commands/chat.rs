@@ -15,7 +15,7 @@ use rustyline::error::ReadlineError;
 use text::Message;
 use types::TokenId;
 
-use crate::completion::{CompletionEnd, complete};
+use crate::generate::{AnswerEnd, generate};
 use crate::interrupt;
 use crate::language::Language;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
@@ -115,7 +115,7 @@ impl<E: Executor> Conversation<E> {
         let params: SamplingParams = self.options.params(&self.language.defaults);
         let mut out = stdout().lock();
         let max = self.options.max_tokens;
-        let answered = complete(&mut self.engine, &self.language.tokenizer, prompt, params, max, |piece| {
+        let answered = generate(&mut self.engine, &self.language.tokenizer, prompt, params, max, |piece| {
             out.write_all(piece.as_bytes())?;
             Ok(out.flush()?)
         });
@@ -125,7 +125,7 @@ impl<E: Executor> Conversation<E> {
             Err(error) => return self.give_up(error),
         };
         writeln!(out)?;
-        if answered.ending == CompletionEnd::Length {
+        if answered.ending == AnswerEnd::Length {
             eprintln!("(cut off: no room for more)");
         }
         self.turns.push(Message::new("assistant", answered.text));

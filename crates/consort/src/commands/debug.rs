@@ -25,7 +25,7 @@ enum DebugCommand {
     /// Write the logits of every position to a file: little-endian f32, [tokens, vocab]
     Logits {
         #[command(flatten)]
-        input: Input,
+        input: DebugInput,
         /// The file to write
         #[arg(long)]
         out: PathBuf,
@@ -33,7 +33,7 @@ enum DebugCommand {
     /// Print the greedy continuation as a JSON array of token ids
     Tokens {
         #[command(flatten)]
-        input: Input,
+        input: DebugInput,
         /// Tokens to generate; no end-of-sequence token ends the continuation before
         #[arg(long, default_value_t = 32)]
         max_tokens: usize,
@@ -41,7 +41,7 @@ enum DebugCommand {
 }
 
 #[derive(Args, Debug)]
-struct Input {
+struct DebugInput {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file
     model: String,
     /// Token ids of the prompt, with commas between them
@@ -62,7 +62,7 @@ impl DebugArgs {
     }
 }
 
-impl Input {
+impl DebugInput {
     fn logits(&self, out: &PathBuf) -> Result<()> {
         let (files, checkpoint) = self.open()?;
         let (tokens, chunk) = (self.ids(), self.options.chunk());

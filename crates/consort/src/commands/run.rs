@@ -12,7 +12,7 @@ use model::Checkpoint;
 use serde_json::json;
 use text::Message;
 
-use crate::completion::{Completion, CompletionEnd, complete};
+use crate::generate::{AnswerEnd, GeneratedAnswer, generate};
 use crate::interrupt;
 use crate::language::Language;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
@@ -87,7 +87,7 @@ impl RunArgs {
 
         let mut out = stdout().lock();
         let params = self.sampling.params(&language.defaults);
-        let answer = complete(&mut engine, &language.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
+        let answer = generate(&mut engine, &language.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
             if !self.json {
                 out.write_all(piece.as_bytes())?;
                 out.flush()?;
@@ -99,11 +99,7 @@ impl RunArgs {
         } else if !answer.text.ends_with('\n') {
             writeln!(out)?;
         }
-        Ok(if answer.ending == CompletionEnd::Cancelled {
-            ExitCode::from(interrupt::EXIT_CODE)
-        } else {
-            ExitCode::SUCCESS
-        })
+        Ok(if answer.ending == AnswerEnd::Cancelled { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
     }
 
     fn messages(&self, prompt: String) -> Vec<Message> {
@@ -112,8 +108,8 @@ impl RunArgs {
     }
 }
 
-fn report(model: &str, answer: &Completion, loaded: Duration) -> serde_json::Value {
-    let Completion { text, tokens, ending, timings } = answer;
+fn report(model: &str, answer: &GeneratedAnswer, loaded: Duration) -> serde_json::Value {
+    let GeneratedAnswer { text, tokens, ending, timings } = answer;
     json!({
         "model": model,
         "text": text,

@@ -13,7 +13,7 @@ pub(super) const NAME_BYTES_MAX: usize = 256;
 pub(super) struct ObjectCallParser {
     json: JsonValidator,
     field: CallField,
-    key: Key,
+    key: CallKey,
     /// The key, name or arguments that are being taken.
     taken: String,
     name: Option<String>,
@@ -37,7 +37,7 @@ enum CallField {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Key {
+enum CallKey {
     #[default]
     Other,
     Name,
@@ -88,10 +88,10 @@ impl ObjectCallParser {
         self.field = match (self.json.state(), self.key, c) {
             (_, _, ' ' | '\n' | '\r' | '\t') => CallField::Nothing,
             (JsonState::Key | JsonState::KeyOrEnd, _, '"') => CallField::Key,
-            (JsonState::Value, Key::Name, '"') => CallField::Name,
-            (JsonState::Value, Key::Arguments, '{') if self.name.is_some() => CallField::Arguments,
-            (JsonState::Value, Key::Arguments, '{' | '"' | 'n') => CallField::HeldArguments,
-            (JsonState::Value, Key::Name | Key::Arguments, _) => return Err(NotJson),
+            (JsonState::Value, CallKey::Name, '"') => CallField::Name,
+            (JsonState::Value, CallKey::Arguments, '{') if self.name.is_some() => CallField::Arguments,
+            (JsonState::Value, CallKey::Arguments, '{' | '"' | 'n') => CallField::HeldArguments,
+            (JsonState::Value, CallKey::Name | CallKey::Arguments, _) => return Err(NotJson),
             _ => CallField::Nothing,
         };
         Ok(())
@@ -116,7 +116,7 @@ impl ObjectCallParser {
                 self.key = self.key_taken();
                 if self.bare
                     && !self.announced
-                    && self.key == Key::Other
+                    && self.key == CallKey::Other
                     && !matches!(self.taken.as_str(), "\"type\"" | "\"id\"")
                 {
                     return Err(NotJson);
@@ -141,12 +141,12 @@ impl ObjectCallParser {
     }
 
     /// Each key counts once.
-    fn key_taken(&self) -> Key {
+    fn key_taken(&self) -> CallKey {
         let arguments_are_open = !self.announced && self.early.is_none();
         match self.taken.as_str() {
-            "\"name\"" if self.name.is_none() => Key::Name,
-            "\"arguments\"" | "\"parameters\"" if arguments_are_open => Key::Arguments,
-            _ => Key::Other,
+            "\"name\"" if self.name.is_none() => CallKey::Name,
+            "\"arguments\"" | "\"parameters\"" if arguments_are_open => CallKey::Arguments,
+            _ => CallKey::Other,
         }
     }
 

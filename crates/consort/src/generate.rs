@@ -8,16 +8,16 @@ use types::TokenId;
 use crate::interrupt::InterruptGuard;
 
 #[derive(Debug)]
-pub struct Completion {
+pub struct GeneratedAnswer {
     pub text: String,
     pub tokens: Vec<TokenId>,
-    pub ending: CompletionEnd,
+    pub ending: AnswerEnd,
     pub timings: Timings,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompletionEnd {
+pub enum AnswerEnd {
     /// The model said all it had to say.
     Stop,
     /// The context is full, or the answer has as many tokens as it may have.
@@ -26,7 +26,7 @@ pub enum CompletionEnd {
     Cancelled,
 }
 
-impl CompletionEnd {
+impl AnswerEnd {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -37,14 +37,14 @@ impl CompletionEnd {
 }
 
 /// Runs `engine` on one prompt until the answer ends, or Ctrl-C ends it. Text goes to `show` as soon as it is certain.
-pub fn complete<E: Executor>(
+pub fn generate<E: Executor>(
     engine: &mut Engine<E>,
     tokenizer: &Tokenizer,
     prompt: Vec<TokenId>,
     sampling: SamplingParams,
     tokens_max: Option<usize>,
     mut show: impl FnMut(&str) -> Result<()>,
-) -> Result<Completion> {
+) -> Result<GeneratedAnswer> {
     let interrupt = InterruptGuard::new();
     let mut detokenizer = tokenizer.detokenizer(SpecialTokens::Hide);
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
@@ -86,10 +86,10 @@ pub fn complete<E: Executor>(
     }
     let Finished { reason, timings } = finished;
     let ending = match reason {
-        FinishReason::Eos(_) | FinishReason::Complete => CompletionEnd::Stop,
-        FinishReason::Length | FinishReason::Context => CompletionEnd::Length,
-        FinishReason::Cancelled => CompletionEnd::Cancelled,
+        FinishReason::Eos(_) | FinishReason::Complete => AnswerEnd::Stop,
+        FinishReason::Length | FinishReason::Context => AnswerEnd::Length,
+        FinishReason::Cancelled => AnswerEnd::Cancelled,
         FinishReason::Failed(error) => bail!(error),
     };
-    Ok(Completion { text, tokens, ending, timings })
+    Ok(GeneratedAnswer { text, tokens, ending, timings })
 }
