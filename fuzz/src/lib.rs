@@ -23,6 +23,16 @@ pub fn plant(target: &str, seeds: &[Vec<u8>]) {
     }
 }
 
+/// The files of `seeds/TARGET`.
+pub fn seed_files(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new("seeds").join(target);
+    let files =
+        fs::read_dir(&folder).unwrap_or_else(|error| panic!("run this in the folder fuzz: {folder:?}: {error}"));
+    let mut paths: Vec<_> = files.map(|file| file.expect("the folder can be read").path()).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).expect("a seed can be read")).collect()
+}
+
 /// Runs `read` on the input. Should it ask for more memory than a small multiple of the input, the process aborts, which
 /// libFuzzer reports.
 pub fn within_memory(input: &[u8], read: impl FnOnce(&[u8])) {

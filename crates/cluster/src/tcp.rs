@@ -33,6 +33,8 @@ mod abort;
 mod connect;
 mod door;
 mod encoding;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod handshake;
 mod hello;
 mod key;

@@ -14,13 +14,13 @@ use model::Checkpoint;
 use serde::Serialize;
 use types::TokenId;
 
-use crate::options::{ModelOptions, Room, ThreadOption, thread_count};
+use crate::options::{ModelOptions, RequestedCapacity, ThreadOption, thread_count};
 use crate::store::Store;
-use limits::{Limit, Machine, Work};
+use limits::{Limit, Machine, TokenCost};
 
 /// Measure how fast a model runs here, and how much of what the machine could do that is
 #[derive(Args, Debug)]
-pub struct Bench {
+pub struct BenchArgs {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file [default: a small model]
     model: Option<String>,
     /// Lengths of prompts to read; 0 for none
@@ -45,7 +45,7 @@ pub struct Bench {
     options: ModelOptions,
 }
 
-impl Bench {
+impl BenchArgs {
     pub fn run(self) -> Result<()> {
         let tests = self.tests();
         ensure!(!tests.is_empty(), "nothing to measure: -p and -n are both 0");
@@ -58,15 +58,16 @@ impl Bench {
         for (index, threads) in threads.into_iter().enumerate() {
             // Before the model is loaded: both need memory.
             let machine = Machine::measure(threads * self.options.local_ranks(), self.options.level()?);
-            let mut loaded = self.options.load_with(&files.path, &checkpoint, threads, room(&tests), &mut |_| {})?;
-            let work = self.work(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
+            let mut loaded =
+                self.options.load_with(&files.path, &checkpoint, threads, capacity(&tests), &mut |_| {})?;
+            let cost = self.token_cost(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
             if !self.json {
                 if index == 0 {
                     writeln!(
                         stdout(),
                         "{}: {:.0} MB of weights are read for a token",
                         files.name,
-                        work.weight_bytes() / 1e6
+                        cost.weight_bytes() / 1e6
                     )?;
                 }
                 let ranks = match self.options.ranks() {
@@ -78,7 +79,7 @@ impl Bench {
             let chunk = self.options.chunk();
             let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
-                let mut limit = test.limit(&work, &machine, chunk);
+                let mut limit = test.limit(&cost, &machine, chunk);
                 // Other hosts are taken to be like this one.
                 limit.tokens_per_s *= self.options.ranks() as f64 / self.options.local_ranks() as f64;
                 let report = Report::new(*test, threads, tokens_per_s, limit);
@@ -87,10 +88,10 @@ impl Bench {
                     false => writeln!(stdout(), "{}", report.table_row())?,
                 }
             }
-            for waits in loaded.count()?.iter().map(Waits::new) {
+            for times in loaded.rank_reports()?.iter().map(RankTimes::new) {
                 match self.json {
-                    true => writeln!(stdout(), "{}", serde_json::to_string(&waits)?)?,
-                    false => writeln!(stdout(), "{waits}")?,
+                    true => writeln!(stdout(), "{}", serde_json::to_string(&times)?)?,
+                    false => writeln!(stdout(), "{times}")?,
                 }
             }
         }
@@ -105,17 +106,17 @@ impl Bench {
         prefills.chain(decodes).collect()
     }
 
-    fn work(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<Work> {
+    fn token_cost(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<TokenCost> {
         let kept = self.options.kept_kv(checkpoint)?;
-        Ok(Work::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
+        Ok(TokenCost::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
     }
 }
 
 /// Enough for each of the tests, which run one after another.
-fn room(tests: &[Test]) -> Room {
+fn capacity(tests: &[Test]) -> RequestedCapacity {
     let most = |of: fn(Test) -> usize| tests.iter().map(|test| of(*test)).max().unwrap_or(1);
     let sequences = most(Test::batch);
-    Room::full(sequences, most(Test::positions), sequences)
+    RequestedCapacity::full(sequences, most(Test::positions), sequences)
 }
 
 /// One test, on one number of threads.
@@ -159,10 +160,10 @@ impl Test {
         Ok(measured.tokens_per_s())
     }
 
-    fn limit(self, work: &Work, machine: &Machine, chunk: usize) -> Limit {
+    fn limit(self, cost: &TokenCost, machine: &Machine, chunk: usize) -> Limit {
         match self {
-            Self::Prefill { prompt } => work.prefill(machine, chunk.min(prompt)),
-            Self::Decode { generate, batch } => work.decode(machine, batch, 1.0 + generate as f64 / 2.0),
+            Self::Prefill { prompt } => cost.prefill(machine, chunk.min(prompt)),
+            Self::Decode { generate, batch } => cost.decode(machine, batch, 1.0 + generate as f64 / 2.0),
         }
     }
 }
@@ -210,7 +211,7 @@ const TABLE_HEAD: &str = "    test threads batch   tokens/s           min-max   
 
 /// How much of a rank's time went into waiting for the others, over all tests.
 #[derive(Debug, Serialize)]
-struct Waits {
+struct RankTimes {
     rank: usize,
     step_s: f64,
     collective_percent: f64,
@@ -218,7 +219,7 @@ struct Waits {
     resident_bytes: u64,
 }
 
-impl Waits {
+impl RankTimes {
     fn new(report: &RankReport) -> Self {
         let RankReport { rank, weight_bytes, resident_bytes, step_time, wait_time, .. } = report;
         let step_s = step_time.as_secs_f64();
@@ -228,7 +229,7 @@ impl Waits {
     }
 }
 
-impl fmt::Display for Waits {
+impl fmt::Display for RankTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, step_s, collective_percent, weight_bytes, resident_bytes } = self;
         let (weights, resident) = (*weight_bytes as f64 / 1e6, *resident_bytes as f64 / 1e6);

@@ -26,21 +26,21 @@ pub fn install() -> Result<()> {
     ctrlc::set_handler(handler).context("take over Ctrl-C")
 }
 
-/// While this lives, Ctrl-C is only noted.
-pub struct Noted(());
+/// While this lives, Ctrl-C does not end the program: [`InterruptGuard::is_interrupted`] tells of it.
+pub struct InterruptGuard(());
 
-impl Noted {
+impl InterruptGuard {
     pub fn new() -> Self {
         STATE.store(ENDS_ANSWER, Ordering::SeqCst);
         Self(())
     }
 
-    pub fn was_pressed(&self) -> bool {
+    pub fn is_interrupted(&self) -> bool {
         STATE.load(Ordering::SeqCst) == WAS_PRESSED
     }
 }
 
-impl Drop for Noted {
+impl Drop for InterruptGuard {
     fn drop(&mut self) {
         STATE.store(ENDS_PROGRAM, Ordering::SeqCst);
     }

@@ -1,13 +1,13 @@
 //! consort: one large language model on the machines you already have.
 #![forbid(unsafe_code)]
 
-mod answer;
 mod bench;
 mod cluster_key;
 mod commands;
+mod generate;
 mod interrupt;
 mod language;
-mod loaded;
+mod loaded_model;
 mod options;
 mod progress;
 mod sampling;

@@ -19,7 +19,7 @@ use model::{Checkpoint, Footprint, Limits, LoadOptions};
 use types::{DType, WorldSize};
 
 use crate::cluster_key::KeyOptions;
-use crate::loaded::Loaded;
+use crate::loaded_model::LoadedModel;
 use crate::progress;
 
 /// More rows in one step would only cost memory.
@@ -38,7 +38,7 @@ pub struct ModelOptions {
     quant: Option<DType>,
     /// The best CPU instructions to use
     #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
-    cpu_level: CpuLevel,
+    cpu_level: CpuLevelOption,
     /// Prompt tokens that are run together in one step
     #[arg(long, value_name = "TOKENS")]
     chunk: Option<NonZeroUsize>,
@@ -47,14 +47,14 @@ pub struct ModelOptions {
     context: Option<NonZeroUsize>,
     /// Numbers to compute with; f32 widens every weight at load, for exact checks
     #[arg(long, value_enum, default_value_t)]
-    compute: Compute,
+    compute: ComputeOption,
     /// Numbers to keep keys and values in; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: 16 bits of it)
     #[arg(long, value_enum, default_value_t)]
-    kv: Kv,
+    kv: KvOption,
     /// How prompts are multiplied with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as
     /// CPUs without amx do
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
-    prompt_math: Prompts,
+    prompt_math: PromptMathOption,
     /// Rank processes that share each layer of the model [default: 1, or one here and one on each host]
     #[arg(long, value_name = "RANKS", env = "CONSORT_TENSOR_PARALLEL")]
     tensor_parallel: Option<NonZeroU16>,
@@ -80,9 +80,9 @@ pub struct ThreadOption {
     threads: Option<NonZeroUsize>,
 }
 
-/// What a model is to have room for.
+/// How much a model is to hold at once: what its K/V cache and its working memory are sized for.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct RequestedCapacity {
     /// Sequences that run side by side.
     pub sequences: usize,
     /// Tokens of each of them at most.
@@ -91,24 +91,30 @@ pub struct Room {
     pub tokens: usize,
     /// Tokens of one step, if these are fewer than a chunk.
     pub rows: usize,
-    /// Rows of one step whose logits may be wanted.
-    pub wanted: usize,
+    /// Rows of one step whose logits may be asked for.
+    pub logit_rows: usize,
 }
 
-impl Room {
+impl RequestedCapacity {
     /// For `sequences` that may all be as long as `positions`.
-    pub fn full(sequences: usize, positions: usize, wanted: usize) -> Self {
+    pub fn full(sequences: usize, positions: usize, logit_rows: usize) -> Self {
         // No two of them share a page.
         let tokens = sequences.saturating_mul(positions.div_ceil(PAGE_TOKENS)).saturating_mul(PAGE_TOKENS);
-        Self { sequences, positions, tokens, rows: positions, wanted }
+        Self { sequences, positions, tokens, rows: positions, logit_rows }
     }
 }
 
 impl ModelOptions {
     /// Loads all of the model that was opened at `path`, with a bar of its layers. `threads`: of each rank.
-    pub fn load(&self, path: &Path, checkpoint: &Checkpoint, threads: &ThreadOption, room: Room) -> Result<Loaded> {
+    pub fn load(
+        &self,
+        path: &Path,
+        checkpoint: &Checkpoint,
+        threads: &ThreadOption,
+        capacity: RequestedCapacity,
+    ) -> Result<LoadedModel> {
         let bar = progress::steps(checkpoint.description().layers.len() as u64, "loading");
-        let loaded = self.load_with(path, checkpoint, self.threads(threads), room, &mut |layers| {
+        let loaded = self.load_with(path, checkpoint, self.threads(threads), capacity, &mut |layers| {
             bar.set_position(layers as u64);
         });
         bar.finish_and_clear();
@@ -121,25 +127,27 @@ impl ModelOptions {
         path: &Path,
         checkpoint: &Checkpoint,
         threads: usize,
-        room: Room,
+        capacity: RequestedCapacity,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Loaded> {
+    ) -> Result<LoadedModel> {
         let hosts = self.hosts()?;
         let cpu = self.cpu(checkpoint, threads)?;
-        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) };
+        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
         check_memory(&self.footprints(checkpoint, &options)?)?;
         if self.ranks() > 1 {
-            return Ok(Loaded::Group(Box::new(self.start_group(path, checkpoint, &options, cpu, hosts, progress)?)));
+            return Ok(LoadedModel::Group(Box::new(
+                self.start_group(path, checkpoint, &options, cpu, hosts, progress)?,
+            )));
         }
         let backend = CpuBackend::new(cpu)?;
         let local = LocalExecutor::load(backend, checkpoint, &options, progress).context("load the model")?;
         checkpoint.release();
-        Ok(Loaded::Local(Box::new(local)))
+        Ok(LoadedModel::Local(Box::new(local)))
     }
 
-    /// What each rank on this machine would take, if the model were loaded with this room.
-    pub fn footprint(&self, checkpoint: &Checkpoint, room: Room) -> Result<Vec<Footprint>> {
-        self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, room) })
+    /// What each rank on this machine would take, if the model were loaded with this capacity.
+    pub fn footprint(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<Vec<Footprint>> {
+        self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) })
     }
 
     fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Vec<Footprint>> {
@@ -180,20 +188,20 @@ impl ModelOptions {
         Ok(Some(Hosts { addresses, key: self.key.key()?, activations: self.tp_activations.into() }))
     }
 
-    fn limits(&self, checkpoint: &Checkpoint, room: Room) -> Limits {
-        let pages_each = room.positions.div_ceil(PAGE_TOKENS);
+    fn limits(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Limits {
+        let pages_each = capacity.positions.div_ceil(PAGE_TOKENS);
         // A page that two sequences share is in the tables of both.
-        let step_pages = room.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
+        let step_pages = capacity.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
         // A sequence's last page is its own, however few tokens it has.
-        let kv_pages = room.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
+        let kv_pages = capacity.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
         let wanted = match self.size() {
-            1 => room.wanted,
+            1 => capacity.logit_rows,
             // All of a step's logits, if they are asked for, fit into one line.
-            _ => room.wanted.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(room.sequences),
+            _ => capacity.logit_rows.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(capacity.sequences),
         };
-        let rows = self.chunk().min(room.rows).max(wanted);
-        let step = StepLimits { rows, sequences: room.sequences, pages: step_pages };
-        Limits { step, wanted, kv_pages, positions: room.positions }
+        let rows = self.chunk().min(capacity.rows).max(wanted);
+        let step = StepLimits { rows, sequences: capacity.sequences, pages: step_pages };
+        Limits { step, wanted, kv_pages, positions: capacity.positions }
     }
 
     fn start_group(
@@ -260,11 +268,11 @@ impl ModelOptions {
     pub fn level(&self) -> Result<Level> {
         let best = Level::detect();
         let level = match self.cpu_level {
-            CpuLevel::Auto => best,
-            CpuLevel::Scalar => Level::Scalar,
-            CpuLevel::Avx2 => Level::Avx2,
-            CpuLevel::Avx512 => Level::Avx512,
-            CpuLevel::Amx => Level::Amx,
+            CpuLevelOption::Auto => best,
+            CpuLevelOption::Scalar => Level::Scalar,
+            CpuLevelOption::Avx2 => Level::Avx2,
+            CpuLevelOption::Avx512 => Level::Avx512,
+            CpuLevelOption::Amx => Level::Amx,
         };
         ensure!(level <= best, "this CPU does not have {level}; the best it has is {best}");
         Ok(level)
@@ -272,9 +280,9 @@ impl ModelOptions {
 
     fn keep(&self) -> Result<Option<DType>> {
         match (self.compute, self.quant) {
-            (Compute::F32, Some(_)) => bail!("--compute f32 and --quant exclude each other"),
-            (Compute::F32, None) => Ok(Some(DType::F32)),
-            (Compute::Auto, quant) => Ok(quant),
+            (ComputeOption::F32, Some(_)) => bail!("--compute f32 and --quant exclude each other"),
+            (ComputeOption::F32, None) => Ok(Some(DType::F32)),
+            (ComputeOption::Auto, quant) => Ok(quant),
         }
     }
 
@@ -288,12 +296,12 @@ impl ModelOptions {
     /// Keys and values are kept about as exactly as the weights let them be computed.
     pub fn kv(&self, checkpoint: &Checkpoint, level: Level) -> KvType {
         match self.kv {
-            Kv::F32 => KvType::F32,
-            Kv::F16 => KvType::F16,
-            Kv::Auto if self.compute == Compute::F32 => KvType::F32,
-            Kv::Auto if self.quant.is_some() || checkpoint.has(DType::is_quantised) => KvType::F16,
-            Kv::Auto if level == Level::Amx && checkpoint.has(|dtype| dtype == DType::BF16) => KvType::Split,
-            Kv::Auto => KvType::F32,
+            KvOption::F32 => KvType::F32,
+            KvOption::F16 => KvType::F16,
+            KvOption::Auto if self.compute == ComputeOption::F32 => KvType::F32,
+            KvOption::Auto if self.quant.is_some() || checkpoint.has(DType::is_quantised) => KvType::F16,
+            KvOption::Auto if level == Level::Amx && checkpoint.has(|dtype| dtype == DType::BF16) => KvType::Split,
+            KvOption::Auto => KvType::F32,
         }
     }
 }
@@ -318,7 +326,7 @@ pub fn thread_count(text: &str) -> Result<NonZeroUsize, String> {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum CpuLevel {
+enum CpuLevelOption {
     #[default]
     Auto,
     Scalar,
@@ -328,14 +336,14 @@ enum CpuLevel {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Compute {
+enum ComputeOption {
     #[default]
     Auto,
     F32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Kv {
+enum KvOption {
     #[default]
     Auto,
     F32,
@@ -343,17 +351,17 @@ enum Kv {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Prompts {
+enum PromptMathOption {
     #[default]
     Bf16,
     Int8,
 }
 
-impl From<Prompts> for PromptMath {
-    fn from(prompts: Prompts) -> Self {
-        match prompts {
-            Prompts::Bf16 => Self::Bf16,
-            Prompts::Int8 => Self::Int8,
+impl From<PromptMathOption> for PromptMath {
+    fn from(option: PromptMathOption) -> Self {
+        match option {
+            PromptMathOption::Bf16 => Self::Bf16,
+            PromptMathOption::Int8 => Self::Int8,
         }
     }
 }

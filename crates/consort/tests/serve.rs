@@ -2,14 +2,18 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod bounded;
+
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+
+use bounded::{Log, WAIT_MAX, ended};
 
 struct Server {
     child: Child,
-    log: BufReader<ChildStderr>,
+    log: Log,
     address: String,
 }
 
@@ -19,20 +23,21 @@ impl Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
         command.args(["serve", model.to_str().unwrap(), "--port", "0", "--threads", "1"]).args(args);
         let mut child = command.env_remove("CONSORT_LOG").stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let line = line_with(&mut log, "listening on http://");
+        let log = Log::read(child.stderr.take().unwrap());
+        let line = log.line_with("listening on http://");
         let address = line.split("http://").nth(1).unwrap();
         let address = address.split([' ', '"']).next().unwrap().trim().to_owned();
         Self { child, log, address }
     }
 
-    fn wait_until_ready(&mut self) {
-        line_with(&mut self.log, "ready: ");
+    fn wait_until_ready(&self) {
+        self.log.line_with("ready: ");
         assert!(self.exchange("GET /ready HTTP/1.1", "").starts_with("HTTP/1.1 200"));
     }
 
     fn send(&self, line: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
         write!(stream, "{line}\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
         stream
@@ -51,21 +56,8 @@ impl Server {
 
     /// The status with which it ended, and the rest of its log.
     fn end(mut self) -> (Option<i32>, String) {
-        let mut rest = String::new();
-        self.log.read_to_string(&mut rest).unwrap();
-        (self.child.wait().unwrap().code(), rest)
-    }
-}
-
-fn line_with(log: &mut impl BufRead, words: &str) -> String {
-    let mut seen = String::new();
-    loop {
-        let mut line = String::new();
-        assert_ne!(log.read_line(&mut line).unwrap(), 0, "`{words}` is not in the log:\n{seen}");
-        if line.contains(words) {
-            return line;
-        }
-        seen += &line;
+        let rest = self.log.rest();
+        (ended(&mut self.child).code(), rest)
     }
 }
 
@@ -73,7 +65,7 @@ const COMPLETIONS: &str = "POST /v1/completions HTTP/1.1";
 
 #[test]
 fn it_answers_and_finishes_what_it_began_when_told_to_stop() {
-    let mut server = Server::start(&["--served-model-name", "small", "--served-model-name", "tiny"]);
+    let server = Server::start(&["--served-model-name", "small", "--served-model-name", "tiny"]);
     server.wait_until_ready();
     let answer = server.exchange(COMPLETIONS, r#"{"model": "tiny", "prompt": "a", "max_tokens": 4}"#);
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""model":"small""#), "{answer}");
@@ -92,14 +84,14 @@ fn it_answers_and_finishes_what_it_began_when_told_to_stop() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let mut server = Server::start(&["--grace", "3600"]);
+    let server = Server::start(&["--grace", "3600"]);
     server.wait_until_ready();
     // Longer than anybody waits: only the second signal ends it.
     let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
     let mut stream = server.send(COMPLETIONS, body);
     stream.read_exact(&mut [0; 12]).unwrap();
     server.signal("INT");
-    line_with(&mut server.log, "shutting down");
+    server.log.line_with("shutting down");
     server.signal("INT");
     let (code, log) = server.end();
     assert_eq!(code, Some(130), "{log}");
@@ -107,7 +99,7 @@ fn a_second_signal_ends_it_at_once() {
 
 #[test]
 fn answers_that_take_too_long_are_ended_with_an_error() {
-    let mut server = Server::start(&["--grace", "0"]);
+    let server = Server::start(&["--grace", "0"]);
     server.wait_until_ready();
     let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
     let mut stream = server.send(COMPLETIONS, body);
@@ -121,8 +113,8 @@ fn answers_that_take_too_long_are_ended_with_an_error() {
 
 #[test]
 fn logs_are_json_where_asked_for() {
-    let mut server = Server::start(&["--log", "json"]);
-    let line = line_with(&mut server.log, "ready: ");
+    let server = Server::start(&["--log", "json"]);
+    let line = server.log.line_with("ready: ");
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["level"], "INFO");
     server.signal("TERM");

@@ -3,6 +3,8 @@
 //! It is fetched with pip on the first run and kept in the build folder.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+mod bounded;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,7 +24,7 @@ fn consort(args: &[&str]) -> Command {
 fn fetch() {
     static FETCHED: OnceLock<()> = OnceLock::new();
     FETCHED.get_or_init(|| {
-        let pull = consort(&["pull", MODEL]).output().unwrap();
+        let pull = bounded::output(&mut consort(&["pull", MODEL]));
         assert!(pull.status.success(), "{}", String::from_utf8_lossy(&pull.stderr));
     });
 }
@@ -55,7 +57,7 @@ fn the_default_model_chooses_the_tokens_that_llama_cpp_chooses() {
 }
 
 fn report_of(mut command: Command) -> Value {
-    serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+    serde_json::from_slice(&bounded::output(&mut command).stdout).unwrap()
 }
 
 /// The token with the largest logit after the prompt, and after each token of `answer` but the last.
@@ -64,7 +66,7 @@ fn greedy_at_each_step(prompt: &[f64], answer: &[f64]) -> Vec<usize> {
     let out = folder.path().join("logits.bin");
     let tokens: Vec<_> = prompt.iter().chain(&answer[..answer.len() - 1]).map(f64::to_string).collect();
     let mut debug = consort(&["debug", "logits", MODEL, "--tokens", &tokens.join(","), "--out", out.to_str().unwrap()]);
-    assert!(debug.status().unwrap().success());
+    assert!(bounded::output(&mut debug).status.success());
     let bytes = fs::read(&out).unwrap();
     let rows = bytes.chunks_exact(bytes.len() / tokens.len()).skip(prompt.len() - 1);
     rows.map(|row| {
@@ -87,7 +89,7 @@ fn ctrl_c_ends_an_answer_cleanly() {
     child.stdout.as_mut().unwrap().read_exact(&mut text).unwrap();
     assert!(Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap().success());
     child.stdout.as_mut().unwrap().read_to_end(&mut text).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = bounded::output_of(child);
     assert_eq!(output.status.code(), Some(130));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.ends_with(b"\n"));

@@ -6,11 +6,10 @@ mod serving;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::thread;
-use std::time::Duration;
 
 use serde_json::Value;
 
+use serving::bounded::{ended, wait_until};
 use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
 
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
@@ -168,10 +167,8 @@ fn no_rank_outlives_its_supervisor() {
     let ranks = server.ranks();
     assert_eq!(ranks.len(), 3);
     kill("KILL", server.child.id());
-    server.child.wait().unwrap();
-    while !ranks.iter().all(|&rank| is_gone(rank)) {
-        thread::sleep(Duration::from_millis(5));
-    }
+    ended(&mut server.child);
+    wait_until("the ranks of a killed supervisor are gone", || ranks.iter().all(|&rank| is_gone(rank)));
 }
 
 #[test]
@@ -179,6 +176,6 @@ fn ranks_end_with_an_orderly_shutdown() {
     let mut server = Server::start(&["--tensor-parallel", "2"]);
     let ranks = server.ranks();
     kill("TERM", server.child.id());
-    assert!(server.child.wait().unwrap().success());
+    assert!(ended(&mut server.child).success());
     assert!(ranks.iter().all(|&rank| is_gone(rank)));
 }

@@ -267,11 +267,7 @@ fn an_error_of_the_executor_ends_all_and_leaks_nothing() {
             engine.add(request(prompt(40, seed), greedy(), 8)).unwrap();
         }
         let mut events = Vec::new();
-        let error = loop {
-            if let Err(error) = engine.step(&mut events) {
-                break error;
-            }
-        };
+        let error = (0..1000).find_map(|_| engine.step(&mut events).err()).expect("the fifth step fails");
         let EngineError::Executor(cause) = &error else { panic!("{error}") };
         assert!(matches!(**cause, ExecutorError::Backend(_)), "{error}");
         let failed = |event: &&Event| {

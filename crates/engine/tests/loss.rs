@@ -4,7 +4,7 @@
 mod fake;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::{
     Capacity, Engine, EngineError, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished,
@@ -12,6 +12,9 @@ use engine::{
 };
 use fake::{Fake, answer, prompt, safe};
 use types::{SessionId, TokenId};
+
+/// Far beyond what a test takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Loses all sessions in the steps that are named, and is whole again after so many looks.
 struct Frail {
@@ -93,7 +96,9 @@ fn run(engine: &mut Engine<Frail>) -> Vec<(Vec<TokenId>, FinishReason)> {
     let ids = [engine.add(request(1)).unwrap(), engine.add(request(2)).unwrap()];
     let mut answers: Vec<_> = ids.iter().map(|_| (Vec::new(), None)).collect();
     let mut events = Vec::new();
+    let begun = Instant::now();
     while !engine.is_idle() {
+        assert!(begun.elapsed() < PATIENCE, "the engine never becomes idle: {answers:?}");
         let _ = engine.step(&mut events); // an error has ended everything, with events
         for event in events.drain(..) {
             let (tokens, ending) = &mut answers[ids.iter().position(|&id| id == event.request).unwrap()];

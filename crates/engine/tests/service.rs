@@ -5,7 +5,7 @@ mod fake;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::{
     Engine, EngineError, EngineOptions, EventKind, EventSink, Failure, FinishReason, Finished, Request, RequestHandle,
@@ -159,7 +159,9 @@ fn draining_lets_what_was_accepted_finish_and_accepts_nothing_more() {
     };
     // Requests are accepted until the other thread has begun to drain.
     let mut late = Vec::new();
+    let begun = Instant::now();
     let error = loop {
+        assert!(begun.elapsed() < PATIENCE, "the service never begins to drain");
         match submit(&service, request(10, 2, 1)) {
             Ok(accepted) => late.push(accepted),
             Err(SubmitError::Refused(EngineError::QueueFull { .. })) => std::thread::yield_now(),
@@ -233,7 +235,9 @@ fn nothing_leaks_when_callers_come_and_go_as_they_like() {
                 let seed = caller * REQUESTS + index;
                 // Some wait for all, some for a few tokens, some for nothing; some are never listened to.
                 let (length, tokens) = (1 + seed as usize * 37 % 150, 1 + seed as usize * 11 % 50);
+                let begun = Instant::now();
                 let (handle, events) = loop {
+                    assert!(begun.elapsed() < PATIENCE, "the queue stays full");
                     match submit(&service, request(length, seed % 7, tokens)) {
                         Ok(accepted) => break accepted,
                         Err(SubmitError::Refused(EngineError::QueueFull { .. })) => std::thread::yield_now(),

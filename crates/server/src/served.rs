@@ -1,7 +1,7 @@
 //! `Served`: a model that can answer, seen from the text side: tokenizer, template, grammars, and the engine behind them.
 
 use engine::Service;
-use text::{ChatTemplate, GenerationDefaults, GrammarError, Grammars, ReplyFormat, Tokenizer};
+use text::{ChatTemplate, GenerationDefaults, GrammarCompiler, GrammarError, ReplyFormat, Tokenizer};
 use types::TokenId;
 
 /// A model and what is needed to talk to it. Made once, when the model is loaded.
@@ -14,7 +14,7 @@ pub struct Served {
     /// The control tokens with which it does.
     pub(crate) markers: Vec<TokenId>,
     pub defaults: GenerationDefaults,
-    pub grammars: Grammars,
+    pub grammars: GrammarCompiler,
     pub service: Service,
     /// Tokens that a prompt and its answer may have together.
     pub context: usize,
@@ -36,7 +36,7 @@ impl Served {
         template: Option<ChatTemplate>,
         defaults: GenerationDefaults,
     ) -> Result<Self, ServedError> {
-        let grammars = Grammars::new(&tokenizer)?;
+        let grammars = GrammarCompiler::new(&tokenizer)?;
         let format = template.as_ref().map_or_else(|| ReplyFormat::detect("", false), |t| t.reply_format().clone());
         let markers = format.marker_ids(&tokenizer);
         let context = service.capacity().tokens_max();

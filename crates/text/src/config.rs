@@ -2,7 +2,7 @@
 
 use crate::read::read_bounded;
 use crate::template::{ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError};
-use crate::tokenizer::LoadError;
+use crate::tokenizer::TextLoadError;
 use serde::Deserialize;
 use std::path::Path;
 
@@ -20,10 +20,10 @@ pub struct TokenizerConfig {
 impl TokenizerConfig {
     /// Reads a model's folder. A missing file is an empty one; `chat_template.jinja` comes before a template in
     /// `tokenizer_config.json`.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, LoadError> {
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, TextLoadError> {
         let path = folder.as_ref().join("tokenizer_config.json");
         let mut config: Self = match optional(read_bounded(&path, FILE_BYTES_MAX))? {
-            Some(text) => serde_json::from_str(&text).map_err(|source| LoadError::Json { path, source })?,
+            Some(text) => serde_json::from_str(&text).map_err(|source| TextLoadError::Json { path, source })?,
             None => Self::default(),
         };
         let path = folder.as_ref().join("chat_template.jinja");
@@ -40,9 +40,9 @@ impl TokenizerConfig {
     }
 }
 
-fn optional(text: Result<String, LoadError>) -> Result<Option<String>, LoadError> {
+fn optional(text: Result<String, TextLoadError>) -> Result<Option<String>, TextLoadError> {
     match text {
-        Err(LoadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(TextLoadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some),
     }
 }

@@ -4,7 +4,7 @@
 //! that none will come, so that the pieces joined are what `Tokenizer::decode` gives for all tokens at once.
 
 use crate::tokenizer::{SpecialTokens, Tokenizer};
-use crate::vocab::Kind;
+use crate::vocab::TokenKind;
 use types::TokenId;
 
 /// Gives out text as soon as it is certain.
@@ -39,7 +39,7 @@ impl Detokenizer {
     /// The text that has become certain with this token; often all of it, sometimes none.
     pub fn push(&mut self, id: TokenId) -> String {
         let vocab = &self.tokenizer.rules.vocab;
-        let hidden = self.special == SpecialTokens::Hide && vocab.kind(id.0) == Kind::Control;
+        let hidden = self.special == SpecialTokens::Hide && vocab.kind(id.0) == TokenKind::Control;
         if hidden && !self.shown.contains(&id) {
             return String::new();
         }

@@ -1,7 +1,7 @@
 //! What a model's makers recommend for sampling: `generation_config.json`.
 
 use crate::read::read_bounded;
-use crate::tokenizer::LoadError;
+use crate::tokenizer::TextLoadError;
 use serde::{Deserialize, Deserializer};
 use std::path::Path;
 use types::TokenId;
@@ -24,10 +24,10 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TextLoadError> {
         let path = path.as_ref();
         let text = read_bounded(path, FILE_BYTES_MAX)?;
-        serde_json::from_str(&text).map_err(|source| LoadError::Json { path: path.to_owned(), source })
+        serde_json::from_str(&text).map_err(|source| TextLoadError::Json { path: path.to_owned(), source })
     }
 }
 
@@ -79,6 +79,6 @@ mod tests {
     fn a_file_that_is_too_long_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![b' '; FILE_BYTES_MAX as usize + 1]).unwrap();
-        assert!(matches!(GenerationDefaults::from_file(file.path()), Err(LoadError::TooLong { .. })));
+        assert!(matches!(GenerationDefaults::from_file(file.path()), Err(TextLoadError::TooLong { .. })));
     }
 }

@@ -4,10 +4,10 @@
 
 use crate::merge_list::MergeList;
 use crate::pre;
-use crate::special::{Special, Specials};
+use crate::special::{SpecialToken, SpecialTokenIndex};
 use crate::split::Splitter;
-use crate::tokenizer::{LoadError, Model, NormalForm, Rules, SpacePrefix, Tokenizer};
-use crate::vocab::{Kind, TOKENS_MAX, Vocab, append_byte_level, append_spaced, byte_token};
+use crate::tokenizer::{BpeModel, NormalForm, Rules, SpacePrefix, TextLoadError, Tokenizer};
+use crate::vocab::{TOKENS_MAX, TokenKind, Vocab, append_byte_level, append_spaced, byte_token};
 use std::sync::Arc;
 use types::TokenId;
 
@@ -54,12 +54,12 @@ const END_NAMES: &[&str] = &[
 
 impl Tokenizer {
     /// Builds the tokenizer that a GGUF file describes.
-    pub fn from_gguf(gguf: &GgufVocab<'_>) -> Result<Self, LoadError> {
+    pub fn from_gguf(gguf: &GgufVocab<'_>) -> Result<Self, TextLoadError> {
         gguf.check()?;
         match gguf.model {
             "gpt2" => gguf.byte_level(),
             "llama" => gguf.sentence_piece(),
-            other => Err(LoadError::Unsupported {
+            other => Err(TextLoadError::Unsupported {
                 part: "model",
                 name: other.to_owned(),
                 supported: "gpt2 and llama".to_owned(),
@@ -69,8 +69,8 @@ impl Tokenizer {
 }
 
 impl GgufVocab<'_> {
-    fn check(&self) -> Result<(), LoadError> {
-        let malformed = |what: String| Err(LoadError::Malformed(what));
+    fn check(&self) -> Result<(), TextLoadError> {
+        let malformed = |what: String| Err(TextLoadError::Malformed(what));
         let tokens = self.tokens.len();
         if tokens == 0 || tokens > TOKENS_MAX {
             return malformed(format!("{tokens} tokens, expected 1 to {TOKENS_MAX}"));
@@ -91,19 +91,19 @@ impl GgufVocab<'_> {
         Ok(())
     }
 
-    fn byte_level(&self) -> Result<Tokenizer, LoadError> {
+    fn byte_level(&self) -> Result<Tokenizer, TextLoadError> {
         let name = self.pre.unwrap_or_default();
-        let pre = pre::by_name(name).ok_or_else(|| LoadError::Unsupported {
+        let pre = pre::by_name(name).ok_or_else(|| TextLoadError::Unsupported {
             part: "pre-tokenizer",
             name: name.to_owned(),
             supported: pre::names().filter(|name| !name.is_empty()).collect::<Vec<_>>().join(", "),
         })?;
         let splitter = Splitter::new(pre.patterns.iter().copied())
-            .map_err(|error| LoadError::Malformed(format!("pre-tokenizer {name}: {error}")))?;
+            .map_err(|error| TextLoadError::Malformed(format!("pre-tokenizer {name}: {error}")))?;
         let vocab = self.vocab(append_byte_level, false);
         let mut merges = MergeList::new(&vocab, append_byte_level, self.merges.len());
         self.merges.iter().try_for_each(|merge| merges.push_joined(merge))?;
-        let model = Model::Bytes {
+        let model = BpeModel::Bytes {
             merges: merges.finish(),
             byte_ids: Box::new(std::array::from_fn(|byte| vocab.find(&[byte as u8]))),
             ignore_merges: pre.ignore_merges,
@@ -119,16 +119,16 @@ impl GgufVocab<'_> {
         }))
     }
 
-    fn sentence_piece(&self) -> Result<Tokenizer, LoadError> {
+    fn sentence_piece(&self) -> Result<Tokenizer, TextLoadError> {
         let vocab = self.vocab(append_spaced, true);
         let model = if self.scores.is_empty() && !self.merges.is_empty() {
             let mut merges = MergeList::new(&vocab, append_spaced, self.merges.len());
             self.merges.iter().try_for_each(|merge| merges.push_joined(merge))?;
-            Model::Characters { merges: merges.finish(), ignore_merges: false }
+            BpeModel::Characters { merges: merges.finish(), ignore_merges: false }
         } else if self.scores.is_empty() {
-            return Err(LoadError::Malformed("a llama vocabulary without scores".to_owned()));
+            return Err(TextLoadError::Malformed("a llama vocabulary without scores".to_owned()));
         } else {
-            Model::Scores { ranks: ranks(&self.scores) }
+            BpeModel::Scores { ranks: ranks(&self.scores) }
         };
         let prefix_space = self.add_space_prefix.unwrap_or(true);
         Ok(self.finish(Rules {
@@ -145,40 +145,40 @@ impl GgufVocab<'_> {
         for (id, token) in self.tokens.iter().enumerate() {
             let kind = self.kind(id, byte_fallback);
             vocab.push(kind, |bytes| match (kind, byte_token(token)) {
-                (Kind::Byte, Some(byte)) => bytes.push(byte),
+                (TokenKind::Byte, Some(byte)) => bytes.push(byte),
                 // A user's tokens are spelled out, except that SentencePiece writes their spaces like all others.
-                (Kind::UserDefined, _) if byte_fallback => spelling(token, bytes),
-                (Kind::Normal | Kind::Unused, _) => spelling(token, bytes),
+                (TokenKind::UserDefined, _) if byte_fallback => spelling(token, bytes),
+                (TokenKind::Normal | TokenKind::Unused, _) => spelling(token, bytes),
                 _ => bytes.extend_from_slice(token.as_bytes()),
             });
         }
         vocab
     }
 
-    fn kind(&self, id: usize, byte_fallback: bool) -> Kind {
+    fn kind(&self, id: usize, byte_fallback: bool) -> TokenKind {
         let is_byte = byte_fallback && byte_token(self.tokens[id]).is_some();
         match self.token_types.get(id) {
-            Some(2 | 3) => Kind::Control,
-            Some(4) => Kind::UserDefined,
-            Some(5) => Kind::Unused,
-            Some(6) if is_byte => Kind::Byte,
-            Some(_) => Kind::Normal,
-            None if is_byte => Kind::Byte,
-            None if [self.bos, self.eos, self.eot, self.unk].contains(&Some(id as u32)) => Kind::Control,
-            None => Kind::Normal,
+            Some(2 | 3) => TokenKind::Control,
+            Some(4) => TokenKind::UserDefined,
+            Some(5) => TokenKind::Unused,
+            Some(6) if is_byte => TokenKind::Byte,
+            Some(_) => TokenKind::Normal,
+            None if is_byte => TokenKind::Byte,
+            None if [self.bos, self.eos, self.eot, self.unk].contains(&Some(id as u32)) => TokenKind::Control,
+            None => TokenKind::Normal,
         }
     }
 
     /// What the two kinds have in common.
-    fn rules(&self, vocab: Vocab, model: Model, add_bos_unless_told: bool) -> Result<Rules, LoadError> {
+    fn rules(&self, vocab: Vocab, model: BpeModel, add_bos_unless_told: bool) -> Result<Rules, TextLoadError> {
         let special = |id: u32| {
-            let control = vocab.kind(id) == Kind::Control;
+            let control = vocab.kind(id) == TokenKind::Control;
             let text = String::from_utf8_lossy(vocab.bytes(id)).into_owned();
-            Special { id, text, control, ..Special::default() }
+            SpecialToken { id, text, control, ..SpecialToken::default() }
         };
-        let is_special = |&id: &u32| matches!(vocab.kind(id), Kind::Control | Kind::UserDefined);
-        let specials = Specials::new((0..vocab.len() as u32).filter(is_special).map(special).collect())
-            .map_err(|error| LoadError::Malformed(format!("special tokens: {error}")))?;
+        let is_special = |&id: &u32| matches!(vocab.kind(id), TokenKind::Control | TokenKind::UserDefined);
+        let specials = SpecialTokenIndex::new((0..vocab.len() as u32).filter(is_special).map(special).collect())
+            .map_err(|error| TextLoadError::Malformed(format!("special tokens: {error}")))?;
         let token = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).map(TokenId).into_iter().collect();
         Ok(Rules {
             vocab: Arc::new(vocab),
@@ -198,14 +198,14 @@ impl GgufVocab<'_> {
 
     fn finish(&self, rules: Rules) -> Tokenizer {
         let named = END_NAMES.iter().filter_map(|name| rules.specials.id_of(name));
-        let named: Vec<u32> = named.filter(|&id| rules.vocab.kind(id) == Kind::Control).collect();
+        let named: Vec<u32> = named.filter(|&id| rules.vocab.kind(id) == TokenKind::Control).collect();
         let ends = [self.eos, self.eot].into_iter().flatten().chain(named);
         let ends: Vec<TokenId> = ends.map(TokenId).collect();
         Tokenizer { rules: Arc::new(rules) }.with_eos_ids(ends)
     }
 }
 
-/// The place of each score among all, the highest first; equal scores share a place.
+/// The rank of each score, the highest first; equal scores have the same rank.
 fn ranks(scores: &[f32]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     order.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize]));
@@ -248,7 +248,7 @@ mod tests {
             GgufVocab { token_types: vec![1; 2], ..fine.clone() },
             GgufVocab { bos: Some(1), ..fine.clone() },
         ] {
-            assert!(matches!(Tokenizer::from_gguf(&broken), Err(LoadError::Malformed(_))));
+            assert!(matches!(Tokenizer::from_gguf(&broken), Err(TextLoadError::Malformed(_))));
         }
     }
 

@@ -85,12 +85,12 @@ pub enum GrammarError {
 pub struct MatchError(String);
 
 /// A vocabulary, ready to compile grammars for.
-pub struct Grammars {
+pub struct GrammarCompiler {
     factory: ParserFactory,
     tokenizer: Tokenizer,
 }
 
-impl Grammars {
+impl GrammarCompiler {
     /// Takes a moment for a large vocabulary: do it once.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
         let trie = token_trie(tokenizer);
@@ -122,11 +122,11 @@ impl Grammar {
         let named = |grammar| GrammarWithLexer { name: Some(name.to_owned()), ..grammar };
         Ok(match self {
             Self::JsonObject => {
-                vec![named(GrammarWithLexer::from_json_schema(prepare(&json!({"type": "object"}), false)?))]
+                vec![named(GrammarWithLexer::from_json_schema(prepare_schema(&json!({"type": "object"}), false)?))]
             }
             Self::JsonSchema(schema) => {
                 limits::check_schema(schema)?;
-                vec![named(GrammarWithLexer::from_json_schema(prepare(schema, false)?))]
+                vec![named(GrammarWithLexer::from_json_schema(prepare_schema(schema, false)?))]
             }
             Self::Regex(pattern) => {
                 limits::check_text(pattern)?;
@@ -149,10 +149,10 @@ impl ReasoningTags {
     /// A grammar of reasoning, and then the grammar `answer`.
     fn before(&self, answer: &str, tokenizer: &Tokenizer) -> String {
         let reasoning = match &self.open {
-            Some(open) => format!("({} reasoning)?", marker(open, tokenizer)),
+            Some(open) => format!("({} reasoning)?", lark_marker(open, tokenizer)),
             None => "reasoning".to_owned(),
         };
-        let close = marker(&self.close, tokenizer);
+        let close = lark_marker(&self.close, tokenizer);
         let body = match close.starts_with('"') {
             true => format!("reasoning: body WS?\nbody[suffix={close}]: /(?s:.*)/\n"),
             false => format!("reasoning: /(?s:.*)/ {close} WS?\n"),
@@ -163,7 +163,7 @@ impl ReasoningTags {
 
 /// The schema with our settings in place of any that it brings. `lenient` leaves out keywords that cannot be kept,
 /// instead of refusing them.
-pub(crate) fn prepare(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
+pub(crate) fn prepare_schema(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
     let mut prepared = schema.as_object().ok_or(GrammarError::NoObject)?.clone();
     let settings = json!({
         "whitespace_pattern": format!(r"[\x20\x0A\x09]{{1,{WHITE_SPACE_MAX}}}"),
@@ -175,15 +175,15 @@ pub(crate) fn prepare(schema: &Value, lenient: bool) -> Result<Value, GrammarErr
 }
 
 /// A text as a literal of Lark.
-pub(crate) fn literal(text: &str) -> String {
+pub(crate) fn lark_literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
 /// A tag in Lark: its token if it is a control token, which is no text; else its text.
-pub(crate) fn marker(tag: &str, tokenizer: &Tokenizer) -> String {
+pub(crate) fn lark_marker(tag: &str, tokenizer: &Tokenizer) -> String {
     match tokenizer.id_of(tag).filter(|&id| tokenizer.is_special(id)) {
         Some(TokenId(id)) => format!("<[{id}]>"),
-        None => literal(tag),
+        None => lark_literal(tag),
     }
 }
 

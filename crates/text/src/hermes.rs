@@ -6,7 +6,7 @@ use crate::reply::CALL;
 use serde_json::{Value, json};
 
 /// What the system prompt says about the tools.
-pub(crate) fn introduction(tools: &[Value]) -> String {
+pub(crate) fn tools_prompt(tools: &[Value]) -> String {
     let tools: Vec<String> = tools.iter().map(Value::to_string).collect();
     let example = written(&json!("the function's name"), &json!({"a parameter's name": "its value"}));
     format!(
@@ -22,7 +22,7 @@ pub(crate) fn introduction(tools: &[Value]) -> String {
 
 /// The conversation with calls and results written out as text. Results that follow one another become one message, because
 /// many templates want user and assistant to take turns.
-pub(crate) fn written_out(messages: &[Message]) -> Vec<Message> {
+pub(crate) fn with_tools_as_text(messages: &[Message]) -> Vec<Message> {
     let mut written: Vec<Message> = Vec::with_capacity(messages.len());
     let mut after_result = false;
     for message in messages {
@@ -78,7 +78,7 @@ mod tests {
         let mut assistant = Message::new("assistant", "Let me see.");
         assistant.extra.insert("tool_calls".to_owned(), call);
         let result = |text: &str| Message::new("tool", text);
-        let written = written_out(&[Message::new("user", "hi"), assistant, result("1"), result("2")]);
+        let written = with_tools_as_text(&[Message::new("user", "hi"), assistant, result("1"), result("2")]);
         let want = [
             Message::new("user", "hi"),
             Message::new(
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn the_introduction_shows_each_tool_on_a_line() {
         let tools = [json!({"type": "function", "function": {"name": "f"}}), json!({"name": "g"})];
-        let text = introduction(&tools);
+        let text = tools_prompt(&tools);
         assert!(
             text.contains("<tools>\n{\"type\":\"function\",\"function\":{\"name\":\"f\"}}\n{\"name\":\"g\"}\n</tools>")
         );

@@ -6,10 +6,10 @@
 use crate::merge_list::MergeList;
 use crate::pre::GPT2_PATTERN;
 use crate::read::read_bounded;
-use crate::special::{Special, Specials};
+use crate::special::{SpecialToken, SpecialTokenIndex};
 use crate::split::Splitter;
-use crate::tokenizer::{LoadError, Model, NormalForm, Rules, SpacePrefix, Tokenizer};
-use crate::vocab::{Kind, TOKENS_MAX, Vocab, append_byte_level, append_spaced, byte_token};
+use crate::tokenizer::{BpeModel, NormalForm, Rules, SpacePrefix, TextLoadError, Tokenizer};
+use crate::vocab::{TOKENS_MAX, TokenKind, Vocab, append_byte_level, append_spaced, byte_token};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -25,17 +25,17 @@ pub(crate) const FILE_BYTES_MAX: u64 = 512 << 20;
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`. It does not say which tokens end a text: see `with_eos_ids`.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TextLoadError> {
         let path = path.as_ref();
         let text = read_bounded(path, FILE_BYTES_MAX)?;
         Self::from_json(&text).map_err(|error| match error {
-            ParseError::Json(source) => LoadError::Json { path: path.to_owned(), source },
+            ParseError::Json(source) => TextLoadError::Json { path: path.to_owned(), source },
             ParseError::Load(error) => error,
         })
     }
 
     fn from_json(text: &str) -> Result<Self, ParseError> {
-        let file: File = serde_json::from_str(text)?;
+        let file: TokenizerFile = serde_json::from_str(text)?;
         let mut pipeline = Pipeline::default();
         pipeline.normalizer(&file.normalizer)?;
         pipeline.pre_tokenizer(&file.pre_tokenizer)?;
@@ -47,7 +47,7 @@ impl Tokenizer {
 
 enum ParseError {
     Json(serde_json::Error),
-    Load(LoadError),
+    Load(TextLoadError),
 }
 
 impl From<serde_json::Error> for ParseError {
@@ -56,14 +56,14 @@ impl From<serde_json::Error> for ParseError {
     }
 }
 
-impl From<LoadError> for ParseError {
-    fn from(error: LoadError) -> Self {
+impl From<TextLoadError> for ParseError {
+    fn from(error: TextLoadError) -> Self {
         Self::Load(error)
     }
 }
 
 #[derive(Deserialize)]
-struct File<'a> {
+struct TokenizerFile<'a> {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -110,7 +110,7 @@ struct ModelFile<'a> {
     merges: Option<&'a RawValue>,
 }
 
-fn rules(file: &File<'_>, pipeline: Pipeline) -> Result<Rules, ParseError> {
+fn rules(file: &TokenizerFile<'_>, pipeline: Pipeline) -> Result<Rules, ParseError> {
     let model = &file.model;
     let (Some(vocab), Some(merges)) = (model.vocab, model.merges) else {
         let name = model.kind.clone().unwrap_or_default();
@@ -124,8 +124,8 @@ fn rules(file: &File<'_>, pipeline: Pipeline) -> Result<Rules, ParseError> {
             return Err(unsupported("subword affix", affix, "none").into());
         }
     }
-    let Entries(entries) = serde_json::from_str(vocab.get())?;
-    let Merged(merges) = serde_json::from_str(merges.get())?;
+    let VocabEntries(entries) = serde_json::from_str(vocab.get())?;
+    let MergeEntries(merges) = serde_json::from_str(merges.get())?;
     let spelling: fn(&str, &mut Vec<u8>) = match (pipeline.byte_level, pipeline.spaced) {
         (true, _) => append_byte_level,
         (false, true) => append_spaced,
@@ -145,12 +145,12 @@ fn rules(file: &File<'_>, pipeline: Pipeline) -> Result<Rules, ParseError> {
     let (merges, ignore_merges) = (list.finish(), model.ignore_merges);
     let model = if pipeline.byte_level {
         let byte_ids = Box::new(std::array::from_fn(|byte| vocab.find(&[byte as u8])));
-        Model::Bytes { merges, byte_ids, ignore_merges }
+        BpeModel::Bytes { merges, byte_ids, ignore_merges }
     } else {
-        Model::Characters { merges, ignore_merges }
+        BpeModel::Characters { merges, ignore_merges }
     };
-    let malformed = |what: &str, error: &dyn fmt::Display| LoadError::Malformed(format!("{what}: {error}"));
-    let specials = file.added_tokens.iter().map(|token| Special {
+    let malformed = |what: &str, error: &dyn fmt::Display| TextLoadError::Malformed(format!("{what}: {error}"));
+    let specials = file.added_tokens.iter().map(|token| SpecialToken {
         id: token.id,
         text: token.content.clone(),
         control: token.special,
@@ -158,7 +158,7 @@ fn rules(file: &File<'_>, pipeline: Pipeline) -> Result<Rules, ParseError> {
         takes_right: token.rstrip,
         single_word: token.single_word,
     });
-    let specials = Specials::new(specials.collect()).map_err(|error| malformed("added tokens", &error))?;
+    let specials = SpecialTokenIndex::new(specials.collect()).map_err(|error| malformed("added tokens", &error))?;
     let splitter = Splitter::new(pipeline.patterns.iter().map(|pattern| &**pattern))
         .map_err(|error| malformed("pre-tokenizer", &error))?;
     Ok(Rules {
@@ -183,26 +183,26 @@ fn vocabulary(
     added: &[AddedToken],
     spelling: fn(&str, &mut Vec<u8>),
     byte_fallback: bool,
-) -> Result<Vocab, LoadError> {
+) -> Result<Vocab, TextLoadError> {
     let ids = entries.iter().map(|&(_, id)| id).chain(added.iter().map(|token| token.id));
     let size = ids.max().map_or(0, |id| id as usize + 1);
     if size == 0 || size > TOKENS_MAX {
-        return Err(LoadError::Malformed(format!("{size} tokens, expected 1 to {TOKENS_MAX}")));
+        return Err(TextLoadError::Malformed(format!("{size} tokens, expected 1 to {TOKENS_MAX}")));
     }
-    let mut slots: Vec<(&str, Kind)> = vec![("", Kind::Unused); size];
+    let mut slots: Vec<(&str, TokenKind)> = vec![("", TokenKind::Unused); size];
     for (text, id) in entries {
         let is_byte = byte_fallback && byte_token(text).is_some();
-        slots[*id as usize] = (text, if is_byte { Kind::Byte } else { Kind::Normal });
+        slots[*id as usize] = (text, if is_byte { TokenKind::Byte } else { TokenKind::Normal });
     }
     for token in added {
-        let kind = if token.special { Kind::Control } else { Kind::UserDefined };
+        let kind = if token.special { TokenKind::Control } else { TokenKind::UserDefined };
         slots[token.id as usize] = (&token.content, kind);
     }
     let mut vocab = Vocab::with_capacity(size);
     for (text, kind) in slots {
         vocab.push(kind, |bytes| match (kind, byte_token(text)) {
-            (Kind::Byte, Some(byte)) => bytes.push(byte),
-            (Kind::Normal, _) => spelling(text, bytes),
+            (TokenKind::Byte, Some(byte)) => bytes.push(byte),
+            (TokenKind::Normal, _) => spelling(text, bytes),
             _ => bytes.extend_from_slice(text.as_bytes()),
         });
     }
@@ -237,7 +237,7 @@ impl Default for Pipeline {
 }
 
 impl Pipeline {
-    fn normalizer(&mut self, part: &Value) -> Result<(), LoadError> {
+    fn normalizer(&mut self, part: &Value) -> Result<(), TextLoadError> {
         match kind(part) {
             "" => {}
             "Sequence" => list(part, "normalizers").try_for_each(|part| self.normalizer(part))?,
@@ -252,7 +252,7 @@ impl Pipeline {
         Ok(())
     }
 
-    fn pre_tokenizer(&mut self, part: &Value) -> Result<(), LoadError> {
+    fn pre_tokenizer(&mut self, part: &Value) -> Result<(), TextLoadError> {
         let flag = |name: &str, default| part[name].as_bool().unwrap_or(default);
         match kind(part) {
             "" => {}
@@ -286,7 +286,7 @@ impl Pipeline {
         Ok(())
     }
 
-    fn split(&mut self, part: &Value) -> Result<(), LoadError> {
+    fn split(&mut self, part: &Value) -> Result<(), TextLoadError> {
         let (regex, literal) = (part["pattern"]["Regex"].as_str(), part["pattern"]["String"].as_str());
         if self.spaced && literal == Some(" ") {
             return Ok(()); // the spaces are ▁ by now: nothing to cut
@@ -298,7 +298,7 @@ impl Pipeline {
             return Err(unsupported("split behavior", behavior, "Isolated"));
         }
         let pattern = regex.map(str::to_owned).or_else(|| Some(fancy_regex::escape(literal?).into_owned()));
-        let pattern = pattern.ok_or_else(|| LoadError::Malformed("a Split without a pattern".to_owned()))?;
+        let pattern = pattern.ok_or_else(|| TextLoadError::Malformed("a Split without a pattern".to_owned()))?;
         self.patterns.push(pattern.into());
         Ok(())
     }
@@ -312,7 +312,7 @@ impl Pipeline {
         }
     }
 
-    fn post_processor(&mut self, part: &Value) -> Result<(), LoadError> {
+    fn post_processor(&mut self, part: &Value) -> Result<(), TextLoadError> {
         match kind(part) {
             "Sequence" => list(part, "processors").try_for_each(|part| self.post_processor(part))?,
             "TemplateProcessing" => {
@@ -343,34 +343,34 @@ fn list<'v>(part: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {
     part[name].as_array().into_iter().flatten()
 }
 
-fn unsupported(part: &'static str, name: &str, supported: &str) -> LoadError {
-    LoadError::Unsupported { part, name: name.to_owned(), supported: supported.to_owned() }
+fn unsupported(part: &'static str, name: &str, supported: &str) -> TextLoadError {
+    TextLoadError::Unsupported { part, name: name.to_owned(), supported: supported.to_owned() }
 }
 
 /// `{"token": id}`, in the order of the file, borrowed where no character is escaped.
-struct Entries<'a>(Vec<(Cow<'a, str>, u32)>);
+struct VocabEntries<'a>(Vec<(Cow<'a, str>, u32)>);
 
-impl<'de> Deserialize<'de> for Entries<'de> {
+impl<'de> Deserialize<'de> for VocabEntries<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-        impl<'de> Visitor<'de> for Object {
-            type Value = Entries<'de>;
+        struct VocabVisitor;
+        impl<'de> Visitor<'de> for VocabVisitor {
+            type Value = VocabEntries<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tokens and their ids")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut entries = Vec::new();
-                while let Some((Text(token), id)) = map.next_entry()? {
+                while let Some((TokenText(token), id)) = map.next_entry()? {
                     entries.push((token, id));
                 }
-                Ok(Entries(entries))
+                Ok(VocabEntries(entries))
             }
         }
-        deserializer.deserialize_map(Object)
+        deserializer.deserialize_map(VocabVisitor)
     }
 }
 
-struct Merged<'a>(Vec<Merge<'a>>);
+struct MergeEntries<'a>(Vec<Merge<'a>>);
 
 /// Written as `"a b"`, or as `["a", "b"]` since tokens may hold spaces.
 enum Merge<'a> {
@@ -378,7 +378,7 @@ enum Merge<'a> {
     Pair(Cow<'a, str>, Cow<'a, str>),
 }
 
-impl<'de> Deserialize<'de> for Merged<'de> {
+impl<'de> Deserialize<'de> for MergeEntries<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Vec::deserialize(deserializer).map(Self)
     }
@@ -386,8 +386,8 @@ impl<'de> Deserialize<'de> for Merged<'de> {
 
 impl<'de> Deserialize<'de> for Merge<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct MergeVisitor;
+        impl<'de> Visitor<'de> for MergeVisitor {
             type Value = Merge<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("two tokens, as a list or with a space between")
@@ -399,33 +399,33 @@ impl<'de> Deserialize<'de> for Merge<'de> {
                 Ok(Merge::Joined(Cow::Owned(text.to_owned())))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                match (list.next_element()?, list.next_element()?, list.next_element::<Text<'de>>()?) {
-                    (Some(Text(left)), Some(Text(right)), None) => Ok(Merge::Pair(left, right)),
+                match (list.next_element()?, list.next_element()?, list.next_element::<TokenText<'de>>()?) {
+                    (Some(TokenText(left)), Some(TokenText(right)), None) => Ok(Merge::Pair(left, right)),
                     _ => Err(serde::de::Error::custom("a merge is two tokens")),
                 }
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(MergeVisitor)
     }
 }
 
-struct Text<'a>(Cow<'a, str>);
+struct TokenText<'a>(Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Text<'de> {
+impl<'de> Deserialize<'de> for TokenText<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Borrowed;
-        impl<'de> Visitor<'de> for Borrowed {
-            type Value = Text<'de>;
+        struct TokenVisitor;
+        impl<'de> Visitor<'de> for TokenVisitor {
+            type Value = TokenText<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a token")
             }
             fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Borrowed(text)))
+                Ok(TokenText(Cow::Borrowed(text)))
             }
             fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Owned(text.to_owned())))
+                Ok(TokenText(Cow::Owned(text.to_owned())))
             }
         }
-        deserializer.deserialize_str(Borrowed)
+        deserializer.deserialize_str(TokenVisitor)
     }
 }

@@ -2,6 +2,7 @@
 //! made of (text, reasoning, tool calls). Knows tokens but no tensors.
 #![forbid(unsafe_code)]
 
+mod capabilities;
 mod config;
 mod detokenizer;
 mod generation;
@@ -16,7 +17,6 @@ mod pre;
 mod python_json;
 mod read;
 mod reply;
-mod shape;
 mod special;
 mod split;
 mod stop;
@@ -30,11 +30,11 @@ pub use detokenizer::Detokenizer;
 pub use generation::GenerationDefaults;
 pub use gguf::GgufVocab;
 pub use grammar::{
-    GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, Grammar, GrammarError, Grammars, MatchError, Matcher, ReasoningTags,
+    GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, Grammar, GrammarCompiler, GrammarError, MatchError, Matcher, ReasoningTags,
     SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX,
 };
 pub use message::{Content, Message};
 pub use reply::{Delta, ReplyFormat, ReplyParser, Tool, ToolChoice, ToolGrammarError};
-pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopError, StopStrings, Stopped};
+pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopError, StopMatch, StopStrings};
 pub use template::{ChatTemplate, RENDERED_BYTES_MAX, RenderOptions, TEMPLATE_BYTES_MAX, TemplateError};
-pub use tokenizer::{EncodeError, LoadError, SpecialTokens, TEXT_BYTES_MAX, Tokenizer};
+pub use tokenizer::{EncodeError, SpecialTokens, TEXT_BYTES_MAX, TextLoadError, Tokenizer};

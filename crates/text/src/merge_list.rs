@@ -1,6 +1,6 @@
 //! The merges of a vocabulary, from their text to pairs of ids.
 
-use crate::tokenizer::{LoadError, Merges};
+use crate::tokenizer::{Merges, TextLoadError};
 use crate::vocab::Vocab;
 
 /// Takes merges in the order of their rank.
@@ -19,12 +19,12 @@ impl<'v> MergeList<'v> {
     }
 
     /// A merge written as two tokens with a space between.
-    pub fn push_joined(&mut self, merge: &str) -> Result<(), LoadError> {
+    pub fn push_joined(&mut self, merge: &str) -> Result<(), TextLoadError> {
         // The first token may be a space itself.
-        let space = merge.bytes().skip(1).position(|byte| byte == b' ').map(|place| place + 1);
+        let space = merge.bytes().skip(1).position(|byte| byte == b' ').map(|index| index + 1);
         let (left, right) = space
             .and_then(|space| Some((merge.get(..space)?, merge.get(space + 1..)?)))
-            .ok_or_else(|| LoadError::Malformed(format!("merge {merge:?} is not two tokens")))?;
+            .ok_or_else(|| TextLoadError::Malformed(format!("merge {merge:?} is not two tokens")))?;
         self.push(left, right);
         Ok(())
     }

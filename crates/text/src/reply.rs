@@ -3,10 +3,10 @@
 //! The form is known from the chat template before the first answer. A template that does not show tools to the model has
 //! no form of its own; such models get Hermes's, which [`ChatTemplate`](crate::ChatTemplate) then explains to them.
 
-mod call_scan;
-mod function_scan;
-mod json_scan;
-mod named_scan;
+mod function_call;
+mod json_validator;
+mod named_call;
+mod object_call;
 mod parser;
 mod tool_grammar;
 

@@ -4,7 +4,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
 /// One such token and how it treats what is around it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Special {
+pub(crate) struct SpecialToken {
     pub id: u32,
     pub text: String,
     /// Structure, not text: only found when the caller parses special tokens.
@@ -18,13 +18,13 @@ pub(crate) struct Special {
 
 /// Part of a text.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Segment<'t> {
+pub(crate) enum TextSegment<'t> {
     Text(&'t str),
     Token(u32),
 }
 
-pub(crate) struct Specials {
-    tokens: Vec<Special>,
+pub(crate) struct SpecialTokenIndex {
+    tokens: Vec<SpecialToken>,
     /// Finds all of them; patterns are indices into `tokens`.
     all: Option<AhoCorasick>,
     /// Finds those that are not control tokens; patterns are indices into `visible_tokens`.
@@ -32,9 +32,9 @@ pub(crate) struct Specials {
     visible_tokens: Vec<usize>,
 }
 
-impl Specials {
-    pub fn new(tokens: Vec<Special>) -> Result<Self, aho_corasick::BuildError> {
-        let tokens: Vec<Special> = tokens.into_iter().filter(|token| !token.text.is_empty()).collect();
+impl SpecialTokenIndex {
+    pub fn new(tokens: Vec<SpecialToken>) -> Result<Self, aho_corasick::BuildError> {
+        let tokens: Vec<SpecialToken> = tokens.into_iter().filter(|token| !token.text.is_empty()).collect();
         let visible_tokens: Vec<usize> = (0..tokens.len()).filter(|&index| !tokens[index].control).collect();
         let all = automaton(tokens.iter().map(|token| token.text.as_str()))?;
         let visible = automaton(visible_tokens.iter().map(|&index| tokens[index].text.as_str()))?;
@@ -48,7 +48,7 @@ impl Specials {
     }
 
     /// Cuts `text` at its special tokens. Of several at one place the longest counts.
-    pub fn split<'t>(&self, text: &'t str, parse_control: bool) -> Vec<Segment<'t>> {
+    pub fn split<'t>(&self, text: &'t str, parse_control: bool) -> Vec<TextSegment<'t>> {
         let mut segments = Vec::new();
         let mut done = 0;
         let automaton = if parse_control { &self.all } else { &self.visible };
@@ -61,14 +61,14 @@ impl Specials {
             let before = &text[done..found.start()];
             let before = if token.takes_left { before.trim_end() } else { before };
             if !before.is_empty() {
-                segments.push(Segment::Text(before));
+                segments.push(TextSegment::Text(before));
             }
-            segments.push(Segment::Token(token.id));
+            segments.push(TextSegment::Token(token.id));
             let after = &text[found.end()..];
             done = if token.takes_right { text.len() - after.trim_start().len() } else { found.end() };
         }
         if done < text.len() {
-            segments.push(Segment::Text(&text[done..]));
+            segments.push(TextSegment::Text(&text[done..]));
         }
         segments
     }
@@ -92,15 +92,16 @@ fn stands_alone(text: &str, start: usize, end: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::Segment::{Text, Token};
+    use super::TextSegment::{Text, Token};
     use super::*;
 
-    fn specials() -> Specials {
-        let token = |id, text: &str, control| Special { id, text: text.into(), control, ..Special::default() };
+    fn specials() -> SpecialTokenIndex {
+        let token =
+            |id, text: &str, control| SpecialToken { id, text: text.into(), control, ..SpecialToken::default() };
         let mut tokens = vec![token(0, "<s>", true), token(1, "<t>", false), token(2, "<s>>", true)];
-        tokens.push(Special { takes_left: true, takes_right: true, ..token(3, "<m>", true) });
-        tokens.push(Special { single_word: true, ..token(4, "solo", false) });
-        Specials::new(tokens).unwrap()
+        tokens.push(SpecialToken { takes_left: true, takes_right: true, ..token(3, "<m>", true) });
+        tokens.push(SpecialToken { single_word: true, ..token(4, "solo", false) });
+        SpecialTokenIndex::new(tokens).unwrap()
     }
 
     #[test]

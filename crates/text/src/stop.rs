@@ -17,13 +17,13 @@ pub enum StopError {
     TooLong { bytes: usize },
 }
 
-/// What came of a piece of text.
+/// What [`StopStrings::push`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stopped {
-    /// This much is certain to be before any stop string.
-    No { text: String },
-    /// A stop string was found: the text before it, and which one.
-    Yes { text: String, stop: String },
+pub enum StopMatch {
+    /// No stop string so far. `text` is certain to be before any.
+    None { text: String },
+    /// The stop string `stop`, and the text before it.
+    Found { text: String, stop: String },
 }
 
 /// Watches a stream for stop strings.
@@ -51,7 +51,7 @@ impl StopStrings {
     }
 
     /// Takes the next text of the stream. After `Yes` the stream is over.
-    pub fn push(&mut self, text: &str) -> Stopped {
+    pub fn push(&mut self, text: &str) -> StopMatch {
         self.held.push_str(text);
         // The earliest end counts, as if the text had come one character at a time; of two that end together, the
         // longer one.
@@ -60,11 +60,11 @@ impl StopStrings {
         if let Some((start, stop)) = first {
             let stop = stop.clone();
             self.held.truncate(start);
-            return Stopped::Yes { text: std::mem::take(&mut self.held), stop };
+            return StopMatch::Found { text: std::mem::take(&mut self.held), stop };
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Stopped::No { text: std::mem::replace(&mut self.held, rest) }
+        StopMatch::None { text: std::mem::replace(&mut self.held, rest) }
     }
 
     /// The text that was held back, when the stream ends without a stop string.
@@ -91,8 +91,8 @@ mod tests {
         let mut all = String::new();
         for piece in pieces {
             match matcher.push(piece) {
-                Stopped::No { text } => all += &text,
-                Stopped::Yes { text, stop } => return (all + &text, Some(stop)),
+                StopMatch::None { text } => all += &text,
+                StopMatch::Found { text, stop } => return (all + &text, Some(stop)),
             }
         }
         (all + &matcher.finish(), None)
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn text_that_cannot_begin_a_stop_string_is_not_held_back() {
         let mut matcher = StopStrings::new(["END".to_owned()]).unwrap();
-        assert_eq!(matcher.push("the E"), Stopped::No { text: "the ".into() });
-        assert_eq!(matcher.push("x"), Stopped::No { text: "Ex".into() });
+        assert_eq!(matcher.push("the E"), StopMatch::None { text: "the ".into() });
+        assert_eq!(matcher.push("x"), StopMatch::None { text: "Ex".into() });
     }
 
     #[test]

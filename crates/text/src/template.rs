@@ -3,10 +3,10 @@
 //! Templates are Jinja, written for Hugging Face's environment; this one behaves like it. They come with the model, so
 //! they are bounded in size, in steps and in output.
 
+use crate::capabilities::TemplateCapabilities;
 use crate::message::Message;
 use crate::python_json::dumps;
 use crate::reply::ReplyFormat;
-use crate::shape::Shape;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, State, context};
 use serde_json::{Map, Value as Json};
@@ -50,8 +50,8 @@ pub struct RenderOptions {
 /// A compiled template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    text: Text,
-    shape: Shape,
+    compiled: CompiledTemplate,
+    capabilities: TemplateCapabilities,
     format: ReplyFormat,
 }
 
@@ -66,24 +66,25 @@ impl ChatTemplate {
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         let (bos, eos) = (bos.to_owned(), eos.to_owned());
-        let text = Text { environment, bos, eos };
-        let shape =
-            Shape::probe(source, |messages, tools| text.render(&messages, &tools, &RenderOptions::default()).ok());
-        Ok(Self { text, shape, format: ReplyFormat::detect(source, shape.shows_tools) })
+        let compiled = CompiledTemplate { environment, bos, eos };
+        let capabilities = TemplateCapabilities::probe(source, |messages, tools| {
+            compiled.render(&messages, &tools, &RenderOptions::default()).ok()
+        });
+        Ok(Self { compiled, capabilities, format: ReplyFormat::detect(source, capabilities.shows_tools) })
     }
 
     /// The text of a conversation. Encode it without adding special tokens: the template wrote them.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        let (mut messages, tools) = self.shape.apply(messages, &options.tools);
+        let (mut messages, tools) = self.capabilities.adapt(messages, &options.tools);
         if !options.continue_final_message {
-            return self.text.render(&messages, tools, options);
+            return self.compiled.render(&messages, tools, options);
         }
         let last =
             messages.last_mut().filter(|message| message["role"] == "assistant" && message.get("tool_calls").is_none());
         let text = last.and_then(text_of).ok_or_else(|| refused("the final message is no text of the assistant"))?;
         text.push_str(END);
         let options = RenderOptions { add_generation_prompt: false, ..options.clone() };
-        let mut text = self.text.render(&messages, tools, &options)?;
+        let mut text = self.compiled.render(&messages, tools, &options)?;
         let end = text.rfind(END).ok_or_else(|| refused("the final message cannot be continued"))?;
         text.truncate(end);
         Ok(text)
@@ -91,12 +92,12 @@ impl ChatTemplate {
 
     /// The begin token as text, if the model has one.
     pub fn bos(&self) -> Option<&str> {
-        Some(self.text.bos.as_str()).filter(|bos| !bos.is_empty())
+        Some(self.compiled.bos.as_str()).filter(|bos| !bos.is_empty())
     }
 
     /// The end token as text, if the model has one.
     pub fn eos(&self) -> Option<&str> {
-        Some(self.text.eos.as_str()).filter(|eos| !eos.is_empty())
+        Some(self.compiled.eos.as_str()).filter(|eos| !eos.is_empty())
     }
 
     /// How the model writes its replies to such prompts.
@@ -124,15 +125,15 @@ fn refused(why: &str) -> TemplateError {
     TemplateError::Refused(why.to_owned())
 }
 
-/// The template itself, without an opinion on what it is given.
+/// The template itself: it renders exactly the messages that it is given.
 #[derive(Debug)]
-struct Text {
+struct CompiledTemplate {
     environment: Environment<'static>,
     bos: String,
     eos: String,
 }
 
-impl Text {
+impl CompiledTemplate {
     fn render(&self, messages: &[Json], tools: &[Json], options: &RenderOptions) -> Result<String, TemplateError> {
         let now = options.now.unwrap_or_else(SystemTime::now);
         let clock = Value::from_function(move |format: String| strftime(now, &format));
@@ -147,7 +148,7 @@ impl Text {
         };
         // What the caller gives comes first: it may even replace `bos_token`.
         let context = context! { ..Value::from(Serde(&options.extra)), ..context };
-        let mut out = Bounded(Vec::new());
+        let mut out = BoundedBuffer(Vec::new());
         let failed = |error: &Error| match refusal(error) {
             Some(message) => TemplateError::Refused(message),
             None => TemplateError::Failed(describe(error)),
@@ -173,7 +174,7 @@ fn environment() -> Result<Environment<'static>, Error> {
         !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
     });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Refusal(message)))
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(RaisedException(message)))
     });
     Ok(environment)
 }
@@ -199,12 +200,12 @@ fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
 /// Marks what a template raised itself.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Refusal(String);
+struct RaisedException(String);
 
 fn refusal(error: &Error) -> Option<String> {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
-        if let Some(Refusal(message)) = error.downcast_ref() {
+        if let Some(RaisedException(message)) = error.downcast_ref() {
             return Some(message.clone());
         }
         source = error.source();
@@ -228,8 +229,9 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
+        // The percent sign of `{%}` does not also end the tag.
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let (tag, after) = rest[start + 2..].split_at(length);
         let word = tag.trim_matches(['-', '+']).trim();
         let replacement = match word {
             "generation" => "if true",
@@ -243,15 +245,15 @@ fn without_generation_tags(source: &str) -> String {
             out += &tag.replacen(word, replacement, 1)
         }
         out += "%}";
-        rest = &rest[start + length + 2..];
+        rest = &after[2..];
     }
     out + rest
 }
 
 /// Collects at most `RENDERED_BYTES_MAX`.
-struct Bounded(Vec<u8>);
+struct BoundedBuffer(Vec<u8>);
 
-impl io::Write for Bounded {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
             return Err(io::Error::other(format!("the text is longer than {RENDERED_BYTES_MAX} bytes")));
@@ -312,6 +314,8 @@ mod tests {
     #[test]
     fn marks_for_training_are_left_out() {
         check("{%- generation -%} x {%- endgeneration %}{% if true %}y{% endif %}", "xy");
+        assert!(matches!(ChatTemplate::new("{%}", "", ""), Err(TemplateError::Syntax(_))));
+        assert!(matches!(ChatTemplate::new("{%}{% generation %}", "", ""), Err(TemplateError::Syntax(_))));
     }
 
     #[test]

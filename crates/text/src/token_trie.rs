@@ -7,7 +7,7 @@
 //! look ahead for it to the end of what is certain, and in a grammar like `a{1000000000}` that is far.
 
 use crate::tokenizer::Tokenizer;
-use crate::vocab::Kind;
+use crate::vocab::TokenKind;
 use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
 use std::sync::Arc;
 use types::TokenId;
@@ -24,8 +24,8 @@ pub(crate) fn token_trie(tokenizer: &Tokenizer) -> TokEnv {
 fn word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     match tokenizer.rules.vocab.kind(id.0) {
-        Kind::Unused => Vec::new(),
-        Kind::Control => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+        TokenKind::Unused => Vec::new(),
+        TokenKind::Control => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
         _ if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) => Vec::new(),
         _ => bytes.to_vec(),
     }

@@ -6,9 +6,9 @@
 
 use crate::detokenizer::Detokenizer;
 use crate::merge::Merger;
-use crate::special::{Segment, Specials};
+use crate::special::{SpecialTokenIndex, TextSegment};
 use crate::split::Splitter;
-use crate::vocab::{Kind, Vocab};
+use crate::vocab::{TokenKind, Vocab};
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use std::borrow::Cow;
 use std::hash::BuildHasher;
@@ -35,7 +35,7 @@ pub enum SpecialTokens {
 
 /// Why a vocabulary cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum TextLoadError {
     #[error("cannot read {path}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error("{path} is longer than {bytes_max} bytes")]
@@ -97,7 +97,7 @@ impl Tokenizer {
 
     /// True for a token that is structure, not text.
     pub fn is_special(&self, id: TokenId) -> bool {
-        self.rules.vocab.kind(id.0) == Kind::Control
+        self.rules.vocab.kind(id.0) == TokenKind::Control
     }
 
     /// The bytes that a token adds to a text.
@@ -129,13 +129,13 @@ impl Tokenizer {
 #[derive(Clone)]
 pub(crate) struct Rules {
     pub vocab: Arc<Vocab>,
-    pub specials: Arc<Specials>,
+    pub specials: Arc<SpecialTokenIndex>,
     pub normal_form: Option<NormalForm>,
     /// In SentencePiece texts `▁` is the same as a space.
     pub spaced: bool,
     pub space_prefix: SpacePrefix,
     pub splitter: Arc<Splitter>,
-    pub model: Arc<Model>,
+    pub model: Arc<BpeModel>,
     pub unknown: Option<u32>,
     pub prefix: Vec<TokenId>,
     pub suffix: Vec<TokenId>,
@@ -165,7 +165,7 @@ pub(crate) enum SpacePrefix {
 }
 
 /// How words become tokens.
-pub(crate) enum Model {
+pub(crate) enum BpeModel {
     /// Words are bytes, and these pairs of tokens merge.
     Bytes { merges: Merges, byte_ids: Box<[Option<u32>; 256]>, ignore_merges: bool },
     /// Words are characters, and these pairs of tokens merge; what has no token is bytes.
@@ -206,11 +206,11 @@ impl Rules {
         if add_special {
             out.extend_from_slice(&self.prefix);
         }
-        let mut words = Words { rules: self, merger: Merger::default(), cache: WordCache::default() };
+        let mut words = WordEncoder { rules: self, merger: Merger::default(), cache: WordCache::default() };
         for (index, segment) in self.specials.split(text, parse_control).into_iter().enumerate() {
             match segment {
-                Segment::Token(id) => out.push(TokenId(id)),
-                Segment::Text(text) => words.encode(&self.normalise(text, index == 0), &mut out)?,
+                TextSegment::Token(id) => out.push(TokenId(id)),
+                TextSegment::Text(text) => words.encode(&self.normalise(text, index == 0), &mut out)?,
             }
         }
         if add_special {
@@ -253,13 +253,13 @@ impl NormalForm {
 }
 
 /// Encodes the words of one text.
-struct Words<'r> {
+struct WordEncoder<'r> {
     rules: &'r Rules,
     merger: Merger,
     cache: WordCache,
 }
 
-impl Words<'_> {
+impl WordEncoder<'_> {
     fn encode(&mut self, text: &str, out: &mut Vec<TokenId>) -> Result<(), EncodeError> {
         let rules = self.rules;
         if rules.splitter.is_empty() {
@@ -270,13 +270,13 @@ impl Words<'_> {
         let base = text.as_ptr() as usize;
         rules.splitter.split(text, &mut |word| {
             // Words repeat: the tokens of one that was seen are copied from where they stand in `out`.
-            let place = word.as_ptr() as usize - base;
+            let offset = word.as_ptr() as usize - base;
             match self.cache.find(text, word) {
                 Some(tokens) => out.extend_from_within(tokens),
                 None => {
                     let start = out.len();
                     self.word(word, out);
-                    self.cache.insert(text, place..place + word.len(), start..out.len());
+                    self.cache.insert(text, offset..offset + word.len(), start..out.len());
                 }
             }
         })
@@ -286,21 +286,21 @@ impl Words<'_> {
         let (vocab, merger) = (&*self.rules.vocab, &mut self.merger);
         merger.clear();
         match &*self.rules.model {
-            Model::Bytes { ignore_merges: true, .. } | Model::Characters { ignore_merges: true, .. }
+            BpeModel::Bytes { ignore_merges: true, .. } | BpeModel::Characters { ignore_merges: true, .. }
                 if vocab.find(word.as_bytes()).is_some() =>
             {
                 out.extend(vocab.find(word.as_bytes()).map(TokenId));
                 return;
             }
-            Model::Bytes { merges, byte_ids, .. } => {
+            BpeModel::Bytes { merges, byte_ids, .. } => {
                 word.bytes().for_each(|byte| merger.push(byte_ids[usize::from(byte)], 1));
                 merger.merge(|left, right| merges.get(left.id?, right.id?));
             }
-            Model::Characters { merges, .. } => {
+            BpeModel::Characters { merges, .. } => {
                 for_each_character(word, |character| merger.push(vocab.find(character), character.len()));
                 merger.merge(|left, right| merges.get(left.id?, right.id?));
             }
-            Model::Scores { ranks } => {
+            BpeModel::Scores { ranks } => {
                 let bytes = word.as_bytes();
                 for_each_character(word, |character| merger.push(vocab.find(character), character.len()));
                 merger.merge(|left, right| {
@@ -339,31 +339,31 @@ fn for_each_character<'w>(word: &'w str, mut visit: impl FnMut(&'w [u8])) {
     }
 }
 
-/// Words of one text and where their tokens stand. Holds places, not strings.
+/// Words of one text and where their tokens stand. Holds ranges, not strings.
 #[derive(Default)]
 struct WordCache {
-    places: HashTable<(std::ops::Range<u32>, std::ops::Range<u32>)>,
+    ranges: HashTable<(std::ops::Range<u32>, std::ops::Range<u32>)>,
     hash: DefaultHashBuilder,
 }
 
 impl WordCache {
     fn clear(&mut self) {
-        self.places.clear();
+        self.ranges.clear();
     }
 
     fn find(&self, text: &str, word: &str) -> Option<std::ops::Range<usize>> {
         let hash = self.hash.hash_one(word.as_bytes());
-        let (_, tokens) = self.places.find(hash, |(place, _)| at(text, place) == word.as_bytes())?;
+        let (_, tokens) = self.ranges.find(hash, |(range, _)| at(text, range) == word.as_bytes())?;
         Some(tokens.start as usize..tokens.end as usize)
     }
 
-    fn insert(&mut self, text: &str, place: std::ops::Range<usize>, tokens: std::ops::Range<usize>) {
-        let hash = self.hash.hash_one(&text.as_bytes()[place.clone()]);
-        let entry = (place.start as u32..place.end as u32, tokens.start as u32..tokens.end as u32);
-        self.places.insert_unique(hash, entry, |(place, _)| self.hash.hash_one(at(text, place)));
+    fn insert(&mut self, text: &str, range: std::ops::Range<usize>, tokens: std::ops::Range<usize>) {
+        let hash = self.hash.hash_one(&text.as_bytes()[range.clone()]);
+        let entry = (range.start as u32..range.end as u32, tokens.start as u32..tokens.end as u32);
+        self.ranges.insert_unique(hash, entry, |(range, _)| self.hash.hash_one(at(text, range)));
     }
 }
 
-fn at<'t>(text: &'t str, place: &std::ops::Range<u32>) -> &'t [u8] {
-    &text.as_bytes()[place.start as usize..place.end as usize]
+fn at<'t>(text: &'t str, range: &std::ops::Range<u32>) -> &'t [u8] {
+    &text.as_bytes()[range.start as usize..range.end as usize]
 }

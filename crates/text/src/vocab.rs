@@ -12,7 +12,7 @@ pub(crate) const TOKENS_MAX: usize = 1 << 22;
 
 /// What a token is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     /// Ordinary text.
     Normal,
     /// Structure such as `<|im_end|>`: hidden when decoding for people.
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 pub(crate) struct Vocab {
     bytes: Vec<u8>,
     ends: Vec<u32>,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenKind>,
     /// Ids of the normal tokens, by their bytes.
     index: HashTable<u32>,
     hash: DefaultHashBuilder,
@@ -51,7 +51,7 @@ impl Vocab {
 
     /// Gives the next id to the token that `append` writes. Of two normal tokens with the same bytes, the first is
     /// the one that text is encoded to.
-    pub fn push(&mut self, kind: Kind, append: impl FnOnce(&mut Vec<u8>)) {
+    pub fn push(&mut self, kind: TokenKind, append: impl FnOnce(&mut Vec<u8>)) {
         let id = self.kinds.len() as u32;
         let start = self.bytes.len();
         append(&mut self.bytes);
@@ -59,8 +59,8 @@ impl Vocab {
         self.kinds.push(kind);
         let added = &self.bytes[start..];
         match (kind, added) {
-            (Kind::Byte, &[byte]) => self.byte_ids[usize::from(byte)] = Some(id),
-            (Kind::Normal, added) if !added.is_empty() => {
+            (TokenKind::Byte, &[byte]) => self.byte_ids[usize::from(byte)] = Some(id),
+            (TokenKind::Normal, added) if !added.is_empty() => {
                 self.longest = self.longest.max(added.len());
                 let (bytes, ends, hash) = (&self.bytes, &self.ends, &self.hash);
                 let text = |id: u32| slice(bytes, ends, id as usize);
@@ -81,8 +81,8 @@ impl Vocab {
         if (id as usize) < self.ends.len() { slice(&self.bytes, &self.ends, id as usize) } else { &[] }
     }
 
-    pub fn kind(&self, id: u32) -> Kind {
-        self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
+    pub fn kind(&self, id: u32) -> TokenKind {
+        self.kinds.get(id as usize).copied().unwrap_or(TokenKind::Unused)
     }
 
     /// The normal token that stands for exactly these bytes.
@@ -161,10 +161,10 @@ mod tests {
     #[test]
     fn tokens_are_found_by_their_bytes_and_the_first_of_two_wins() {
         let mut vocab = Vocab::with_capacity(4);
-        vocab.push(Kind::Normal, |bytes| append_byte_level("Ġhi", bytes));
-        vocab.push(Kind::Normal, |bytes| append_spaced("▁hi", bytes));
-        vocab.push(Kind::Byte, |bytes| bytes.push(7));
-        vocab.push(Kind::Control, |bytes| bytes.extend_from_slice(b"<s>"));
+        vocab.push(TokenKind::Normal, |bytes| append_byte_level("Ġhi", bytes));
+        vocab.push(TokenKind::Normal, |bytes| append_spaced("▁hi", bytes));
+        vocab.push(TokenKind::Byte, |bytes| bytes.push(7));
+        vocab.push(TokenKind::Control, |bytes| bytes.extend_from_slice(b"<s>"));
         assert_eq!(vocab.find(b" hi"), Some(0));
         assert_eq!(vocab.bytes(1), b" hi");
         assert_eq!(vocab.byte_id(7), Some(2));

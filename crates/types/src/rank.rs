@@ -1,4 +1,4 @@
-//! Seats of a tensor-parallel group. World size 1 is an ordinary value.
+//! Ranks of a tensor-parallel group. World size 1 is an ordinary value.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -8,7 +8,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorldSize(NonZeroU16);
 
-/// A seat in a world: always below the `WorldSize` it was made from.
+/// One process of the group, by its index: always below the `WorldSize` it was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
     index: u16,
@@ -36,7 +36,7 @@ impl WorldSize {
 }
 
 impl Rank {
-    /// The only seat of a world of one.
+    /// The only rank of a world of one.
     pub const SOLO: Self = Self { index: 0, world: WorldSize::ONE };
 
     pub fn index(self) -> usize {

@@ -114,19 +114,21 @@ pub(super) fn split_record(bytes: &[u8]) -> Option<&[u8]> {
     rest.get(..usize::from(u16::from_le_bytes([length[0], length[1]])))
 }
 
+/// The two sides of a connection, after their handshake.
+#[cfg(any(test, fuzzing))]
+pub(super) fn pair() -> ((Sealer, Opener), (Sealer, Opener)) {
+    let key = ClusterKey::from_passphrase("a passphrase for tests").expect("it is long enough");
+    let (mut caller, mut called) = (Handshake::caller(&key, b"p"), Handshake::called(&key, b"p"));
+    called.read(&caller.write()).expect("both have the key");
+    caller.read(&called.write()).expect("both have the key");
+    (caller.finish(), called.finish())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn pair() -> ((Sealer, Opener), (Sealer, Opener)) {
-        let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
-        let (mut caller, mut called) = (Handshake::caller(&key, b"p"), Handshake::called(&key, b"p"));
-        called.read(&caller.write()).unwrap();
-        caller.read(&called.write()).unwrap();
-        (caller.finish(), called.finish())
-    }
 
     #[test]
     fn another_prologue_fails_the_handshake() {

@@ -3,7 +3,7 @@
 //! for the next phase.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 
@@ -31,9 +31,10 @@ pub(super) enum WireError {
     Farewell(Cause),
 }
 
-pub(super) struct Wire {
+/// `S` is the byte stream below: a TCP connection, except where tests feed it bytes of their own.
+pub(super) struct Wire<S = TcpStream> {
     peer: Rank,
-    stream: TcpStream,
+    stream: S,
     sealer: Sealer,
     opener: Opener,
     record: Box<[u8; RECORD_BYTES_MAX]>,
@@ -53,7 +54,7 @@ pub(super) struct Wire {
 }
 
 /// Without the bytes that it carries.
-impl fmt::Debug for Wire {
+impl<S: fmt::Debug> fmt::Debug for Wire<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wire").field("peer", &self.peer).field("stream", &self.stream).finish_non_exhaustive()
     }
@@ -63,7 +64,29 @@ impl Wire {
     pub fn new(peer: Rank, secured: Secured) -> io::Result<Self> {
         let Secured { stream, sealer, opener } = secured;
         stream.set_nonblocking(true)?;
-        Ok(Self {
+        Ok(Self::over(stream, peer, sealer, opener))
+    }
+
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Says `cause` if the peer can still make it out, and closes this side.
+    pub fn farewell(&mut self, cause: Cause) {
+        let is_between = self.unsent.is_empty() && (self.uncut.is_empty() || !self.is_begun);
+        if is_between {
+            let bytes = self.sealer.seal(&Head::farewell(cause).bytes(), &mut self.record);
+            // If the peer is so far behind that there is no room, it sees the end without the reason.
+            let _ = (&self.stream).write(&self.record[..bytes]);
+        }
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+impl<S: Read + Write> Wire<S> {
+    /// `stream` never blocks.
+    pub fn over(stream: S, peer: Rank, sealer: Sealer, opener: Opener) -> Self {
+        Self {
             peer,
             stream,
             sealer,
@@ -78,15 +101,11 @@ impl Wire {
             received: 0,
             due: None,
             is_closed: false,
-        })
+        }
     }
 
     pub fn peer(&self) -> Rank {
         self.peer
-    }
-
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
     }
 
     /// Begins a phase. `send` is the place of its message in what [`Wire::push`] is given; `due` are the head of what
@@ -136,7 +155,7 @@ impl Wire {
                 self.is_begun = true;
                 self.unsent = 0..self.sealer.seal(&outgoing[piece], &mut self.record);
             }
-            match (&self.stream).write(&self.record[self.unsent.clone()]) {
+            match self.stream.write(&self.record[self.unsent.clone()]) {
                 Ok(bytes) => {
                     self.unsent.start += bytes;
                     moved = true;
@@ -185,17 +204,6 @@ impl Wire {
         }
     }
 
-    /// Says `cause` if the peer can still make it out, and closes this side.
-    pub fn farewell(&mut self, cause: Cause) {
-        let is_between = self.unsent.is_empty() && (self.uncut.is_empty() || !self.is_begun);
-        if is_between {
-            let bytes = self.sealer.seal(&Head::farewell(cause).bytes(), &mut self.record);
-            // If the peer is so far behind that there is no room, it sees the end without the reason.
-            let _ = (&self.stream).write(&self.record[..bytes]);
-        }
-        let _ = self.stream.shutdown(Shutdown::Write);
-    }
-
     /// Opens the next record into the message, if all of it has been read.
     fn open_record(&mut self) -> Result<bool, WireError> {
         let Some((head, due)) = self.due else { return Ok(false) };
@@ -225,7 +233,7 @@ impl Wire {
             self.raw.copy_within(self.unopened.clone(), 0);
             self.unopened = 0..self.unopened.len();
         }
-        let bytes = (&self.stream).read(&mut self.raw[self.unopened.end..])?;
+        let bytes = self.stream.read(&mut self.raw[self.unopened.end..])?;
         self.unopened.end += bytes;
         Ok(bytes)
     }

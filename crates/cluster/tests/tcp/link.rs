@@ -193,7 +193,9 @@ fn only_so_many_ranks_run_at_once_and_a_place_becomes_free_again() {
             assert!(matches!(refused, HandshakeError::Refused(Refusal::Busy)), "{refused}");
             links.pop().unwrap().2.close();
             ends.recv_timeout(LONG).unwrap();
+            let begun = Instant::now();
             let again = loop {
+                assert!(begun.elapsed() < LONG, "the place of a rank that ended never becomes free");
                 // The process has ended a moment before its place is free.
                 match connect(address) {
                     Err(HandshakeError::Refused(Refusal::Busy)) => thread::yield_now(),
@@ -233,7 +235,7 @@ fn a_rank_that_is_stopped_is_known_to_be_until_it_goes_on() {
         };
         served_by(start, |address, ends| {
             let (mut reader, mut writer, end) = connect(address).unwrap().split();
-            let pid = pids.recv().unwrap();
+            let pid = pids.recv_timeout(LONG).unwrap();
             let reading = thread::spawn(move || {
                 let mut said = [0; 4];
                 reader.read_exact(&mut said).map(|()| said).unwrap()
@@ -242,7 +244,9 @@ fn a_rank_that_is_stopped_is_known_to_be_until_it_goes_on() {
                 assert!(
                     Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap().success()
                 );
+                let begun = Instant::now();
                 while end.is_stopped() != (signal == "STOP") {
+                    assert!(begun.elapsed() < LONG, "nothing tells of {signal}");
                     thread::yield_now();
                 }
             }

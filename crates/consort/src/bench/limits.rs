@@ -1,4 +1,4 @@
-//! The tokens per second that a machine leaves room for: every step reads the weights once and multiplies with each of
+//! The tokens per second that a machine could reach: every step reads the weights once and multiplies with each of
 //! them, so memory and arithmetic each set a limit, and the lower one counts.
 
 use std::fmt;
@@ -64,7 +64,7 @@ pub struct Limit {
 /// What one token costs. Of a mixture of experts, those that one token chooses: a batch that chooses others reads more,
 /// but need not.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
+pub struct TokenCost {
     layer_parameters: f64,
     layer_bytes: f64,
     head_parameters: f64,
@@ -74,7 +74,7 @@ pub struct Work {
     arithmetic: Bound,
 }
 
-impl Work {
+impl TokenCost {
     /// `layer_bytes` and `head_bytes` as the weights are held in memory, `kv_element_bytes` of the K/V cache.
     pub fn new(description: &Description, layer_bytes: usize, head_bytes: usize, kv_element_bytes: usize) -> Self {
         let Description { hidden, heads, kv_heads, head_dim, vocab, .. } = *description;
@@ -149,8 +149,8 @@ mod tests {
     }
 
     /// 100 million parameters in the layers, 10 million in the head.
-    fn work(bytes_each: f64, arithmetic: Bound) -> Work {
-        Work {
+    fn cost(bytes_each: f64, arithmetic: Bound) -> TokenCost {
+        TokenCost {
             layer_parameters: 100e6,
             layer_bytes: 100e6 * bytes_each,
             head_parameters: 10e6,
@@ -168,24 +168,24 @@ mod tests {
 
     #[test]
     fn decode_of_one_sequence_reads_all_weights_and_its_cache_for_each_token() {
-        check(work(1.0, Bound::Int8).decode(&machine(), 1, 0.0), 30e9 / 110e6, Bound::Reads);
-        check(work(1.0, Bound::Int8).decode(&machine(), 1, 40.0), 30e9 / 150e6, Bound::Reads);
+        check(cost(1.0, Bound::Int8).decode(&machine(), 1, 0.0), 30e9 / 110e6, Bound::Reads);
+        check(cost(1.0, Bound::Int8).decode(&machine(), 1, 40.0), 30e9 / 150e6, Bound::Reads);
     }
 
     #[test]
     fn a_batch_shares_the_reading_of_weights_but_not_of_caches() {
-        check(work(1.0, Bound::Int8).decode(&machine(), 8, 10.0), 8.0 * 30e9 / 190e6, Bound::Reads);
+        check(cost(1.0, Bound::Int8).decode(&machine(), 8, 10.0), 8.0 * 30e9 / 190e6, Bound::Reads);
     }
 
     #[test]
     fn a_long_prompt_is_bound_by_the_arithmetic_of_its_weights() {
-        check(work(1.0, Bound::Int8).prefill(&machine(), 512), 10e12 / 200e6, Bound::Int8);
-        check(work(2.0, Bound::Bf16).prefill(&machine(), 512), 5e12 / 200e6, Bound::Bf16);
-        check(work(4.0, Bound::F32).prefill(&machine(), 512), 0.3e12 / 200e6, Bound::F32);
+        check(cost(1.0, Bound::Int8).prefill(&machine(), 512), 10e12 / 200e6, Bound::Int8);
+        check(cost(2.0, Bound::Bf16).prefill(&machine(), 512), 5e12 / 200e6, Bound::Bf16);
+        check(cost(4.0, Bound::F32).prefill(&machine(), 512), 0.3e12 / 200e6, Bound::F32);
     }
 
     #[test]
     fn a_prompt_of_one_token_is_bound_by_reads() {
-        check(work(1.0, Bound::Int8).prefill(&machine(), 1), 30e9 / 100e6, Bound::Reads);
+        check(cost(1.0, Bound::Int8).prefill(&machine(), 1), 30e9 / 100e6, Bound::Reads);
     }
 }

@@ -15,10 +15,10 @@ use rustyline::error::ReadlineError;
 use text::Message;
 use types::TokenId;
 
-use crate::answer::{Ending, answer};
+use crate::generate::{AnswerEnd, generate};
 use crate::interrupt;
 use crate::language::Language;
-use crate::options::{ModelOptions, Room, ThreadOption};
+use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::store::Store;
 
@@ -30,7 +30,7 @@ const ANSWER_PART: usize = 4;
 ///
 /// Ctrl-C stops an answer, Ctrl-D or /exit leaves, /clear begins a new conversation.
 #[derive(Args, Debug)]
-pub struct Chat {
+pub struct ChatArgs {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file; none is the default model
     model: Option<String>,
     /// Instructions that come before the conversation
@@ -44,7 +44,7 @@ pub struct Chat {
     options: ModelOptions,
 }
 
-impl Chat {
+impl ChatArgs {
     pub fn run(self) -> Result<ExitCode> {
         interrupt::install()?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
@@ -52,8 +52,8 @@ impl Chat {
         let language = Language::open(&files.path, &checkpoint)
             .with_context(|| format!("read the text side of {}", files.name))?;
         let positions = self.options.context(&checkpoint, CONTEXT_DEFAULT)?;
-        let room = Room::full(1, positions, 1);
-        let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
+        let capacity = RequestedCapacity::full(1, positions, 1);
+        let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
         let engine = Engine::new(executor, self.options.chunk());
         eprintln!("{}. Ctrl-C stops an answer, /clear begins anew, /exit leaves.", files.name);
 
@@ -115,7 +115,7 @@ impl<E: Executor> Conversation<E> {
         let params: SamplingParams = self.options.params(&self.language.defaults);
         let mut out = stdout().lock();
         let max = self.options.max_tokens;
-        let answered = answer(&mut self.engine, &self.language.tokenizer, prompt, params, max, |piece| {
+        let answered = generate(&mut self.engine, &self.language.tokenizer, prompt, params, max, |piece| {
             out.write_all(piece.as_bytes())?;
             Ok(out.flush()?)
         });
@@ -125,14 +125,14 @@ impl<E: Executor> Conversation<E> {
             Err(error) => return self.give_up(error),
         };
         writeln!(out)?;
-        if answered.ending == Ending::Length {
+        if answered.ending == AnswerEnd::Length {
             eprintln!("(cut off: no room for more)");
         }
         self.turns.push(Message::new("assistant", answered.text));
         Ok(())
     }
 
-    /// The tokens of the conversation. When they leave no room for an answer, its oldest turns are forgotten.
+    /// The tokens of the conversation. When they do not leave enough of the context for an answer, its oldest turns are forgotten.
     fn prompt(&mut self) -> Result<Vec<TokenId>> {
         let positions = self.engine.capacity().tokens_max();
         loop {

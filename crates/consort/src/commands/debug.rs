@@ -10,22 +10,22 @@ use engine::{Engine, inspect};
 use model::Checkpoint;
 use types::TokenId;
 
-use crate::options::{ModelOptions, Room, ThreadOption};
+use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::store::{ModelFiles, Store};
 
 /// Look at what a model computes
 #[derive(Args, Debug)]
-pub struct Debug {
+pub struct DebugArgs {
     #[command(subcommand)]
-    what: What,
+    command: DebugCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum DebugCommand {
     /// Write the logits of every position to a file: little-endian f32, [tokens, vocab]
     Logits {
         #[command(flatten)]
-        input: Input,
+        input: DebugInput,
         /// The file to write
         #[arg(long)]
         out: PathBuf,
@@ -33,7 +33,7 @@ enum What {
     /// Print the greedy continuation as a JSON array of token ids
     Tokens {
         #[command(flatten)]
-        input: Input,
+        input: DebugInput,
         /// Tokens to generate; no end-of-sequence token ends the continuation before
         #[arg(long, default_value_t = 32)]
         max_tokens: usize,
@@ -41,7 +41,7 @@ enum What {
 }
 
 #[derive(Args, Debug)]
-struct Input {
+struct DebugInput {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file
     model: String,
     /// Token ids of the prompt, with commas between them
@@ -53,22 +53,22 @@ struct Input {
     options: ModelOptions,
 }
 
-impl Debug {
+impl DebugArgs {
     pub fn run(self) -> Result<()> {
-        match self.what {
-            What::Logits { input, out } => input.logits(&out),
-            What::Tokens { input, max_tokens } => input.greedy(max_tokens),
+        match self.command {
+            DebugCommand::Logits { input, out } => input.logits(&out),
+            DebugCommand::Tokens { input, max_tokens } => input.greedy(max_tokens),
         }
     }
 }
 
-impl Input {
+impl DebugInput {
     fn logits(&self, out: &PathBuf) -> Result<()> {
         let (files, checkpoint) = self.open()?;
         let (tokens, chunk) = (self.ids(), self.options.chunk());
         let positions = self.options.context(&checkpoint, tokens.len())?;
-        let room = Room::full(1, positions, chunk.min(tokens.len()));
-        let mut executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
+        let capacity = RequestedCapacity::full(1, positions, chunk.min(tokens.len()));
+        let mut executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
         let file = File::create(out).with_context(|| format!("create {}", out.display()))?;
         let mut file = BufWriter::new(file);
         inspect::logits::<_, anyhow::Error>(&mut executor, &tokens, chunk, |row| {
@@ -82,8 +82,8 @@ impl Input {
         let (files, checkpoint) = self.open()?;
         let tokens = self.ids();
         let positions = self.options.context(&checkpoint, tokens.len().saturating_add(tokens_max).saturating_add(1))?;
-        let room = Room::full(1, positions, 1);
-        let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
+        let capacity = RequestedCapacity::full(1, positions, 1);
+        let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
         let mut engine = Engine::new(executor, self.options.chunk());
         let answer = inspect::greedy(&mut engine, &tokens, tokens_max)?;
         let ids: Vec<u32> = answer.iter().map(|token| token.0).collect();

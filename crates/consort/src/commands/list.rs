@@ -11,13 +11,13 @@ use crate::store::Store;
 
 /// List the models on this machine
 #[derive(Args, Debug)]
-pub struct List {
+pub struct ListArgs {
     /// One JSON object per line: name, bytes, complete, path
     #[arg(long)]
     json: bool,
 }
 
-impl List {
+impl ListArgs {
     pub fn run(self) -> Result<()> {
         let models = Store::from_environment()?.list()?;
         let mut out = stdout().lock();

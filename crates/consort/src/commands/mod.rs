@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use crate::bench::Bench;
+use crate::bench::BenchArgs;
 
 /// One large language model on the machines you already have.
 #[derive(Debug, Parser)]
@@ -24,22 +24,22 @@ use crate::bench::Bench;
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Cli {
     #[command(flatten)]
-    worker: Option<worker::Worker>,
+    worker: Option<worker::WorkerArgs>,
     #[command(subcommand)]
     command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Run),
-    Chat(chat::Chat),
-    Serve(serve::Serve),
-    Ranks(ranks::Ranks),
-    Pull(pull::Pull),
-    List(list::List),
-    Rm(rm::Rm),
-    Bench(Bench),
-    Debug(debug::Debug),
+    Run(run::RunArgs),
+    Chat(chat::ChatArgs),
+    Serve(serve::ServeArgs),
+    Ranks(ranks::RanksArgs),
+    Pull(pull::PullArgs),
+    List(list::ListArgs),
+    Rm(rm::RmArgs),
+    Bench(BenchArgs),
+    Debug(debug::DebugArgs),
 }
 
 impl Cli {

@@ -27,7 +27,7 @@ static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// Those who have the cluster's key start ranks here, by --tp-hosts. A model has to lie under the same path as there. Ctrl-C
 /// ends all ranks.
 #[derive(Args, Debug)]
-pub struct Ranks {
+pub struct RanksArgs {
     /// Where to listen; 0.0.0.0 is all of this machine's addresses, port 0 any that is free
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: String,
@@ -41,7 +41,7 @@ pub struct Ranks {
     log: LogFormat,
 }
 
-impl Ranks {
+impl RanksArgs {
     pub fn run(self) -> Result<()> {
         logs::install(self.log, "info")?;
         let key = self.key.key()?;

@@ -10,13 +10,13 @@ use crate::store::Store;
 
 /// Delete models from this machine
 #[derive(Args, Debug)]
-pub struct Rm {
+pub struct RmArgs {
     /// Names as `consort list` shows them; owner/name without a :choice is the whole repository
     #[arg(required = true)]
     models: Vec<String>,
 }
 
-impl Rm {
+impl RmArgs {
     pub fn run(self) -> Result<()> {
         let store = Store::from_environment()?;
         for model in self.models {

@@ -12,15 +12,15 @@ use model::Checkpoint;
 use serde_json::json;
 use text::Message;
 
-use crate::answer::{Answer, Ending, answer};
+use crate::generate::{AnswerEnd, GeneratedAnswer, generate};
 use crate::interrupt;
 use crate::language::Language;
-use crate::options::{ModelOptions, Room, ThreadOption};
+use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::store::Store;
 
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
-/// Room for prompt and answer when nothing else is said, and for the answer behind a long prompt.
+/// RequestedCapacity for prompt and answer when nothing else is said, and for the answer behind a long prompt.
 const CONTEXT_DEFAULT: usize = 8192;
 const ANSWER_ROOM: usize = 2048;
 
@@ -30,7 +30,7 @@ const ANSWER_ROOM: usize = 2048;
 /// it the default model answers. PROMPT is a text, or - to read one from standard input.
 #[derive(Args, Debug)]
 #[command(override_usage = "consort run [OPTIONS] [MODEL] <PROMPT>")]
-pub struct Run {
+pub struct RunArgs {
     /// One word is the prompt, two are the model and the prompt.
     #[arg(required = true, num_args = 1..=2, value_name = "[MODEL] PROMPT", hide = true)]
     words: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Run {
     options: ModelOptions,
 }
 
-impl Run {
+impl RunArgs {
     pub fn run(self) -> Result<ExitCode> {
         let (name, prompt) = match self.words.as_slice() {
             [prompt] => (None, prompt),
@@ -76,18 +76,18 @@ impl Run {
             None => CONTEXT_DEFAULT.max(tokens.len() + ANSWER_ROOM),
         };
         let positions = self.options.context(&checkpoint, wished.max(tokens.len() + 1))?;
-        // No step has more tokens than the prompt: working memory for more would only take up room. When ranks were lost, though,
+        // No step has more tokens than the prompt: working memory for more would only be wasted. When ranks were lost, though,
         // the answer is computed again too.
         let most = if self.options.ranks() == 1 { tokens.len().max(1) } else { positions };
         let chunk = self.options.chunk().min(most);
-        let room = Room { rows: chunk, ..Room::full(1, positions, 1) };
-        let executor = self.options.load(&files.path, &checkpoint, &self.threads, room)?.into_executor();
+        let capacity = RequestedCapacity { rows: chunk, ..RequestedCapacity::full(1, positions, 1) };
+        let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
         let mut engine = Engine::new(executor, chunk);
         let loaded = start.elapsed();
 
         let mut out = stdout().lock();
         let params = self.sampling.params(&language.defaults);
-        let answer = answer(&mut engine, &language.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
+        let answer = generate(&mut engine, &language.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
             if !self.json {
                 out.write_all(piece.as_bytes())?;
                 out.flush()?;
@@ -99,7 +99,7 @@ impl Run {
         } else if !answer.text.ends_with('\n') {
             writeln!(out)?;
         }
-        Ok(if answer.ending == Ending::Cancelled { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
+        Ok(if answer.ending == AnswerEnd::Cancelled { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
     }
 
     fn messages(&self, prompt: String) -> Vec<Message> {
@@ -108,8 +108,8 @@ impl Run {
     }
 }
 
-fn report(model: &str, answer: &Answer, loaded: Duration) -> serde_json::Value {
-    let Answer { text, tokens, ending, timings } = answer;
+fn report(model: &str, answer: &GeneratedAnswer, loaded: Duration) -> serde_json::Value {
+    let GeneratedAnswer { text, tokens, ending, timings } = answer;
     json!({
         "model": model,
         "text": text,

@@ -33,7 +33,7 @@ const PROMPT_THREADS: usize = 16;
 ///
 /// The server answers at once; `/ready` says when the model is loaded. Ctrl-C lets answers finish, twice ends at once.
 #[derive(Args, Debug)]
-pub struct Serve {
+pub struct ServeArgs {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file; none is the default model
     model: Option<String>,
     #[command(flatten)]
@@ -84,7 +84,7 @@ struct HttpOptions {
     log: LogFormat,
 }
 
-impl Serve {
+impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
         logs::install(self.http.log, "info")?;
         let config = self.config()?;

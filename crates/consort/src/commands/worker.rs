@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 
 #[derive(Args, Debug)]
-pub struct Worker {
+pub struct WorkerArgs {
     /// Serve as a rank process, driven over standard input and output
     #[arg(long, hide = true, required = true)]
     worker: bool,
@@ -26,7 +26,7 @@ pub struct Worker {
     threads_max: Option<NonZeroUsize>,
 }
 
-impl Worker {
+impl WorkerArgs {
     #[cfg(not(target_os = "linux"))]
     pub fn run(self) -> Result<ExitCode> {
         anyhow::bail!("tensor parallelism needs Linux");
@@ -52,7 +52,7 @@ mod linux {
     use rustix::stdio::{dup2_stdout, stderr, stdout};
     use types::WorldSize;
 
-    use super::Worker;
+    use super::WorkerArgs;
     use crate::commands::serve::logs::{self, LogFormat};
 
     /// What goes wrong on purpose, for tests: see [`worker::Fault`].
@@ -61,7 +61,7 @@ mod linux {
     /// Descriptors below are those of standard input, output and error.
     const FIRST_FREE_FD: i32 = 3;
 
-    pub fn run(Worker { rank, tp_size, cuda_device, threads_max, .. }: Worker) -> Result<ExitCode> {
+    pub fn run(WorkerArgs { rank, tp_size, cuda_device, threads_max, .. }: WorkerArgs) -> Result<ExitCode> {
         die_with_parent()?;
         let output = take_stdout().context("take over standard output")?;
         logs::install(LogFormat::Text, "warn")?;

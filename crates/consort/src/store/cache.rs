@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::choose::{Choice, ChoiceError, Gguf, choose};
+use super::choose::{ChoiceError, ChosenFiles, GgufParts, choose};
 use super::hub::Digest;
 use super::name::{FileName, RepoId};
 
@@ -30,14 +30,14 @@ pub struct RepoCache {
 
 /// A file of a snapshot.
 #[derive(Debug)]
-pub struct Cached {
+pub struct CachedFile {
     pub name: String,
     pub bytes: u64,
 }
 
 /// A model, or the beginning of one, in the cache.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredModel {
     /// As a user would write it: `owner/name`, with `:Q4_K_M` behind it for a GGUF.
     pub name: String,
     pub bytes: u64,
@@ -75,8 +75,8 @@ impl RepoCache {
         let (snapshot, files) = self.snapshot()?;
         let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
         match choose(&offered, choice) {
-            Ok(Choice::Folder(_)) => whole_folder(&snapshot).then_some(snapshot),
-            Ok(Choice::Gguf(parts)) => Some(snapshot.join(&files[parts[0]].name)),
+            Ok(ChosenFiles::Folder(_)) => whole_folder(&snapshot).then_some(snapshot),
+            Ok(ChosenFiles::Gguf(parts)) => Some(snapshot.join(&files[parts[0]].name)),
             Err(_) => None,
         }
     }
@@ -123,26 +123,26 @@ impl RepoCache {
     }
 
     /// What a user can run, or finish downloading, from this repository.
-    pub fn stored(&self) -> Vec<Stored> {
+    pub fn stored(&self) -> Vec<StoredModel> {
         let mut stored = Vec::new();
         if let Some((snapshot, files)) = self.snapshot() {
             let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
-            if let Ok(Choice::Folder(chosen)) = choose(&offered, None) {
+            if let Ok(ChosenFiles::Folder(chosen)) = choose(&offered, None) {
                 let bytes = chosen.iter().map(|&index| files[index].bytes).sum();
                 let complete = whole_folder(&snapshot);
-                stored.push(Stored { name: self.repo.to_string(), bytes, complete, path: snapshot.clone() });
+                stored.push(StoredModel { name: self.repo.to_string(), bytes, complete, path: snapshot.clone() });
             }
-            for gguf in Gguf::all(&offered) {
+            for gguf in GgufParts::all(&offered) {
                 let name = format!("{}:{}", self.repo, gguf.tag());
                 let parts = gguf.complete();
                 let first = parts.as_ref().ok().and_then(|parts| parts.first());
                 let path = first.map_or(snapshot.clone(), |&first| snapshot.join(&files[first].name));
-                stored.push(Stored { name, bytes: gguf.bytes, complete: parts.is_ok(), path });
+                stored.push(StoredModel { name, bytes: gguf.bytes, complete: parts.is_ok(), path });
             }
         }
         if stored.is_empty() {
             let (name, path) = (self.repo.to_string(), self.folder.clone());
-            stored.push(Stored { name, bytes: self.bytes(), complete: false, path });
+            stored.push(StoredModel { name, bytes: self.bytes(), complete: false, path });
         }
         stored
     }
@@ -218,7 +218,7 @@ impl RepoCache {
     }
 
     /// The snapshot that `refs/main` leads to.
-    fn snapshot(&self) -> Option<(PathBuf, Vec<Cached>)> {
+    fn snapshot(&self) -> Option<(PathBuf, Vec<CachedFile>)> {
         let mut commit = String::new();
         let file = File::open(self.folder.join("refs/main")).ok()?;
         file.take(REF_BYTES_MAX).read_to_string(&mut commit).ok()?;
@@ -244,15 +244,15 @@ pub fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
 }
 
 /// The files of a snapshot whose links lead somewhere, in the order of their names.
-fn files_of(snapshot: &Path) -> Vec<Cached> {
-    fn visit(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Cached>) {
+fn files_of(snapshot: &Path) -> Vec<CachedFile> {
+    fn visit(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<CachedFile>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let file_name = entry.file_name();
             let Some(own_name) = file_name.to_str() else { continue };
             let Ok(metadata) = fs::metadata(entry.path()) else { continue };
             let name = format!("{prefix}{own_name}");
             if metadata.is_file() && found.len() < SNAPSHOT_FILES_MAX {
-                found.push(Cached { name, bytes: metadata.len() });
+                found.push(CachedFile { name, bytes: metadata.len() });
             } else if metadata.is_dir() && depth < SNAPSHOT_DEPTH_MAX {
                 visit(&entry.path(), &format!("{name}/"), depth + 1, found);
             }
@@ -271,13 +271,13 @@ fn has_weights(snapshot: &Path) -> bool {
 /// Whether a snapshot has a tokenizer and every shard that its index names.
 fn whole_folder(snapshot: &Path) -> bool {
     #[derive(Deserialize)]
-    struct Index {
+    struct SafetensorsIndex {
         weight_map: std::collections::HashMap<String, String>,
     }
     let index = snapshot.join("model.safetensors.index.json");
     let shards = || {
         let file = File::open(&index).ok()?;
-        let index: Index = serde_json::from_reader(io::BufReader::new(file.take(INDEX_BYTES_MAX))).ok()?;
+        let index: SafetensorsIndex = serde_json::from_reader(io::BufReader::new(file.take(INDEX_BYTES_MAX))).ok()?;
         Some(index.weight_map.into_values().collect::<BTreeSet<_>>())
     };
     let weights = snapshot.join("model.safetensors").is_file()

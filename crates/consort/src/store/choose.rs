@@ -25,14 +25,14 @@ pub enum ChoiceError {
 
 /// The files of one model, by their index in what was offered.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum ChosenFiles {
     /// `config.json`, weights and tokenizer, in the root of the repository.
     Folder(Vec<usize>),
     /// The parts of one GGUF, first part first.
     Gguf(Vec<usize>),
 }
 
-impl Choice {
+impl ChosenFiles {
     pub fn files(&self) -> &[usize] {
         match self {
             Self::Folder(files) | Self::Gguf(files) => files,
@@ -41,21 +41,21 @@ impl Choice {
 }
 
 /// Chooses among files given by name and size.
-pub fn choose(offered: &[(&str, u64)], choice: Option<&str>) -> Result<Choice, ChoiceError> {
-    let ggufs = Gguf::all(offered);
+pub fn choose(offered: &[(&str, u64)], choice: Option<&str>) -> Result<ChosenFiles, ChoiceError> {
+    let ggufs = GgufParts::all(offered);
     if let Some(choice) = choice {
-        return named(&ggufs, choice)?.complete().map(Choice::Gguf);
+        return named(&ggufs, choice)?.complete().map(ChosenFiles::Gguf);
     }
     if let Some(files) = folder(offered) {
-        return Ok(Choice::Folder(files));
+        return Ok(ChosenFiles::Folder(files));
     }
     let preferred = PREFERRED.iter().find_map(|tag| ggufs.iter().find(|g| g.tag().eq_ignore_ascii_case(tag)));
     let smallest = || ggufs.iter().min_by_key(|g| g.bytes);
-    preferred.or_else(smallest).ok_or(ChoiceError::NoModel)?.complete().map(Choice::Gguf)
+    preferred.or_else(smallest).ok_or(ChoiceError::NoModel)?.complete().map(ChosenFiles::Gguf)
 }
 
 /// The GGUF that `choice` names, by file name or by the end of its name.
-fn named<'a, 'n>(ggufs: &'a [Gguf<'n>], choice: &str) -> Result<&'a Gguf<'n>, ChoiceError> {
+fn named<'a, 'n>(ggufs: &'a [GgufParts<'n>], choice: &str) -> Result<&'a GgufParts<'n>, ChoiceError> {
     if ggufs.is_empty() {
         return Err(ChoiceError::NothingToChoose(choice.to_owned()));
     }
@@ -99,7 +99,7 @@ fn folder(offered: &[(&str, u64)]) -> Option<Vec<usize>> {
 
 /// One GGUF of a repository, with all its parts.
 #[derive(Debug)]
-pub struct Gguf<'a> {
+pub struct GgufParts<'a> {
     /// The name without `.gguf` and without the numbers of a split.
     pub base: &'a str,
     pub bytes: u64,
@@ -108,7 +108,7 @@ pub struct Gguf<'a> {
     count: u32,
 }
 
-impl<'a> Gguf<'a> {
+impl<'a> GgufParts<'a> {
     /// Every GGUF among `offered`, in the order of their names. Vision projectors and importance matrices, which
     /// come in the same container, are left out.
     pub fn all(offered: &[(&'a str, u64)]) -> Vec<Self> {
@@ -288,7 +288,7 @@ mod tests {
             ("Q8_0.gguf", "Q8_0"),
             ("plain.gguf", "plain"),
         ] {
-            assert_eq!(Gguf::all(&[(name, 1)])[0].tag(), tag);
+            assert_eq!(GgufParts::all(&[(name, 1)])[0].tag(), tag);
         }
     }
 }

@@ -12,7 +12,7 @@ use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use super::name::{FileName, RepoId};
-use super::settings::Access;
+use super::settings::HubAccess;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two reads of a body, and before its first byte.
@@ -96,8 +96,8 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(access: Access) -> Self {
-        let Access { endpoint, token, offline } = access;
+    pub fn new(access: HubAccess) -> Self {
+        let HubAccess { endpoint, token, offline } = access;
         let https = endpoint.starts_with("https://");
         let agent = Agent::config_builder()
             .http_status_as_error(false)

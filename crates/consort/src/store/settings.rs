@@ -20,7 +20,7 @@ pub struct Settings {
 
 /// How a hub is asked. What is wrong with it matters to nobody who has the model already.
 #[derive(Debug)]
-pub struct Access {
+pub struct HubAccess {
     /// Scheme and host of the hub, without a slash at the end.
     pub endpoint: String,
     pub token: Option<String>,
@@ -43,8 +43,8 @@ impl Settings {
         })
     }
 
-    pub fn access(&self) -> Result<Access> {
-        Ok(Access {
+    pub fn access(&self) -> Result<HubAccess> {
+        Ok(HubAccess {
             endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,
             token: token(variable("HF_TOKEN"), &self.token_file)?,
             offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),

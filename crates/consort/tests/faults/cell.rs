@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::group::{Deadlines, Group, GroupConfig};
@@ -17,6 +16,7 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
 use types::{TokenId, WorldSize};
 
+use crate::bounded::{WAIT_MAX, wait_until};
 use crate::lent::Lent;
 use crate::traces;
 
@@ -86,7 +86,7 @@ impl Cell {
         self.wait_for_idle_fault(&service, claim);
         ask(&service, expected).map_err(|problem| format!("second requests: {problem}"))?;
         // What the last answer held is given back after it was told.
-        wait_until(|| service.stats().running == 0);
+        wait_until("no request runs", || service.stats().running == 0);
         let stats = service.stats();
         outcome.replays = stats.replays;
         for rank in service.ranks() {
@@ -98,8 +98,8 @@ impl Cell {
         }
         let thread_exit = service.thread_exit();
         drop(service);
-        wait_until(|| thread_exit.wait(Duration::from_secs(1)));
-        wait_until(|| traces::processes(&mark).is_empty());
+        wait_until("the service has ended", || thread_exit.wait(Duration::from_secs(1)));
+        wait_until("the cell's processes are gone", || traces::processes(&mark).is_empty());
         if !claim.exists() {
             return Err("the fault never happened: the cell shows nothing".to_owned());
         }
@@ -138,10 +138,10 @@ impl Cell {
     /// A fault of an idle rank happens by itself, a moment after the last request has ended.
     fn wait_for_idle_fault(self, service: &Service, claim: &Path) {
         if self.moment == "idle" {
-            wait_until(|| claim.exists());
+            wait_until("the fault happens", || claim.exists());
             if self.deed != "slow" {
                 // Nobody asks for anything: the group has to notice by itself.
-                wait_until(|| {
+                wait_until("the group notices the loss", || {
                     service.health() != Health::Ready || service.ranks().iter().any(|rank| rank.restarts > 0)
                 });
             }
@@ -164,7 +164,7 @@ fn ask(service: &Service, expected: &[Vec<TokenId>]) -> Result<(), String> {
     for ((_handle, events), expected) in asked.iter().zip(expected) {
         let mut answer = Vec::new();
         loop {
-            match events.recv().map_err(|_| "no outcome".to_owned())? {
+            match events.recv_timeout(WAIT_MAX).map_err(|_| format!("no event within {WAIT_MAX:?}"))? {
                 EventKind::Token(sampled) => answer.push(sampled.token),
                 EventKind::Finished(Finished { reason: FinishReason::Length, .. }) => break,
                 EventKind::Finished(Finished { reason, .. }) => return Err(format!("{reason:?}")),
@@ -211,11 +211,4 @@ fn cpu() -> CpuOptions {
 
 fn model_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32")
-}
-
-/// The watchdog ends it if it never comes true.
-fn wait_until(is_true: impl Fn() -> bool) {
-    while !is_true() {
-        thread::sleep(Duration::from_millis(5));
-    }
 }

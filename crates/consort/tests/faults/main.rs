@@ -3,6 +3,8 @@
 //! nothing may be left behind. A watchdog ends what hangs.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+#[path = "../bounded/mod.rs"]
+mod bounded;
 mod cell;
 mod lent;
 mod traces;

@@ -1,10 +1,9 @@
 //! `Host`: a machine that lends its CPUs, as a process of `consort ranks`.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::thread;
 
+use crate::serving::bounded::Log;
 use crate::serving::{children, consort};
 
 pub const KEY: &str = "a key that only tests have";
@@ -24,11 +23,8 @@ impl Host {
         let mut command = consort(&["ranks", "--listen", listen]);
         command.current_dir(folder).env("CONSORT_CLUSTER_KEY", KEY);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let line = log.find(|line| line.contains("listening on ")).unwrap();
+        let line = Log::read(child.stderr.take().unwrap()).line_with("listening on ");
         let address = line.rsplit(' ').next().unwrap().to_owned();
-        // Read on, so that it never waits for anybody to read.
-        thread::spawn(move || log.for_each(drop));
         Self { child, address }
     }
 

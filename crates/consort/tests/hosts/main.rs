@@ -12,13 +12,12 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Output;
-use std::thread;
-use std::time::Duration;
 
 use serde_json::Value;
 
 use host::{Host, KEY, addresses};
 use network::Network;
+use serving::bounded::{self, ended, wait_until};
 use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
 
 /// How far logits, which reach from -8 to 8, may be from the exact ones when the terms of sums are rounded to eight bits. Over all
@@ -67,13 +66,10 @@ impl Begun {
 
 /// Until the server tells of a loss in these words.
 fn wait_for_loss(server: &Server, words: &str) {
-    loop {
+    wait_until(&format!("the server says: {words}"), || {
         let ready = server.ask("GET /ready", "");
-        if ready.starts_with("HTTP/1.1 503") && ready.contains(words) {
-            return;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+        ready.starts_with("HTTP/1.1 503") && ready.contains(words)
+    });
 }
 
 fn refused(output: &Output) -> String {
@@ -159,7 +155,7 @@ fn hosts_that_can_not_help_are_named() {
         let model = "/proc/self/cwd/model-f32";
         let elsewhere = Host::start_at("127.0.0.1:0", Path::new("/"));
         let mut command = consort(&["debug", "tokens", model, "--tokens", "1", "--tp-hosts", &elsewhere.address]);
-        let output = command.args(options).current_dir(oracle("llama")).output().unwrap();
+        let output = bounded::output(command.args(options).current_dir(oracle("llama")));
         let log = refused(&output);
         assert!(log.contains(&elsewhere.address) && log.contains(model), "{log}");
     });
@@ -176,9 +172,7 @@ fn an_answer_goes_on_with_the_same_text_when_a_host_is_lost_and_comes_back() {
             assert_eq!([own.len(), ranks.len()], [1, 1]);
             let stream = begun_answer(&server);
             hosts[index].kill();
-            while !is_gone(ranks[0]) {
-                thread::sleep(Duration::from_millis(5));
-            }
+            wait_until("the rank of a killed host is gone", || is_gone(ranks[0]));
             let address = hosts[index].address.clone();
             hosts[index] = Host::start_at(&address, Path::new("."));
             assert_eq!(stream.rest(), whole);
@@ -214,9 +208,7 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_stopped() {
         let stop = |host: &Host| {
             let rank = host.ranks()[0];
             kill("STOP", rank);
-            while !is_gone(rank) {
-                thread::sleep(Duration::from_millis(5));
-            }
+            wait_until("a stopped rank is killed", || is_gone(rank));
         };
         let stream = begun_answer(&server);
         stop(&hosts[1]);
@@ -253,14 +245,10 @@ fn no_rank_outlives_its_supervisor_or_its_host() {
         let ranks: Vec<u32> = hosts.iter().flat_map(Host::ranks).chain(server.ranks()).collect();
         assert_eq!(ranks.len(), 3);
         hosts[0].kill();
-        while !is_gone(ranks[0]) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("the rank of a killed host is gone", || is_gone(ranks[0]));
         kill("KILL", server.child.id());
-        server.child.wait().unwrap();
-        while !ranks.iter().all(|&rank| is_gone(rank)) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        ended(&mut server.child);
+        wait_until("the ranks of a killed supervisor are gone", || ranks.iter().all(|&rank| is_gone(rank)));
     });
 }
 
@@ -294,9 +282,7 @@ fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
             network.plug(1);
             assert_eq!(stream.rest(), whole);
             assert_eq!(server.ranks(), own, "the rank here keeps its weights");
-            while hosts[0].ranks().len() > 1 {
-                thread::sleep(Duration::from_millis(50));
-            }
+            wait_until("the host has ended the rank that was cut off", || hosts[0].ranks().len() == 1);
         });
     });
 }

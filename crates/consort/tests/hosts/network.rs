@@ -1,6 +1,9 @@
-//! `Network`: machines with a network of their own, as namespaces that a bridge joins. It takes root, and Debian's iproute2.
+//! `Network`: machines with a network of their own, as namespaces that a bridge joins. They need root, and
+//! Debian's iproute2.
 
+use std::env;
 use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{self, Command, Stdio};
@@ -12,6 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::host::Host;
 
 const PORT: u16 = 7000;
+/// The variable that makes it a failure if there can be no namespaces.
+const REQUIRED: &str = "CONSORT_TEST_NAMESPACES";
 
 /// The first machine is the supervisor's. Dropped, they are gone.
 pub struct Network {
@@ -19,16 +24,18 @@ pub struct Network {
 }
 
 impl Network {
-    /// One machine and so many hosts. `None` for those who may not make networks, who are told so.
+    /// One machine and so many hosts. `None` where nobody may make network namespaces: the test then does not run, and says
+    /// so. With `CONSORT_TEST_NAMESPACES=required` that is a failure.
+    #[track_caller]
     pub fn new(hosts: usize) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root makes networks");
+        if let Err(reason) = can_make_namespaces() {
+            assert!(env::var_os(REQUIRED).is_none_or(|value| value != "required"), "no network namespaces: {reason}");
+            let test = thread::current().name().unwrap_or_default().to_owned();
+            tell(&format!("test {test} DID NOT RUN, it needs network namespaces: {reason}"));
             return None;
         }
-        install();
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let made = MADE.fetch_add(1, Ordering::Relaxed);
-        let names = (0..=hosts).map(|index| format!("consort-{}-{made}-{index}", process::id())).collect();
+        let number = unique();
+        let names = (0..=hosts).map(|index| format!("consort-{}-{number}-{index}", process::id())).collect();
         let network = Self { names };
         for index in 0..=hosts {
             let name = &network.names[index];
@@ -55,12 +62,12 @@ impl Network {
         (1..self.names.len()).map(start).collect()
     }
 
-    /// Runs `what`, and the processes that it starts, on a machine.
-    pub fn within<T: Send>(&self, index: usize, what: impl FnOnce() -> T + Send) -> T {
+    /// Runs `task`, and the processes that it starts, on a machine.
+    pub fn within<T: Send>(&self, index: usize, task: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(format!("/run/netns/{}", self.names[index])).unwrap();
         let enter = || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-            what()
+            task()
         };
         thread::scope(|scope| scope.spawn(enter).join().unwrap())
     }
@@ -71,7 +78,7 @@ impl Network {
             let arguments = format!("-n {} qdisc add dev host{index} root netem delay {time}", self.names[0]);
             let status = Command::new("tc").args(arguments.split(' ')).stderr(Stdio::null()).status().unwrap();
             if !status.success() {
-                eprintln!("without delays: this kernel has no netem");
+                tell("packets are not delayed in this test: the kernel has no netem");
             }
         }
     }
@@ -103,13 +110,29 @@ fn ip(arguments: &str) {
     assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
 }
 
-/// Debian's iproute2, where it is missing.
-fn install() {
-    if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_ok() {
-        return;
+/// Makes a namespace and deletes it again. The error says what is missing.
+fn can_make_namespaces() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("only root makes them".to_owned());
     }
-    for arguments in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends", "iproute2"]] {
-        let status = Command::new("apt-get").args(arguments).stdout(Stdio::null()).status();
-        assert!(status.is_ok_and(|status| status.success()), "apt-get {arguments:?} failed: install iproute2 by hand");
+    let name = format!("consort-{}-probe-{}", process::id(), unique());
+    for action in ["add", "del"] {
+        let output = Command::new("ip").args(["netns", action, &name]).output();
+        let output = output.map_err(|error| format!("`ip` can not be run ({error}); Debian has it in iproute2"))?;
+        if !output.status.success() {
+            return Err(format!("`ip netns {action}`: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
     }
+    Ok(())
+}
+
+/// A number that no other network of this process has.
+fn unique() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Writes a line that the test harness does not capture, as it does with `eprintln!`.
+fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,7 +1,7 @@
 //! The binary as tests run it: to its end, or as a server whose processes they look at and kill.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -11,18 +11,26 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+#[path = "../bounded/mod.rs"]
+pub mod bounded;
+
+use bounded::{Log, WAIT_MAX, wait_until};
+
 /// Far beyond what a test takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What hangs fails.
+/// A test that hangs fails, wherever it waits.
 pub fn watched(test: impl FnOnce() + Send + 'static) {
     let (done, result) = channel();
-    let tested = thread::spawn(move || {
+    // It keeps the name of the test, which panics and messages show.
+    let named = thread::Builder::new().name(thread::current().name().unwrap_or("test").to_owned());
+    let tested = named.spawn(move || {
         test();
         let _ = done.send(());
     });
+    let tested = tested.unwrap();
     if result.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-        panic!("the test hangs");
+        panic!("the test did not end within {PATIENCE:?}");
     }
     tested.join().unwrap();
 }
@@ -38,7 +46,7 @@ pub fn consort(args: &[&str]) -> Command {
 }
 
 pub fn run(args: &[&str]) -> Output {
-    consort(args).output().unwrap()
+    bounded::output(&mut consort(args))
 }
 
 pub fn text(bytes: &[u8]) -> String {
@@ -99,11 +107,8 @@ impl Server {
         let mut command = consort(&[&args, options].concat());
         command.envs(environment.iter().copied());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let line = log.find(|line| line.contains("listening on http://")).unwrap();
+        let line = Log::read(child.stderr.take().unwrap()).line_with("listening on http://");
         let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-        // Read on, so that it never waits for anybody to read.
-        thread::spawn(move || log.for_each(drop));
         let server = Self { child, address };
         server.wait_until_ready();
         server
@@ -111,6 +116,7 @@ impl Server {
 
     pub fn open(&self, request: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
         write!(stream, "{request} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
         stream
@@ -123,9 +129,7 @@ impl Server {
     }
 
     pub fn wait_until_ready(&self) {
-        while !self.ask("GET /ready", "").starts_with("HTTP/1.1 200") {
-            thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("the server is ready", || self.ask("GET /ready", "").starts_with("HTTP/1.1 200"));
     }
 
     pub fn ranks(&self) -> Vec<u32> {

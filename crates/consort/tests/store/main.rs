@@ -1,6 +1,8 @@
 //! The model store, through the binary: `pull`, `list` and `rm` against a fake hub on loopback.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+#[path = "../bounded/mod.rs"]
+mod bounded;
 mod fake_hub;
 
 use std::fs;
@@ -62,7 +64,7 @@ impl Home {
 }
 
 fn outcome(command: &mut Command) -> Outcome {
-    let output = command.output().unwrap();
+    let output = bounded::output(command);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Outcome { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

@@ -18,6 +18,8 @@ use kernels::{BackendError, PAGE_TOKENS};
 use types::{SessionId, TokenId};
 
 pub const VOCAB: usize = 53;
+/// More steps than any test needs.
+const STEPS_MAX: usize = 100_000;
 /// After this token the toy model's logits are not numbers.
 pub const POISON: TokenId = TokenId(13);
 
@@ -184,6 +186,7 @@ impl Executor for Fake {
         if let Some(gate) = &self.gate {
             let _ = gate.recv();
         }
+        assert!(self.steps.len() < STEPS_MAX, "the engine runs steps without end");
         self.steps.push(plan.entries().iter().map(|entry| entry.rows()).collect());
         let mut output = StepOutput::new();
         for entry in plan.entries() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::{Logprobs, RequestHandle, Sampled};
-use text::{Delta, Detokenizer, ReplyParser, StopStrings, Stopped};
+use text::{Delta, Detokenizer, ReplyParser, StopMatch, StopStrings};
 use types::TokenId;
 
 use super::{Finish, Part, Token};
@@ -108,8 +108,8 @@ impl Choice {
         let Some((detokenizer, stops)) = &mut self.text else { return (None, None) };
         let piece = detokenizer.push(sampled.token);
         let (mut deltas, mut finish) = match stops.push(&piece) {
-            Stopped::No { text } => (self.parse(&text), None),
-            Stopped::Yes { text, stop } => {
+            StopMatch::None { text } => (self.parse(&text), None),
+            StopMatch::Found { text, stop } => {
                 let mut deltas = self.parse(&text);
                 deltas.extend(self.parse_end());
                 (deltas, Some(Finish::StopString(stop)))
@@ -126,8 +126,8 @@ impl Choice {
     pub fn finish(&mut self, end: Option<Sampled>) -> Option<Part> {
         let (detokenizer, mut stops) = self.text.take()?;
         let text = match stops.push(&detokenizer.finish()) {
-            Stopped::No { text } => text + &stops.finish(),
-            Stopped::Yes { text, .. } => text,
+            StopMatch::None { text } => text + &stops.finish(),
+            StopMatch::Found { text, .. } => text,
         };
         let mut deltas = self.parse(&text);
         deltas.extend(self.parse_end());

@@ -10,13 +10,13 @@ fn tokenizer(name: &str) -> Tokenizer {
 
 struct Case {
     tokenizer: Tokenizer,
-    grammars: Grammars,
+    grammars: GrammarCompiler,
 }
 
 impl Case {
     fn new(name: &str) -> Self {
         let tokenizer = tokenizer(name);
-        let grammars = Grammars::new(&tokenizer).unwrap();
+        let grammars = GrammarCompiler::new(&tokenizer).unwrap();
         Self { tokenizer, grammars }
     }
 

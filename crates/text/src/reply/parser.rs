@@ -3,10 +3,10 @@
 //! How the reply is cut into pieces never matters. Only what may still turn out to be a tag is held back, and white space
 //! next to one. What begins like a call but is none is given back as text.
 
-use super::call_scan::CallScan;
-use super::function_scan::FunctionScan;
-use super::json_scan::NotJson;
-use super::named_scan::{NamedScan, is_name};
+use super::function_call::FunctionCallParser;
+use super::json_validator::NotJson;
+use super::named_call::{NamedCallParser, is_name};
+use super::object_call::ObjectCallParser;
 use super::{CALL, CALLS, PYTHON, ReplyFormat, Tool, ToolSyntax};
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub struct ReplyParser {
     format: ReplyFormat,
     /// The tools that may be called; calls are looked for only if there are any.
     tools: Arc<[Tool]>,
-    state: State,
+    state: ReplyState,
     /// White space that belongs to the text, unless a tag follows.
     space: String,
     /// The beginning of what may become a tag.
@@ -48,7 +48,7 @@ pub struct ReplyParser {
     deltas: Vec<Delta>,
 }
 
-enum State {
+enum ReplyState {
     Text,
     Reasoning,
     Calls(Calls),
@@ -58,21 +58,21 @@ enum State {
 struct Calls {
     /// All since the last call that was certain: given back as text if no call comes of it.
     raw: String,
-    place: Place,
+    state: CallsState,
     in_list: bool,
 }
 
-enum Place {
+enum CallsState {
     Before,
-    Call(Scan),
+    Call(CallParser),
     After,
 }
 
 /// Reads one call.
-enum Scan {
-    Object(CallScan),
-    Function(FunctionScan),
-    Named(NamedScan),
+enum CallParser {
+    Object(ObjectCallParser),
+    Function(FunctionCallParser),
+    Named(NamedCallParser),
 }
 
 impl ReplyParser {
@@ -81,7 +81,7 @@ impl ReplyParser {
         Self {
             format: format.clone(),
             tools: tools.into(),
-            state: State::Text,
+            state: ReplyState::Text,
             space: String::new(),
             partial: String::new(),
             started: false,
@@ -109,13 +109,13 @@ impl ReplyParser {
 
     /// What is left when the reply ends here.
     pub fn finish(mut self) -> Vec<Delta> {
-        match std::mem::replace(&mut self.state, State::Text) {
-            State::Calls(calls) => self.give_back(&calls.raw),
-            State::Reasoning => {
+        match std::mem::replace(&mut self.state, ReplyState::Text) {
+            ReplyState::Calls(calls) => self.give_back(&calls.raw),
+            ReplyState::Reasoning => {
                 let rest = std::mem::take(&mut self.partial);
                 rest.chars().for_each(|c| self.reasoning(c));
             }
-            State::Text => {
+            ReplyState::Text => {
                 let rest = std::mem::take(&mut self.partial);
                 rest.chars().for_each(|c| self.text(c));
                 let space = std::mem::take(&mut self.space);
@@ -127,9 +127,9 @@ impl ReplyParser {
 
     fn take(&mut self, c: char) {
         match &mut self.state {
-            State::Text => self.take_text(c),
-            State::Reasoning => self.take_reasoning(c),
-            State::Calls(_) => self.take_call(c),
+            ReplyState::Text => self.take_text(c),
+            ReplyState::Reasoning => self.take_reasoning(c),
+            ReplyState::Calls(_) => self.take_call(c),
         }
     }
 
@@ -179,7 +179,7 @@ impl ReplyParser {
     }
 
     fn begin_reasoning(&mut self) {
-        self.state = State::Reasoning;
+        self.state = ReplyState::Reasoning;
         self.reasoned = true;
         self.space.clear();
         self.trim = true;
@@ -187,7 +187,7 @@ impl ReplyParser {
 
     fn begin_calls(&mut self, marker: &str, first: Option<char>) {
         let raw = std::mem::take(&mut self.space) + marker;
-        self.state = State::Calls(Calls { raw, place: Place::Before, in_list: false });
+        self.state = ReplyState::Calls(Calls { raw, state: CallsState::Before, in_list: false });
         self.closing = None;
         first.into_iter().for_each(|c| self.take_call(c));
     }
@@ -217,7 +217,7 @@ impl ReplyParser {
             self.partial.clear();
             self.space.clear();
             self.trim = true;
-            self.state = State::Text;
+            self.state = ReplyState::Text;
             return;
         }
         while !close.starts_with(self.partial.as_str()) {
@@ -244,14 +244,14 @@ impl ReplyParser {
     }
 
     fn take_call(&mut self, c: char) {
-        let State::Calls(calls) = &mut self.state else { return };
+        let ReplyState::Calls(calls) = &mut self.state else { return };
         let syntax = self.format.tools;
-        if let Place::After = calls.place {
+        if let CallsState::After = calls.state {
             match c {
                 ']' if calls.in_list => return calls.in_list = false,
-                '{' if syntax == ToolSyntax::Tagged => calls.place = Place::Before,
-                ',' if calls.in_list => calls.place = Place::Before,
-                ',' | ';' if syntax == ToolSyntax::Bare => calls.place = Place::Before,
+                '{' if syntax == ToolSyntax::Tagged => calls.state = CallsState::Before,
+                ',' if calls.in_list => calls.state = CallsState::Before,
+                ',' | ';' if syntax == ToolSyntax::Bare => calls.state = CallsState::Before,
                 _ if c.is_whitespace() => return,
                 _ => return self.end_calls(c),
             }
@@ -259,14 +259,14 @@ impl ReplyParser {
                 return calls.raw.push(c);
             }
         }
-        if let Place::Before = calls.place {
+        if let CallsState::Before = calls.state {
             let may_be_list = !calls.in_list && !matches!(syntax, ToolSyntax::Bare | ToolSyntax::Functions);
             if c.is_whitespace() || (c == '[' && may_be_list) {
                 calls.in_list |= c == '[';
                 return calls.raw.push(c);
             }
-            match Scan::begin(syntax, c, &self.tools) {
-                Some(scan) => calls.place = Place::Call(scan),
+            match CallParser::begin(syntax, c, &self.tools) {
+                Some(parser) => calls.state = CallsState::Call(parser),
                 None => return self.break_off(c),
             }
         }
@@ -274,9 +274,9 @@ impl ReplyParser {
     }
 
     fn take_call_body(&mut self, c: char) {
-        let State::Calls(Calls { raw, place: Place::Call(scan), .. }) = &mut self.state else { return };
+        let ReplyState::Calls(Calls { raw, state: CallsState::Call(parser), .. }) = &mut self.state else { return };
         let mut arguments = String::new();
-        let known = match scan.push(c, &mut arguments) {
+        let known = match parser.push(c, &mut arguments) {
             Ok(known) => known,
             Err(NotJson) => return self.break_off(c),
         };
@@ -289,20 +289,20 @@ impl ReplyParser {
             self.deltas.push(Delta::ToolCall { index: self.calls, name });
             self.calls += 1;
         }
-        if !scan.is_announced() {
+        if !parser.is_announced() {
             raw.push(c);
         }
-        if scan.is_done()
-            && let State::Calls(calls) = &mut self.state
+        if parser.is_done()
+            && let ReplyState::Calls(calls) = &mut self.state
         {
-            calls.place = Place::After;
+            calls.state = CallsState::After;
         }
         self.emit_arguments(&arguments);
     }
 
     /// The calls are over, and `c` is what comes after them.
     fn end_calls(&mut self, c: char) {
-        self.state = State::Text;
+        self.state = ReplyState::Text;
         self.trim = true;
         self.closing = matches!(self.format.tools, ToolSyntax::Tagged | ToolSyntax::Functions).then_some(CALL.close);
         self.take_text(c);
@@ -310,7 +310,7 @@ impl ReplyParser {
 
     /// What looked like a call is none: it is text after all, and `c` may begin something new.
     fn break_off(&mut self, c: char) {
-        let State::Calls(calls) = std::mem::replace(&mut self.state, State::Text) else { return };
+        let ReplyState::Calls(calls) = std::mem::replace(&mut self.state, ReplyState::Text) else { return };
         self.give_back(&calls.raw);
         self.trim = false;
         self.take_text(c);
@@ -338,40 +338,40 @@ impl ReplyParser {
     }
 }
 
-impl Scan {
+impl CallParser {
     /// What a call that begins with `c` is read with.
     fn begin(syntax: ToolSyntax, c: char, tools: &Arc<[Tool]>) -> Option<Self> {
         match (syntax, c) {
-            (ToolSyntax::Functions, '<') => Some(Self::Function(FunctionScan::new(tools.clone()))),
+            (ToolSyntax::Functions, '<') => Some(Self::Function(FunctionCallParser::new(tools.clone()))),
             (ToolSyntax::Functions, _) => None,
-            (ToolSyntax::Bare, '{') => Some(Self::Object(CallScan::bare())),
-            (_, '{') => Some(Self::Object(CallScan::default())),
-            (ToolSyntax::List | ToolSyntax::Named, _) if is_name(c) => Some(Self::Named(NamedScan::default())),
+            (ToolSyntax::Bare, '{') => Some(Self::Object(ObjectCallParser::bare())),
+            (_, '{') => Some(Self::Object(ObjectCallParser::default())),
+            (ToolSyntax::List | ToolSyntax::Named, _) if is_name(c) => Some(Self::Named(NamedCallParser::default())),
             _ => None,
         }
     }
 
     fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
         match self {
-            Self::Object(scan) => scan.push(c, arguments),
-            Self::Function(scan) => scan.push(c, arguments),
-            Self::Named(scan) => scan.push(c, arguments),
+            Self::Object(parser) => parser.push(c, arguments),
+            Self::Function(parser) => parser.push(c, arguments),
+            Self::Named(parser) => parser.push(c, arguments),
         }
     }
 
     fn is_announced(&self) -> bool {
         match self {
-            Self::Object(scan) => scan.is_announced(),
-            Self::Function(scan) => scan.is_announced(),
-            Self::Named(scan) => scan.is_announced(),
+            Self::Object(parser) => parser.is_announced(),
+            Self::Function(parser) => parser.is_announced(),
+            Self::Named(parser) => parser.is_announced(),
         }
     }
 
     fn is_done(&self) -> bool {
         match self {
-            Self::Object(scan) => scan.is_done(),
-            Self::Function(scan) => scan.is_done(),
-            Self::Named(scan) => scan.is_done(),
+            Self::Object(parser) => parser.is_done(),
+            Self::Function(parser) => parser.is_done(),
+            Self::Named(parser) => parser.is_done(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Grammars that make a model call tools, in the form that its family uses.
 
 use super::{ARGUMENTS, CALL, CALLS, ReplyFormat, Tool, ToolSyntax};
-use crate::grammar::{Grammar, GrammarError, literal, marker, prepare};
+use crate::grammar::{Grammar, GrammarError, lark_literal, lark_marker, prepare_schema};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -64,7 +64,7 @@ impl ReplyFormat {
 
     /// What stands around calls, each of which is a `tool`.
     fn replies(&self, tokenizer: &Tokenizer, parallel: bool) -> String {
-        let marker = |tag| marker(tag, tokenizer);
+        let marker = |tag| lark_marker(tag, tokenizer);
         let several = |more: &str| if parallel { format!("({more})*") } else { String::new() };
         match self.tools {
             ToolSyntax::Tagged | ToolSyntax::Functions => {
@@ -89,15 +89,15 @@ impl ReplyFormat {
         }
         let call = match self.tools {
             ToolSyntax::Named => {
-                format!("{} {} arguments_{number}", literal(name), marker(ARGUMENTS, tokenizer))
+                format!("{} {} arguments_{number}", lark_literal(name), lark_marker(ARGUMENTS, tokenizer))
             }
             syntax => {
                 let key = if syntax == ToolSyntax::Bare { "parameters" } else { "arguments" };
                 let head = format!(r#"{{"name": {}, "{key}": "#, Value::from(name.as_str()));
-                format!("{} arguments_{number} \"}}\"", literal(&head))
+                format!("{} arguments_{number} \"}}\"", lark_literal(&head))
             }
         };
-        let schema = prepare(&Value::Object(schema), !tool.strict)?;
+        let schema = prepare_schema(&Value::Object(schema), !tool.strict)?;
         Ok(format!("tool_{number}: {call}\narguments_{number}: %json {schema}\n"))
     }
 }
@@ -121,12 +121,12 @@ fn function(number: usize, name: &str, schema: &Map<String, Value>, lenient: boo
         let rule = format!("parameter_{number}_{index}");
         let optional = if required.iter().any(|name| name == key) { "" } else { "?" };
         body += &format!(" {rule}{optional}");
-        let open = literal(&format!("<parameter={key}>\n"));
+        let open = lark_literal(&format!("<parameter={key}>\n"));
         let close = r#""\n</parameter>\n""#;
         let strings = property
             .get("enum")
             .and_then(Value::as_array)
-            .map(|values| values.iter().filter_map(Value::as_str).map(literal).collect::<Vec<_>>().join(" | "));
+            .map(|values| values.iter().filter_map(Value::as_str).map(lark_literal).collect::<Vec<_>>().join(" | "));
         rules += &match strings {
             _ if property.get("type").is_none_or(|kind| kind != "string") => {
                 let mut value = property.as_object().ok_or(GrammarError::NoObject)?.clone();
@@ -135,14 +135,14 @@ fn function(number: usize, name: &str, schema: &Map<String, Value>, lenient: boo
                         value.insert(definitions.to_owned(), found.clone());
                     }
                 }
-                let value = prepare(&Value::Object(value), lenient)?;
+                let value = prepare_schema(&Value::Object(value), lenient)?;
                 format!("{rule}: {open} {rule}_value {close}\n{rule}_value: %json {value}\n")
             }
             Some(strings) if !strings.is_empty() => format!("{rule}: {open} ({strings}) {close}\n"),
             _ => format!("{rule}: {open} {rule}_value\n{rule}_value[suffix={close}]: /(?s:.*)/\n"),
         };
     }
-    let open = literal(&format!("<function={name}>\n"));
+    let open = lark_literal(&format!("<function={name}>\n"));
     Ok(format!("tool_{number}: {open}{body} \"</function>\"\n{rules}"))
 }
 

@@ -15,9 +15,9 @@ use server::{App, LoadStage, Progress, Served};
 use tokio::sync::oneshot;
 use tracing::info;
 
-use super::Serve;
+use super::ServeArgs;
 use crate::language::Language;
-use crate::options::Room;
+use crate::options::RequestedCapacity;
 use crate::store::Store;
 
 /// The context that is offered unless asked otherwise, where the model has a longer one.
@@ -56,7 +56,7 @@ pub struct CacheOptions {
 }
 
 /// Loads the model on a thread of its own, and tells `app` how far it is. An error goes to `failed`.
-pub fn in_background(serve: Serve, app: Arc<App>, failed: oneshot::Sender<anyhow::Error>) -> Result<()> {
+pub fn in_background(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<anyhow::Error>) -> Result<()> {
     let begun = Instant::now();
     let load = move || match load(&serve, &app) {
         Ok(served) => {
@@ -74,7 +74,7 @@ pub fn in_background(serve: Serve, app: Arc<App>, failed: oneshot::Sender<anyhow
     Ok(())
 }
 
-fn load(serve: &Serve, app: &App) -> Result<Served> {
+fn load(serve: &ServeArgs, app: &App) -> Result<Served> {
     let tell = |doing: &str, done: usize, total: usize| {
         let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
         app.set_stage(LoadStage::Loading(progress));
@@ -85,12 +85,12 @@ fn load(serve: &Serve, app: &App) -> Result<Served> {
     let language =
         Language::open(&files.path, &checkpoint).with_context(|| format!("read the text side of {}", files.name))?;
 
-    let (room, kv_bytes) = serve.cache.room(serve, &checkpoint)?;
+    let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
     let layers = checkpoint.description().layers.len();
-    info!(layers, context = room.positions, kv_tokens = room.tokens, "loading {}", files.name);
+    info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
     let mut quarters = 0;
     let threads = serve.options.threads(&serve.threads);
-    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, room, &mut |done| {
+    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, capacity, &mut |done| {
         tell("loading its layers", done, layers);
         if done * 4 / layers.max(1) > quarters {
             quarters = done * 4 / layers.max(1);
@@ -116,12 +116,18 @@ fn load(serve: &Serve, app: &App) -> Result<Served> {
 
 impl CacheOptions {
     /// What to load the model with, and the bytes that keys and values take at most. The context is as long as memory allows,
-    /// once there is room for the weights.
-    fn room(&self, serve: &Serve, checkpoint: &Checkpoint) -> Result<(Room, u64)> {
+    /// once the weights are in it.
+    fn capacity(&self, serve: &ServeArgs, checkpoint: &Checkpoint) -> Result<(RequestedCapacity, u64)> {
         let sequences = self.max_running.get();
-        let wanted = sequences * (1 + self.speculate);
-        let room = |positions: usize, tokens: usize| Room { sequences, positions, tokens, rows: positions, wanted };
-        let least = serve.options.footprint(checkpoint, room(PAGE_TOKENS, PAGE_TOKENS))?;
+        let logit_rows = sequences * (1 + self.speculate);
+        let capacity = |positions: usize, tokens: usize| RequestedCapacity {
+            sequences,
+            positions,
+            tokens,
+            rows: positions,
+            logit_rows,
+        };
+        let least = serve.options.footprint(checkpoint, capacity(PAGE_TOKENS, PAGE_TOKENS))?;
         let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
         let (fixed, page_bytes) = (sum(|share| share.weights + share.working), sum(|share| share.kv).max(1));
         let fits = |memory: u64| usize::try_from(memory / page_bytes).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
@@ -136,7 +142,7 @@ impl CacheOptions {
             "the K/V cache has room for {tokens} tokens, which is less than the context of {positions}: \
              use a smaller --context or a larger --kv-tokens"
         );
-        Ok((room(positions, tokens), tokens.div_ceil(PAGE_TOKENS) as u64 * page_bytes))
+        Ok((capacity(positions, tokens), tokens.div_ceil(PAGE_TOKENS) as u64 * page_bytes))
     }
 }
 

@@ -279,9 +279,9 @@ proptest! {
                 // Text and reasoning are parts of the reply, in its order.
                 if let Delta::Text(text) | Delta::Reasoning(text) = delta {
                     for word in text.split_whitespace() {
-                        let place = seen.find(word);
-                        prop_assert!(place.is_some(), "{:?} in {:?}", word, seen);
-                        seen = &seen[place.unwrap() + word.len()..];
+                        let offset = seen.find(word);
+                        prop_assert!(offset.is_some(), "{:?} in {:?}", word, seen);
+                        seen = &seen[offset.unwrap() + word.len()..];
                     }
                 }
             }

@@ -1,6 +1,6 @@
 use super::super::{Delta, ReplyParser};
 use super::*;
-use crate::grammar::Grammars;
+use crate::grammar::GrammarCompiler;
 use std::path::PathBuf;
 use types::TokenId;
 
@@ -56,7 +56,7 @@ fn written(syntax: ToolSyntax) -> [&'static str; 2] {
     }
 }
 
-fn accepts(tokenizer: &Tokenizer, grammars: &Grammars, grammar: &Grammar, text: &str) -> bool {
+fn accepts(tokenizer: &Tokenizer, grammars: &GrammarCompiler, grammar: &Grammar, text: &str) -> bool {
     let mut matcher = grammars.compile(grammar).unwrap();
     let mut words = vec![0_u32; tokenizer.vocab_size().div_ceil(32)];
     let mut rest = text.as_bytes();
@@ -78,7 +78,7 @@ fn accepts(tokenizer: &Tokenizer, grammars: &Grammars, grammar: &Grammar, text: 
 #[test]
 fn what_a_grammar_demands_is_what_the_parser_reads() {
     let tokenizer = tokenizer();
-    let grammars = Grammars::new(&tokenizer).unwrap();
+    let grammars = GrammarCompiler::new(&tokenizer).unwrap();
     for syntax in ALL {
         let format = format(syntax);
         let grammar = format.tool_grammar(&tokenizer, &tools(), &ToolChoice::Required, false).unwrap().unwrap();
@@ -106,7 +106,7 @@ fn what_a_grammar_demands_is_what_the_parser_reads() {
 #[test]
 fn several_calls_only_where_they_are_wanted() {
     let tokenizer = tokenizer();
-    let grammars = Grammars::new(&tokenizer).unwrap();
+    let grammars = GrammarCompiler::new(&tokenizer).unwrap();
     for syntax in ALL {
         let [weather, now] = written(syntax);
         let both = match syntax {
@@ -127,7 +127,7 @@ fn several_calls_only_where_they_are_wanted() {
 #[test]
 fn a_named_tool_is_the_only_one() {
     let tokenizer = tokenizer();
-    let grammars = Grammars::new(&tokenizer).unwrap();
+    let grammars = GrammarCompiler::new(&tokenizer).unwrap();
     for syntax in ALL {
         let choice = ToolChoice::Named("now".to_owned());
         let grammar = format(syntax).tool_grammar(&tokenizer, &tools(), &choice, true).unwrap().unwrap();

@@ -9,9 +9,9 @@ const DEPTH_MAX: usize = 100;
 
 /// Checks one value. It ends with its last character: numbers, which do not show their end, only occur inside.
 #[derive(Debug, Default)]
-pub(crate) struct JsonScan {
+pub(crate) struct JsonValidator {
     containers: Vec<Container>,
-    state: State,
+    state: JsonState,
 }
 
 /// The text is not JSON.
@@ -25,7 +25,7 @@ enum Container {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum JsonState {
     #[default]
     Value,
     ValueOrEnd,
@@ -35,16 +35,16 @@ pub(crate) enum State {
     CommaOrEnd,
     InString {
         key: bool,
-        escape: Escape,
+        escape: EscapeState,
     },
     /// The letters that are missing of `true`, `false` or `null`.
     Word(&'static str),
-    Number(Number),
+    Number(NumberState),
     Done,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Escape {
+pub(crate) enum EscapeState {
     None,
     Began,
     /// So many hexadecimal digits are missing.
@@ -52,7 +52,7 @@ pub(crate) enum Escape {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Number {
+pub(crate) enum NumberState {
     Sign,
     Zero,
     Whole,
@@ -63,41 +63,41 @@ pub(crate) enum Number {
     ExponentDigits,
 }
 
-impl JsonScan {
+impl JsonValidator {
     /// Takes the next character and appends what it comes to.
     pub fn push(&mut self, c: char, out: &mut String) -> Result<(), NotJson> {
-        if let State::Number(number) = self.state {
+        if let JsonState::Number(number) = self.state {
             if let Some(next) = number.next(c) {
-                self.state = State::Number(next);
+                self.state = JsonState::Number(next);
                 out.push(c);
                 return Ok(());
             }
             if !number.may_end() {
                 return Err(NotJson);
             }
-            self.state = State::CommaOrEnd;
+            self.state = JsonState::CommaOrEnd;
         }
-        if let State::InString { key, escape } = self.state {
+        if let JsonState::InString { key, escape } = self.state {
             self.state = in_string(key, escape, c, out)?;
             return Ok(());
         }
-        if !matches!(self.state, State::Word(_)) && matches!(c, ' ' | '\n' | '\r' | '\t') {
+        if !matches!(self.state, JsonState::Word(_)) && matches!(c, ' ' | '\n' | '\r' | '\t') {
             out.push(c);
             return Ok(());
         }
         self.state = self.next(c)?;
-        if self.state == State::CommaOrEnd && self.containers.is_empty() {
-            self.state = State::Done;
+        if self.state == JsonState::CommaOrEnd && self.containers.is_empty() {
+            self.state = JsonState::Done;
         }
         out.push(c);
         Ok(())
     }
 
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == JsonState::Done
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> JsonState {
         self.state
     }
 
@@ -106,95 +106,95 @@ impl JsonScan {
         self.containers.len()
     }
 
-    fn next(&mut self, c: char) -> Result<State, NotJson> {
+    fn next(&mut self, c: char) -> Result<JsonState, NotJson> {
         let container = self.containers.last().copied();
         Ok(match (self.state, c) {
-            (State::ValueOrEnd, ']') => self.close(),
-            (State::Value | State::ValueOrEnd, '{') => self.open(Container::Object)?,
-            (State::Value | State::ValueOrEnd, '[') => self.open(Container::Array)?,
-            (State::Value | State::ValueOrEnd, _) => value(c)?,
-            (State::KeyOrEnd, '}') => self.close(),
-            (State::Key | State::KeyOrEnd, '"') => State::InString { key: true, escape: Escape::None },
-            (State::Colon, ':') => State::Value,
-            (State::CommaOrEnd, ',') if container == Some(Container::Object) => State::Key,
-            (State::CommaOrEnd, ',') if container == Some(Container::Array) => State::Value,
-            (State::CommaOrEnd, '}') if container == Some(Container::Object) => self.close(),
-            (State::CommaOrEnd, ']') if container == Some(Container::Array) => self.close(),
-            (State::Word(rest), _) => match rest.strip_prefix(c) {
-                Some("") => State::CommaOrEnd,
-                Some(rest) => State::Word(rest),
+            (JsonState::ValueOrEnd, ']') => self.close(),
+            (JsonState::Value | JsonState::ValueOrEnd, '{') => self.open(Container::Object)?,
+            (JsonState::Value | JsonState::ValueOrEnd, '[') => self.open(Container::Array)?,
+            (JsonState::Value | JsonState::ValueOrEnd, _) => value(c)?,
+            (JsonState::KeyOrEnd, '}') => self.close(),
+            (JsonState::Key | JsonState::KeyOrEnd, '"') => JsonState::InString { key: true, escape: EscapeState::None },
+            (JsonState::Colon, ':') => JsonState::Value,
+            (JsonState::CommaOrEnd, ',') if container == Some(Container::Object) => JsonState::Key,
+            (JsonState::CommaOrEnd, ',') if container == Some(Container::Array) => JsonState::Value,
+            (JsonState::CommaOrEnd, '}') if container == Some(Container::Object) => self.close(),
+            (JsonState::CommaOrEnd, ']') if container == Some(Container::Array) => self.close(),
+            (JsonState::Word(rest), _) => match rest.strip_prefix(c) {
+                Some("") => JsonState::CommaOrEnd,
+                Some(rest) => JsonState::Word(rest),
                 None => return Err(NotJson),
             },
             _ => return Err(NotJson),
         })
     }
 
-    fn open(&mut self, container: Container) -> Result<State, NotJson> {
+    fn open(&mut self, container: Container) -> Result<JsonState, NotJson> {
         if self.containers.len() == DEPTH_MAX {
             return Err(NotJson);
         }
         self.containers.push(container);
-        Ok(if container == Container::Object { State::KeyOrEnd } else { State::ValueOrEnd })
+        Ok(if container == Container::Object { JsonState::KeyOrEnd } else { JsonState::ValueOrEnd })
     }
 
-    fn close(&mut self) -> State {
+    fn close(&mut self) -> JsonState {
         self.containers.pop();
-        State::CommaOrEnd
+        JsonState::CommaOrEnd
     }
 }
 
 /// The state after the first character of a value that is neither object nor list.
-fn value(c: char) -> Result<State, NotJson> {
+fn value(c: char) -> Result<JsonState, NotJson> {
     Ok(match c {
-        '"' => State::InString { key: false, escape: Escape::None },
-        't' => State::Word("rue"),
-        'f' => State::Word("alse"),
-        'n' => State::Word("ull"),
-        '-' => State::Number(Number::Sign),
-        '0' => State::Number(Number::Zero),
-        '1'..='9' => State::Number(Number::Whole),
+        '"' => JsonState::InString { key: false, escape: EscapeState::None },
+        't' => JsonState::Word("rue"),
+        'f' => JsonState::Word("alse"),
+        'n' => JsonState::Word("ull"),
+        '-' => JsonState::Number(NumberState::Sign),
+        '0' => JsonState::Number(NumberState::Zero),
+        '1'..='9' => JsonState::Number(NumberState::Whole),
         _ => return Err(NotJson),
     })
 }
 
-fn in_string(key: bool, escape: Escape, c: char, out: &mut String) -> Result<State, NotJson> {
+fn in_string(key: bool, escape: EscapeState, c: char, out: &mut String) -> Result<JsonState, NotJson> {
     let escape = match (escape, c) {
-        (Escape::None, '"') => {
+        (EscapeState::None, '"') => {
             out.push('"');
-            return Ok(if key { State::Colon } else { State::CommaOrEnd });
+            return Ok(if key { JsonState::Colon } else { JsonState::CommaOrEnd });
         }
-        (Escape::None, '\\') => Escape::Began, // written when it is known what it begins
-        (Escape::None, c) if c < ' ' => {
+        (EscapeState::None, '\\') => EscapeState::Began, // written when it is known what it begins
+        (EscapeState::None, c) if c < ' ' => {
             out.push_str(&format!("\\u{:04x}", u32::from(c)));
-            Escape::None
+            EscapeState::None
         }
-        (Escape::None, c) => {
+        (EscapeState::None, c) => {
             out.push(c);
-            Escape::None
+            EscapeState::None
         }
-        (Escape::Began, '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' | 'u') => {
+        (EscapeState::Began, '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' | 'u') => {
             out.extend(['\\', c]);
-            if c == 'u' { Escape::Digits(4) } else { Escape::None }
+            if c == 'u' { EscapeState::Digits(4) } else { EscapeState::None }
         }
-        (Escape::Began, '\'') => {
+        (EscapeState::Began, '\'') => {
             out.push('\'');
-            Escape::None
+            EscapeState::None
         }
         // A backslash that escapes nothing is meant as one.
-        (Escape::Began, c) if c >= ' ' => {
+        (EscapeState::Began, c) if c >= ' ' => {
             out.extend(['\\', '\\', c]);
-            Escape::None
+            EscapeState::None
         }
-        (Escape::Digits(missing), c) if c.is_ascii_hexdigit() => {
+        (EscapeState::Digits(missing), c) if c.is_ascii_hexdigit() => {
             out.push(c);
-            if missing == 1 { Escape::None } else { Escape::Digits(missing - 1) }
+            if missing == 1 { EscapeState::None } else { EscapeState::Digits(missing - 1) }
         }
         _ => return Err(NotJson),
     };
-    Ok(State::InString { key, escape })
+    Ok(JsonState::InString { key, escape })
 }
 
-impl Number {
+impl NumberState {
     fn next(self, c: char) -> Option<Self> {
         Some(match (self, c) {
             (Self::Sign, '0') => Self::Zero,
@@ -219,28 +219,28 @@ mod tests {
     use proptest::prelude::*;
 
     /// What the text comes to as one value, if it is one and nothing follows.
-    fn scan(text: &str) -> Option<String> {
-        let (mut scan, mut out) = (JsonScan::default(), String::new());
+    fn validated(text: &str) -> Option<String> {
+        let (mut validator, mut out) = (JsonValidator::default(), String::new());
         for c in text.chars() {
-            if scan.is_done() {
+            if validator.is_done() {
                 return None;
             }
-            scan.push(c, &mut out).ok()?;
+            validator.push(c, &mut out).ok()?;
         }
-        scan.is_done().then_some(out)
+        validator.is_done().then_some(out)
     }
 
     #[test]
     fn mistakes_that_have_one_meaning_are_mended() {
-        assert_eq!(scan("[\"a\nb\"]").as_deref(), Some(r#"["a\u000ab"]"#));
-        assert_eq!(scan(r#"["it\'s \d+"]"#).as_deref(), Some(r#"["it's \\d+"]"#));
+        assert_eq!(validated("[\"a\nb\"]").as_deref(), Some(r#"["a\u000ab"]"#));
+        assert_eq!(validated(r#"["it\'s \d+"]"#).as_deref(), Some(r#"["it's \\d+"]"#));
     }
 
     #[test]
     fn nesting_has_a_limit() {
         let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
-        assert!(scan(&nested(DEPTH_MAX)).is_some());
-        assert!(scan(&nested(DEPTH_MAX + 1)).is_none());
+        assert!(validated(&nested(DEPTH_MAX)).is_some());
+        assert!(validated(&nested(DEPTH_MAX + 1)).is_none());
     }
 
     /// JSON, and text that is nearly JSON.
@@ -257,7 +257,7 @@ mod tests {
         fn what_is_accepted_is_what_serde_json_accepts(text in nearly_json()) {
             let text = format!("[{text}]");
             let valid = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();
-            prop_assert_eq!(scan(&text).is_some(), valid);
+            prop_assert_eq!(validated(&text).is_some(), valid);
         }
     }
 }

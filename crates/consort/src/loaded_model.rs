@@ -1,15 +1,15 @@
-//! `Loaded`: a model that can run, in this process or in a group of rank processes.
+//! `LoadedModel`: a model that can run, in this process or in a group of rank processes.
 
 use cluster::group::Group;
 use engine::{Executor, LocalExecutor, RankReport};
 use kernels::cpu::CpuBackend;
 
-pub enum Loaded {
+pub enum LoadedModel {
     Local(Box<LocalExecutor<CpuBackend>>),
     Group(Box<Group>),
 }
 
-impl Loaded {
+impl LoadedModel {
     pub fn executor(&mut self) -> &mut dyn Executor {
         match self {
             Self::Local(local) => &mut **local,
@@ -41,7 +41,7 @@ impl Loaded {
     }
 
     /// What the ranks have done so far; nothing if there is one process.
-    pub fn count(&mut self) -> anyhow::Result<Vec<RankReport>> {
+    pub fn rank_reports(&mut self) -> anyhow::Result<Vec<RankReport>> {
         match self {
             Self::Local(_) => Ok(Vec::new()),
             Self::Group(group) => Ok(group.count()?),

@@ -5,28 +5,28 @@ use engine::{Engine, EventKind, Executor, FinishReason, Finished, Request, Sampl
 use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 
-use crate::interrupt::Noted;
+use crate::interrupt::InterruptGuard;
 
 #[derive(Debug)]
-pub struct Answer {
+pub struct GeneratedAnswer {
     pub text: String,
     pub tokens: Vec<TokenId>,
-    pub ending: Ending,
+    pub ending: AnswerEnd,
     pub timings: Timings,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum AnswerEnd {
     /// The model said all it had to say.
     Stop,
-    /// There was no room, or no leave, for more tokens.
+    /// The context is full, or the answer has as many tokens as it may have.
     Length,
     /// Ctrl-C.
     Cancelled,
 }
 
-impl Ending {
+impl AnswerEnd {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -37,22 +37,22 @@ impl Ending {
 }
 
 /// Runs `engine` on one prompt until the answer ends, or Ctrl-C ends it. Text goes to `show` as soon as it is certain.
-pub fn answer<E: Executor>(
+pub fn generate<E: Executor>(
     engine: &mut Engine<E>,
     tokenizer: &Tokenizer,
     prompt: Vec<TokenId>,
     sampling: SamplingParams,
     tokens_max: Option<usize>,
     mut show: impl FnMut(&str) -> Result<()>,
-) -> Result<Answer> {
-    let interrupt = Noted::new();
+) -> Result<GeneratedAnswer> {
+    let interrupt = InterruptGuard::new();
     let mut detokenizer = tokenizer.detokenizer(SpecialTokens::Hide);
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
     let tokens_max = tokens_max.unwrap_or(usize::MAX);
     let request =
         engine.add(Request { sampling, eos: tokenizer.eos_ids().into(), ..Request::greedy(prompt, tokens_max) })?;
     let finished = loop {
-        if interrupt.was_pressed()
+        if interrupt.is_interrupted()
             && let Some(finished) = engine.cancel(request)
         {
             break finished;
@@ -86,10 +86,10 @@ pub fn answer<E: Executor>(
     }
     let Finished { reason, timings } = finished;
     let ending = match reason {
-        FinishReason::Eos(_) | FinishReason::Complete => Ending::Stop,
-        FinishReason::Length | FinishReason::Context => Ending::Length,
-        FinishReason::Cancelled => Ending::Cancelled,
+        FinishReason::Eos(_) | FinishReason::Complete => AnswerEnd::Stop,
+        FinishReason::Length | FinishReason::Context => AnswerEnd::Length,
+        FinishReason::Cancelled => AnswerEnd::Cancelled,
         FinishReason::Failed(error) => bail!(error),
     };
-    Ok(Answer { text, tokens, ending, timings })
+    Ok(GeneratedAnswer { text, tokens, ending, timings })
 }

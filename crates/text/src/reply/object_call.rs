@@ -3,17 +3,17 @@
 //! The call is given out once it is certain to be one, that is when its name is known and its arguments begin; from then
 //! on the arguments flow. Keys may come in any order; arguments that come before the name wait for it.
 
-use super::json_scan::{JsonScan, NotJson, State};
+use super::json_validator::{JsonState, JsonValidator, NotJson};
 use serde_json::{Map, Value};
 
 /// Longer names are taken for nonsense.
 pub(super) const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug, Default)]
-pub(super) struct CallScan {
-    json: JsonScan,
-    taking: Taking,
-    key: Key,
+pub(super) struct ObjectCallParser {
+    json: JsonValidator,
+    field: CallField,
+    key: CallKey,
     /// The key, name or arguments that are being taken.
     taken: String,
     name: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct CallScan {
 
 /// What the characters belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Taking {
+enum CallField {
     #[default]
     Nothing,
     Key,
@@ -37,14 +37,14 @@ enum Taking {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Key {
+enum CallKey {
     #[default]
     Other,
     Name,
     Arguments,
 }
 
-impl CallScan {
+impl ObjectCallParser {
     /// For an object without tags, which need not be a call: it may have no keys that a call has not.
     pub fn bare() -> Self {
         Self { bare: true, ..Self::default() }
@@ -55,13 +55,13 @@ impl CallScan {
     pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
         self.begin(c)?;
         let start = arguments.len();
-        if self.taking == Taking::Arguments {
+        if self.field == CallField::Arguments {
             self.json.push(c, arguments)?;
         } else {
             let mut mended = std::mem::take(&mut self.taken);
             self.json.push(c, &mut mended)?;
             self.taken = mended;
-            if matches!(self.taking, Taking::Key | Taking::Name) && self.taken.len() > NAME_BYTES_MAX {
+            if matches!(self.field, CallField::Key | CallField::Name) && self.taken.len() > NAME_BYTES_MAX {
                 return Err(NotJson);
             }
         }
@@ -81,18 +81,18 @@ impl CallScan {
 
     /// Notes what `c` begins, if it stands at the level of the call's keys.
     fn begin(&mut self, c: char) -> Result<(), NotJson> {
-        if self.json.depth() != 1 || self.taking != Taking::Nothing {
+        if self.json.depth() != 1 || self.field != CallField::Nothing {
             return Ok(());
         }
         self.taken.clear();
-        self.taking = match (self.json.state(), self.key, c) {
-            (_, _, ' ' | '\n' | '\r' | '\t') => Taking::Nothing,
-            (State::Key | State::KeyOrEnd, _, '"') => Taking::Key,
-            (State::Value, Key::Name, '"') => Taking::Name,
-            (State::Value, Key::Arguments, '{') if self.name.is_some() => Taking::Arguments,
-            (State::Value, Key::Arguments, '{' | '"' | 'n') => Taking::HeldArguments,
-            (State::Value, Key::Name | Key::Arguments, _) => return Err(NotJson),
-            _ => Taking::Nothing,
+        self.field = match (self.json.state(), self.key, c) {
+            (_, _, ' ' | '\n' | '\r' | '\t') => CallField::Nothing,
+            (JsonState::Key | JsonState::KeyOrEnd, _, '"') => CallField::Key,
+            (JsonState::Value, CallKey::Name, '"') => CallField::Name,
+            (JsonState::Value, CallKey::Arguments, '{') if self.name.is_some() => CallField::Arguments,
+            (JsonState::Value, CallKey::Arguments, '{' | '"' | 'n') => CallField::HeldArguments,
+            (JsonState::Value, CallKey::Name | CallKey::Arguments, _) => return Err(NotJson),
+            _ => CallField::Nothing,
         };
         Ok(())
     }
@@ -100,35 +100,35 @@ impl CallScan {
     /// Draws the conclusions of what has ended.
     fn end(&mut self, arguments: &mut String) -> Result<Option<String>, NotJson> {
         let (state, depth) = (self.json.state(), self.json.depth());
-        let ended = match self.taking {
-            Taking::Nothing => return if self.json.is_done() { self.finish(arguments) } else { Ok(None) },
-            Taking::Key => state == State::Colon,
-            _ => state == State::CommaOrEnd && depth == 1,
+        let ended = match self.field {
+            CallField::Nothing => return if self.json.is_done() { self.finish(arguments) } else { Ok(None) },
+            CallField::Key => state == JsonState::Colon,
+            _ => state == JsonState::CommaOrEnd && depth == 1,
         };
-        let taking = self.taking;
+        let field = self.field;
         if ended {
-            self.taking = Taking::Nothing;
+            self.field = CallField::Nothing;
         }
-        match taking {
+        match field {
             // The opening brace of the arguments is what makes it a call.
-            Taking::Arguments if !self.announced => return Ok(self.announce(None, arguments)),
-            Taking::Key if ended => {
+            CallField::Arguments if !self.announced => return Ok(self.announce(None, arguments)),
+            CallField::Key if ended => {
                 self.key = self.key_taken();
                 if self.bare
                     && !self.announced
-                    && self.key == Key::Other
+                    && self.key == CallKey::Other
                     && !matches!(self.taken.as_str(), "\"type\"" | "\"id\"")
                 {
                     return Err(NotJson);
                 }
             }
-            Taking::Name if ended => {
+            CallField::Name if ended => {
                 self.name = Some(serde_json::from_str(&self.taken).map_err(|_| NotJson)?);
                 if let Some(early) = self.early.take() {
                     return Ok(self.announce(Some(early), arguments));
                 }
             }
-            Taking::HeldArguments if ended => {
+            CallField::HeldArguments if ended => {
                 let object = object_in(&self.taken).ok_or(NotJson)?;
                 if self.name.is_some() {
                     return Ok(self.announce(Some(object), arguments));
@@ -141,12 +141,12 @@ impl CallScan {
     }
 
     /// Each key counts once.
-    fn key_taken(&self) -> Key {
+    fn key_taken(&self) -> CallKey {
         let arguments_are_open = !self.announced && self.early.is_none();
         match self.taken.as_str() {
-            "\"name\"" if self.name.is_none() => Key::Name,
-            "\"arguments\"" | "\"parameters\"" if arguments_are_open => Key::Arguments,
-            _ => Key::Other,
+            "\"name\"" if self.name.is_none() => CallKey::Name,
+            "\"arguments\"" | "\"parameters\"" if arguments_are_open => CallKey::Arguments,
+            _ => CallKey::Other,
         }
     }
 
@@ -180,8 +180,8 @@ fn object_in(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn scan(text: &str) -> Option<(String, String)> {
-        let (mut call, mut name, mut arguments) = (CallScan::default(), None, String::new());
+    fn parsed(text: &str) -> Option<(String, String)> {
+        let (mut call, mut name, mut arguments) = (ObjectCallParser::default(), None, String::new());
         for c in text.chars() {
             name = name.or(call.push(c, &mut arguments).ok()?);
         }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn check(text: &str, want: Option<(&str, &str)>) {
-        let got = scan(text);
+        let got = parsed(text);
         assert_eq!(got.as_ref().map(|(name, arguments)| (name.as_str(), arguments.as_str())), want, "{text}");
     }
 
@@ -235,14 +235,14 @@ mod tests {
 
     #[test]
     fn a_bare_object_with_other_keys_is_no_call() {
-        let (mut call, mut arguments) = (CallScan::bare(), String::new());
+        let (mut call, mut arguments) = (ObjectCallParser::bare(), String::new());
         let refused = r#"{"type": "x", "city": "#.chars().position(|c| call.push(c, &mut arguments).is_err());
         assert_eq!(refused, Some(r#"{"type": "x", "city"#.len()));
     }
 
     #[test]
     fn the_name_is_known_when_the_arguments_begin() {
-        let (mut call, mut arguments) = (CallScan::default(), String::new());
+        let (mut call, mut arguments) = (ObjectCallParser::default(), String::new());
         for c in r#"{"name": "f", "arguments": "#.chars() {
             assert_eq!(call.push(c, &mut arguments), Ok(None));
         }

@@ -3,8 +3,8 @@
 //! Values are plain text; the tool's schema says which of them are strings. A value is given out when it is whole.
 
 use super::Tool;
-use super::call_scan::NAME_BYTES_MAX;
-use super::json_scan::NotJson;
+use super::json_validator::NotJson;
+use super::object_call::NAME_BYTES_MAX;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
-pub(super) struct FunctionScan {
+pub(super) struct FunctionCallParser {
     tools: Arc<[Tool]>,
-    place: Place,
+    state: TagState,
     /// What has come since the last tag.
     text: String,
     name: Option<String>,
@@ -24,29 +24,29 @@ pub(super) struct FunctionScan {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum TagState {
     /// In a tag, or where one should be.
     Tag,
     Value,
     Done,
 }
 
-impl FunctionScan {
+impl FunctionCallParser {
     pub fn new(tools: Arc<[Tool]>) -> Self {
-        Self { tools, place: Place::Tag, text: String::new(), name: None, key: String::new(), parameters: 0 }
+        Self { tools, state: TagState::Tag, text: String::new(), name: None, key: String::new(), parameters: 0 }
     }
 
-    /// As [`CallScan::push`](super::call_scan::CallScan::push).
+    /// As [`ObjectCallParser::push`](super::object_call::ObjectCallParser::push).
     pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
-        if self.place == Place::Tag && self.text.is_empty() && c.is_whitespace() {
+        if self.state == TagState::Tag && self.text.is_empty() && c.is_whitespace() {
             return Ok(None);
         }
         self.text.push(c);
-        if self.place == Place::Value {
+        if self.state == TagState::Value {
             if c == '>' && self.text.ends_with(PARAMETER_END) {
                 let text = std::mem::take(&mut self.text);
                 self.value(text.strip_suffix(PARAMETER_END).unwrap_or(&text), arguments);
-                self.place = Place::Tag;
+                self.state = TagState::Tag;
             }
             return Ok(None);
         }
@@ -63,18 +63,18 @@ impl FunctionScan {
         let (_, value) = tag.trim_end_matches('>').split_once('=').unwrap_or_default();
         if tag == FUNCTION_END {
             arguments.push_str(if self.parameters == 0 { "{}" } else { "}" });
-            self.place = Place::Done;
+            self.state = TagState::Done;
         } else if self.name.is_none() {
             return Ok(self.name.insert(value.to_owned()).clone().into());
         } else {
             self.key = value.to_owned();
-            self.place = Place::Value;
+            self.state = TagState::Value;
         }
         Ok(None)
     }
 
     pub fn is_done(&self) -> bool {
-        self.place == Place::Done
+        self.state == TagState::Done
     }
 
     pub fn is_announced(&self) -> bool {

@@ -1,18 +1,18 @@
 //! One tool call with its name in front: `NAME[ARGS]{…}`, with `[CALL_ID]…` in between or not.
 
-use super::call_scan::NAME_BYTES_MAX;
-use super::json_scan::{JsonScan, NotJson};
+use super::json_validator::{JsonValidator, NotJson};
+use super::object_call::NAME_BYTES_MAX;
 use super::{ARGUMENTS, CALL_ID};
 
 #[derive(Default)]
-pub(super) struct NamedScan {
+pub(super) struct NamedCallParser {
     /// All before the arguments.
     head: String,
-    arguments: Option<JsonScan>,
+    arguments: Option<JsonValidator>,
 }
 
-impl NamedScan {
-    /// As [`CallScan::push`](super::call_scan::CallScan::push).
+impl NamedCallParser {
+    /// As [`ObjectCallParser::push`](super::object_call::ObjectCallParser::push).
     pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
         if let Some(json) = &mut self.arguments {
             json.push(c, arguments)?;
@@ -28,12 +28,12 @@ impl NamedScan {
         if name.is_empty() || !name.chars().all(is_name) {
             return Err(NotJson);
         }
-        self.arguments.insert(JsonScan::default()).push(c, arguments)?;
+        self.arguments.insert(JsonValidator::default()).push(c, arguments)?;
         Ok(Some(name.to_owned()))
     }
 
     pub fn is_done(&self) -> bool {
-        self.arguments.as_ref().is_some_and(JsonScan::is_done)
+        self.arguments.as_ref().is_some_and(JsonValidator::is_done)
     }
 
     pub fn is_announced(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What a chat template understands, found out by trial, and conversations put into that shape.
+//! What a chat template supports, found out by rendering probes with it, and how a conversation is adapted to that.
 //!
 //! Templates agree on little: some want content as text and some as parts, some know no system prompt, few know the
 //! `developer` role, many know no tools, and those that do want arguments as an object or as text.
@@ -10,44 +10,44 @@ use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    content: ContentForm,
+pub(crate) struct TemplateCapabilities {
+    content: ContentFormat,
     knows_system: bool,
     knows_developer: bool,
     pub shows_tools: bool,
-    arguments: ArgumentsForm,
+    arguments: ArgumentsFormat,
     /// Ids of calls must be nine letters and digits. Mistral's templates insist.
     short_ids: bool,
     /// A message may make several calls. Llama's templates refuse.
     several_calls: bool,
 }
 
-impl Default for Shape {
+impl Default for TemplateCapabilities {
     /// What is passed on as it came; tools are written out.
     fn default() -> Self {
         Self {
-            content: ContentForm::TextOrParts,
+            content: ContentFormat::TextOrParts,
             knows_system: true,
             knows_developer: false,
             shows_tools: false,
-            arguments: ArgumentsForm::Object,
+            arguments: ArgumentsFormat::Object,
             short_ids: false,
             several_calls: true,
         }
     }
 }
 
-/// In which form the template understands a message's content.
+/// The format in which the template understands a message's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ContentForm {
+enum ContentFormat {
     TextOrParts,
     TextOnly,
     PartsOnly,
 }
 
-/// In which form the template understands the arguments of a call.
+/// The format in which the template understands the arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ArgumentsForm {
+enum ArgumentsFormat {
     Object,
     Text,
 }
@@ -56,7 +56,7 @@ const NEEDLE: &str = "b7f3needle";
 const SHORT_ID: &str = "a1b2c3d4e";
 const LONG_ID: &str = "call_0123456789abcdef";
 
-impl Shape {
+impl TemplateCapabilities {
     /// `render` gives the text of messages and tools, if the template takes them.
     pub fn probe(source: &str, render: impl Fn(Vec<Value>, Vec<Value>) -> Option<String>) -> Self {
         let shows =
@@ -70,13 +70,13 @@ impl Shape {
         let text = shows_content(json!(NEEDLE));
         let parts = shows_content(json!([{"type": "text", "text": NEEDLE}]));
         let content = match (text, parts) {
-            (true, false) => ContentForm::TextOnly,
-            (false, true) => ContentForm::PartsOnly,
-            (true, true) => ContentForm::TextOrParts,
+            (true, false) => ContentFormat::TextOnly,
+            (false, true) => ContentFormat::PartsOnly,
+            (true, true) => ContentFormat::TextOrParts,
             // A template that cannot show one message: there is nothing to find out.
             (false, false) => return Self::default(),
         };
-        let say = |role: &str, text: &str| content.shape(&Message::new(role, text)).to_json();
+        let say = |role: &str, text: &str| content.convert(&Message::new(role, text)).to_json();
         let first = |role: &str| shows(vec![say(role, NEEDLE), say("user", "hi")], Vec::new());
         let tool = json!({"type": "function", "function": {
             "name": NEEDLE, "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
@@ -92,8 +92,8 @@ impl Shape {
         };
         let (object, written) = (json!({NEEDLE: 1}), json!(json!({NEEDLE: 1}).to_string()));
         let (arguments, shown) = match [LONG_ID, SHORT_ID].iter().any(|id| shows_calls(&object, id, 1)) {
-            false if shows_calls(&written, SHORT_ID, 1) => (ArgumentsForm::Text, written),
-            _ => (ArgumentsForm::Object, object),
+            false if shows_calls(&written, SHORT_ID, 1) => (ArgumentsFormat::Text, written),
+            _ => (ArgumentsFormat::Object, object),
         };
         let short_ids = !shows_calls(&shown, LONG_ID, 1) && shows_calls(&shown, SHORT_ID, 1);
         Self {
@@ -108,21 +108,21 @@ impl Shape {
     }
 
     /// The messages and tools that the template is to see.
-    pub fn apply<'t>(&self, messages: &[Message], tools: &'t [Value]) -> (Vec<Value>, &'t [Value]) {
+    pub fn adapt<'t>(&self, messages: &[Message], tools: &'t [Value]) -> (Vec<Value>, &'t [Value]) {
         let mut messages = Cow::Borrowed(messages);
         let mut shown = tools;
         if !self.shows_tools {
-            messages = Cow::Owned(hermes::written_out(&messages));
+            messages = Cow::Owned(hermes::with_tools_as_text(&messages));
             shown = &[];
             if !tools.is_empty() {
-                messages.to_mut().insert(0, Message::new("system", hermes::introduction(tools)));
+                messages.to_mut().insert(0, Message::new("system", hermes::tools_prompt(tools)));
             }
         }
         if !self.several_calls {
             messages = Cow::Owned(one_call_each(&messages));
         }
         let messages = self.with_one_system(messages.into_owned());
-        let messages = messages.iter().map(|message| self.call_form(self.content.shape(message).to_json()));
+        let messages = messages.iter().map(|message| self.adapt_calls(self.content.convert(message).to_json()));
         (messages.collect(), shown)
     }
 
@@ -151,10 +151,10 @@ impl Shape {
     }
 
     /// Calls, and results of calls, with arguments and ids as the template wants them.
-    fn call_form(&self, message: Value) -> Value {
+    fn adapt_calls(&self, message: Value) -> Value {
         let mut message = with_parsed_arguments(message);
         for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-            if self.arguments == ArgumentsForm::Text
+            if self.arguments == ArgumentsFormat::Text
                 && let Some(arguments) = call.pointer_mut("/function/arguments").filter(|value| value.is_object())
             {
                 *arguments = json!(arguments.to_string());
@@ -203,8 +203,8 @@ fn one_call_each(messages: &[Message]) -> Vec<Message> {
     single
 }
 
-impl ContentForm {
-    fn shape(self, message: &Message) -> Message {
+impl ContentFormat {
+    fn convert(self, message: &Message) -> Message {
         // Templates add content to other text, or ask whether it is empty: neither works with null.
         let message = match &message.content {
             Content::None => Message { content: Content::Text(String::new()), ..message.clone() },

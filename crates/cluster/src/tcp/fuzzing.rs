@@ -1,0 +1,225 @@
+//! What a peer can send, read without a socket: whatever the bytes are, each reader ends with a value or an error. Only
+//! builds for tests and fuzzing have this module; `fuzz/fuzz_targets/tcp_wire.rs` drives it.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use types::WorldSize;
+
+use super::encoding::Encoding;
+use super::hello::{HELLO_BYTES, Hello, Refusal};
+use super::key::ClusterKey;
+use super::message::{Call, HEAD_BYTES, Head};
+use super::noise::{Forged, HANDSHAKE_BYTES, Handshake, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, Sealer, pair};
+use super::wire::{Wire, WireError};
+
+/// Messages that one input may hold.
+const MESSAGES_MAX: usize = 3;
+/// Bytes on the wire that one input may become.
+const RAW_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a message for each step of the number in the input: some messages take several records.
+const PAYLOAD_STEP: usize = 5;
+
+/// Reads `input` as one of the things that come over a connection; its first byte says which.
+pub fn read_any(input: &[u8]) {
+    let Some((&reader, input)) = input.split_first() else { return };
+    match reader % 3 {
+        0 => read_call(input),
+        1 => drop(read_messages(input)),
+        _ => [Encoding::F32, Encoding::Q8].into_iter().for_each(|encoding| read_values(encoding, input)),
+    }
+}
+
+/// The beginning of a connection: a hello, a message of the handshake, and the verdict on a call.
+fn read_call(input: &[u8]) {
+    let Some((hello, rest)) = input.split_first_chunk::<HELLO_BYTES>() else { return };
+    if let Ok(parsed) = Hello::parse(hello) {
+        assert_eq!(parsed.bytes(), *hello, "a hello reads back");
+    }
+    let Some((message, rest)) = rest.split_first_chunk::<HANDSHAKE_BYTES>() else { return };
+    let key = ClusterKey::from_passphrase("a key that no input has").expect("it is long enough");
+    let (mut caller, mut called) = (Handshake::caller(&key, hello), Handshake::called(&key, hello));
+    caller.write();
+    for side in [&mut caller, &mut called] {
+        assert_eq!(side.read(message), Err(Forged), "nobody speaks without the key");
+    }
+    if let Some((&byte, refusal)) = rest.first().and_then(|byte| Some((byte, Refusal::parse(*byte)?))) {
+        assert_eq!(refusal.byte(), byte, "a refusal reads back");
+    }
+}
+
+/// Messages in records, of a peer that has the key and sends what it likes. Returns how many were accepted.
+fn read_messages(input: &[u8]) -> usize {
+    let ((mut sealer, _), (own_sealer, opener)) = pair();
+    let mut script = Script(input);
+    let (payload, chunk) = (usize::from(script.number()) * PAYLOAD_STEP, usize::from(script.number()).max(1));
+    let sent = Sent::new(script, &mut sealer, payload);
+    let mut reads_max = 2 * sent.raw.len() + 2;
+    let stream = Chunks { bytes: &sent.raw, chunk, is_ready: false };
+    let peer = WorldSize::new(2).and_then(|world| world.rank(1)).expect("a world of two has a rank 1");
+    let mut wire = Wire::over(stream, peer, own_sealer, opener);
+    let mut plain = &sent.plain[..];
+    for sequence in 0..MESSAGES_MAX {
+        wire.begin(0..0, Some((head(sequence), payload)));
+        while !wire.is_received() {
+            reads_max = reads_max.checked_sub(1).expect("every other read gives bytes, or the end");
+            if wire.pull().is_err() {
+                return sequence;
+            }
+        }
+        assert_eq!(wire.payload(), &plain[HEAD_BYTES..][..payload], "a message is what the peer sealed");
+        plain = &plain[HEAD_BYTES + payload..];
+    }
+    assert!(matches!(wire.reason(), WireError::Gone | WireError::Farewell(_)), "a message that came is not taken back");
+    MESSAGES_MAX
+}
+
+/// The values of a sum, as a peer encodes them.
+fn read_values(encoding: Encoding, input: &[u8]) {
+    let is_same = |(a, b): (&f32, &f32)| a == b || (a.is_nan() && b.is_nan());
+    let fits = |&elements: &usize| encoding.bytes(elements) <= input.len();
+    let elements = (0..=input.len()).rev().find(fits).expect("no elements take no bytes");
+    let input = &input[..encoding.bytes(elements)];
+    let (mut values, mut sums) = (vec![0.0; elements], vec![0.0; elements]);
+    encoding.read(input, &mut values);
+    encoding.add(input, &mut sums);
+    assert!(values.iter().zip(&sums).all(is_same), "{encoding:?}: {values:?} are added as {sums:?}");
+    let (mut bytes, mut read) = (Vec::new(), vec![0.0; elements]);
+    encoding.append(&values, &mut bytes);
+    encoding.read(&bytes, &mut read);
+    encoding.round(&mut values);
+    assert!(values.iter().zip(&read).all(is_same), "{encoding:?}: {values:?} are read as {read:?}");
+}
+
+fn head(sequence: usize) -> Head {
+    Head::new(sequence as u64, Call::Sum, 7)
+}
+
+/// The rest of an input, of which numbers and bytes are taken.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.bytes(1).first().copied()
+    }
+
+    fn number(&mut self) -> u16 {
+        u16::from(self.byte().unwrap_or(0)) | u16::from(self.byte().unwrap_or(0)) << 8
+    }
+}
+
+/// What a peer sends: the bytes on the wire, and what its records carry.
+struct Sent {
+    raw: Vec<u8>,
+    plain: Vec<u8>,
+}
+
+impl Sent {
+    fn new(mut script: Script<'_>, sealer: &mut Sealer, payload: usize) -> Self {
+        let right: Vec<u8> = (0..MESSAGES_MAX).flat_map(|sequence| message(sequence, payload)).collect();
+        let mut right = &right[..];
+        let mut sent = Self { raw: Vec::new(), plain: Vec::new() };
+        while let Some(kind) = script.byte().filter(|_| sent.raw.len() < RAW_BYTES_MAX) {
+            match kind % 4 {
+                // All that the next record of the right messages carries.
+                0 => {
+                    let left = match right.len() % (HEAD_BYTES + payload) {
+                        0 => HEAD_BYTES + payload,
+                        left => left,
+                    };
+                    sent.part(sealer, &mut right, left.min(PLAIN_BYTES_MAX));
+                }
+                // Some of that, or more.
+                1 => sent.part(sealer, &mut right, usize::from(script.number()).min(PLAIN_BYTES_MAX)),
+                // Something else.
+                2 => {
+                    let count = usize::from(script.byte().unwrap_or(0));
+                    sent.record(sealer, script.bytes(count));
+                }
+                // No record.
+                _ => {
+                    let count = usize::from(script.byte().unwrap_or(0));
+                    sent.raw.extend_from_slice(script.bytes(count));
+                }
+            }
+        }
+        sent
+    }
+
+    fn part(&mut self, sealer: &mut Sealer, right: &mut &[u8], bytes: usize) {
+        let (part, rest) = right.split_at(bytes.min(right.len()));
+        self.record(sealer, part);
+        *right = rest;
+    }
+
+    fn record(&mut self, sealer: &mut Sealer, plain: &[u8]) {
+        let mut record = Box::new([0; RECORD_BYTES_MAX]);
+        let bytes = sealer.seal(plain, &mut record);
+        self.raw.extend_from_slice(&record[..bytes]);
+        self.plain.extend_from_slice(plain);
+    }
+}
+
+fn message(sequence: usize, payload: usize) -> impl Iterator<Item = u8> {
+    head(sequence).bytes().into_iter().chain((0..payload).map(move |index| (index + sequence) as u8))
+}
+
+/// A stream that is ready every other time, and then has `chunk` bytes at most.
+struct Chunks<'a> {
+    bytes: &'a [u8],
+    chunk: usize,
+    is_ready: bool,
+}
+
+impl Read for Chunks<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.is_ready = !self.is_ready;
+        if !self.is_ready {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let count = self.chunk.min(buffer.len());
+        (&mut self.bytes).take(count as u64).read(buffer)
+    }
+}
+
+impl Write for Chunks<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn right_messages_are_accepted_up_to_the_first_wrong_record() {
+        // Payloads of 10 bytes, in one record each, and of 100,000, in two.
+        for (payload, records) in [([2, 0], 1), ([0x20, 0x4e], 2)] {
+            let script = |kinds: &[u8]| [&payload[..], &[0xff, 0x1f], kinds].concat();
+            assert_eq!(read_messages(&script(&vec![0; 3 * records])), 3);
+            assert_eq!(read_messages(&script(&vec![0; 2 * records])), 2);
+            assert_eq!(read_messages(&script(&[vec![0; records], vec![2, 0]].concat())), 1);
+            assert_eq!(read_messages(&script(&[1, 15, 0])), 0);
+            assert_eq!(read_messages(&script(&[&[3, 5, 3, 0, 1, 2, 3][..], &[0; 9]].concat())), 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(input in prop::collection::vec(any::<u8>(), 0..300)) {
+            read_any(&input);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Whatever lines a rank or its supervisor is sent, each is a message or an error, and costs little memory.
+#![no_main]
+
+use std::io::BufReader;
+
+use cluster::protocol::{Lines, Message, ReadError, Reply, Request, decode, encode};
+use engine::{StepOutput, StepPlan};
+use libfuzzer_sys::fuzz_target;
+
+/// The longest line, so that inputs have some which are longer.
+const LINE_BYTES_MAX: usize = 1000;
+const VOCAB: usize = 50;
+
+fuzz_target!(
+    init: fuzz::plant("line_protocol", &fuzz::seed_files("line_protocol")),
+    |input: &[u8]| {
+        fuzz::within_memory(input, |input| {
+            read_all::<Request>(input, |_| {});
+            read_all::<Reply>(input, |_| {});
+        });
+        let mut plan = StepPlan::new();
+        read_all(input, |request: Request| run(&request, &mut plan));
+        read_all(input, |reply: Reply| {
+            if let Reply::StepOk { output, .. } = &reply {
+                // Whether it is what the plan asked for or not.
+                let _ = output.fill(&plan, VOCAB, &mut StepOutput::new());
+            }
+        });
+    }
+);
+
+/// Reads all lines, and compares how each one ends with what it is on its own.
+fn read_all<M: Message>(input: &[u8], mut each: impl FnMut(M)) {
+    // A reader that gives a few bytes at a time finds what depends on where its buffer ends.
+    let mut lines = Lines::with_limit(BufReader::with_capacity(7, input), LINE_BYTES_MAX);
+    for line in input.split(|&byte| byte == b'\n') {
+        if line.len() > LINE_BYTES_MAX {
+            let read = lines.read::<M>();
+            assert!(matches!(read, Some(Err(ReadError::TooLong { max: LINE_BYTES_MAX }))), "a line that is too long");
+        } else if !line.trim_ascii().is_empty() {
+            match lines.read::<M>() {
+                Some(Ok(message)) => {
+                    reads_back(&message);
+                    each(message);
+                }
+                Some(Err(error)) => {
+                    let reply = error.reply().expect("memory can be read");
+                    reads_back(&reply);
+                }
+                None => panic!("a line was passed over"),
+            }
+        }
+    }
+    assert!(lines.read::<M>().is_none(), "there are no more lines");
+}
+
+/// A message that is written and read again is written the same: bit for bit, NaN included.
+fn reads_back<M: Message>(message: &M) {
+    let mut line = Vec::new();
+    encode(message, &mut line).expect("what was read from a line fits into one");
+    let again: M = decode(line.trim_ascii_end()).expect("what was written is read");
+    let mut second = Vec::new();
+    encode(&again, &mut second).expect("it did before");
+    assert_eq!(line, second, "{}", line.escape_ascii());
+}
+
+/// As a rank checks what it is asked, before it does anything. Leaves the plan of a step in `plan`.
+fn run(request: &Request, plan: &mut StepPlan) {
+    match request {
+        Request::Step { plan: wire, .. } => {
+            if wire.fill(VOCAB, plan).is_ok() {
+                let mut again = StepPlan::new();
+                let wire: cluster::protocol::plan::Plan = (&*plan).into();
+                wire.fill(VOCAB, &mut again).expect("a plan that was checked passes again");
+                assert_eq!(format!("{plan:?}"), format!("{again:?}"));
+            }
+        }
+        Request::Open { prefix, .. } => drop(prefix.check(VOCAB)),
+        _ => {}
+    }
+}

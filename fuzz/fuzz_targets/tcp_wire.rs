@@ -1,0 +1,27 @@
+//! Whatever a peer sends over TCP, with the cluster's key or without it, is read or refused.
+#![no_main]
+
+use cluster::tcp::fuzzing::read_any;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(
+    init: fuzz::plant("tcp_wire", &seeds()),
+    |input: &[u8]| read_any(input)
+);
+
+/// Inputs as [`read_any`] understands them.
+fn seeds() -> Vec<Vec<u8>> {
+    let hello = [&[0][..], b"consort\0", &[2, 0, 1, 3, 0, 2, 0, 1, 0, 9, 0, 0, 0, 0x10, 0x27, 0, 0]].concat();
+    let scripts: [&[u8]; 5] = [
+        // Three messages of one record each, and of two.
+        &[1, 4, 0, 0xff, 0x0f, 0, 0, 0],
+        &[1, 0x20, 0x4e, 0xff, 0xff, 0, 0, 0, 0, 0, 0],
+        // A record that is too short; one of something else; the peer's farewell; bytes that are no record.
+        &[1, 4, 0, 0xff, 0x0f, 1, 15, 0, 0],
+        &[1, 0, 0, 1, 0, 2, 3, 1, 2, 3],
+        &[1, 4, 0, 0xff, 0x0f, 0, 2, 16, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 255, 3, 2, 1, 0],
+    ];
+    let values = [&[2][..], &1.5f32.to_le_bytes(), &[127; 32], &f32::NAN.to_le_bytes(), &[1, 2, 3]].concat();
+    let handshake = [&hello[..], &[7; 48], &[3]].concat();
+    scripts.iter().map(|script| script.to_vec()).chain([hello, handshake, values]).collect()
+}
