@@ -1,8 +1,9 @@
 //! The rank process: serves the line protocol of [`crate::protocol`] on a pair of pipes.
 //!
 //! A reading thread takes lines from the input; the thread that calls [`run`] works them off one after another and
-//! answers each. What must not wait for the work at hand is done by the reading thread: `cancel`, `abort`, and the end
-//! of the input, which ends the generation of the group, so that a rank whose leader is gone does not compute on.
+//! answers each. What must not wait for the work at hand is done by the reading thread: `cancel`, `abort`, a `ping` during a
+//! request that may take long, and the end of the input, which ends the generation of the group, so that a rank whose
+//! leader is gone does not compute on.
 //!
 //! A request that can not be served is answered with a typed error and the rank lives on. Nobody waits for a rank that
 //! failed in the middle of a step: it ends the generation before it answers.
@@ -11,13 +12,15 @@
 mod build;
 mod dense;
 mod fault;
-mod intake;
-mod outlet;
+mod peers;
 mod process;
 mod queue;
-mod refusal;
+mod rank_zero;
+mod reader;
 mod rendezvous;
-mod share;
+mod replies;
+mod request_error;
+mod shard;
 
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -35,16 +38,19 @@ use crate::protocol::WriteError;
 pub use build::{build_id, build_id_of};
 pub use fault::{Fault, FaultError};
 
-use intake::Intake;
-use outlet::Outlet;
-use process::Process;
-use queue::Queue;
+use process::{Process, pong};
+use queue::RequestQueue;
+use reader::RequestReader;
+use replies::ReplyWriter;
 
 /// How long the requests before the end of the input may still take.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// How long ranks that are to find each other may take, unless told otherwise.
-pub const INIT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the ranks of an `init` may take to find each other, unless told otherwise.
+pub const INIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a rank waits for the others of its `init` in one collective, unless told otherwise.
+pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a rank is started with.
 #[derive(Debug)]
@@ -53,9 +59,11 @@ pub struct Options {
     pub cuda_device: u32,
     /// What this build is called: see [`build_id`].
     pub build: String,
-    /// How long the ranks of an `init` wait for each other: see [`INIT_DEADLINE`].
-    pub init_deadline: Duration,
-    /// Threads of a share at most, whatever a leader elsewhere asks for.
+    /// How long the ranks of an `init` take to find each other at most: see [`INIT_TIMEOUT`].
+    pub init_timeout: Duration,
+    /// How long a rank of an `init` waits for the others: see [`COLLECTIVE_TIMEOUT`].
+    pub collective_timeout: Duration,
+    /// Threads of a model at most, whatever a leader asks for.
     pub threads_max: Option<NonZeroUsize>,
     /// What goes wrong, for tests.
     pub fault: Option<Fault>,
@@ -69,10 +77,11 @@ pub enum WorkerError {
     Answer(#[from] WriteError),
 }
 
-/// What starts `program` as a rank process, which is to be given pipes.
+/// What starts `program` as a rank process, which is to be given pipes. The kernel ends the process with the thread that
+/// starts it.
 pub fn command(program: &Path, rank: Rank, cuda_device: usize) -> Command {
     let mut command = Command::new(program);
-    command.arg("--worker");
+    command.args(["--worker", "--end-with-thread"]);
     for (name, value) in [("--rank", rank.index()), ("--tp-size", rank.world().get()), ("--cuda-device", cuda_device)] {
         command.args([name, &value.to_string()]);
     }
@@ -87,18 +96,20 @@ pub fn run(
     output: impl Write + Send + 'static,
     abandon: impl FnOnce() + Send + 'static,
 ) -> Result<(), WorkerError> {
-    let (queue, outlet, link) = (Arc::new(Queue::default()), Outlet::new(output), GroupCollective::new(options.rank));
+    let (queue, replies, link) =
+        (Arc::new(RequestQueue::default()), ReplyWriter::new(output), GroupCollective::new(options.rank));
     let (working, worked) = mpsc::channel();
-    let intake = Intake::new(Arc::clone(&queue), outlet.clone(), link.abort_handle());
+    let pong = pong(options.rank, options.cuda_device);
+    let reader = RequestReader::new(Arc::clone(&queue), replies.clone(), link.abort_handle(), pong);
     let read = move || {
-        intake.read(input);
+        reader.read(input);
         if worked.recv_timeout(GRACE) == Err(mpsc::RecvTimeoutError::Timeout) {
             abandon();
         }
     };
     // It is not joined: after a `shutdown` it still waits for a line.
-    thread::Builder::new().name("intake".into()).spawn(read).map_err(WorkerError::Thread)?;
-    let served = Process::new(options, outlet, link).serve(&queue);
+    thread::Builder::new().name("reader".into()).spawn(read).map_err(WorkerError::Thread)?;
+    let served = Process::new(options, replies, link).serve(&queue);
     drop::<mpsc::Sender<()>>(working);
     Ok(served?)
 }

@@ -5,7 +5,18 @@ use std::path::Path;
 use kernels::quant::{can_quantise, dequantise, groups32, quantise, superblock, zero_point};
 use types::DType;
 
-const WRITTEN: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+const WRITTEN: [DType; 10] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
 
 #[test]
 fn every_format_reads_as_the_reference_reads_it_bit_for_bit() {
@@ -60,6 +71,40 @@ fn the_error_on_noise_is_no_larger_than_llama_cpps() {
     for (dtype, peer) in peer {
         let error = rmse(&values, &round_trip(dtype, &values));
         assert!(error <= peer + 5e-8, "{dtype}: {error} against {peer}");
+    }
+}
+
+#[test]
+fn a_bit_more_about_halves_the_error() {
+    let values = noise(65536, 7);
+    let error = |dtype| rmse(&values, &round_trip(dtype, &values));
+    for (more, less) in [
+        (DType::Q5_0, DType::Q4_0),
+        (DType::Q5_1, DType::Q4_1),
+        (DType::Q3_K, DType::Q2_K),
+        (DType::Q4_K, DType::Q3_K),
+        (DType::Q5_K, DType::Q4_K),
+    ] {
+        let ratio = error(more) / error(less);
+        assert!((0.35..0.7).contains(&ratio), "{more} over {less}: {ratio}");
+    }
+    assert!(error(DType::Q4_1) < error(DType::Q4_0), "the levels of one reach from end to end");
+}
+
+#[test]
+fn written_blocks_are_read_with_each_weight_in_its_place() {
+    // Every value is a level of its group, and no two groups are alike.
+    for dtype in WRITTEN {
+        let levels = if dtype == DType::Q2_K { 4 } else { 8 };
+        let values: Vec<f32> = (0..512usize)
+            .map(|i| {
+                let (group, level) = (i / 16 % 16, (i * 7 + i / 16) % levels);
+                (level as f32 - if dtype == DType::Q3_K { 4.0 } else { 0.0 }) * (1.0 + group as f32)
+            })
+            .collect();
+        let error = rmse(&values, &round_trip(dtype, &values));
+        let size = rmse(&values, &vec![0.0; values.len()]);
+        assert!(error < 0.1 * size, "{dtype}: {error} of {size}");
     }
 }
 

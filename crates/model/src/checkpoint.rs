@@ -20,6 +20,7 @@ const CONFIG_BYTES_MAX: u64 = 4 << 20;
 pub struct Checkpoint {
     files: Files,
     description: Description,
+    embedding_as_stored: bool,
 }
 
 enum Files {
@@ -54,6 +55,16 @@ impl Checkpoint {
         }
         let config = serde_json::from_str(config).map_err(|source| LoadError::ConfigSyntax { path: path(), source })?;
         Ok(Self::new(Description::from_config(&config)?, SafeTensors::open_all(files)?))
+    }
+
+    /// The embedding, and a head that is tied to it, stay in the format that they are stored in, whatever
+    /// [`LoadOptions::keep`](crate::LoadOptions::keep) says.
+    pub fn with_embedding_as_stored(self) -> Self {
+        Self { embedding_as_stored: true, ..self }
+    }
+
+    pub(crate) fn has_embedding_as_stored(&self) -> bool {
+        self.embedding_as_stored
     }
 
     pub fn description(&self) -> &Description {
@@ -125,7 +136,7 @@ impl Checkpoint {
 
     fn new(description: Description, tensors: SafeTensors) -> Self {
         let prefix = prefix_of(&tensors);
-        Self { files: Files::Folder { tensors, prefix }, description }
+        Self { files: Files::Folder { tensors, prefix }, description, embedding_as_stored: false }
     }
 
     fn open_file(path: &Path) -> Result<Self, LoadError> {
@@ -134,7 +145,7 @@ impl Checkpoint {
         }
         let file = Gguf::open(path)?;
         let description = Description::from_gguf(&file)?;
-        Ok(Self { files: Files::Gguf(file), description })
+        Ok(Self { files: Files::Gguf(file), description, embedding_as_stored: false })
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Limits {
 
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
-    /// The format to keep linear weights in: f32, or one to quantise f32, f16 and bf16 weights to. `None`: as stored.
+    /// The format to keep linear weights in: f32, or one to turn f32, f16 and bf16 weights into. `None`: as stored.
     pub keep: Option<DType>,
     pub limits: Limits,
 }
@@ -172,7 +172,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         let view = self.stored(&name)?;
         expect(&name, view.shape, &[vocab, hidden])?;
         let part = Matrix { name, dtype: view.dtype, shape: [vocab, hidden], bytes: view.bytes };
-        let keep = self.keep_of(&part)?;
+        let is_stored = matches!(end, End::Embedding) && self.checkpoint.has_embedding_as_stored();
+        let keep = if is_stored { part.dtype } else { self.keep_of(&part)? };
         let keep = if keep.row_bytes(hidden).is_some() { keep } else { part.dtype };
         let own = Slice { rows: self.shares.vocab.clone(), cols: 0..hidden };
         Ok(Stack { sources: vec![part.source(&own, keep)?], name: part.name })
@@ -234,7 +235,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         match self.keep {
             None => Ok(stored),
             Some(keep) if keep == stored || keep == DType::F32 => Ok(keep),
-            Some(keep) if !stored.is_quantised() && quant::can_quantise(keep) => Ok(keep),
+            Some(keep) if !stored.is_quantised() && (!keep.is_quantised() || quant::can_quantise(keep)) => Ok(keep),
             Some(keep) => Err(LoadError::Requantise { tensor: part.name.clone(), stored, keep }),
         }
     }

@@ -1,30 +1,33 @@
-//! `Dense`: a model that a foreign leader has loaded by `load_dense_shard`, with the one sequence of `generate_step`.
+//! `DenseModel`: a model that a foreign leader has loaded by `load_dense_shard`, with the one sequence of `generate_step`.
 //! What the leader samples from is not ours to know: a step only computes keys and values, and takes part in the
-//! collectives.
+//! collectives. A step that fails leaves the cache as nobody knows it: nothing runs then until it was cleared.
 
 use std::path::PathBuf;
 
 use engine::{Executor as _, ExecutorError, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{PAGE_TOKENS, StepLimits};
-use model::{Checkpoint, Limits, LoadOptions};
-use types::{DType, Rank, SessionId, TokenId};
+use model::{Checkpoint, Footprint, Limits, LoadOptions};
+use types::{DType, Rank, SessionId, TokenId, WorldSize};
 
 use super::process::count;
-use super::refusal::Refusal;
-use super::share;
+use super::request_error::RequestError;
+use super::shard;
 use crate::collective::GroupCollective;
+use crate::memory::memory_available;
 use crate::protocol::ErrorKind;
 
-/// The longest sequence, where the model allows it.
-const POSITIONS_MAX: usize = 8192;
 /// Tokens that run at once.
 const CHUNK_TOKENS: usize = 512;
 
-pub struct Dense {
+pub struct DenseModel {
     local: LocalExecutor<CpuBackend>,
     kv_bytes: u64,
+    /// What the model is made for. Memory may allow less.
+    context: usize,
     sequence: Option<Sequence>,
+    /// A step has failed, and the cache was not cleared since.
+    has_failed: bool,
     plan: StepPlan,
     output: StepOutput,
 }
@@ -36,57 +39,81 @@ struct Sequence {
 }
 
 /// What `load_dense_shard` gives.
-pub struct Parts<'a> {
+pub struct DenseSource<'a> {
     pub config: &'a str,
     pub files: &'a [String],
     pub quant: Option<&'a str>,
 }
 
 /// A `generate_step` that can run.
-pub struct Tokens {
+pub struct CheckedStep {
     offset: usize,
     tokens: Vec<TokenId>,
 }
 
-impl Dense {
-    pub fn load(parts: &Parts<'_>, rank: Rank, link: GroupCollective) -> Result<Self, Refusal> {
+impl DenseModel {
+    pub fn load(
+        parts: &DenseSource<'_>,
+        rank: Rank,
+        threads_max: usize,
+        link: GroupCollective,
+    ) -> Result<Self, RequestError> {
         let keep = parts.quant.map(format_of).transpose()?;
         let files: Vec<PathBuf> = parts.files.iter().map(PathBuf::from).collect();
         if !files.iter().all(|path| path.is_absolute()) {
-            return Err(Refusal::new(ErrorKind::BadRequest, "the paths of a model are absolute"));
+            return Err(RequestError::new(ErrorKind::BadRequest, "the paths of a model are absolute"));
         }
-        let checkpoint = Checkpoint::from_parts(parts.config, &files)?;
-        let positions = checkpoint.description().positions_max.min(POSITIONS_MAX);
-        let pages = positions.div_ceil(PAGE_TOKENS);
-        let step = StepLimits { rows: CHUNK_TOKENS.min(positions), sequences: 1, pages };
-        let options = LoadOptions { keep, limits: Limits { step, wanted: 1, kv_pages: pages, positions } };
-        let cpu = own_part_of_the_cpu(rank);
-        let (local, footprint) = share::load(&checkpoint, &options, cpu, rank, link, &mut |_| {})?;
-        Ok(Self { local, kv_bytes: footprint.kv, sequence: None, plan: StepPlan::new(), output: StepOutput::new() })
+        let checkpoint = Checkpoint::from_parts(parts.config, &files)?.with_embedding_as_stored();
+        let context = checkpoint.description().positions_max;
+        let cpu = own_part_of_the_cpu(rank, threads_max);
+        let backend = CpuBackend::new(cpu).map_err(|error| RequestError::of(ErrorKind::LoadFailed, &error))?;
+        let all = Footprint::new(&backend, &checkpoint, &load_options(keep, context), rank)?;
+        let options = load_options(keep, context_that_fits(context, all, rank.world(), memory_available()));
+        let (local, footprint) = shard::load(&checkpoint, &options, backend, rank, link, &mut |_| {})?;
+        Ok(Self {
+            local,
+            kv_bytes: footprint.kv,
+            context,
+            sequence: None,
+            has_failed: false,
+            plan: StepPlan::new(),
+            output: StepOutput::new(),
+        })
     }
 
-    /// Checks a step and makes room for it. All ranks refuse alike what is refused here.
-    pub fn prepare(&mut self, tokens: &[u32], offset: u64) -> Result<Tokens, Refusal> {
-        let refusal = |message: String| Refusal::new(ErrorKind::ForwardFailed, message);
+    /// Checks a step. Nothing has changed if it is refused here.
+    pub fn prepare(&mut self, tokens: &[u32], offset: u64) -> Result<CheckedStep, RequestError> {
+        let error = |message: String| RequestError::new(ErrorKind::ForwardFailed, message);
         let (capacity, offset) = (self.local.capacity(), count(offset)?);
         let computed = self.sequence.map_or(0, |sequence| sequence.computed);
+        if self.has_failed {
+            return Err(error("the step before has failed: `clear_kv_cache` comes first".to_owned()));
+        }
         if tokens.is_empty() {
-            return Err(refusal("a step without tokens".to_owned()));
+            return Err(error("a step without tokens".to_owned()));
         }
         if offset > computed {
-            return Err(refusal(format!("the cache holds {computed} tokens, the step continues at {offset}")));
+            return Err(error(format!("the cache holds {computed} tokens, the step continues at {offset}")));
         }
         let end = offset.saturating_add(tokens.len());
-        if end > capacity.tokens_max() {
-            return Err(refusal(format!("{end} tokens are too many, the limit is {}", capacity.tokens_max())));
+        let limit = capacity.tokens_max().min(self.context);
+        if end > limit {
+            let less = if limit < self.context { ", which is what memory allows" } else { "" };
+            return Err(error(format!("{end} tokens exceed the limit of {limit}{less} (context: {})", self.context)));
         }
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= capacity.vocab) {
             return Err(ExecutorError::TokenOutOfRange { token, vocab: capacity.vocab }.into());
         }
-        Ok(Tokens { offset, tokens: tokens.iter().copied().map(TokenId).collect() })
+        Ok(CheckedStep { offset, tokens: tokens.iter().copied().map(TokenId).collect() })
     }
 
-    pub fn step(&mut self, Tokens { offset, tokens }: &Tokens) -> Result<(), Refusal> {
+    pub fn step(&mut self, tokens: &CheckedStep) -> Result<(), RequestError> {
+        let result = self.run(tokens);
+        self.has_failed = result.is_err();
+        result
+    }
+
+    fn run(&mut self, CheckedStep { offset, tokens }: &CheckedStep) -> Result<(), RequestError> {
         let Sequence { session, .. } = self.at(*offset)?;
         for (index, chunk) in tokens.chunks(self.local.capacity().rows_max).enumerate() {
             let position = offset + index * self.local.capacity().rows_max;
@@ -100,9 +127,11 @@ impl Dense {
         Ok(())
     }
 
-    /// The next step begins at zero.
-    pub fn clear(&mut self) {
-        if let Some(Sequence { session, .. }) = self.sequence.take() {
+    /// The next step begins at zero, whatever became of the one before.
+    pub fn clear(&mut self, link: GroupCollective) {
+        if self.has_failed {
+            self.regroup(link);
+        } else if let Some(Sequence { session, .. }) = self.sequence.take() {
             self.local.close(session);
         }
     }
@@ -110,6 +139,7 @@ impl Dense {
     /// The sequence is gone, the weights stay.
     pub fn regroup(&mut self, link: GroupCollective) {
         self.sequence = None;
+        self.has_failed = false;
         self.local.regroup(Box::new(link));
     }
 
@@ -126,7 +156,7 @@ impl Dense {
     }
 
     /// The sequence, cut back to its first `offset` tokens.
-    fn at(&mut self, offset: usize) -> Result<Sequence, Refusal> {
+    fn at(&mut self, offset: usize) -> Result<Sequence, RequestError> {
         let Some(Sequence { session, computed }) = self.sequence else {
             let opened = self.local.open(self.local.capacity().tokens_max(), Prefix::NONE)?;
             let sequence = Sequence { session: opened.session, computed: opened.computed };
@@ -140,19 +170,45 @@ impl Dense {
     }
 }
 
-/// The ranks of a host share its cores.
-fn own_part_of_the_cpu(rank: Rank) -> CpuOptions {
-    let all = CpuOptions::default();
-    CpuOptions { threads: (all.threads / rank.world().get()).max(1), ..all }
+/// For one sequence of up to `positions` tokens.
+fn load_options(keep: Option<DType>, positions: usize) -> LoadOptions {
+    let pages = positions.div_ceil(PAGE_TOKENS);
+    let step = StepLimits { rows: CHUNK_TOKENS.min(positions), sequences: 1, pages };
+    LoadOptions { keep, limits: Limits { step, wanted: 1, kv_pages: pages, positions } }
 }
 
-/// A format by one of the names that leaders use.
-fn format_of(name: &str) -> Result<DType, Refusal> {
+/// How much of `context` there is memory for, if a rank takes `all` for the whole of it and every rank of this host as much. An
+/// eighth of the memory is left alone. A page is the least: what does not even have memory for that is refused later.
+fn context_that_fits(context: usize, all: Footprint, world: WorldSize, available: Option<u64>) -> usize {
+    let Some(available) = available else { return context };
+    let own = (available - available / 8) / world.get() as u64;
+    if all.total() <= own {
+        return context;
+    }
+    let pages = context.div_ceil(PAGE_TOKENS) as u64;
+    let page_bytes = all.kv.div_ceil(pages.max(1)).max(1);
+    let fitting = own.saturating_sub(all.total() - all.kv) / page_bytes;
+    context.min(fitting.clamp(1, pages) as usize * PAGE_TOKENS)
+}
+
+/// The ranks of a host share its cores.
+fn own_part_of_the_cpu(rank: Rank, threads_max: usize) -> CpuOptions {
+    let all = CpuOptions::default();
+    CpuOptions { threads: (all.threads / rank.world().get()).min(threads_max).max(1), ..all }
+}
+
+/// A format by one of the names that leaders use: candle's, in letters of either case, with underscores or without.
+fn format_of(name: &str) -> Result<DType, RequestError> {
     let plain = |name: &str| name.to_ascii_lowercase().replace('_', "");
-    let asked = plain(name);
-    let asked = asked.strip_suffix('m').unwrap_or(&asked);
+    let asked = match plain(name).as_str() {
+        "q4km" => "q4k".to_owned(),
+        "q5km" => "q5k".to_owned(),
+        other => other.to_owned(),
+    };
     let format = DType::ALL.into_iter().find(|format| plain(format.name()) == asked);
-    format.ok_or_else(|| Refusal::new(ErrorKind::LoadFailed, format!("weights can not be kept as {name}")))
+    let known = || DType::ALL.map(DType::name).join(", ");
+    let error = || format!("weights can not be kept as {name:?}, but as one of {}", known());
+    format.ok_or_else(|| RequestError::new(ErrorKind::LoadFailed, error()))
 }
 
 #[cfg(test)]
@@ -170,8 +226,36 @@ mod tests {
         check("Q6_K", DType::Q6_K);
         check("q80", DType::Q8_0);
         check("BF16", DType::BF16);
-        for unknown in ["q8_1", "q8k", "int4", "", "m"] {
-            assert_eq!(format_of(unknown).unwrap_err().kind, ErrorKind::LoadFailed, "{unknown}");
+        for format in DType::ALL {
+            check(format.name(), format);
+            check(&format.name().replace('_', "").to_uppercase(), format);
         }
+        for unknown in ["q8_1", "q8k", "q6_k_m", "q8_0m", "int4", "", "m"] {
+            let error = format_of(unknown).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::LoadFailed, "{unknown}");
+            assert!(error.message.contains(&format!("{unknown:?}")), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn the_context_is_what_memory_allows() {
+        let world = |size| WorldSize::new(size).unwrap();
+        let context = 100 * PAGE_TOKENS;
+        // A page is 1000 bytes.
+        let all = Footprint { weights: 50_000, kv: 100_000, working: 10_000 };
+        let check = |size, available, pages: usize| {
+            assert_eq!(
+                context_that_fits(context, all, world(size), Some(available)),
+                pages * PAGE_TOKENS,
+                "{available}"
+            );
+        };
+        assert_eq!(context_that_fits(context, all, world(2), None), context);
+        check(1, 160_000 * 8 / 7 + 8, 100);
+        check(1, 80_000 * 8 / 7 + 8, 20);
+        check(2, 160_000 * 8 / 7 + 8, 20);
+        check(1, 0, 1);
+        let odd = Footprint { kv: 3000, ..all };
+        assert_eq!(context_that_fits(2 * PAGE_TOKENS + 1, odd, world(1), Some(u64::MAX)), 2 * PAGE_TOKENS + 1);
     }
 }

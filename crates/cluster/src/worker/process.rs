@@ -6,6 +6,7 @@ mod group;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,12 +15,13 @@ use tracing::{debug, info, warn};
 use types::Rank;
 
 use super::Options;
-use super::dense::{Dense, Parts};
+use super::dense::{DenseModel, DenseSource};
 use super::fault::{Deed, Fault, Point};
-use super::outlet::Outlet;
-use super::queue::{Queue, Work};
-use super::refusal::Refusal;
-use super::share::LoadedShare;
+use super::peers::{Peers, RequestDigest};
+use super::queue::{QueuedLine, RequestQueue};
+use super::replies::ReplyWriter;
+use super::request_error::RequestError;
+use super::shard::LoadedShard;
 use crate::collective::GroupCollective;
 use crate::protocol::session::RankStats;
 use crate::protocol::share::Share;
@@ -34,14 +36,17 @@ pub struct Process {
     cuda_device: u32,
     build: String,
     fault: Option<Fault>,
-    outlet: Outlet,
+    replies: ReplyWriter,
     link: GroupCollective,
     /// What `load` loaded.
-    share: Option<LoadedShare>,
+    shard: Option<LoadedShard>,
     /// What `load_dense_shard` loaded, by `model_id`.
-    dense: BTreeMap<String, Dense>,
-    init_deadline: Duration,
-    threads_max: u64,
+    dense: BTreeMap<String, DenseModel>,
+    /// The other ranks of an `init`.
+    peers: Option<Peers>,
+    init_timeout: Duration,
+    collective_timeout: Duration,
+    threads_max: usize,
     /// Where the ranks of other hosts call, until the group is joined.
     listener: Option<TcpListener>,
     steps: u64,
@@ -49,19 +54,21 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(options: Options, outlet: Outlet, link: GroupCollective) -> Self {
-        let Options { rank, cuda_device, build, init_deadline, threads_max, fault } = options;
+    pub fn new(options: Options, replies: ReplyWriter, link: GroupCollective) -> Self {
+        let Options { rank, cuda_device, build, init_timeout, collective_timeout, threads_max, fault } = options;
         Self {
             rank,
             cuda_device,
             build,
             fault,
-            outlet,
+            replies,
             link,
-            share: None,
+            shard: None,
             dense: BTreeMap::new(),
-            init_deadline,
-            threads_max: threads_max.map_or(u64::MAX, |max| max.get() as u64),
+            peers: None,
+            init_timeout,
+            collective_timeout,
+            threads_max: threads_max.map_or(usize::MAX, NonZeroUsize::get),
             listener: None,
             steps: 0,
             stepping: Duration::ZERO,
@@ -69,7 +76,7 @@ impl Process {
     }
 
     /// Works off requests until one is `shutdown` or the queue has ended. An error: nobody takes the answers.
-    pub fn serve(mut self, queue: &Queue) -> Result<(), WriteError> {
+    pub fn serve(mut self, queue: &RequestQueue) -> Result<(), WriteError> {
         self.unasked(Point::Spawn)?;
         loop {
             if self.is_idle() && queue.is_empty() {
@@ -77,8 +84,8 @@ impl Process {
             }
             match queue.pop() {
                 None => return Ok(()),
-                Some(Work::Answer(reply)) => self.outlet.write(&reply)?,
-                Some(Work::Run(request)) => {
+                Some(QueuedLine::Answer(reply)) => self.replies.write(&reply)?,
+                Some(QueuedLine::Run(request)) => {
                     let is_last = request == Request::Shutdown;
                     self.answer(request)?;
                     if is_last {
@@ -94,25 +101,25 @@ impl Process {
         let point = point(&request);
         let deed = point.and_then(|point| self.strike(point));
         if deed == Some(Deed::CloseStdout) {
-            self.outlet.close();
+            self.replies.close();
         }
         let done = if deed == Some(Deed::Oom) { Err(self.starve(point)) } else { self.handle_safely(request, deed) };
         if let Some(fault) = self.fault.as_ref().filter(|_| deed == Some(Deed::Slow)) {
             thread::sleep(fault.delay(begun.elapsed()));
         }
         if deed == Some(Deed::Garbage) {
-            return self.outlet.garble();
+            return self.replies.garble();
         }
         debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
-        let reply = done.unwrap_or_else(|Refusal { kind, message }| {
+        let reply = done.unwrap_or_else(|RequestError { kind, message }| {
             warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
             Reply::error(id, kind, &message)
         });
-        self.outlet.write(&reply)
+        self.replies.write(&reply)
     }
 
-    /// A panic becomes a refusal. The models' sessions may be half-changed then: they are closed.
-    fn handle_safely(&mut self, request: Request, deed: Option<Deed>) -> Result<Reply, Refusal> {
+    /// A panic becomes an error. The models' sessions may be half-changed then: they are closed.
+    fn handle_safely(&mut self, request: Request, deed: Option<Deed>) -> Result<Reply, RequestError> {
         let kind = match request {
             Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
             _ => ErrorKind::ForwardFailed,
@@ -124,33 +131,37 @@ impl Process {
         catch_unwind(AssertUnwindSafe(handle)).unwrap_or_else(|_| {
             self.link.abandon();
             self.forget_sessions();
-            Err(Refusal::new(kind, "a panic: see the log of the rank"))
+            Err(RequestError::new(kind, "a panic: see the log of the rank"))
         })
     }
 
-    fn handle(&mut self, request: Request) -> Result<Reply, Refusal> {
+    fn handle(&mut self, request: Request) -> Result<Reply, RequestError> {
         match request {
-            Request::Ping => {
-                let (rank, world_size) = (self.rank.index() as u16, self.rank.world().get() as u16);
-                Ok(Reply::Pong { rank, world_size, cuda_device: self.cuda_device })
-            }
+            Request::Ping => Ok(pong(self.rank, self.cuda_device)),
             Request::Init { comm_id } => self.init(&comm_id),
             Request::NcclSanityCheck => self.sanity_check(),
             Request::LoadDenseShard { model_id, config_json, safetensors_paths, quant } => {
-                let parts = Parts { config: &config_json, files: &safetensors_paths, quant: quant.as_deref() };
+                let parts = DenseSource { config: &config_json, files: &safetensors_paths, quant: quant.as_deref() };
                 self.load_dense(model_id, &parts)
             }
             Request::GenerateStep { model_id, tokens, offset } => {
-                let tokens = self.dense(&model_id)?.prepare(&tokens, offset)?;
+                let digest = step_digest(&model_id, &tokens, offset);
+                let prepared = self.dense(&model_id).and_then(|dense| dense.prepare(&tokens, offset));
+                let tokens = self.agree(digest, prepared)?;
                 self.step(|process| process.dense(&model_id)?.step(&tokens))?;
                 Ok(Reply::GenerateStepOk)
             }
-            Request::GenerateStepWithImages { model_id, .. } => {
-                self.dense(&model_id)?;
-                Err(Refusal::new(ErrorKind::ForwardFailed, "images are not supported"))
+            Request::GenerateStepWithImages { model_id, tokens, offset, .. } => {
+                let unsupported = || RequestError::new(ErrorKind::ForwardFailed, "images are not supported");
+                let refused = self.dense(&model_id).and_then(|_| Err(unsupported()));
+                self.agree(step_digest(&model_id, &tokens, offset), refused)
             }
             Request::ClearKvCache { model_id } => {
-                self.dense(&model_id)?.clear();
+                if let Some(peers) = &mut self.peers {
+                    peers.leave_epoch();
+                }
+                let link = self.link.clone();
+                self.dense(&model_id)?.clear(link);
                 Ok(Reply::KvCacheCleared)
             }
             Request::UnloadModel { model_id } => self.unload(&model_id),
@@ -170,19 +181,19 @@ impl Process {
             }
             Request::Load { id, model_id, share } => self.load(id, model_id, share),
             Request::Open { id, tokens_max, prefix } => {
-                let opened = self.share()?.open(tokens_max, &prefix)?;
+                let opened = self.shard()?.open(tokens_max, &prefix)?;
                 Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
             }
             Request::Truncate { id, session, tokens } => {
-                Ok(Reply::Truncated { id, computed: self.share()?.truncate(session, tokens)? as u64 })
+                Ok(Reply::Truncated { id, computed: self.shard()?.truncate(session, tokens)? as u64 })
             }
             Request::Close { id, session } => {
-                self.share()?.close(session);
+                self.shard()?.close(session);
                 Ok(Reply::Closed { id })
             }
             Request::Step { id, plan } => {
-                self.share()?.prepare(&plan)?;
-                let output = self.step(|process| process.share()?.step())?;
+                self.shard()?.prepare(&plan)?;
+                let output = self.step(|process| process.shard()?.step())?;
                 Ok(Reply::StepOk { id, output })
             }
             Request::Stats { id } => Ok(Reply::StatsOk { id, stats: self.stats() }),
@@ -190,81 +201,86 @@ impl Process {
         }
     }
 
-    fn load_dense(&mut self, model_id: String, parts: &Parts<'_>) -> Result<Reply, Refusal> {
+    fn load_dense(&mut self, model_id: String, parts: &DenseSource<'_>) -> Result<Reply, RequestError> {
         self.check_unused(&model_id)?;
-        let dense = Dense::load(parts, self.rank, self.link.clone())?;
+        let dense = DenseModel::load(parts, self.rank, self.threads_max, self.link.clone())?;
         info!(rank = self.rank.index(), model = model_id, "loaded");
         self.dense.insert(model_id, dense);
         Ok(Reply::LoadDenseShardOk)
     }
 
-    fn dense(&mut self, model_id: &str) -> Result<&mut Dense, Refusal> {
+    fn dense(&mut self, model_id: &str) -> Result<&mut DenseModel, RequestError> {
         self.dense.get_mut(model_id).ok_or_else(|| not_loaded(model_id))
     }
 
-    fn check_unused(&self, model_id: &str) -> Result<(), Refusal> {
-        let is_share = self.share.as_ref().is_some_and(|share| share.model_id() == model_id);
-        if is_share || self.dense.contains_key(model_id) {
-            return Err(Refusal::new(ErrorKind::AlreadyLoaded, format!("model {model_id} is loaded")));
+    fn check_unused(&self, model_id: &str) -> Result<(), RequestError> {
+        let is_shard = self.shard.as_ref().is_some_and(|shard| shard.model_id() == model_id);
+        if is_shard || self.dense.contains_key(model_id) {
+            return Err(RequestError::new(ErrorKind::AlreadyLoaded, format!("model {model_id} is loaded")));
         }
         Ok(())
     }
 
-    fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<Reply, Refusal> {
-        check_hello(&self.build, protocol, build).map_err(|error| Refusal::of(ErrorKind::BadRequest, &error))?;
+    fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<Reply, RequestError> {
+        check_hello(&self.build, protocol, build).map_err(|error| RequestError::of(ErrorKind::BadRequest, &error))?;
         Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
     }
 
-    fn load(&mut self, id: u64, model_id: String, mut share: Share) -> Result<Reply, Refusal> {
+    fn load(&mut self, id: u64, model_id: String, mut spec: Share) -> Result<Reply, RequestError> {
         self.check_unused(&model_id)?;
-        if let Some(loaded) = &self.share {
+        if let Some(loaded) = &self.shard {
             let message = format!("sessions and steps are those of model {}", loaded.model_id());
-            return Err(Refusal::new(ErrorKind::AlreadyLoaded, message));
+            return Err(RequestError::new(ErrorKind::AlreadyLoaded, message));
         }
-        let (outlet, mut told) = (self.outlet.clone(), Instant::now());
+        let (replies, mut told) = (self.replies.clone(), Instant::now());
         let mut progress = |layers: usize| {
             if told.elapsed() >= LOADING_EVERY {
                 told = Instant::now();
                 // If nobody takes it, the last reply will show.
-                let _ = outlet.write(&Reply::Loading { id, layers: layers as u64 });
+                let _ = replies.write(&Reply::Loading { id, layers: layers as u64 });
             }
         };
         let begun = Instant::now();
-        share.cpu.threads = share.cpu.threads.min(self.threads_max);
-        let loaded = LoadedShare::load(model_id, &share, self.rank, self.link.clone(), &mut progress)?;
+        spec.cpu.threads = spec.cpu.threads.min(self.threads_max as u64);
+        let loaded = LoadedShard::load(model_id, &spec, self.rank, self.link.clone(), &mut progress)?;
         info!(rank = self.rank.index(), model = loaded.model_id(), took = ?begun.elapsed(), "loaded");
         let reply = loaded.load_ok(id);
-        self.share = Some(loaded);
+        self.shard = Some(loaded);
         Ok(reply)
     }
 
-    fn unload(&mut self, model_id: &str) -> Result<Reply, Refusal> {
-        let was_share = self.share.take_if(|share| share.model_id() == model_id).is_some();
-        if was_share || self.dense.remove(model_id).is_some() { Ok(Reply::Unloaded) } else { Err(not_loaded(model_id)) }
+    fn unload(&mut self, model_id: &str) -> Result<Reply, RequestError> {
+        let was_shard = self.shard.take_if(|shard| shard.model_id() == model_id).is_some();
+        if was_shard || self.dense.remove(model_id).is_some() { Ok(Reply::Unloaded) } else { Err(not_loaded(model_id)) }
     }
 
-    fn share(&mut self) -> Result<&mut LoadedShare, Refusal> {
-        self.share.as_mut().ok_or_else(|| Refusal::new(ErrorKind::ModelNotLoaded, "no model is loaded"))
+    fn shard(&mut self) -> Result<&mut LoadedShard, RequestError> {
+        self.shard.as_mut().ok_or_else(|| RequestError::new(ErrorKind::ModelNotLoaded, "no model is loaded"))
     }
 
     /// Runs a step, timed. If it fails, the generation is over: the others shall not wait for this rank.
-    fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Refusal>) -> Result<T, Refusal> {
+    fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RequestError>) -> Result<T, RequestError> {
         if !self.link.is_complete() {
-            return Err(Refusal::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+            return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
         }
         let begun = Instant::now();
+        let stepping = self.peers.as_ref().map(Peers::stepping);
         let result = run(self);
+        drop(stepping);
         self.steps += 1;
         self.stepping += begun.elapsed();
         if result.is_err() {
             self.link.abandon();
         }
-        result
+        match (result, &self.peers) {
+            (Err(RequestError { kind: ErrorKind::Aborted, .. }), Some(peers)) => Err(peers.why_ended().into()),
+            (result, _) => result,
+        }
     }
 
     fn forget_sessions(&mut self) {
-        if let Some(share) = &mut self.share {
-            share.regroup(self.link.clone());
+        if let Some(shard) = &mut self.shard {
+            shard.regroup(self.link.clone());
         }
         self.dense.values_mut().for_each(|dense| dense.regroup(self.link.clone()));
     }
@@ -273,25 +289,25 @@ impl Process {
         let (collectives, collective_us) = self.link.spent();
         RankStats {
             generation: self.link.generation().map_or(0, |generation| generation.0),
-            sessions: self.sum(LoadedShare::sessions, Dense::sessions),
-            weight_bytes: self.sum(LoadedShare::weight_bytes, Dense::weight_bytes),
-            kv_bytes: self.sum(LoadedShare::kv_bytes, Dense::kv_bytes),
+            sessions: self.sum(LoadedShard::sessions, DenseModel::sessions),
+            weight_bytes: self.sum(LoadedShard::weight_bytes, DenseModel::weight_bytes),
+            kv_bytes: self.sum(LoadedShard::kv_bytes, DenseModel::kv_bytes),
             resident_bytes: resident_bytes().unwrap_or(0),
             steps: self.steps,
             collectives,
             step_us: self.stepping.as_micros() as u64,
             collective_us,
-            capacity: self.share.as_ref().map(|share| share.capacity().into()),
+            capacity: self.shard.as_ref().map(|shard| shard.capacity().into()),
         }
     }
 
     /// Over all models.
-    fn sum(&self, share: impl Fn(&LoadedShare) -> u64, dense: impl Fn(&Dense) -> u64) -> u64 {
-        self.share.as_ref().map_or(0, share) + self.dense.values().map(dense).sum::<u64>()
+    fn sum(&self, shard: impl Fn(&LoadedShard) -> u64, dense: impl Fn(&DenseModel) -> u64) -> u64 {
+        self.shard.as_ref().map_or(0, shard) + self.dense.values().map(dense).sum::<u64>()
     }
 
     fn is_idle(&self) -> bool {
-        self.steps > 0 && self.share.as_ref().is_some_and(|share| share.sessions() == 0)
+        self.steps > 0 && self.shard.as_ref().is_some_and(|shard| shard.sessions() == 0)
     }
 
     fn strike(&mut self, point: Point) -> Option<Deed> {
@@ -301,9 +317,9 @@ impl Process {
     /// A fault where there is nothing to answer.
     fn unasked(&mut self, point: Point) -> Result<(), WriteError> {
         match self.strike(point) {
-            Some(Deed::Garbage) => self.outlet.garble(),
+            Some(Deed::Garbage) => self.replies.garble(),
             Some(Deed::CloseStdout) => {
-                self.outlet.close();
+                self.replies.close();
                 Ok(())
             }
             _ => Ok(()),
@@ -311,11 +327,11 @@ impl Process {
     }
 
     /// As if memory had run out, which ends a step like any other error.
-    fn starve(&self, point: Option<Point>) -> Refusal {
+    fn starve(&self, point: Option<Point>) -> RequestError {
         if point == Some(Point::Step) {
             self.link.abandon();
         }
-        Refusal::new(ErrorKind::InsufficientMemory, "not enough memory (a fault that was asked for)")
+        RequestError::new(ErrorKind::InsufficientMemory, "not enough memory (a fault that was asked for)")
     }
 }
 
@@ -329,12 +345,26 @@ fn point(request: &Request) -> Option<Point> {
     }
 }
 
-fn not_loaded(model_id: &str) -> Refusal {
-    Refusal::new(ErrorKind::ModelNotLoaded, format!("model {model_id} is not loaded"))
+pub fn pong(rank: Rank, cuda_device: u32) -> Reply {
+    Reply::Pong { rank: rank.index() as u16, world_size: rank.world().get() as u16, cuda_device }
 }
 
-pub fn count(value: u64) -> Result<usize, Refusal> {
-    usize::try_from(value).map_err(|_| Refusal::new(ErrorKind::BadRequest, format!("{value} is too many")))
+/// What tells one step from another.
+fn step_digest(model_id: &str, tokens: &[u32], offset: u64) -> RequestDigest {
+    let mut hash = blake3::Hasher::new_derive_key("consort 2026 a step of one sequence");
+    hash.update(&(model_id.len() as u64).to_le_bytes()).update(model_id.as_bytes()).update(&offset.to_le_bytes());
+    for token in tokens {
+        hash.update(&token.to_le_bytes());
+    }
+    hash.finalize().into()
+}
+
+fn not_loaded(model_id: &str) -> RequestError {
+    RequestError::new(ErrorKind::ModelNotLoaded, format!("model {model_id} is not loaded"))
+}
+
+pub fn count(value: u64) -> Result<usize, RequestError> {
+    usize::try_from(value).map_err(|_| RequestError::new(ErrorKind::BadRequest, format!("{value} is too many")))
 }
 
 fn resident_bytes() -> Option<u64> {

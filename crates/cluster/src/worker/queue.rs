@@ -1,4 +1,4 @@
-//! `Queue`: requests between the thread that reads them and the one that works them off.
+//! `RequestQueue`: requests between the thread that reads them and the one that works them off.
 //!
 //! It is bounded, and who adds to it never waits: what does not fit is refused, so that the reading thread always comes to
 //! an `abort` that follows.
@@ -14,28 +14,30 @@ pub const BYTES_MAX: usize = 256 << 20;
 
 /// What a line asks for.
 #[derive(Debug)]
-pub enum Work {
+pub enum QueuedLine {
     Run(Request),
     /// The line was bad. It is answered in its turn.
     Answer(Reply),
 }
 
 #[derive(Debug, Default)]
-pub struct Queue {
+pub struct RequestQueue {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<(Work, usize)>,
+    waiting: VecDeque<(QueuedLine, usize)>,
     bytes: usize,
+    /// What was popped last may take long, or wait for other ranks.
+    is_long: bool,
     ended: bool,
 }
 
-impl Queue {
+impl RequestQueue {
     /// Adds what a line of so many bytes asks for. Gives it back if the queue is full.
-    pub fn push(&self, work: Work, bytes: usize) -> Option<Work> {
+    pub fn push(&self, work: QueuedLine, bytes: usize) -> Option<QueuedLine> {
         let mut state = self.lock();
         if state.waiting.len() >= REQUESTS_MAX || bytes > BYTES_MAX - state.bytes {
             return Some(work);
@@ -47,11 +49,13 @@ impl Queue {
     }
 
     /// Waits for the next. `None`: there is nothing left and nothing will come.
-    pub fn pop(&self) -> Option<Work> {
+    pub fn pop(&self) -> Option<QueuedLine> {
         let mut state = self.lock();
+        state.is_long = false;
         loop {
             if let Some((work, bytes)) = state.waiting.pop_front() {
                 state.bytes -= bytes;
+                state.is_long = matches!(&work, QueuedLine::Run(request) if may_take_long(request));
                 return Some(work);
             }
             if state.ended {
@@ -64,7 +68,8 @@ impl Queue {
     /// Takes out the request with this id. False if it has begun, or never came.
     pub fn cancel(&self, id: u64) -> bool {
         let mut state = self.lock();
-        let is_target = |(work, _): &(Work, usize)| matches!(work, Work::Run(request) if request.id() == Some(id));
+        let is_target =
+            |(work, _): &(QueuedLine, usize)| matches!(work, QueuedLine::Run(request) if request.id() == Some(id));
         let found = state.waiting.iter().position(is_target).and_then(|index| state.waiting.remove(index));
         if let Some((_, bytes)) = &found {
             state.bytes -= bytes;
@@ -82,9 +87,30 @@ impl Queue {
         self.lock().waiting.is_empty()
     }
 
+    /// Whether a request that may take long is being worked on, and no other waits.
+    pub fn is_at_long_work(&self) -> bool {
+        let state = self.lock();
+        state.is_long && state.waiting.is_empty()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether it computes much or waits for other ranks.
+fn may_take_long(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Init { .. }
+            | Request::NcclSanityCheck
+            | Request::LoadDenseShard { .. }
+            | Request::GenerateStep { .. }
+            | Request::GenerateStepWithImages { .. }
+            | Request::Join { .. }
+            | Request::Load { .. }
+            | Request::Step { .. }
+    )
 }
 
 #[cfg(test)]
@@ -92,20 +118,20 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn stats(id: u64) -> Work {
-        Work::Run(Request::Stats { id })
+    fn stats(id: u64) -> QueuedLine {
+        QueuedLine::Run(Request::Stats { id })
     }
 
-    fn next(queue: &Queue) -> Option<u64> {
+    fn next(queue: &RequestQueue) -> Option<u64> {
         match queue.pop()? {
-            Work::Run(request) => request.id(),
-            Work::Answer(reply) => reply.id(),
+            QueuedLine::Run(request) => request.id(),
+            QueuedLine::Answer(reply) => reply.id(),
         }
     }
 
     #[test]
     fn requests_come_out_in_order_and_cancelled_ones_do_not() {
-        let queue = Queue::default();
+        let queue = RequestQueue::default();
         (1..=4).for_each(|id| assert!(queue.push(stats(id), 10).is_none()));
         assert!(queue.cancel(3) && !queue.cancel(3) && !queue.cancel(9));
         queue.end();
@@ -115,12 +141,12 @@ mod tests {
 
     #[test]
     fn a_full_queue_refuses_and_takes_again_what_fits() {
-        let queue = Queue::default();
+        let queue = RequestQueue::default();
         (0..REQUESTS_MAX as u64).for_each(|id| assert!(queue.push(stats(id), 1).is_none()));
         assert!(queue.push(stats(7), 1).is_some());
         assert!(queue.cancel(5) && queue.push(stats(7), 1).is_none());
 
-        let queue = Queue::default();
+        let queue = RequestQueue::default();
         assert!(queue.push(stats(1), BYTES_MAX - 1).is_none());
         assert!(queue.push(stats(2), 2).is_some() && queue.push(stats(2), usize::MAX).is_some());
         assert!(queue.push(stats(2), 1).is_none());
@@ -128,8 +154,20 @@ mod tests {
     }
 
     #[test]
+    fn only_long_work_that_nothing_waits_behind_can_be_overtaken() {
+        let queue = RequestQueue::default();
+        let step = || QueuedLine::Run(Request::GenerateStep { model_id: String::new(), tokens: vec![1], offset: 0 });
+        assert!(queue.push(step(), 1).is_none() && !queue.is_at_long_work(), "it has not begun");
+        queue.pop().unwrap();
+        assert!(queue.is_at_long_work());
+        assert!(queue.push(stats(1), 1).is_none() && !queue.is_at_long_work(), "something waits");
+        queue.pop().unwrap();
+        assert!(!queue.is_at_long_work(), "it is short");
+    }
+
+    #[test]
     fn who_waits_wakes_when_the_end_comes() {
-        let queue = Queue::default();
+        let queue = RequestQueue::default();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| queue.pop().is_none());
             queue.end();

@@ -2,9 +2,10 @@
 //!
 //! Rank 0 makes the segment and listens on a socket whose name follows from the id. It is an abstract one: nothing is in
 //! the file system, and nothing is left when its process ends. The others connect and say who they are. When all are
-//! there they get the segment's descriptor, take their seats and say so; when all sit, rank 0 tells them to go on. Both
-//! sides check that the other is the same user. Every wait ends at the deadline, and whoever gives up closes its
-//! connections, by which the others know.
+//! there they get the segment's descriptor, join its group and say so; when all have joined, rank 0 tells them to go on.
+//! Both sides check that the other is the same user. Every wait ends at the deadline, and whoever gives up closes its
+//! connections, by which the others know. The connections stay open as long as the group lives: see
+//! [`Peers`](super::peers::Peers).
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -34,12 +35,15 @@ const RETRY_EVERY: Duration = Duration::from_millis(10);
 /// How long one who connects may take to say who it is: others wait behind it.
 const GREETING_MAX: Duration = Duration::from_millis(500);
 
-const MAGIC: [u8; 8] = *b"consort1";
+/// How long rank 0 may take to listen, if no process on this host is rank 0.
+const RANK_ZERO_GRACE: Duration = Duration::from_secs(2);
+
+const MAGIC: [u8; 8] = *b"consort2";
 const GREETING_BYTES: usize = MAGIC.len() + 32 + 4;
 
-/// One byte each: take your seat (comes with the descriptor), I have mine, go on.
-const COME: u8 = 1;
-const SEATED: u8 = 2;
+/// One byte each: join the group (comes with the descriptor), I have joined, go on.
+const JOIN: u8 = 1;
+const JOINED: u8 = 2;
 const GO: u8 = 3;
 
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +52,13 @@ pub enum RendezvousError {
     CommId,
     #[error("the ranks did not all come in time")]
     Deadline,
+    #[error("rank 0 did not listen in time")]
+    NoHost,
+    #[error(
+        "no process here is rank 0: CPU ranks meet in shared memory, which a leader that is rank 0 itself cannot join, so it \
+         starts `consort --worker --rank 0` like the others"
+    )]
+    NoRankZero,
     #[error("{what}")]
     Io { what: &'static str, source: io::Error },
     #[error("the other side belongs to another user")]
@@ -58,6 +69,15 @@ pub enum RendezvousError {
     Segment(#[from] SegmentError),
     #[error(transparent)]
     Group(#[from] CommError),
+}
+
+/// A rank that has found the others.
+#[derive(Debug)]
+pub struct JoinedGroup {
+    pub seat: Seat,
+    pub segment: Segment,
+    /// Of rank 0: to each of the others. Of these: to rank 0.
+    pub connections: Vec<(Rank, UnixStream)>,
 }
 
 /// What the ranks of a group have in common.
@@ -80,29 +100,36 @@ impl Rendezvous {
         Ok(Self { key: hash.finalize(), limits, deadline })
     }
 
-    /// The seat of `rank`, when all ranks have theirs. `is_over`: nobody wants it any more.
-    pub fn meet(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<Seat, RendezvousError> {
+    /// Waits until all ranks have joined the group. `is_over`: nobody wants it any more. `has_rank_zero`: whether a process that
+    /// could be rank 0 is there.
+    pub fn meet(
+        &self,
+        rank: Rank,
+        is_over: &dyn Fn() -> bool,
+        has_rank_zero: &dyn Fn() -> bool,
+    ) -> Result<JoinedGroup, RendezvousError> {
         assert_eq!(rank.world(), self.limits.world, "a rank meets its own group");
-        if rank.index() == 0 { self.host(rank, is_over) } else { self.join(rank, is_over) }
+        if rank.index() == 0 { self.host(rank, is_over) } else { self.join(rank, is_over, has_rank_zero) }
     }
 
-    fn host(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<Seat, RendezvousError> {
+    fn host(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<JoinedGroup, RendezvousError> {
         let (segment, fd) = Segment::create(self.limits)?;
         let seat = segment.seat(rank, segment.generation())?;
         if rank.world().get() == 1 {
-            return Ok(seat);
+            return Ok(JoinedGroup { seat, segment, connections: Vec::new() });
         }
         let mut guests = self.gather(is_over)?;
         for guest in guests.values_mut() {
-            send_with(guest, COME, &fd).map_err(io("hand out the segment"))?;
+            send_with(guest, JOIN, &fd).map_err(io("hand out the segment"))?;
         }
         for guest in guests.values_mut() {
-            self.expect(guest, SEATED)?;
+            self.expect(guest, JOINED)?;
         }
         for guest in guests.values_mut() {
             guest.write_all(&[GO]).map_err(io("tell the ranks to go on"))?;
         }
-        Ok(seat)
+        let known = |(index, stream)| rank.world().rank(index).map(|rank| (rank, stream));
+        Ok(JoinedGroup { seat, segment, connections: guests.into_iter().filter_map(known).collect() })
     }
 
     /// A connection to each of the other ranks.
@@ -147,20 +174,34 @@ impl Rendezvous {
         (greeting == self.greeting(rank)).then_some((index, stream))
     }
 
-    fn join(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<Seat, RendezvousError> {
+    fn join(
+        &self,
+        rank: Rank,
+        is_over: &dyn Fn() -> bool,
+        has_rank_zero: &dyn Fn() -> bool,
+    ) -> Result<JoinedGroup, RendezvousError> {
+        let mut alone_since = Some(Instant::now());
         let (mut host, fd) = loop {
             // Until rank 0 has answered, it may be the listener of an attempt that failed: then there will be another.
             match self.call(rank) {
                 Ok(called) => break called,
-                Err(RendezvousError::Io { .. } | RendezvousError::BrokenOff) => self.pause(is_over)?,
+                Err(RendezvousError::Io { .. } | RendezvousError::BrokenOff) => {}
                 Err(other) => return Err(other),
             }
+            if alone_since.is_some_and(|since| since.elapsed() >= RANK_ZERO_GRACE) {
+                if !has_rank_zero() {
+                    return Err(RendezvousError::NoRankZero);
+                }
+                alone_since = None; // it is there, and has the time of all
+            }
+            self.pause(is_over).map_err(|_| RendezvousError::NoHost)?;
         };
         let segment = Segment::attach(fd, self.limits)?;
         let seat = segment.seat(rank, segment.generation())?;
-        host.write_all(&[SEATED]).map_err(io("tell rank 0 of the seat"))?;
+        host.write_all(&[JOINED]).map_err(io("tell rank 0 of joining"))?;
         self.expect(&mut host, GO)?;
-        Ok(seat)
+        let first = rank.world().rank(0).expect("every group has a rank 0");
+        Ok(JoinedGroup { seat, segment, connections: vec![(first, host)] })
     }
 
     /// Connects to rank 0 and waits until it hands out the segment.
@@ -171,7 +212,7 @@ impl Rendezvous {
         host.write_all(&self.greeting(rank)).map_err(io("greet rank 0"))?;
         self.limit(&host)?;
         match receive_with(&host) {
-            Ok((COME, Some(fd))) => Ok((host, fd)),
+            Ok((JOIN, Some(fd))) => Ok((host, fd)),
             Ok(_) => Err(RendezvousError::BrokenOff),
             Err(error) if is_timeout(&error) => Err(RendezvousError::Deadline),
             Err(error) => Err(io("wait for rank 0")(error)),
@@ -270,9 +311,13 @@ mod tests {
         Rendezvous::new(&id, limits, Instant::now() + patience).unwrap()
     }
 
-    fn all_meet(meeting: &Rendezvous) -> Vec<Result<Seat, RendezvousError>> {
+    fn meet(meeting: &Rendezvous, rank: Rank) -> Result<JoinedGroup, RendezvousError> {
+        meeting.meet(rank, &|| false, &|| true)
+    }
+
+    fn all_meet(meeting: &Rendezvous) -> Vec<Result<JoinedGroup, RendezvousError>> {
         thread::scope(|scope| {
-            let meet = |rank| scope.spawn(move || meeting.meet(rank, &|| false));
+            let meet = |rank| scope.spawn(move || meet(meeting, rank));
             let ranks: Vec<_> = meeting.limits.world.ranks().map(meet).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
@@ -284,9 +329,11 @@ mod tests {
             let meeting = meeting("add", world, PATIENCE);
             // A second time with the same id: nothing of the first is in the way.
             for _ in 0..2 {
-                let seats: Vec<_> = all_meet(&meeting).into_iter().map(Result::unwrap).collect();
+                let met: Vec<_> = all_meet(&meeting).into_iter().map(Result::unwrap).collect();
                 thread::scope(|scope| {
-                    for mut seat in seats {
+                    for JoinedGroup { mut seat, connections, .. } in met {
+                        let others = if seat.rank().index() == 0 { usize::from(world) - 1 } else { 1 };
+                        assert_eq!(connections.len(), others);
                         scope.spawn(move || {
                             let mut values = [1.0];
                             seat.all_reduce(&mut values).unwrap();
@@ -303,17 +350,24 @@ mod tests {
     #[test]
     fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
         let meeting = meeting("missing", 3, Duration::from_millis(200));
-        for index in 0..2 {
-            let rank = meeting.limits.world.rank(index).unwrap();
-            assert!(matches!(meeting.meet(rank, &|| false), Err(RendezvousError::Deadline)), "rank {index}");
-        }
+        let [host, guest, _] = [0, 1, 2].map(|index| meeting.limits.world.rank(index).unwrap());
+        assert!(matches!(meet(&meeting, host), Err(RendezvousError::Deadline)));
+        assert!(matches!(meet(&meeting, guest), Err(RendezvousError::NoHost)));
+    }
+
+    #[test]
+    fn a_group_without_a_rank_zero_is_not_waited_for() {
+        let meeting = meeting("no rank 0", 2, Duration::from_secs(1 << 20));
+        let guest = meeting.limits.world.rank(1).unwrap();
+        let met = meeting.meet(guest, &|| false, &|| false);
+        assert!(matches!(met, Err(RendezvousError::NoRankZero)), "{met:?}");
     }
 
     #[test]
     fn who_is_over_waits_no_longer() {
         let meeting = meeting("over", 2, PATIENCE);
         let rank = meeting.limits.world.rank(0).unwrap();
-        assert!(matches!(meeting.meet(rank, &|| true), Err(RendezvousError::Deadline)));
+        assert!(matches!(meeting.meet(rank, &|| true, &|| true), Err(RendezvousError::Deadline)));
     }
 
     #[test]
@@ -322,7 +376,7 @@ mod tests {
         thread::scope(|scope| {
             let ranks: Vec<_> = meeting.limits.world.ranks().collect();
             let meeting = &meeting;
-            let host = scope.spawn(move || meeting.meet(ranks[0], &|| false));
+            let host = scope.spawn(move || meet(meeting, ranks[0]));
             let connect = || loop {
                 match UnixStream::connect_addr(&meeting.address().unwrap()) {
                     Ok(stream) => return stream,
@@ -332,8 +386,8 @@ mod tests {
             let silent = connect();
             connect().write_all(&[0xff; 3 * GREETING_BYTES]).unwrap();
             let guest = meeting.limits.world.rank(1).unwrap();
-            let seat = meeting.meet(guest, &|| false).unwrap();
-            assert_eq!(host.join().unwrap().unwrap().generation(), seat.generation());
+            let seat = meet(meeting, guest).unwrap().seat;
+            assert_eq!(host.join().unwrap().unwrap().seat.generation(), seat.generation());
             drop(silent);
         });
     }

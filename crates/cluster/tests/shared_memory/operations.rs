@@ -114,7 +114,7 @@ fn rows_are_summed_by_their_owners_and_gathered_by_all() {
 #[test]
 fn thousands_of_operations_in_a_row_do_not_mix() {
     watched(|| {
-        let group = Group::new(3, 1 << 15);
+        let group = Group::new(3, 1 << 16);
         group.all(|seat| {
             let world = seat.rank().world();
             for op in 0..3000 {

@@ -31,9 +31,9 @@ fn a_segment_beyond_the_limit_is_refused() {
         let error = Segment::create(GroupLimits { world, elements_max }).unwrap_err();
         assert!(matches!(error, SegmentError::TooLarge { world: 65535, .. }), "{error}");
     }
-    let limits = GroupLimits { world: WorldSize::new(2).unwrap(), elements_max: SEGMENT_BYTES_MAX / 80 };
-    assert!(Segment::create(limits).is_err(), "the words need room too");
-    let limits = GroupLimits { elements_max: SEGMENT_BYTES_MAX / 80 - (1 << 18), ..limits };
+    let limits = GroupLimits { world: WorldSize::new(2).unwrap(), elements_max: SEGMENT_BYTES_MAX / 16 };
+    assert!(Segment::create(limits).is_err(), "the words need memory too");
+    let limits = GroupLimits { elements_max: SEGMENT_BYTES_MAX / 16 - (1 << 18), ..limits };
     Segment::create(limits).unwrap();
 }
 
@@ -58,7 +58,7 @@ fn a_segment_of_another_size_or_of_other_limits_is_not_attached_to() {
     assert!(matches!(empty, SegmentError::Size { found: 0, .. }), "{empty}");
     let larger = GroupLimits { elements_max: 1 << 20, ..group.limits };
     assert!(matches!(Segment::attach(group.fd(), larger), Err(SegmentError::Size { .. })));
-    // The same size, because slots are whole lines and rooms whole pages.
+    // The same size, because slots are whole lines.
     let other = GroupLimits { elements_max: 99, ..group.limits };
     let error = Segment::attach(group.fd(), other).unwrap_err();
     assert!(matches!(error, SegmentError::Limits { world: 2, elements_max: 100 }), "{error}");
@@ -72,5 +72,5 @@ fn a_segment_of_another_kind_or_version_is_not_attached_to() {
     assert!(matches!(error, SegmentError::Magic), "{error}");
     File::from(group.fd()).write_all_at(&9_u64.to_le_bytes(), 8).unwrap();
     let error = Segment::attach(group.fd(), group.limits).unwrap_err();
-    assert!(matches!(error, SegmentError::Version { ours: 6, theirs: 9 }), "{error}");
+    assert!(matches!(error, SegmentError::Version { ours: 7, theirs: 9 }), "{error}");
 }

@@ -1,8 +1,9 @@
 //! `consort --worker`: a rank of a tensor-parallel group. Programs start it, not people: it serves a line protocol on its
-//! input and output, and ends with whoever started it.
+//! input and output, and ends with the process that started it.
 
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
@@ -24,6 +25,23 @@ pub struct WorkerArgs {
     /// Threads to compute on at most
     #[arg(long, hide = true)]
     threads_max: Option<NonZeroUsize>,
+    /// Seconds that the ranks of an `init` may take to find each other, else CONSORT_INIT_TIMEOUT, else 30
+    #[arg(long, hide = true, value_parser = seconds)]
+    init_timeout: Option<Duration>,
+    /// Seconds that a rank of an `init` waits for the others in one collective, else CONSORT_COLLECTIVE_TIMEOUT, else 30
+    #[arg(long, hide = true, value_parser = seconds)]
+    collective_timeout: Option<Duration>,
+    /// The kernel ends this process with the thread that started it, even while it is stopped
+    #[arg(long, hide = true)]
+    end_with_thread: bool,
+}
+
+const SECONDS_MIN: f64 = 0.1;
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (SECONDS_MIN..=SECONDS_MAX).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("not a number from {SECONDS_MIN} to {SECONDS_MAX}"))
 }
 
 impl WorkerArgs {
@@ -44,25 +62,37 @@ mod linux {
     use std::fs::File;
     use std::io;
     use std::process::{self, ExitCode};
+    use std::thread;
+    use std::time::Duration;
 
-    use anyhow::{Context, Result, bail};
-    use cluster::worker::{self, INIT_DEADLINE, Options, build_id};
-    use rustix::io::fcntl_dupfd_cloexec;
-    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    use anyhow::{Context, Result, anyhow, bail};
+    use cluster::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT, Options, build_id};
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::{Errno, fcntl_dupfd_cloexec};
+    use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
     use rustix::stdio::{dup2_stdout, stderr, stdout};
     use types::WorldSize;
 
-    use super::WorkerArgs;
+    use super::{WorkerArgs, seconds};
     use crate::commands::serve::logs::{self, LogFormat};
 
     /// What goes wrong on purpose, for tests: see [`worker::Fault`].
     const FAULT_VARIABLE: &str = "CONSORT_FAULT";
 
+    /// A leader that starts workers with arguments of its own can still set these. They are read here and not by `clap`, for which a
+    /// variable would make every command a worker.
+    const INIT_TIMEOUT_VARIABLE: &str = "CONSORT_INIT_TIMEOUT";
+    const COLLECTIVE_TIMEOUT_VARIABLE: &str = "CONSORT_COLLECTIVE_TIMEOUT";
+
     /// Descriptors below are those of standard input, output and error.
     const FIRST_FREE_FD: i32 = 3;
 
-    pub fn run(WorkerArgs { rank, tp_size, cuda_device, threads_max, .. }: WorkerArgs) -> Result<ExitCode> {
-        die_with_parent()?;
+    /// How often a kernel that has no descriptors of processes is asked for the parent.
+    const PARENT_LOOK: Duration = Duration::from_millis(500);
+
+    pub fn run(worker: WorkerArgs) -> Result<ExitCode> {
+        let WorkerArgs { rank, tp_size, cuda_device, threads_max, init_timeout, collective_timeout, .. } = worker;
+        end_with_parent(worker.end_with_thread)?;
         let output = take_stdout().context("take over standard output")?;
         logs::install(LogFormat::Text, "warn")?;
         // A Ctrl-C reaches the whole terminal group. What it means is for the leader to say.
@@ -70,20 +100,60 @@ mod linux {
         let world = WorldSize::new(tp_size).context("--tp-size is at least 1")?;
         let rank = world.rank(rank).with_context(|| format!("--rank {rank} is not below --tp-size {tp_size}"))?;
         let fault = env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()?;
-        let (build, init_deadline) = (build_id(), INIT_DEADLINE);
-        let options = Options { rank, cuda_device, build, init_deadline, threads_max, fault };
+        let options = Options {
+            rank,
+            cuda_device,
+            build: build_id(),
+            init_timeout: timeout(init_timeout, INIT_TIMEOUT_VARIABLE)?.unwrap_or(INIT_TIMEOUT),
+            collective_timeout: timeout(collective_timeout, COLLECTIVE_TIMEOUT_VARIABLE)?.unwrap_or(COLLECTIVE_TIMEOUT),
+            threads_max,
+            fault,
+        };
         worker::run(options, io::stdin(), output, || process::exit(1))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    /// However the parent ends, this process ends with it.
-    fn die_with_parent() -> Result<()> {
-        let parent = getppid();
-        set_parent_process_death_signal(Some(Signal::KILL)).context("ask to end with the parent")?;
-        if getppid() != parent {
+    fn timeout(flag: Option<Duration>, variable: &str) -> Result<Option<Duration>> {
+        let set = || env::var(variable).ok().map(|text| seconds(&text)).transpose();
+        match flag {
+            Some(flag) => Ok(Some(flag)),
+            None => set().map_err(|error| anyhow!("{variable}: {error}")),
+        }
+    }
+
+    /// However the parent process ends, this one ends with it. The kernel's signal for that follows the thread that started this
+    /// process: only a leader that keeps that thread asks for it.
+    fn end_with_parent(or_with_thread: bool) -> Result<()> {
+        // A parent in another namespace can not be watched. The end of the input tells then.
+        let Some(parent) = getppid() else { return Ok(()) };
+        if or_with_thread {
+            set_parent_process_death_signal(Some(Signal::KILL)).context("ask to end with the parent")?;
+        }
+        let watch = move || {
+            wait_for_end(parent);
+            process::exit(1);
+        };
+        thread::Builder::new().name("parent".into()).spawn(watch).context("watch the parent")?;
+        if getppid() != Some(parent) {
             bail!("the parent is gone");
         }
         Ok(())
+    }
+
+    fn wait_for_end(parent: Pid) {
+        match pidfd_open(parent, PidfdFlags::empty()) {
+            // Another process may have got the number: then this one has another parent already.
+            Ok(pidfd) => {
+                while getppid() == Some(parent)
+                    && poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) == Err(Errno::INTR)
+                {}
+            }
+            Err(_) => {
+                while getppid() == Some(parent) {
+                    thread::sleep(PARENT_LOOK);
+                }
+            }
+        }
     }
 
     /// Standard output for the protocol alone: whatever else is printed goes to standard error.

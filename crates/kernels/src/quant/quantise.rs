@@ -1,6 +1,7 @@
 //! From weights to stored bytes.
 //!
-//! Q8_0 and Q4_0 give the reference's bits. The K formats search for good scales (see `superblock_fit`).
+//! Q8_0 and Q4_0 give the reference's bits; the other formats with blocks of 32 round as these do. The K formats search
+//! for good scales (see `superblock_fit`).
 //!
 //! Any input gives finite scales: a NaN is taken as 0, and what a format cannot hold (an infinity, a number beyond its
 //! largest scale) as the nearest value that it can. Every CPU writes the same bytes, because sums have a fixed order
@@ -15,10 +16,12 @@ use super::superblock_fit::{self, Affine, Symmetric};
 const F16_MAX: f32 = 65504.0;
 /// No weight of a K format is larger: mins, at most `63 * dmin`, could not follow.
 const SUPERBLOCK_LIMIT: f32 = 63.0 * F16_MAX;
+/// Likewise of Q2_K, whose mins are at most `15 * dmin`.
+const Q2_K_LIMIT: f32 = 15.0 * F16_MAX;
 
-/// Whether [`quantise`] can write this format.
+/// Whether [`quantise`] can write this format: all but plain floats.
 pub const fn can_quantise(dtype: DType) -> bool {
-    matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+    dtype.is_quantised()
 }
 
 /// Writes `values` as blocks of `dtype`, which must be one that [`can_quantise`] names. `out` must have exactly the
@@ -55,6 +58,31 @@ fn each_block(dtype: DType, values: &[f32], out: &mut [u8]) {
                 q4_0(values, out);
             }
         }
+        DType::Q5_0 => {
+            for (values, out) in blocks(values, out) {
+                q5_0(values, out);
+            }
+        }
+        DType::Q4_1 => {
+            for (values, out) in blocks(values, out) {
+                q4_1(values, out);
+            }
+        }
+        DType::Q5_1 => {
+            for (values, out) in blocks(values, out) {
+                q5_1(values, out);
+            }
+        }
+        DType::Q2_K => {
+            for (values, out) in blocks(values, out) {
+                q2_k(values, out);
+            }
+        }
+        DType::Q3_K => {
+            for (values, out) in blocks(values, out) {
+                q3_k(values, out);
+            }
+        }
         DType::Q4_K => {
             for (values, out) in blocks(values, out) {
                 q4_k(values, out);
@@ -70,7 +98,7 @@ fn each_block(dtype: DType, values: &[f32], out: &mut [u8]) {
                 q6_k(values, out);
             }
         }
-        _ => unreachable!("can_quantise was asked"),
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("can_quantise was asked"),
     }
 }
 
@@ -94,32 +122,140 @@ fn q8_0(values: &[f32; 32], out: &mut [u8; 34]) {
     }
 }
 
-/// The value of largest magnitude (the first of them) becomes -8, so that the scale has the other sign.
 #[inline(always)]
 fn q4_0(values: &[f32; 32], out: &mut [u8; 18]) {
-    let values = bounded(values, 8.0 * F16_MAX);
+    let (scale, quants) = centred::<8>(values);
+    out[..2].copy_from_slice(&scale.to_le_bytes());
+    low_nibbles(&quants, &mut out[2..]);
+}
+
+#[inline(always)]
+fn q5_0(values: &[f32; 32], out: &mut [u8; 22]) {
+    let (scale, quants) = centred::<16>(values);
+    out[..2].copy_from_slice(&scale.to_le_bytes());
+    fifth_bits(&quants, &mut out[2..6]);
+    low_nibbles(&quants, &mut out[6..]);
+}
+
+#[inline(always)]
+fn q4_1(values: &[f32; 32], out: &mut [u8; 20]) {
+    let (scale, min, quants) = shifted::<15>(values);
+    out[..2].copy_from_slice(&scale.to_le_bytes());
+    out[2..4].copy_from_slice(&min.to_le_bytes());
+    low_nibbles(&quants, &mut out[4..]);
+}
+
+#[inline(always)]
+fn q5_1(values: &[f32; 32], out: &mut [u8; 24]) {
+    let (scale, min, quants) = shifted::<31>(values);
+    out[..2].copy_from_slice(&scale.to_le_bytes());
+    out[2..4].copy_from_slice(&min.to_le_bytes());
+    fifth_bits(&quants, &mut out[4..8]);
+    low_nibbles(&quants, &mut out[8..]);
+}
+
+/// `2 * ZERO` levels around `ZERO`. The value of largest magnitude (the first of them) becomes 0, so that the scale has the other
+/// sign.
+#[inline(always)]
+fn centred<const ZERO: u8>(values: &[f32; 32]) -> (f16, [u8; 32]) {
+    let zero = f32::from(ZERO);
+    let values = bounded(values, zero * F16_MAX);
     let magnitude = magnitude(&values);
     let extreme = values.iter().copied().find(|value| value.abs() == magnitude).unwrap_or(0.0);
-    let scale = extreme / -8.0;
+    let scale = extreme / -zero;
     let inverse = inverse(scale);
-    // At most 16.5: the format has no 16.
-    let quants = values.map(|value| ((value * inverse + 8.5) as i32).min(15) as u8);
-    out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-    for (i, out) in out[2..].iter_mut().enumerate() {
-        *out = quants[i] | quants[i + 16] << 4;
+    // Half a level above the last one at most: that is taken off.
+    let top = i32::from(2 * ZERO - 1);
+    (f16::from_f32(scale), values.map(|value| ((value * inverse + (zero + 0.5)) as i32).min(top) as u8))
+}
+
+/// `TOP + 1` levels from the lowest value to the highest. Where the lowest is beyond f16, they reach from the highest down.
+#[inline(always)]
+fn shifted<const TOP: u8>(values: &[f32; 32]) -> (f16, f16, [u8; 32]) {
+    let top = f32::from(TOP);
+    // One step less than `top`, so that a scale can reach from the lowest f16 to there.
+    let values = bounded(values, (top - 1.0) * F16_MAX);
+    let low = values.iter().copied().fold(f32::INFINITY, |low, value| if value < low { value } else { low });
+    let high = values.iter().copied().fold(f32::NEG_INFINITY, |high, value| if value > high { value } else { high });
+    let (first, last) = if low < -F16_MAX && high.abs() < low.abs() { (high, low) } else { (low, high) };
+    let first = first.clamp(-F16_MAX, F16_MAX);
+    let scale = (last - first) / top;
+    let inverse = inverse(scale);
+    let level = |value: f32| (((value - first) * inverse + 0.5) as i32).clamp(0, i32::from(TOP)) as u8;
+    (f16::from_f32(scale), f16::from_f32(first), values.map(level))
+}
+
+/// The low nibbles of the first 16 weights, and of the other 16 above them.
+#[inline(always)]
+fn low_nibbles(quants: &[u8; 32], out: &mut [u8]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = quants[i] & 15 | quants[i + 16] << 4;
+    }
+}
+
+/// Bit `k` of the 32 is the fifth bit of weight `k`.
+#[inline(always)]
+fn fifth_bits(quants: &[u8; 32], out: &mut [u8]) {
+    for (out, quants) in out.iter_mut().zip(quants.as_chunks::<8>().0) {
+        *out = quants.iter().enumerate().fold(0, |bits, (i, quant)| bits | (quant >> 4) << i);
+    }
+}
+
+#[inline(always)]
+fn q2_k(values: &[f32; 256], out: &mut [u8; 84]) {
+    let block = superblock_fit::affine::<3, 15, 16, 16>(&bounded(values, Q2_K_LIMIT));
+    let mut quants = [0; 256];
+    for (element, levels) in block.quants.iter().enumerate() {
+        for (group, level) in levels.iter().enumerate() {
+            quants[16 * group + element] = *level;
+        }
+    }
+    for (out, (scale, min)) in out[..16].iter_mut().zip(block.scales.iter().zip(block.mins)) {
+        *out = scale | min << 4;
+    }
+    pairs_of_bits(&quants, &mut out[16..80]);
+    out[80..82].copy_from_slice(&block.d.to_le_bytes());
+    out[82..].copy_from_slice(&block.dmin.to_le_bytes());
+}
+
+#[inline(always)]
+fn q3_k(values: &[f32; 256], out: &mut [u8; 110]) {
+    let Symmetric { quants, scales, d } = superblock_fit::symmetric::<4, 32>(&bounded(values, SUPERBLOCK_LIMIT));
+    for (i, out) in out[..32].iter_mut().enumerate() {
+        *out = (0..8).fold(0, |bits, run| bits | (quants[32 * run + i] >> 2) << run);
+    }
+    pairs_of_bits(&quants.map(|quant| quant & 3), &mut out[32..96]);
+    // As `block::q3_k` reads them.
+    let scales = scales.map(|scale| (scale + 32) as u8);
+    for i in 0..8 {
+        out[96 + i] = scales[i] & 15 | scales[8 + i] << 4;
+    }
+    for i in 0..4 {
+        out[104 + i] = scales[i] >> 4 | scales[4 + i] >> 4 << 2 | scales[8 + i] >> 4 << 4 | scales[12 + i] >> 4 << 6;
+    }
+    out[108..].copy_from_slice(&d.to_le_bytes());
+}
+
+/// In each half of 128 weights, 32 bytes hold four runs of 32, lowest bits first.
+#[inline(always)]
+fn pairs_of_bits(quants: &[u8; 256], out: &mut [u8]) {
+    for (out, half) in out.chunks_exact_mut(32).zip(quants.as_chunks::<128>().0) {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = half[i] | half[32 + i] << 2 | half[64 + i] << 4 | half[96 + i] << 6;
+        }
     }
 }
 
 #[inline(always)]
 fn q4_k(values: &[f32; 256], out: &mut [u8; 144]) {
-    let block = superblock_fit::affine::<15>(&bounded(values, SUPERBLOCK_LIMIT));
+    let block = superblock_fit::affine::<15, 63, 32, 8>(&bounded(values, SUPERBLOCK_LIMIT));
     affine_header(&block, &mut out[..16]);
     nibbles_of_groups(&block, &mut out[16..]);
 }
 
 #[inline(always)]
 fn q5_k(values: &[f32; 256], out: &mut [u8; 176]) {
-    let block = superblock_fit::affine::<31>(&bounded(values, SUPERBLOCK_LIMIT));
+    let block = superblock_fit::affine::<31, 63, 32, 8>(&bounded(values, SUPERBLOCK_LIMIT));
     affine_header(&block, &mut out[..16]);
     for (out, quants) in out[16..48].iter_mut().zip(&block.quants) {
         let mut bits = 0;
@@ -133,7 +269,7 @@ fn q5_k(values: &[f32; 256], out: &mut [u8; 176]) {
 
 #[inline(always)]
 fn q6_k(values: &[f32; 256], out: &mut [u8; 210]) {
-    let Symmetric { quants, scales, d } = superblock_fit::symmetric::<32>(&bounded(values, SUPERBLOCK_LIMIT));
+    let Symmetric { quants, scales, d } = superblock_fit::symmetric::<32, 128>(&bounded(values, SUPERBLOCK_LIMIT));
     for half in 0..2 {
         let quants = &quants[128 * half..][..128];
         let (low, high) = (64 * half, 128 + 32 * half);
@@ -153,7 +289,7 @@ fn q6_k(values: &[f32; 256], out: &mut [u8; 210]) {
 
 /// `d`, `dmin`, then the 6-bit scales and mins as `block::six_bit_pairs` reads them.
 #[inline(always)]
-fn affine_header(block: &Affine, out: &mut [u8]) {
+fn affine_header(block: &Affine<32, 8>, out: &mut [u8]) {
     out[..2].copy_from_slice(&block.d.to_le_bytes());
     out[2..4].copy_from_slice(&block.dmin.to_le_bytes());
     let (scales, mins) = (&block.scales, &block.mins);
@@ -166,7 +302,7 @@ fn affine_header(block: &Affine, out: &mut [u8]) {
 
 /// Of each pair of groups, the first in the low nibbles and the second in the high.
 #[inline(always)]
-fn nibbles_of_groups(block: &Affine, out: &mut [u8]) {
+fn nibbles_of_groups(block: &Affine<32, 8>, out: &mut [u8]) {
     for (pair, out) in out.chunks_exact_mut(32).enumerate() {
         for (out, quants) in out.iter_mut().zip(&block.quants) {
             *out = quants[2 * pair] & 15 | quants[2 * pair + 1] << 4;

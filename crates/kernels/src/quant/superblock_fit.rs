@@ -10,12 +10,11 @@
 
 use half::f16;
 
-/// A superblock of weights `(d * scale) * q - dmin * min`, with 8 groups of 32.
-pub(super) struct Affine {
-    pub quants: [[u8; 8]; 32], // [element][group]
-    /// At most 63, as the mins.
-    pub scales: [u8; 8],
-    pub mins: [u8; 8],
+/// A superblock of weights `(d * scale) * q - dmin * min`.
+pub(super) struct Affine<const LEN: usize, const GROUPS: usize> {
+    pub quants: [[u8; GROUPS]; LEN], // [element][group]
+    pub scales: [u8; GROUPS],
+    pub mins: [u8; GROUPS],
     pub d: f16,
     pub dmin: f16,
 }
@@ -39,36 +38,40 @@ const RANGE_MIN: f32 = 1e-30;
 /// A determinant that is this small a part of its first term is noise: the integers of the group are all the same.
 const DETERMINANT_MIN: f32 = 1e-5;
 
-/// Finds `TOP + 1` levels for each group of 32. The values must be finite and so small that their fourth power is.
+/// Finds `TOP + 1` levels for each group of `LEN`, with scales and mins of at most `MULTIPLE` steps. The values must be finite and
+/// so small that their fourth power is.
 #[inline(always)]
-pub(super) fn affine<const TOP: u8>(values: &[f32; 256]) -> Affine {
+pub(super) fn affine<const TOP: u8, const MULTIPLE: u8, const LEN: usize, const GROUPS: usize>(
+    values: &[f32; 256],
+) -> Affine<LEN, GROUPS> {
     let top = f32::from(TOP);
-    let x = transposed::<32, 8>(values);
+    let x = transposed::<LEN, GROUPS>(values);
     let (scales, mins) = fit_affine(&x, top);
-    let (d, scales) = six_bits(scales);
-    let (dmin, mins) = six_bits(mins);
+    let (d, scales) = multiples(scales, f32::from(MULTIPLE));
+    let (dmin, mins) = multiples(mins, f32::from(MULTIPLE));
 
-    let (mut inverse, mut offset) = ([0.0; 8], [0.0; 8]);
-    for group in 0..8 {
+    let (mut inverse, mut offset) = ([0.0; GROUPS], [0.0; GROUPS]);
+    for group in 0..GROUPS {
         let scale = d.to_f32() * f32::from(scales[group]);
         inverse[group] = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         offset[group] = dmin.to_f32() * f32::from(mins[group]);
     }
-    let mut quants = [[0; 8]; 32];
+    let mut quants = [[0; GROUPS]; LEN];
     for (quants, x) in quants.iter_mut().zip(&x) {
-        for group in 0..8 {
+        for group in 0..GROUPS {
             quants[group] = level(nearest((x[group] + offset[group]) * inverse[group], 0.0, top));
         }
     }
     Affine { quants, scales, mins, d, dmin }
 }
 
-/// Finds `2 * ZERO` levels around zero for each group of 16. The values must be as for [`affine`].
+/// Finds `2 * ZERO` levels around zero for each group of 16, with scales of `-MULTIPLE..MULTIPLE` steps. The values must be as for
+/// [`affine`].
 #[inline(always)]
-pub(super) fn symmetric<const ZERO: u8>(values: &[f32; 256]) -> Symmetric {
+pub(super) fn symmetric<const ZERO: u8, const MULTIPLE: u8>(values: &[f32; 256]) -> Symmetric {
     let zero = f32::from(ZERO);
     let x = transposed::<16, 16>(values);
-    let (d, scales) = eight_bits(fit_symmetric(&x, zero));
+    let (d, scales) = signed_multiples(fit_symmetric(&x, zero), f32::from(MULTIPLE));
 
     let mut inverse = [0.0; 16];
     for group in 0..16 {
@@ -86,40 +89,43 @@ pub(super) fn symmetric<const ZERO: u8>(values: &[f32; 256]) -> Symmetric {
 
 /// The scale and the min (how far below zero level 0 lies, never negative) of each group.
 #[inline(always)]
-fn fit_affine(x: &[[f32; 8]; 32], top: f32) -> ([f32; 8], [f32; 8]) {
-    let (mut low, mut high) = ([0.0; 8], x[0]);
+fn fit_affine<const LEN: usize, const GROUPS: usize>(
+    x: &[[f32; GROUPS]; LEN],
+    top: f32,
+) -> ([f32; GROUPS], [f32; GROUPS]) {
+    let (mut low, mut high) = ([0.0; GROUPS], x[0]);
     for x in x {
-        for group in 0..8 {
+        for group in 0..GROUPS {
             low[group] = if x[group] < low[group] { x[group] } else { low[group] };
             high[group] = if x[group] > high[group] { x[group] } else { high[group] };
         }
     }
     let weight = importance(x);
-    let (mut sum_w, mut sum_x) = ([0.0; 8], [0.0; 8]);
+    let (mut sum_w, mut sum_x) = ([0.0; GROUPS], [0.0; GROUPS]);
     for (x, w) in x.iter().zip(&weight) {
-        for group in 0..8 {
+        for group in 0..GROUPS {
             sum_w[group] += w[group];
             sum_x[group] += w[group] * x[group];
         }
     }
 
     // Without a better candidate the levels reach from the lowest value to the highest.
-    let mut scale = [0.0; 8];
-    for group in 0..8 {
+    let mut scale = [0.0; GROUPS];
+    for group in 0..GROUPS {
         scale[group] = (high[group] - low[group]) / top;
     }
-    let (mut offset, mut best) = (low, [f32::NEG_INFINITY; 8]);
+    let (mut offset, mut best) = (low, [f32::NEG_INFINITY; GROUPS]);
     for candidate in 0..CANDIDATES {
         let steps = top + AFFINE_FIRST + CANDIDATE_DISTANCE * candidate as f32;
-        let mut inverse = [0.0; 8];
-        for group in 0..8 {
+        let mut inverse = [0.0; GROUPS];
+        for group in 0..GROUPS {
             // From the best offset so far, which the later candidates thus refine.
             let range = high[group] - offset[group];
             inverse[group] = if range > RANGE_MIN { steps / range } else { 0.0 };
         }
-        let (mut sum_q, mut sum_qq, mut sum_qx) = ([0.0; 8], [0.0; 8], [0.0; 8]);
+        let (mut sum_q, mut sum_qq, mut sum_qx) = ([0.0; GROUPS], [0.0; GROUPS], [0.0; GROUPS]);
         for (x, w) in x.iter().zip(&weight) {
-            for group in 0..8 {
+            for group in 0..GROUPS {
                 let q = nearest((x[group] - offset[group]) * inverse[group], 0.0, top);
                 let wq = w[group] * q;
                 sum_q[group] += wq;
@@ -127,7 +133,7 @@ fn fit_affine(x: &[[f32; 8]; 32], top: f32) -> ([f32; 8], [f32; 8]) {
                 sum_qx[group] += wq * x[group];
             }
         }
-        for group in 0..8 {
+        for group in 0..GROUPS {
             // x = s q + m with the least weighted error, or with m = 0 where m would be above zero. In both cases the
             // error is a constant less `s sum_qx + m sum_x`.
             let (w, q, qq) = (sum_w[group], sum_q[group], sum_qq[group]);
@@ -209,22 +215,22 @@ fn importance<const LEN: usize, const GROUPS: usize>(x: &[[f32; GROUPS]; LEN]) -
     weight
 }
 
-/// Multiples `0..=63` of a step that is an f16, nearest to `values`, which are not negative.
+/// Multiples `0..=top` of a step that is an f16, nearest to `values`, which are not negative.
 #[inline(always)]
-fn six_bits(values: [f32; 8]) -> (f16, [u8; 8]) {
+fn multiples<const GROUPS: usize>(values: [f32; GROUPS], top: f32) -> (f16, [u8; GROUPS]) {
     let largest = values.into_iter().fold(0.0, f32::max);
-    let step = step(largest, 63.0);
+    let step = step(largest, top);
     let inverse = if step > f16::ZERO { 1.0 / step.to_f32() } else { 0.0 };
-    (step, values.map(|value| nearest(value * inverse, 0.0, 63.0) as u8))
+    (step, values.map(|value| nearest(value * inverse, 0.0, top) as u8))
 }
 
-/// Multiples `-128..128` of a step that is an f16 of either sign, nearest to `values`.
+/// Multiples `-end..end` of a step that is an f16 of either sign, nearest to `values`.
 #[inline(always)]
-fn eight_bits(values: [f32; 16]) -> (f16, [i8; 16]) {
+fn signed_multiples(values: [f32; 16], end: f32) -> (f16, [i8; 16]) {
     let extreme = values.into_iter().fold(0.0f32, |extreme, v| if v.abs() > extreme.abs() { v } else { extreme });
-    let step = step(extreme, -128.0);
+    let step = step(extreme, -end);
     let inverse = if step != f16::ZERO { 1.0 / step.to_f32() } else { 0.0 };
-    (step, values.map(|value| nearest(value * inverse, -128.0, 127.0) as i8))
+    (step, values.map(|value| nearest(value * inverse, -end, end - 1.0) as i8))
 }
 
 /// The f16 nearest to `value / multiple`, or the next larger one where rounding down would leave `value` out of reach of

@@ -20,34 +20,46 @@ use crate::protocol::seat::{Activations, Patience, Secret};
 use crate::protocol::{ErrorKind, Reply};
 use crate::shared_memory::{Generation, GroupLimits, Segment};
 use crate::tcp::{ClusterKey, Mesh, MeshOptions, Place};
-use crate::worker::refusal::Refusal;
+use crate::worker::peers::{Peers, RequestDigest};
+use crate::worker::rank_zero::has_rank_zero;
 use crate::worker::rendezvous::Rendezvous;
+use crate::worker::request_error::RequestError;
+
+/// What ranks agree on before they add.
+const SANITY_CHECK: RequestDigest = [0; 32];
 
 impl Process {
     /// That a leader takes this rank for what it is.
-    pub(super) fn check_place(&self, world_size: u16, rank: u16) -> Result<(), Refusal> {
+    pub(super) fn check_place(&self, world_size: u16, rank: u16) -> Result<(), RequestError> {
         let asked = WorldSize::new(world_size).and_then(|world| world.rank(rank));
         if asked == Some(self.rank) {
             return Ok(());
         }
-        Err(Refusal::new(ErrorKind::BadRequest, format!("this is rank {}, not {rank}/{world_size}", self.rank)))
+        Err(RequestError::new(ErrorKind::BadRequest, format!("this is rank {}, not {rank}/{world_size}", self.rank)))
     }
 
-    pub(super) fn attach(&mut self, segment_fd: u32, elements_max: u64, generation: Generation) -> Result<(), Refusal> {
+    pub(super) fn attach(
+        &mut self,
+        segment_fd: u32,
+        elements_max: u64,
+        generation: Generation,
+    ) -> Result<(), RequestError> {
         let limits = GroupLimits { world: self.rank.world(), elements_max: count(elements_max)? };
         let segment = Segment::attach(inherited(segment_fd)?, limits)?;
         let seat = segment.seat(self.rank, generation)?;
+        self.peers = None;
         self.link.join(seat)?;
         self.forget_sessions();
         info!(rank = self.rank.index(), %generation, "took a seat");
         Ok(())
     }
 
-    pub(super) fn listen(&mut self, id: u64, host: IpAddr) -> Result<Reply, Refusal> {
-        let refusal =
-            |error: io::Error| Refusal::new(ErrorKind::NcclInitFailed, format!("can not listen at {host}: {error}"));
-        let listener = bind(host).map_err(refusal)?;
-        let port = listener.local_addr().map_err(refusal)?.port();
+    pub(super) fn listen(&mut self, id: u64, host: IpAddr) -> Result<Reply, RequestError> {
+        let failed = |error: io::Error| {
+            RequestError::new(ErrorKind::NcclInitFailed, format!("can not listen at {host}: {error}"))
+        };
+        let listener = bind(host).map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
         self.listener = Some(listener);
         Ok(Reply::Listening { id, port })
     }
@@ -59,9 +71,9 @@ impl Process {
         key: &Secret,
         encoding: Activations,
         patience: Patience,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         // The port is closed when all are connected, or can not be.
-        let unasked = || Refusal::new(ErrorKind::BadRequest, "`listen` comes before `join`");
+        let unasked = || RequestError::new(ErrorKind::BadRequest, "`listen` comes before `join`");
         let listener = self.listener.take().ok_or_else(unasked)?;
         let place = Place { rank: self.rank, listener: &listener, addresses, generation };
         let options = MeshOptions {
@@ -71,6 +83,7 @@ impl Process {
             silence_deadline: patience.silence()?,
         };
         let (key, deadline) = (ClusterKey::of(key), Instant::now() + patience.connect()?);
+        self.peers = None;
         let connected = self.link.connect(generation, |abort| Mesh::connect(place, &key, options, abort, deadline));
         self.forget_sessions();
         connected?;
@@ -78,25 +91,64 @@ impl Process {
         Ok(())
     }
 
-    pub(super) fn init(&mut self, comm_id: &str) -> Result<Reply, Refusal> {
+    pub(super) fn init(&mut self, comm_id: &str) -> Result<Reply, RequestError> {
         let limits = GroupLimits { world: self.rank.world(), elements_max: EXCHANGE_ELEMENTS_MAX };
-        let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_deadline)?;
+        let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_timeout)?;
         // Whatever comes of it, the group before is over.
-        self.link.leave();
-        self.forget_sessions();
-        let lifeline = self.link.abort_handle();
-        let seat = rendezvous.meet(self.rank, &|| lifeline.has_ended())?;
-        self.link.join(seat)?;
+        self.leave();
+        let (lifeline, world) = (self.link.abort_handle(), self.rank.world());
+        let met = rendezvous.meet(self.rank, &|| lifeline.has_ended(), &|| has_rank_zero(world))?;
+        self.link.join(met.seat)?;
+        if world != WorldSize::ONE {
+            let (link, timeout) = (self.link.clone(), self.collective_timeout);
+            let peers = Peers::new(self.rank, met.segment, met.connections, timeout, move || link.spent().0);
+            let failed =
+                |error: io::Error| RequestError::new(ErrorKind::NcclInitFailed, format!("watch the ranks: {error}"));
+            self.peers = Some(peers.map_err(failed)?);
+        }
         Ok(Reply::InitOk)
     }
 
-    pub(super) fn sanity_check(&self) -> Result<Reply, Refusal> {
-        if self.link.generation().is_none() {
-            return Err(Refusal::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+    /// Comes to terms with the other ranks of an `init` about what `digest` stands for. If one of them can not do it, none does. Gives
+    /// back what this rank has `prepared` for it.
+    pub(super) fn agree<T>(
+        &mut self,
+        digest: RequestDigest,
+        prepared: Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
+        let agreed = self.agreed(digest, prepared.is_ok());
+        // Why this rank refuses says more than what the others make of it.
+        let prepared = prepared?;
+        agreed?;
+        Ok(prepared)
+    }
+
+    fn agreed(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), RequestError> {
+        let Some(peers) = &mut self.peers else { return Ok(()) };
+        let lifeline = self.link.abort_handle();
+        if let Some(seat) = peers.renew(&|| lifeline.has_ended())? {
+            info!(rank = self.rank.index(), epoch = %seat.generation(), "joined the next epoch");
+            self.link.join(seat)?;
         }
+        Ok(peers.agree(digest, is_ready)?)
+    }
+
+    /// Without a group again.
+    fn leave(&mut self) {
+        self.peers = None;
+        self.link.leave();
+        self.forget_sessions();
+    }
+
+    pub(super) fn sanity_check(&mut self) -> Result<Reply, RequestError> {
+        if self.link.generation().is_none() {
+            return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+        }
+        self.agree(SANITY_CHECK, Ok(()))?;
+        let _stepping = self.peers.as_ref().map(Peers::stepping);
         let failed = |message: String| {
             self.link.abandon();
-            Refusal::new(ErrorKind::NcclSanityFailed, message)
+            RequestError::new(ErrorKind::NcclSanityFailed, message)
         };
         match self.sum_of_ones() {
             Ok(sum) if sum == self.rank.world().get() as f32 => {
@@ -130,15 +182,15 @@ fn bind(host: IpAddr) -> io::Result<TcpListener> {
 }
 
 /// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.
-fn inherited(fd: u32) -> Result<OwnedFd, Refusal> {
+fn inherited(fd: u32) -> Result<OwnedFd, RequestError> {
     let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
-    let refusal =
-        |why: String| Refusal::new(ErrorKind::NcclInitFailed, format!("descriptor {fd} is no segment: {why}"));
+    let failed =
+        |why: String| RequestError::new(ErrorKind::NcclInitFailed, format!("descriptor {fd} is no segment: {why}"));
     // What else it may be is better not opened again: a device, a pipe.
-    let target = fs::read_link(&path).map_err(|error| refusal(error.to_string()))?;
+    let target = fs::read_link(&path).map_err(|error| failed(error.to_string()))?;
     if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
-        return Err(refusal("it is no memory file".to_owned()));
+        return Err(failed("it is no memory file".to_owned()));
     }
-    let file = fs::OpenOptions::new().read(true).write(true).open(path).map_err(|error| refusal(error.to_string()))?;
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).map_err(|error| failed(error.to_string()))?;
     Ok(file.into())
 }

@@ -1,4 +1,4 @@
-//! `Refusal`: why a request is answered with an error, and with which kind: decided on the variants of errors alone.
+//! `RequestError`: why a request is answered with an error, and with which kind: decided on the variants of errors alone.
 
 use std::error::Error;
 
@@ -6,6 +6,7 @@ use engine::ExecutorError;
 use kernels::BackendError;
 use model::{CollectiveError, DescriptionError, LoadError};
 
+use super::peers::PeerError;
 use super::rendezvous::RendezvousError;
 use crate::collective::NoGroup;
 use crate::comm::CommError;
@@ -15,12 +16,12 @@ use crate::shared_memory::SegmentError;
 use crate::tcp::ConnectError;
 
 #[derive(Debug)]
-pub struct Refusal {
+pub struct RequestError {
     pub kind: ErrorKind,
     pub message: String,
 }
 
-impl Refusal {
+impl RequestError {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
@@ -40,32 +41,43 @@ impl Refusal {
     }
 }
 
-impl From<LimitError> for Refusal {
+impl From<LimitError> for RequestError {
     fn from(error: LimitError) -> Self {
         Self::of(ErrorKind::BadRequest, &error)
     }
 }
 
-impl From<SegmentError> for Refusal {
+impl From<SegmentError> for RequestError {
     fn from(error: SegmentError) -> Self {
         Self::of(ErrorKind::NcclInitFailed, &error)
     }
 }
 
-impl From<CommError> for Refusal {
+impl From<CommError> for RequestError {
     fn from(error: CommError) -> Self {
         let kind = group_kind(&error).unwrap_or(ErrorKind::NcclInitFailed);
         Self::of(kind, &error)
     }
 }
 
-impl From<RendezvousError> for Refusal {
+impl From<RendezvousError> for RequestError {
     fn from(error: RendezvousError) -> Self {
         Self::of(ErrorKind::NcclInitFailed, &error)
     }
 }
 
-impl From<ConnectError> for Refusal {
+impl From<PeerError> for RequestError {
+    fn from(error: PeerError) -> Self {
+        let kind = match &error {
+            PeerError::Refused(_) => ErrorKind::ForwardFailed,
+            PeerError::Group(source) => group_kind(source).unwrap_or(ErrorKind::NcclInitFailed),
+            _ => ErrorKind::Aborted,
+        };
+        Self::of(kind, &error)
+    }
+}
+
+impl From<ConnectError> for RequestError {
     fn from(error: ConnectError) -> Self {
         let kind = match &error {
             ConnectError::Aborted | ConnectError::Mesh(CommError::Aborted | CommError::Lost(_)) => ErrorKind::Aborted,
@@ -75,7 +87,7 @@ impl From<ConnectError> for Refusal {
     }
 }
 
-impl From<LoadError> for Refusal {
+impl From<LoadError> for RequestError {
     fn from(error: LoadError) -> Self {
         let kind = match &error {
             LoadError::Memory(source) | LoadError::Tensor { source, .. } if is_out_of_memory(source) => {
@@ -90,7 +102,7 @@ impl From<LoadError> for Refusal {
     }
 }
 
-impl From<ExecutorError> for Refusal {
+impl From<ExecutorError> for RequestError {
     fn from(error: ExecutorError) -> Self {
         let kind = match &error {
             ExecutorError::Collective(source) => collective_kind(source),

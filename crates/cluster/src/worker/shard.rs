@@ -1,13 +1,13 @@
-//! `LoadedShare`: a rank's share of a model, loaded by our own `load`, with the sessions and steps of a leader that
+//! `LoadedShard`: a rank's shard of a model, loaded by our own `load`, with the sessions and steps of a leader that
 //! keeps the same session table.
 
 use engine::{Capacity, Executor as _, LocalExecutor, OpenedSession, StepOutput, StepPlan};
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::CpuBackend;
 use model::{Checkpoint, Footprint, LoadOptions};
 use types::{Rank, SessionId};
 
 use super::process::count;
-use super::refusal::Refusal;
+use super::request_error::RequestError;
 use crate::collective::GroupCollective;
 use crate::memory::check_memory;
 use crate::protocol::output::WireOutput;
@@ -16,7 +16,7 @@ use crate::protocol::session::WirePrefix;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Reply};
 
-pub struct LoadedShare {
+pub struct LoadedShard {
     model_id: String,
     local: LocalExecutor<CpuBackend>,
     kv_bytes: u64,
@@ -24,20 +24,21 @@ pub struct LoadedShare {
     output: StepOutput,
 }
 
-impl LoadedShare {
+impl LoadedShard {
     pub fn load(
         model_id: String,
-        share: &Share,
+        spec: &Share,
         rank: Rank,
         link: GroupCollective,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Self, Refusal> {
-        let (path, options, cpu) = (share.path(), share.options()?, share.cpu.options()?);
+    ) -> Result<Self, RequestError> {
+        let (path, options, cpu) = (spec.path(), spec.options()?, spec.cpu.options()?);
         if !path.is_absolute() {
-            return Err(Refusal::new(ErrorKind::BadRequest, "the path of a model is absolute"));
+            return Err(RequestError::new(ErrorKind::BadRequest, "the path of a model is absolute"));
         }
         let checkpoint = Checkpoint::open(&path)?;
-        let (local, Footprint { kv, .. }) = load(&checkpoint, &options, cpu, rank, link, progress)?;
+        let backend = CpuBackend::new(cpu).map_err(|error| RequestError::of(ErrorKind::LoadFailed, &error))?;
+        let (local, Footprint { kv, .. }) = load(&checkpoint, &options, backend, rank, link, progress)?;
         Ok(Self { model_id, local, kv_bytes: kv, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
@@ -77,12 +78,12 @@ impl LoadedShare {
         self.local.regroup(Box::new(link));
     }
 
-    pub fn open(&mut self, tokens_max: u64, prefix: &WirePrefix) -> Result<OpenedSession, Refusal> {
+    pub fn open(&mut self, tokens_max: u64, prefix: &WirePrefix) -> Result<OpenedSession, RequestError> {
         let prefix = prefix.check(self.capacity().vocab)?;
         Ok(self.local.open(count(tokens_max)?, prefix.as_prefix())?)
     }
 
-    pub fn truncate(&mut self, session: u64, tokens: u64) -> Result<usize, Refusal> {
+    pub fn truncate(&mut self, session: u64, tokens: u64) -> Result<usize, RequestError> {
         Ok(self.local.truncate(SessionId(session), count(tokens)?)?)
     }
 
@@ -91,30 +92,29 @@ impl LoadedShare {
     }
 
     /// Checks what can be told from the plan alone: all ranks then refuse it alike.
-    pub fn prepare(&mut self, plan: &WirePlan) -> Result<(), Refusal> {
+    pub fn prepare(&mut self, plan: &WirePlan) -> Result<(), RequestError> {
         Ok(plan.fill(self.capacity().vocab, &mut self.plan)?)
     }
 
     /// Runs the plan that was prepared.
-    pub fn step(&mut self) -> Result<WireOutput, Refusal> {
+    pub fn step(&mut self) -> Result<WireOutput, RequestError> {
         self.local.submit(&self.plan)?;
         self.local.collect(&mut self.output)?;
         Ok(WireOutput::from(&self.output))
     }
 }
 
-/// A rank's share of a model on the CPU, and what it takes. Refused before anything is allocated if there is no room for it.
+/// A rank's shard of a model on the CPU, and what it takes. Refused before anything is allocated if memory does not suffice.
 pub fn load(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
-    cpu: CpuOptions,
+    backend: CpuBackend,
     rank: Rank,
     link: GroupCollective,
     progress: &mut dyn FnMut(usize),
-) -> Result<(LocalExecutor<CpuBackend>, Footprint), Refusal> {
-    let backend = CpuBackend::new(cpu).map_err(|error| Refusal::of(ErrorKind::LoadFailed, &error))?;
+) -> Result<(LocalExecutor<CpuBackend>, Footprint), RequestError> {
     let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
-    check_memory(&[footprint]).map_err(|error| Refusal::of(ErrorKind::InsufficientMemory, &error))?;
+    check_memory(&[footprint]).map_err(|error| RequestError::of(ErrorKind::InsufficientMemory, &error))?;
     let local = LocalExecutor::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;
     checkpoint.release();
     Ok((local, footprint))

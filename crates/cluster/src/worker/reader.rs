@@ -1,4 +1,5 @@
-//! `Intake`: the reading thread. It never waits for the work at hand, so `cancel` and `abort` take effect during it.
+//! `RequestReader`: the reading thread. It never waits for the work at hand, so `cancel` and `abort` take effect during it, and `ping`
+//! is answered.
 //! It waits only where the leader does not take replies, which is for the leader to end.
 
 use std::io::{BufReader, Read};
@@ -6,20 +7,21 @@ use std::sync::Arc;
 
 use tracing::warn;
 
-use super::outlet::Outlet;
-use super::queue::{Queue, Work};
+use super::queue::{QueuedLine, RequestQueue};
+use super::replies::ReplyWriter;
 use crate::collective::AbortHandle;
 use crate::protocol::{ErrorKind, Lines, Message as _, Reply, Request, WriteError};
 
-pub struct Intake {
-    queue: Arc<Queue>,
-    outlet: Outlet,
+pub struct RequestReader {
+    queue: Arc<RequestQueue>,
+    replies: ReplyWriter,
     lifeline: AbortHandle,
+    pong: Reply,
 }
 
-impl Intake {
-    pub fn new(queue: Arc<Queue>, outlet: Outlet, lifeline: AbortHandle) -> Self {
-        Self { queue, outlet, lifeline }
+impl RequestReader {
+    pub fn new(queue: Arc<RequestQueue>, replies: ReplyWriter, lifeline: AbortHandle, pong: Reply) -> Self {
+        Self { queue, replies, lifeline, pong }
     }
 
     /// Until the input ends, or the output: then nobody is left to work for.
@@ -29,7 +31,7 @@ impl Intake {
             let taken = match read {
                 Ok(request) => self.take(request, lines.bytes()),
                 Err(error) => match error.reply() {
-                    Some(reply) => self.push(Work::Answer(reply), lines.bytes()),
+                    Some(reply) => self.push(QueuedLine::Answer(reply), lines.bytes()),
                     None => {
                         warn!(%error, "the input broke");
                         break;
@@ -44,29 +46,32 @@ impl Intake {
 
     fn take(&self, request: Request, bytes: usize) -> Result<(), WriteError> {
         match request {
+            Request::Ping if self.queue.is_at_long_work() => self.replies.write(&self.pong),
             Request::Cancel { id, target } => {
                 let found = self.queue.cancel(target);
-                self.outlet.write(&Reply::Cancelled { id, found })
+                self.replies.write(&Reply::Cancelled { id, found })
             }
             Request::Abort { id, generation } => {
                 self.lifeline.abort(generation);
-                self.outlet.write(&Reply::Aborted { id, generation })
+                self.replies.write(&Reply::Aborted { id, generation })
             }
-            request => self.push(Work::Run(request), bytes),
+            request => self.push(QueuedLine::Run(request), bytes),
         }
     }
 
-    fn push(&self, work: Work, bytes: usize) -> Result<(), WriteError> {
+    fn push(&self, work: QueuedLine, bytes: usize) -> Result<(), WriteError> {
         let Some(work) = self.queue.push(work, bytes) else { return Ok(()) };
-        self.outlet.write(&match work {
-            Work::Run(request) => Reply::error(request.id(), ErrorKind::BadRequest, "too many requests are waiting"),
-            Work::Answer(reply) => reply,
+        self.replies.write(&match work {
+            QueuedLine::Run(request) => {
+                Reply::error(request.id(), ErrorKind::BadRequest, "too many requests are waiting")
+            }
+            QueuedLine::Answer(reply) => reply,
         })
     }
 }
 
 /// However the reading ends, nobody waits for more of it.
-impl Drop for Intake {
+impl Drop for RequestReader {
     fn drop(&mut self) {
         self.lifeline.end();
         self.queue.end();

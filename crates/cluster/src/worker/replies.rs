@@ -1,4 +1,4 @@
-//! `Outlet`: where replies leave. Several threads write; a line is never broken by another.
+//! `ReplyWriter`: where replies leave. Several threads write; a line is never broken by another.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +10,9 @@ const GARBAGE: &[u8] = b"{\"op\":\xff\x00 nonsense ]]\n";
 
 /// Clones write to the same stream.
 #[derive(Clone)]
-pub struct Outlet(Arc<Mutex<Option<Box<dyn Write + Send>>>>);
+pub struct ReplyWriter(Arc<Mutex<Option<Box<dyn Write + Send>>>>);
 
-impl Outlet {
+impl ReplyWriter {
     pub fn new(output: impl Write + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(output)))))
     }

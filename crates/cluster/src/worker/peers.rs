@@ -1,0 +1,604 @@
+//! `Peers`: the connections between the ranks of one `init`. They stay open for as long as the group lives.
+//!
+//! Rank 0 is the host: it has a connection to each of the other ranks, its guests, and these have one to it. They carry
+//! no activations. They serve three purposes:
+//!
+//! - **Agreement.** Before a step, each rank tells the host which step it was given and whether it can run it. The host
+//!   answers when it knows of all ranks. So a step that one rank refuses is refused by all, before any of them has changed
+//!   its cache, and a rank that was given no step, or another one, is found out.
+//! - **Loss.** A connection that ends, ends the group. A thread watches them, also while a collective runs.
+//! - **Renewal.** A step that fails on the way ends the epoch of the group. When every rank has said that it is out of that
+//!   epoch, the host begins the next one on the same segment.
+//!
+//! The watching thread also ends an epoch in which the collectives of a step do not get on for the timeout.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use types::Rank;
+
+use crate::comm::CommError;
+use crate::shared_memory::{Abort, Generation, Seat, Segment};
+
+/// How often a rank that waits for a message looks whether the epoch has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How long the hang-up of a rank that is gone may take to be seen here, after another rank has seen it.
+const HANG_UP_GRACE: Duration = Duration::from_millis(50);
+
+/// How long the rest of a message may take. Ranks write messages whole.
+const MESSAGE_REST_MAX: Duration = Duration::from_secs(1);
+
+const MESSAGE_BYTES: usize = 48;
+
+/// What a rank was asked to do together with the others.
+pub type RequestDigest = [u8; 32];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    #[error("rank {0} refused this request, its own answer says why")]
+    Refused(Rank),
+    #[error("rank {rank} did not come to this request within {} s; {CLEAR}", waited.as_secs_f32())]
+    Missing { rank: Rank, waited: Duration },
+    #[error("rank {0} was given another request than the others; {CLEAR}")]
+    OutOfStep(Rank),
+    #[error("the collectives of a step did not get on for {} s; {CLEAR}", waited.as_secs_f32())]
+    Stalled { waited: Duration },
+    #[error("{0}; {CLEAR}")]
+    Ended(CommError),
+    #[error("rank {0} is gone: the group needs a new `init`")]
+    Gone(Rank),
+    #[error("rank {rank} was not ready for a new epoch within {} s: `clear_kv_cache` goes to all ranks", waited.as_secs_f32())]
+    NotRenewed { rank: Rank, waited: Duration },
+    #[error("the leader is gone")]
+    NoLeader,
+    #[error(transparent)]
+    Group(#[from] CommError),
+}
+
+const CLEAR: &str = "`clear_kv_cache` on all ranks makes the group usable again";
+
+/// What is said on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// From a guest: it was given the step `digest` and can run it.
+    Ready,
+    /// From a guest: it was given the step `digest` and has refused it.
+    Refused,
+    /// From the host: run it.
+    Go,
+    /// From the host: `rank` has refused it.
+    No,
+    /// From the host: `rank` did not come. The epoch is over.
+    Missing,
+    /// From the host: `rank` was given another request. The epoch is over.
+    OutOfStep,
+    /// From a guest: it is out of `epoch`, which has ended.
+    Left,
+    /// From the host: `epoch` begins.
+    Begin,
+}
+
+const KINDS: [Kind; 8] =
+    [Kind::Ready, Kind::Refused, Kind::Go, Kind::No, Kind::Missing, Kind::OutOfStep, Kind::Left, Kind::Begin];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Message {
+    kind: Kind,
+    rank: u16,
+    epoch: u32,
+    /// Requests that the ranks have come together for in this epoch.
+    round: u64,
+    digest: RequestDigest,
+}
+
+impl Message {
+    fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[0] = KINDS.iter().position(|&kind| kind == self.kind).expect("the list has all kinds") as u8;
+        bytes[2..4].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.round.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.digest);
+        bytes
+    }
+
+    fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
+        fn part<const LEN: usize>(bytes: &[u8; MESSAGE_BYTES], start: usize) -> [u8; LEN] {
+            std::array::from_fn(|index| bytes[start + index])
+        }
+        Some(Self {
+            kind: *KINDS.get(usize::from(bytes[0]))?,
+            rank: u16::from_le_bytes(part(bytes, 2)),
+            epoch: u32::from_le_bytes(part(bytes, 4)),
+            round: u64::from_le_bytes(part(bytes, 8)),
+            digest: part(bytes, 16),
+        })
+    }
+}
+
+#[derive(Debug)]
+pub struct Peers {
+    rank: Rank,
+    segment: Segment,
+    connections: Vec<(Rank, UnixStream)>,
+    timeout: Duration,
+    epoch: Generation,
+    round: u64,
+    /// This rank is out of `epoch`, which has ended, and waits for the next.
+    is_out: bool,
+    /// Of the host's connections: which ranks have said the same.
+    are_out: Vec<bool>,
+    shared: Arc<Shared>,
+    /// Its other end is the watching thread's, which ends with it.
+    _alive: UnixStream,
+}
+
+/// What the watching thread and the rank both see.
+#[derive(Debug)]
+struct Shared(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    abort: Abort,
+    is_stepping: bool,
+    /// In this epoch, for longer than the timeout.
+    has_stalled: bool,
+    gone: Option<Rank>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Peers {
+    /// Watches these connections, which rank 0 has with all others and each of these with rank 0. `progress` counts collectives.
+    pub fn new(
+        rank: Rank,
+        segment: Segment,
+        connections: Vec<(Rank, UnixStream)>,
+        timeout: Duration,
+        progress: impl Fn() -> u64 + Send + 'static,
+    ) -> io::Result<Self> {
+        let epoch = segment.generation();
+        let (alive, ended) = UnixStream::pair()?;
+        let state = State { abort: segment.abort(epoch), is_stepping: false, has_stalled: false, gone: None };
+        let shared = Arc::new(Shared(Mutex::new(state)));
+        let mut watched = Vec::new();
+        for (peer, stream) in &connections {
+            stream.set_read_timeout(Some(MESSAGE_REST_MAX))?;
+            stream.set_write_timeout(Some(MESSAGE_REST_MAX))?;
+            watched.push((*peer, stream.try_clone()?));
+        }
+        let watch = PeerWatch { rank, connections: watched, shared: Arc::clone(&shared), ended, timeout };
+        thread::Builder::new().name("peers".into()).spawn(move || watch.run(&progress))?;
+        let are_out = vec![false; connections.len()];
+        Ok(Self { rank, segment, connections, timeout, epoch, round: 0, is_out: false, are_out, shared, _alive: alive })
+    }
+
+    /// Comes to terms with the other ranks about what `digest` stands for: all run it, or none. A rank that `is_ready` waits
+    /// for the others, one that is not only tells them.
+    pub fn agree(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), PeerError> {
+        self.check()?;
+        self.round += 1;
+        match self.rank.index() {
+            0 if is_ready => self.ask_guests(digest),
+            0 => self.tell_guests(Kind::No, self.rank),
+            _ => self.ask_host(digest, is_ready),
+        }
+    }
+
+    /// From now on until the returned value is dropped, collectives that do not get on end the epoch.
+    pub fn stepping(&self) -> Stepping {
+        self.shared.lock().is_stepping = true;
+        Stepping(Arc::clone(&self.shared))
+    }
+
+    /// If the epoch has ended, this rank is ready for the next one. Waits for nobody.
+    pub fn leave_epoch(&mut self) {
+        if self.is_out || self.shared.lock().abort.cause().is_none() {
+            return;
+        }
+        self.is_out = true;
+        if self.rank.index() != 0 {
+            // If the host is gone, the watching thread finds out.
+            let _ = self.send(0, Kind::Left, self.rank, [0; 32]);
+        }
+    }
+
+    /// This rank's seat in the next epoch, if it has left the one before. Waits for the others to leave it.
+    pub fn renew(&mut self, is_over: &dyn Fn() -> bool) -> Result<Option<Seat>, PeerError> {
+        if !self.is_out {
+            return Ok(None);
+        }
+        let epoch = if self.rank.index() == 0 { self.begin_epoch(is_over)? } else { self.await_epoch(is_over)? };
+        (self.epoch, self.round, self.is_out) = (epoch, 0, false);
+        self.are_out.fill(false);
+        let mut state = self.shared.lock();
+        if let Some(rank) = state.gone {
+            return Err(PeerError::Gone(rank));
+        }
+        (state.abort, state.has_stalled) = (self.segment.abort(epoch), false);
+        drop(state);
+        Ok(Some(self.segment.seat(self.rank, epoch)?))
+    }
+
+    fn begin_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Generation, PeerError> {
+        let deadline = Instant::now() + self.timeout;
+        while let Some(index) = self.are_out.iter().position(|is_out| !is_out) {
+            let pending: Vec<_> = (0..self.are_out.len()).filter(|&index| !self.are_out[index]).collect();
+            let Some((from, message)) = self.receive(&pending, deadline, is_over)? else {
+                return Err(PeerError::NotRenewed { rank: self.connections[index].0, waited: self.timeout });
+            };
+            self.are_out[from] |= message.kind == Kind::Left && message.epoch == self.epoch.0;
+        }
+        self.epoch = self.segment.reform()?;
+        self.tell_guests(Kind::Begin, self.rank)?;
+        Ok(self.epoch)
+    }
+
+    fn await_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Generation, PeerError> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let Some((_, message)) = self.receive(&[0], deadline, is_over)? else {
+                return Err(PeerError::NotRenewed { rank: self.connections[0].0, waited: self.timeout });
+            };
+            if message.kind == Kind::Begin && message.epoch > self.epoch.0 {
+                return Ok(Generation(message.epoch));
+            }
+        }
+    }
+
+    fn ask_guests(&mut self, digest: RequestDigest) -> Result<(), PeerError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut pending: Vec<_> = (0..self.connections.len()).collect();
+        while let Some(&first) = pending.first() {
+            let Some((from, message)) = self.receive(&pending, deadline, &|| false)? else {
+                let rank = self.connections[first].0;
+                self.end_epoch(Kind::Missing, rank);
+                return Err(PeerError::Missing { rank, waited: self.timeout });
+            };
+            let rank = self.connections[from].0;
+            if message.epoch != self.epoch.0 || message.round < self.round {
+                continue; // the answer to a request that this rank has refused, or that failed
+            }
+            match message.kind {
+                Kind::Ready if message.round == self.round && message.digest == digest => {
+                    pending.retain(|&index| index != from);
+                }
+                Kind::Refused if message.round == self.round => {
+                    self.tell_guests(Kind::No, rank)?;
+                    return Err(PeerError::Refused(rank));
+                }
+                _ => {
+                    self.end_epoch(Kind::OutOfStep, rank);
+                    return Err(PeerError::OutOfStep(rank));
+                }
+            }
+        }
+        self.tell_guests(Kind::Go, self.rank)
+    }
+
+    fn ask_host(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), PeerError> {
+        let deadline = Instant::now() + self.timeout;
+        let kind = if is_ready { Kind::Ready } else { Kind::Refused };
+        self.send(0, kind, self.rank, digest)?;
+        if !is_ready {
+            return Ok(());
+        }
+        loop {
+            let Some((_, message)) = self.receive(&[0], deadline, &|| false)? else {
+                let rank = self.connections[0].0;
+                self.shared.lock().abort.stop();
+                return Err(PeerError::Missing { rank, waited: self.timeout });
+            };
+            let rank = self.rank.world().rank(message.rank).unwrap_or(self.connections[0].0);
+            match message.kind {
+                _ if message.epoch != self.epoch.0 => {}
+                Kind::Missing => return Err(PeerError::Missing { rank, waited: self.timeout }),
+                Kind::OutOfStep => return Err(PeerError::OutOfStep(rank)),
+                Kind::Go if message.round == self.round => return Ok(()),
+                Kind::No if message.round == self.round => return Err(PeerError::Refused(rank)),
+                _ => {} // the answer to a request that this rank has refused
+            }
+        }
+    }
+
+    /// Why the epoch is over. A rank that is lost has failed, or is gone: that is seen a little later.
+    pub fn why_ended(&self) -> PeerError {
+        let until = Instant::now() + HANG_UP_GRACE;
+        loop {
+            let state = self.shared.lock();
+            let cause = state.abort.cause();
+            match (state.gone, cause) {
+                (Some(rank), _) => return PeerError::Gone(rank),
+                (None, _) if state.has_stalled => return PeerError::Stalled { waited: self.timeout },
+                (None, Some(CommError::Lost(_))) if Instant::now() < until => {}
+                (None, cause) => return PeerError::Ended(cause.unwrap_or(CommError::Aborted)),
+            }
+            drop(state);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// That nobody is gone and the epoch goes on.
+    fn check(&self) -> Result<(), PeerError> {
+        let is_over = self.gone().is_some() || self.shared.lock().abort.cause().is_some();
+        if is_over { Err(self.why_ended()) } else { Ok(()) }
+    }
+
+    fn gone(&self) -> Option<Rank> {
+        self.shared.lock().gone
+    }
+
+    fn end_epoch(&self, kind: Kind, rank: Rank) {
+        self.shared.lock().abort.stop();
+        // Who can not be told sees that the epoch has ended, or is gone.
+        let _ = self.tell_guests(kind, rank);
+    }
+
+    fn tell_guests(&self, kind: Kind, rank: Rank) -> Result<(), PeerError> {
+        (0..self.connections.len()).try_for_each(|index| self.send(index, kind, rank, [0; 32]))
+    }
+
+    fn send(&self, index: usize, kind: Kind, rank: Rank, digest: RequestDigest) -> Result<(), PeerError> {
+        let message = Message { kind, rank: rank.index() as u16, epoch: self.epoch.0, round: self.round, digest };
+        let (peer, mut stream) = (self.connections[index].0, &self.connections[index].1);
+        stream.write_all(&message.encode()).map_err(|_| PeerError::Gone(self.gone().unwrap_or(peer)))
+    }
+
+    /// The next message of one of these connections; `None` at the deadline. While this rank takes part in the epoch, its
+    /// end is the end of waiting.
+    fn receive(
+        &self,
+        pending: &[usize],
+        deadline: Instant,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Option<(usize, Message)>, PeerError> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let flags = PollFlags::IN;
+            let mut polled: Vec<_> =
+                pending.iter().map(|&index| PollFd::new(&self.connections[index].1, flags)).collect();
+            // An interrupted wait is one that ended early.
+            let _ = poll(&mut polled, Some(&timespec(left.min(LOOK_EVERY))));
+            if let Some(at) = polled.iter().position(|polled| !polled.revents().is_empty()) {
+                return self.read(pending[at]).map(Some);
+            }
+            match self.gone() {
+                Some(rank) => return Err(PeerError::Gone(rank)),
+                // Between two epochs, the old one has ended.
+                None if self.is_out => {}
+                None => self.check()?,
+            }
+            if is_over() {
+                return Err(PeerError::NoLeader);
+            }
+            if left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn read(&self, index: usize) -> Result<(usize, Message), PeerError> {
+        let (peer, mut stream) = (self.connections[index].0, &self.connections[index].1);
+        let mut bytes = [0; MESSAGE_BYTES];
+        let read = stream.read_exact(&mut bytes).ok().and_then(|()| Message::decode(&bytes));
+        // The watching thread knows which rank was gone first.
+        let gone = || match self.why_ended() {
+            error @ PeerError::Gone(_) => error,
+            _ => PeerError::Gone(peer),
+        };
+        read.map(|message| (index, message)).ok_or_else(gone)
+    }
+}
+
+/// See [`Peers::stepping`].
+#[derive(Debug)]
+pub struct Stepping(Arc<Shared>);
+
+impl Drop for Stepping {
+    fn drop(&mut self) {
+        self.0.lock().is_stepping = false;
+    }
+}
+
+/// What the watching thread has.
+struct PeerWatch {
+    rank: Rank,
+    connections: Vec<(Rank, UnixStream)>,
+    shared: Arc<Shared>,
+    ended: UnixStream,
+    timeout: Duration,
+}
+
+impl PeerWatch {
+    fn run(self, progress: &dyn Fn() -> u64) {
+        // A stall is noticed after a quarter of the timeout more at most.
+        let look_every = (self.timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let (mut seen, mut since) = (progress(), Instant::now());
+        loop {
+            let hang_up = |stream| PollFd::new(stream, PollFlags::RDHUP);
+            let mut polled: Vec<_> = self.connections.iter().map(|(_, stream)| hang_up(stream)).collect();
+            polled.push(hang_up(&self.ended));
+            let _ = poll(&mut polled, Some(&timespec(look_every)));
+            let is_over = |polled: &PollFd<'_>| !polled.revents().is_empty();
+            if polled.last().is_some_and(is_over) {
+                return; // the group was given up here
+            }
+            if let Some(at) = polled.iter().position(is_over) {
+                return self.lose(self.connections[at].0);
+            }
+            let (now, mut state) = (progress(), self.shared.lock());
+            if now != seen || !state.is_stepping {
+                (seen, since) = (now, Instant::now());
+            } else if since.elapsed() >= self.timeout {
+                state.has_stalled |= state.abort.cause().is_none();
+                state.abort.stop();
+            }
+        }
+    }
+
+    /// A rank is gone for good. The host hangs up, so that the others know. They find which rank it was in the segment.
+    fn lose(&self, peer: Rank) {
+        let mut state = self.shared.lock();
+        state.abort.lost(peer);
+        state.gone = Some(match state.abort.cause() {
+            Some(CommError::Lost(rank)) if self.rank.index() != 0 && rank != self.rank => rank,
+            _ => peer,
+        });
+        drop(state);
+        for (_, stream) in &self.connections {
+            // An error means that it is closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use types::WorldSize;
+
+    use super::*;
+    use crate::shared_memory::GroupLimits;
+
+    /// Never passes in a test.
+    const LONG: Duration = Duration::from_secs(1 << 20);
+    const SHORT: Duration = Duration::from_millis(100);
+    const STEP: RequestDigest = [7; 32];
+
+    fn group(world: u16, timeout: Duration) -> Vec<Peers> {
+        let world = WorldSize::new(world).unwrap();
+        let (segment, _) = Segment::create(GroupLimits { world, elements_max: 1 }).unwrap();
+        let ranks: Vec<_> = world.ranks().collect();
+        let pairs = ranks[1..].iter().map(|_| UnixStream::pair().unwrap());
+        let (to_guests, to_host): (Vec<_>, Vec<_>) = pairs.unzip();
+        let to_guests = ranks[1..].iter().copied().zip(to_guests).collect();
+        let connections = [to_guests].into_iter().chain(to_host.into_iter().map(|stream| vec![(ranks[0], stream)]));
+        let new = |(&rank, connections)| Peers::new(rank, segment.clone(), connections, timeout, || 0).unwrap();
+        ranks.iter().zip(connections).map(new).collect()
+    }
+
+    /// All ranks at once, each with its own digest or `None` where it refuses.
+    fn agree(peers: &mut [Peers], digests: &[Option<RequestDigest>]) -> Vec<Result<(), PeerError>> {
+        thread::scope(|scope| {
+            let agree = |(peers, digest): (_, &Option<RequestDigest>)| {
+                let (peers, digest): (&mut Peers, _) = (peers, *digest);
+                scope.spawn(move || {
+                    peers.renew(&|| false)?;
+                    peers.agree(digest.unwrap_or(STEP), digest.is_some())
+                })
+            };
+            let ranks: Vec<_> = peers.iter_mut().zip(digests).map(agree).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    fn rank(peers: &[Peers], index: usize) -> Rank {
+        peers[index].rank
+    }
+
+    #[test]
+    fn all_run_a_step_or_none() {
+        let mut peers = group(3, LONG);
+        for refusing in 0..3 {
+            assert_eq!(agree(&mut peers, &[Some(STEP); 3]), [Ok(()); 3]);
+            let mut digests = [Some(STEP); 3];
+            digests[refusing] = None;
+            let mut expected = [Err(PeerError::Refused(rank(&peers, refusing))); 3];
+            expected[refusing] = Ok(());
+            assert_eq!(agree(&mut peers, &digests), expected);
+        }
+        assert_eq!(agree(&mut peers, &[None; 3]), [Ok(()); 3], "each has its own reason");
+        assert_eq!(agree(&mut peers, &[Some(STEP); 3]), [Ok(()); 3]);
+    }
+
+    #[test]
+    fn another_step_ends_the_epoch_and_the_next_one_begins_when_all_have_left_it() {
+        let mut peers = group(3, LONG);
+        for epoch in 1..4 {
+            assert!(peers.iter().all(|peers| peers.epoch.0 == epoch));
+            let different = agree(&mut peers, &[Some(STEP), Some(STEP), Some([8; 32])]);
+            assert_eq!(different[0], Err(PeerError::OutOfStep(rank(&peers, 2))));
+            assert!(different.iter().all(Result::is_err), "{different:?}");
+            let again = agree(&mut peers, &[Some(STEP); 3]);
+            assert_eq!(again, [Err(PeerError::Ended(CommError::Aborted)); 3]);
+            peers.iter_mut().for_each(Peers::leave_epoch);
+            assert_eq!(agree(&mut peers, &[Some(STEP); 3]), [Ok(()); 3]);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_ends_the_epoch() {
+        for missing in 0..3 {
+            let mut peers = group(3, SHORT);
+            let mut present: Vec<_> = peers.iter_mut().collect();
+            present.remove(missing);
+            thread::scope(|scope| {
+                for peers in present {
+                    scope.spawn(|| assert!(peers.agree(STEP, true).is_err()));
+                }
+            });
+            assert!(matches!(peers[missing].agree(STEP, true), Err(PeerError::Ended(_))));
+            // Until all have left the epoch, the next does not begin.
+            peers[1].leave_epoch();
+            assert!(matches!(peers[1].renew(&|| false), Err(PeerError::NotRenewed { .. })));
+            assert!(matches!(peers[1].renew(&|| true), Err(PeerError::NoLeader)));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_ends_the_group_for_good() {
+        for gone in 0..3 {
+            let mut peers = group(3, LONG);
+            let expected = rank(&peers, gone);
+            drop(peers.remove(gone));
+            for peers in &mut peers {
+                // It waits for the others, or finds that they are gone.
+                let error = peers.agree(STEP, true).unwrap_err();
+                assert!(matches!(error, PeerError::Gone(_) | PeerError::Ended(_)), "{error}");
+                peers.leave_epoch();
+            }
+            for peers in &peers {
+                while peers.shared.lock().gone.is_none() {
+                    thread::yield_now();
+                }
+                assert_eq!(peers.check(), Err(PeerError::Gone(expected)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_whose_collectives_do_not_get_on_ends_the_epoch() {
+        let peers = group(2, SHORT);
+        let abort = peers[0].segment.abort(peers[0].epoch);
+        assert_eq!(abort.cause(), None);
+        let stepping = peers[0].stepping();
+        while abort.cause().is_none() {
+            thread::yield_now();
+        }
+        drop(stepping);
+        assert!(!peers[0].shared.lock().is_stepping);
+    }
+
+    #[test]
+    fn messages_read_back_and_others_are_none() {
+        for kind in KINDS {
+            let message = Message { kind, rank: 3, epoch: 9, round: u64::MAX, digest: STEP };
+            assert_eq!(Message::decode(&message.encode()), Some(message));
+        }
+        assert_eq!(Message::decode(&[0xff; MESSAGE_BYTES]), None);
+    }
+}
