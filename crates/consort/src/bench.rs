@@ -5,7 +5,6 @@ mod limits;
 use std::fmt;
 use std::io::{Write, stdout};
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
