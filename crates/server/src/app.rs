@@ -8,29 +8,29 @@ use engine::Health;
 
 use crate::auth::ApiKeys;
 use crate::error::ApiError;
+use crate::load_stage::LoadStage;
 use crate::metrics::Metrics;
-use crate::served::Served;
-use crate::state::LoadStage;
+use crate::served_model::ServedModel;
 
-/// The longest body, unless told otherwise.
+/// The default of [`Config::body_bytes_max`].
 pub const BODY_BYTES_MAX: usize = 8 << 20;
-/// Proxies cut connections that are silent for a minute or half of one.
+/// Proxies close connections that are idle for 30 to 60 seconds.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-pub(crate) type Shared = Arc<App>;
+pub(crate) type SharedApp = Arc<App>;
 
-/// What the server is told before it starts.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The name under which the model is served.
     pub model: String,
-    /// Further names by which requests may call it.
+    /// Further names that requests may give.
     pub aliases: Vec<String>,
     pub keys: ApiKeys,
     pub body_bytes_max: usize,
-    /// Silence after which a comment is sent in a stream.
+    /// A stream without events for this long sends a comment.
     pub keep_alive: Duration,
-    /// Origins whose pages may call this server; `*` is any. None by default.
+    /// Origins that CORS allows; `*` is any. None by default.
     pub origins: Vec<HeaderValue>,
 }
 
@@ -47,7 +47,7 @@ impl Config {
     }
 }
 
-/// One served model, on its way from loading to draining, and what is known about its requests.
+/// One served model, its load stage, and the metrics of its requests.
 pub struct App {
     config: Config,
     stage: RwLock<LoadStage>,
@@ -60,24 +60,24 @@ impl App {
     pub fn new(config: Config) -> Arc<Self> {
         let metrics = Metrics::new(&config.model);
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
-        Arc::new(Self { config, stage, metrics, started: Instant::now(), created: crate::identity::unix_now() })
+        Arc::new(Self { config, stage, metrics, started: Instant::now(), created: crate::ids::unix_now() })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
         *self.stage.write().unwrap_or_else(PoisonError::into_inner) = stage;
     }
 
-    /// Where the model is now: what was set, and what has become of it since.
+    /// The stage that was set, updated by the health of the engine.
     pub fn stage(&self) -> LoadStage {
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let LoadStage::Ready(served) = stage else { return stage };
-        if served.service.has_stopped() {
+        let LoadStage::Ready(model) = stage else { return stage };
+        if model.service.has_stopped() {
             let reason = "the model has stopped by a mistake of this program: start the server again";
             return LoadStage::Failed(reason.to_owned());
         }
-        match served.service.health() {
-            Health::Ready => LoadStage::Ready(served),
-            Health::Rebuilding { why } => LoadStage::Rebuilding { served, why },
+        match model.service.health() {
+            Health::Ready => LoadStage::Ready(model),
+            Health::Rebuilding { why } => LoadStage::Rebuilding { model, why },
         }
     }
 
@@ -93,20 +93,20 @@ impl App {
         self.started.elapsed()
     }
 
-    /// When the model was first offered, in seconds since 1970.
+    /// When the server started, in seconds since 1970.
     pub(crate) fn created(&self) -> u64 {
         self.created
     }
 
-    pub(crate) fn knows(&self, model: &str) -> bool {
+    pub(crate) fn has_model(&self, model: &str) -> bool {
         self.config.model == model || self.config.aliases.iter().any(|alias| alias == model)
     }
 
     /// The model that a request names; naming none means the one there is.
-    pub fn served(&self, model: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        match model {
-            Some(name) if !self.knows(name) => Err(ApiError::unknown_model(name)),
-            _ => self.stage().served(),
+    pub fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+        match name {
+            Some(name) if !self.has_model(name) => Err(ApiError::unknown_model(name)),
+            _ => self.stage().model(),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! API keys: who may ask, and who asks.
+//! API keys: which clients may send requests, and whose request it is.
 //!
-//! Keys are kept and compared as digests of one length, in constant time, and all of them are looked at: neither a
-//! key's length nor its place in the list can be told from the time of an answer.
+//! Keys are kept and compared as digests of one length, in constant time, and each request is compared with all of them:
+//! the response time reveals neither a key's length nor its position in the list.
 
 use std::fmt;
 
@@ -14,14 +14,14 @@ use engine::TenantId;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::app::Shared;
-use crate::error::{ApiError, ErrorKind};
+use crate::app::SharedApp;
+use crate::error::{ApiError, ApiErrorKind};
 
 /// The most keys, and the longest one.
 pub const KEYS_MAX: usize = 4096;
 pub const KEY_BYTES_MAX: usize = 4096;
 
-/// The keys of a server. None: everybody may ask, and all are one tenant.
+/// The keys of a server. Without keys every client is admitted, and all are one tenant.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Vec<[u8; 32]>);
 
@@ -37,7 +37,7 @@ pub enum KeyError {
     TooMany,
 }
 
-/// Who sent a request; put into its extensions by [`admit`].
+/// Who sent a request; [`authenticate`] puts it into the request's extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller(pub TenantId);
 
@@ -79,14 +79,19 @@ impl fmt::Debug for ApiKeys {
     }
 }
 
-/// Lets those with a key through, and notes whose key it is.
-pub async fn admit(State(app): State<Shared>, mut request: Request, next: Next) -> Result<Response, ApiError> {
+/// Middleware that admits requests with a known key, and adds their [`Caller`].
+pub async fn authenticate(
+    State(app): State<SharedApp>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
     let keys = &app.config().keys;
     let tenant = if keys.is_empty() {
         TenantId(0)
     } else {
-        let given = given_key(request.headers()).ok_or_else(|| refused("an API key is needed", "missing_api_key"))?;
-        keys.tenant(given).ok_or_else(|| refused("this API key is not known", "invalid_api_key"))?
+        let given =
+            given_key(request.headers()).ok_or_else(|| unauthorized("an API key is needed", "missing_api_key"))?;
+        keys.tenant(given).ok_or_else(|| unauthorized("this API key is not known", "invalid_api_key"))?
     };
     request.extensions_mut().insert(Caller(tenant));
     Ok(next.run(request).await)
@@ -101,8 +106,8 @@ fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
-fn refused(message: &str, code: &'static str) -> ApiError {
-    ApiError::new(ErrorKind::Authentication, message).code(code)
+fn unauthorized(message: &str, code: &'static str) -> ApiError {
+    ApiError::new(ApiErrorKind::Authentication, message).code(code)
 }
 
 fn digest(key: &[u8]) -> [u8; 32] {

@@ -1,84 +1,86 @@
-//! Whether a body is what `/openapi.json` says that it is.
+//! Checks request bodies against their schemas in `/openapi.json`.
 //!
-//! Types alone are too generous. Serde takes a list for the fields of a struct, `{"user": null}` for the word `user`, a number for the
-//! kind that has it, and a float that is out of bounds by less than its rounding. Clients go by the document, so what it rules out is
-//! refused, whatever the types would make of it.
+//! Types alone accept too much. Serde reads a list as the fields of a struct, `{"user": null}` as the variant `user`, a number as the
+//! variant with that index, and a float that is out of bounds by less than its rounding error. Clients go by the document, so what it
+//! rules out is refused.
 
 use std::sync::LazyLock;
 
 use serde_json::{Map, Number, Value};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-use crate::error::{ApiError, ErrorKind};
+use crate::error::{ApiError, ApiErrorKind};
 use crate::openapi;
 
 /// Checks a body against the schema with this name.
 pub fn check(name: &str, body: &Value) -> Result<(), ApiError> {
     let schema = SCHEMAS.get(name).expect("the document describes every body that is read");
-    fits(schema, body).map_err(|Breach { at, what, code }| {
-        if at.is_empty() {
-            return ApiError::new(ErrorKind::Invalid, format!("the body {what}")).code(code);
+    validate(schema, body).map_err(|Violation { path, message, code }| {
+        if path.is_empty() {
+            return ApiError::new(ApiErrorKind::Invalid, format!("the body {message}")).code(code);
         }
-        ApiError::invalid(&at, format!("`{at}` {what}")).code(code)
+        ApiError::invalid(&path, format!("`{path}` {message}")).code(code)
     })
 }
 
-/// The schema of a field that cannot be honoured.
+/// The schema of a field that is not supported.
 pub fn null() -> Object {
     ObjectBuilder::new().schema_type(Type::Null).build()
 }
 
-/// The schema of a switch that stays off.
+/// The schema of a flag that must be off.
 pub fn never() -> Object {
-    // Without this it would be an object, which neither of the two is.
+    // The default type is `object`, which neither value is.
     let values = [Value::Bool(false), Value::Null];
     ObjectBuilder::new().schema_type(SchemaType::AnyValue).enum_values(Some(values)).build()
 }
 
 static SCHEMAS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
-    let document = serde_json::to_value(openapi::whole()).expect("the document is JSON");
+    let document = serde_json::to_value(openapi::build()).expect("the document is JSON");
     document["components"]["schemas"].as_object().cloned().unwrap_or_default()
 });
 
-/// What is wrong, and where: `messages[0].role`, or nothing for the value itself.
-struct Breach {
-    at: String,
-    what: String,
+/// How a value breaks its schema.
+struct Violation {
+    /// `messages[0].role`; empty for the value itself.
+    path: String,
+    message: String,
     code: &'static str,
 }
 
-impl Breach {
-    fn value(what: String) -> Self {
-        Self { at: String::new(), what, code: "invalid_value" }
+impl Violation {
+    fn value(message: String) -> Self {
+        Self { path: String::new(), message, code: "invalid_value" }
     }
 
-    /// The same, seen from outside.
-    fn within(mut self, part: &str) -> Self {
-        let dot = if self.at.is_empty() || self.at.starts_with('[') { "" } else { "." };
-        self.at = format!("{part}{dot}{}", self.at);
+    /// The same, with the path extended by an outer field.
+    fn within(mut self, field: &str) -> Self {
+        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
+        self.path = format!("{field}{dot}{}", self.path);
         self
     }
 }
 
-fn fits(schema: &Value, value: &Value) -> Result<(), Breach> {
+fn validate(schema: &Value, value: &Value) -> Result<(), Violation> {
     if let Some(path) = schema["$ref"].as_str() {
         let name = path.rsplit('/').next().unwrap_or_default();
-        return fits(SCHEMAS.get(name).expect("the document has what it refers to"), value);
+        return validate(SCHEMAS.get(name).expect("the document has what it refers to"), value);
     }
     if let Some(alternatives) = schema["oneOf"].as_array() {
-        return fits_one(alternatives, value);
+        return validate_one_of(alternatives, value);
     }
     has_type(&schema["type"], value)?;
     if let Some(words) = schema["enum"].as_array().filter(|words| !words.contains(value)) {
-        return Err(Breach::value(format!("must be one of {}", list(words))));
+        return Err(Violation::value(format!("must be one of {}", list(words))));
     }
     match value {
         Value::Number(number) => in_bounds(schema, number),
         Value::String(text) => has_length(schema, ["minLength", "maxLength"], text.chars().count(), "characters"),
         Value::Array(items) => {
             has_length(schema, ["minItems", "maxItems"], items.len(), "items")?;
-            let item =
-                |(index, item)| fits(&schema["items"], item).map_err(|breach| breach.within(&format!("[{index}]")));
+            let item = |(index, item)| {
+                validate(&schema["items"], item).map_err(|violation| violation.within(&format!("[{index}]")))
+            };
             items.iter().enumerate().try_for_each(item)
         }
         Value::Object(fields) => has_fields(schema, fields),
@@ -86,20 +88,23 @@ fn fits(schema: &Value, value: &Value) -> Result<(), Breach> {
     }
 }
 
-/// Of several complaints the one that came furthest says best what was meant, and a wrong value was closer than a wrong type.
-fn fits_one(alternatives: &[Value], value: &Value) -> Result<(), Breach> {
-    let breaches: Vec<_> = alternatives.iter().filter_map(|schema| fits(schema, value).err()).collect();
-    match alternatives.len() - breaches.len() {
+/// If no alternative fits, the violation with the longest path describes best what the client meant; a wrong value comes before a
+/// wrong type.
+fn validate_one_of(alternatives: &[Value], value: &Value) -> Result<(), Violation> {
+    let violations: Vec<_> = alternatives.iter().filter_map(|schema| validate(schema, value).err()).collect();
+    match alternatives.len() - violations.len() {
         1 => Ok(()),
         0 => {
-            let breach = breaches.into_iter().max_by_key(|breach| (breach.at.len(), breach.code == "invalid_value"));
-            Err(breach.unwrap_or_else(|| Breach::value("cannot be given".to_owned())))
+            let violation = violations
+                .into_iter()
+                .max_by_key(|violation| (violation.path.len(), violation.code == "invalid_value"));
+            Err(violation.unwrap_or_else(|| Violation::value("cannot be given".to_owned())))
         }
-        _ => Err(Breach::value("can be read in more than one way".to_owned())),
+        _ => Err(Violation::value("can be read in more than one way".to_owned())),
     }
 }
 
-fn has_type(types: &Value, value: &Value) -> Result<(), Breach> {
+fn has_type(types: &Value, value: &Value) -> Result<(), Violation> {
     let types = match types {
         Value::Array(types) => types.as_slice(),
         Value::Null => return Ok(()),
@@ -118,55 +123,55 @@ fn has_type(types: &Value, value: &Value) -> Result<(), Breach> {
     if types.iter().any(is) {
         return Ok(());
     }
-    Err(Breach { code: "invalid_type", ..Breach::value(format!("must be of type {}", list(types))) })
+    Err(Violation { code: "invalid_type", ..Violation::value(format!("must be of type {}", list(types))) })
 }
 
-fn in_bounds(schema: &Value, number: &Number) -> Result<(), Breach> {
+fn in_bounds(schema: &Value, number: &Number) -> Result<(), Violation> {
     let number = number.as_f64().unwrap_or(f64::NAN);
     let bound = |keyword: &str| schema[keyword].as_f64();
     if let Some(min) = bound("minimum").filter(|min| number < *min) {
-        return Err(Breach::value(format!("must be at least {min}")));
+        return Err(Violation::value(format!("must be at least {min}")));
     }
     if let Some(min) = bound("exclusiveMinimum").filter(|min| number <= *min) {
-        return Err(Breach::value(format!("must be more than {min}")));
+        return Err(Violation::value(format!("must be more than {min}")));
     }
     if let Some(max) = bound("maximum").filter(|max| number > *max) {
-        return Err(Breach::value(format!("must be at most {max}")));
+        return Err(Violation::value(format!("must be at most {max}")));
     }
     Ok(())
 }
 
-fn has_length(schema: &Value, [min, max]: [&str; 2], length: usize, what: &str) -> Result<(), Breach> {
+fn has_length(schema: &Value, [min, max]: [&str; 2], length: usize, what: &str) -> Result<(), Violation> {
     let bound = |keyword: &str| schema[keyword].as_u64();
     if let Some(min) = bound(min).filter(|min| (length as u64) < *min) {
-        return Err(Breach::value(format!("must have at least {min} {what}")));
+        return Err(Violation::value(format!("must have at least {min} {what}")));
     }
     if let Some(max) = bound(max).filter(|max| length as u64 > *max) {
-        return Err(Breach::value(format!("must have at most {max} {what}")));
+        return Err(Violation::value(format!("must have at most {max} {what}")));
     }
     Ok(())
 }
 
-fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Breach> {
+fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Violation> {
     let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
     if let Some(name) = required.into_iter().find(|name| !fields.contains_key(*name)) {
-        return Err(Breach { code: "invalid_type", ..Breach::value(format!("lacks `{name}`")) });
+        return Err(Violation { code: "invalid_type", ..Violation::value(format!("lacks `{name}`")) });
     }
     for (name, value) in fields {
         let listed = schema["properties"].get(name);
-        // Whoever refuses what is always off can say why.
-        if listed.is_some_and(stays_off) {
+        // Handlers refuse these fields themselves, with a reason.
+        if listed.is_some_and(must_be_off) {
             continue;
         }
         if let Some(schema) = listed.or_else(|| schema.get("additionalProperties")) {
-            fits(schema, value).map_err(|breach| breach.within(name))?;
+            validate(schema, value).map_err(|violation| violation.within(name))?;
         }
     }
     Ok(())
 }
 
-/// Whether it is [`null`] or [`never`].
-fn stays_off(schema: &Value) -> bool {
+/// Whether it is the schema of [`null`] or [`never`].
+fn must_be_off(schema: &Value) -> bool {
     let is_off = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
     schema["type"] == "null" || schema["enum"].as_array().is_some_and(|values| values.iter().all(is_off))
 }
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_type_would_read_and_nobody_means_is_refused_where_it_stands() {
+    fn what_serde_accepts_and_the_schema_does_not_is_refused() {
         let said = |message: Value| json!({"messages": [{"role": "user", "content": "x"}, message]});
         check("ChatRequest", json!([[]]), "invalid_type", None);
         check("ChatRequest", json!({}), "invalid_type", None);
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_left_to_those_who_say_why() {
+    fn unsupported_fields_are_left_to_the_handler() {
         let body = json!({"model": "m", "input": "x", "background": true, "previous_response_id": "r"});
         assert!(super::check("ResponsesRequest", &body).is_ok());
     }

@@ -1,7 +1,7 @@
-//! `ApiError`: why a request gets no answer, in the terms that all APIs share.
+//! `ApiError`: why a request failed, in terms that all APIs share.
 //!
-//! A handler returns it, from any depth. It carries no body: [`crate::envelope`] writes one in the form of the API that
-//! was called. In the middle of a stream the handler writes [`ApiError::openai`] or [`ApiError::anthropic`] as an event.
+//! Handlers return it. Its response has no body: [`crate::error_body`] writes one in the format of the API that was called.
+//! In mid-stream an encoder sends [`ApiError::openai_body`] or [`ApiError::messages_body`] as an event.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ use engine::{EngineError, ExecutorError, Failure, SamplingParamsError, SubmitErr
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// When to ask again where nobody knows better.
-pub const SOON: Duration = Duration::from_secs(5);
+/// The default of [`ApiError::retry_after`] for errors that pass.
+pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// What sort of mistake it is, and whose.
+/// Decides the HTTP status, and the `type` that clients see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// The request cannot be answered as it is.
+pub enum ApiErrorKind {
+    /// The request is wrong, and would be again.
     Invalid,
     Authentication,
     NotFound,
     MethodNotAllowed,
     TooLarge,
     MediaType,
-    /// Too much is waiting already: the same request may succeed later.
+    /// The queue is full: the same request may succeed later.
     Overloaded,
-    /// A mistake of ours, or of the machine.
+    /// A fault of this program or of the machine.
     Internal,
-    /// Not yet, or not any more.
+    /// The model is loading, draining or being rebuilt.
     Unavailable,
 }
 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    pub kind: ErrorKind,
+    pub kind: ApiErrorKind,
     pub message: String,
     /// A word for programs, such as `context_length_exceeded`.
     pub code: Option<&'static str>,
@@ -45,40 +45,40 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), code: None, param: None, retry_after: None }
     }
 
     /// A field has a value that cannot be used.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(ErrorKind::Invalid, message) }.code("invalid_value")
+        Self { param: Some(param.into()), ..Self::new(ApiErrorKind::Invalid, message) }.code("invalid_value")
     }
 
-    /// A field that we know, and do not support.
+    /// A known field that is not supported.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::invalid(param, message).code("unsupported_parameter")
     }
 
     pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Internal, message)
+        Self::new(ApiErrorKind::Internal, message)
     }
 
     pub fn unknown_model(name: &str) -> Self {
         let message = format!("the model `{name}` does not exist");
-        Self { param: Some("model".to_owned()), ..Self::new(ErrorKind::NotFound, message) }.code("model_not_found")
+        Self { param: Some("model".to_owned()), ..Self::new(ApiErrorKind::NotFound, message) }.code("model_not_found")
     }
 
     pub fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
-        Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Unavailable, message) }
+        Self { retry_after: Some(retry_after), ..Self::new(ApiErrorKind::Unavailable, message) }
     }
 
-    /// A part of the model's processes is gone and comes back: the same request may succeed later.
+    /// A rank was lost and is being replaced: the same request may succeed later.
     pub fn rank_lost(message: impl Into<String>) -> Self {
-        Self::unavailable(message, SOON).code("rank_lost")
+        Self::unavailable(message, RETRY_AFTER).code("rank_lost")
     }
 
     pub fn shutting_down() -> Self {
-        Self::unavailable("the server is shutting down", SOON).code("shutting_down")
+        Self::unavailable("the server is shutting down", RETRY_AFTER).code("shutting_down")
     }
 
     pub fn code(mut self, code: &'static str) -> Self {
@@ -93,57 +93,60 @@ impl ApiError {
 
     pub fn status(&self) -> StatusCode {
         match self.kind {
-            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
-            ErrorKind::Authentication => StatusCode::UNAUTHORIZED,
-            ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            ErrorKind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ApiErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ApiErrorKind::Authentication => StatusCode::UNAUTHORIZED,
+            ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ApiErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            ApiErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ApiErrorKind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ApiErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     /// `{"error": {"message", "type", "param", "code"}}`
-    pub fn openai(&self) -> OpenAiBody {
+    pub fn openai_body(&self) -> OpenAiErrorBody {
         let kind = match self.kind {
-            ErrorKind::Authentication => "authentication_error",
-            ErrorKind::NotFound => "not_found_error",
-            ErrorKind::Overloaded => "rate_limit_error",
-            ErrorKind::Internal => "server_error",
-            ErrorKind::Unavailable => "service_unavailable",
+            ApiErrorKind::Authentication => "authentication_error",
+            ApiErrorKind::NotFound => "not_found_error",
+            ApiErrorKind::Overloaded => "rate_limit_error",
+            ApiErrorKind::Internal => "server_error",
+            ApiErrorKind::Unavailable => "service_unavailable",
             _ => "invalid_request_error",
         };
         let (message, param) = (self.message.clone(), self.param.clone());
-        OpenAiBody { error: OpenAiDetail { message, r#type: kind, param, code: self.code } }
+        OpenAiErrorBody { error: OpenAiErrorDetail { message, r#type: kind, param, code: self.code } }
     }
 
     /// `{"type": "error", "error": {"type", "message"}}`
-    pub fn anthropic(&self) -> AnthropicBody {
+    pub fn messages_body(&self) -> MessagesErrorBody {
         let kind = match self.kind {
-            ErrorKind::Authentication => "authentication_error",
-            ErrorKind::NotFound => "not_found_error",
-            ErrorKind::TooLarge => "request_too_large",
-            ErrorKind::Overloaded => "rate_limit_error",
-            ErrorKind::Unavailable => "overloaded_error",
-            ErrorKind::Internal => "api_error",
+            ApiErrorKind::Authentication => "authentication_error",
+            ApiErrorKind::NotFound => "not_found_error",
+            ApiErrorKind::TooLarge => "request_too_large",
+            ApiErrorKind::Overloaded => "rate_limit_error",
+            ApiErrorKind::Unavailable => "overloaded_error",
+            ApiErrorKind::Internal => "api_error",
             _ => "invalid_request_error",
         };
-        AnthropicBody { r#type: "error", error: AnthropicDetail { r#type: kind, message: self.message.clone() } }
+        MessagesErrorBody {
+            r#type: "error",
+            error: MessagesErrorDetail { r#type: kind, message: self.message.clone() },
+        }
     }
 }
 
 /// Every error, as OpenAI writes it
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Error)]
-pub struct OpenAiBody {
-    error: OpenAiDetail,
+pub struct OpenAiErrorBody {
+    error: OpenAiErrorDetail,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ErrorDetail)]
-struct OpenAiDetail {
+struct OpenAiErrorDetail {
     message: String,
     /// `invalid_request_error`, `authentication_error`, `not_found_error`, `rate_limit_error`, `server_error` or
     /// `service_unavailable`
@@ -157,15 +160,14 @@ struct OpenAiDetail {
 /// Every error, as Anthropic writes it
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = MessagesError)]
-pub struct AnthropicBody {
+pub struct MessagesErrorBody {
     /// Always `error`
     r#type: &'static str,
-    error: AnthropicDetail,
+    error: MessagesErrorDetail,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = MessagesErrorDetail)]
-struct AnthropicDetail {
+struct MessagesErrorDetail {
     /// `invalid_request_error`, `authentication_error`, `not_found_error`, `request_too_large`, `rate_limit_error`,
     /// `overloaded_error` or `api_error`
     r#type: &'static str,
@@ -183,13 +185,14 @@ impl IntoResponse for ApiError {
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
-        let invalid = Self::new(ErrorKind::Invalid, message.clone());
+        let invalid = Self::new(ApiErrorKind::Invalid, message.clone());
         match error {
             EngineError::PromptTooLong { .. } => invalid.code("context_length_exceeded"),
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => invalid.code("invalid_value"),
             EngineError::Sampling(error) => Self::from(error),
             EngineError::QueueFull { retry_after, .. } => {
-                Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Overloaded, message) }.code("queue_full")
+                Self { retry_after: Some(retry_after), ..Self::new(ApiErrorKind::Overloaded, message) }
+                    .code("queue_full")
             }
             EngineError::Executor(error) => Self::from(&*error),
             EngineError::Busy => Self::internal(message),
@@ -248,7 +251,7 @@ mod tests {
             assert_eq!(refused, failed);
             assert_eq!((failed.status(), failed.code), (status, code));
             assert_eq!(failed.retry_after.is_some(), code.is_some());
-            assert_eq!((failed.openai().error.r#type, failed.anthropic().error.r#type), types);
+            assert_eq!((failed.openai_body().error.r#type, failed.messages_body().error.r#type), types);
         };
         let lost = ExecutorError::Lost { why: "rank 1: its process ended".into() };
         let away = ("service_unavailable", "overloaded_error");

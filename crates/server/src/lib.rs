@@ -1,39 +1,40 @@
 //! HTTP: the APIs that people's tools already speak, in front of one [`engine::Service`].
 //!
-//! Each API is a folder that turns its requests into one inner form, [`answer::Ask`], and the parts of an
-//! [`answer::Answer`] into its own events. Nothing here knows a tensor; nothing below here knows HTTP.
+//! Each API is a folder that turns its requests into one inner form, [`generation::GenerationRequest`], and the events of
+//! a [`generation::Generation`] into its own format, with a `StreamEncoder`. Nothing here knows a tensor; nothing below
+//! here knows HTTP.
 #![forbid(unsafe_code)]
 
-pub mod answer;
-mod anthropic;
 mod app;
 mod auth;
-mod body;
 mod contract;
-mod envelope;
+mod conversation;
 mod error;
-mod failures;
-mod identity;
+mod error_body;
+mod error_responses;
+pub mod generation;
+mod ids;
+mod json_body;
 mod listen;
+mod load_stage;
+mod messages;
 mod metrics;
-mod narrate;
-mod observe;
+mod monitoring;
 mod openai;
 mod openapi;
 mod page;
-mod parts;
 mod responses;
 mod router;
-mod served;
+mod served_model;
 mod sse;
-mod state;
-mod transcript;
+mod stream;
+mod text_or_parts;
 
 pub use app::{App, BODY_BYTES_MAX, Config};
 pub use auth::{ApiKeys, KeyError};
 pub use axum::http::HeaderValue;
-pub use error::{ApiError, ErrorKind};
+pub use error::{ApiError, ApiErrorKind};
 pub use listen::{CONNECTIONS_MAX, ListenError, Listener, Tls, TlsError};
+pub use load_stage::{LoadStage, Progress};
 pub use router::router;
-pub use served::{Served, ServedError};
-pub use state::{LoadStage, Progress};
+pub use served_model::{ServedModel, ServedModelError};

@@ -1,10 +1,10 @@
-//! The socket: connections are taken, with TLS or without, until the server is told to stop.
+//! `Listener`: accepts connections, with TLS or without, until the server is told to stop.
 //!
-//! A client can hold only so much: connections are counted, and one that does not shake hands, does not send its
-//! headers, or does not read what is sent to it, is closed after a while.
+//! What clients can hold is bounded: there is a limit on connections, and timeouts for the handshake, the headers of a
+//! request and the reading of a response.
 
-mod stall;
 mod tls;
+mod write_timeout;
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,8 +27,8 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use stall::Stalling;
 pub use tls::{Tls, TlsError};
+use write_timeout::WriteTimeout;
 
 /// Connections that are held at once; others wait in the kernel's queue.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -37,7 +37,7 @@ const STREAMS_MAX: u32 = 256;
 /// Time for a TLS handshake, and for the head of a request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 const HEADERS_MAX: Duration = Duration::from_secs(30);
-/// How long to wait when the system has no more sockets to give.
+/// How long to wait after `accept` fails, as when the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
@@ -65,18 +65,17 @@ impl Listener {
         self.tcp.local_addr()
     }
 
-    /// Takes connections until `stop`, then lets those that have a request under way finish it, for at most `grace`.
-    /// Returns whether all did.
+    /// Accepts connections until `stop`, then lets running requests finish, for at most `grace`. Returns whether all did.
     pub async fn serve(self, router: Router, stop: impl Future<Output = ()>, grace: Duration) -> bool {
-        let (graceful, seats) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
         let acceptor = self.tls.map(|tls| TlsAcceptor::from(tls.0));
         let mut stop = pin!(stop);
         loop {
             let next = async {
-                let seat = Arc::clone(&seats).acquire_owned().await.expect("the semaphore is never closed");
-                (seat, self.tcp.accept().await)
+                let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
+                (permit, self.tcp.accept().await)
             };
-            let (seat, accepted) = tokio::select! {
+            let (permit, accepted) = tokio::select! {
                 biased;
                 () = &mut stop => break,
                 next = next => next,
@@ -84,17 +83,17 @@ impl Listener {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    warn!(%error, "a connection could not be taken");
+                    warn!(%error, "a connection could not be accepted");
                     sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
             let (watcher, router, acceptor) = (graceful.watcher(), router.clone(), acceptor.clone());
             tokio::spawn(async move {
-                if let Err(error) = converse(stream, acceptor, router, watcher).await {
+                if let Err(error) = serve_connection(stream, acceptor, router, watcher).await {
                     debug!(%error, "a connection ended");
                 }
-                drop(seat);
+                drop(permit);
             });
         }
         drop(self.tcp);
@@ -104,22 +103,22 @@ impl Listener {
 
 type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn converse(
+async fn serve_connection(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
     router: Router,
     watcher: Watcher,
 ) -> Result<(), ConnectionError> {
-    // Tokens are small and wanted at once.
+    // Each token is a small packet that must not wait for the next.
     stream.set_nodelay(true)?;
-    let stream = Stalling::new(stream);
+    let stream = WriteTimeout::new(stream);
     match acceptor {
-        None => answer(stream, router, watcher).await,
-        Some(acceptor) => answer(timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await??, router, watcher).await,
+        None => serve_http(stream, router, watcher).await,
+        Some(acceptor) => serve_http(timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await??, router, watcher).await,
     }
 }
 
-async fn answer(
+async fn serve_http(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
     watcher: Watcher,

@@ -1,7 +1,7 @@
-//! Numbers for Prometheus: what the engine holds now, and how requests fared.
+//! Metrics for Prometheus: the state of the engine, and the times and ends of requests.
 //!
-//! Times are taken on the engine's thread as events pass, so that a slow reader does not look like a slow model. What the
-//! engine counts itself is read when somebody asks.
+//! Times are taken on the engine's thread as events pass, so that a slow client does not look like a slow model. The
+//! engine's own counts are read when `/metrics` is requested.
 
 mod ranks;
 
@@ -26,18 +26,18 @@ const FIRST_TOKEN_BUCKETS: [f64; 14] =
 const BETWEEN_TOKENS_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 const REQUEST_BUCKETS: [f64; 12] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
 
-/// All that `/metrics` tells, about one model.
+/// The metrics of one model.
 pub struct Metrics {
     registry: Registry,
     requests: RequestMetrics,
     engine: EngineMetrics,
     ranks: RankMetrics,
-    told: Mutex<Told>,
+    reported: Mutex<Reported>,
 }
 
-/// Counts that are already in the counters.
+/// The counts that the counters already hold.
 #[derive(Default)]
-struct Told {
+struct Reported {
     stats: EngineStats,
     ranks: Vec<RankReport>,
 }
@@ -83,30 +83,30 @@ impl Metrics {
         engine.register(&mut registry);
         let ranks = RankMetrics::default();
         ranks.register(&mut registry);
-        Self { registry, requests, engine, ranks, told: Mutex::default() }
+        Self { registry, requests, engine, ranks, reported: Mutex::default() }
     }
 
-    /// Follows one request from now on.
-    pub fn request(&self, prompt_tokens: usize) -> RequestClock {
-        RequestClock {
+    /// Starts to time one request.
+    pub fn request(&self, prompt_tokens: usize) -> RequestTimer {
+        RequestTimer {
             metrics: self.requests.clone(),
             prompt_tokens,
-            begun: Instant::now(),
+            started: Instant::now(),
             last: None,
-            satisfied: Arc::default(),
+            completed: Arc::default(),
             ended: false,
         }
     }
 
-    /// The text that Prometheus reads, with what the engine counts, where there is one.
+    /// The text that Prometheus reads. Without a `service` the engine's metrics keep their last values.
     pub fn text(&self, service: Option<&Service>) -> String {
         if let Some(service) = service {
-            // Under the lock, so that two who read at once do not both add the same difference.
-            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = Told { stats: service.stats(), ranks: service.ranks() };
-            self.engine.update(&now.stats, &told.stats);
-            self.ranks.update(&now.ranks, &told.ranks);
-            *told = now;
+            // Under the lock, so that two concurrent requests do not both add the same difference.
+            let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Reported { stats: service.stats(), ranks: service.ranks() };
+            self.engine.update(&now.stats, &reported.stats);
+            self.ranks.update(&now.ranks, &reported.ranks);
+            *reported = now;
         }
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string does not fail");
@@ -161,7 +161,7 @@ impl EngineMetrics {
         }
     }
 
-    fn update(&self, now: &EngineStats, told: &EngineStats) {
+    fn update(&self, now: &EngineStats, reported: &EngineStats) {
         let used = now.pages_total.saturating_sub(now.pages_free);
         self.running.set(now.running as i64);
         self.waiting.set(now.waiting as i64);
@@ -169,34 +169,34 @@ impl EngineMetrics {
         self.kv_pages_used.set(used as i64);
         self.kv_pages_cached.set(now.pages_cached as i64);
         self.kv_usage.set(used as f64 / now.pages_total.max(1) as f64);
-        let grow = |counter: &Counter, now: u64, told: u64| counter.inc_by(now.saturating_sub(told));
-        grow(&self.prefix_lookups, now.prefix_lookup_tokens, told.prefix_lookup_tokens);
-        grow(&self.prefix_hits, now.prefix_hit_tokens, told.prefix_hit_tokens);
-        grow(&self.prefilled, now.prefilled_tokens, told.prefilled_tokens);
-        grow(&self.generated, now.decoded_tokens, told.decoded_tokens);
-        grow(&self.preemptions, now.preemptions, told.preemptions);
-        grow(&self.replays, now.replays, told.replays);
-        grow(&self.steps, now.steps, told.steps);
+        let grow = |counter: &Counter, now: u64, reported: u64| counter.inc_by(now.saturating_sub(reported));
+        grow(&self.prefix_lookups, now.prefix_lookup_tokens, reported.prefix_lookup_tokens);
+        grow(&self.prefix_hits, now.prefix_hit_tokens, reported.prefix_hit_tokens);
+        grow(&self.prefilled, now.prefilled_tokens, reported.prefilled_tokens);
+        grow(&self.generated, now.decoded_tokens, reported.decoded_tokens);
+        grow(&self.preemptions, now.preemptions, reported.preemptions);
+        grow(&self.replays, now.replays, reported.replays);
+        grow(&self.steps, now.steps, reported.steps);
     }
 }
 
-/// Watches the events of one request.
-pub struct RequestClock {
+/// Times the events of one request.
+pub struct RequestTimer {
     metrics: RequestMetrics,
     prompt_tokens: usize,
-    begun: Instant,
+    started: Instant,
     last: Option<Instant>,
-    satisfied: Arc<AtomicBool>,
+    completed: Arc<AtomicBool>,
     ended: bool,
 }
 
-impl RequestClock {
-    /// To be set when the request is cancelled because its answer is complete: a stop string came.
-    pub fn satisfied(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.satisfied)
+impl RequestTimer {
+    /// To be set when the request is cancelled because its output is complete, as after a stop string.
+    pub fn completed(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.completed)
     }
 
-    pub fn note(&mut self, event: &EventKind) {
+    pub fn record(&mut self, event: &EventKind) {
         match event {
             EventKind::Accepted => {
                 self.metrics.prompt_tokens.inc_by(self.prompt_tokens as u64);
@@ -204,7 +204,7 @@ impl RequestClock {
             EventKind::Token(_) => {
                 let now = Instant::now();
                 match self.last.replace(now) {
-                    None => self.metrics.first_token.observe((now - self.begun).as_secs_f64()),
+                    None => self.metrics.first_token.observe((now - self.started).as_secs_f64()),
                     Some(last) => self.metrics.between_tokens.observe((now - last).as_secs_f64()),
                 }
             }
@@ -221,16 +221,16 @@ impl RequestClock {
 
     fn end(&mut self, reason: &'static str) {
         if !std::mem::replace(&mut self.ended, true) {
-            let satisfied = reason == "cancelled" && self.satisfied.load(Ordering::Relaxed);
-            let reason = if satisfied { "stop" } else { reason };
-            self.metrics.whole.observe(self.begun.elapsed().as_secs_f64());
+            let completed = reason == "cancelled" && self.completed.load(Ordering::Relaxed);
+            let reason = if completed { "stop" } else { reason };
+            self.metrics.whole.observe(self.started.elapsed().as_secs_f64());
             self.metrics.finished.get_or_create(&Reason { reason }).inc();
         }
     }
 }
 
-impl Drop for RequestClock {
-    /// The engine had nobody to tell.
+impl Drop for RequestTimer {
+    /// The sink was dropped without a last event.
     fn drop(&mut self) {
         self.end("cancelled");
     }

@@ -1,4 +1,4 @@
-//! `/openapi.json`: every endpoint, its bodies and its errors, from the types that are really read and written.
+//! `/openapi.json`: every endpoint, its bodies and its errors, from the types that handlers read and write.
 
 use axum::extract::State;
 use axum::routing::get;
@@ -6,18 +6,21 @@ use axum::{Json, Router};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::app::Shared;
-use crate::{anthropic, observe, openai, responses};
+use crate::app::SharedApp;
+use crate::messages::MessagesPaths;
+use crate::monitoring::MonitoringPaths;
+use crate::openai::OpenAiPaths;
+use crate::responses::ResponsesPaths;
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     Router::new().route("/openapi.json", get(document))
 }
 
 /// The paths of every API in one document. Each API lists its own.
-pub fn whole() -> utoipa::openapi::OpenApi {
+pub fn build() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     let apis =
-        [openai::Paths::openapi(), responses::Paths::openapi(), anthropic::Paths::openapi(), observe::Paths::openapi()];
+        [OpenAiPaths::openapi(), ResponsesPaths::openapi(), MessagesPaths::openapi(), MonitoringPaths::openapi()];
     for api in apis {
         document.merge(api);
     }
@@ -29,8 +32,8 @@ pub fn whole() -> utoipa::openapi::OpenApi {
     get, path = "/openapi.json", tag = "server",
     responses((status = 200, description = "OpenAPI", content_type = "application/json", body = Object))
 )]
-async fn document(State(app): State<Shared>) -> Json<utoipa::openapi::OpenApi> {
-    let mut document = whole();
+async fn document(State(app): State<SharedApp>) -> Json<utoipa::openapi::OpenApi> {
+    let mut document = build();
     if app.config().keys.is_empty() {
         for item in document.paths.paths.values_mut() {
             for operation in [&mut item.get, &mut item.post].into_iter().flatten() {

@@ -1,8 +1,8 @@
-//! The page at `/`: static files in the binary, so that nothing has to be installed beside it and no other host is asked.
+//! The page at `/`: static files in the binary, so that nothing has to be installed and no other host is contacted.
 //!
 //! The policy below is strict on purpose: scripts and styles only from files of this server, no inline code, no plug-ins, no
-//! frames, and (Trusted Types) no way for a script to turn text into markup. An answer of a model is text and stays text
-//! even if the page's own renderer were wrong.
+//! frames, and (Trusted Types) no way for a script to turn text into markup. A model's output stays text even if the page's
+//! renderer has a bug.
 
 use std::sync::LazyLock;
 
@@ -27,22 +27,22 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 }
 
 async fn index(headers: HeaderMap) -> Response {
-    answer("index.html", &headers)
+    serve_file("index.html", &headers)
 }
 
 async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
-    answer(&path, &headers)
+    serve_file(&path, &headers)
 }
 
-/// A file of the page and the tag of its content.
-struct File {
+/// A file of the page and its ETag.
+struct PageFile {
     path: &'static str,
     kind: &'static str,
     bytes: &'static [u8],
-    tag: HeaderValue,
+    etag: HeaderValue,
 }
 
-impl File {
+impl PageFile {
     fn new(path: &'static str, bytes: &'static [u8]) -> Self {
         let kind = match path.rsplit_once('.').map(|(_, end)| end) {
             Some("html") => HTML,
@@ -53,16 +53,16 @@ impl File {
         };
         let digest = Sha256::digest(bytes);
         let hex: String = digest[..12].iter().map(|byte| format!("{byte:02x}")).collect();
-        let tag = HeaderValue::from_str(&format!("\"{hex}\"")).expect("hex digits in quotes are a header value");
-        Self { path, kind, bytes, tag }
+        let etag = HeaderValue::from_str(&format!("\"{hex}\"")).expect("hex digits in quotes are a header value");
+        Self { path, kind, bytes, etag }
     }
 }
 
 macro_rules! files {
-    ($($path:literal)*) => { [$(File::new($path, include_bytes!(concat!("../page/", $path)))),*] };
+    ($($path:literal)*) => { [$(PageFile::new($path, include_bytes!(concat!("../page/", $path)))),*] };
 }
 
-static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
+static FILES: LazyLock<Vec<PageFile>> = LazyLock::new(|| {
     Vec::from(files! {
         "index.html"
         "icon.svg"
@@ -108,31 +108,31 @@ static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
     })
 });
 
-fn answer(path: &str, headers: &HeaderMap) -> Response {
+fn serve_file(path: &str, headers: &HeaderMap) -> Response {
     let Some(file) = FILES.iter().find(|file| file.path == path) else {
         return StatusCode::NOT_FOUND.into_response();
     };
     let always = [
-        (header::ETAG, file.tag.clone()),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")), // kept, and asked for again by its tag
+        (header::ETAG, file.etag.clone()),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")), // cached, and validated by its ETag
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
         (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
     ];
-    if is_known(headers, &file.tag) {
+    if is_cached(headers, &file.etag) {
         return (StatusCode::NOT_MODIFIED, always).into_response();
     }
     (always, [(header::CONTENT_TYPE, file.kind)], file.bytes).into_response()
 }
 
-/// Whether the browser has what `tag` names.
-fn is_known(headers: &HeaderMap, tag: &HeaderValue) -> bool {
+/// Whether the browser has the file with this ETag.
+fn is_cached(headers: &HeaderMap, etag: &HeaderValue) -> bool {
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     known
         .flat_map(|list| list.split(','))
         .map(|known| known.trim().trim_start_matches("W/"))
-        .any(|known| known == "*" || known.as_bytes() == tag.as_bytes())
+        .any(|known| known == "*" || known.as_bytes() == etag.as_bytes())
 }
 
 #[cfg(test)]

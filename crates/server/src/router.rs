@@ -1,4 +1,4 @@
-//! Where all APIs are mounted, and what every request passes on its way to them.
+//! The routes of all APIs, and the middleware in front of them.
 
 use std::sync::Arc;
 
@@ -11,30 +11,30 @@ use tower_http::cors::{Any, CorsLayer};
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::{anthropic, auth, envelope, observe, openai, openapi, page, responses};
+use crate::{auth, error_body, messages, monitoring, openai, openapi, page, responses};
 
-/// Everything that is served, ready to be put behind a listener.
+/// The service that a [`crate::Listener`] serves.
 pub fn router(app: &Arc<App>) -> Router {
-    let guarded = Router::new()
+    let protected = Router::new()
         .merge(openai::router())
-        .merge(anthropic::router())
+        .merge(messages::router())
         .merge(responses::router())
-        .merge(observe::guarded())
-        .route_layer(from_fn_with_state(Arc::clone(app), auth::admit));
+        .merge(monitoring::protected_router())
+        .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate));
     let router = Router::new()
-        .merge(guarded)
-        .merge(observe::open())
+        .merge(protected)
+        .merge(monitoring::public_router())
         .merge(openapi::router())
         .merge(page::router())
         .with_state(Arc::clone(app))
-        .layer(from_fn(observe::trace))
+        .layer(from_fn(monitoring::trace))
         .layer(CatchPanicLayer::custom(|_| ApiError::internal("the server made a mistake").into_response()))
-        .layer(from_fn(envelope::dress));
+        .layer(from_fn(error_body::write));
     let origins = &app.config().origins;
     if origins.is_empty() { router } else { router.layer(cors(origins)) }
 }
 
-/// Lets pages of these origins ask.
+/// Lets pages of these origins call the server.
 fn cors(origins: &[HeaderValue]) -> CorsLayer {
     let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any).expose_headers(Any);
     let any = origins.iter().any(|origin| origin == "*");

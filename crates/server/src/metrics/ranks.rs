@@ -1,4 +1,4 @@
-//! Numbers of the processes that share a model, each with the label `rank`. Without such processes there are none.
+//! Metrics of each rank, with the label `rank`. A model in one process has none.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -59,36 +59,36 @@ impl RankMetrics {
         }
     }
 
-    /// `told` is what is in the counters already.
-    pub fn update(&self, now: &[RankReport], told: &[RankReport]) {
+    /// `reported` holds the counts that the counters already have.
+    pub fn update(&self, now: &[RankReport], reported: &[RankReport]) {
         for report in now {
-            let told = told.iter().find(|told| told.rank == report.rank);
+            let reported = reported.iter().find(|reported| reported.rank == report.rank);
             let label = Label { rank: report.rank.index() as u64 };
             self.ready.get_or_create(&label).set(i64::from(report.ready));
             self.weight_bytes.get_or_create(&label).set(report.weight_bytes as i64);
             self.kv_bytes.get_or_create(&label).set(report.kv_bytes as i64);
             self.resident_bytes.get_or_create(&label).set(report.resident_bytes as i64);
             let grow = |family: &Family<Label, Counter>, count: fn(&RankReport) -> u64| {
-                family.get_or_create(&label).inc_by(growth(count(report), told.map(count)));
+                family.get_or_create(&label).inc_by(growth(count(report), reported.map(count)));
             };
             grow(&self.restarts, |report| report.restarts);
             grow(&self.steps, |report| report.steps);
             grow(&self.drains, |report| report.drains);
             self.drain_max.get_or_create(&label).set(report.drain_max.as_secs_f64());
-            let pass = |family: &Family<Label, Seconds>, time: fn(&RankReport) -> Duration| {
+            let grow_time = |family: &Family<Label, Seconds>, time: fn(&RankReport) -> Duration| {
                 let micros = |report| time(report).as_micros() as u64;
-                family.get_or_create(&label).inc_by(growth(micros(report), told.map(micros)) as f64 * 1e-6);
+                family.get_or_create(&label).inc_by(growth(micros(report), reported.map(micros)) as f64 * 1e-6);
             };
-            pass(&self.step_time, |report| report.step_time);
-            pass(&self.wait_time, |report| report.wait_time);
-            pass(&self.send_time, |report| report.send_time);
+            grow_time(&self.step_time, |report| report.step_time);
+            grow_time(&self.wait_time, |report| report.wait_time);
+            grow_time(&self.send_time, |report| report.send_time);
         }
     }
 }
 
-/// What has been added to a count. A process that took the place of another counts from 0.
-fn growth(now: u64, told: Option<u64>) -> u64 {
-    now.checked_sub(told.unwrap_or(0)).unwrap_or(now)
+/// How far a count has grown. The process that replaces another counts from 0.
+fn growth(now: u64, reported: Option<u64>) -> u64 {
+    now.checked_sub(reported.unwrap_or(0)).unwrap_or(now)
 }
 
 #[cfg(test)]

@@ -1,32 +1,33 @@
 //! `/v1/chat/completions`.
 
+mod encoder;
 mod format;
 mod message;
 mod request;
 mod response;
-mod stream;
 mod tool;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::post;
-use axum::{Extension, Json, Router};
+use axum::{Extension, Router};
 
 pub use message::{ChatMessage, messages};
-pub use request::{ChatRequest, turn};
+pub use request::{ChatRequest, prompt_ending};
 pub use response::ChatCompletion;
-pub use tool::{Tool, tools};
+pub use tool::{ChatTool, tools};
 
-use crate::answer::Answer;
-use crate::app::Shared;
+use crate::app::SharedApp;
 use crate::auth::Caller;
-use crate::body::Body;
 use crate::error::ApiError;
-use crate::failures::OpenAiFailures;
-use crate::sse;
-use stream::ChunkWriter;
+use crate::error_responses::OpenAiErrors;
+use crate::generation::Generation;
+use crate::json_body::JsonBody;
+use crate::sse::ServerSentEvent;
+use crate::stream;
+use encoder::ChatEncoder;
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     Router::new().route("/v1/chat/completions", post(complete))
 }
 
@@ -38,26 +39,21 @@ pub fn router() -> Router<Shared> {
     post, path = "/v1/chat/completions", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     request_body = ChatRequest,
     responses(
-        (status = 200, description = "The answer", content((ChatCompletion = "application/json"), (sse::Event = "text/event-stream"))),
-        OpenAiFailures,
+        (status = 200, description = "The answer", content((ChatCompletion = "application/json"), (ServerSentEvent = "text/event-stream"))),
+        OpenAiErrors,
     )
 )]
 pub async fn complete(
-    State(app): State<Shared>,
+    State(app): State<SharedApp>,
     Extension(Caller(tenant)): Extension<Caller>,
-    Body(request): Body<ChatRequest>,
+    JsonBody(request): JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let served = app.served(request.model.as_deref())?;
+    let model = app.model(request.model.as_deref())?;
     let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
     let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
-    let ask = request.into_ask()?;
-    let (choices, logprobs) = (ask.choices, ask.logprobs.is_some());
-    let tokenizer = served.tokenizer.clone();
-    let answer = Answer::begin(&app, served, ask, tenant).await?;
-    if streams {
-        let writer = ChunkWriter::new(&app.config().model, tokenizer, choices, logprobs, include_usage);
-        return Ok(sse::respond(sse::events(answer, writer), app.config().keep_alive));
-    }
-    let (replies, usage) = answer.collect().await?;
-    Ok(Json(ChatCompletion::new(&app.config().model, &tokenizer, replies, usage, logprobs)).into_response())
+    let request = request.into_generation_request()?;
+    let (choices, logprobs, tokenizer) = (request.choices, request.logprobs.is_some(), model.tokenizer.clone());
+    let generation = Generation::start(&app, model, request, tenant).await?;
+    let encoder = ChatEncoder::new(&app.config().model, tokenizer, choices, logprobs, include_usage);
+    stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }

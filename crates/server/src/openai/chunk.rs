@@ -1,18 +1,18 @@
-//! A stream of chunks: what chat completions and completions share.
+//! The chunks of a stream: what chat completions and completions share.
 
 use serde::Serialize;
 
 use super::usage::UsageBody;
-use crate::answer::Usage;
-use crate::identity;
-use crate::sse::Event;
+use crate::generation::Usage;
+use crate::ids;
+use crate::stream::StreamEvent;
 
-/// What all chunks of one answer have in common.
-pub struct Chunks {
-    id: String,
+/// Writes the chunks of one stream, with the fields that all of them have.
+pub struct ChunkWriter {
+    pub id: String,
+    pub model: String,
     object: &'static str,
     created: u64,
-    model: String,
     include_usage: bool,
 }
 
@@ -28,26 +28,28 @@ struct Chunk<'a, C> {
     usage: Option<Option<UsageBody>>,
 }
 
-impl Chunks {
-    /// Of a new answer, whose id begins with `prefix`.
+impl ChunkWriter {
+    /// For a new generation, whose id begins with `prefix`.
     pub fn new(prefix: &str, object: &'static str, model: &str, include_usage: bool) -> Self {
-        let (id, created) = (identity::fresh(prefix), identity::unix_now());
-        Self { id, object, created, model: model.to_owned(), include_usage }
+        let (id, created) = (ids::new_id(prefix), ids::unix_now());
+        Self { id, model: model.to_owned(), object, created, include_usage }
     }
 
-    /// A chunk with a part of one choice.
-    pub fn choice(&self, choice: impl Serialize) -> Event {
-        self.event(&[choice], None)
+    /// A chunk of one choice.
+    pub fn choice(&self, choice: impl Serialize) -> StreamEvent {
+        self.chunk(&[choice], None)
     }
 
-    /// How a stream ends: with its usage, if that was asked for.
-    pub fn end(&self, usage: Usage) -> Vec<Event> {
-        let usage = self.include_usage.then(|| self.event::<()>(&[], Some(usage.into())));
-        usage.into_iter().chain([Event::done()]).collect()
+    /// How a stream ends: with its usage, if that was asked for, and `[DONE]`.
+    pub fn end(&self, usage: Usage, out: &mut Vec<StreamEvent>) {
+        if self.include_usage {
+            out.push(self.chunk::<()>(&[], Some(usage.into())));
+        }
+        out.push(StreamEvent::literal("[DONE]"));
     }
 
-    fn event<C: Serialize>(&self, choices: &[C], usage: Option<UsageBody>) -> Event {
-        Event::data(&Chunk {
+    fn chunk<C: Serialize>(&self, choices: &[C], usage: Option<UsageBody>) -> StreamEvent {
+        StreamEvent::json(&Chunk {
             id: &self.id,
             object: self.object,
             created: self.created,

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::completions::PromptField;
-use crate::answer::embed;
-use crate::app::Shared;
+use crate::app::SharedApp;
 use crate::auth::Caller;
-use crate::body::Body;
 use crate::error::ApiError;
-use crate::failures::OpenAiFailures;
+use crate::error_responses::OpenAiErrors;
+use crate::generation::embed;
+use crate::json_body::JsonBody;
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     Router::new().route("/v1/embeddings", post(create))
 }
 
@@ -56,23 +56,25 @@ pub struct EmbeddingList {
     /// Always `list`
     #[schema(value_type = String)]
     object: &'static str,
-    data: Vec<Embedding>,
+    data: Vec<EmbeddingObject>,
     model: String,
     usage: EmbeddingUsage,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Embedding {
+#[schema(as = Embedding)]
+pub struct EmbeddingObject {
     /// Always `embedding`
     #[schema(value_type = String)]
     object: &'static str,
     index: usize,
-    embedding: Vector,
+    embedding: EmbeddingVector,
 }
 
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum Vector {
+#[schema(as = Vector)]
+pub enum EmbeddingVector {
     Float(Vec<f32>),
     Base64(String),
 }
@@ -89,15 +91,15 @@ pub struct EmbeddingUsage {
     request_body = EmbeddingRequest,
     responses(
         (status = 200, description = "One vector for each input", body = EmbeddingList),
-        OpenAiFailures,
+        OpenAiErrors,
     )
 )]
 pub async fn create(
-    State(app): State<Shared>,
+    State(app): State<SharedApp>,
     Extension(Caller(tenant)): Extension<Caller>,
-    Body(request): Body<EmbeddingRequest>,
+    JsonBody(request): JsonBody<EmbeddingRequest>,
 ) -> Result<Json<EmbeddingList>, ApiError> {
-    let served = app.served(request.model.as_deref())?;
+    let model = app.model(request.model.as_deref())?;
     if request.dimensions.is_some() {
         return Err(ApiError::unsupported("dimensions", "vectors are as long as the model makes them"));
     }
@@ -106,9 +108,13 @@ pub async fn create(
         PoolingField::Last => Pooling::Last,
     };
     let prompts = request.input.into_prompts("input")?;
-    let embedded = embed(&app, served, prompts, pooling, tenant).await?;
+    let embedded = embed(&app, model, prompts, pooling, tenant).await?;
     let format = request.encoding_format.unwrap_or_default();
-    let embedding = |(index, vector)| Embedding { object: "embedding", index, embedding: Vector::new(vector, format) };
+    let embedding = |(index, vector)| EmbeddingObject {
+        object: "embedding",
+        index,
+        embedding: EmbeddingVector::new(vector, format),
+    };
     let tokens = embedded.prompt_tokens;
     Ok(Json(EmbeddingList {
         object: "list",
@@ -118,7 +124,7 @@ pub async fn create(
     }))
 }
 
-impl Vector {
+impl EmbeddingVector {
     fn new(vector: Vec<f32>, format: EncodingFormat) -> Self {
         match format {
             EncodingFormat::Float => Self::Float(vector),

@@ -2,9 +2,9 @@
 
 mod chat;
 mod chunk;
+mod common_fields;
 mod completions;
 mod embeddings;
-mod generation;
 mod models;
 mod tokenize;
 mod usage;
@@ -12,10 +12,10 @@ mod usage;
 use axum::Router;
 use utoipa::OpenApi;
 
-use crate::app::Shared;
-use crate::error::OpenAiBody;
+use crate::app::SharedApp;
+use crate::error::OpenAiErrorBody;
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     Router::new()
         .merge(chat::router())
         .merge(completions::router())
@@ -36,6 +36,6 @@ pub fn router() -> Router<Shared> {
         tokenize::detokenize,
         tokenize::describe,
     ),
-    components(schemas(OpenAiBody))
+    components(schemas(OpenAiErrorBody))
 )]
-pub struct Paths;
+pub struct OpenAiPaths;

@@ -1,4 +1,4 @@
-//! `/v1/models`: which model is here. It is listed while it still loads.
+//! `/v1/models`: the served model and its aliases. They are listed while the model still loads.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -7,10 +7,10 @@ use axum::{Json, Router};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::app::{App, Shared};
-use crate::error::{ApiError, OpenAiBody};
+use crate::app::{App, SharedApp};
+use crate::error::{ApiError, OpenAiErrorBody};
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     // Names of models have slashes in them.
     Router::new().route("/v1/models", get(list)).route("/v1/models/{*model}", get(one))
 }
@@ -20,12 +20,12 @@ pub fn router() -> Router<Shared> {
     get, path = "/v1/models", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     responses(
         (status = 200, description = "One", body = ModelList),
-        (status = 401, description = "No key, or an unknown one", body = OpenAiBody),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
     )
 )]
-pub async fn list(State(app): State<Shared>) -> Json<ModelList> {
+pub async fn list(State(app): State<SharedApp>) -> Json<ModelList> {
     let names = std::iter::once(&app.config().model).chain(&app.config().aliases);
-    Json(ModelList { object: "list", data: names.map(|name| Model::new(&app, name)).collect() })
+    Json(ModelList { object: "list", data: names.map(|name| ModelObject::new(&app, name)).collect() })
 }
 
 /// One of the models
@@ -33,18 +33,18 @@ pub async fn list(State(app): State<Shared>) -> Json<ModelList> {
     get, path = "/v1/models/{model}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     params(("model" = String, Path, description = "Its name")),
     responses(
-        (status = 200, description = "It is here", body = Model),
-        (status = 401, description = "No key, or an unknown one", body = OpenAiBody),
-        (status = 404, description = "It is not", body = OpenAiBody),
+        (status = 200, description = "It is here", body = ModelObject),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
+        (status = 404, description = "It is not", body = OpenAiErrorBody),
     )
 )]
 pub async fn one(
-    State(app): State<Shared>,
+    State(app): State<SharedApp>,
     name: Result<Path<String>, PathRejection>,
-) -> Result<Json<Model>, ApiError> {
-    // A name that is not even text is the name of nothing.
+) -> Result<Json<ModelObject>, ApiError> {
+    // A name that is not UTF-8 is no model's.
     let Path(name) = name.map_err(|_| ApiError::unknown_model("?"))?;
-    if app.knows(&name) { Ok(Json(Model::new(&app, &name))) } else { Err(ApiError::unknown_model(&name)) }
+    if app.has_model(&name) { Ok(Json(ModelObject::new(&app, &name))) } else { Err(ApiError::unknown_model(&name)) }
 }
 
 #[derive(Serialize, ToSchema)]
@@ -52,11 +52,12 @@ pub struct ModelList {
     /// Always `list`
     #[schema(value_type = String)]
     object: &'static str,
-    data: Vec<Model>,
+    data: Vec<ModelObject>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Model {
+#[schema(as = Model)]
+pub struct ModelObject {
     id: String,
     /// Always `model`
     #[schema(value_type = String)]
@@ -69,9 +70,9 @@ pub struct Model {
     max_model_len: Option<usize>,
 }
 
-impl Model {
+impl ModelObject {
     fn new(app: &App, name: &str) -> Self {
-        let max_model_len = app.stage().served().ok().map(|served| served.context);
+        let max_model_len = app.stage().model().ok().map(|model| model.context);
         Self { id: name.to_owned(), object: "model", created: app.created(), owned_by: "consort", max_model_len }
     }
 }

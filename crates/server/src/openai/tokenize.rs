@@ -9,14 +9,14 @@ use text::{ChatTemplate, SpecialTokens};
 use types::TokenId;
 use utoipa::ToSchema;
 
-use super::chat::{ChatMessage, Tool, messages, tools, turn};
-use crate::answer::{Chat, chat_tokens, text_tokens};
-use crate::app::Shared;
-use crate::body::Body;
-use crate::error::{ApiError, OpenAiBody};
-use crate::failures::OpenAiFailures;
+use super::chat::{ChatMessage, ChatTool, messages, prompt_ending, tools};
+use crate::app::SharedApp;
+use crate::error::{ApiError, OpenAiErrorBody};
+use crate::error_responses::OpenAiErrors;
+use crate::generation::{ChatInput, chat_tokens, text_tokens};
+use crate::json_body::JsonBody;
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     Router::new()
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -32,7 +32,7 @@ pub struct TokenizeRequest {
     #[schema(max_items = 8192)]
     pub messages: Option<Vec<ChatMessage>>,
     #[schema(max_items = 512)]
-    pub tools: Option<Vec<Tool>>,
+    pub tools: Option<Vec<ChatTool>>,
     /// Of a text: put the tokens around it that the model expects; true by default
     pub add_special_tokens: Option<bool>,
     /// Of a conversation: begin the assistant's turn; true by default
@@ -81,28 +81,28 @@ pub struct TokenizerInfo {
     request_body = TokenizeRequest,
     responses(
         (status = 200, description = "Its tokens", body = Tokenized),
-        OpenAiFailures,
+        OpenAiErrors,
     )
 )]
 pub async fn tokenize(
-    State(app): State<Shared>,
-    Body(request): Body<TokenizeRequest>,
+    State(app): State<SharedApp>,
+    JsonBody(request): JsonBody<TokenizeRequest>,
 ) -> Result<Json<Tokenized>, ApiError> {
-    let served = app.served(request.model.as_deref())?;
-    let (context, tokenizer, names) = (served.context, served.tokenizer.clone(), request.return_token_strs);
-    // Also beside a text, which has no use for them: what is wrong is wrong anywhere.
+    let model = app.model(request.model.as_deref())?;
+    let (context, tokenizer, names) = (model.context, model.tokenizer.clone(), request.return_token_strs);
+    // Wrong tools are refused beside a text too, which does not use them.
     let tools = tools(request.tools.unwrap_or_default())?;
     let tokens = match (request.prompt, request.messages) {
-        (Some(text), None) => text_tokens(served, text, request.add_special_tokens.unwrap_or(true)).await?,
+        (Some(text), None) => text_tokens(model, text, request.add_special_tokens.unwrap_or(true)).await?,
         (None, Some(list)) => {
-            let chat = Chat {
+            let chat = ChatInput {
                 messages: messages(list)?,
                 tools,
                 template_args: request.chat_template_kwargs.unwrap_or_default(),
-                turn: turn(request.add_generation_prompt, request.continue_final_message)?,
-                ..Chat::default()
+                ending: prompt_ending(request.add_generation_prompt, request.continue_final_message)?,
+                ..ChatInput::default()
             };
-            chat_tokens(served, chat).await?
+            chat_tokens(model, chat).await?
         }
         _ => return Err(ApiError::invalid("prompt", "give either a prompt or messages")),
     };
@@ -119,20 +119,20 @@ pub async fn tokenize(
     request_body = DetokenizeRequest,
     responses(
         (status = 200, description = "Their text", body = Detokenized),
-        OpenAiFailures,
+        OpenAiErrors,
     )
 )]
 pub async fn detokenize(
-    State(app): State<Shared>,
-    Body(request): Body<DetokenizeRequest>,
+    State(app): State<SharedApp>,
+    JsonBody(request): JsonBody<DetokenizeRequest>,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let served = app.served(request.model.as_deref())?;
-    let (tokens, vocab) = (request.tokens, served.tokenizer.vocab_size());
+    let model = app.model(request.model.as_deref())?;
+    let (tokens, vocab) = (request.tokens, model.tokenizer.vocab_size());
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
         return Err(ApiError::invalid("tokens", format!("token {token} is outside the vocabulary of {vocab}")));
     }
     let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
-    Ok(Json(Detokenized { prompt: served.tokenizer.decode(&tokens, SpecialTokens::Show) }))
+    Ok(Json(Detokenized { prompt: model.tokenizer.decode(&tokens, SpecialTokens::Show) }))
 }
 
 /// The tokens that begin and end texts
@@ -142,17 +142,17 @@ pub async fn detokenize(
     get, path = "/tokenizer_info", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     responses(
         (status = 200, description = "They", body = TokenizerInfo),
-        (status = 401, description = "No key, or an unknown one", body = OpenAiBody),
-        (status = 503, description = "No model is loaded", body = OpenAiBody),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
+        (status = 503, description = "No model is loaded", body = OpenAiErrorBody),
     )
 )]
-pub async fn describe(State(app): State<Shared>) -> Result<Json<TokenizerInfo>, ApiError> {
-    let served = app.served(None)?;
-    let named = |name: fn(&ChatTemplate) -> Option<&str>| served.template.as_ref().and_then(name).map(str::to_owned);
-    // A model without a template has not told the names, but it has told the ids.
-    let spelled = |ids: &[TokenId]| ids.first().map(|&id| served.tokenizer.decode(&[id], SpecialTokens::Show));
+pub async fn describe(State(app): State<SharedApp>) -> Result<Json<TokenizerInfo>, ApiError> {
+    let model = app.model(None)?;
+    let named = |name: fn(&ChatTemplate) -> Option<&str>| model.template.as_ref().and_then(name).map(str::to_owned);
+    // Without a template the names are not known, but the ids are.
+    let spelled = |ids: &[TokenId]| ids.first().map(|&id| model.tokenizer.decode(&[id], SpecialTokens::Show));
     Ok(Json(TokenizerInfo {
-        bos_token: named(ChatTemplate::bos).or_else(|| spelled(served.tokenizer.prefix_ids())),
-        eos_token: named(ChatTemplate::eos).or_else(|| spelled(served.tokenizer.eos_ids())),
+        bos_token: named(ChatTemplate::bos).or_else(|| spelled(model.tokenizer.prefix_ids())),
+        eos_token: named(ChatTemplate::eos).or_else(|| spelled(model.tokenizer.eos_ids())),
     }))
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::answer::Usage;
+use crate::generation::Usage;
 
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct UsageBody {

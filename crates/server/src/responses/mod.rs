@@ -1,56 +1,54 @@
-//! OpenAI's Responses: `/v1/responses`, without a memory. Whoever asks sends the whole conversation each time.
+//! OpenAI's Responses: `/v1/responses`, without stored state: each request carries the whole conversation.
 
-mod ask;
-mod compose;
-mod reply;
+mod convert;
+mod encoder;
 mod request;
-mod teller;
+mod response;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::post;
-use axum::{Extension, Json, Router};
+use axum::{Extension, Router};
 use utoipa::OpenApi;
 
-use crate::answer::Answer;
-use crate::app::Shared;
+use crate::app::SharedApp;
 use crate::auth::Caller;
-use crate::body::Body;
 use crate::error::ApiError;
-use crate::failures::OpenAiFailures;
-use crate::{narrate, sse};
-use request::Request;
-use teller::Teller;
+use crate::error_responses::OpenAiErrors;
+use crate::generation::Generation;
+use crate::json_body::JsonBody;
+use crate::sse::ServerSentEvent;
+use crate::stream;
+use encoder::ResponsesEncoder;
+use request::ResponsesRequest;
+use response::{ResponsesEvent, ResponsesLogprob, ResponsesReply};
 
-pub fn router() -> Router<Shared> {
+pub fn router() -> Router<SharedApp> {
     Router::new().route("/v1/responses", post(create))
 }
 
 #[derive(OpenApi)]
-#[openapi(paths(create), components(schemas(reply::Event)))]
-pub struct Paths;
+#[openapi(paths(create), components(schemas(ResponsesEvent)))]
+pub struct ResponsesPaths;
 
 /// A response to an input
 #[utoipa::path(
     post, path = "/v1/responses", tag = "openai", security(("key" = []), ("x-api-key" = [])),
-    request_body = Request,
+    request_body = ResponsesRequest,
     responses(
         (status = 200, description = "The response; with `stream`, the events that make it up",
-            content((reply::Response = "application/json"), (sse::Event = "text/event-stream"))),
-        OpenAiFailures,
+            content((ResponsesReply = "application/json"), (ServerSentEvent = "text/event-stream"))),
+        OpenAiErrors,
     )
 )]
 async fn create(
-    State(app): State<Shared>,
+    State(app): State<SharedApp>,
     Extension(Caller(tenant)): Extension<Caller>,
-    Body(request): Body<Request>,
+    JsonBody(request): JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
-    let served = app.served(Some(&request.model))?;
-    let (ask, streams) = (ask::ask(&request)?, request.stream == Some(true));
-    let answer = Answer::begin(&app, served.clone(), ask, tenant).await?;
-    let teller = Teller::new(request, move |token| reply::Logprob::of(token, &served.tokenizer));
-    if streams {
-        return Ok(sse::respond(narrate::events(answer, teller), app.config().keep_alive));
-    }
-    Ok(Json(narrate::whole(answer, teller).await?.into_response()).into_response())
+    let model = app.model(Some(&request.model))?;
+    let (tokenizer, streams) = (model.tokenizer.clone(), request.stream == Some(true));
+    let generation = Generation::start(&app, model, convert::generation_request(&request)?, tenant).await?;
+    let encoder = ResponsesEncoder::new(request, move |token| ResponsesLogprob::new(token, &tokenizer));
+    stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }

@@ -1,7 +1,7 @@
 //! The request of `/v1/responses` as it is on the wire.
 //!
-//! Fields that we do not know are ignored. Items, parts and tools of a kind that we cannot honour are missing here on
-//! purpose and are refused by name; settings that need a memory between requests must be null.
+//! Fields that we do not know are ignored. Items, parts and tools that are not supported are missing here on
+//! purpose and are refused by name; settings that need stored state must be null.
 
 use std::borrow::Cow;
 
@@ -12,32 +12,31 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::contract;
-use crate::parts::TextOr;
+use crate::text_or_parts::TextOrParts;
 
 /// What `/v1/responses` takes.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
-#[schema(as = ResponsesRequest)]
-pub struct Request {
+pub struct ResponsesRequest {
     pub model: String,
-    pub input: TextOr<Item>,
+    pub input: TextOrParts<ResponsesInputItem>,
     pub instructions: Option<String>,
     #[schema(maximum = 4_294_967_295_u32)]
     pub max_output_tokens: Option<u32>,
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
     pub parallel_tool_calls: Option<bool>,
-    pub reasoning: Option<Reasoning>,
+    pub reasoning: Option<ResponsesReasoning>,
     pub stream: Option<bool>,
     #[schema(minimum = 0, maximum = 1000)]
     pub temperature: Option<f32>,
-    pub text: Option<TextConfig>,
-    pub tool_choice: Option<ToolChoice>,
-    pub tools: Option<Vec<Tool>>,
+    pub text: Option<ResponsesTextConfig>,
+    pub tool_choice: Option<ResponsesToolChoice>,
+    pub tools: Option<Vec<ResponsesTool>>,
     #[schema(maximum = 20)]
     pub top_logprobs: Option<u32>,
     #[schema(exclusive_minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
-    pub truncation: Option<Truncation>,
+    pub truncation: Option<ResponsesTruncation>,
     pub include: Option<Vec<String>>,
     pub user: Option<String>,
     #[schema(schema_with = contract::never)]
@@ -52,18 +51,18 @@ pub struct Request {
 
 /// One item of the conversation, as it is sent: a message need not say that it is one.
 #[derive(Clone, Debug)]
-pub struct Item(pub InputItem);
+pub struct ResponsesInputItem(pub InputItem);
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum InputItem {
-    Message { role: Role, content: TextOr<InputPart> },
+    Message { role: ResponsesRole, content: TextOrParts<ResponsesInputPart> },
     FunctionCall { call_id: String, name: String, arguments: String },
-    FunctionCallOutput { call_id: String, output: TextOr<InputPart> },
-    Reasoning { content: Option<Vec<ReasoningPart>> },
+    FunctionCallOutput { call_id: String, output: TextOrParts<ResponsesInputPart> },
+    Reasoning { content: Option<Vec<ResponsesReasoningPart>> },
 }
 
-impl<'de> Deserialize<'de> for Item {
+impl<'de> Deserialize<'de> for ResponsesInputItem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut item = Map::deserialize(deserializer)?;
         item.entry("type").or_insert_with(|| json!("message"));
@@ -75,7 +74,7 @@ impl<'de> Deserialize<'de> for Item {
     }
 }
 
-impl PartialSchema for Item {
+impl PartialSchema for ResponsesInputItem {
     fn schema() -> RefOr<Schema> {
         let mut schema = InputItem::schema();
         if let RefOr::T(Schema::OneOf(kinds)) = &mut schema
@@ -87,7 +86,7 @@ impl PartialSchema for Item {
     }
 }
 
-impl ToSchema for Item {
+impl ToSchema for ResponsesInputItem {
     fn name() -> Cow<'static, str> {
         "ResponsesInputItem".into()
     }
@@ -99,8 +98,7 @@ impl ToSchema for Item {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = ResponsesRole)]
-pub enum Role {
+pub enum ResponsesRole {
     User,
     Assistant,
     System,
@@ -109,14 +107,13 @@ pub enum Role {
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesInputPart)]
-pub enum InputPart {
+pub enum ResponsesInputPart {
     InputText { text: String },
     OutputText { text: String },
     Refusal { refusal: String },
 }
 
-impl InputPart {
+impl ResponsesInputPart {
     pub fn text(&self) -> &str {
         match self {
             Self::InputText { text } | Self::OutputText { text } | Self::Refusal { refusal: text } => text,
@@ -126,16 +123,14 @@ impl InputPart {
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesReasoningPart)]
-pub enum ReasoningPart {
+pub enum ResponsesReasoningPart {
     ReasoningText { text: String },
 }
 
 /// A function that the client runs; tools that OpenAI runs are refused.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesTool)]
-pub enum Tool {
+pub enum ResponsesTool {
     Function {
         name: String,
         #[serde(default)]
@@ -150,16 +145,14 @@ pub enum Tool {
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-#[schema(as = ResponsesToolChoice)]
-pub enum ToolChoice {
-    Mode(Mode),
-    Named(NamedChoice),
+pub enum ResponsesToolChoice {
+    Mode(ResponsesToolMode),
+    Named(ResponsesNamedChoice),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = ResponsesToolMode)]
-pub enum Mode {
+pub enum ResponsesToolMode {
     None,
     Auto,
     Required,
@@ -167,47 +160,43 @@ pub enum Mode {
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesNamedChoice)]
-pub enum NamedChoice {
+pub enum ResponsesNamedChoice {
     Function {
         name: String,
     },
     /// The mode holds for these tools alone; the others are as if they were not there.
     AllowedTools {
-        mode: Mode,
-        tools: Vec<AllowedTool>,
+        mode: ResponsesToolMode,
+        tools: Vec<ResponsesAllowedTool>,
     },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesAllowedTool)]
-pub enum AllowedTool {
+pub enum ResponsesAllowedTool {
     Function { name: String },
 }
 
-impl<'de> Deserialize<'de> for ToolChoice {
+impl<'de> Deserialize<'de> for ResponsesToolChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let choice = Value::deserialize(deserializer)?;
         let read = if choice.is_object() {
-            NamedChoice::deserialize(choice).map(Self::Named)
+            ResponsesNamedChoice::deserialize(choice).map(Self::Named)
         } else {
-            Mode::deserialize(choice).map(Self::Mode)
+            ResponsesToolMode::deserialize(choice).map(Self::Mode)
         };
         read.map_err(D::Error::custom)
     }
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponsesTextConfig)]
-pub struct TextConfig {
-    pub format: Option<Format>,
+pub struct ResponsesTextConfig {
+    pub format: Option<ResponsesTextFormat>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = ResponsesTextFormat)]
-pub enum Format {
+pub enum ResponsesTextFormat {
     Text {},
     JsonObject {},
     JsonSchema {
@@ -222,15 +211,13 @@ pub enum Format {
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponsesReasoning)]
-pub struct Reasoning {
-    pub effort: Option<Effort>,
+pub struct ResponsesReasoning {
+    pub effort: Option<ResponsesEffort>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = ResponsesEffort)]
-pub enum Effort {
+pub enum ResponsesEffort {
     None,
     Minimal,
     Low,
@@ -243,8 +230,7 @@ pub enum Effort {
 /// What to do with a conversation that is too long: we refuse it, and never cut it behind the client's back.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = ResponsesTruncation)]
-pub enum Truncation {
+pub enum ResponsesTruncation {
     Disabled,
 }
 
@@ -254,8 +240,8 @@ mod tests {
 
     #[test]
     fn a_message_need_not_say_that_it_is_one() {
-        let Item(item) = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
-        assert!(matches!(item, InputItem::Message { role: Role::User, content: TextOr::Text(_) }));
+        let ResponsesInputItem(item) = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
+        assert!(matches!(item, InputItem::Message { role: ResponsesRole::User, content: TextOrParts::Text(_) }));
     }
 
     #[test]
@@ -265,19 +251,19 @@ mod tests {
             json!({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
         ];
         for (item, name) in refused.into_iter().zip(["item_reference", "input_image"]) {
-            let error = serde_json::from_value::<Item>(item).unwrap_err().to_string();
+            let error = serde_json::from_value::<ResponsesInputItem>(item).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
-        let error = serde_json::from_value::<Tool>(json!({"type": "web_search"})).unwrap_err().to_string();
+        let error = serde_json::from_value::<ResponsesTool>(json!({"type": "web_search"})).unwrap_err().to_string();
         assert!(error.contains("web_search"), "{error}");
     }
 
     #[test]
     fn a_tool_choice_is_a_word_or_names_tools() {
-        let read = |value| serde_json::from_value::<ToolChoice>(value);
-        assert!(matches!(read(json!("required")), Ok(ToolChoice::Mode(Mode::Required))));
+        let read = |value| serde_json::from_value::<ResponsesToolChoice>(value);
+        assert!(matches!(read(json!("required")), Ok(ResponsesToolChoice::Mode(ResponsesToolMode::Required))));
         let named = read(json!({"type": "function", "name": "f"}));
-        assert!(matches!(named, Ok(ToolChoice::Named(NamedChoice::Function { .. }))));
+        assert!(matches!(named, Ok(ResponsesToolChoice::Named(ResponsesNamedChoice::Function { .. }))));
         assert!(read(json!("sometimes")).unwrap_err().to_string().contains("sometimes"));
         assert!(read(json!(7)).is_err());
     }

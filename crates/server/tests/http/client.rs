@@ -1,17 +1,31 @@
 //! A client without a socket.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use futures_util::StreamExt;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use server::App;
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 use crate::fixture;
+
+/// A test that waits for longer hangs, and fails.
+const DEADLINE: Duration = Duration::from_secs(100);
+
+/// Waits until the condition holds.
+pub async fn wait_until(condition: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let look = async {
+        while !holds().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, look).await.unwrap_or_else(|_| panic!("still waiting until {condition}"));
+}
 
 pub struct Client {
     router: Router,
@@ -47,13 +61,15 @@ impl Client {
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
-        self.router.clone().oneshot(request.body(body.into()).unwrap()).await.unwrap()
+        let response = self.router.clone().oneshot(request.body(body.into()).unwrap());
+        timeout(DEADLINE, response).await.expect("a response begins in time").unwrap()
     }
 
     pub async fn call(&self, method: Method, path: &str, body: impl Into<Body>) -> Answer {
         let response = self.send(method, path, body).await;
         let (parts, body) = response.into_parts();
-        Answer { status: parts.status, headers: parts.headers, bytes: body.collect().await.unwrap().to_bytes() }
+        let body = timeout(DEADLINE, body.collect()).await.expect("a response ends in time").unwrap();
+        Answer { status: parts.status, headers: parts.headers, bytes: body.to_bytes() }
     }
 
     pub async fn get(&self, path: &str) -> Answer {
@@ -77,14 +93,10 @@ impl Client {
     /// The events of a stream, which must end with `[DONE]`.
     pub async fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
         body["stream"] = true.into();
-        let response = self.send(Method::POST, path, body.to_string()).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(response.headers()["content-type"], "text/event-stream");
-        let mut text = String::new();
-        let mut frames = response.into_body().into_data_stream();
-        while let Some(bytes) = frames.next().await {
-            text += str::from_utf8(&bytes.unwrap()).unwrap();
-        }
+        let answer = self.call(Method::POST, path, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.headers["content-type"], "text/event-stream");
+        let text = answer.text();
         let mut events: Vec<&str> = text.split_terminator("\n\n").collect();
         assert_eq!(events.pop(), Some("data: [DONE]"), "{text}");
         let data = |event: &&str| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap();

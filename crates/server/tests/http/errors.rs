@@ -3,7 +3,7 @@ use engine::{EventKind, EventSink};
 use serde_json::{Value, json};
 use server::{App, Config, LoadStage, Progress};
 
-use crate::client::Client;
+use crate::client::{Client, wait_until};
 use crate::fixture;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -143,9 +143,7 @@ async fn a_server_whose_model_has_stopped_is_not_ready_and_says_so() {
     assert_eq!(client.get("/ready").await.status, StatusCode::OK);
     let _ticket =
         served.service.submit(engine::Request::greedy(vec![types::TokenId(1)], 1), Box::new(Mistake)).unwrap();
-    while client.get("/ready").await.status == StatusCode::OK {
-        tokio::task::yield_now().await;
-    }
+    wait_until("it is not ready", async || client.get("/ready").await.status != StatusCode::OK).await;
     assert_eq!(client.get("/ready").await.json()["state"], "failed");
     let (status, error) = client.error("/v1/completions", r#"{"prompt": "x"}"#).await;
     assert_eq!((status, &error["code"]), (503, &json!("model_failed")));

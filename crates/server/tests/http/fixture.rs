@@ -7,7 +7,7 @@ use engine::{Engine, EngineOptions, Executor, LocalExecutor, Service};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
-use server::{App, Config, LoadStage, Served};
+use server::{App, Config, LoadStage, ServedModel};
 use text::{GenerationDefaults, Tokenizer, TokenizerConfig};
 
 pub const MODEL: &str = "tiny-qwen3";
@@ -16,13 +16,13 @@ const LIMITS: Limits =
     Limits { step: StepLimits { rows: 256, sequences: 16, pages: 512 }, wanted: 64, kv_pages: 128, positions: 900 };
 
 /// A model that all tests may ask which do not count anything.
-pub fn shared() -> Arc<Served> {
-    static SERVED: OnceLock<Arc<Served>> = OnceLock::new();
+pub fn shared() -> Arc<ServedModel> {
+    static SERVED: OnceLock<Arc<ServedModel>> = OnceLock::new();
     Arc::clone(SERVED.get_or_init(|| Arc::new(fresh(EngineOptions::default()))))
 }
 
 /// A model of one's own, on one thread: tests run side by side.
-pub fn fresh(options: EngineOptions) -> Served {
+pub fn fresh(options: EngineOptions) -> ServedModel {
     fresh_on(options, |local| local)
 }
 
@@ -30,7 +30,7 @@ pub fn fresh(options: EngineOptions) -> Served {
 pub fn fresh_on<E: Executor + 'static>(
     options: EngineOptions,
     wrap: impl FnOnce(LocalExecutor<CpuBackend>) -> E,
-) -> Served {
+) -> ServedModel {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32");
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
@@ -43,7 +43,7 @@ pub fn fresh_on<E: Executor + 'static>(
     let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     let tokenizer = tokenizer.with_eos_ids(defaults.eos_ids.iter().copied());
     let template = config.template().transpose().unwrap();
-    Served::new(service, tokenizer, template, defaults).unwrap()
+    ServedModel::new(service, tokenizer, template, defaults).unwrap()
 }
 
 pub fn config() -> Config {
@@ -51,7 +51,7 @@ pub fn config() -> Config {
 }
 
 /// A server whose model is ready.
-pub fn ready(config: Config, served: Arc<Served>) -> Arc<App> {
+pub fn ready(config: Config, served: Arc<ServedModel>) -> Arc<App> {
     let app = App::new(config);
     app.set_stage(LoadStage::Ready(served));
     app

@@ -12,7 +12,7 @@ mod fixture;
 mod fragile;
 mod listen;
 mod messages;
-mod observe;
+mod monitoring;
 mod ranks;
 mod responses;
 mod structured;

@@ -6,15 +6,14 @@ use std::time::Duration;
 use axum::http::{Method, StatusCode};
 use engine::{EngineOptions, EngineStats};
 use serde_json::{Value, json};
-use server::Served;
-use tokio::time::timeout;
+use server::ServedModel;
 
-use crate::client::{Answer, Client, named_events};
+use crate::client::{Answer, Client, named_events, wait_until};
 use crate::fixture;
 use crate::fragile::{Fragile, Switch, WHY};
 
 /// A server whose requests wait for lost ranks as long as `rebuild_timeout`.
-fn fragile(rebuild_timeout: Duration) -> (Client, Arc<Served>, Switch) {
+fn fragile(rebuild_timeout: Duration) -> (Client, Arc<ServedModel>, Switch) {
     let switch = Switch::default();
     let options = EngineOptions { rebuild_timeout, ..EngineOptions::default() };
     let served = Arc::new(fixture::fresh_on(options, |local| Fragile::new(local, &switch)));
@@ -23,16 +22,13 @@ fn fragile(rebuild_timeout: Duration) -> (Client, Arc<Served>, Switch) {
 
 /// What `/ready` says once it says `status`.
 async fn until_ready_says(client: &Client, status: StatusCode) -> Answer {
-    let look = async {
-        loop {
-            let answer = client.get("/ready").await;
-            if answer.status == status {
-                return answer;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(WATCHDOG, look).await.expect("it comes to say so")
+    let mut answer = client.get("/ready").await;
+    wait_until("/ready has the status", async || {
+        answer = client.get("/ready").await;
+        answer.status == status
+    })
+    .await;
+    answer
 }
 
 /// Mends what is lost once everybody knows of it, and waits until that is known too.
@@ -43,18 +39,11 @@ async fn recover(client: &Client, switch: &Switch) {
 }
 
 /// Mends what is lost as soon as the engine shows that it noticed.
-async fn mend_when(served: &Served, switch: &Switch, noticed: impl Fn(&EngineStats) -> bool) {
-    let look = async {
-        while !noticed(&served.service.stats()) {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(WATCHDOG, look).await.expect("the engine notices");
+async fn mend_when(served: &ServedModel, switch: &Switch, noticed: impl Fn(&EngineStats) -> bool) {
+    wait_until("the engine notices the loss", async || noticed(&served.service.stats())).await;
     switch.mend();
 }
 
-/// What takes longer hangs.
-const WATCHDOG: Duration = Duration::from_secs(100);
 const LONG: Duration = Duration::from_secs(3600);
 
 #[tokio::test]

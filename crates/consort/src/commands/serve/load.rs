@@ -11,7 +11,7 @@ use cluster::memory_available;
 use engine::{Engine, EngineOptions, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::PAGE_TOKENS;
 use model::{Checkpoint, Footprint};
-use server::{App, LoadStage, Progress, Served};
+use server::{App, LoadStage, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -74,7 +74,7 @@ pub fn in_background(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<an
     Ok(())
 }
 
-fn load(serve: &ServeArgs, app: &App) -> Result<Served> {
+fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
     let tell = |doing: &str, done: usize, total: usize| {
         let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
         app.set_stage(LoadStage::Loading(progress));
@@ -109,7 +109,7 @@ fn load(serve: &ServeArgs, app: &App) -> Result<Served> {
     let engine = Engine::with_options(loaded.into_executor(), options);
     let service = Service::start(engine).context("start the engine's thread")?;
     let Language { tokenizer, defaults, template } = language;
-    let mut served = Served::new(service, tokenizer, template, defaults)?;
+    let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
     served.memory_bytes = weights as u64 + kv_bytes;
     Ok(served)
 }

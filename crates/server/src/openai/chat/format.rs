@@ -1,4 +1,4 @@
-//! `response_format`: what an answer must look like.
+//! `response_format`: the form that the output must have.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -12,7 +12,7 @@ pub const MESSAGES_MAX: usize = 8192;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatMessage {
-    pub role: Role,
+    pub role: ChatRole,
     pub content: Option<MessageContent>,
     /// Who speaks, where several have the same role
     pub name: Option<String>,
@@ -26,7 +26,8 @@ pub struct ChatMessage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+#[schema(as = Role)]
+pub enum ChatRole {
     System,
     Developer,
     User,
@@ -68,24 +69,28 @@ pub fn messages(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() || messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("there must be 1 to {MESSAGES_MAX} messages")));
     }
-    messages.into_iter().enumerate().map(|(index, message)| message.into_inner(&format!("messages[{index}]"))).collect()
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(index, message)| message.into_message(&format!("messages[{index}]")))
+        .collect()
 }
 
 impl ChatMessage {
-    fn into_inner(self, at: &str) -> Result<Message, ApiError> {
+    fn into_message(self, at: &str) -> Result<Message, ApiError> {
         let calls = self.tool_calls.unwrap_or_default();
         let is_empty = self.content.is_none();
-        if is_empty && (self.role != Role::Assistant || (calls.is_empty() && self.reasoning_content.is_none())) {
+        if is_empty && (self.role != ChatRole::Assistant || (calls.is_empty() && self.reasoning_content.is_none())) {
             return Err(ApiError::invalid(format!("{at}.content"), "the message is empty").code("missing_content"));
         }
-        if !calls.is_empty() && self.role != Role::Assistant {
+        if !calls.is_empty() && self.role != ChatRole::Assistant {
             return Err(ApiError::invalid(format!("{at}.tool_calls"), "only the assistant calls tools"));
         }
         let content = match self.content {
             None => Content::None,
             Some(MessageContent::Text(text)) => Content::Text(text),
             Some(MessageContent::Parts(parts)) => {
-                let part = |(index, part): (usize, ContentPart)| part.into_inner(&format!("{at}.content[{index}]"));
+                let part = |(index, part): (usize, ContentPart)| part.into_json(&format!("{at}.content[{index}]"));
                 Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
             }
         };
@@ -98,7 +103,7 @@ impl ChatMessage {
             }
         }
         if !calls.is_empty() {
-            let call = |(index, call): (usize, CallMade)| call.into_inner(&format!("{at}.tool_calls[{index}]"));
+            let call = |(index, call): (usize, CallMade)| call.into_json(&format!("{at}.tool_calls[{index}]"));
             let calls: Vec<_> = calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?;
             extra.insert("tool_calls".to_owned(), calls.into());
         }
@@ -106,7 +111,7 @@ impl ChatMessage {
     }
 }
 
-impl Role {
+impl ChatRole {
     fn name(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -119,7 +124,7 @@ impl Role {
 }
 
 impl ContentPart {
-    fn into_inner(self, at: &str) -> Result<Value, ApiError> {
+    fn into_json(self, at: &str) -> Result<Value, ApiError> {
         let text = match self.r#type.as_str() {
             "text" => self.text,
             "refusal" => self.refusal,
@@ -134,7 +139,7 @@ impl ContentPart {
 }
 
 impl CallMade {
-    fn into_inner(self, at: &str) -> Result<Value, ApiError> {
+    fn into_json(self, at: &str) -> Result<Value, ApiError> {
         let arguments = match self.function.arguments.as_deref().map(str::trim) {
             None | Some("") => "{}".to_owned(),
             Some(json) => {

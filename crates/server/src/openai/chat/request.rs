@@ -1,4 +1,4 @@
-//! The body of `/v1/chat/completions`, and how it becomes an [`Ask`].
+//! The body of `/v1/chat/completions`, and how it becomes a [`GenerationRequest`].
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -6,10 +6,10 @@ use utoipa::ToSchema;
 
 use super::format::ResponseFormat;
 use super::message::{ChatMessage, messages};
-use super::tool::{Tool, ToolChoiceField, tool_choice, tools};
-use crate::answer::{Ask, Chat, Input, Turn};
+use super::tool::{ChatTool, ToolChoiceField, tool_choice, tools};
 use crate::error::ApiError;
-use crate::openai::generation::generation_request;
+use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding};
+use crate::openai::common_fields::generation_request;
 
 generation_request! {
     /// A conversation to go on with. Fields that are not listed here are ignored.
@@ -30,7 +30,7 @@ generation_request! {
         pub top_logprobs: Option<usize>,
         pub response_format: Option<ResponseFormat>,
         #[schema(max_items = 512)]
-        pub tools: Option<Vec<Tool>>,
+        pub tools: Option<Vec<ChatTool>>,
         pub tool_choice: Option<ToolChoiceField>,
         /// Whether one answer may call more than one tool; true by default
         pub parallel_tool_calls: Option<bool>,
@@ -64,36 +64,36 @@ generation_request! {
 }
 
 impl ChatRequest {
-    pub fn into_ask(mut self) -> Result<Ask, ApiError> {
+    pub fn into_generation_request(mut self) -> Result<GenerationRequest, ApiError> {
         self.refuse_unsupported()?;
         let tools = tools(self.tools.take().unwrap_or_default())?;
-        let mut ask = Ask::new(Input::Chat(Chat {
+        let mut request = GenerationRequest::new(GenerationInput::Chat(ChatInput {
             messages: messages(std::mem::take(&mut self.messages))?,
             tool_choice: tool_choice(self.tool_choice.take(), &tools)?,
             tools,
             one_call_only: !self.parallel_tool_calls.unwrap_or(true),
             template_args: self.template_args(),
-            turn: turn(self.add_generation_prompt, self.continue_final_message)?,
+            ending: prompt_ending(self.add_generation_prompt, self.continue_final_message)?,
         }));
-        self.generation(&mut ask)?;
+        self.apply_common_fields(&mut request)?;
         if let Some(format) = self.response_format.take() {
             let format = format.grammar()?;
-            if format.is_some() && ask.grammar.is_some() {
+            if format.is_some() && request.grammar.is_some() {
                 let message = "response_format and vLLM's structured outputs exclude each other";
                 return Err(ApiError::invalid("response_format", message));
             }
-            ask.grammar = ask.grammar.or(format);
+            request.grammar = request.grammar.or(format);
         }
-        ask.tokens_max = self.max_completion_tokens.or(self.max_tokens).map(|tokens| tokens as usize);
-        if ask.tokens_max == Some(0) {
+        request.tokens_max = self.max_completion_tokens.or(self.max_tokens).map(|tokens| tokens as usize);
+        if request.tokens_max == Some(0) {
             return Err(ApiError::invalid("max_completion_tokens", "an answer has at least one token"));
         }
-        ask.logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+        request.logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Some(top.unwrap_or(0)),
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true")),
         };
-        Ok(ask)
+        Ok(request)
     }
 
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
@@ -123,15 +123,18 @@ impl ChatRequest {
     }
 }
 
-/// Where the answer begins.
-pub fn turn(add_generation_prompt: Option<bool>, continue_final_message: Option<bool>) -> Result<Turn, ApiError> {
+/// What the rendered prompt ends with.
+pub fn prompt_ending(
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+) -> Result<PromptEnding, ApiError> {
     match (continue_final_message.unwrap_or(false), add_generation_prompt) {
         (true, Some(true)) => {
             let message = "an answer cannot both continue the last message and begin a new one";
             Err(ApiError::invalid("continue_final_message", message))
         }
-        (true, _) => Ok(Turn::Continued),
-        (false, Some(false)) => Ok(Turn::Open),
-        (false, _) => Ok(Turn::New),
+        (true, _) => Ok(PromptEnding::ContinueFinalMessage),
+        (false, Some(false)) => Ok(PromptEnding::None),
+        (false, _) => Ok(PromptEnding::GenerationPrompt),
     }
 }

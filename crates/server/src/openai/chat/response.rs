@@ -1,4 +1,4 @@
-//! A chat completion, whole.
+//! The response of `/v1/chat/completions`.
 
 use engine::Logprobs;
 use serde::Serialize;
@@ -6,8 +6,8 @@ use text::Tokenizer;
 use types::TokenId;
 use utoipa::ToSchema;
 
-use crate::answer::{Finish, Reply, Token, Usage};
-use crate::identity;
+use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, OutputBlock, ScoredToken};
+use crate::ids;
 use crate::openai::usage::UsageBody;
 
 #[derive(Serialize, ToSchema)]
@@ -43,11 +43,12 @@ pub struct AnswerMessage {
     pub reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
-    pub tool_calls: Vec<Call>,
+    pub tool_calls: Vec<ChatToolCall>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Call {
+#[schema(as = Call)]
+pub struct ChatToolCall {
     pub id: String,
     /// Always `function`
     #[schema(value_type = String)]
@@ -84,47 +85,32 @@ pub struct TopLogprob {
     pub bytes: Vec<u8>,
 }
 
-impl ChatCompletion {
-    pub fn new(model: &str, tokenizer: &Tokenizer, replies: Vec<Reply>, usage: Usage, logprobs: bool) -> Self {
-        let choice = |(index, reply): (usize, Reply)| ChatChoice {
-            index,
-            logprobs: logprobs.then(|| LogprobsBody::new(tokenizer, &reply.tokens)),
-            finish_reason: finish_reason(reply.finish.as_ref()),
-            message: AnswerMessage::from(reply),
+impl From<ChoiceOutput> for AnswerMessage {
+    fn from(output: ChoiceOutput) -> Self {
+        let (text, reasoning) = (output.text(BlockKind::Text), output.text(BlockKind::Reasoning));
+        let call = |OutputBlock { kind, text, .. }: OutputBlock| match kind {
+            BlockKind::ToolCall { name } => Some(ChatToolCall {
+                id: call_id(),
+                r#type: "function",
+                function: CalledFunction { name, arguments: text },
+            }),
+            BlockKind::Text | BlockKind::Reasoning => None,
         };
-        Self {
-            id: identity::fresh("chatcmpl-"),
-            object: "chat.completion",
-            created: identity::unix_now(),
-            model: model.to_owned(),
-            choices: replies.into_iter().enumerate().map(choice).collect(),
-            usage: usage.into(),
-        }
-    }
-}
-
-impl From<Reply> for AnswerMessage {
-    fn from(reply: Reply) -> Self {
-        let call = |call: crate::answer::ToolCall| Call {
-            id: call_id(),
-            r#type: "function",
-            function: CalledFunction { name: call.name, arguments: call.arguments },
-        };
-        // A message that only calls has no content, as OpenAI's have none.
-        let content = (!reply.text.is_empty() || reply.calls.is_empty()).then_some(reply.text);
+        let tool_calls: Vec<_> = output.blocks.into_iter().filter_map(call).collect();
         Self {
             role: "assistant",
-            content,
+            // A message that only calls tools has no content, as OpenAI's have none.
+            content: (!text.is_empty() || tool_calls.is_empty()).then_some(text),
             refusal: None,
-            reasoning_content: (!reply.reasoning.is_empty()).then_some(reply.reasoning),
-            tool_calls: reply.calls.into_iter().map(call).collect(),
+            reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
+            tool_calls,
         }
     }
 }
 
 impl LogprobsBody {
-    pub fn new(tokenizer: &Tokenizer, tokens: &[Token]) -> Self {
-        let content = tokens.iter().filter_map(|Token { id, logprobs }| {
+    pub fn new(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Self {
+        let content = tokens.iter().filter_map(|ScoredToken { id, logprobs }| {
             let Logprobs { chosen, top } = logprobs.as_ref()?;
             let best = |&(id, logprob): &(TokenId, f32)| {
                 let (token, bytes) = spelled(tokenizer, id);
@@ -137,20 +123,20 @@ impl LogprobsBody {
     }
 }
 
-/// A token as text and as bytes. Structure such as `<|im_end|>` has its name.
+/// A token as text and as bytes. Special tokens such as `<|im_end|>` have their names.
 fn spelled(tokenizer: &Tokenizer, id: TokenId) -> (String, Vec<u8>) {
     let bytes = tokenizer.token_bytes(id).to_vec();
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
 }
 
 pub fn call_id() -> String {
-    identity::fresh("call_")
+    ids::new_id("call_")
 }
 
-pub fn finish_reason(finish: Option<&Finish>) -> &'static str {
+pub fn finish_reason(finish: &ChoiceFinish) -> &'static str {
     match finish {
-        Some(Finish::Length) => "length",
-        Some(Finish::ToolCalls) => "tool_calls",
-        Some(Finish::Stop | Finish::StopString(_)) | None => "stop",
+        ChoiceFinish::Length => "length",
+        ChoiceFinish::ToolCalls => "tool_calls",
+        ChoiceFinish::Stop | ChoiceFinish::StopString(_) => "stop",
     }
 }

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use text::ToolChoice;
 use utoipa::ToSchema;
 
-use crate::answer::ToolChoice;
 use crate::error::ApiError;
 
 /// The most tools of one request, and the longest name.
@@ -14,10 +14,11 @@ pub const TOOLS_MAX: usize = 512;
 const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug, Deserialize, ToSchema)]
-pub struct Tool {
+#[schema(as = Tool)]
+pub struct ChatTool {
     /// Always `function`
     pub r#type: ToolType,
-    pub function: Function,
+    pub function: ChatFunction,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -27,7 +28,8 @@ pub enum ToolType {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-pub struct Function {
+#[schema(as = Function)]
+pub struct ChatFunction {
     #[schema(min_length = 1, max_length = 256)]
     pub name: String,
     pub description: Option<String>,
@@ -65,14 +67,14 @@ pub struct NamedFunction {
 }
 
 /// The tools in the inner form, checked.
-pub fn tools(tools: Vec<Tool>) -> Result<Vec<Value>, ApiError> {
+pub fn tools(tools: Vec<ChatTool>) -> Result<Vec<Value>, ApiError> {
     if tools.len() > TOOLS_MAX {
         return Err(ApiError::invalid("tools", format!("there are more than {TOOLS_MAX} tools")));
     }
     let mut names = HashSet::new();
-    let check = |(index, Tool { r#type: ToolType::Function, function }): (usize, Tool)| {
+    let check = |(index, ChatTool { r#type: ToolType::Function, function }): (usize, ChatTool)| {
         let at = format!("tools[{index}].function.name");
-        let Function { name, description, parameters, strict } = function;
+        let ChatFunction { name, description, parameters, strict } = function;
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(ApiError::invalid(at, "the name of a tool is a word of at most 256 bytes"));
         }

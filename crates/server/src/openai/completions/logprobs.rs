@@ -5,7 +5,7 @@ use text::Tokenizer;
 use types::TokenId;
 use utoipa::ToSchema;
 
-use crate::answer::Token;
+use crate::generation::ScoredToken;
 
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
@@ -13,7 +13,7 @@ pub struct CompletionLogprobs {
     /// Null for the first token of a prompt: nothing comes before it
     pub token_logprobs: Vec<Option<f32>>,
     #[schema(value_type = Vec<Option<std::collections::HashMap<String, f32>>>)]
-    pub top_logprobs: Vec<Option<Top>>,
+    pub top_logprobs: Vec<Option<TopLogprobs>>,
     /// Where each token begins in the text, in characters
     pub text_offset: Vec<usize>,
 }
@@ -22,9 +22,9 @@ pub struct CompletionLogprobs {
 ///
 /// The numbers are written as those of `token_logprobs` are, so that equal ones look equal: lm-eval compares them.
 #[derive(Debug, Default)]
-pub struct Top(Vec<(String, f32)>);
+pub struct TopLogprobs(Vec<(String, f32)>);
 
-impl Top {
+impl TopLogprobs {
     fn add(&mut self, text: String, logprob: f32) {
         if self.0.iter().all(|(other, _)| *other != text) {
             self.0.push((text, logprob));
@@ -32,29 +32,29 @@ impl Top {
     }
 }
 
-impl Serialize for Top {
+impl Serialize for TopLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
     }
 }
 
-/// How far the text is.
+/// Where the next token begins in the text.
 #[derive(Debug, Default)]
-pub struct Offsets {
+pub struct TextOffset {
     characters: usize,
 }
 
 impl CompletionLogprobs {
-    pub fn extend(&mut self, tokenizer: &Tokenizer, tokens: &[Token], offsets: &mut Offsets) {
-        for Token { id, logprobs } in tokens {
+    pub fn extend(&mut self, tokenizer: &Tokenizer, tokens: &[ScoredToken], offset: &mut TextOffset) {
+        for ScoredToken { id, logprobs } in tokens {
             let text = spelled(tokenizer, *id);
-            self.text_offset.push(offsets.characters);
-            offsets.characters += started_characters(tokenizer.token_bytes(*id));
+            self.text_offset.push(offset.characters);
+            offset.characters += started_characters(tokenizer.token_bytes(*id));
             self.token_logprobs.push(logprobs.as_ref().map(|logprobs| logprobs.chosen));
             self.top_logprobs.push(logprobs.as_ref().map(|logprobs| {
-                let mut top = Top::default();
+                let mut top = TopLogprobs::default();
                 logprobs.top.iter().for_each(|&(id, logprob)| top.add(spelled(tokenizer, id), logprob));
-                // The chosen token is always among them, as OpenAI's is: a reader can see whether it was the likeliest.
+                // The chosen token is always among them, as in OpenAI's API: a client can see whether it was the likeliest.
                 top.add(text.clone(), logprobs.chosen);
                 top
             }));
@@ -63,7 +63,7 @@ impl CompletionLogprobs {
     }
 }
 
-/// A token as text; one that is no text by itself as its bytes, so that two such tokens stay apart.
+/// A token as text, or as escaped bytes where these are not UTF-8, so that different tokens stay different.
 fn spelled(tokenizer: &Tokenizer, id: TokenId) -> String {
     let bytes = tokenizer.token_bytes(id);
     match str::from_utf8(bytes) {
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn of_two_tokens_with_one_text_the_likelier_is_told() {
-        let mut top = Top::default();
+        let mut top = TopLogprobs::default();
         [("a", -0.1), ("b", -2.5), ("a", -7.0)]
             .into_iter()
             .for_each(|(text, logprob)| top.add(text.to_owned(), logprob));

@@ -1,14 +1,14 @@
-//! The body of `/v1/completions`, and how it becomes an [`Ask`].
+//! The body of `/v1/completions`, and how it becomes a [`GenerationRequest`].
 
 use serde::Deserialize;
 use types::TokenId;
 use utoipa::ToSchema;
 
-use crate::answer::{Ask, CHOICES_MAX, Input, Prompt};
 use crate::error::ApiError;
-use crate::openai::generation::generation_request;
+use crate::generation::{CHOICES_MAX, GenerationInput, GenerationRequest, Prompt};
+use crate::openai::common_fields::generation_request;
 
-/// The length of an answer when nothing is said, as OpenAI has it.
+/// OpenAI's default of `max_tokens`.
 const TOKENS_DEFAULT: usize = 16;
 
 generation_request! {
@@ -58,7 +58,7 @@ impl PromptField {
 }
 
 impl CompletionRequest {
-    pub fn into_ask(mut self) -> Result<Ask, ApiError> {
+    pub fn into_generation_request(mut self) -> Result<GenerationRequest, ApiError> {
         if self.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::unsupported("suffix", "texts are continued, not filled in"));
         }
@@ -66,18 +66,18 @@ impl CompletionRequest {
             return Err(ApiError::unsupported("best_of", "all answers are given: use `n`"));
         }
         let prompt = std::mem::replace(&mut self.prompt, PromptField::Texts(Vec::new()));
-        let mut ask = Ask::new(Input::Prompts(prompt.into_prompts("prompt")?));
-        self.generation(&mut ask)?;
+        let mut request = GenerationRequest::new(GenerationInput::Prompts(prompt.into_prompts("prompt")?));
+        self.apply_common_fields(&mut request)?;
         let echo = self.echo.unwrap_or(false);
-        ask.tokens_max = Some(self.max_tokens.map_or(TOKENS_DEFAULT, |tokens| tokens as usize));
-        if ask.tokens_max == Some(0) && !echo {
+        request.tokens_max = Some(self.max_tokens.map_or(TOKENS_DEFAULT, |tokens| tokens as usize));
+        if request.tokens_max == Some(0) && !echo {
             return Err(ApiError::invalid(
                 "max_tokens",
                 "an answer has at least one token, unless its prompt is echoed",
             ));
         }
-        ask.logprobs = self.logprobs;
-        ask.prompt_logprobs = self.logprobs.filter(|_| echo);
-        Ok(ask)
+        request.logprobs = self.logprobs;
+        request.prompt_logprobs = self.logprobs.filter(|_| echo);
+        Ok(request)
     }
 }

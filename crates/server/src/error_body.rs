@@ -1,0 +1,48 @@
+//! The bodies of error responses: the one place that writes them, for handlers, middleware and the router alike.
+
+use axum::Json;
+use axum::extract::Request;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::error::{ApiError, ApiErrorKind};
+
+/// Middleware that writes the body of each error in the format of the API that was called, also for errors of the router
+/// itself (no such path, no such method).
+pub async fn write(request: Request, next: Next) -> Response {
+    let anthropic = request.uri().path().starts_with("/v1/messages");
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let error = response.extensions_mut().remove::<ApiError>();
+    let error = error.or_else(|| match response.status() {
+        StatusCode::METHOD_NOT_ALLOWED => {
+            Some(ApiError::new(ApiErrorKind::MethodNotAllowed, format!("{path} does not take {method}")))
+        }
+        StatusCode::NOT_FOUND if !response.headers().contains_key(CONTENT_TYPE) => {
+            Some(ApiError::new(ApiErrorKind::NotFound, format!("there is nothing at {path}")).code("unknown_url"))
+        }
+        _ => None,
+    });
+    let Some(error) = error else { return response };
+    let mut written = match anthropic {
+        true => (error.status(), Json(error.messages_body())).into_response(),
+        false => (error.status(), Json(error.openai_body())).into_response(),
+    };
+    let headers = written.headers_mut();
+    // Keeps the headers of the original response, such as `Allow`.
+    for (name, value) in response.headers() {
+        if !headers.contains_key(name) && name != axum::http::header::CONTENT_LENGTH {
+            headers.insert(name, value.clone());
+        }
+    }
+    if let Some(wait) = error.retry_after {
+        let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if error.kind == ApiErrorKind::Authentication {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    written
+}

@@ -1,0 +1,260 @@
+//! Generations: from the inner form of a request to a stream of events, whichever API it came through.
+//!
+//! [`Generation::start`] encodes the prompt, hands it to the engine and waits until the engine has accepted it, so that a
+//! refused request still gets an HTTP status. Then [`Generation::next`] gives events as the model generates. Dropping the
+//! generation cancels what still runs.
+
+mod constraint;
+mod decoder;
+mod embed;
+mod output;
+mod prompt;
+mod request;
+mod sink;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use engine::{EventKind, FinishReason, Sampled, TenantId};
+use text::Delta;
+use tokio::sync::mpsc::{Receiver, channel};
+use tracing::{Span, info};
+use types::TokenId;
+
+pub use embed::{EmbeddingOutput, embed};
+pub use output::{BlockKind, ChoiceOutput, OutputBlock};
+pub use prompt::{chat_tokens, text_tokens};
+pub use request::{
+    CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding, SamplingOverrides,
+};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::served_model::ServedModel;
+use decoder::ChoiceDecoder;
+use sink::{ChannelSink, EVENTS_MAX};
+
+/// An event of one choice.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GenerationEvent {
+    /// The prompt is computed. Its tokens, if their log probabilities were asked for; the first token has none.
+    Prefilled { prompt: Vec<ScoredToken> },
+    /// New output as far as it is certain, and new tokens if their log probabilities were asked for. Either may be empty.
+    Delta { deltas: Vec<Delta>, tokens: Vec<ScoredToken> },
+    /// The last event of this choice.
+    Finished(ChoiceFinish),
+}
+
+/// A token, with the log probabilities that were asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    pub id: TokenId,
+    pub logprobs: Option<engine::Logprobs>,
+}
+
+impl From<Sampled> for ScoredToken {
+    fn from(Sampled { token, logprobs }: Sampled) -> Self {
+        Self { id: token, logprobs }
+    }
+}
+
+/// Why a choice ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ChoiceFinish {
+    /// The model ended it.
+    #[default]
+    Stop,
+    /// This stop string came; it is not part of the output.
+    StopString(String),
+    /// The token limit or the context is reached.
+    Length,
+    /// The model waits for the results of its tool calls.
+    ToolCalls,
+}
+
+/// Tokens of a request, all choices together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were found in the prefix cache.
+    pub cached_tokens: usize,
+    pub completion_tokens: usize,
+    /// Completion tokens that were reasoning.
+    pub reasoning_tokens: usize,
+}
+
+impl Usage {
+    pub fn total_tokens(&self) -> usize {
+        self.prompt_tokens + self.completion_tokens
+    }
+}
+
+/// A generation in progress.
+pub struct Generation {
+    events: Receiver<(usize, EventKind)>,
+    /// Set when the channel of events was full.
+    overrun: Arc<AtomicBool>,
+    choices: Vec<ChoiceDecoder>,
+    choices_per_prompt: usize,
+    ready: VecDeque<(usize, GenerationEvent)>,
+    accepted: usize,
+    finished: usize,
+    usage: Usage,
+    failed: bool,
+    /// The span of the HTTP request. The generation may outlive the handler's call.
+    span: Span,
+    started: Instant,
+}
+
+impl Generation {
+    /// Encodes the prompt and submits it to the engine.
+    pub async fn start(
+        app: &App,
+        model: Arc<ServedModel>,
+        request: GenerationRequest,
+        tenant: TenantId,
+    ) -> Result<Self, ApiError> {
+        let choices_per_prompt = request.choices.max(1);
+        let prepared = {
+            let model = Arc::clone(&model);
+            prompt::run_blocking(move || prompt::prepare(&model, request, tenant)).await?
+        };
+        let (sender, events) = channel(EVENTS_MAX);
+        let mut generation = Self {
+            events,
+            overrun: Arc::default(),
+            choices: Vec::with_capacity(prepared.len()),
+            choices_per_prompt,
+            ready: VecDeque::new(),
+            accepted: 0,
+            finished: 0,
+            usage: Usage::default(),
+            failed: true,
+            span: Span::current(),
+            started: Instant::now(),
+        };
+        for (index, (request, mut decoder)) in prepared.into_iter().enumerate() {
+            if generation.is_first_of_prompt(index) {
+                generation.usage.prompt_tokens += request.prompt.len();
+            }
+            let timer = app.metrics().request(request.prompt.len());
+            let completed = timer.completed();
+            let sink = ChannelSink::new(index, sender.clone(), Arc::clone(&generation.overrun), timer);
+            decoder.run(model.service.submit(request, Box::new(sink))?, completed);
+            generation.choices.push(decoder);
+        }
+        drop(sender);
+        while generation.accepted < generation.choices.len() {
+            generation.receive().await?;
+        }
+        generation.failed = false;
+        Ok(generation)
+    }
+
+    /// Tokens so far; final when all choices have finished.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The next event, and of which choice. `None` when all choices have finished; nothing follows an error.
+    pub async fn next(&mut self) -> Option<Result<(usize, GenerationEvent), ApiError>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            if self.failed || self.finished == self.choices.len() {
+                return None;
+            }
+            if let Err(error) = self.receive().await {
+                self.failed = true;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// Waits for the end: the output of each choice.
+    pub async fn collect(mut self) -> Result<(Vec<ChoiceOutput>, Usage), ApiError> {
+        let mut outputs: Vec<_> = self.choices.iter().map(|_| ChoiceOutput::default()).collect();
+        while let Some(event) = self.next().await {
+            let (choice, event) = event?;
+            outputs[choice].push(event);
+        }
+        Ok((outputs, self.usage()))
+    }
+
+    /// Takes one event from the engine, and queues the events that it becomes.
+    async fn receive(&mut self) -> Result<(), ApiError> {
+        let Some((index, event)) = self.events.recv().await else {
+            let overrun = self.overrun.load(Ordering::Relaxed);
+            let reason = if overrun { "the answer was not read for too long" } else { "the engine has ended" };
+            return Err(ApiError::internal(reason));
+        };
+        let first_of_prompt = self.is_first_of_prompt(index);
+        let decoder = &mut self.choices[index];
+        if decoder.has_ended() {
+            return Ok(());
+        }
+        match event {
+            EventKind::Accepted => self.accepted += 1,
+            EventKind::Refused(error) => return Err(error.into()),
+            EventKind::Prefilled { cached_tokens, prompt_logprobs } => {
+                if first_of_prompt {
+                    self.usage.cached_tokens += cached_tokens;
+                }
+                let prompt = decoder.prompt_tokens(prompt_logprobs);
+                self.ready.push_back((index, GenerationEvent::Prefilled { prompt }));
+            }
+            EventKind::Token(sampled) => {
+                let (delta, finish) = decoder.token(sampled);
+                self.usage.completion_tokens += 1;
+                self.usage.reasoning_tokens += usize::from(decoder.is_reasoning());
+                self.ready.extend(delta.map(|delta| (index, delta)));
+                self.finish(index, finish);
+            }
+            EventKind::Finished(finished) => {
+                let (finish, end) = match finished.reason {
+                    FinishReason::Eos(sampled) => (ChoiceFinish::Stop, Some(sampled)),
+                    FinishReason::Complete => (ChoiceFinish::Stop, None),
+                    FinishReason::Length | FinishReason::Context => (ChoiceFinish::Length, None),
+                    FinishReason::Cancelled => return Err(ApiError::shutting_down()),
+                    FinishReason::Failed(failure) => return Err(failure.into()),
+                };
+                let delta = decoder.finish(end);
+                self.ready.extend(delta.map(|delta| (index, delta)));
+                self.finish(index, Some(finish));
+            }
+            EventKind::Embedding(_) => return Err(ApiError::internal("an embedding where text was asked for")),
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, index: usize, finish: Option<ChoiceFinish>) {
+        let Some(finish) = finish else { return };
+        let decoder = &mut self.choices[index];
+        let finish =
+            if finish == ChoiceFinish::Stop && decoder.has_called() { ChoiceFinish::ToolCalls } else { finish };
+        decoder.stop();
+        self.finished += 1;
+        self.ready.push_back((index, GenerationEvent::Finished(finish)));
+    }
+
+    fn is_first_of_prompt(&self, index: usize) -> bool {
+        index.is_multiple_of(self.choices_per_prompt)
+    }
+}
+
+impl Drop for Generation {
+    /// Logs one line for each generation, however it ended.
+    fn drop(&mut self) {
+        let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = self.usage;
+        let ended = match (self.failed, self.finished == self.choices.len()) {
+            (true, _) => "failed",
+            (false, true) => "complete",
+            (false, false) => "cancelled",
+        };
+        let ms = self.started.elapsed().as_millis();
+        info!(parent: &self.span, ended, prompt_tokens, cached_tokens, completion_tokens, ms, "answer");
+    }
+}

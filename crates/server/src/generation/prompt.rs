@@ -1,0 +1,190 @@
+//! From a [`GenerationRequest`] to requests for the engine: renders the template, encodes the text, compiles the grammar.
+
+use std::sync::Arc;
+
+use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
+use serde_json::Value;
+use text::{Grammar, RenderOptions, ReplyParser, SpecialTokens, StopStrings, TemplateError, Tool, ToolChoice};
+use types::TokenId;
+
+use super::constraint::GrammarConstraint;
+use super::decoder::ChoiceDecoder;
+use super::request::{CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding};
+use crate::error::ApiError;
+use crate::served_model::ServedModel;
+
+/// An engine request and a decoder for each choice, prompt after prompt.
+pub(super) fn prepare(
+    model: &ServedModel,
+    request: GenerationRequest,
+    tenant: TenantId,
+) -> Result<Vec<(Request, ChoiceDecoder)>, ApiError> {
+    let input = EncodedInput::new(model, request.input, request.grammar)?;
+    if request.choices == 0 || input.prompts.len().saturating_mul(request.choices) > CHOICES_MAX {
+        return Err(ApiError::invalid("n", format!("there must be 1 to {CHOICES_MAX} choices")));
+    }
+    let stops = StopStrings::new(request.stop);
+    let stops = stops.map_err(|error| ApiError::invalid("stop", error.to_string()))?;
+    let model_eos: &[TokenId] = if request.ignore_eos { &[] } else { model.tokenizer.eos_ids() };
+    let eos: Arc<[TokenId]> = model_eos.iter().chain(&request.stop_tokens).copied().collect();
+    let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
+    let special = if request.show_special { SpecialTokens::Show } else { SpecialTokens::Hide };
+    let mut prepared = Vec::with_capacity(input.prompts.len() * request.choices);
+    for prompt in &input.prompts {
+        for index in 0..request.choices {
+            let detokenizer = model.tokenizer.detokenizer(special);
+            let mut decoder = match &input.reply {
+                // As in OpenAI's completions: a request for one token gets one log probability, also where that token ends the text.
+                None => ChoiceDecoder::new(detokenizer, stops.clone(), None).with_end_token(true),
+                Some(reply) => {
+                    let parser = ReplyParser::new(&model.format, Arc::clone(&reply.tools)).after_prompt(&reply.prompt);
+                    ChoiceDecoder::new(detokenizer.showing(model.markers.clone()), stops.clone(), Some(parser))
+                        .with_reasoning(model.format.opens_reasoning(&reply.prompt))
+                        .with_one_call_only(reply.one_call_only)
+                }
+            };
+            if request.logprobs.is_some() {
+                decoder = decoder.with_tokens();
+            }
+            if request.prompt_logprobs.is_some() {
+                decoder = decoder.with_prompt(prompt.clone());
+            }
+            let engine_request = Request {
+                prompt: prompt.clone(),
+                sampling: request.sampling.params(&model.defaults, request.logprobs, seed.wrapping_add(index as u64)),
+                tokens_max: request.tokens_max.unwrap_or(usize::MAX),
+                tokens_min: request.tokens_min,
+                eos: Arc::clone(&eos),
+                tenant,
+                constraint: input.constraint(model)?,
+                prompt_logprobs: request.prompt_logprobs,
+                kind: RequestKind::Generate,
+            };
+            prepared.push((engine_request, decoder));
+        }
+    }
+    Ok(prepared)
+}
+
+/// A request's input as tokens, and what its output is constrained and parsed by.
+struct EncodedInput {
+    prompts: Vec<Vec<TokenId>>,
+    grammar: Option<Grammar>,
+    /// None: all output is text.
+    reply: Option<ReplyContext>,
+}
+
+/// What the decoder of a chat's output needs.
+struct ReplyContext {
+    prompt: String,
+    tools: Arc<[Tool]>,
+    one_call_only: bool,
+}
+
+impl EncodedInput {
+    fn new(model: &ServedModel, input: GenerationInput, grammar: Option<Grammar>) -> Result<Self, ApiError> {
+        let chat = match input {
+            GenerationInput::Chat(chat) => chat,
+            GenerationInput::Prompts(prompts) => {
+                let encode = |prompt| encode(model, prompt, "prompt");
+                let prompts = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
+                return Ok(Self { prompts, grammar, reply: None });
+            }
+        };
+        let (prompt, tokens) = render_chat(model, &chat)?;
+        let tools: Arc<[Tool]> = if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { tools(&chat.tools) };
+        let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !chat.one_call_only);
+        let calls = calls.map_err(|error| ApiError::invalid("tools", error_chain(&error)))?;
+        // A forced tool call takes precedence over a response format.
+        let grammar = calls.or(grammar).map(|grammar| model.format.reasoned(grammar, &prompt));
+        Ok(Self {
+            prompts: vec![tokens],
+            grammar,
+            reply: Some(ReplyContext { prompt, tools, one_call_only: chat.one_call_only }),
+        })
+    }
+
+    fn constraint(&self, model: &ServedModel) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let Some(grammar) = &self.grammar else { return Ok(None) };
+        let matcher = model.grammars.compile(grammar);
+        let matcher = matcher.map_err(|error| ApiError::invalid("response_format", error_chain(&error)))?;
+        Ok(Some(Box::new(GrammarConstraint(matcher))))
+    }
+}
+
+fn tools(tools: &[Value]) -> Arc<[Tool]> {
+    let tool = |tool: &Value| {
+        let function = &tool["function"];
+        Tool {
+            name: function["name"].as_str().unwrap_or_default().to_owned(),
+            parameters: function.get("parameters").cloned(),
+            strict: function["strict"].as_bool().unwrap_or(false),
+        }
+    };
+    tools.iter().map(tool).collect()
+}
+
+/// An error with its causes on one line.
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// The tokens of a conversation's prompt.
+pub async fn chat_tokens(model: Arc<ServedModel>, chat: ChatInput) -> Result<Vec<TokenId>, ApiError> {
+    run_blocking(move || render_chat(&model, &chat).map(|(_, tokens)| tokens)).await
+}
+
+/// The tokens of a text. `add_special` adds the special tokens that the model expects around it.
+pub async fn text_tokens(model: Arc<ServedModel>, text: String, add_special: bool) -> Result<Vec<TokenId>, ApiError> {
+    run_blocking(move || {
+        let tokens = model.tokenizer.encode(&text, add_special);
+        tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))
+    })
+    .await
+}
+
+/// Templates, tokenizers and grammars are slow: they run on a thread for blocking work.
+pub(super) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::internal("the prompt could not be prepared"))?
+}
+
+/// A conversation's prompt as text and as tokens.
+fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<(String, Vec<TokenId>), ApiError> {
+    let Some(template) = &model.template else {
+        let message = "this model has no chat template: it continues texts, at /v1/completions";
+        return Err(ApiError::invalid("messages", message).code("no_chat_template"));
+    };
+    let tools = if chat.tool_choice == ToolChoice::None { Vec::new() } else { chat.tools.clone() };
+    let options = RenderOptions {
+        add_generation_prompt: chat.ending == PromptEnding::GenerationPrompt,
+        continue_final_message: chat.ending == PromptEnding::ContinueFinalMessage,
+        tools,
+        extra: chat.template_args.clone(),
+        now: None,
+    };
+    let text = template.render(&chat.messages, &options).map_err(|error| match error {
+        TemplateError::Refused(_) | TemplateError::Failed(_) => ApiError::invalid("messages", error.to_string()),
+        _ => ApiError::internal(error.to_string()),
+    })?;
+    let tokens = model.tokenizer.encode(&text, false);
+    let tokens = tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+    Ok((text, tokens))
+}
+
+/// The tokens of a prompt that is taken as it is.
+pub(super) fn encode(model: &ServedModel, prompt: Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
+    match prompt {
+        Prompt::Tokens(tokens) => Ok(tokens),
+        Prompt::Text(text) => {
+            model.tokenizer.encode(&text, true).map_err(|error| ApiError::invalid(param, error.to_string()))
+        }
+    }
+}

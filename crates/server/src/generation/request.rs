@@ -1,0 +1,168 @@
+//! `GenerationRequest`: a request to a model, in one form for all APIs.
+
+use engine::SamplingParams;
+use serde_json::{Map, Value};
+use text::{GenerationDefaults, Grammar, Message, ToolChoice};
+use types::TokenId;
+
+/// The most choices of one request: prompts times choices for each.
+pub const CHOICES_MAX: usize = 128;
+
+/// Absent fields take the model's default, or are off.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    pub input: GenerationInput,
+    /// Choices for each prompt.
+    pub choices: usize,
+    pub sampling: SamplingOverrides,
+    /// Absent: as many as fit.
+    pub tokens_max: Option<usize>,
+    pub tokens_min: usize,
+    /// The output ends before these texts.
+    pub stop: Vec<String>,
+    /// Tokens that end the output, besides the model's own.
+    pub stop_tokens: Vec<TokenId>,
+    pub ignore_eos: bool,
+    /// The form that the output must have.
+    pub grammar: Option<Grammar>,
+    /// Log probabilities of the generated tokens, with this many alternatives.
+    pub logprobs: Option<usize>,
+    /// The same of the prompt's tokens.
+    pub prompt_logprobs: Option<usize>,
+    /// Keep tokens such as `<|im_end|>` in the text.
+    pub show_special: bool,
+}
+
+impl GenerationRequest {
+    pub fn new(input: GenerationInput) -> Self {
+        Self {
+            input,
+            choices: 1,
+            sampling: SamplingOverrides::default(),
+            tokens_max: None,
+            tokens_min: 0,
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            grammar: None,
+            logprobs: None,
+            prompt_logprobs: None,
+            show_special: false,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum GenerationInput {
+    /// A conversation that the model's template renders to a prompt. The output is split into text, reasoning and tool calls.
+    Chat(ChatInput),
+    /// Prompts as they are. The output is text and nothing else.
+    Prompts(Vec<Prompt>),
+}
+
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<TokenId>),
+}
+
+/// A conversation and the tools that the model may call in it.
+#[derive(Clone, Debug)]
+pub struct ChatInput {
+    pub messages: Vec<Message>,
+    /// In OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
+    pub tools: Vec<Value>,
+    pub tool_choice: ToolChoice,
+    /// The output ends before a second tool call.
+    pub one_call_only: bool,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub template_args: Map<String, Value>,
+    pub ending: PromptEnding,
+}
+
+impl Default for ChatInput {
+    fn default() -> Self {
+        Self {
+            messages: Vec::new(),
+            tools: Vec::new(),
+            tool_choice: ToolChoice::Auto,
+            one_call_only: false,
+            template_args: Map::new(),
+            ending: PromptEnding::GenerationPrompt,
+        }
+    }
+}
+
+/// What the rendered prompt ends with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptEnding {
+    /// The head of a new assistant message.
+    #[default]
+    GenerationPrompt,
+    /// The last message, left open: the output continues it.
+    ContinueFinalMessage,
+    /// The last message, closed: the model itself begins the next one.
+    None,
+}
+
+/// The sampling settings that a request gives.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingOverrides {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<usize>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub logit_bias: Vec<(TokenId, f32)>,
+    pub seed: Option<u64>,
+}
+
+impl SamplingOverrides {
+    /// Absent settings take the model's defaults; where it has none, they are off. Penalties are off unless the request
+    /// gives them.
+    pub fn params(&self, model: &GenerationDefaults, logprobs: Option<usize>, seed: u64) -> SamplingParams {
+        let greedy = (model.do_sample == Some(false)).then_some(0.0);
+        SamplingParams {
+            temperature: self.temperature.or(greedy).or(model.temperature).unwrap_or(1.0),
+            top_p: self.top_p.or(model.top_p).unwrap_or(1.0),
+            top_k: self.top_k.unwrap_or(model.top_k.unwrap_or(0) as usize),
+            min_p: self.min_p.or(model.min_p).unwrap_or(0.0),
+            seed,
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            logit_bias: (!self.logit_bias.is_empty()).then(|| self.logit_bias.as_slice().into()),
+            logprobs,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(overrides: SamplingOverrides, model: GenerationDefaults, expected: (f32, f32, usize)) {
+        let params = overrides.params(&model, None, 0);
+        assert_eq!((params.temperature, params.top_p, params.top_k), expected);
+        assert_eq!(params.repetition_penalty, 1.0, "penalties are off unless asked for");
+    }
+
+    #[test]
+    fn the_request_overrides_the_model_s_defaults() {
+        let model = GenerationDefaults {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            repetition_penalty: Some(1.2),
+            ..GenerationDefaults::default()
+        };
+        check(SamplingOverrides::default(), GenerationDefaults::default(), (1.0, 1.0, 0));
+        check(SamplingOverrides::default(), model.clone(), (0.6, 1.0, 20));
+        check(
+            SamplingOverrides { temperature: Some(0.0), top_k: Some(0), ..SamplingOverrides::default() },
+            model,
+            (0.0, 1.0, 0),
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! `LoadStage`: how far the model is. The server takes connections while the model loads.
+
+use std::sync::Arc;
+
+use crate::error::{ApiError, RETRY_AFTER};
+use crate::served_model::ServedModel;
+
+/// The state of the model that a server serves.
+#[derive(Clone)]
+pub enum LoadStage {
+    Loading(Progress),
+    Ready(Arc<ServedModel>),
+    /// A rank was lost and is being replaced; why. Requests are accepted, and wait.
+    Rebuilding {
+        model: Arc<ServedModel>,
+        why: Arc<str>,
+    },
+    /// Loading failed, or the engine has stopped; why.
+    Failed(String),
+    /// Running requests are finished; new ones are refused.
+    Draining,
+}
+
+/// How far loading is: `done` of `total` units of the current step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub doing: String,
+    pub done: u64,
+    pub total: u64,
+}
+
+impl Progress {
+    /// From 0 to 1.
+    pub fn fraction(&self) -> f64 {
+        if self.total == 0 { 0.0 } else { (self.done as f64 / self.total as f64).min(1.0) }
+    }
+}
+
+impl LoadStage {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Loading(_) => "loading",
+            Self::Ready(_) => "ready",
+            Self::Rebuilding { .. } => "rebuilding",
+            Self::Failed(_) => "failed",
+            Self::Draining => "draining",
+        }
+    }
+
+    /// An error unless requests can run now.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        match self {
+            Self::Rebuilding { why, .. } => Err(ApiError::rank_lost(format!("the model is being rebuilt: {why}"))),
+            stage => stage.model().map(drop),
+        }
+    }
+
+    /// The model, if it accepts requests.
+    pub fn model(&self) -> Result<Arc<ServedModel>, ApiError> {
+        match self {
+            Self::Ready(model) | Self::Rebuilding { model, .. } => Ok(Arc::clone(model)),
+            Self::Loading(Progress { doing, done, total }) => {
+                let message = format!("the model is not ready yet: {doing}, {done} of {total}");
+                Err(ApiError::unavailable(message, RETRY_AFTER).code("model_loading"))
+            }
+            Self::Failed(reason) => Err(ApiError::unavailable(reason.as_str(), RETRY_AFTER).code("model_failed")),
+            Self::Draining => Err(ApiError::shutting_down()),
+        }
+    }
+}

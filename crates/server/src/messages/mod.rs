@@ -1,0 +1,68 @@
+//! Anthropic's Messages: `/v1/messages` and `/v1/messages/count_tokens`.
+
+mod convert;
+mod encoder;
+mod request;
+mod response;
+
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use utoipa::OpenApi;
+
+use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::error::{ApiError, MessagesErrorBody};
+use crate::error_responses::MessagesErrors;
+use crate::generation::{Generation, chat_tokens};
+use crate::json_body::JsonBody;
+use crate::sse::ServerSentEvent;
+use crate::stream;
+use encoder::MessagesEncoder;
+use request::{MessagesCountRequest, MessagesRequest};
+use response::{MessagesEvent, MessagesReply, MessagesTokenCount};
+
+pub fn router() -> Router<SharedApp> {
+    Router::new().route("/v1/messages", post(create)).route("/v1/messages/count_tokens", post(count_tokens))
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(create, count_tokens), components(schemas(MessagesErrorBody, MessagesEvent)))]
+pub struct MessagesPaths;
+
+/// A message in answer to messages
+#[utoipa::path(
+    post, path = "/v1/messages", tag = "anthropic", security(("key" = []), ("x-api-key" = [])),
+    request_body = MessagesRequest,
+    responses(
+        (status = 200, description = "The message; with `stream`, the events that make it up",
+            content((MessagesReply = "application/json"), (ServerSentEvent = "text/event-stream"))),
+        MessagesErrors,
+    )
+)]
+async fn create(
+    State(app): State<SharedApp>,
+    Extension(Caller(tenant)): Extension<Caller>,
+    JsonBody(request): JsonBody<MessagesRequest>,
+) -> Result<Response, ApiError> {
+    let model = app.model(Some(&request.model))?;
+    let (encoder, streams) = (MessagesEncoder::new(&request), request.stream == Some(true));
+    let generation = Generation::start(&app, model, convert::generation_request(request)?, tenant).await?;
+    stream::respond(generation, encoder, streams, app.config().keep_alive).await
+}
+
+/// The tokens that messages would take as a prompt
+#[utoipa::path(
+    post, path = "/v1/messages/count_tokens", tag = "anthropic", security(("key" = []), ("x-api-key" = [])),
+    request_body = MessagesCountRequest,
+    responses((status = 200, description = "So many", body = MessagesTokenCount), MessagesErrors)
+)]
+async fn count_tokens(
+    State(app): State<SharedApp>,
+    JsonBody(request): JsonBody<MessagesCountRequest>,
+) -> Result<Json<MessagesTokenCount>, ApiError> {
+    let model = app.model(Some(&request.model))?;
+    let prompt = chat_tokens(model, convert::count_input(request)?).await?;
+    Ok(Json(MessagesTokenCount { input_tokens: prompt.len() }))
+}

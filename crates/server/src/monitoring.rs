@@ -1,0 +1,259 @@
+//! `/health`, `/ready`, `/metrics` and `/status`, and the tracing span of each request.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use engine::RankReport;
+use serde::Serialize;
+use tracing::{Instrument, info, info_span};
+use utoipa::ToSchema;
+
+use crate::app::SharedApp;
+use crate::error::ApiError;
+use crate::ids;
+use crate::load_stage::{LoadStage, Progress};
+
+/// Routes without authentication.
+pub fn public_router() -> Router<SharedApp> {
+    Router::new().route("/health", get(health)).route("/ready", get(ready))
+}
+
+/// Routes that need a key, if the server has keys.
+pub fn protected_router() -> Router<SharedApp> {
+    Router::new().route("/metrics", get(metrics)).route("/status", get(status))
+}
+
+/// The process lives
+#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "It does", body = HealthBody)))]
+async fn health() -> Json<HealthBody> {
+    Json(HealthBody { status: "ok" })
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Health)]
+pub struct HealthBody {
+    /// Always `ok`
+    #[schema(value_type = String)]
+    status: &'static str,
+}
+
+/// A model can answer now
+#[utoipa::path(
+    get, path = "/ready", tag = "server",
+    responses(
+        (status = 200, description = "It can", body = Readiness),
+        (status = 503, description = "Not yet, not any more, or not at the moment", body = Readiness),
+    )
+)]
+async fn ready(State(app): State<SharedApp>) -> Response {
+    let stage = app.stage();
+    let readiness = Readiness::new(&app.config().model, &stage);
+    match stage.check_ready() {
+        Ok(()) => Json(readiness).into_response(),
+        Err(error) => {
+            let wait = error.retry_after.map_or(1, |wait| wait.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, wait.to_string())], Json(readiness))
+                .into_response()
+        }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Readiness {
+    model: String,
+    /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
+    #[schema(value_type = String)]
+    state: &'static str,
+    /// Why it is not ready
+    reason: Option<String>,
+    progress: Option<ProgressBody>,
+}
+
+/// How far loading is
+#[derive(Serialize, ToSchema)]
+pub struct ProgressBody {
+    doing: String,
+    done: u64,
+    total: u64,
+    /// From 0 to 1
+    fraction: f64,
+}
+
+impl Readiness {
+    fn new(model: &str, stage: &LoadStage) -> Self {
+        let progress = match stage {
+            LoadStage::Loading(progress) => Some(ProgressBody::from(progress)),
+            _ => None,
+        };
+        let reason = stage.check_ready().err().map(|error| error.message);
+        Self { model: model.to_owned(), state: stage.name(), reason, progress }
+    }
+}
+
+impl From<&Progress> for ProgressBody {
+    fn from(progress: &Progress) -> Self {
+        let Progress { doing, done, total } = progress.clone();
+        Self { doing, done, total, fraction: progress.fraction() }
+    }
+}
+
+/// Numbers in Prometheus' text format
+#[utoipa::path(
+    get, path = "/metrics", tag = "server", security(("key" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "OpenMetrics text", body = String, content_type = METRICS_TYPE),
+        (status = 401, description = "No key, or an unknown one", body = crate::error::OpenAiErrorBody),
+    )
+)]
+async fn metrics(State(app): State<SharedApp>) -> Response {
+    let model = app.stage().model().ok();
+    let text = app.metrics().text(model.as_ref().map(|model| &model.service));
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+}
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the server is doing, for the page
+#[utoipa::path(
+    get, path = "/status", tag = "server", security(("key" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "As of now", body = ServerStatus),
+        (status = 401, description = "No key, or an unknown one", body = crate::error::OpenAiErrorBody),
+    )
+)]
+async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
+    let stage = app.stage();
+    let readiness = Readiness::new(&app.config().model, &stage);
+    let model = stage.model().ok();
+    let (stats, page_tokens) = model
+        .as_ref()
+        .map_or_else(Default::default, |model| (model.service.stats(), model.service.capacity().page_tokens));
+    Json(ServerStatus {
+        model: readiness.model,
+        state: readiness.state,
+        reason: readiness.reason,
+        progress: readiness.progress,
+        context: model.as_ref().map(|model| model.context),
+        memory_bytes: model.as_ref().map(|model| model.memory_bytes),
+        kv: KvStatus {
+            tokens_total: stats.pages_total * page_tokens,
+            tokens_used: stats.pages_total.saturating_sub(stats.pages_free) * page_tokens,
+            tokens_cached: stats.pages_cached * page_tokens,
+        },
+        requests: RequestStatus { running: stats.running, waiting: stats.waiting, finished: stats.finished.total() },
+        tokens: TokenStatus { prompt_total: stats.prefix_lookup_tokens, generated_total: stats.decoded_tokens },
+        ranks: model.map_or_else(Vec::new, |model| model.service.ranks().iter().map(RankStatus::from).collect()),
+        uptime_s: app.uptime().as_secs_f64(),
+    })
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Status)]
+pub struct ServerStatus {
+    model: String,
+    /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
+    #[schema(value_type = String)]
+    state: &'static str,
+    reason: Option<String>,
+    progress: Option<ProgressBody>,
+    /// Tokens that a prompt and its answer may have together
+    context: Option<usize>,
+    memory_bytes: Option<u64>,
+    kv: KvStatus,
+    requests: RequestStatus,
+    tokens: TokenStatus,
+    /// The processes that share the model, where there are several
+    ranks: Vec<RankStatus>,
+    uptime_s: f64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct KvStatus {
+    tokens_total: usize,
+    tokens_used: usize,
+    /// Free, but found again until they are needed
+    tokens_cached: usize,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct RequestStatus {
+    running: usize,
+    waiting: usize,
+    finished: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct TokenStatus {
+    prompt_total: u64,
+    generated_total: u64,
+}
+
+/// One of the processes that share the model
+#[derive(Serialize, ToSchema)]
+pub struct RankStatus {
+    rank: usize,
+    ready: bool,
+    /// A word for people, such as `ready`, `starting` or `loading`
+    #[schema(value_type = String)]
+    state: &'static str,
+    /// Of its process, while there is one
+    pid: Option<u32>,
+    /// Processes that had this rank before
+    restarts: u64,
+    weight_bytes: u64,
+    kv_bytes: u64,
+    resident_bytes: u64,
+    /// Since its process began
+    steps: u64,
+    /// Time in steps
+    step_s: f64,
+    /// That part of it in which it waited for the other ranks
+    wait_s: f64,
+}
+
+impl From<&RankReport> for RankStatus {
+    fn from(report: &RankReport) -> Self {
+        Self {
+            rank: report.rank.index(),
+            ready: report.ready,
+            state: report.state,
+            pid: report.pid,
+            restarts: report.restarts,
+            weight_bytes: report.weight_bytes,
+            kv_bytes: report.kv_bytes,
+            resident_bytes: report.resident_bytes,
+            steps: report.steps,
+            step_s: report.step_time.as_secs_f64(),
+            wait_s: report.wait_time.as_secs_f64(),
+        }
+    }
+}
+
+/// One span for each request, and one line when its response begins.
+pub async fn trace(request: Request, next: Next) -> Response {
+    let id = ids::new_id("req_");
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let span = info_span!("http", request = %id);
+    let started = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let error = response.extensions().get::<ApiError>().map(|error| error.message.as_str());
+    span.in_scope(|| {
+        let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis());
+        info!(%method, path, status, ms, error, "response");
+    });
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        // OpenAI's clients read the first, Anthropic's the second.
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), value.clone());
+        response.headers_mut().insert(HeaderName::from_static("request-id"), value);
+    }
+    response
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(health, ready, metrics, status))]
+pub struct MonitoringPaths;

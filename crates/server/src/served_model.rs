@@ -1,0 +1,45 @@
+//! `ServedModel`: a loaded model with its tokenizer, chat template, grammars and engine.
+
+use engine::Service;
+use text::{ChatTemplate, GenerationDefaults, GrammarCompiler, GrammarError, ReplyFormat, Tokenizer};
+use types::TokenId;
+
+/// Made once, when the model is loaded.
+pub struct ServedModel {
+    pub tokenizer: Tokenizer,
+    /// None: the model takes prompts, and no conversations.
+    pub template: Option<ChatTemplate>,
+    /// How the model marks reasoning and tool calls.
+    pub format: ReplyFormat,
+    /// The special tokens of `format`.
+    pub(crate) markers: Vec<TokenId>,
+    pub defaults: GenerationDefaults,
+    pub grammars: GrammarCompiler,
+    pub service: Service,
+    /// Tokens that a prompt and its output may have together.
+    pub context: usize,
+    /// Memory that weights and K/V take, as far as we know it.
+    pub memory_bytes: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServedModelError {
+    #[error("prepare structured output")]
+    Grammars(#[from] GrammarError),
+}
+
+impl ServedModel {
+    /// Takes a moment for a large vocabulary.
+    pub fn new(
+        service: Service,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        defaults: GenerationDefaults,
+    ) -> Result<Self, ServedModelError> {
+        let grammars = GrammarCompiler::new(&tokenizer)?;
+        let format = template.as_ref().map_or_else(|| ReplyFormat::detect("", false), |t| t.reply_format().clone());
+        let markers = format.marker_ids(&tokenizer);
+        let context = service.capacity().tokens_max();
+        Ok(Self { tokenizer, template, format, markers, defaults, grammars, service, context, memory_bytes: 0 })
+    }
+}
