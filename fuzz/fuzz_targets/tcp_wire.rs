@@ -14,12 +14,12 @@ fn seeds() -> Vec<Vec<u8>> {
     let hello = [&[0][..], b"consort\0", &[2, 0, 1, 3, 0, 2, 0, 1, 0, 9, 0, 0, 0, 0x10, 0x27, 0, 0]].concat();
     let scripts: [&[u8]; 5] = [
         // Three messages of one record each, and of two.
-        &[1, 4, 0, 0xff, 0x0f, 0, 0, 0],
-        &[1, 0x20, 0x4e, 0xff, 0xff, 0, 0, 0, 0, 0, 0],
+        &[1, 3, 0xff, 0x0f, 0, 0, 0],
+        &[1, 255, 0xff, 0xff, 0, 0, 0, 0, 0, 0],
         // A record that is too short; one of something else; the peer's farewell; bytes that are no record.
-        &[1, 4, 0, 0xff, 0x0f, 1, 15, 0, 0],
-        &[1, 0, 0, 1, 0, 2, 3, 1, 2, 3],
-        &[1, 4, 0, 0xff, 0x0f, 0, 2, 16, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 255, 3, 2, 1, 0],
+        &[1, 3, 0xff, 0x0f, 1, 15, 0, 0],
+        &[1, 0, 1, 0, 2, 3, 1, 2, 3],
+        &[1, 3, 0xff, 0x0f, 0, 2, 16, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 255, 3, 2, 1, 0],
     ];
     let values = [&[2][..], &1.5f32.to_le_bytes(), &[127; 32], &f32::NAN.to_le_bytes(), &[1, 2, 3]].concat();
     let handshake = [&hello[..], &[7; 48], &[3]].concat();

@@ -68,6 +68,7 @@ fn builder<'a>(key: &'a ClusterKey, prologue: &'a [u8]) -> Builder<'a> {
 
 /// Makes the records that this side sends.
 #[derive(Debug)]
+#[cfg_attr(any(test, fuzzing), derive(Clone))]
 pub(super) struct Sealer {
     state: Arc<StatelessTransportState>,
     nonce: u64,
@@ -87,6 +88,7 @@ impl Sealer {
 
 /// Opens the records that the other side sent.
 #[derive(Debug)]
+#[cfg_attr(any(test, fuzzing), derive(Clone))]
 pub(super) struct Opener {
     state: Arc<StatelessTransportState>,
     nonce: u64,
