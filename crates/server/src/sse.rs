@@ -15,9 +15,9 @@ use utoipa::ToSchema;
 
 use crate::stream::StreamEvent;
 
-/// What `/openapi.json` says about a stream
+// Only its schema is used: `/openapi.json` describes streams with it.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "only its schema is used")]
+#[expect(dead_code)]
 pub struct ServerSentEvent {
     /// Its name, where the API has names
     #[schema(required = false)]

@@ -93,6 +93,8 @@ impl Usage {
 
 /// A generation in progress.
 pub struct Generation {
+    /// Keeps the engine alive while the generation runs, also when the server has let go of the model.
+    model: Arc<ServedModel>,
     events: Receiver<(usize, EventKind)>,
     /// Set when the channel of events was full.
     overrun: Arc<AtomicBool>,
@@ -123,6 +125,7 @@ impl Generation {
         };
         let (sender, events) = channel(EVENTS_MAX);
         let mut generation = Self {
+            model,
             events,
             overrun: Arc::default(),
             choices: Vec::with_capacity(prepared.len()),
@@ -142,7 +145,7 @@ impl Generation {
             let timer = app.metrics().request(request.prompt.len());
             let completed = timer.completed();
             let sink = ChannelSink::new(index, sender.clone(), Arc::clone(&generation.overrun), timer);
-            decoder.run(model.service.submit(request, Box::new(sink))?, completed);
+            decoder.run(generation.model.service.submit(request, Box::new(sink))?, completed);
             generation.choices.push(decoder);
         }
         drop(sender);

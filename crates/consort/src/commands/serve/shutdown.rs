@@ -36,7 +36,7 @@ pub async fn run(
         Ok(error) = failure => return Err(error),
         () = signals.next() => {}
     }
-    let served = app.stage().served().ok();
+    let served = app.stage().model().ok();
     app.set_stage(LoadStage::Draining);
     drop(stop);
     let Some(served) = served else { return Ok(ExitCode::SUCCESS) };
