@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::Communicator as _;
-use cluster::shared_memory::{Generation, GroupLimits, Segment};
-use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
+use cluster::shared_memory::{Epoch, GroupLimits, Segment};
+use cluster::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use types::{Rank, WorldSize};
 
 const SIZES: [usize; 4] = [1 << 10, 1 << 12, 1 << 16, 1 << 19]; // elements: 4 KiB to 2 MiB
@@ -24,22 +24,26 @@ fn main() {
     println!("{:>14} {:>12} {:>12} {:>12}", "transport", "bytes", "median", "p99");
     for elements in SIZES {
         let (segment, _fd) = Segment::create(GroupLimits { world, elements_max: elements }).unwrap();
-        let generation = segment.generation();
+        let epoch = segment.epoch();
         report("shared memory", elements, world, |rank| {
-            let mut seat = segment.seat(rank, generation).unwrap();
+            let mut seat = segment.seat(rank, epoch).unwrap();
             move |values: &mut [f32]| seat.all_reduce(values).unwrap()
         });
         for (name, encoding) in [("tcp", Encoding::F32), ("tcp, q8", Encoding::Q8)] {
             let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
             let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
             let key = ClusterKey::from_passphrase("for a measurement").unwrap();
-            let options =
-                MeshOptions { elements_max: elements, encoding, stall_deadline: PATIENCE, silence_deadline: PATIENCE };
+            let options = TcpCommOptions {
+                elements_max: elements,
+                encoding,
+                stall_deadline: PATIENCE,
+                silence_deadline: PATIENCE,
+            };
             report(name, elements, world, |rank| {
                 let listener = &listeners[rank.index()];
-                let place = Place { rank, listener, addresses: &addresses, generation: Generation(1) };
+                let place = TcpGroup { rank, listener, addresses: &addresses, epoch: Epoch(1) };
                 let mut mesh =
-                    Mesh::connect(place, &key, options, &TcpAbort::default(), Instant::now() + PATIENCE).unwrap();
+                    TcpComm::connect(place, &key, options, &TcpAbort::default(), Instant::now() + PATIENCE).unwrap();
                 move |values: &mut [f32]| mesh.all_reduce(values).unwrap()
             });
         }

@@ -14,8 +14,8 @@ use model::{Collective, CollectiveError, MapRows};
 use types::{Rank, WorldSize};
 
 use crate::comm::{CommError, Communicator};
-use crate::shared_memory::{Abort, Generation, Seat};
-use crate::tcp::{Mesh, TcpAbort};
+use crate::shared_memory::{Abort, Epoch, ShmComm};
+use crate::tcp::{TcpAbort, TcpComm};
 
 /// Elements of a chunk that every rank reads again, if rows are not longer: both slots of a few ranks fit in a core's own cache.
 const CHUNK_ELEMENTS: usize = 1 << 17;
@@ -64,9 +64,9 @@ impl GroupCollective {
         self.abort.clone()
     }
 
-    /// From now on this communicator is used. Fails if its generation was ended before it could be used.
-    pub fn join(&self, seat: Seat) -> Result<(), CommError> {
-        self.abort.hold(GroupAbort::Shm(seat.abort()), seat.generation());
+    /// From now on this communicator is used. Fails if its epoch was ended before it could be used.
+    pub fn join(&self, seat: ShmComm) -> Result<(), CommError> {
+        self.abort.hold(GroupAbort::Shm(seat.abort()), seat.epoch());
         let over = seat.abort().cause();
         self.lock().comm = Some(Box::new(seat));
         over.map_or(Ok(()), Err)
@@ -74,14 +74,10 @@ impl GroupCollective {
 
     /// From now on what `connect` gives is used. It can be ended while it is being made. Whatever comes of it, the group before
     /// is over.
-    pub fn connect<E>(
-        &self,
-        generation: Generation,
-        connect: impl FnOnce(&TcpAbort) -> Result<Mesh, E>,
-    ) -> Result<(), E> {
+    pub fn connect<E>(&self, epoch: Epoch, connect: impl FnOnce(&TcpAbort) -> Result<TcpComm, E>) -> Result<(), E> {
         self.leave();
         let abort = TcpAbort::default();
-        self.abort.hold(GroupAbort::Tcp(abort.clone()), generation);
+        self.abort.hold(GroupAbort::Tcp(abort.clone()), epoch);
         let mesh = connect(&abort).inspect_err(|_| self.abort.release())?;
         self.lock().comm = Some(Box::new(mesh));
         Ok(())
@@ -99,11 +95,11 @@ impl GroupCollective {
     }
 
     /// Of the group, if there is one.
-    pub fn generation(&self) -> Option<Generation> {
-        self.abort.generation()
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.abort.epoch()
     }
 
-    /// Ends the generation: this rank has left the step that the others run.
+    /// Ends the epoch: this rank has left the step that the others run.
     pub fn abandon(&self) {
         if let Some(abort) = self.abort.held() {
             abort.lost(self.rank);
@@ -203,7 +199,7 @@ impl<B: Backend> Collective<B> for GroupCollective {
         whole: Option<&mut B::Buffer>,
     ) -> Result<(), CollectiveError> {
         self.call(|Group { staging, part: own, .. }, comm| {
-            let (at_once, width) = (chunk_rows(comm, cols)?, self.rank.share(cols).len());
+            let (at_once, width) = (chunk_rows(comm, cols)?, self.rank.shard(cols).len());
             let own = match backend.host_rows(part, rows) {
                 Some(own) => own,
                 None => {
@@ -261,7 +257,7 @@ fn staged(values: &mut Vec<f32>, elements: usize) -> Result<&mut [f32], BackendE
     Ok(&mut values[..elements])
 }
 
-/// What ends a generation, whatever connects its ranks.
+/// What ends a epoch, whatever connects its ranks.
 #[derive(Clone, Debug)]
 enum GroupAbort {
     Shm(Abort),
@@ -284,30 +280,30 @@ impl GroupAbort {
     }
 }
 
-/// Ends generations from any thread, also while a collective runs.
+/// Ends epochs from any thread, also while a collective runs.
 #[derive(Clone, Debug, Default)]
 pub struct AbortHandle(Arc<Mutex<AbortState>>);
 
 #[derive(Debug, Default)]
 struct AbortState {
-    present: Option<(GroupAbort, Generation)>,
+    present: Option<(GroupAbort, Epoch)>,
     /// Was ended before this rank came to it.
     early: Option<u32>,
     ended: bool,
 }
 
 impl AbortHandle {
-    /// Ends this generation of the group, or lets it end as soon as it begins here.
-    pub fn abort(&self, generation: u32) {
+    /// Ends this epoch of the group, or lets it end as soon as it begins here.
+    pub fn abort(&self, epoch: u32) {
         let mut state = self.lock();
         match &state.present {
-            Some((abort, present)) if present.0 == generation => abort.stop(),
-            Some((_, present)) if present.0 > generation => {}
-            _ => state.early = Some(generation),
+            Some((abort, present)) if present.0 == epoch => abort.stop(),
+            Some((_, present)) if present.0 > epoch => {}
+            _ => state.early = Some(epoch),
         }
     }
 
-    /// Ends every generation, present and to come: the leader is gone.
+    /// Ends every epoch, present and to come: the leader is gone.
     pub fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
@@ -320,12 +316,12 @@ impl AbortHandle {
         self.lock().ended
     }
 
-    fn hold(&self, abort: GroupAbort, generation: Generation) {
+    fn hold(&self, abort: GroupAbort, epoch: Epoch) {
         let mut state = self.lock();
-        if state.early.take() == Some(generation.0) || state.ended {
+        if state.early.take() == Some(epoch.0) || state.ended {
             abort.stop();
         }
-        state.present = Some((abort, generation));
+        state.present = Some((abort, epoch));
     }
 
     fn release(&self) {
@@ -336,8 +332,8 @@ impl AbortHandle {
         self.lock().present.as_ref().map(|(abort, _)| abort.clone())
     }
 
-    fn generation(&self) -> Option<Generation> {
-        self.lock().present.as_ref().map(|&(_, generation)| generation)
+    fn epoch(&self) -> Option<Epoch> {
+        self.lock().present.as_ref().map(|&(_, epoch)| epoch)
     }
 
     fn lock(&self) -> MutexGuard<'_, AbortState> {
@@ -356,7 +352,7 @@ mod tests {
     }
 
     fn join(collective: &GroupCollective, segment: &Segment) -> Result<(), CommError> {
-        collective.join(segment.seat(Rank::SOLO, segment.generation()).unwrap())
+        collective.join(segment.seat(Rank::SOLO, segment.epoch()).unwrap())
     }
 
     #[test]
@@ -366,7 +362,7 @@ mod tests {
         assert_eq!(join(&collective, &segment), Err(CommError::Aborted));
         segment.reform().unwrap();
         assert_eq!(join(&collective, &segment), Ok(()));
-        assert_eq!(collective.generation(), Some(Generation(2)));
+        assert_eq!(collective.epoch(), Some(Epoch(2)));
     }
 
     #[test]
@@ -375,9 +371,9 @@ mod tests {
         segment.reform().unwrap();
         join(&collective, &segment).unwrap();
         collective.abort_handle().abort(1);
-        assert_eq!(segment.abort(segment.generation()).cause(), None);
+        assert_eq!(segment.abort(segment.epoch()).cause(), None);
         collective.abort_handle().abort(2);
-        assert_eq!(segment.abort(segment.generation()).cause(), Some(CommError::Aborted));
+        assert_eq!(segment.abort(segment.epoch()).cause(), Some(CommError::Aborted));
     }
 
     #[test]
@@ -391,12 +387,12 @@ mod tests {
     fn hosts_that_were_told_to_stop_do_not_connect() {
         let collective = GroupCollective::new(Rank::SOLO);
         collective.abort_handle().abort(3);
-        let connected = collective.connect(Generation(3), |abort| Err::<Mesh, _>(abort.cause()));
+        let connected = collective.connect(Epoch(3), |abort| Err::<TcpComm, _>(abort.cause()));
         assert_eq!(connected, Err(Some(CommError::Aborted)));
-        assert_eq!(collective.generation(), None);
-        let told = collective.connect(Generation(4), |abort| {
+        assert_eq!(collective.epoch(), None);
+        let told = collective.connect(Epoch(4), |abort| {
             collective.abort_handle().abort(4);
-            Err::<Mesh, _>(abort.cause())
+            Err::<TcpComm, _>(abort.cause())
         });
         assert_eq!(told, Err(Some(CommError::Aborted)));
     }

@@ -66,7 +66,7 @@ pub trait Communicator: fmt::Debug + Send {
     /// `values` are rows of `cols` columns, of which each rank has filled those that [`Communicator::reduce_scatter_rows`] gave it for this
     /// shape. Afterwards every rank has all rows.
     fn all_gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), CommError>;
-    /// Each rank brings `rows` rows of its shard ([`Rank::share`]) of `cols` columns in `part`. `whole`, which only the first rank has, gets
+    /// Each rank brings `rows` rows of its shard ([`Rank::shard`]) of `cols` columns in `part`. `whole`, which only the first rank has, gets
     /// all columns.
     fn gather_columns(&mut self, shape: [usize; 2], part: &[f32], whole: Option<&mut [f32]>) -> Result<(), CommError>;
 }

@@ -1,6 +1,6 @@
 //! Collectives between the ranks of one host, over a memfd that all of them map.
 //!
-//! A supervisor makes a [`Segment`] and hands its descriptor to the ranks; each attaches, takes its [`Seat`] and runs
+//! A supervisor makes a [`Segment`] and hands its descriptor to the ranks; each attaches, takes its [`ShmComm`] and runs
 //! the collectives of a [`Communicator`](crate::Communicator). Whoever sees a rank fail raises an
 //! [`Abort`], and every wait ends. A sum is always taken in the order of the ranks, so a run repeats bit for bit.
 //!
@@ -31,10 +31,10 @@
 mod barrier;
 #[cfg(test)]
 mod barrier_model;
+mod comm;
 mod mapping;
-mod seat;
 mod segment;
 
-pub use barrier::Generation;
-pub use seat::Seat;
+pub use barrier::Epoch;
+pub use comm::ShmComm;
 pub use segment::{Abort, GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};

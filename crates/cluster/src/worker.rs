@@ -2,11 +2,11 @@
 //!
 //! A reading thread takes lines from the input; the thread that calls [`run`] works them off one after another and
 //! answers each. What must not wait for the work at hand is done by the reading thread: `cancel`, `abort`, a `ping` during a
-//! request that may take long, and the end of the input, which ends the generation of the group, so that a rank whose
+//! request that may take long, and the end of the input, which ends the epoch of the group, so that a rank whose
 //! leader is gone does not compute on.
 //!
 //! A request that can not be served is answered with a typed error and the rank lives on. Nobody waits for a rank that
-//! failed in the middle of a step: it ends the generation before it answers.
+//! failed in the middle of a step: it ends the epoch before it answers.
 #![cfg(target_os = "linux")]
 
 mod build;

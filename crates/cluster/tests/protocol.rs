@@ -3,7 +3,7 @@
 
 use cluster::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
 use cluster::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
-use cluster::protocol::seat::{Activations, Patience, Secret};
+use cluster::protocol::seat::{Activations, JoinTimeouts, Secret};
 use cluster::protocol::session::{RankStats, WirePrefix};
 use cluster::protocol::share::Share;
 use cluster::protocol::{
@@ -76,7 +76,7 @@ fn foreign_requests() -> Vec<(&'static str, Request)> {
 
 fn share() -> Share {
     let step = StepLimits { rows: 1, sequences: 2, pages: 3 };
-    let limits = model::Limits { step, wanted: 4, kv_pages: 5, positions: 6 };
+    let limits = model::Limits { step, logit_rows: 4, kv_pages: 5, positions: 6 };
     let options = LoadOptions { keep: Some(DType::Q8_0), limits };
     let cpu = CpuOptions { threads: 2, level: Level::Avx2, kv: KvType::F16, prompt: PromptMath::Int8 };
     Share::new(text("/m"), &options, cpu)
@@ -102,25 +102,25 @@ fn own_requests() -> Vec<(&'static str, Request)> {
             Request::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
-            r#"{"op":"attach","id":2,"segment_fd":5,"world_size":3,"rank":2,"elements_max":4096,"generation":9}"#,
-            Request::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, generation: 9 },
+            r#"{"op":"attach","id":2,"segment_fd":5,"world_size":3,"rank":2,"elements_max":4096,"epoch":9}"#,
+            Request::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, epoch: 9 },
         ),
         (r#"{"op":"listen","id":12,"host":"10.0.0.7"}"#, Request::Listen { id: 12, host: [10, 0, 0, 7].into() }),
         (
-            r#"{"op":"join","id":13,"world_size":2,"rank":1,"generation":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8","patience":{"connect_ms":1,"stall_ms":2,"silence_ms":3}}"#,
+            r#"{"op":"join","id":13,"world_size":2,"rank":1,"epoch":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8","patience":{"connect_ms":1,"stall_ms":2,"silence_ms":3}}"#,
             Request::Join {
                 id: 13,
                 world_size: 2,
                 rank: 1,
-                generation: 9,
+                epoch: 9,
                 addresses: vec!["10.0.0.7:81".parse().unwrap(), "[::1]:82".parse().unwrap()],
                 key: Secret::new([7; 32]),
                 encoding: Activations::Q8,
-                patience: Patience { connect_ms: 1, stall_ms: 2, silence_ms: 3 },
+                patience: JoinTimeouts { connect_ms: 1, stall_ms: 2, silence_ms: 3 },
             },
         ),
         (
-            r#"{"op":"load","id":11,"model_id":"m","share":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"wanted":4,"kv_pages":5,"positions":6}}}"#,
+            r#"{"op":"load","id":11,"model_id":"m","share":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#,
             Request::Load { id: 11, model_id: text("m"), share: share() },
         ),
         (
@@ -134,7 +134,7 @@ fn own_requests() -> Vec<(&'static str, Request)> {
             Request::Step { id: 7, plan },
         ),
         (r#"{"op":"cancel","id":8,"target":7}"#, Request::Cancel { id: 8, target: 7 }),
-        (r#"{"op":"abort","id":9,"generation":2}"#, Request::Abort { id: 9, generation: 2 }),
+        (r#"{"op":"abort","id":9,"epoch":2}"#, Request::Abort { id: 9, epoch: 2 }),
         (r#"{"op":"stats","id":18446744073709551615}"#, Request::Stats { id: u64::MAX }),
     ]
 }
@@ -175,7 +175,7 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
         pages_free: 9,
         pages_cached: 8,
     };
-    let stats = RankStats { generation: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
+    let stats = RankStats { epoch: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
     vec![
         (
             r#"{"op":"hello_ok","id":1,"protocol":3,"build":"abc","pid":77}"#,
@@ -196,9 +196,9 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
             Reply::StepOk { id: 7, output },
         ),
         (r#"{"op":"cancelled","id":8,"found":false}"#, Reply::Cancelled { id: 8, found: false }),
-        (r#"{"op":"aborted","id":9,"generation":2}"#, Reply::Aborted { id: 9, generation: 2 }),
+        (r#"{"op":"aborted","id":9,"epoch":2}"#, Reply::Aborted { id: 9, epoch: 2 }),
         (
-            r#"{"op":"stats_ok","id":10,"stats":{"generation":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
+            r#"{"op":"stats_ok","id":10,"stats":{"epoch":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
             Reply::StatsOk { id: 10, stats },
         ),
     ]
@@ -241,9 +241,9 @@ fn our_own_messages_carry_an_id_and_foreign_ones_do_not() {
     };
     own_requests().iter().for_each(|(line, request)| assert_eq!(request.id(), given(line)));
     own_replies().iter().for_each(|(line, reply)| assert_eq!(reply.id(), given(line)));
-    let error = Reply::error(Some(12), ErrorKind::Stale, "generation 3 is over");
+    let error = Reply::error(Some(12), ErrorKind::Stale, "epoch 3 is over");
     assert_eq!(error.id(), Some(12));
-    check(r#"{"op":"error","kind":"stale","message":"generation 3 is over","id":12}"#, &error);
+    check(r#"{"op":"error","kind":"stale","message":"epoch 3 is over","id":12}"#, &error);
 }
 
 #[test]
@@ -287,8 +287,8 @@ fn numbers_out_of_range_and_fields_of_another_kind_are_malformed() {
         r#"{"op":"generate_step","model_id":"m","tokens":"1","offset":0}"#,
         r#"{"op":"generate_step","model_id":null,"tokens":[1],"offset":0}"#,
         r#"{"op":"generate_step","model_id":"m","model_id":"m","tokens":[1],"offset":0}"#,
-        r#"{"op":"attach","id":2,"segment_fd":-1,"world_size":3,"rank":2,"elements_max":1,"generation":9}"#,
-        r#"{"op":"attach","id":2,"segment_fd":5,"world_size":65536,"rank":2,"elements_max":1,"generation":9}"#,
+        r#"{"op":"attach","id":2,"segment_fd":-1,"world_size":3,"rank":2,"elements_max":1,"epoch":9}"#,
+        r#"{"op":"attach","id":2,"segment_fd":5,"world_size":65536,"rank":2,"elements_max":1,"epoch":9}"#,
         r#"{"op":"stats","id":18446744073709551616}"#,
         r#"{"op":"stats","id":-1}"#,
         r#"{"op":"stats"}"#,
@@ -336,7 +336,7 @@ fn an_answer_does_not_repeat_the_strings_of_a_malformed_line() {
         r#"{"op":"open","id":4,"tokens_max":1,"prefix":{"tokens":[],"pages":"secret!!","reuse_max":0}}"#,
         r#"{"op":"step","id":4,"plan":{"entries":[{"session":1,"phase":"my secret `, expected phase"}]}}"#,
         r#"{"op":"step","id":4,"plan":"secret"}"#,
-        r#"{"op":"join","id":4,"world_size":2,"rank":1,"generation":9,"addresses":[],"key":"secret","encoding":"q8"}"#,
+        r#"{"op":"join","id":4,"world_size":2,"rank":1,"epoch":9,"addresses":[],"key":"secret","encoding":"q8"}"#,
     ] {
         let Err(ReadError::Malformed { id, detail }) = read::<Request>(line) else { panic!("{line} is malformed") };
         assert_eq!(id, Some(4));

@@ -311,7 +311,7 @@ fn a_plan_that_the_engine_could_not_trust_is_refused() {
     too_large(refusal(|entry| entry.mask = Some(Packed::of_u32(&[0; VOCAB_MAX / 32 + 1]))), "words of a mask");
     let ragged = refusal(|entry| entry.mask = Some(Packed::of_arrays([[0u8; 5]])));
     assert_eq!(ragged, LimitError::Ragged { what: "mask", bytes: 5 });
-    let missing = LimitError::RowsMissing { session: 1, wanted: 3, rows: 2 };
+    let missing = LimitError::RowsMissing { session: 1, logit_rows: 3, rows: 2 };
     assert_eq!(refusal(|entry| entry.requested = plan::WireRequestedOutput::Logits { rows: 3 }), missing);
     too_large(
         refusal(|entry| entry.requested = plan::WireRequestedOutput::Logits { rows: u64::MAX }),

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::shared_memory::{Generation, GroupLimits, Segment};
-use cluster::tcp::{ClusterKey, Encoding, Mesh, MeshOptions, Place, TcpAbort};
+use cluster::shared_memory::{Epoch, GroupLimits, Segment};
+use cluster::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use cluster::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use engine::{
     Capacity, Engine, Executor, ExecutorError, LocalExecutor, OpenedSession, Phase, Prefix, RequestedOutput,
@@ -28,7 +28,7 @@ use types::{DType, SessionId, TokenId, WorldSize};
 
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
 const LIMITS: Limits =
-    Limits { step: StepLimits { rows: 64, sequences: 4, pages: 64 }, wanted: 64, kv_pages: 32, positions: 400 };
+    Limits { step: StepLimits { rows: 64, sequences: 4, pages: 64 }, logit_rows: 64, kv_pages: 32, positions: 400 };
 /// How far logits may be from those of the whole model: partial sums are rounded.
 const APART_MAX: f32 = 1e-3;
 /// With quantised weights activations are rounded to int8, and one whose last bit differs may be rounded the other way.
@@ -53,11 +53,11 @@ impl Group {
         let (segment, fd) = Segment::create(limits).unwrap();
         let ranks = world.ranks().map(|rank| {
             let own = Segment::attach(fd.try_clone().unwrap(), limits).unwrap();
-            let seat = own.seat(rank, segment.generation()).unwrap();
+            let seat = own.seat(rank, segment.epoch()).unwrap();
             let backend = CpuBackend::new(CpuOptions { threads: 1, level, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep, limits: LIMITS };
             let collective = Box::new(GroupCollective::over(seat));
-            LocalExecutor::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
+            LocalExecutor::load_shard(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         });
         Self(ranks.collect())
     }
@@ -68,14 +68,14 @@ impl Group {
         let key = ClusterKey::from_passphrase("the key of all tests").unwrap();
         let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        let options = MeshOptions { elements_max: 1 << 14, encoding, stall_deadline: LONG, silence_deadline: LONG };
+        let options = TcpCommOptions { elements_max: 1 << 14, encoding, stall_deadline: LONG, silence_deadline: LONG };
         let load = |(rank, listener)| {
-            let place = Place { rank, listener, addresses: &addresses, generation: Generation(1) };
-            let mesh = Mesh::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();
+            let place = TcpGroup { rank, listener, addresses: &addresses, epoch: Epoch(1) };
+            let mesh = TcpComm::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();
             let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep: None, limits: LIMITS };
             let collective = Box::new(GroupCollective::over(mesh));
-            LocalExecutor::load_share(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
+            LocalExecutor::load_shard(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         };
         thread::scope(|scope| {
             let ranks = world.ranks().zip(&listeners).map(|place| {
@@ -286,7 +286,7 @@ fn sampled(group: &mut Group, logprobs: Option<usize>) -> Vec<(SessionId, usize,
     found.collect()
 }
 
-/// Of rows from which only the best token is wanted, ranks send no more than their best.
+/// Of rows from which only the best token is logit_rows, ranks send no more than their best.
 #[test]
 fn the_best_token_is_that_of_whole_rows_however_many_a_step_samples() {
     for model in MODELS {

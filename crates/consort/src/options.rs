@@ -194,14 +194,14 @@ impl ModelOptions {
         let step_pages = capacity.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
         // A sequence's last page is its own, however few tokens it has.
         let kv_pages = capacity.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
-        let wanted = match self.size() {
+        let logit_rows = match self.size() {
             1 => capacity.logit_rows,
             // All of a step's logits, if they are asked for, fit into one line.
             _ => capacity.logit_rows.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(capacity.sequences),
         };
-        let rows = self.chunk().min(capacity.rows).max(wanted);
+        let rows = self.chunk().min(capacity.rows).max(logit_rows);
         let step = StepLimits { rows, sequences: capacity.sequences, pages: step_pages };
-        Limits { step, wanted, kv_pages, positions: capacity.positions }
+        Limits { step, logit_rows, kv_pages, positions: capacity.positions }
     }
 
     fn start_group(

@@ -6,7 +6,7 @@
 //! samples. On a backend that works in order, a page that is released between the two is written to only afterwards.
 
 use kernels::{Backend, Rows, Span, StepInputs};
-use model::{Block, Checkpoint, Collective, Ends, Limits, LoadError, LoadOptions, Solo};
+use model::{Block, Checkpoint, Collective, Embedding, Limits, LmHead, LoadError, LoadOptions, Solo};
 use types::{LayerRange, Rank, SessionId, TokenId};
 
 use crate::executor::{Capacity, Executor, ExecutorError, OpenedSession};
@@ -23,7 +23,8 @@ pub struct LocalExecutor<B: Backend> {
     backend: B,
     rank: Rank,
     collective: Box<dyn Collective<B>>,
-    ends: Ends<B>,
+    embedding: Embedding<B>,
+    lm_head: LmHead<B>,
     block: Block<B>,
     step: B::Step,
     hidden: B::Buffer,
@@ -49,7 +50,7 @@ struct Inputs {
     tokens: Vec<u32>,
     spans: Vec<Span>,
     pages: Vec<u32>,
-    wanted: Vec<u32>,
+    logit_rows: Vec<u32>,
 }
 
 impl Inputs {
@@ -58,7 +59,7 @@ impl Inputs {
             tokens: Vec::with_capacity(limits.step.rows),
             spans: Vec::with_capacity(limits.step.sequences),
             pages: Vec::with_capacity(limits.step.pages),
-            wanted: Vec::with_capacity(limits.step.rows),
+            logit_rows: Vec::with_capacity(limits.step.rows),
         }
     }
 }
@@ -71,11 +72,11 @@ impl<B: Backend> LocalExecutor<B> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
-        Self::load_share(backend, from, options, Rank::SOLO, Box::new(Solo), progress)
+        Self::load_shard(backend, from, options, Rank::SOLO, Box::new(Solo), progress)
     }
 
     /// Loads a rank's share of all layers. `collective` connects it with the other ranks.
-    pub fn load_share(
+    pub fn load_shard(
         backend: B,
         from: &Checkpoint,
         options: &LoadOptions,
@@ -85,7 +86,8 @@ impl<B: Backend> LocalExecutor<B> {
     ) -> Result<Self, LoadError> {
         let layers = u32::try_from(from.description().layers.len()).ok().and_then(|count| LayerRange::new(0, count));
         let layers = layers.expect("a checked description has layers");
-        let ends = Ends::load(&backend, from, options, rank)?;
+        let embedding = Embedding::load(&backend, from, options, rank)?;
+        let lm_head = LmHead::load(&backend, from, options, rank, &embedding)?;
         let block = Block::load(&backend, from, layers, rank, options, progress)?;
         let hidden = backend.output(options.limits.step.rows, from.description().hidden)?;
         let step = backend.step(options.limits.step)?;
@@ -94,7 +96,8 @@ impl<B: Backend> LocalExecutor<B> {
             backend,
             rank,
             collective,
-            ends,
+            embedding,
+            lm_head,
             block,
             step,
             hidden,
@@ -134,17 +137,17 @@ impl<B: Backend> LocalExecutor<B> {
 
     /// Bytes of the head's weights.
     pub fn head_bytes(&self) -> usize {
-        self.ends.head_bytes(&self.backend)
+        self.lm_head.head_bytes(&self.backend)
     }
 
     /// Takes the pages that the plan needs, and lists what the backend reads during the step.
     fn prepare(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let Inputs { tokens, spans, pages, wanted } = &mut self.inputs;
+        let Inputs { tokens, spans, pages, logit_rows } = &mut self.inputs;
         tokens.clear();
         tokens.extend(plan.all_tokens().iter().map(|token| token.0));
         spans.clear();
         pages.clear();
-        wanted.clear();
+        logit_rows.clear();
         let mut row = 0;
         self.sessions.reserve(plan)?;
         for entry in plan.entries() {
@@ -158,15 +161,15 @@ impl<B: Backend> LocalExecutor<B> {
             });
             pages.extend_from_slice(table);
             row += entry.rows() as u32;
-            wanted.extend(row - (entry.logit_rows() + entry.pooled_rows()) as u32..row);
+            logit_rows.extend(row - (entry.logit_rows() + entry.pooled_rows()) as u32..row);
         }
         Ok(())
     }
 
     fn forward(&mut self, rows: Rows) -> Result<(), ExecutorError> {
-        let Inputs { tokens, spans, pages, wanted } = &self.inputs;
-        self.backend.begin(&mut self.step, StepInputs { tokens, spans, pages, wanted })?;
-        self.ends.embed(&self.backend, &self.step, rows.all(), &mut self.hidden, &*self.collective)?;
+        let Inputs { tokens, spans, pages, logit_rows } = &self.inputs;
+        self.backend.begin(&mut self.step, StepInputs { tokens, spans, pages, logit_rows })?;
+        self.embedding.embed(&self.backend, &self.step, rows.all(), &mut self.hidden, &*self.collective)?;
         self.block.forward(&self.backend, &self.step, rows, &mut self.hidden, &*self.collective)?;
         Ok(())
     }
@@ -196,7 +199,7 @@ impl<B: Backend> LocalExecutor<B> {
         if logit_rows == 0 && (pooled == 0 || !is_first) {
             return Ok(());
         }
-        let normed = self.ends.normed(&self.backend, &self.step, logit_rows + pooled, &self.hidden);
+        let normed = self.lm_head.normed(&self.backend, &self.step, logit_rows + pooled, &self.hidden);
         if pooled > 0 && is_first {
             self.states.resize(pooled * self.state_width, 0.0);
             self.backend.read(normed, logit_rows..logit_rows + pooled, &mut self.states)?;
@@ -205,8 +208,8 @@ impl<B: Backend> LocalExecutor<B> {
         if logit_rows == 0 {
             return Ok(());
         }
-        let len = logit_rows * self.ends.vocab();
-        if let Some(logits) = self.ends.logits_of_normed(&self.backend, logit_rows, &*self.collective)? {
+        let len = logit_rows * self.lm_head.vocab();
+        if let Some(logits) = self.lm_head.logits_of_normed(&self.backend, logit_rows, &*self.collective)? {
             if self.logits.len() < len {
                 self.logits.resize(len, 0.0);
             }
@@ -218,7 +221,7 @@ impl<B: Backend> LocalExecutor<B> {
 
     /// Samples tokens, computes log probabilities, or copies logits, as the entries request.
     fn choose(&mut self, plan: &StepPlan, output: &mut StepOutput) {
-        let vocab = self.ends.vocab();
+        let vocab = self.lm_head.vocab();
         let mut rest = self.logits.as_mut_slice();
         for entry in plan.entries() {
             let (rows, session) = (entry.logit_rows(), entry.session);
@@ -320,7 +323,7 @@ impl<B: Backend> Executor for LocalExecutor<B> {
         }
         self.sessions.check(plan)?;
         let decode = plan.decode_rows();
-        let rows = Rows { generated: decode, prompt: plan.rows() - decode };
+        let rows = Rows { decode, prefill: plan.rows() - decode };
         let result = self.prepare(plan).and_then(|()| self.forward(rows));
         if let Err(error) = result {
             self.sessions.release_reserved(plan);

@@ -31,8 +31,8 @@ impl SessionTable {
             positions_max: self.limits.positions,
             rows_max: limits.rows,
             // Each sequence may need a row, and its logits.
-            sequences_max: limits.sequences.min(limits.rows).min(self.limits.wanted),
-            logit_rows_max: self.limits.wanted.min(limits.rows),
+            sequences_max: limits.sequences.min(limits.rows).min(self.limits.logit_rows),
+            logit_rows_max: self.limits.logit_rows.min(limits.rows),
             step_pages_max: limits.pages,
             page_tokens: PAGE_TOKENS,
             pages_total: pool.total(),

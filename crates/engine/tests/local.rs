@@ -180,7 +180,7 @@ fn a_step_that_needs_too_many_pages_is_refused_before_anything_changes() {
 #[test]
 fn a_plan_that_does_not_fit_is_refused_with_the_reason() {
     let limits = kernels::StepLimits { rows: 8, sequences: 2, pages: 4 };
-    let mut local = model(Limits { step: limits, wanted: 2, ..LIMITS });
+    let mut local = model(Limits { step: limits, logit_rows: 2, ..LIMITS });
     let tokens = prompt("mid").tokens;
     let refuse = |local: &mut Cpu, plan: &StepPlan| {
         let error = local.submit(plan).unwrap_err();

@@ -57,21 +57,21 @@ mod bench {
             [(1, 1, 64), (1, 1, 512), (1, 1, 4096), (8, 1, 512), (64, 1, 512), (1, 512, 0)]
         {
             let begin = |step: &mut CudaStep, round: usize| begin(&backend, step, sequences, rows, position + round);
-            let (all, wanted) = (sequences * rows, sequences);
+            let (all, logit_rows) = (sequences * rows, sequences);
             begin(&mut step, 0)?;
-            stack.forward(&backend, &step, all, wanted);
-            let eager_logits = logits(&backend, &stack, wanted)?;
+            stack.forward(&backend, &step, all, logit_rows);
+            let eager_logits = logits(&backend, &stack, logit_rows)?;
             let eager = median((0..ROUNDS).map(|round| {
                 let start = Instant::now();
                 begin(&mut step, round)?;
-                stack.forward(&backend, &step, all, wanted);
+                stack.forward(&backend, &step, all, logit_rows);
                 backend.synchronise()?;
                 Ok(1e3 * start.elapsed().as_secs_f64())
             }))?;
-            let mut graph = backend.capture(|| stack.forward(&backend, &step, all, wanted))?;
+            let mut graph = backend.capture(|| stack.forward(&backend, &step, all, logit_rows))?;
             begin(&mut step, 0)?;
             backend.replay(&mut graph);
-            let same = logits(&backend, &stack, wanted)? == eager_logits;
+            let same = logits(&backend, &stack, logit_rows)? == eager_logits;
             let replayed = median((0..ROUNDS).map(|round| {
                 let start = Instant::now();
                 begin(&mut step, round)?;
@@ -112,7 +112,7 @@ mod bench {
         Ok(out)
     }
 
-    /// Equal spans from `position` on, each with its own pages; the last row of each is wanted.
+    /// Equal spans from `position` on, each with its own pages; the last row of each is a logit row.
     fn begin(
         backend: &CudaBackend,
         step: &mut CudaStep,
@@ -136,8 +136,8 @@ mod bench {
         let pages: Vec<u32> = (0..sequences * pages_each).map(|index| page(index) as u32).collect();
         let tokens: Vec<u32> =
             (0..sequences * rows).map(|row| (7919 * (row + position) % SIZES.vocab) as u32).collect();
-        let wanted: Vec<u32> = (1..=sequences).map(|index| (index * rows - 1) as u32).collect();
-        backend.begin(step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &wanted })
+        let logit_rows: Vec<u32> = (1..=sequences).map(|index| (index * rows - 1) as u32).collect();
+        backend.begin(step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, logit_rows: &logit_rows })
     }
 
     fn median(times: impl Iterator<Item = Result<f64, BackendError>>) -> Result<f64, BackendError> {

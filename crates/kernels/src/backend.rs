@@ -118,14 +118,15 @@ pub struct Attention {
 
 impl Attention {
     /// Queries and keys.
-    pub fn turned(&self) -> Heads {
+    pub fn query_and_key(&self) -> Heads {
         assert_eq!(self.query.columns().end, self.key.first, "keys follow queries");
         Heads { count: self.query.count + self.key.count, ..self.query }
     }
 }
 
-/// What queries and keys go through before they meet: a norm within each head, where there is one, and a rotation by their position.
-pub struct Turn<'a, B: Backend> {
+/// What [`Backend::norm_rope_attend`] applies to queries and keys before attention: a norm within each head, where the model has one, and
+/// a rotation by the position.
+pub struct NormRope<'a, B: Backend> {
     pub query_norm: Option<&'a B::Vector>,
     pub key_norm: Option<&'a B::Vector>,
     pub eps: f32,
@@ -167,32 +168,31 @@ pub struct StepInputs<'a> {
     /// Spans in row order; together they cover all rows.
     pub spans: &'a [Span],
     pub pages: &'a [u32],
-    /// Rows whose logits are wanted, ascending.
-    pub wanted: &'a [u32],
+    /// Rows whose logits are computed, ascending.
+    pub logit_rows: &'a [u32],
 }
 
-/// How many rows an op works on: those of generated tokens first, then those of prompts.
+/// How many rows an op works on: those of decode (generated tokens) first, then those of prefill (prompts).
 ///
-/// A backend may multiply the two with quantised weights in different arithmetic, because prompts are bound by arithmetic and
-/// generated tokens by memory. What a token is in its own sequence decides, never its company: so an answer does not
-/// depend on the batch.
+/// A backend may multiply the two with quantised weights in different arithmetic, because prefill is bound by arithmetic and decode by
+/// memory. A token's phase in its own sequence decides, never what else is in the batch: so an answer does not depend on the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rows {
-    pub generated: usize,
-    pub prompt: usize,
+    pub decode: usize,
+    pub prefill: usize,
 }
 
 impl Rows {
-    pub fn generated(rows: usize) -> Self {
-        Self { generated: rows, prompt: 0 }
+    pub fn decode(rows: usize) -> Self {
+        Self { decode: rows, prefill: 0 }
     }
 
-    pub fn prompt(rows: usize) -> Self {
-        Self { generated: 0, prompt: rows }
+    pub fn prefill(rows: usize) -> Self {
+        Self { decode: 0, prefill: rows }
     }
 
     pub fn all(self) -> usize {
-        self.generated + self.prompt
+        self.decode + self.prefill
     }
 }
 
@@ -287,8 +287,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out[i] = scale * table[tokens[i] - first]` for every row of the step: `table` holds the vocabulary from token
     /// `first` on. A token that is another rank's gives a row of zeros.
     fn embed(&self, step: &Self::Step, out: &mut Self::Buffer, table: &Self::Matrix, first: usize, scale: f32);
-    /// `out[i] = x[wanted[i]]`.
-    fn gather_wanted(&self, step: &Self::Step, out: &mut Self::Buffer, x: &Self::Buffer);
+    /// `out[i] = x[logit_rows[i]]`.
+    fn gather_logit_rows(&self, step: &Self::Step, out: &mut Self::Buffer, x: &Self::Buffer);
     /// `out = weight * x / sqrt(mean(x * x) + eps)`, row by row.
     fn rms_norm(&self, rows: Range<usize>, out: &mut Self::Buffer, x: &Self::Buffer, weight: &Self::Vector, eps: f32);
     /// The same within each head, in place.
@@ -315,10 +315,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
         kv: &mut Self::Kv,
         attention: &Attention,
     );
-    /// The same after the queries and keys in `qkv`, keys right after queries, have been normed and turned. What `qkv` holds afterwards is
-    /// the backend's business. `out` may be left in the form in which its `reader` reads it, the only op that will.
+    /// Norms and rotates the queries and keys in `qkv`, keys right after queries, then does as [`Backend::attend`]. `qkv` is undefined
+    /// afterwards. `consumer` is the matrix of the only op that reads `out`, so `out` may be left in the layout which that op needs.
     #[expect(clippy::too_many_arguments, reason = "it is four ops in one, for the sake of memory")]
-    fn attend_for(
+    fn norm_rope_attend(
         &self,
         step: &Self::Step,
         rows: Rows,
@@ -326,17 +326,17 @@ pub trait Backend: Send + Sync + Sized + 'static {
         qkv: &mut Self::Buffer,
         kv: &mut Self::Kv,
         attention: &Attention,
-        turn: &Turn<'_, Self>,
-        reader: &Self::Matrix,
+        norm_rope: &NormRope<'_, Self>,
+        consumer: &Self::Matrix,
     ) {
-        let _ = reader;
-        if let Some(norm) = turn.query_norm {
-            self.rms_norm_heads(rows.all(), qkv, attention.query, norm, turn.eps);
+        let _ = consumer;
+        if let Some(norm) = norm_rope.query_norm {
+            self.rms_norm_heads(rows.all(), qkv, attention.query, norm, norm_rope.eps);
         }
-        if let Some(norm) = turn.key_norm {
-            self.rms_norm_heads(rows.all(), qkv, attention.key, norm, turn.eps);
+        if let Some(norm) = norm_rope.key_norm {
+            self.rms_norm_heads(rows.all(), qkv, attention.key, norm, norm_rope.eps);
         }
-        self.rotate(step, qkv, attention.turned(), turn.rope);
+        self.rotate(step, qkv, attention.query_and_key(), norm_rope.rope);
         self.attend(step, out, qkv, kv, attention);
     }
     /// `out[j] = activation(x[j]) * x[n + j]`, where a row of `x` has `2 n` columns.
@@ -360,25 +360,25 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
     /// `x += y`.
     fn add(&self, rows: Range<usize>, x: &mut Self::Buffer, y: &Self::Buffer);
-    /// `x += y` if there is a `y`, and then `out = weight * x / sqrt(mean(x * x) + eps)`, for the rows in `made`. `out` may be left in the form
-    /// in which its `reader` reads it, the only op that will; then all of its rows are made like that.
+    /// `x += y` if there is a `y`, and then `out = weight * x / sqrt(mean(x * x) + eps)`, for the rows in `range`. If only one op reads `out`,
+    /// `consumer` is its matrix: then all rows of `out` may be left in the layout which that op needs.
     #[expect(clippy::too_many_arguments, reason = "it is three ops in one, for the sake of memory")]
-    fn norm_for(
+    fn add_rms_norm(
         &self,
         rows: Rows,
-        made: Range<usize>,
+        range: Range<usize>,
         out: &mut Self::Buffer,
         x: &mut Self::Buffer,
         y: Option<&Self::Buffer>,
         weight: &Self::Vector,
         eps: f32,
-        reader: Option<&Self::Matrix>,
+        consumer: Option<&Self::Matrix>,
     ) {
-        let _ = (rows, reader);
+        let _ = (rows, consumer);
         if let Some(y) = y {
-            self.add(made.clone(), x, y);
+            self.add(range.clone(), x, y);
         }
-        self.rms_norm(made, out, x, weight, eps);
+        self.rms_norm(range, out, x, weight, eps);
     }
     /// A mixture of experts: softmax over the router's `logits` `[rows, experts]`, the best `chosen` of them, and the
     /// weighted sum of their feed-forwards of `x`. `experts[i]` is expert `first + i`; the others are another rank's,

@@ -8,6 +8,6 @@ pub mod probe;
 pub mod quant;
 
 pub use backend::{
-    Activation, Attention, Backend, BackendError, Gated, HEAD_DIM_MAX, Heads, KvShape, MatrixSource, PAGE_TOKENS,
-    RopeLayout, Routing, Rows, Span, StepInputs, StepLimits, Turn,
+    Activation, Attention, Backend, BackendError, Gated, HEAD_DIM_MAX, Heads, KvShape, MatrixSource, NormRope,
+    PAGE_TOKENS, RopeLayout, Routing, Rows, Span, StepInputs, StepLimits,
 };

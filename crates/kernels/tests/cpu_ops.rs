@@ -3,8 +3,8 @@
 
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{
-    Activation, Attention, Backend, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout, Rows, Span, StepInputs,
-    StepLimits, Turn,
+    Activation, Attention, Backend, Heads, KvShape, MatrixSource, NormRope, PAGE_TOKENS, RopeLayout, Rows, Span,
+    StepInputs, StepLimits,
 };
 use types::DType;
 
@@ -70,7 +70,7 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
     let (cols, features) = (288, 33); // not whole superblocks, not whole tiles
     let weights: Vec<u8> = noise(features * cols, 1).into_iter().flat_map(f32::to_le_bytes).collect();
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    for rows in [Rows::prompt(50), Rows::generated(1), Rows::generated(3), Rows { generated: 2, prompt: 20 }] {
+    for rows in [Rows::prefill(50), Rows::decode(1), Rows::decode(3), Rows { decode: 2, prefill: 20 }] {
         let all = rows.all();
         let [sums, terms, scales] = [(all * cols, 2), (all * cols, 3), (cols, 4)].map(|(len, seed)| noise(len, seed));
         let keeps = [DType::F32, DType::BF16, DType::Q8_0];
@@ -94,7 +94,7 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
                 backend.rms_norm(0..all, &mut plain, &want, &norm, 1e-5);
                 // In two parts, as ranks do.
                 for made in [0..all / 2 / 16 * 16, all / 2 / 16 * 16..all] {
-                    backend.norm_for(rows, made, &mut formed, &mut got, y, &norm, 1e-5, Some(&matrix));
+                    backend.add_rms_norm(rows, made, &mut formed, &mut got, y, &norm, 1e-5, Some(&matrix));
                 }
                 assert_eq!(read(&formed), read(&plain), "{rows:?} of {keep} on {level}, {}", y.is_some());
                 let [got, want] = [&got, &want].map(|sums| bits(contents(&backend, sums, all, cols)));
@@ -203,7 +203,9 @@ fn in_steps(
             row += count as u32;
         }
         let tokens = vec![0; row as usize];
-        backend.begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &[] }).unwrap();
+        backend
+            .begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &pages, logit_rows: &[] })
+            .unwrap();
         let out = run(&step, counts, &mut filled(backend, cols, &x), &mut kv);
         let width = out.len() / row as usize;
         let mut row = 0;
@@ -257,18 +259,18 @@ impl Projected {
         let freqs: Vec<f32> = (0..dim / 2).map(|i| 1.0 / 10f32.powi(i as i32)).collect();
         let rope = backend.rope(&freqs, 1.0, 512, RopeLayout::Halves).unwrap();
         let [query_norm, key_norm] = [6, 7].map(|seed| backend.vector(&noise(dim, seed)).unwrap());
-        let turn = Turn { query_norm: Some(&query_norm), key_norm: Some(&key_norm), eps: 1e-5, rope: &rope };
+        let turn = NormRope { query_norm: Some(&query_norm), key_norm: Some(&key_norm), eps: 1e-5, rope: &rope };
         let (attention, _) = attention(dim, None);
         in_steps(backend, dim, all, steps, &|step, counts, x, kv| {
             let (generated, prompt) = counts.split_at(self.generated);
-            let rows = Rows { generated: generated.iter().sum(), prompt: prompt.iter().sum() };
+            let rows = Rows { decode: generated.iter().sum(), prefill: prompt.iter().sum() };
             let mut attended = backend.buffer(rows.all(), width).unwrap();
             if self.at_once {
-                backend.attend_for(step, rows, &mut attended, x, kv, &attention, &turn, &reader);
+                backend.norm_rope_attend(step, rows, &mut attended, x, kv, &attention, &turn, &reader);
             } else {
                 backend.rms_norm_heads(rows.all(), x, attention.query, &query_norm, turn.eps);
                 backend.rms_norm_heads(rows.all(), x, attention.key, &key_norm, turn.eps);
-                backend.rotate(step, x, attention.turned(), &rope);
+                backend.rotate(step, x, attention.query_and_key(), &rope);
                 backend.attend(step, &mut attended, x, kv, &attention);
             }
             let mut out = backend.output(rows.all(), Self::FEATURES).unwrap();
@@ -527,7 +529,7 @@ fn a_rotation_turns_pairs_by_the_angle_of_their_position() {
             let mut buffer = filled(&backend, cols, &x);
             let mut step = backend.step(StepLimits { rows: 8, sequences: 2, pages: 8 }).unwrap();
             let spans = [Span { row: 0, rows: 3, position: 100, pages_start: 0, pages_len: 4 }];
-            let inputs = StepInputs { tokens: &[0; 3], spans: &spans, pages: &[0, 1, 2, 3], wanted: &[] };
+            let inputs = StepInputs { tokens: &[0; 3], spans: &spans, pages: &[0, 1, 2, 3], logit_rows: &[] };
             backend.begin(&mut step, inputs).unwrap();
             let rope = backend.rope(&freqs, 1.5, 200, layout).unwrap();
             backend.rotate(&step, &mut buffer, heads, &rope);
@@ -562,10 +564,12 @@ fn rows_are_embedded_gathered_and_added() {
     let table = backend.matrix(&[source]).unwrap();
     let mut step = backend.step(StepLimits { rows: 4, sequences: 1, pages: 1 }).unwrap();
     let spans = [Span { row: 0, rows: 3, position: 0, pages_start: 0, pages_len: 1 }];
-    backend.begin(&mut step, StepInputs { tokens: &[5, 0, 2], spans: &spans, pages: &[0], wanted: &[0, 2] }).unwrap();
+    backend
+        .begin(&mut step, StepInputs { tokens: &[5, 0, 2], spans: &spans, pages: &[0], logit_rows: &[0, 2] })
+        .unwrap();
     let (mut x, mut y) = (backend.buffer(4, 2).unwrap(), backend.buffer(4, 2).unwrap());
     backend.embed(&step, &mut x, &table, 0, 2.0);
-    backend.gather_wanted(&step, &mut y, &x);
+    backend.gather_logit_rows(&step, &mut y, &x);
     backend.add(0..2, &mut x, &y);
     assert_eq!(contents(&backend, &x, 3, 2), [20.0, 22.0, 4.0, 6.0, 4.0, 5.0]);
     // The same six rows as those of tokens 2 to 7.
@@ -580,5 +584,7 @@ fn a_step_beyond_its_limits_is_refused() {
     let backend = backend(Level::detect(), 1, KvType::F32);
     let mut step = backend.step(StepLimits { rows: 2, sequences: 1, pages: 1 }).unwrap();
     let spans = [Span { row: 0, rows: 3, position: 0, pages_start: 0, pages_len: 1 }];
-    assert!(backend.begin(&mut step, StepInputs { tokens: &[0; 3], spans: &spans, pages: &[0], wanted: &[] }).is_err());
+    assert!(
+        backend.begin(&mut step, StepInputs { tokens: &[0; 3], spans: &spans, pages: &[0], logit_rows: &[] }).is_err()
+    );
 }

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, Routing, Rows, Turn};
+use kernels::{Activation, Attention, Backend, Gated, Heads, KvShape, NormRope, Routing, Rows};
 use types::{LayerRange, Rank, WorldSize};
 
-use crate::architecture::Role;
+use crate::architecture::WeightKind;
 use crate::checkpoint::Checkpoint;
 use crate::collective::{Collective, CollectiveError};
 use crate::description::{Description, FeedForward, Layer as LayerDescription};
@@ -19,7 +19,7 @@ pub struct Block<B: Backend> {
     layers: Vec<Layer<B>>,
     /// The distinct rotations of the layers.
     ropes: Vec<B::Rope>,
-    work: Work<B>,
+    work: Workspace<B>,
     eps: f32,
     activation: Activation,
     weight_bytes: usize,
@@ -38,31 +38,31 @@ struct Layer<B: Backend> {
     output: B::Matrix,
     attention_post_norm: Option<B::Vector>,
     feed_forward_norm: B::Vector,
-    feed_forward: Feed<B>,
+    feed_forward: FeedForwardWeights<B>,
     feed_forward_post_norm: Option<B::Vector>,
 }
 
-enum Feed<B: Backend> {
+enum FeedForwardWeights<B: Backend> {
     Dense(Gated<B::Matrix>),
     Experts { router: B::Matrix, experts: Vec<Gated<B::Matrix>>, first: usize, routing: Routing },
 }
 
 /// Buffers that every layer uses in turn, for the most rows that a step may have.
-struct Work<B: Backend> {
+struct Workspace<B: Backend> {
     normed: B::Buffer,    // [rows, hidden]
     qkv: B::Buffer,       // [rows, (heads + 2 kv_heads) head_dim]
     attended: B::Buffer,  // [rows, heads head_dim]
     projected: B::Buffer, // [rows, hidden]
-    dense: Option<DenseWork<B>>,
-    experts: Option<ExpertsWork<B>>,
+    dense: Option<DenseWorkspace<B>>,
+    experts: Option<ExpertsWorkspace<B>>,
 }
 
-struct DenseWork<B: Backend> {
+struct DenseWorkspace<B: Backend> {
     gate_up: B::Buffer, // [rows, 2 inner]
     gated: B::Buffer,   // [rows, inner]
 }
 
-struct ExpertsWork<B: Backend> {
+struct ExpertsWorkspace<B: Backend> {
     logits: B::Buffer, // [rows, experts]
     scratch: B::Scratch,
 }
@@ -102,7 +102,7 @@ impl<B: Backend> Block<B> {
             world: rank.world(),
             layers: loaded,
             ropes: ropes.collect::<Result<_, _>>()?,
-            work: Work::new(backend, &loader, description, described, options.limits.step.rows)?,
+            work: Workspace::new(backend, &loader, description, described, options.limits.step.rows)?,
             eps: description.eps,
             activation: description.activation,
             weight_bytes: loader.weight_bytes,
@@ -123,30 +123,30 @@ impl<B: Backend> Block<B> {
         let is_solo = self.world == WorldSize::ONE;
         let mut layers = &mut self.layers[..];
         if let Some(first) = layers.first() {
-            let (normed, reader) = (&mut work.normed, Some(&first.qkv).filter(|_| is_solo));
-            backend.norm_for(rows, 0..rows.all(), normed, hidden, None, &first.attention_norm, eps, reader);
+            let (normed, consumer) = (&mut work.normed, Some(&first.qkv).filter(|_| is_solo));
+            backend.add_rms_norm(rows, 0..rows.all(), normed, hidden, None, &first.attention_norm, eps, consumer);
         }
         // Between layers a rank need not have all rows of the residual stream: each has those that it makes rows of `normed` from.
         while let Some((layer, after)) = layers.split_first_mut() {
             layer.attend(backend, step, rows, work, &self.ropes, eps);
             let post_norm = layer.attention_post_norm.as_ref();
-            let Work { projected, normed, .. } = &mut *work;
-            let reader = layer.feed_forward.reader().filter(|_| is_solo);
+            let Workspace { projected, normed, .. } = &mut *work;
+            let consumer = layer.feed_forward.consumer().filter(|_| is_solo);
             let norm = &layer.feed_forward_norm;
             collective.reduce_into(backend, rows.all(), projected, normed, &mut |projected, normed, made| {
                 let y = add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps);
-                backend.norm_for(rows, made, normed, hidden, y, norm, eps, reader);
+                backend.add_rms_norm(rows, made, normed, hidden, y, norm, eps, consumer);
             })?;
 
             layer.feed_forward.run(backend, rows, work, self.activation);
             let post_norm = layer.feed_forward_post_norm.as_ref();
-            let Work { projected, normed, .. } = &mut *work;
+            let Workspace { projected, normed, .. } = &mut *work;
             match after.first() {
                 Some(next) => {
-                    let (norm, reader) = (&next.attention_norm, Some(&next.qkv).filter(|_| is_solo));
+                    let (norm, consumer) = (&next.attention_norm, Some(&next.qkv).filter(|_| is_solo));
                     let mut each = |projected: &B::Buffer, normed: &mut B::Buffer, made: Range<usize>| {
                         let y = add_post_normed(backend, made.clone(), hidden, projected, post_norm, normed, eps);
-                        backend.norm_for(rows, made, normed, hidden, y, norm, eps, reader);
+                        backend.add_rms_norm(rows, made, normed, hidden, y, norm, eps, consumer);
                     };
                     collective.reduce_into(backend, rows.all(), projected, normed, &mut each)?;
                 }
@@ -190,49 +190,57 @@ impl<B: Backend> Layer<B> {
         let shape = KvShape { kv_heads: attention.key.count, head_dim: description.head_dim };
         let always = "every architecture has these norms";
         Ok(Self {
-            attention_norm: loader.norm(index, Role::AttentionNorm)?.expect(always),
-            qkv: loader.pack(loader.linear(index, &[Role::Query, Role::Key, Role::Value], 0)?)?,
-            qkv_bias: loader.bias(index, &[Role::QueryBias, Role::KeyBias, Role::ValueBias])?,
-            query_norm: loader.norm(index, Role::QueryNorm)?,
-            key_norm: loader.norm(index, Role::KeyNorm)?,
+            attention_norm: loader.norm(index, WeightKind::AttentionNorm)?.expect(always),
+            qkv: loader.pack(loader.linear(index, &[WeightKind::Query, WeightKind::Key, WeightKind::Value], 0)?)?,
+            qkv_bias: loader.bias(index, &[WeightKind::QueryBias, WeightKind::KeyBias, WeightKind::ValueBias])?,
+            query_norm: loader.norm(index, WeightKind::QueryNorm)?,
+            key_norm: loader.norm(index, WeightKind::KeyNorm)?,
             rope,
             attention,
             kv: backend.kv(shape, pages)?,
-            output: loader.pack(loader.linear(index, &[Role::Output], 0)?)?,
-            attention_post_norm: loader.norm(index, Role::AttentionPostNorm)?,
-            feed_forward_norm: loader.norm(index, Role::FeedForwardNorm)?.expect(always),
-            feed_forward: Feed::load(loader, index, described.feed_forward)?,
-            feed_forward_post_norm: loader.norm(index, Role::FeedForwardPostNorm)?,
+            output: loader.pack(loader.linear(index, &[WeightKind::Output], 0)?)?,
+            attention_post_norm: loader.norm(index, WeightKind::AttentionPostNorm)?,
+            feed_forward_norm: loader.norm(index, WeightKind::FeedForwardNorm)?.expect(always),
+            feed_forward: FeedForwardWeights::load(loader, index, described.feed_forward)?,
+            feed_forward_post_norm: loader.norm(index, WeightKind::FeedForwardPostNorm)?,
         })
     }
 
     /// `projected = output(attend(query, key, value))` of `normed`.
-    fn attend(&mut self, backend: &B, step: &B::Step, rows: Rows, work: &mut Work<B>, ropes: &[B::Rope], eps: f32) {
-        let turn = Turn {
+    fn attend(
+        &mut self,
+        backend: &B,
+        step: &B::Step,
+        rows: Rows,
+        work: &mut Workspace<B>,
+        ropes: &[B::Rope],
+        eps: f32,
+    ) {
+        let turn = NormRope {
             query_norm: self.query_norm.as_ref(),
             key_norm: self.key_norm.as_ref(),
             eps,
             rope: &ropes[self.rope],
         };
-        let Work { normed, qkv, attended, projected, .. } = work;
+        let Workspace { normed, qkv, attended, projected, .. } = work;
         backend.linear(rows, qkv, normed, &self.qkv, self.qkv_bias.as_ref());
-        backend.attend_for(step, rows, attended, qkv, &mut self.kv, &self.attention, &turn, &self.output);
+        backend.norm_rope_attend(step, rows, attended, qkv, &mut self.kv, &self.attention, &turn, &self.output);
         backend.linear(rows, projected, attended, &self.output, None);
     }
 }
 
-impl<B: Backend> Feed<B> {
+impl<B: Backend> FeedForwardWeights<B> {
     fn load(loader: &mut Loader<'_, B>, index: usize, described: FeedForward) -> Result<Self, LoadError> {
         Ok(match described {
             FeedForward::Dense { inner } => Self::Dense(Gated {
-                gate_up: loader.pack(loader.linear(index, &[Role::Gate, Role::Up], inner)?)?,
-                down: loader.pack(loader.linear(index, &[Role::Down], inner)?)?,
+                gate_up: loader.pack(loader.linear(index, &[WeightKind::Gate, WeightKind::Up], inner)?)?,
+                down: loader.pack(loader.linear(index, &[WeightKind::Down], inner)?)?,
             }),
             FeedForward::Experts { inner, routing } => Self::Experts {
                 router: loader.pack(loader.router(index)?)?,
-                first: loader.shares.experts.start,
+                first: loader.shards.experts.start,
                 experts: loader
-                    .shares
+                    .shards
                     .experts
                     .clone()
                     .map(|expert| {
@@ -246,7 +254,7 @@ impl<B: Backend> Feed<B> {
     }
 
     /// What alone reads `normed`, if it is one matrix.
-    fn reader(&self) -> Option<&B::Matrix> {
+    fn consumer(&self) -> Option<&B::Matrix> {
         match self {
             Self::Dense(weights) => Some(&weights.gate_up),
             Self::Experts { .. } => None,
@@ -254,15 +262,16 @@ impl<B: Backend> Feed<B> {
     }
 
     /// `projected = down(activation(gate n) * (up n))` of `normed`, or the chosen experts' weighted sum of that.
-    fn run(&self, backend: &B, rows: Rows, work: &mut Work<B>, activation: Activation) {
-        let Work { normed, projected, dense, experts: routed, .. } = work;
+    fn run(&self, backend: &B, rows: Rows, work: &mut Workspace<B>, activation: Activation) {
+        let Workspace { normed, projected, dense, experts: routed, .. } = work;
         match self {
             Self::Dense(weights) => {
-                let DenseWork { gate_up, gated } = dense.as_mut().expect("allocated for blocks with a dense layer");
+                let DenseWorkspace { gate_up, gated } =
+                    dense.as_mut().expect("allocated for blocks with a dense layer");
                 backend.feed_forward(rows, projected, normed, weights, activation, gate_up, gated);
             }
             Self::Experts { router, experts, first, routing } => {
-                let ExpertsWork { logits, scratch } =
+                let ExpertsWorkspace { logits, scratch } =
                     routed.as_mut().expect("allocated for blocks with a layer of experts");
                 backend.linear(rows, logits, normed, router, None);
                 backend.experts(rows, projected, normed, logits, *routing, *first, experts, activation, scratch);
@@ -271,7 +280,7 @@ impl<B: Backend> Feed<B> {
     }
 }
 
-impl<B: Backend> Work<B> {
+impl<B: Backend> Workspace<B> {
     fn new(
         backend: &B,
         loader: &Loader<'_, B>,
@@ -279,18 +288,20 @@ impl<B: Backend> Work<B> {
         layers: &[LayerDescription],
         rows: usize,
     ) -> Result<Self, LoadError> {
-        let (hidden, dim, shares) = (description.hidden, description.head_dim, &loader.shares);
-        let (heads, kv_heads, own) = (shares.heads.len(), shares.kv_heads.len(), shares.inner.len());
+        let (hidden, dim, shards) = (description.hidden, description.head_dim, &loader.shards);
+        let (heads, kv_heads, own) = (shards.heads.len(), shards.kv_heads.len(), shards.inner.len());
         let (mut dense, mut experts) = (None, None);
         for layer in layers {
             match layer.feed_forward {
                 FeedForward::Dense { .. } if dense.is_none() => {
-                    dense =
-                        Some(DenseWork { gate_up: backend.output(rows, 2 * own)?, gated: backend.buffer(rows, own)? });
+                    dense = Some(DenseWorkspace {
+                        gate_up: backend.output(rows, 2 * own)?,
+                        gated: backend.buffer(rows, own)?,
+                    });
                 }
                 FeedForward::Experts { inner, routing } if experts.is_none() => {
                     let scratch = backend.scratch(rows, hidden, inner, routing)?;
-                    experts = Some(ExpertsWork { logits: backend.output(rows, routing.experts)?, scratch });
+                    experts = Some(ExpertsWorkspace { logits: backend.output(rows, routing.experts)?, scratch });
                 }
                 _ => {}
             }
@@ -325,7 +336,7 @@ fn add_post_normed<'a, B: Backend>(
 /// Where this rank's heads lie in a row of the stacked projection.
 fn attention<B: Backend>(description: &Description, layer: &LayerDescription, loader: &Loader<'_, B>) -> Attention {
     let dim = description.head_dim;
-    let (heads, kv_heads) = (loader.shares.heads.len(), loader.shares.kv_heads.len());
+    let (heads, kv_heads) = (loader.shards.heads.len(), loader.shards.kv_heads.len());
     let query = Heads { first: 0, count: heads, dim };
     let key = Heads { first: query.columns().end, count: kv_heads, dim };
     let value = Heads { first: key.columns().end, count: kv_heads, dim };

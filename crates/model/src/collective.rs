@@ -41,7 +41,7 @@ pub trait Collective<B: Backend>: Send {
         map(from, to, 0..rows);
         Ok(())
     }
-    /// `part` is a rank's shard ([`Rank::share`]) of `cols` columns. `whole`, which only the first rank has, gets all of them.
+    /// `part` is a rank's shard ([`Rank::shard`]) of `cols` columns. `whole`, which only the first rank has, gets all of them.
     fn gather_columns(
         &self,
         backend: &B,

@@ -4,8 +4,8 @@
 use kernels::{Activation, HEAD_DIM_MAX, RopeLayout, Routing};
 use serde_json::{Map, Value as Json};
 
-use crate::architecture::{Architecture, Role, SUPPORTED};
-use crate::facts::{Facts, Key, member};
+use crate::architecture::{Architecture, SUPPORTED, WeightKind};
+use crate::facts::{Key, ModelMetadata, member};
 use crate::files::Gguf;
 use crate::rope::Rope;
 
@@ -96,7 +96,7 @@ impl Description {
             Some(text) => text.as_object().ok_or_else(|| object(text))?,
             None => outer,
         };
-        Self::read(&Facts::Config { config: text, architecture }, architecture, RopeLayout::Halves)
+        Self::read(&ModelMetadata::Config { config: text, architecture }, architecture, RopeLayout::Halves)
     }
 
     pub fn from_gguf(file: &Gguf) -> Result<Self, DescriptionError> {
@@ -106,11 +106,11 @@ impl Description {
         let architecture = Architecture::by_gguf_name(name)
             .ok_or_else(|| DescriptionError::Architecture { name: shown(name.to_owned()) })?;
         let (prefix, layout) = architecture.gguf.expect("found by this name");
-        Self::read(&Facts::Gguf { file, prefix }, architecture, layout)
+        Self::read(&ModelMetadata::Gguf { file, prefix }, architecture, layout)
     }
 
     fn read(
-        facts: &Facts<'_>,
+        facts: &ModelMetadata<'_>,
         architecture: &'static Architecture,
         rope_layout: RopeLayout,
     ) -> Result<Self, DescriptionError> {
@@ -221,7 +221,7 @@ fn shown(mut found: String) -> String {
     found
 }
 
-fn within(facts: &Facts<'_>, key: Key, max: usize) -> Result<usize, DescriptionError> {
+fn within(facts: &ModelMetadata<'_>, key: Key, max: usize) -> Result<usize, DescriptionError> {
     let count = facts.count(key)?;
     match (1..=max).contains(&count) {
         true => Ok(count),
@@ -230,15 +230,15 @@ fn within(facts: &Facts<'_>, key: Key, max: usize) -> Result<usize, DescriptionE
 }
 
 /// Of the dense layers. A model whose layers all have experts need not give it.
-fn inner(facts: &Facts<'_>, architecture: &Architecture) -> Result<usize, DescriptionError> {
+fn inner(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<usize, DescriptionError> {
     match facts.count_if(Key::INNER)? {
-        Some(0) | None if architecture.tensor(Role::Router).is_some() => facts.count(Key::EXPERT_INNER),
+        Some(0) | None if architecture.tensor(WeightKind::Router).is_some() => facts.count(Key::EXPERT_INNER),
         _ => within(facts, Key::INNER, FEATURES_MAX),
     }
 }
 
-fn vocab(facts: &Facts<'_>) -> Result<usize, DescriptionError> {
-    let Facts::Gguf { file, .. } = facts else { return within(facts, Key::config("vocab_size"), VOCAB_MAX) };
+fn vocab(facts: &ModelMetadata<'_>) -> Result<usize, DescriptionError> {
+    let ModelMetadata::Gguf { file, .. } = facts else { return within(facts, Key::config("vocab_size"), VOCAB_MAX) };
     let missing = || DescriptionError::Missing { key: "tensor token_embd.weight".into() };
     let rows = *file.tensor("token_embd.weight").ok_or_else(missing)?.shape.first().ok_or_else(missing)?;
     match (1..=VOCAB_MAX).contains(&rows) {
@@ -247,14 +247,14 @@ fn vocab(facts: &Facts<'_>) -> Result<usize, DescriptionError> {
     }
 }
 
-fn tied(facts: &Facts<'_>, architecture: &Architecture) -> Result<bool, DescriptionError> {
+fn tied(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<bool, DescriptionError> {
     match facts {
-        Facts::Gguf { file, .. } => Ok(file.tensor("output.weight").is_none()),
-        Facts::Config { .. } => facts.flag("tie_word_embeddings", architecture.tied),
+        ModelMetadata::Gguf { file, .. } => Ok(file.tensor("output.weight").is_none()),
+        ModelMetadata::Config { .. } => facts.flag("tie_word_embeddings", architecture.tied),
     }
 }
 
-fn activation(facts: &Facts<'_>, architecture: &Architecture) -> Result<Activation, DescriptionError> {
+fn activation(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<Activation, DescriptionError> {
     let stated = match facts.text_if(Key::config("hidden_activation"))? {
         Some(name) => Some(name),
         None => facts.text_if(Key::config("hidden_act"))?,
@@ -267,9 +267,9 @@ fn activation(facts: &Facts<'_>, architecture: &Architecture) -> Result<Activati
     }
 }
 
-fn refuse_what_no_layer_has(facts: &Facts<'_>, architecture: &Architecture) -> Result<(), DescriptionError> {
+fn refuse_what_no_layer_has(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<(), DescriptionError> {
     facts.refuse_flag("mlp_bias")?;
-    if architecture.tensor(Role::QueryBias).is_none() {
+    if architecture.tensor(WeightKind::QueryBias).is_none() {
         facts.refuse_flag("attention_bias")?;
     }
     let (key, value) = (Key::HEAD_DIM, Key::gguf("attention.value_length"));

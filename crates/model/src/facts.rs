@@ -1,4 +1,4 @@
-//! `Facts`: what a file says about its model, asked for by one name whether the file is a config.json (as the hub has
+//! `ModelMetadata`: what a file says about its model, asked for by one name whether the file is a config.json (as the hub has
 //! them, or as transformers 5 writes them) or a GGUF file's metadata. Everything in either is untrusted: a value of
 //! the wrong kind is an error that names its key.
 
@@ -50,12 +50,12 @@ impl Key {
 }
 
 /// The facts of one file, read as one architecture's.
-pub(crate) enum Facts<'a> {
+pub(crate) enum ModelMetadata<'a> {
     Config { config: &'a Map<String, Json>, architecture: &'static Architecture },
     Gguf { file: &'a Gguf, prefix: &'static str },
 }
 
-impl Facts<'_> {
+impl ModelMetadata<'_> {
     pub fn is_gguf(&self) -> bool {
         matches!(self, Self::Gguf { .. })
     }

@@ -1,10 +1,10 @@
-//! `Footprint`: what a rank's share of a model will take, known before anything is read or allocated for it. It asks the
-//! backend for the size of each thing that `Ends` and `Block` make.
+//! `Footprint`: what a rank's shard of a model will take, known before anything is read or allocated for it. It asks the
+//! backend for the size of each thing that `Embedding`, `Block` and `LmHead` make.
 
 use kernels::{Backend, Gated, KvShape};
 use types::{Rank, WorldSize};
 
-use crate::architecture::Role;
+use crate::architecture::WeightKind;
 use crate::checkpoint::{Checkpoint, End};
 use crate::description::FeedForward;
 use crate::load::{LoadError, LoadOptions, Loader, Stack};
@@ -55,15 +55,16 @@ impl<B: Backend> Plan<'_, B> {
         }
         for (index, layer) in description.layers.iter().enumerate() {
             let linear =
-                |roles: &[Role], inner| Ok::<_, LoadError>(self.packed(self.loader.linear(index, roles, inner)?));
-            sum += linear(&[Role::Query, Role::Key, Role::Value], 0)? + linear(&[Role::Output], 0)?;
+                |roles: &[WeightKind], inner| Ok::<_, LoadError>(self.packed(self.loader.linear(index, roles, inner)?));
+            sum += linear(&[WeightKind::Query, WeightKind::Key, WeightKind::Value], 0)?
+                + linear(&[WeightKind::Output], 0)?;
             match layer.feed_forward {
                 FeedForward::Dense { inner } => {
-                    sum += linear(&[Role::Gate, Role::Up], inner)? + linear(&[Role::Down], inner)?;
+                    sum += linear(&[WeightKind::Gate, WeightKind::Up], inner)? + linear(&[WeightKind::Down], inner)?;
                 }
                 FeedForward::Experts { inner, .. } => {
                     sum += self.packed(self.loader.router(index)?);
-                    for expert in self.loader.shares.experts.clone() {
+                    for expert in self.loader.shards.experts.clone() {
                         let Gated { gate_up, down } = self.loader.expert(index, inner, expert)?;
                         sum += self.packed(gate_up) + self.packed(down);
                     }
@@ -79,24 +80,24 @@ impl<B: Backend> Plan<'_, B> {
 
     fn kv(&self) -> u64 {
         let description = self.from.description();
-        let shape = KvShape { kv_heads: self.loader.shares.kv_heads.len(), head_dim: description.head_dim };
+        let shape = KvShape { kv_heads: self.loader.shards.kv_heads.len(), head_dim: description.head_dim };
         let layer = self.backend.kv_bytes(shape, self.options.limits.kv_pages) as u64;
         layer.saturating_mul(description.layers.len() as u64)
     }
 
     fn working(&self) -> u64 {
-        (self.block_work() + self.ends_work() + self.ropes()) as u64
+        (self.block_work() + self.lm_head_workspace() + self.ropes()) as u64
     }
 
     fn block_work(&self) -> usize {
-        let (description, shares) = (self.from.description(), &self.loader.shares);
+        let (description, shards) = (self.from.description(), &self.loader.shards);
         let (hidden, dim, rows) = (description.hidden, description.head_dim, self.options.limits.step.rows);
-        let heads = shares.heads.len() + 2 * shares.kv_heads.len();
+        let heads = shards.heads.len() + 2 * shards.kv_heads.len();
         let (mut dense, mut experts) = (0, 0);
         for layer in &description.layers {
             match layer.feed_forward {
                 FeedForward::Dense { .. } => {
-                    let own = shares.inner.len();
+                    let own = shards.inner.len();
                     dense = self.backend.output_bytes(rows, 2 * own) + self.backend.buffer_bytes(rows, own);
                 }
                 FeedForward::Experts { inner, routing } => {
@@ -108,16 +109,16 @@ impl<B: Backend> Plan<'_, B> {
         // The residual stream, what a branch adds to it, and the projections of the branches.
         let outputs = 2 * self.backend.output_bytes(rows, hidden) + self.backend.output_bytes(rows, heads * dim);
         let inputs =
-            self.backend.buffer_bytes(rows, hidden) + self.backend.buffer_bytes(rows, shares.heads.len() * dim);
+            self.backend.buffer_bytes(rows, hidden) + self.backend.buffer_bytes(rows, shards.heads.len() * dim);
         outputs + inputs + dense + experts
     }
 
-    fn ends_work(&self) -> usize {
+    fn lm_head_workspace(&self) -> usize {
         let (description, limits) = (self.from.description(), self.options.limits);
-        let rows = limits.step.rows.max(limits.wanted);
-        let mut logits = self.backend.output_bytes(limits.wanted, self.loader.shares.vocab.len());
+        let rows = limits.step.rows.max(limits.logit_rows);
+        let mut logits = self.backend.output_bytes(limits.logit_rows, self.loader.shards.vocab.len());
         if self.rank.world() != WorldSize::ONE && self.rank.index() == 0 {
-            logits += self.backend.output_bytes(limits.wanted, description.vocab);
+            logits += self.backend.output_bytes(limits.logit_rows, description.vocab);
         }
         let hidden = description.hidden;
         logits + self.backend.output_bytes(rows, hidden) + self.backend.buffer_bytes(rows, hidden)

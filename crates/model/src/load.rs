@@ -8,18 +8,18 @@ use std::path::PathBuf;
 use kernels::{Backend, BackendError, Gated, MatrixSource, StepLimits, quant};
 use types::{DType, LayerRange, Rank};
 
-use crate::architecture::{Role, Tensor};
+use crate::architecture::{Tensor, WeightKind};
 use crate::checkpoint::{Checkpoint, End};
 use crate::description::{Description, DescriptionError, FeedForward};
 use crate::files::{FileError, TensorView};
-use crate::split::{RowBlocks, Shares, Slice, SplitError, least_common_multiple};
+use crate::split::{RankShards, RowBlocks, Slice, SplitError, least_common_multiple};
 
 /// What is allocated at load for the steps to come.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub step: StepLimits,
-    /// Rows of one step whose logits may be wanted.
-    pub wanted: usize,
+    /// Rows of one step whose logits are computed at most.
+    pub logit_rows: usize,
     /// Pages of the K/V cache, in each layer.
     pub kv_pages: usize,
     /// Positions of one sequence.
@@ -78,7 +78,7 @@ pub(crate) struct Loader<'a, B: Backend> {
     backend: &'a B,
     checkpoint: &'a Checkpoint,
     keep: Option<DType>,
-    pub shares: Shares,
+    pub shards: RankShards,
     /// Of all matrices so far, packed.
     pub weight_bytes: usize,
 }
@@ -110,12 +110,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         if limits.positions > description.positions_max {
             return Err(LoadError::Positions { positions: limits.positions, max: description.positions_max });
         }
-        let shares = Shares::new(description, row_blocks(checkpoint, keep, rank)?, rank)?;
-        Ok(Self { backend, checkpoint, keep, shares, weight_bytes: 0 })
+        let shards = RankShards::new(description, row_blocks(checkpoint, keep, rank)?, rank)?;
+        Ok(Self { backend, checkpoint, keep, shards, weight_bytes: 0 })
     }
 
     /// A norm's weight, offset included; `None` if the architecture has none there.
-    pub fn norm(&self, layer: usize, role: Role) -> Result<Option<B::Vector>, LoadError> {
+    pub fn norm(&self, layer: usize, role: WeightKind) -> Result<Option<B::Vector>, LoadError> {
         let description = self.checkpoint.description();
         let Some(tensor) = description.architecture.tensor(role) else { return Ok(None) };
         let name = self.checkpoint.layer_name(layer, tensor);
@@ -128,25 +128,25 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The rank's slices of several matrices, stacked in one.
-    pub fn linear(&self, layer: usize, roles: &[Role], inner: usize) -> Result<Stack<'a>, LoadError> {
+    pub fn linear(&self, layer: usize, roles: &[WeightKind], inner: usize) -> Result<Stack<'a>, LoadError> {
         let parts = roles.iter().map(|role| self.find(layer, *role, inner, None)).collect::<Result<Vec<_>, _>>()?;
         let sources = roles.iter().zip(&parts).map(|(role, part)| {
             let tensor = self.listed(*role);
             self.refuse_bias(&part.name, tensor)?;
-            part.source(&self.shares.slice(tensor.split, part.shape), self.keep_of(part)?)
+            part.source(&self.shards.slice(tensor.split, part.shape), self.keep_of(part)?)
         });
         Ok(Stack { sources: sources.collect::<Result<_, _>>()?, name: parts[0].name.clone() })
     }
 
     /// The biases of several matrices, one after another; `None` if the architecture has none there.
-    pub fn bias(&self, layer: usize, roles: &[Role]) -> Result<Option<B::Vector>, LoadError> {
+    pub fn bias(&self, layer: usize, roles: &[WeightKind]) -> Result<Option<B::Vector>, LoadError> {
         let description = self.checkpoint.description();
         let (mut values, mut last) = (Vec::new(), String::new());
         for role in roles {
             let Some(tensor) = description.architecture.tensor(*role) else { return Ok(None) };
             last = self.checkpoint.layer_name(layer, tensor);
             let all = self.values(&last, shape_of(description, *role, 0)[0])?;
-            let slice = self.shares.slice(tensor.split, [all.len(), 1]);
+            let slice = self.shards.slice(tensor.split, [all.len(), 1]);
             values.extend_from_slice(&all[slice.rows]);
         }
         self.backend.vector(&values).map(Some).map_err(|source| LoadError::Tensor { tensor: last, source })
@@ -154,14 +154,14 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// The router: small, and decisive for what runs, so it stays f32.
     pub fn router(&self, layer: usize) -> Result<Stack<'a>, LoadError> {
-        let part = self.find(layer, Role::Router, 0, None)?;
+        let part = self.find(layer, WeightKind::Router, 0, None)?;
         Ok(Stack { sources: vec![part.source(&part.whole(), DType::F32)?], name: part.name })
     }
 
     /// One of the rank's experts.
     pub fn expert(&self, layer: usize, inner: usize, expert: usize) -> Result<Gated<Stack<'a>>, LoadError> {
-        let gate_up = self.expert_stack(layer, &[Role::ExpertGate, Role::ExpertUp], inner, expert)?;
-        let down = self.expert_stack(layer, &[Role::ExpertDown], inner, expert)?;
+        let gate_up = self.expert_stack(layer, &[WeightKind::ExpertGate, WeightKind::ExpertUp], inner, expert)?;
+        let down = self.expert_stack(layer, &[WeightKind::ExpertDown], inner, expert)?;
         Ok(Gated { gate_up, down })
     }
 
@@ -175,12 +175,18 @@ impl<'a, B: Backend> Loader<'a, B> {
         let is_stored = matches!(end, End::Embedding) && self.checkpoint.has_embedding_as_stored();
         let keep = if is_stored { part.dtype } else { self.keep_of(&part)? };
         let keep = if keep.row_bytes(hidden).is_some() { keep } else { part.dtype };
-        let own = Slice { rows: self.shares.vocab.clone(), cols: 0..hidden };
+        let own = Slice { rows: self.shards.vocab.clone(), cols: 0..hidden };
         Ok(Stack { sources: vec![part.source(&own, keep)?], name: part.name })
     }
 
-    fn expert_stack(&self, layer: usize, roles: &[Role], inner: usize, expert: usize) -> Result<Stack<'a>, LoadError> {
-        let find = |role: &Role| self.find(layer, *role, inner, Some(expert));
+    fn expert_stack(
+        &self,
+        layer: usize,
+        roles: &[WeightKind],
+        inner: usize,
+        expert: usize,
+    ) -> Result<Stack<'a>, LoadError> {
+        let find = |role: &WeightKind| self.find(layer, *role, inner, Some(expert));
         let parts = roles.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let sources = parts.iter().map(|part| part.source(&part.whole(), self.keep_of(part)?));
         Ok(Stack { sources: sources.collect::<Result<_, _>>()?, name: parts[0].name.clone() })
@@ -195,7 +201,13 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(matrix)
     }
 
-    fn find(&self, layer: usize, role: Role, inner: usize, expert: Option<usize>) -> Result<Matrix<'a>, LoadError> {
+    fn find(
+        &self,
+        layer: usize,
+        role: WeightKind,
+        inner: usize,
+        expert: Option<usize>,
+    ) -> Result<Matrix<'a>, LoadError> {
         let description = self.checkpoint.description();
         let name = self.checkpoint.layer_name(layer, self.listed(role));
         let shape @ [rows, cols] = shape_of(description, role, inner);
@@ -214,7 +226,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Matrix { name, dtype: view.dtype, shape, bytes: &view.bytes[expert * each..][..each] })
     }
 
-    fn listed(&self, role: Role) -> &'static Tensor {
+    fn listed(&self, role: WeightKind) -> &'static Tensor {
         self.checkpoint.description().architecture.tensor(role).expect("every architecture has these roles")
     }
 
@@ -285,8 +297,8 @@ impl<'a> Matrix<'a> {
 }
 
 /// The shape of a matrix `[out, in]`; of a vector, its length and 1.
-pub(crate) fn shape_of(description: &Description, role: Role, inner: usize) -> [usize; 2] {
-    use Role::*;
+pub(crate) fn shape_of(description: &Description, role: WeightKind, inner: usize) -> [usize; 2] {
+    use WeightKind::*;
     let Description { hidden, heads, kv_heads, head_dim, .. } = *description;
     match role {
         AttentionNorm | AttentionPostNorm | FeedForwardNorm | FeedForwardPostNorm => [hidden, 1],
@@ -326,7 +338,7 @@ fn row_blocks(checkpoint: &Checkpoint, keep: Option<DType>, rank: Rank) -> Resul
     }
     let description = checkpoint.description();
     for layer in 0..description.layers.len() {
-        for (role, block) in [(Role::Output, &mut blocks.output), (Role::Down, &mut blocks.down)] {
+        for (role, block) in [(WeightKind::Output, &mut blocks.output), (WeightKind::Down, &mut blocks.down)] {
             let Some(tensor) = description.architecture.tensor(role) else { continue };
             let Some(view) = checkpoint.tensor(&checkpoint.layer_name(layer, tensor))? else { continue };
             for dtype in [Some(view.dtype), keep].into_iter().flatten() {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 use types::DType;
 
 use crate::description::DescriptionError;
-use crate::facts::{Facts, Key, member};
+use crate::facts::{Key, ModelMetadata, member};
 use crate::files::Gguf;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +90,7 @@ impl Rope {
     }
 
     pub(crate) fn from_gguf(
-        facts: &Facts<'_>,
+        facts: &ModelMetadata<'_>,
         file: &Gguf,
         base: f64,
         head_dim: usize,

@@ -1,4 +1,4 @@
-//! `Shares`: which part of a model's dimensions one rank holds, and from it the slice of every tensor. The shares of
+//! `RankShards`: which part of a model's dimensions one rank holds, and from it the slice of every tensor. The shards of
 //! all ranks cover everything; they overlap only where ranks outnumber the K/V heads, which several then hold.
 
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(crate) struct RowBlocks {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shares {
+pub(crate) struct RankShards {
     head_dim: usize,
     pub heads: Range<usize>,
     pub kv_heads: Range<usize>,
@@ -47,7 +47,7 @@ pub(crate) struct Slice {
     pub cols: Range<usize>,
 }
 
-impl Shares {
+impl RankShards {
     pub fn new(description: &Description, blocks: RowBlocks, rank: Rank) -> Result<Self, SplitError> {
         let Description { heads, kv_heads, head_dim, vocab, .. } = *description;
         let world = rank.world().get();
@@ -64,7 +64,7 @@ impl Shares {
             return Err(SplitError::Inner { inner, block: blocks.down, world });
         }
         let inner = share_units(rank, inner, blocks.down);
-        Ok(Self { head_dim, heads, kv_heads, inner, experts: rank.share(experts), vocab: rank.share(vocab) })
+        Ok(Self { head_dim, heads, kv_heads, inner, experts: rank.shard(experts), vocab: rank.shard(vocab) })
     }
 
     /// The part of a `[rows, cols]` matrix (or a vector: one column) that this rank holds.
@@ -114,16 +114,16 @@ fn share_heads(
         return None;
     }
     let groups = WorldSize::new(u16::try_from(kv_heads).ok()?)?;
-    let (kv, ranks) = groups.ranks().map(|g| (g.index(), g.share(world))).find(|(_, r)| r.contains(&rank.index()))?;
+    let (kv, ranks) = groups.ranks().map(|g| (g.index(), g.shard(world))).find(|(_, r)| r.contains(&rank.index()))?;
     let seats = WorldSize::new(u16::try_from(ranks.len()).ok()?)?;
-    let own = seats.rank(u16::try_from(rank.index() - ranks.start).ok()?)?.share(group / unit);
+    let own = seats.rank(u16::try_from(rank.index() - ranks.start).ok()?)?.shard(group / unit);
     let first = kv * group;
     Some((first + own.start * unit..first + own.end * unit, kv..kv + 1))
 }
 
-/// A share of `total` in whole units; the last unit may be short.
+/// A shard of `total` in whole units; the last unit may be short.
 fn share_units(rank: Rank, total: usize, unit: usize) -> Range<usize> {
-    let units = rank.share(total.div_ceil(unit));
+    let units = rank.shard(total.div_ceil(unit));
     (units.start * unit).min(total)..(units.end * unit).min(total)
 }
 
@@ -161,8 +161,8 @@ mod tests {
                 let mut holders = vec![0usize; shape[0] * shape[1]];
                 let world = WorldSize::new(world).unwrap();
                 for rank in world.ranks() {
-                    let shares = Shares::new(&description, RowBlocks { output: 1, down: 4 }, rank).unwrap();
-                    let Slice { rows, cols } = shares.slice(tensor.split, shape);
+                    let shards = RankShards::new(&description, RowBlocks { output: 1, down: 4 }, rank).unwrap();
+                    let Slice { rows, cols } = shards.slice(tensor.split, shape);
                     rows.for_each(|row| holders[row * shape[1]..][cols.clone()].iter_mut().for_each(|h| *h += 1));
                 }
                 let right = |held: usize| match tensor.split {
@@ -180,7 +180,7 @@ mod tests {
         let description = description("qwen3_moe");
         let world = WorldSize::new(4).unwrap();
         let blocks = RowBlocks { output: 1, down: 1 };
-        let dealt = world.ranks().flat_map(|rank| Shares::new(&description, blocks, rank).unwrap().experts);
+        let dealt = world.ranks().flat_map(|rank| RankShards::new(&description, blocks, rank).unwrap().experts);
         assert!(dealt.eq(0..7));
     }
 
@@ -197,9 +197,9 @@ mod tests {
     /// That the query heads are covered once, in order, that each rank's read exactly its K/V heads in equal groups,
     /// and that no block is cut.
     fn check(total: usize, kv: usize, dim: usize, block: usize, world: u16) {
-        let Some(shares) = heads(total, kv, dim, block, world) else { return };
+        let Some(shards) = heads(total, kv, dim, block, world) else { return };
         let (group, mut next) = (total / kv, 0);
-        for (query, keys) in &shares {
+        for (query, keys) in &shards {
             assert_eq!(query.start, next, "{total}/{kv} world {world}");
             assert!(!query.is_empty());
             assert_eq!((query.start / group, (query.end - 1) / group + 1), (keys.start, keys.end));
@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn key_heads_are_replicated_when_there_are_fewer_than_ranks() {
-        let shares = heads(4, 2, 64, 1, 4).unwrap();
-        assert_eq!(shares, [(0..1, 0..1), (1..2, 0..1), (2..3, 1..2), (3..4, 1..2)]);
+        let shards = heads(4, 2, 64, 1, 4).unwrap();
+        assert_eq!(shards, [(0..1, 0..1), (1..2, 0..1), (2..3, 1..2), (3..4, 1..2)]);
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn an_uneven_inner_dimension_is_cut_between_blocks() {
         let world = WorldSize::new(3).unwrap();
-        let shares: Vec<_> = world.ranks().map(|rank| share_units(rank, 1536 + 32, 32)).collect();
-        assert_eq!(shares, [0..544, 544..1056, 1056..1568]);
+        let shards: Vec<_> = world.ranks().map(|rank| share_units(rank, 1536 + 32, 32)).collect();
+        assert_eq!(shards, [0..544, 544..1056, 1056..1568]);
     }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use driver::{ARCHITECTURES, Fixture, MODELS};
 use kernels::StepLimits;
-use model::{Block, Checkpoint, Description, Ends, FeedForward, Limits, LoadError, LoadOptions, Scaling};
+use model::{Block, Checkpoint, Description, Embedding, FeedForward, Limits, LmHead, LoadError, LoadOptions, Scaling};
 use reference::Reference;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -61,7 +61,7 @@ fn a_config_and_its_files_are_the_model_of_their_folder() {
     assert_eq!(parts.description(), whole.description());
     let weights = |checkpoint: &Checkpoint| {
         let step = StepLimits { rows: 4, sequences: 1, pages: 1 };
-        let limits = Limits { step, wanted: 1, kv_pages: 1, positions: 16 };
+        let limits = Limits { step, logit_rows: 1, kv_pages: 1, positions: 16 };
         let options = LoadOptions { keep: None, limits };
         let layers = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
         Block::load(&Reference, checkpoint, layers, Rank::SOLO, &options, &mut |_| {}).map(|block| block.weight_bytes())
@@ -201,10 +201,11 @@ fn folder(architecture: &str, config: &Json) -> TempDir {
 fn load(path: &Path, keep: Option<DType>, positions: usize) -> Result<(), LoadError> {
     let checkpoint = Checkpoint::open(path)?;
     let step = StepLimits { rows: 4, sequences: 1, pages: 4 };
-    let options = LoadOptions { keep, limits: Limits { step, wanted: 4, kv_pages: 4, positions } };
+    let options = LoadOptions { keep, limits: Limits { step, logit_rows: 4, kv_pages: 4, positions } };
     let range = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
     Block::load(&Reference, &checkpoint, range, Rank::SOLO, &options, &mut |_| {})?;
-    Ends::load(&Reference, &checkpoint, &options, Rank::SOLO)?;
+    let embedding = Embedding::load(&Reference, &checkpoint, &options, Rank::SOLO)?;
+    LmHead::load(&Reference, &checkpoint, &options, Rank::SOLO, &embedding)?;
     Ok(())
 }
 
@@ -293,7 +294,7 @@ fn more_positions_than_the_model_is_made_for_are_refused() {
 fn layers_beyond_the_last_are_refused() {
     let checkpoint = Checkpoint::open(&Fixture::open("mistral").variant("f32").unwrap()).unwrap();
     let step = StepLimits { rows: 1, sequences: 1, pages: 1 };
-    let options = LoadOptions { keep: None, limits: Limits { step, wanted: 1, kv_pages: 1, positions: 1 } };
+    let options = LoadOptions { keep: None, limits: Limits { step, logit_rows: 1, kv_pages: 1, positions: 1 } };
     let range = LayerRange::new(2, 4).unwrap();
     let error = Block::load(&Reference, &checkpoint, range, Rank::SOLO, &options, &mut |_| {}).err().unwrap();
     assert!(matches!(error, LoadError::Layers { count: 3, .. }), "{error}");

@@ -11,7 +11,7 @@ use driver::{Driver, Fixture, argmax};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::cuda::{CudaBackend, CudaBuffer, CudaStep};
 use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
-use model::{Block, Checkpoint, Ends, Limits, LoadOptions, Solo};
+use model::{Block, Checkpoint, Embedding, Limits, LmHead, LoadOptions, Solo};
 use types::{DType, LayerRange, Rank};
 
 /// All but the mixture of experts, which the backend does not have yet.
@@ -74,7 +74,8 @@ fn logits_of_every_position_match_the_cpus() {
 /// A model on the device whose step can be captured. Sequence `i` has every third page from `i` on.
 struct Decoder<'a> {
     backend: &'a CudaBackend,
-    ends: Ends<CudaBackend>,
+    embedding: Embedding<CudaBackend>,
+    lm_head: LmHead<CudaBackend>,
     block: Block<CudaBackend>,
     step: CudaStep,
     hidden: CudaBuffer,
@@ -85,12 +86,14 @@ impl<'a> Decoder<'a> {
     fn new(backend: &'a CudaBackend, from: &Checkpoint) -> Self {
         let description = from.description();
         let limits =
-            Limits { step: LIMITS, wanted: 3, kv_pages: 3 * SEQUENCE_PAGES, positions: description.positions_max };
+            Limits { step: LIMITS, logit_rows: 3, kv_pages: 3 * SEQUENCE_PAGES, positions: description.positions_max };
         let options = LoadOptions { keep: None, limits };
         let layers = LayerRange::new(0, description.layers.len() as u32).unwrap();
+        let embedding = Embedding::load(backend, from, &options, Rank::SOLO).unwrap();
         Self {
             backend,
-            ends: Ends::load(backend, from, &options, Rank::SOLO).unwrap(),
+            lm_head: LmHead::load(backend, from, &options, Rank::SOLO, &embedding).unwrap(),
+            embedding,
             block: Block::load(backend, from, layers, Rank::SOLO, &options, &mut |_| {}).unwrap(),
             step: backend.step(LIMITS).unwrap(),
             hidden: backend.buffer(LIMITS.rows, description.hidden).unwrap(),
@@ -98,9 +101,9 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// The next tokens of these sequences, in this order; the last row of each is wanted.
+    /// The next tokens of these sequences, in this order; the last row of each is a logit row.
     fn begin(&mut self, batch: &[(usize, &[u32])]) -> (usize, usize) {
-        let (mut tokens, mut spans, mut pages, mut wanted) = (vec![], vec![], vec![], vec![]);
+        let (mut tokens, mut spans, mut pages, mut logit_rows) = (vec![], vec![], vec![], vec![]);
         for &(sequence, more) in batch {
             let position = self.computed[sequence];
             let pages_len = (position + more.len()).div_ceil(PAGE_TOKENS) as u32;
@@ -108,19 +111,19 @@ impl<'a> Decoder<'a> {
             spans.push(Span { row, rows, position: position as u32, pages_start, pages_len });
             tokens.extend(more);
             pages.extend((0..pages_len).map(|page| 3 * page + sequence as u32));
-            wanted.push(row + rows - 1);
+            logit_rows.push(row + rows - 1);
         }
-        let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &wanted };
+        let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, logit_rows: &logit_rows };
         self.backend.begin(&mut self.step, inputs).unwrap();
-        (tokens.len(), wanted.len())
+        (tokens.len(), logit_rows.len())
     }
 
     /// Queues a step; gives its logits' buffer.
-    fn forward(&mut self, (rows, wanted): (usize, usize)) -> &CudaBuffer {
-        let Self { backend, ends, block, step, hidden, .. } = self;
-        ends.embed(backend, step, rows, hidden, &Solo).unwrap();
-        block.forward(backend, step, Rows::generated(rows), hidden, &Solo).unwrap();
-        ends.logits(backend, step, wanted, hidden, &Solo).unwrap().unwrap()
+    fn forward(&mut self, (rows, logit_rows): (usize, usize)) -> &CudaBuffer {
+        let Self { backend, embedding, lm_head, block, step, hidden, .. } = self;
+        embedding.embed(backend, step, rows, hidden, &Solo).unwrap();
+        block.forward(backend, step, Rows::decode(rows), hidden, &Solo).unwrap();
+        lm_head.logits(backend, step, logit_rows, hidden, &Solo).unwrap().unwrap()
     }
 }
 
@@ -134,7 +137,7 @@ fn a_model_decodes_from_a_captured_step_as_it_does_op_by_op() {
         let mut theirs = Driver::new(&cpu, &checkpoint, Some(DType::F32));
         let mut captured = Decoder::new(&backend, &checkpoint);
         let mut eager = Decoder::new(&backend, &checkpoint);
-        let vocab = captured.ends.vocab();
+        let vocab = captured.lm_head.vocab();
         let read = |buffer: &CudaBuffer, rows: usize| {
             let mut out = vec![0.0; rows * vocab];
             backend.read(buffer, 0..rows, &mut out).unwrap();
@@ -169,7 +172,7 @@ fn a_model_decodes_from_a_captured_step_as_it_does_op_by_op() {
                 captured.begin(&batch);
             }
             backend.replay(graph.as_mut().unwrap());
-            let replayed = read(captured.ends.logits_buffer().unwrap(), 3);
+            let replayed = read(captured.lm_head.logits_buffer().unwrap(), 3);
             let sizes = eager.begin(&batch);
             assert_eq!(replayed, read(eager.forward(sizes), 3), "{architecture}: the same ops one by one");
             for (sequence, logits) in order.into_iter().zip(replayed.chunks_exact(vocab)) {
@@ -196,7 +199,7 @@ fn a_model_decodes_from_a_captured_step_as_it_does_op_by_op() {
 fn a_mixture_of_experts_is_refused_at_load() {
     let Some(backend) = device() else { return };
     let checkpoint = checkpoint(&Fixture::open("qwen3_moe"));
-    let limits = Limits { step: LIMITS, wanted: 3, kv_pages: SEQUENCE_PAGES, positions: 64 };
+    let limits = Limits { step: LIMITS, logit_rows: 3, kv_pages: SEQUENCE_PAGES, positions: 64 };
     let options = LoadOptions { keep: None, limits };
     let layers = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
     let refused = Block::load(&backend, &checkpoint, layers, Rank::SOLO, &options, &mut |_| {}).err().unwrap();

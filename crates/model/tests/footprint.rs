@@ -11,14 +11,14 @@ use cap::Cap;
 use driver::{Fixture, MODELS};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType};
 use kernels::{Backend, KvShape, PAGE_TOKENS, StepLimits};
-use model::{Block, Checkpoint, Ends, Footprint, Limits, LoadOptions};
+use model::{Block, Checkpoint, Embedding, Footprint, Limits, LmHead, LoadOptions};
 use types::{DType, LayerRange, Rank, WorldSize};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
 const LIMITS: Limits =
-    Limits { step: StepLimits { rows: 200, sequences: 4, pages: 64 }, wanted: 70, kv_pages: 50, positions: 300 };
+    Limits { step: StepLimits { rows: 200, sequences: 4, pages: 64 }, logit_rows: 70, kv_pages: 50, positions: 300 };
 
 /// What is allocated and not counted: norms, names, lists, the allocator's lines. Of tiny models it is a large part.
 const UNCOUNTED_PER_LAYER: usize = 9 << 10;
@@ -32,19 +32,20 @@ fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, ran
 
     let before = MEMORY.allocated();
     let layers = LayerRange::new(0, description.layers.len() as u32).unwrap();
-    let ends = Ends::load(backend, &checkpoint, &options, rank).unwrap();
+    let embedding = Embedding::load(backend, &checkpoint, &options, rank).unwrap();
+    let lm_head = LmHead::load(backend, &checkpoint, &options, rank, &embedding).unwrap();
     let block = Block::load(backend, &checkpoint, layers, rank, &options, &mut |_| {}).unwrap();
     let hidden = backend.output(LIMITS.step.rows, description.hidden).unwrap();
     let allocated = MEMORY.allocated() - before;
     drop(hidden);
 
-    let weights = (ends.weight_bytes() + block.weight_bytes()) as u64;
+    let weights = (embedding.weight_bytes() + lm_head.weight_bytes() + block.weight_bytes()) as u64;
     // How many bf16 weights fit into fewer bits shows when they are packed.
     let is_bf16 = keep.is_none() && path.ends_with("model-bf16");
     let unknown = if is_bf16 { weights / 10 } else { 0 };
     assert!(footprint.weights.abs_diff(weights) <= unknown, "{what}: {weights} bytes, {footprint:?}");
     let (world, kv_heads) = (rank.world().get(), description.kv_heads);
-    let own = if world > kv_heads { 1 } else { rank.share(kv_heads).len() };
+    let own = if world > kv_heads { 1 } else { rank.shard(kv_heads).len() };
     let token = kv.token_bytes(KvShape { kv_heads: own, head_dim: description.head_dim });
     assert_eq!(footprint.kv, (layers.count() * LIMITS.kv_pages * PAGE_TOKENS * token) as u64, "{what}");
     let uncounted = (allocated as u64).checked_sub(footprint.total() - footprint.weights + weights);

@@ -20,7 +20,7 @@ fn check_primary<B: Backend>(backend: &B, architecture: &str) {
     let (folder, result) = fixture.primary();
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let mut driver = Driver::new(backend, &checkpoint, None);
-    let vocab = driver.ends.vocab();
+    let vocab = driver.lm_head.vocab();
     for prompt in fixture.prompts() {
         for chunk in [prompt.ids.len(), 1, 7, 64] {
             let (logits, sequence) = driver.prefill(&prompt.ids, chunk);
@@ -46,7 +46,7 @@ fn check_bf16<B: Backend>(backend: &B, architecture: &str, variant: &str) {
     let fixture = Fixture::open(architecture);
     let Some(folder) = fixture.variant(variant) else { return };
     let mut driver = Driver::new(backend, &Checkpoint::open(&folder).unwrap(), None);
-    let vocab = driver.ends.vocab();
+    let vocab = driver.lm_head.vocab();
     for prompt in fixture.prompts() {
         let (logits, sequence) = driver.prefill(&prompt.ids, 64);
         driver.close(sequence);

@@ -60,10 +60,10 @@ impl Collective<Reference> for Seat<'_> {
         assert_eq!(whole.is_some(), self.rank.index() == 0);
         if let Some(whole) = whole {
             for rank in self.rank.world().ranks() {
-                let (part, share) = (self.group.parts[rank.index()].lock().unwrap(), rank.share(cols));
+                let (part, shard) = (self.group.parts[rank.index()].lock().unwrap(), rank.shard(cols));
                 for row in 0..rows {
-                    let columns = &mut whole.values[row * cols..][share.clone()];
-                    columns.copy_from_slice(&part[row * share.len()..][..share.len()]);
+                    let columns = &mut whole.values[row * cols..][shard.clone()];
+                    columns.copy_from_slice(&part[row * shard.len()..][..shard.len()]);
                 }
             }
         }
@@ -141,7 +141,7 @@ fn more_ranks_than_can_have_a_part_are_refused() {
     let checkpoint = Checkpoint::open(&fixture.variant("f32").unwrap()).unwrap();
     let rank = WorldSize::new(5).unwrap().rank(0).unwrap();
     let step = kernels::StepLimits { rows: 1, sequences: 1, pages: 1 };
-    let limits = model::Limits { step, wanted: 1, kv_pages: 1, positions: 32 };
+    let limits = model::Limits { step, logit_rows: 1, kv_pages: 1, positions: 32 };
     let options = model::LoadOptions { keep: None, limits };
     let range = types::LayerRange::new(0, 1).unwrap();
     let refused = model::Block::load(&Reference, &checkpoint, range, rank, &options, &mut |_| {}).err();

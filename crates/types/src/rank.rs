@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::ops::Range;
 
-/// Processes that share one model by tensor parallelism. Never zero.
+/// Processes that shard one model by tensor parallelism. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorldSize(NonZeroU16);
 
@@ -49,7 +49,7 @@ impl Rank {
 
     /// This rank's part of `total` units. The parts of all ranks are in order, disjoint, cover
     /// `0..total`, and differ in length by at most one unit: the first ranks have the longer ones.
-    pub fn share(self, total: usize) -> Range<usize> {
+    pub fn shard(self, total: usize) -> Range<usize> {
         let (world, index) = (self.world.get(), self.index());
         let (each, extra) = (total / world, total % world);
         let start = index * each + index.min(extra);
@@ -82,10 +82,10 @@ mod tests {
                 let world = WorldSize::new(size).unwrap();
                 let mut next = 0;
                 for rank in world.ranks() {
-                    let share = rank.share(total);
-                    assert_eq!(share.start, next);
-                    assert!(share.len() <= total / world.get() + 1);
-                    next = share.end;
+                    let shard = rank.shard(total);
+                    assert_eq!(shard.start, next);
+                    assert!(shard.len() <= total / world.get() + 1);
+                    next = shard.end;
                 }
                 assert_eq!(next, total);
             }

@@ -1,5 +1,5 @@
 //! How a group comes together, at first and after each loss: processes for the places that are empty, a seat of the next
-//! generation for everybody, weights for those that have none.
+//! epoch for everybody, weights for those that have none.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::supervisor::{Group, GroupConfig, Refusal, StartError, State};
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::Request;
 use crate::protocol::session::WireCapacity;
-use crate::shared_memory::Generation;
+use crate::shared_memory::Epoch;
 
 /// Times that a rank may fail before a group that never ran is given up.
 const START_FAULTS_MAX: u32 = 3;
@@ -51,9 +51,9 @@ impl Group {
         }
         let all = |phase| self.members.iter().all(|member| member.phase == phase);
         if all(Phase::Outside) {
-            // Nobody is within an exchange any more: that is what the next generation asks for.
+            // Nobody is within an exchange any more: that is what the next epoch asks for.
             match &self.config.hosts {
-                None => self.call_to_seats(),
+                None => self.send_attach(),
                 Some(_) => self.call_to_listen(),
             }
         } else if let Some(Hosts { activations, .. }) = self.config.hosts
@@ -61,20 +61,20 @@ impl Group {
         {
             self.call_to_join(activations);
         } else if all(Phase::Ready) && matches!(self.state, State::Forming { told: true, .. }) {
-            info!(generation = self.generation.0, ranks = self.members.len(), "the group is ready");
+            info!(epoch = self.epoch.0, ranks = self.members.len(), "the group is ready");
             self.state = State::Ready;
         }
     }
 
     /// The next one. The segment counts them, also where ranks of several hosts do not share it, and knows when one is over.
-    pub(super) fn begin_generation(&mut self) -> Option<Generation> {
+    pub(super) fn begin_generation(&mut self) -> Option<Epoch> {
         // Four billion losses: ranks of a new segment would have to be started, which nobody will live to see.
-        self.generation = self.segment.reform().ok()?;
-        Some(self.generation)
+        self.epoch = self.segment.reform().ok()?;
+        Some(self.epoch)
     }
 
-    fn call_to_seats(&mut self) {
-        let Some(generation) = self.begin_generation() else { return };
+    fn send_attach(&mut self) {
+        let Some(epoch) = self.begin_generation() else { return };
         let (segment_fd, world_size) = (self.segment_fd.as_raw_fd() as u32, self.config.world.get() as u16);
         for index in 0..self.members.len() {
             self.members[index].phase = Phase::Seating;
@@ -85,7 +85,7 @@ impl Group {
                 world_size,
                 rank,
                 elements_max: EXCHANGE_ELEMENTS_MAX as u64,
-                generation: generation.0,
+                epoch: epoch.0,
             };
             self.ask(index, attach, Expected::Attached);
         }
@@ -101,14 +101,14 @@ impl Group {
         self.ask(index, |id| Request::Load { id, model_id, share }, Expected::Loaded);
     }
 
-    /// A rank has its weights; by now the generation in which it began to load may be over.
+    /// A rank has its weights; by now the epoch in which it began to load may be over.
     pub(super) fn loaded(&mut self, index: usize, capacity: WireCapacity) {
         let own = WireCapacity::from(self.sessions.capacity());
         if capacity != own {
             return self.lose(index, "it has room for something else than its group");
         }
         self.members[index].loaded = true;
-        let is_over = self.segment.abort(self.generation).cause().is_some();
+        let is_over = self.segment.abort(self.epoch).cause().is_some();
         self.members[index].phase = if is_over { Phase::Outside } else { Phase::Ready };
     }
 }

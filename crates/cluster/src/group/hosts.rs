@@ -13,7 +13,7 @@ use super::deadlines::Deadlines;
 use super::member::{Expected, Member, Phase};
 use super::supervisor::Group;
 use crate::protocol::Request;
-use crate::protocol::seat::{Activations, Patience, Secret};
+use crate::protocol::seat::{Activations, JoinTimeouts, Secret};
 use crate::tcp::ClusterKey;
 
 /// Where the ranks above the first run.
@@ -49,7 +49,7 @@ impl Group {
         if filled != Ok(key.len()) {
             return; // interrupted: the next turn tries again
         }
-        let Some(generation) = self.begin_generation() else { return };
+        let Some(epoch) = self.begin_generation() else { return };
         let (world_size, patience) = (self.config.world.get() as u16, patience(&self.config.deadlines));
         for index in 0..self.members.len() {
             self.members[index].phase = Phase::Seating;
@@ -59,7 +59,7 @@ impl Group {
                 id,
                 world_size,
                 rank,
-                generation: generation.0,
+                epoch: epoch.0,
                 addresses,
                 key,
                 encoding: activations,
@@ -82,9 +82,9 @@ impl Group {
 
 /// How long ranks wait for each other: to connect for less than the supervisor waits, who then learns what was wrong, and within an
 /// exchange for more, since the supervisor knows better who is to blame.
-fn patience(deadlines: &Deadlines) -> Patience {
+fn patience(deadlines: &Deadlines) -> JoinTimeouts {
     let ms = |wait: Duration| wait.as_millis() as u64;
-    Patience {
+    JoinTimeouts {
         connect_ms: ms(deadlines.join / 3),
         stall_ms: ms(deadlines.step + deadlines.step / 2),
         silence_ms: ms(deadlines.silent),

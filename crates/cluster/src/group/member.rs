@@ -153,7 +153,7 @@ impl Member {
         self.host.as_ref().map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"))
     }
 
-    /// The generation is over: it has to answer what it was asked, before `deadline`, and do nothing else.
+    /// The epoch is over: it has to answer what it was asked, before `deadline`, and do nothing else.
     pub fn leave(&mut self, deadline: Instant) {
         self.phase = if self.pending.is_empty() { Phase::Outside } else { Phase::Draining };
         // Also where the time for an answer is up already: who waited for others answers when told to give way.

@@ -26,7 +26,7 @@ const REAP_LOOK: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Process {
-    place: Place,
+    location: ProcessLocation,
     input: File,
     output: File,
     outbox: Vec<u8>,
@@ -36,7 +36,7 @@ pub(super) struct Process {
 
 /// Where it runs.
 #[derive(Debug)]
-enum Place {
+enum ProcessLocation {
     Here(Child),
     Elsewhere(Remote),
 }
@@ -46,35 +46,35 @@ impl Process {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("a rank was started without pipes"));
         };
-        Self::with(Place::Here(child), input.into(), output.into())
+        Self::with(ProcessLocation::Here(child), input.into(), output.into())
     }
 
     /// Has `host` start `rank`. What is sent waits until it is there; if it does not come in time, that is its end.
     pub fn elsewhere(host: &str, key: &ClusterKey, rank: Rank, deadlines: &Deadlines) -> io::Result<Self> {
         let (remote, Pipes { input, output }) = Remote::start(host, key, rank, deadlines)?;
-        Self::with(Place::Elsewhere(remote), input.into(), output.into())
+        Self::with(ProcessLocation::Elsewhere(remote), input.into(), output.into())
     }
 
-    fn with(place: Place, input: OwnedFd, output: OwnedFd) -> io::Result<Self> {
+    fn with(location: ProcessLocation, input: OwnedFd, output: OwnedFd) -> io::Result<Self> {
         ioctl_fionbio(&input, true)?;
         ioctl_fionbio(&output, true)?;
         let (input, output) = (input.into(), output.into());
-        Ok(Self { place, input, output, outbox: Vec::new(), sent: 0, inbox: Inbox::default() })
+        Ok(Self { location, input, output, outbox: Vec::new(), sent: 0, inbox: Inbox::default() })
     }
 
     /// On this host.
     pub fn pid(&self) -> Option<u32> {
-        match &self.place {
-            Place::Here(child) => Some(child.id()),
-            Place::Elsewhere(_) => None,
+        match &self.location {
+            ProcessLocation::Here(child) => Some(child.id()),
+            ProcessLocation::Elsewhere(_) => None,
         }
     }
 
     /// To its host, if that is another and connected.
     pub fn route(&self) -> Option<Route> {
-        match &self.place {
-            Place::Here(_) => None,
-            Place::Elsewhere(remote) => remote.route(),
+        match &self.location {
+            ProcessLocation::Here(_) => None,
+            ProcessLocation::Elsewhere(remote) => remote.route(),
         }
     }
 
@@ -120,22 +120,22 @@ impl Process {
 
     /// Whether somebody stopped it: it answers nothing until it is continued. On another host that is what the host says.
     pub fn is_stopped(&self) -> bool {
-        match &self.place {
-            Place::Here(child) => is_stopped(child.id()),
-            Place::Elsewhere(remote) => remote.is_stopped(),
+        match &self.location {
+            ProcessLocation::Here(child) => is_stopped(child.id()),
+            ProcessLocation::Elsewhere(remote) => remote.is_stopped(),
         }
     }
 
     /// Ends it, whatever it does, and lets the kernel forget it.
     pub fn kill(mut self) {
-        match &mut self.place {
-            Place::Elsewhere(remote) => return remote.dismiss(),
-            Place::Here(child) => {
+        match &mut self.location {
+            ProcessLocation::Elsewhere(remote) => return remote.dismiss(),
+            ProcessLocation::Here(child) => {
                 let _ = child.kill(); // an error means that it has ended
             }
         }
         if !self.reap(Duration::from_secs(1))
-            && let Place::Here(mut child) = self.place
+            && let ProcessLocation::Here(mut child) = self.location
         {
             // It sits in the kernel: somebody has to wait for it, but nobody else has to wait for that.
             thread::spawn(move || child.wait());
@@ -146,9 +146,9 @@ impl Process {
     pub fn reap(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
-            let has_ended = match &mut self.place {
-                Place::Here(child) => !matches!(child.try_wait(), Ok(None)),
-                Place::Elsewhere(remote) => remote.ending().is_some(),
+            let has_ended = match &mut self.location {
+                ProcessLocation::Here(child) => !matches!(child.try_wait(), Ok(None)),
+                ProcessLocation::Elsewhere(remote) => remote.ending().is_some(),
             };
             if has_ended || Instant::now() >= end {
                 return has_ended;
@@ -160,9 +160,11 @@ impl Process {
     /// How it ended, for people; `None` while it has not.
     pub fn ending(&mut self) -> Option<String> {
         self.reap(Duration::from_millis(200)).then_some(())?;
-        match &mut self.place {
-            Place::Here(child) => child.try_wait().ok().flatten().map(|status| format!("its process ended, {status}")),
-            Place::Elsewhere(remote) => remote.ending(),
+        match &mut self.location {
+            ProcessLocation::Here(child) => {
+                child.try_wait().ok().flatten().map(|status| format!("its process ended, {status}"))
+            }
+            ProcessLocation::Elsewhere(remote) => remote.ending(),
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::output::WireOutput;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message, Reply, Request, clean, encode};
-use crate::shared_memory::{Generation, GroupLimits, Segment, SegmentError};
+use crate::shared_memory::{Epoch, GroupLimits, Segment, SegmentError};
 use crate::worker::build_id_of;
 
 /// How often ranks are looked at while nothing is heard of them.
@@ -72,7 +72,7 @@ pub struct Group {
     pub(super) segment: Segment,
     /// Ranks inherit it.
     pub(super) segment_fd: OwnedFd,
-    pub(super) generation: Generation,
+    pub(super) epoch: Epoch,
     pub(super) members: Vec<Member>,
     pub(super) sessions: SessionTable,
     pub(super) state: State,
@@ -132,7 +132,7 @@ impl Group {
         Ok(Self {
             build: build_id_of(&config.program),
             launcher,
-            generation: segment.generation(),
+            epoch: segment.epoch(),
             segment,
             segment_fd,
             members,
@@ -171,8 +171,8 @@ impl Group {
                 break;
             }
         }
-        self.see_to_deadlines();
-        self.look_for_stopped();
+        self.check_deadlines();
+        self.check_stopped();
         if !self.is_ready() {
             self.form();
         }
@@ -220,7 +220,7 @@ impl Group {
     pub(super) fn lose(&mut self, index: usize, why: &str) {
         let rank = self.members[index].rank;
         self.members[index].dismiss();
-        self.break_up(rank, why);
+        self.abort_epoch(rank, why);
     }
 
     fn claim_id(&mut self) -> u64 {
@@ -292,7 +292,7 @@ impl Group {
         while let Some(process) = &mut self.members[index].process {
             match process.next_reply() {
                 None => break,
-                Some(Ok(reply)) => self.hear(index, reply),
+                Some(Ok(reply)) => self.handle_reply(index, reply),
                 Some(Err(error)) => self.lose(index, &format!("it does not speak the protocol: {error}")),
             }
         }
@@ -311,7 +311,7 @@ impl Group {
     }
 
     /// Takes in a reply.
-    fn hear(&mut self, index: usize, reply: Reply) {
+    fn handle_reply(&mut self, index: usize, reply: Reply) {
         if matches!(reply, Reply::Aborted { .. }) {
             return; // it comes before or after what it cuts short, which is what counts
         }
@@ -332,13 +332,13 @@ impl Group {
         }
         member.pending.pop_front();
         match (reply, expected) {
-            (Reply::Error { kind, message, .. }, _) => self.hear_failure(index, expected, kind, &message),
+            (Reply::Error { kind, message, .. }, _) => self.handle_failure(index, expected, kind, &message),
             _ if self.members[index].phase == Phase::Draining => self.members[index].left(),
-            (reply, expected) => self.hear_answer(index, reply, expected),
+            (reply, expected) => self.handle_answer(index, reply, expected),
         }
     }
 
-    fn hear_answer(&mut self, index: usize, reply: Reply, expected: Expected) {
+    fn handle_answer(&mut self, index: usize, reply: Reply, expected: Expected) {
         let is_right = match (reply, expected) {
             (Reply::HelloOk { protocol, build, pid, .. }, Expected::Hello) => {
                 let member = &mut self.members[index];
@@ -387,7 +387,7 @@ impl Group {
         }
     }
 
-    fn hear_failure(&mut self, index: usize, expected: Expected, kind: ErrorKind, message: &str) {
+    fn handle_failure(&mut self, index: usize, expected: Expected, kind: ErrorKind, message: &str) {
         let member = &mut self.members[index];
         let rank = member.rank;
         let why = clean(&format!("it failed at {}: {message}", expected.question()));
@@ -396,15 +396,15 @@ impl Group {
         match (expected, kind) {
             // It gave way, as it was told to.
             _ if member.phase == Phase::Draining => self.members[index].left(),
-            // Somebody else ended the generation, which is heard of from them.
+            // Somebody else ended the epoch, which is heard of from them.
             (Expected::Attached, kind)
                 if member.faults < FAULTS_MAX
                     && (is_elsewhere || matches!(kind, ErrorKind::Stale | ErrorKind::Aborted)) =>
             {
                 member.faults += 1;
-                self.break_up(rank, &why);
+                self.abort_epoch(rank, &why);
             }
-            (Expected::Step, ErrorKind::Aborted | ErrorKind::Stale) => self.break_up(rank, &why),
+            (Expected::Step, ErrorKind::Aborted | ErrorKind::Stale) => self.abort_epoch(rank, &why),
             (Expected::Loaded, ErrorKind::LoadFailed | ErrorKind::UnsupportedArch | ErrorKind::BadRequest) => {
                 let at = member.host.as_ref().map_or(String::new(), |host| format!("host {host}: "));
                 self.refusal = Some(Refusal { rank, kind, message: at + message });
@@ -413,16 +413,16 @@ impl Group {
             // It is in its senses and says what went wrong: it keeps its weights, unless that happens again and again.
             (Expected::Step, _) if member.faults < FAULTS_MAX => {
                 member.faults += 1;
-                self.break_up(rank, &why);
+                self.abort_epoch(rank, &why);
             }
             _ => self.lose(index, &why),
         }
     }
 
-    /// Ends the present generation because of a rank: all others leave what they do together, and every session is gone.
-    fn break_up(&mut self, rank: Rank, why: &str) {
+    /// Ends the present epoch because of a rank: all others leave what they do together, and every session is gone.
+    fn abort_epoch(&mut self, rank: Rank, why: &str) {
         let why: Arc<str> = format!("{}: {why}", self.members[rank.index()].name()).into();
-        self.segment.abort(self.generation).lost(rank);
+        self.segment.abort(self.epoch).lost(rank);
         self.abort_hosts();
         let drained = Instant::now() + self.config.deadlines.drain;
         for member in &mut self.members {
@@ -449,8 +449,8 @@ impl Group {
         if self.config.hosts.is_none() {
             return;
         }
-        let (id, generation) = (self.claim_id(), self.generation.0);
-        self.encode(&Request::Abort { id, generation });
+        let (id, epoch) = (self.claim_id(), self.epoch.0);
+        self.encode(&Request::Abort { id, epoch });
         for member in &mut self.members {
             let may_wait = matches!(member.phase, Phase::Ready | Phase::Seating | Phase::Loading);
             if let Some(process) = member.process.as_mut().filter(|_| may_wait) {
@@ -460,7 +460,7 @@ impl Group {
         }
     }
 
-    fn see_to_deadlines(&mut self) {
+    fn check_deadlines(&mut self) {
         let now = Instant::now();
         for index in 0..self.members.len() {
             let member = &self.members[index];
@@ -473,14 +473,14 @@ impl Group {
                 member.phase == Phase::Ready || (member.phase == Phase::Seating && self.config.hosts.is_some());
             if waits_for_others {
                 // Who is to blame, and who only waited for that one, shows when all are told to give way.
-                self.break_up(member.rank, &why);
+                self.abort_epoch(member.rank, &why);
             } else {
                 self.lose(index, &why);
             }
         }
     }
 
-    fn look_for_stopped(&mut self) {
+    fn check_stopped(&mut self) {
         let now = Instant::now();
         if now - self.looked < LOOK {
             return;
@@ -502,7 +502,7 @@ impl Group {
 impl Drop for Group {
     /// Tells all ranks to end, and ends those that do not.
     fn drop(&mut self) {
-        self.segment.abort(self.generation).stop();
+        self.segment.abort(self.epoch).stop();
         self.abort_hosts();
         for request in [Request::UnloadModel { model_id: self.config.model_id.clone() }, Request::Shutdown] {
             self.encode(&request);

@@ -42,8 +42,8 @@ pub enum LimitError {
     Ragged { what: &'static str, bytes: usize },
     #[error("{what} has {found} values, {expected} were expected")]
     Shape { what: &'static str, found: usize, expected: usize },
-    #[error("session {session} wants {wanted} rows of the {rows} that it runs")]
-    RowsMissing { session: u64, wanted: usize, rows: usize },
+    #[error("session {session} wants {logit_rows} rows of the {rows} that it runs")]
+    RowsMissing { session: u64, logit_rows: usize, rows: usize },
     #[error("session {session} is out of order: generated tokens come first, what is pooled comes last")]
     OutOfOrder { session: u64 },
     #[error("{what} of session {session} was not asked for, or not in this place")]

@@ -9,7 +9,7 @@ use super::error::{ErrorKind, clean};
 use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX, RANKS_MAX};
 use super::output::WireOutput;
 use super::plan::WirePlan;
-use super::seat::{Activations, Patience, Secret};
+use super::seat::{Activations, JoinTimeouts, Secret};
 use super::session::{RankStats, WireCapacity, WirePrefix};
 use super::share::Share;
 
@@ -117,7 +117,7 @@ messages! {
             world_size: u16,
             rank: u16,
             elements_max: u64,
-            generation: u32,
+            epoch: u32,
         },
         /// Opens a port of `host`, an address of the rank's own, for the other ranks of a group that is to be joined.
         "listen" => Listen { id: u64, host: IpAddr },
@@ -126,14 +126,14 @@ messages! {
             id: u64,
             world_size: u16,
             rank: u16,
-            generation: u32,
+            epoch: u32,
             /// Of all ranks in their order, as this one reaches them.
             #[serde(deserialize_with = "bounded::list::<RANKS_MAX, _, _>")]
             addresses: Vec<SocketAddr>,
-            /// Of this generation.
+            /// Of this epoch.
             key: Secret,
             encoding: Activations,
-            patience: Patience,
+            patience: JoinTimeouts,
         },
         /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
         "load" => Load { id: u64, model_id: String, share: Share },
@@ -143,8 +143,8 @@ messages! {
         "step" => Step { id: u64, plan: WirePlan },
         /// The request with the id `target` need not be run any more, if it has not begun.
         "cancel" => Cancel { id: u64, target: u64 },
-        /// Ends a generation of the group: its collectives give way at once, its requests are stale.
-        "abort" => Abort { id: u64, generation: u32 },
+        /// Ends a epoch of the group: its collectives give way at once, its requests are stale.
+        "abort" => Abort { id: u64, epoch: u32 },
         "stats" => Stats { id: u64 },
     }
 }
@@ -181,7 +181,7 @@ messages! {
         "step_ok" => StepOk { id: u64, output: WireOutput },
         /// `found`: the target had not begun, and will not be answered.
         "cancelled" => Cancelled { id: u64, found: bool },
-        "aborted" => Aborted { id: u64, generation: u32 },
+        "aborted" => Aborted { id: u64, epoch: u32 },
         "stats_ok" => StatsOk { id: u64, stats: RankStats },
     }
 }

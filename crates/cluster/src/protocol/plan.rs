@@ -166,11 +166,11 @@ impl WireEntry {
         let position = count("position", self.position, POSITIONS_MAX - rows)?;
         in_vocab(self.tokens.iter().copied(), vocab)?;
         let requested = self.requested.checked(vocab)?;
-        if let engine::RequestedOutput::Sample { rows: wanted, .. } | engine::RequestedOutput::Logits { rows: wanted } =
-            requested
-            && wanted > rows
+        if let engine::RequestedOutput::Sample { rows: logit_rows, .. }
+        | engine::RequestedOutput::Logits { rows: logit_rows } = requested
+            && logit_rows > rows
         {
-            return Err(LimitError::RowsMissing { session: self.session, wanted, rows });
+            return Err(LimitError::RowsMissing { session: self.session, logit_rows, rows });
         }
         let mask = self.mask.as_ref().map(|mask| mask.u32s("mask")).transpose()?;
         at_most("words of a mask", mask.as_ref().map_or(0, Vec::len), VOCAB_MAX.div_ceil(32))?;

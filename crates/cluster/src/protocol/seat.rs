@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::limits::{LimitError, WAIT_MS_MAX, count};
 
-/// The key of one generation's connections. In a line it is hexadecimal digits; it is shown nowhere else.
+/// The key of one epoch's connections. In a line it is hexadecimal digits; it is shown nowhere else.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
@@ -69,7 +69,7 @@ pub enum Activations {
 
 /// How long a rank waits for those of other hosts, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Patience {
+pub struct JoinTimeouts {
     /// Until all are connected.
     pub connect_ms: u64,
     /// For one that is connected, within an exchange.
@@ -78,7 +78,7 @@ pub struct Patience {
     pub silence_ms: u64,
 }
 
-impl Patience {
+impl JoinTimeouts {
     pub fn connect(&self) -> Result<Duration, LimitError> {
         wait("connect_ms", self.connect_ms)
     }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_wait_is_as_long_as_was_said_and_never_endless() {
         let max = WAIT_MS_MAX as u64;
-        let patience = Patience { connect_ms: 1500, stall_ms: max + 1, silence_ms: u64::MAX };
+        let patience = JoinTimeouts { connect_ms: 1500, stall_ms: max + 1, silence_ms: u64::MAX };
         assert_eq!(patience.connect(), Ok(Duration::from_millis(1500)));
         let too_large = |what, found| Err(LimitError::TooLarge { what, found, max });
         assert_eq!(patience.stall(), too_large("stall_ms", max + 1));

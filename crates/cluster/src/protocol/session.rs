@@ -61,7 +61,7 @@ impl CheckedPrefix {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStats {
     /// Of the group that it has a seat in.
-    pub generation: u32,
+    pub epoch: u32,
     /// Sessions that are open.
     pub sessions: u64,
     /// Bytes of its slices of the weights, and of its part of the K/V cache.

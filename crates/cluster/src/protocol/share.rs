@@ -65,7 +65,7 @@ pub struct Limits {
     pub rows: u64,
     pub sequences: u64,
     pub pages: u64,
-    pub wanted: u64,
+    pub logit_rows: u64,
     pub kv_pages: u64,
     pub positions: u64,
 }
@@ -86,7 +86,7 @@ impl Share {
                 rows: limits.step.rows as u64,
                 sequences: limits.step.sequences as u64,
                 pages: limits.step.pages as u64,
-                wanted: limits.wanted as u64,
+                logit_rows: limits.logit_rows as u64,
                 kv_pages: limits.kv_pages as u64,
                 positions: limits.positions as u64,
             },
@@ -122,7 +122,7 @@ impl Limits {
         };
         let limits = model::Limits {
             step,
-            wanted: count("rows with logits", self.wanted, ROWS_MAX)?,
+            logit_rows: count("rows with logits", self.logit_rows, ROWS_MAX)?,
             kv_pages: count("pages", self.kv_pages, PAGES_MAX)?,
             positions: count("positions", self.positions, POSITIONS_MAX)?,
         };
@@ -130,7 +130,7 @@ impl Limits {
             ("rows", step.rows),
             ("sequences", step.sequences),
             ("pages of a step", step.pages),
-            ("rows with logits", limits.wanted),
+            ("rows with logits", limits.logit_rows),
             ("pages", limits.kv_pages),
             ("positions", limits.positions),
         ] {

@@ -1,4 +1,4 @@
-//! The barrier of a group, its abort and its generations, on words that lie anywhere: in a mapping, or in a model
+//! The barrier of a group, its abort and its epochs, on words that lie anywhere: in a mapping, or in a model
 //! checker that tries their interleavings. It moves no data. See the parent module for the argument why it is right.
 
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::comm::CommError;
 
 /// Which forming of a group. It grows each time that the group is formed anew on the same segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Generation(pub u32);
+pub struct Epoch(pub u32);
 
-impl Generation {
+impl Epoch {
     pub(super) const FIRST: Self = Self(1);
 }
 
-impl fmt::Display for Generation {
+impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -25,11 +25,11 @@ impl fmt::Display for Generation {
 /// The words of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A [`Stamp`]: the present generation, and 0 or why it ended.
+    /// A [`Stamp`]: the present epoch, and 0 or why it ended.
     State,
     /// A [`Stamp`], written by this rank alone: how many barriers it has arrived at.
     Arrived(Rank),
-    /// The generation in which this rank is parked or about to be; 0 while it is awake.
+    /// The epoch in which this rank is parked or about to be; 0 while it is awake.
     Asleep(Rank),
     /// What this rank does in the phases of this parity.
     Call(Rank, usize),
@@ -75,7 +75,7 @@ macro_rules! atomics {
 pub(super) use atomics;
 
 /// Where the words of a group lie, and how to wait there.
-pub(super) trait Board {
+pub(super) trait SharedState {
     type Word: Atomic<u64>;
     type Bell: Atomic<u32>;
 
@@ -98,7 +98,7 @@ pub(super) trait Board {
     }
 }
 
-/// Why a generation ended.
+/// Why a epoch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     Aborted,
@@ -113,7 +113,7 @@ impl Cause {
         }
     }
 
-    /// A number that means nothing still ends the generation.
+    /// A number that means nothing still ends the epoch.
     fn error(number: u32, world: WorldSize) -> CommError {
         let rank =
             number.checked_sub(2).and_then(|index| u16::try_from(index).ok()).and_then(|index| world.rank(index));
@@ -121,59 +121,59 @@ impl Cause {
     }
 }
 
-/// A generation and a number of it, in one word: what belongs to an old generation is never taken for new.
+/// A epoch and a number of it, in one word: what belongs to an old epoch is never taken for new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    pub generation: Generation,
+    pub epoch: Epoch,
     pub number: u32,
 }
 
 impl Stamp {
     pub fn word(self) -> u64 {
-        u64::from(self.generation.0) << 32 | u64::from(self.number)
+        u64::from(self.epoch.0) << 32 | u64::from(self.number)
     }
 
     pub fn from_word(word: u64) -> Self {
-        Self { generation: Generation((word >> 32) as u32), number: word as u32 }
+        Self { epoch: Epoch((word >> 32) as u32), number: word as u32 }
     }
 }
 
-pub(super) fn present(board: &impl Board) -> Generation {
-    Stamp::from_word(board.word(Word::State).load(Acquire)).generation
+pub(super) fn present(board: &impl SharedState) -> Epoch {
+    Stamp::from_word(board.word(Word::State).load(Acquire)).epoch
 }
 
-/// That `generation` is the present one and goes on.
-pub(super) fn check(board: &impl Board, generation: Generation) -> Result<(), CommError> {
+/// That `epoch` is the present one and goes on.
+pub(super) fn check(board: &impl SharedState, epoch: Epoch) -> Result<(), CommError> {
     let state = Stamp::from_word(board.word(Word::State).load(Acquire));
-    if state.generation != generation {
-        return Err(CommError::Stale { own: generation.0, present: state.generation.0 });
+    if state.epoch != epoch {
+        return Err(CommError::Stale { own: epoch.0, present: state.epoch.0 });
     }
     if state.number == 0 { Ok(()) } else { Err(Cause::error(state.number, board.world())) }
 }
 
-/// Ends `generation` if it still goes on: the first cause stays. A generation that is over is left alone.
-pub(super) fn abort(board: &impl Board, generation: Generation, cause: Cause) {
-    let going = Stamp { generation, number: 0 };
-    let ended = Stamp { generation, number: cause.number() };
+/// Ends `epoch` if it still goes on: the first cause stays. A epoch that is over is left alone.
+pub(super) fn abort(board: &impl SharedState, epoch: Epoch, cause: Cause) {
+    let going = Stamp { epoch, number: 0 };
+    let ended = Stamp { epoch, number: cause.number() };
     // Rings also if another was first: it may have died before it rang.
     let _ = board.word(Word::State).compare_exchange(going.word(), ended.word(), AcqRel, Relaxed);
     board.ring();
 }
 
-/// Ends the present generation and begins the next. Nobody may be within an exchange.
-pub(super) fn reform(board: &impl Board) -> Result<Generation, CommError> {
+/// Ends the present epoch and begins the next. Nobody may be within an exchange.
+pub(super) fn reform(board: &impl SharedState) -> Result<Epoch, CommError> {
     let old = present(board);
     abort(board, old, Cause::Aborted);
-    let generation = Generation(old.0.checked_add(1).ok_or(CommError::EpochsExhausted)?);
+    let epoch = Epoch(old.0.checked_add(1).ok_or(CommError::EpochsExhausted)?);
     for rank in board.world().ranks() {
-        // A member of the old generation that arrives all the same finds another word than it left, and stops.
+        // A member of the old epoch that arrives all the same finds another word than it left, and stops.
         board.word(Word::Arrived(rank)).swap(0, AcqRel);
     }
-    board.word(Word::State).swap(Stamp { generation, number: 0 }.word(), AcqRel);
-    Ok(generation)
+    board.word(Word::State).swap(Stamp { epoch, number: 0 }.word(), AcqRel);
+    Ok(epoch)
 }
 
-/// A rank in one generation of a group.
+/// A rank in one epoch of a group.
 #[derive(Debug)]
 pub(super) struct Member {
     rank: Rank,
@@ -182,15 +182,15 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Takes the place of `rank`, which only one can in a generation.
-    pub fn join(board: &impl Board, rank: Rank, generation: Generation) -> Result<Self, CommError> {
+    /// Takes the place of `rank`, which only one can in a epoch.
+    pub fn join(board: &impl SharedState, rank: Rank, epoch: Epoch) -> Result<Self, CommError> {
         if rank.world() != board.world() {
             return Err(CommError::World(rank));
         }
-        check(board, generation)?;
-        let (own, arrived) = (board.word(Word::Arrived(rank)), Stamp { generation, number: 0 });
+        check(board, epoch)?;
+        let (own, arrived) = (board.word(Word::Arrived(rank)), Stamp { epoch, number: 0 });
         let before = own.load(Relaxed);
-        let is_free = Stamp::from_word(before).generation < generation;
+        let is_free = Stamp::from_word(before).epoch < epoch;
         if !is_free || own.compare_exchange(before, arrived.word(), AcqRel, Relaxed).is_err() {
             return Err(CommError::Taken(rank));
         }
@@ -207,8 +207,8 @@ impl Member {
         own.world().ranks().filter(move |&rank| rank != own)
     }
 
-    pub fn generation(&self) -> Generation {
-        self.arrived.generation
+    pub fn epoch(&self) -> Epoch {
+        self.arrived.epoch
     }
 
     /// Which of its two slots a rank writes before it passes the barrier the next time.
@@ -217,11 +217,11 @@ impl Member {
     }
 
     /// Arrives and waits until all have.
-    pub fn pass(&mut self, board: &impl Board) -> Result<(), CommError> {
+    pub fn pass(&mut self, board: &impl SharedState) -> Result<(), CommError> {
         let next = Stamp { number: self.arrived.number.wrapping_add(1), ..self.arrived };
         let own = board.word(Word::Arrived(self.rank));
         if own.compare_exchange(self.arrived.word(), next.word(), AcqRel, Relaxed).is_err() {
-            check(board, self.generation())?;
+            check(board, self.epoch())?;
             return Err(CommError::OutOfTurn(self.rank));
         }
         self.arrived = next;
@@ -244,24 +244,24 @@ impl Member {
         Ok(())
     }
 
-    /// After reading: that it was not a later generation's data.
-    pub fn confirm(&self, board: &impl Board) -> Result<(), CommError> {
+    /// After reading: that it was not a later epoch's data.
+    pub fn confirm(&self, board: &impl SharedState) -> Result<(), CommError> {
         board.fence(Acquire);
-        let (own, present) = (self.generation(), present(board));
+        let (own, present) = (self.epoch(), present(board));
         if own == present { Ok(()) } else { Err(CommError::Stale { own: own.0, present: present.0 }) }
     }
 
     /// As if it had arrived `number` times.
     #[cfg(test)]
-    pub fn skip_to(&mut self, board: &impl Board, number: u32) {
+    pub fn skip_to(&mut self, board: &impl SharedState, number: u32) {
         self.arrived.number = number;
         board.word(Word::Arrived(self.rank)).swap(self.arrived.word(), AcqRel);
     }
 
     /// Sleeps once, unless a last look shows that all have arrived.
-    fn park(&self, board: &impl Board) -> Result<bool, CommError> {
+    fn park(&self, board: &impl SharedState) -> Result<bool, CommError> {
         let asleep = board.word(Word::Asleep(self.rank));
-        // A member of an old generation that still waits neither hides nor wakes its successor.
+        // A member of an old epoch that still waits neither hides nor wakes its successor.
         asleep.fetch_max(self.asleep(), Relaxed);
         board.fence(SeqCst);
         let seen = board.bell().load(Acquire);
@@ -274,26 +274,26 @@ impl Member {
     }
 
     fn asleep(&self) -> u64 {
-        u64::from(self.generation().0)
+        u64::from(self.epoch().0)
     }
 
-    /// Whether all have arrived. An error if they have not and the generation is over.
-    fn is_complete(&self, board: &impl Board) -> Result<bool, CommError> {
+    /// Whether all have arrived. An error if they have not and the epoch is over.
+    fn is_complete(&self, board: &impl SharedState) -> Result<bool, CommError> {
         if self.all_arrived(board)? {
             return Ok(true);
         }
-        let Err(over) = check(board, self.generation()) else { return Ok(false) };
+        let Err(over) = check(board, self.epoch()) else { return Ok(false) };
         // One that arrived and then left has not taken from this rank what it waited for.
         if self.all_arrived(board)? { Ok(true) } else { Err(over) }
     }
 
-    fn all_arrived(&self, board: &impl Board) -> Result<bool, CommError> {
+    fn all_arrived(&self, board: &impl SharedState) -> Result<bool, CommError> {
         let own = self.arrived;
         let mut all = true;
         for rank in self.others() {
             let theirs = Stamp::from_word(board.word(Word::Arrived(rank)).load(Acquire));
-            // One that has not come to this generation yet has not arrived; nor one of a later, as `check` will tell.
-            all &= theirs.generation == own.generation
+            // One that has not come to this epoch yet has not arrived; nor one of a later, as `check` will tell.
+            all &= theirs.epoch == own.epoch
                 && match theirs.number.wrapping_sub(own.number) {
                     0 | 1 => true,
                     u32::MAX => false,

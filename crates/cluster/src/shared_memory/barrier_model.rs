@@ -9,7 +9,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use types::{Rank, WorldSize};
 
-use super::barrier::{Board, Cause, Generation, Member, Stamp, Word, abort, atomics, check, reform};
+use super::barrier::{Cause, Epoch, Member, SharedState, Stamp, Word, abort, atomics, check, reform};
 use crate::comm::CommError;
 
 atomics!(AtomicU64: u64, AtomicU32: u32);
@@ -31,7 +31,7 @@ impl Model {
         let world = WorldSize::new(size).unwrap();
         Arc::new(Self {
             world,
-            state: AtomicU64::new(Stamp { generation: Generation::FIRST, number: 0 }.word()),
+            state: AtomicU64::new(Stamp { epoch: Epoch::FIRST, number: 0 }.word()),
             arrived: world.ranks().map(|_| AtomicU64::new(0)).collect(),
             asleep: world.ranks().map(|_| AtomicU64::new(0)).collect(),
             bell: AtomicU32::new(0),
@@ -68,7 +68,7 @@ impl Model {
     }
 }
 
-impl Board for Model {
+impl SharedState for Model {
     type Word = AtomicU64;
     type Bell = AtomicU32;
 
@@ -122,7 +122,7 @@ fn all_pass(size: u16, phases: u32) {
     let run = |index: u16| {
         let model = Arc::clone(&model);
         move || {
-            let mut member = Member::join(&*model, model.rank(index), Generation::FIRST).unwrap();
+            let mut member = Member::join(&*model, model.rank(index), Epoch::FIRST).unwrap();
             model.exchange(&mut member, phases).unwrap();
         }
     };
@@ -147,7 +147,7 @@ fn a_count_of_arrivals_that_overflows_goes_on() {
     explore(2, || {
         let model = Model::new(2);
         let [mut own, mut other] = [0, 1].map(|index| {
-            let mut member = Member::join(&*model, model.rank(index), Generation::FIRST).unwrap();
+            let mut member = Member::join(&*model, model.rank(index), Epoch::FIRST).unwrap();
             member.skip_to(&*model, u32::MAX - 1);
             member
         });
@@ -168,13 +168,13 @@ fn an_abort_ends_every_wait() {
             .map(|index| {
                 let model = Arc::clone(&model);
                 thread::spawn(move || {
-                    let joined = Member::join(&*model, model.rank(index), Generation::FIRST);
+                    let joined = Member::join(&*model, model.rank(index), Epoch::FIRST);
                     joined.and_then(|mut member| member.pass(&*model))
                 })
             })
             .collect();
         let lost = model.rank(2);
-        abort(&*model, Generation::FIRST, Cause::Lost(lost));
+        abort(&*model, Epoch::FIRST, Cause::Lost(lost));
         for wait in waits {
             assert_eq!(wait.join().unwrap(), Err(CommError::Lost(lost)));
         }
@@ -188,15 +188,15 @@ fn a_rank_that_leaves_after_the_last_phase_disturbs_nobody() {
         let leaver = {
             let model = Arc::clone(&model);
             thread::spawn(move || {
-                let mut member = Member::join(&*model, model.rank(1), Generation::FIRST).unwrap();
+                let mut member = Member::join(&*model, model.rank(1), Epoch::FIRST).unwrap();
                 model.exchange(&mut member, 1).unwrap();
-                abort(&*model, Generation::FIRST, Cause::Lost(member.rank()));
+                abort(&*model, Epoch::FIRST, Cause::Lost(member.rank()));
             })
         };
-        let mut member = Member::join(&*model, model.rank(0), Generation::FIRST).unwrap();
+        let mut member = Member::join(&*model, model.rank(0), Epoch::FIRST).unwrap();
         model.exchange(&mut member, 1).unwrap();
         leaver.join().unwrap();
-        assert_eq!(check(&*model, Generation::FIRST), Err(CommError::Lost(model.rank(1))));
+        assert_eq!(check(&*model, Epoch::FIRST), Err(CommError::Lost(model.rank(1))));
     });
 }
 
@@ -204,21 +204,21 @@ fn a_rank_that_leaves_after_the_last_phase_disturbs_nobody() {
 fn a_member_of_an_old_generation_fails_and_does_not_disturb_the_new_one() {
     explore(2, || {
         let model = Model::new(2);
-        let mut stale = Member::join(&*model, model.rank(0), Generation::FIRST).unwrap();
+        let mut stale = Member::join(&*model, model.rank(0), Epoch::FIRST).unwrap();
         let stale = {
             let model = Arc::clone(&model);
             thread::spawn(move || stale.pass(&*model))
         };
         // Against the contract: it may be anywhere in its wait now, or not have begun.
-        let generation = reform(&*model).unwrap();
+        let epoch = reform(&*model).unwrap();
         let peer = {
             let model = Arc::clone(&model);
             thread::spawn(move || {
-                let mut member = Member::join(&*model, model.rank(1), generation).unwrap();
+                let mut member = Member::join(&*model, model.rank(1), epoch).unwrap();
                 model.exchange(&mut member, 2).unwrap();
             })
         };
-        let mut member = Member::join(&*model, model.rank(0), generation).unwrap();
+        let mut member = Member::join(&*model, model.rank(0), epoch).unwrap();
         model.exchange(&mut member, 2).unwrap();
         peer.join().unwrap();
         stale.join().unwrap().unwrap_err();
@@ -231,9 +231,9 @@ fn of_two_that_want_the_same_seat_one_gets_it() {
         let model = Model::new(2);
         let rival = {
             let model = Arc::clone(&model);
-            thread::spawn(move || Member::join(&*model, model.rank(0), Generation::FIRST).is_ok())
+            thread::spawn(move || Member::join(&*model, model.rank(0), Epoch::FIRST).is_ok())
         };
-        let own = Member::join(&*model, model.rank(0), Generation::FIRST).is_ok();
+        let own = Member::join(&*model, model.rank(0), Epoch::FIRST).is_ok();
         assert!(own != rival.join().unwrap());
     });
 }

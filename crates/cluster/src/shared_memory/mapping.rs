@@ -11,7 +11,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::thread::futex;
 use types::{Rank, WorldSize};
 
-use super::barrier::{Board, Word, atomics};
+use super::barrier::{SharedState, Word, atomics};
 
 /// Words that different ranks write lie on different lines, and so do slots. Two cache lines: processors fetch pairs.
 const LINE_BYTES: usize = 128;
@@ -158,7 +158,7 @@ impl Drop for Memory {
     }
 }
 
-impl Board for Mapping {
+impl SharedState for Mapping {
     type Word = AtomicU64;
     type Bell = AtomicU32;
 

@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use types::{Rank, WorldSize};
 
-use super::barrier::{self, Board as _, Cause, Generation, Member, Stamp, Word};
+use super::barrier::{self, Cause, Epoch, Member, SharedState as _, Stamp, Word};
+use super::comm::ShmComm;
 use super::mapping::{Layout, Mapping};
-use super::seat::Seat;
 use crate::comm::CommError;
 
 /// The largest segment. What no exchange touches takes no memory.
@@ -72,7 +72,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A new segment, in its first generation, and the descriptor that other processes attach to. The descriptor is
+    /// A new segment, in its first epoch, and the descriptor that other processes attach to. The descriptor is
     /// closed on exec: whoever spawns a rank lets that child inherit it.
     pub fn create(limits: GroupLimits) -> Result<(Self, OwnedFd), SegmentError> {
         let layout = limits.layout()?;
@@ -87,7 +87,7 @@ impl Segment {
         for (place, value) in title(limits) {
             mapping.title(place).store(value, Relaxed);
         }
-        mapping.word(Word::State).store(Stamp { generation: Generation::FIRST, number: 0 }.word(), Relaxed);
+        mapping.word(Word::State).store(Stamp { epoch: Epoch::FIRST, number: 0 }.word(), Relaxed);
         Ok((Self { mapping: Arc::new(mapping) }, fd))
     }
 
@@ -108,25 +108,25 @@ impl Segment {
         Ok(Self { mapping: Arc::new(mapping) })
     }
 
-    /// The present generation.
-    pub fn generation(&self) -> Generation {
+    /// The present epoch.
+    pub fn epoch(&self) -> Epoch {
         barrier::present(&*self.mapping)
     }
 
-    /// Takes the seat of `rank`. It can be taken once in a generation.
-    pub fn seat(&self, rank: Rank, generation: Generation) -> Result<Seat, CommError> {
-        let member = Member::join(&*self.mapping, rank, generation)?;
-        Ok(Seat::new(self.clone(), member))
+    /// Takes the seat of `rank`. It can be taken once in a epoch.
+    pub fn seat(&self, rank: Rank, epoch: Epoch) -> Result<ShmComm, CommError> {
+        let member = Member::join(&*self.mapping, rank, epoch)?;
+        Ok(ShmComm::new(self.clone(), member))
     }
 
-    /// What ends `generation` for all its ranks.
-    pub fn abort(&self, generation: Generation) -> Abort {
-        Abort { segment: self.clone(), generation }
+    /// What ends `epoch` for all its ranks.
+    pub fn abort(&self, epoch: Epoch) -> Abort {
+        Abort { segment: self.clone(), epoch }
     }
 
-    /// Ends the present generation and begins the next, whose seats are all free. The one supervisor of the group calls
+    /// Ends the present epoch and begins the next, whose seats are all free. The one supervisor of the group calls
     /// it, when it knows that no rank is within an exchange: all have left it with an error, or are dead.
-    pub fn reform(&self) -> Result<Generation, CommError> {
+    pub fn reform(&self) -> Result<Epoch, CommError> {
         barrier::reform(&*self.mapping)
     }
 
@@ -135,27 +135,27 @@ impl Segment {
     }
 }
 
-/// Ends one generation of a group, from any thread of any process that is attached. The first cause stays.
+/// Ends one epoch of a group, from any thread of any process that is attached. The first cause stays.
 #[derive(Clone, Debug)]
 pub struct Abort {
     segment: Segment,
-    generation: Generation,
+    epoch: Epoch,
 }
 
 impl Abort {
     /// Every wait, and every exchange from now on, fails with [`CommError::Aborted`].
     pub fn stop(&self) {
-        barrier::abort(self.segment.mapping(), self.generation, Cause::Aborted);
+        barrier::abort(self.segment.mapping(), self.epoch, Cause::Aborted);
     }
 
     /// Every wait, and every exchange from now on, fails with [`CommError::Lost`].
     pub fn lost(&self, rank: Rank) {
-        barrier::abort(self.segment.mapping(), self.generation, Cause::Lost(rank));
+        barrier::abort(self.segment.mapping(), self.epoch, Cause::Lost(rank));
     }
 
-    /// Why the generation is over, if it is.
+    /// Why the epoch is over, if it is.
     pub fn cause(&self) -> Option<CommError> {
-        barrier::check(self.segment.mapping(), self.generation).err()
+        barrier::check(self.segment.mapping(), self.epoch).err()
     }
 }
 

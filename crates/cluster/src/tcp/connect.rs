@@ -1,5 +1,5 @@
 //! How a mesh is formed: this rank calls all below it and is called by all above, until everyone is there or the deadline
-//! has passed. Calls that fail are made again: the other rank may not have come yet, or still be in the old generation.
+//! has passed. Calls that fail are made again: the other rank may not have come yet, or still be in the old epoch.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use types::Rank;
 
 use super::abort::TcpAbort;
+use super::comm::{ELEMENTS_MAX, TcpComm, TcpCommOptions};
 use super::door;
 use super::handshake::{self, HandshakeError, Secured};
 use super::hello::{Hello, Purpose, Refusal};
 use super::key::ClusterKey;
-use super::mesh::{ELEMENTS_MAX, Mesh, MeshOptions};
 use super::watch::{self, Watch};
 use super::wire::Wire;
 use crate::comm::CommError;
-use crate::shared_memory::Generation;
+use crate::shared_memory::Epoch;
 
 /// How long one attempt to connect may take; then there may be a better answer.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -43,28 +43,28 @@ pub enum ConnectError {
     #[error("rank {0} has other options")]
     Options(Rank),
     #[error("a rank left while the group was formed")]
-    Mesh(#[source] CommError),
+    TcpComm(#[source] CommError),
     #[error("listen to other ranks")]
     Io(#[from] io::Error),
 }
 
 /// Where a rank stands in the group that is to be formed.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct TcpGroup<'a> {
     pub rank: Rank,
-    /// Bound to this rank's address. It is set not to block, and can serve one generation after the other.
+    /// Bound to this rank's address. It is set not to block, and can serve one epoch after the other.
     pub listener: &'a TcpListener,
     /// Of all ranks, in their order. Those of this rank and of the ranks above are not used.
     pub addresses: &'a [SocketAddr],
-    pub generation: Generation,
+    pub epoch: Epoch,
 }
 
-impl Mesh {
+impl TcpComm {
     /// Connects this rank with all others before the deadline, or says what kept it from doing so.
     pub fn connect(
-        place: Place<'_>,
+        place: TcpGroup<'_>,
         key: &ClusterKey,
-        options: MeshOptions,
+        options: TcpCommOptions,
         abort: &TcpAbort,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
@@ -77,12 +77,12 @@ impl Mesh {
             return Err(ConnectError::TooLarge { elements_max });
         }
         let wires = form(place, key, options.silence_deadline, abort, deadline)?;
-        let mut mesh = Mesh::new(place.rank, options, abort.clone());
+        let mut mesh = TcpComm::new(place.rank, options, abort.clone());
         abort.hold(wires);
         mesh.greet(deadline).map_err(|error| match error {
             CommError::Aborted => ConnectError::Aborted,
             CommError::Mismatch(rank) => ConnectError::Options(rank),
-            other => ConnectError::Mesh(other),
+            other => ConnectError::TcpComm(other),
         })?;
         Ok(mesh)
     }
@@ -92,7 +92,7 @@ type Found = Result<(Rank, Secured), ConnectError>;
 
 /// Wires to all other ranks, in their order.
 fn form(
-    place: Place<'_>,
+    place: TcpGroup<'_>,
     key: &ClusterKey,
     silence: Duration,
     abort: &TcpAbort,
@@ -143,14 +143,14 @@ fn form(
 
 /// Calls `peer` until it accepts.
 fn reach(
-    place: Place<'_>,
+    place: TcpGroup<'_>,
     peer: Rank,
     key: &ClusterKey,
     silence: Duration,
     watch: &Watch<'_>,
 ) -> Result<Secured, ConnectError> {
     let address = place.addresses[peer.index()];
-    let hello = Hello { purpose: Purpose::Mesh, from: place.rank, to: peer, generation: place.generation, silence };
+    let hello = Hello { purpose: Purpose::TcpComm, from: place.rank, to: peer, epoch: place.epoch, silence };
     let mut reason = None;
     loop {
         let error = match dial(address, key, &hello, &watch.within(ATTEMPT)) {
@@ -185,18 +185,23 @@ pub(super) fn dial(
 }
 
 /// Waits until all ranks above have called.
-fn be_called(place: Place<'_>, key: &ClusterKey, watch: &Watch<'_>, found: &Sender<Found>) -> Result<(), ConnectError> {
+fn be_called(
+    place: TcpGroup<'_>,
+    key: &ClusterKey,
+    watch: &Watch<'_>,
+    found: &Sender<Found>,
+) -> Result<(), ConnectError> {
     let mut missing: Vec<_> = place.rank.world().ranks().skip(place.rank.index() + 1).collect();
     let last_error = Mutex::new(None);
     let admit = |hello: &Hello| {
-        if hello.purpose != Purpose::Mesh {
+        if hello.purpose != Purpose::TcpComm {
             Err(Refusal::Purpose)
         } else if hello.to.world() != place.rank.world() {
             Err(Refusal::World)
         } else if hello.to != place.rank || hello.from.index() <= place.rank.index() {
-            Err(Refusal::Place)
-        } else if hello.generation != place.generation {
-            Err(Refusal::Generation)
+            Err(Refusal::Rank)
+        } else if hello.epoch != place.epoch {
+            Err(Refusal::Epoch)
         } else {
             Ok(hello.from)
         }

@@ -17,11 +17,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::watch::{POLL_TICK, TICK, Watch};
 
 /// Callers whose handshake is under way.
-pub const GUESTS_MAX: usize = 32;
+pub const HANDSHAKES_MAX: usize = 32;
 /// How long a handshake may take.
-pub const GUEST_DEADLINE: Duration = Duration::from_secs(5);
+pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-struct Guest {
+struct PendingHandshake {
     stream: TcpStream,
     /// Set by who is first: the guest that is through, or the door that wants it away.
     is_decided: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ pub(super) fn receive<T: Send>(
     mut take: impl FnMut(T) -> ControlFlow<()>,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let mut guests = VecDeque::<Guest>::new();
+    let mut guests = VecDeque::<PendingHandshake>::new();
     let (through, throughs) = channel();
     let (answer, through) = (&answer, &through);
     thread::scope(|scope| {
@@ -48,13 +48,13 @@ pub(super) fn receive<T: Send>(
                 guests.retain(|guest| !guest.is_decided.load(Acquire));
                 watch.check()?;
                 let Some(stream) = accept(listener)? else { continue };
-                let Some((guest, is_decided)) = Guest::new(&stream) else { continue };
-                if guests.len() == GUESTS_MAX {
-                    guests.pop_front().iter().for_each(Guest::send_away);
+                let Some((guest, is_decided)) = PendingHandshake::new(&stream) else { continue };
+                if guests.len() == HANDSHAKES_MAX {
+                    guests.pop_front().iter().for_each(PendingHandshake::send_away);
                 }
                 let through = Sender::clone(through);
                 let run = move || {
-                    let answered = answer(stream, &watch.within(GUEST_DEADLINE));
+                    let answered = answer(stream, &watch.within(HANDSHAKE_DEADLINE));
                     if !is_decided.swap(true, AcqRel) {
                         // The door is closed if nobody hears it.
                         let _ = answered.map(|answered| through.send(answered));
@@ -67,12 +67,12 @@ pub(super) fn receive<T: Send>(
             }
         };
         let served = serve();
-        guests.iter().for_each(Guest::send_away);
+        guests.iter().for_each(PendingHandshake::send_away);
         served
     })
 }
 
-impl Guest {
+impl PendingHandshake {
     fn new(stream: &TcpStream) -> Option<(Self, Arc<AtomicBool>)> {
         let is_decided = Arc::<AtomicBool>::default();
         let guest = Self { stream: stream.try_clone().ok()?, is_decided: Arc::clone(&is_decided) };

@@ -42,12 +42,12 @@ impl Encoding {
     }
 
     /// A rank's share of `elements`, in whole blocks: cut there, they are rounded as if they had not been cut.
-    pub(super) fn share(self, rank: Rank, elements: usize) -> Range<usize> {
+    pub(super) fn shard(self, rank: Rank, elements: usize) -> Range<usize> {
         let unit = match self {
             Self::F32 => 1,
             Self::Q8 => BLOCK,
         };
-        let blocks = rank.share(elements.div_ceil(unit));
+        let blocks = rank.shard(elements.div_ceil(unit));
         (blocks.start * unit).min(elements)..(blocks.end * unit).min(elements)
     }
 
@@ -195,9 +195,9 @@ mod tests {
         fn shares_cover_everything_in_whole_blocks(world in 1_u16..6, elements in 0_usize..500) {
             let mut next = 0;
             for rank in WorldSize::new(world).unwrap().ranks() {
-                let share = Encoding::Q8.share(rank, elements);
+                let share = Encoding::Q8.shard(rank, elements);
                 prop_assert!(share.start == next && (share.start.is_multiple_of(BLOCK) || share.start == elements));
-                prop_assert_eq!(Encoding::F32.share(rank, elements), rank.share(elements));
+                prop_assert_eq!(Encoding::F32.shard(rank, elements), rank.shard(elements));
                 next = share.end;
             }
             prop_assert_eq!(next, elements);

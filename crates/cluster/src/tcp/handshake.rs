@@ -130,14 +130,14 @@ mod tests {
 
     use super::super::hello::Purpose;
     use super::*;
-    use crate::shared_memory::Generation;
+    use crate::shared_memory::Epoch;
 
     /// Unacknowledged milliseconds, and seconds to the first question, of both sides.
     fn expected(silence: Duration) -> [(u32, u64); 2] {
         let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (purpose, generation) = (Purpose::Link, Generation(0));
-        let hello = Hello { purpose, from: Rank::SOLO, to: Rank::SOLO, generation, silence };
+        let (purpose, epoch) = (Purpose::Link, Epoch(0));
+        let hello = Hello { purpose, from: Rank::SOLO, to: Rank::SOLO, epoch, silence };
         let watch = Watch::new(None, &|| false);
         let [caller, called] = thread::scope(|scope| {
             let caller = scope.spawn(|| {

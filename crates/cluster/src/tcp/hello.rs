@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use types::{Rank, WorldSize};
 
-use crate::shared_memory::Generation;
+use crate::shared_memory::Epoch;
 
 /// Changes with every change that an older build would misread.
 pub(super) const VERSION: u16 = 2;
@@ -17,7 +17,7 @@ const MAGIC: [u8; 8] = *b"consort\0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// A connection between two ranks of a group.
-    Mesh,
+    TcpComm,
     /// A supervisor that wants the called to start a rank.
     Link,
 }
@@ -29,7 +29,7 @@ pub(super) struct Hello {
     pub from: Rank,
     /// Who is called, of the same world. For a link: the rank to be started.
     pub to: Rank,
-    pub generation: Generation,
+    pub epoch: Epoch,
     /// How long either side may show no sign of life. Of whole milliseconds.
     pub silence: Duration,
 }
@@ -44,7 +44,7 @@ pub(super) enum HelloError {
 impl Hello {
     pub fn bytes(&self) -> [u8; HELLO_BYTES] {
         let purpose = match self.purpose {
-            Purpose::Mesh => 1,
+            Purpose::TcpComm => 1,
             Purpose::Link => 2,
         };
         let mut bytes = [0; HELLO_BYTES];
@@ -55,7 +55,7 @@ impl Hello {
             bytes[place..place + 2].copy_from_slice(&(number as u16).to_le_bytes());
         }
         let silence_ms = u32::try_from(self.silence.as_millis()).unwrap_or(u32::MAX);
-        bytes[17..21].copy_from_slice(&self.generation.0.to_le_bytes());
+        bytes[17..21].copy_from_slice(&self.epoch.0.to_le_bytes());
         bytes[21..].copy_from_slice(&silence_ms.to_le_bytes());
         bytes
     }
@@ -69,15 +69,15 @@ impl Hello {
             return Err(HelloError::Version(number(8)));
         }
         let purpose = match bytes[10] {
-            1 => Purpose::Mesh,
+            1 => Purpose::TcpComm,
             2 => Purpose::Link,
             _ => return Err(HelloError::Stranger),
         };
         let rank = |place| WorldSize::new(number(11)).and_then(|world| world.rank(number(place)));
         let (Some(from), Some(to)) = (rank(13), rank(15)) else { return Err(HelloError::Stranger) };
         let word = |place: usize| u32::from(number(place)) | u32::from(number(place + 2)) << 16;
-        let (generation, silence) = (Generation(word(17)), Duration::from_millis(word(21).into()));
-        Ok(Self { purpose, from, to, generation, silence })
+        let (epoch, silence) = (Epoch(word(17)), Duration::from_millis(word(21).into()));
+        Ok(Self { purpose, from, to, epoch, silence })
     }
 }
 
@@ -90,15 +90,14 @@ pub enum Refusal {
     Purpose,
     World,
     /// The called is another rank, or the caller is not one that calls it.
-    Place,
-    Generation,
+    Rank,
+    Epoch,
     /// It has as much to do as it can.
     Busy,
 }
 
 impl Refusal {
-    const ALL: [Self; 7] =
-        [Self::Version, Self::Key, Self::Purpose, Self::World, Self::Place, Self::Generation, Self::Busy];
+    const ALL: [Self; 7] = [Self::Version, Self::Key, Self::Purpose, Self::World, Self::Rank, Self::Epoch, Self::Busy];
 
     /// The byte on the wire; 0 is none of them: the call is accepted.
     pub(super) fn byte(self) -> u8 {
@@ -111,7 +110,7 @@ impl Refusal {
 
     /// Whether the same call may be accepted later.
     pub fn is_passing(self) -> bool {
-        matches!(self, Self::Generation | Self::Busy)
+        matches!(self, Self::Epoch | Self::Busy)
     }
 }
 
@@ -122,8 +121,8 @@ impl fmt::Display for Refusal {
             Self::Key => "its key is another",
             Self::Purpose => "it is there for something else",
             Self::World => "its group has another size",
-            Self::Place => "it is another rank",
-            Self::Generation => "its group is in another generation",
+            Self::Rank => "it is another rank",
+            Self::Epoch => "its group is in another epoch",
             Self::Busy => "it is busy",
         })
     }
@@ -146,13 +145,13 @@ mod tests {
     proptest! {
         #[test]
         fn a_hello_is_read_as_it_was_written(
-            world in 1_u16.., from: u16, to: u16, generation: u32, silence_ms: u32, is_link: bool,
+            world in 1_u16.., from: u16, to: u16, epoch: u32, silence_ms: u32, is_link: bool,
         ) {
             let world = WorldSize::new(world).unwrap();
             let rank = |index: u16| world.rank(index % world.get() as u16).unwrap();
-            let purpose = if is_link { Purpose::Link } else { Purpose::Mesh };
-            let (generation, silence) = (Generation(generation), Duration::from_millis(silence_ms.into()));
-            let hello = Hello { purpose, from: rank(from), to: rank(to), generation, silence };
+            let purpose = if is_link { Purpose::Link } else { Purpose::TcpComm };
+            let (epoch, silence) = (Epoch(epoch), Duration::from_millis(silence_ms.into()));
+            let hello = Hello { purpose, from: rank(from), to: rank(to), epoch, silence };
             prop_assert_eq!(Hello::parse(&hello.bytes()), Ok(hello));
         }
 

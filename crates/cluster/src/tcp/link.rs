@@ -19,7 +19,7 @@ use super::hello::{Hello, Purpose};
 use super::key::ClusterKey;
 use super::noise::{LENGTH_BYTES, Opener, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, Sealer};
 use super::watch::{Watch, is_passing};
-use crate::shared_memory::Generation;
+use crate::shared_memory::Epoch;
 
 /// How long a write waits for a reader that takes nothing.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
@@ -93,7 +93,7 @@ impl Link {
         deadline: Instant,
     ) -> Result<Self, HandshakeError> {
         let silence = silence.clamp(SILENCE_MIN, SILENCE_MAX);
-        let hello = Hello { purpose: Purpose::Link, from: rank, to: rank, generation: Generation(0), silence };
+        let hello = Hello { purpose: Purpose::Link, from: rank, to: rank, epoch: Epoch(0), silence };
         let secured = dial(address, key, &hello, &Watch::new(Some(deadline), &|| false))?;
         let link = Self::new(secured)?;
         link.reader.stream.set_read_timeout(Some(silence))?;

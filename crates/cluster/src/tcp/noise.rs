@@ -135,8 +135,8 @@ mod tests {
     #[test]
     fn another_prologue_fails_the_handshake() {
         let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
-        let mut called = Handshake::called(&key, b"generation 2");
-        assert_eq!(called.read(&Handshake::caller(&key, b"generation 1").write()), Err(Forged));
+        let mut called = Handshake::called(&key, b"epoch 2");
+        assert_eq!(called.read(&Handshake::caller(&key, b"epoch 1").write()), Err(Forged));
     }
 
     #[test]

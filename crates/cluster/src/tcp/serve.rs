@@ -55,7 +55,7 @@ pub fn serve_ranks(
         if hello.purpose != Purpose::Link {
             return Err(Refusal::Purpose);
         }
-        Ok((Seat::take(running).ok_or(Refusal::Busy)?, hello.from))
+        Ok((ShmComm::take(running).ok_or(Refusal::Busy)?, hello.from))
     };
     let answer = |stream: TcpStream, watch: &Watch<'_>| {
         let caller = stream.peer_addr().ok();
@@ -82,16 +82,16 @@ pub fn serve_ranks(
 }
 
 /// One of the [`RANKS_MAX`].
-struct Seat<'a>(&'a AtomicUsize);
+struct ShmComm<'a>(&'a AtomicUsize);
 
-impl<'a> Seat<'a> {
+impl<'a> ShmComm<'a> {
     fn take(running: &'a AtomicUsize) -> Option<Self> {
         let more = |count: usize| (count < RANKS_MAX).then_some(count + 1);
         running.fetch_update(AcqRel, Acquire, more).is_ok().then_some(Self(running))
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for ShmComm<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, AcqRel);
     }

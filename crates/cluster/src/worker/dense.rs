@@ -174,7 +174,7 @@ impl DenseModel {
 fn load_options(keep: Option<DType>, positions: usize) -> LoadOptions {
     let pages = positions.div_ceil(PAGE_TOKENS);
     let step = StepLimits { rows: CHUNK_TOKENS.min(positions), sequences: 1, pages };
-    LoadOptions { keep, limits: Limits { step, wanted: 1, kv_pages: pages, positions } }
+    LoadOptions { keep, limits: Limits { step, logit_rows: 1, kv_pages: pages, positions } }
 }
 
 /// How much of `context` there is memory for, if a rank takes `all` for the whole of it and every rank of this host as much. An

@@ -25,7 +25,7 @@ pub struct Fault {
     at: Point,
     /// Times that the point is passed before.
     after: u32,
-    deed: Deed,
+    action: FaultAction,
     /// How much longer it takes when it is slow, whatever it does.
     seconds: Option<u32>,
     once: Option<PathBuf>,
@@ -56,7 +56,7 @@ pub enum Point {
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum FaultAction {
     Exit,
     /// By SIGKILL.
     Kill,
@@ -85,15 +85,15 @@ const POINTS: [(&str, Point); 6] = [
     ("unload", Point::Unload),
 ];
 
-const DEEDS: [(&str, Deed); 8] = [
-    ("exit", Deed::Exit),
-    ("kill", Deed::Kill),
-    ("stop", Deed::Stop),
-    ("garbage", Deed::Garbage),
-    ("close_stdout", Deed::CloseStdout),
-    ("oom", Deed::Oom),
-    ("panic", Deed::Panic),
-    ("slow", Deed::Slow),
+const ACTIONS: [(&str, FaultAction); 8] = [
+    ("exit", FaultAction::Exit),
+    ("kill", FaultAction::Kill),
+    ("stop", FaultAction::Stop),
+    ("garbage", FaultAction::Garbage),
+    ("close_stdout", FaultAction::CloseStdout),
+    ("oom", FaultAction::Oom),
+    ("panic", FaultAction::Panic),
+    ("slow", FaultAction::Slow),
 ];
 
 impl FromStr for Fault {
@@ -101,21 +101,21 @@ impl FromStr for Fault {
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
         let bad = || FaultError(text.to_owned());
-        let (mut rank, mut at, mut after, mut deed, mut seconds, mut once) = (None, None, 0, None, None, None);
+        let (mut rank, mut at, mut after, mut action, mut seconds, mut once) = (None, None, 0, None, None, None);
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(bad)?;
             match name {
                 "rank" => rank = Some(value.parse().map_err(|_| bad())?),
                 "at" => at = named(&POINTS, value),
                 "after" => after = value.parse().map_err(|_| bad())?,
-                "do" => deed = named(&DEEDS, value),
+                "do" => action = named(&ACTIONS, value),
                 "seconds" => seconds = Some(value.parse().map_err(|_| bad())?),
                 "once" => once = Some(PathBuf::from(value)),
                 _ => return Err(bad()),
             }
         }
-        let (at, deed) = at.zip(deed).ok_or_else(bad)?;
-        Ok(Self { rank, at, after, deed, seconds, once, state: State::Armed })
+        let (at, action) = at.zip(action).ok_or_else(bad)?;
+        Ok(Self { rank, at, after, action, seconds, once, state: State::Armed })
     }
 }
 
@@ -125,7 +125,7 @@ fn named<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
 
 impl Fault {
     /// What happens when `rank` is at `point`. What a process can do to itself has happened when this returns.
-    pub fn strike(&mut self, rank: Rank, point: Point) -> Option<Deed> {
+    pub fn strike(&mut self, rank: Rank, point: Point) -> Option<FaultAction> {
         let is_here = self.at == point && self.rank.is_none_or(|own| usize::from(own) == rank.index());
         if !is_here || self.state == State::Spent {
             return None;
@@ -138,16 +138,20 @@ impl Fault {
             self.state = State::Spent;
             return None;
         }
-        self.state = if self.deed == Deed::Slow { State::Claimed } else { State::Spent };
+        self.state = if self.action == FaultAction::Slow { State::Claimed } else { State::Spent };
         let has_answer = !matches!(point, Point::Spawn | Point::Idle);
-        match self.deed {
-            Deed::Exit => std::process::exit(EXIT_CODE),
-            Deed::Kill => signal(Signal::KILL),
-            Deed::Oom if !has_answer => signal(Signal::KILL),
-            Deed::Stop => signal(Signal::STOP),
-            Deed::Garbage | Deed::CloseStdout | Deed::Oom | Deed::Panic | Deed::Slow => {}
+        match self.action {
+            FaultAction::Exit => std::process::exit(EXIT_CODE),
+            FaultAction::Kill => signal(Signal::KILL),
+            FaultAction::Oom if !has_answer => signal(Signal::KILL),
+            FaultAction::Stop => signal(Signal::STOP),
+            FaultAction::Garbage
+            | FaultAction::CloseStdout
+            | FaultAction::Oom
+            | FaultAction::Panic
+            | FaultAction::Slow => {}
         }
-        Some(self.deed)
+        Some(self.action)
     }
 
     /// How much longer a slow rank takes for what took it `this`.
@@ -182,14 +186,14 @@ mod tests {
         assert_eq!(fault.strike(rank(0), Point::Step), None);
         assert_eq!(fault.strike(rank(1), Point::Load), None);
         let struck: Vec<_> = (0..5).map(|_| fault.strike(rank(1), Point::Step)).collect();
-        assert_eq!(struck, [None, None, Some(Deed::Garbage), None, None]);
+        assert_eq!(struck, [None, None, Some(FaultAction::Garbage), None, None]);
     }
 
     #[test]
     fn slowness_stays() {
         let mut fault: Fault = "at=step,after=1,do=slow".parse().unwrap();
         let struck: Vec<_> = (0..3).map(|_| fault.strike(rank(2), Point::Step)).collect();
-        assert_eq!(struck, [None, Some(Deed::Slow), Some(Deed::Slow)]);
+        assert_eq!(struck, [None, Some(FaultAction::Slow), Some(FaultAction::Slow)]);
         assert_eq!(fault.delay(Duration::from_millis(10)), Duration::from_millis(90));
         let fault: Fault = "at=step,do=slow,seconds=3".parse().unwrap();
         assert_eq!(fault.delay(Duration::from_millis(10)), Duration::from_secs(3));
@@ -200,7 +204,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("consort-fault-{}", std::process::id()));
         let text = format!("at=load,do=oom,once={}", path.display());
         let [mut first, mut second]: [Fault; 2] = [text.parse().unwrap(), text.parse().unwrap()];
-        assert_eq!(first.strike(rank(0), Point::Load), Some(Deed::Oom));
+        assert_eq!(first.strike(rank(0), Point::Load), Some(FaultAction::Oom));
         assert_eq!(second.strike(rank(0), Point::Load), None);
         std::fs::remove_file(path).unwrap();
         assert_eq!(second.strike(rank(0), Point::Load), None, "it has missed its time");

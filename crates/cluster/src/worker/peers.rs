@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::Rank;
 
 use crate::comm::CommError;
-use crate::shared_memory::{Abort, Generation, Seat, Segment};
+use crate::shared_memory::{Abort, Epoch, Segment, ShmComm};
 
 /// How often a rank that waits for a message looks whether the epoch has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -128,7 +128,7 @@ pub struct Peers {
     segment: Segment,
     connections: Vec<(Rank, UnixStream)>,
     timeout: Duration,
-    epoch: Generation,
+    epoch: Epoch,
     round: u64,
     /// This rank is out of `epoch`, which has ended, and waits for the next.
     is_out: bool,
@@ -167,7 +167,7 @@ impl Peers {
         timeout: Duration,
         progress: impl Fn() -> u64 + Send + 'static,
     ) -> io::Result<Self> {
-        let epoch = segment.generation();
+        let epoch = segment.epoch();
         let (alive, ended) = UnixStream::pair()?;
         let state = State { abort: segment.abort(epoch), is_stepping: false, has_stalled: false, gone: None };
         let shared = Arc::new(Shared(Mutex::new(state)));
@@ -214,7 +214,7 @@ impl Peers {
     }
 
     /// This rank's seat in the next epoch, if it has left the one before. Waits for the others to leave it.
-    pub fn renew(&mut self, is_over: &dyn Fn() -> bool) -> Result<Option<Seat>, PeerError> {
+    pub fn renew(&mut self, is_over: &dyn Fn() -> bool) -> Result<Option<ShmComm>, PeerError> {
         if !self.is_out {
             return Ok(None);
         }
@@ -230,7 +230,7 @@ impl Peers {
         Ok(Some(self.segment.seat(self.rank, epoch)?))
     }
 
-    fn begin_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Generation, PeerError> {
+    fn begin_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Epoch, PeerError> {
         let deadline = Instant::now() + self.timeout;
         while let Some(index) = self.are_out.iter().position(|is_out| !is_out) {
             let pending: Vec<_> = (0..self.are_out.len()).filter(|&index| !self.are_out[index]).collect();
@@ -244,14 +244,14 @@ impl Peers {
         Ok(self.epoch)
     }
 
-    fn await_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Generation, PeerError> {
+    fn await_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Epoch, PeerError> {
         let deadline = Instant::now() + self.timeout;
         loop {
             let Some((_, message)) = self.receive(&[0], deadline, is_over)? else {
                 return Err(PeerError::NotRenewed { rank: self.connections[0].0, waited: self.timeout });
             };
             if message.kind == Kind::Begin && message.epoch > self.epoch.0 {
-                return Ok(Generation(message.epoch));
+                return Ok(Epoch(message.epoch));
             }
         }
     }

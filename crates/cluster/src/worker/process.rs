@@ -16,7 +16,7 @@ use types::Rank;
 
 use super::Options;
 use super::dense::{DenseModel, DenseSource};
-use super::fault::{Deed, Fault, Point};
+use super::fault::{Fault, FaultAction, Point};
 use super::peers::{Peers, RequestDigest};
 use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
@@ -26,7 +26,7 @@ use crate::collective::GroupCollective;
 use crate::protocol::session::RankStats;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
-use crate::shared_memory::Generation;
+use crate::shared_memory::Epoch;
 
 /// The least time between two `loading` lines.
 const LOADING_EVERY: Duration = Duration::from_millis(100);
@@ -99,15 +99,19 @@ impl Process {
     fn answer(&mut self, request: Request) -> Result<(), WriteError> {
         let (op, id, begun) = (request.op(), request.id(), Instant::now());
         let point = point(&request);
-        let deed = point.and_then(|point| self.strike(point));
-        if deed == Some(Deed::CloseStdout) {
+        let action = point.and_then(|point| self.strike(point));
+        if action == Some(FaultAction::CloseStdout) {
             self.replies.close();
         }
-        let done = if deed == Some(Deed::Oom) { Err(self.starve(point)) } else { self.handle_safely(request, deed) };
-        if let Some(fault) = self.fault.as_ref().filter(|_| deed == Some(Deed::Slow)) {
+        let done = if action == Some(FaultAction::Oom) {
+            Err(self.out_of_memory(point))
+        } else {
+            self.handle_safely(request, action)
+        };
+        if let Some(fault) = self.fault.as_ref().filter(|_| action == Some(FaultAction::Slow)) {
             thread::sleep(fault.delay(begun.elapsed()));
         }
-        if deed == Some(Deed::Garbage) {
+        if action == Some(FaultAction::Garbage) {
             return self.replies.garble();
         }
         debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
@@ -119,13 +123,13 @@ impl Process {
     }
 
     /// A panic becomes an error. The models' sessions may be half-changed then: they are closed.
-    fn handle_safely(&mut self, request: Request, deed: Option<Deed>) -> Result<Reply, RequestError> {
+    fn handle_safely(&mut self, request: Request, action: Option<FaultAction>) -> Result<Reply, RequestError> {
         let kind = match request {
             Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
             _ => ErrorKind::ForwardFailed,
         };
         let handle = || {
-            assert_ne!(deed, Some(Deed::Panic), "a fault that was asked for");
+            assert_ne!(action, Some(FaultAction::Panic), "a fault that was asked for");
             self.handle(request)
         };
         catch_unwind(AssertUnwindSafe(handle)).unwrap_or_else(|_| {
@@ -168,15 +172,15 @@ impl Process {
             Request::Shutdown => Ok(Reply::Bye),
 
             Request::Hello { id, protocol, build } => self.hello(id, protocol, &build),
-            Request::Attach { id, segment_fd, world_size, rank, elements_max, generation } => {
+            Request::Attach { id, segment_fd, world_size, rank, elements_max, epoch } => {
                 self.check_place(world_size, rank)?;
-                self.attach(segment_fd, elements_max, Generation(generation))?;
+                self.attach(segment_fd, elements_max, Epoch(epoch))?;
                 Ok(Reply::AttachOk { id })
             }
             Request::Listen { id, host } => self.listen(id, host),
-            Request::Join { id, world_size, rank, generation, addresses, key, encoding, patience } => {
+            Request::Join { id, world_size, rank, epoch, addresses, key, encoding, patience } => {
                 self.check_place(world_size, rank)?;
-                self.join(Generation(generation), &addresses, &key, encoding, patience)?;
+                self.join(Epoch(epoch), &addresses, &key, encoding, patience)?;
                 Ok(Reply::AttachOk { id })
             }
             Request::Load { id, model_id, share } => self.load(id, model_id, share),
@@ -258,7 +262,7 @@ impl Process {
         self.shard.as_mut().ok_or_else(|| RequestError::new(ErrorKind::ModelNotLoaded, "no model is loaded"))
     }
 
-    /// Runs a step, timed. If it fails, the generation is over: the others shall not wait for this rank.
+    /// Runs a step, timed. If it fails, the epoch is over: the others shall not wait for this rank.
     fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RequestError>) -> Result<T, RequestError> {
         if !self.link.is_complete() {
             return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
@@ -288,7 +292,7 @@ impl Process {
     fn stats(&self) -> RankStats {
         let (collectives, collective_us) = self.link.spent();
         RankStats {
-            generation: self.link.generation().map_or(0, |generation| generation.0),
+            epoch: self.link.epoch().map_or(0, |epoch| epoch.0),
             sessions: self.sum(LoadedShard::sessions, DenseModel::sessions),
             weight_bytes: self.sum(LoadedShard::weight_bytes, DenseModel::weight_bytes),
             kv_bytes: self.sum(LoadedShard::kv_bytes, DenseModel::kv_bytes),
@@ -310,15 +314,15 @@ impl Process {
         self.steps > 0 && self.shard.as_ref().is_some_and(|shard| shard.sessions() == 0)
     }
 
-    fn strike(&mut self, point: Point) -> Option<Deed> {
+    fn strike(&mut self, point: Point) -> Option<FaultAction> {
         self.fault.as_mut()?.strike(self.rank, point)
     }
 
     /// A fault where there is nothing to answer.
     fn unasked(&mut self, point: Point) -> Result<(), WriteError> {
         match self.strike(point) {
-            Some(Deed::Garbage) => self.replies.garble(),
-            Some(Deed::CloseStdout) => {
+            Some(FaultAction::Garbage) => self.replies.garble(),
+            Some(FaultAction::CloseStdout) => {
                 self.replies.close();
                 Ok(())
             }
@@ -327,7 +331,7 @@ impl Process {
     }
 
     /// As if memory had run out, which ends a step like any other error.
-    fn starve(&self, point: Option<Point>) -> RequestError {
+    fn out_of_memory(&self, point: Option<Point>) -> RequestError {
         if point == Some(Point::Step) {
             self.link.abandon();
         }

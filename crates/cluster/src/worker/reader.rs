@@ -51,9 +51,9 @@ impl RequestReader {
                 let found = self.queue.cancel(target);
                 self.replies.write(&Reply::Cancelled { id, found })
             }
-            Request::Abort { id, generation } => {
-                self.lifeline.abort(generation);
-                self.replies.write(&Reply::Aborted { id, generation })
+            Request::Abort { id, epoch } => {
+                self.lifeline.abort(epoch);
+                self.replies.write(&Reply::Aborted { id, epoch })
             }
             request => self.push(QueuedLine::Run(request), bytes),
         }

@@ -25,7 +25,7 @@ use rustix::process::geteuid;
 use types::Rank;
 
 use crate::comm::CommError;
-use crate::shared_memory::{GroupLimits, Seat, Segment, SegmentError};
+use crate::shared_memory::{GroupLimits, Segment, SegmentError, ShmComm};
 
 /// NCCL's unique id has so many digits. Shorter ones do as well.
 const COMM_ID_DIGITS_MAX: usize = 256;
@@ -74,7 +74,7 @@ pub enum RendezvousError {
 /// A rank that has found the others.
 #[derive(Debug)]
 pub struct JoinedGroup {
-    pub seat: Seat,
+    pub seat: ShmComm,
     pub segment: Segment,
     /// Of rank 0: to each of the others. Of these: to rank 0.
     pub connections: Vec<(Rank, UnixStream)>,
@@ -114,7 +114,7 @@ impl Rendezvous {
 
     fn host(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<JoinedGroup, RendezvousError> {
         let (segment, fd) = Segment::create(self.limits)?;
-        let seat = segment.seat(rank, segment.generation())?;
+        let seat = segment.seat(rank, segment.epoch())?;
         if rank.world().get() == 1 {
             return Ok(JoinedGroup { seat, segment, connections: Vec::new() });
         }
@@ -197,7 +197,7 @@ impl Rendezvous {
             self.pause(is_over).map_err(|_| RendezvousError::NoHost)?;
         };
         let segment = Segment::attach(fd, self.limits)?;
-        let seat = segment.seat(rank, segment.generation())?;
+        let seat = segment.seat(rank, segment.epoch())?;
         host.write_all(&[JOINED]).map_err(io("tell rank 0 of joining"))?;
         self.expect(&mut host, GO)?;
         let first = rank.world().rank(0).expect("every group has a rank 0");
@@ -387,7 +387,7 @@ mod tests {
             connect().write_all(&[0xff; 3 * GREETING_BYTES]).unwrap();
             let guest = meeting.limits.world.rank(1).unwrap();
             let seat = meet(meeting, guest).unwrap().seat;
-            assert_eq!(host.join().unwrap().unwrap().seat.generation(), seat.generation());
+            assert_eq!(host.join().unwrap().unwrap().seat.epoch(), seat.epoch());
             drop(silent);
         });
     }

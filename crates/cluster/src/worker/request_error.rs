@@ -80,7 +80,9 @@ impl From<PeerError> for RequestError {
 impl From<ConnectError> for RequestError {
     fn from(error: ConnectError) -> Self {
         let kind = match &error {
-            ConnectError::Aborted | ConnectError::Mesh(CommError::Aborted | CommError::Lost(_)) => ErrorKind::Aborted,
+            ConnectError::Aborted | ConnectError::TcpComm(CommError::Aborted | CommError::Lost(_)) => {
+                ErrorKind::Aborted
+            }
             _ => ErrorKind::NcclInitFailed,
         };
         Self::of(kind, &error)

@@ -115,7 +115,7 @@ pub fn load(
 ) -> Result<(LocalExecutor<CpuBackend>, Footprint), RequestError> {
     let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
     check_memory(&[footprint]).map_err(|error| RequestError::of(ErrorKind::InsufficientMemory, &error))?;
-    let local = LocalExecutor::load_share(backend, checkpoint, options, rank, Box::new(link), progress)?;
+    let local = LocalExecutor::load_shard(backend, checkpoint, options, rank, Box::new(link), progress)?;
     checkpoint.release();
     Ok((local, footprint))
 }

@@ -51,7 +51,7 @@ fn the_rows_of_a_buffer_are_summed_and_those_after_them_stay() {
 
 /// A buffer with this rank's shard of the columns, gathered by the first rank.
 fn gather(collective: &dyn Collective<CpuBackend>, backend: &CpuBackend, rank: Rank, rows: usize) {
-    let width = rank.share(COLS).len();
+    let width = rank.shard(COLS).len();
     let mut part = backend.output(rows, width).unwrap();
     backend.write(&mut part, &numbers(rank, 0, rows * width)).unwrap();
     let mut whole = (rank.index() == 0).then(|| backend.output(rows, COLS).unwrap());
@@ -60,7 +60,7 @@ fn gather(collective: &dyn Collective<CpuBackend>, backend: &CpuBackend, rank: R
     let mut values = vec![0.0; rows * COLS];
     backend.read(&whole, 0..rows, &mut values).unwrap();
     for owner in rank.world().ranks() {
-        let (share, part) = (owner.share(COLS), numbers(owner, 0, rows * owner.share(COLS).len()));
+        let (share, part) = (owner.shard(COLS), numbers(owner, 0, rows * owner.shard(COLS).len()));
         for row in 0..rows {
             let found = &values[row * COLS..][share.clone()];
             assert_eq!(bits(found), bits(&part[row * share.len()..][..share.len()]), "row {row} of {owner}");
@@ -98,10 +98,10 @@ fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_
                 backend.write(&mut whole, &sum(rank.world().ranks(), 0, rows * COLS)).unwrap();
                 let mut want = backend.buffer(rows, COLS).unwrap();
                 backend.rms_norm(0..rows, &mut want, &whole, &ones, 1e-6);
-                let [mut got, mut wanted] = [vec![0.0; (rows + 1) * COLS], vec![0.0; rows * COLS]];
+                let [mut got, mut logit_rows] = [vec![0.0; (rows + 1) * COLS], vec![0.0; rows * COLS]];
                 backend.read(&to, 0..rows + 1, &mut got).unwrap();
-                backend.read(&want, 0..rows, &mut wanted).unwrap();
-                assert_eq!(bits(&got[..rows * COLS]), bits(&wanted), "{rank} of {size}");
+                backend.read(&want, 0..rows, &mut logit_rows).unwrap();
+                assert_eq!(bits(&got[..rows * COLS]), bits(&logit_rows), "{rank} of {size}");
                 assert!(got[rows * COLS..].iter().all(|&value| value == 7.0), "rows after them stay");
             });
         }

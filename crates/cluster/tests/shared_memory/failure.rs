@@ -1,11 +1,11 @@
-//! Aborts, old generations, disagreement, nonsense in the segment: an error each time, and nobody waits for ever.
+//! Aborts, old epochs, disagreement, nonsense in the segment: an error each time, and nobody waits for ever.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use cluster::shared_memory::Generation;
+use cluster::shared_memory::Epoch;
 use cluster::{CommError, Communicator as _};
 
 use crate::group::{Group, bits, numbers, sum, watched};
@@ -25,13 +25,13 @@ fn an_abort_ends_the_waits_of_all_ranks() {
                         waits.send(()).unwrap();
                         [
                             seat.all_reduce(&mut [1.0; 8]),
-                            seat.gather_columns([1, 8], &vec![1.0; seat.rank().share(8).len()], None),
+                            seat.gather_columns([1, 8], &vec![1.0; seat.rank().shard(8).len()], None),
                         ]
                     })
                 })
                 .collect();
             is_waiting.iter().take(2).for_each(drop);
-            let abort = group.segment.abort(group.segment.generation());
+            let abort = group.segment.abort(group.segment.epoch());
             assert_eq!(abort.cause(), None);
             if stop {
                 abort.clone().stop()
@@ -82,24 +82,24 @@ fn a_panic_of_one_rank_frees_the_others() {
 fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
     watched(|| {
         let group = Group::new(2, 100);
-        let old = group.segment.generation();
+        let old = group.segment.epoch();
         let (mut stale, abort) = (group.seat(0), group.segment.abort(old));
         abort.lost(group.rank(1));
         let new = group.segment.reform().unwrap();
-        assert!(new > old && group.segment.generation() == new);
+        assert!(new > old && group.segment.epoch() == new);
 
         let over = CommError::Stale { own: old.0, present: new.0 };
         assert_eq!(stale.all_reduce(&mut [1.0; 100]), Err(over));
         assert_eq!(group.segment.seat(group.rank(0), old).unwrap_err(), over);
         assert_eq!(abort.cause(), Some(over));
-        // Neither an abort of the old generation nor the end of an old seat touches the new one.
+        // Neither an abort of the old epoch nor the end of an old seat touches the new one.
         abort.stop();
         group.all(|seat| {
             for op in 0..20 {
                 let mut values = numbers(seat.rank(), op, 100);
                 seat.all_reduce(&mut values).unwrap();
                 assert_eq!(bits(&values), bits(&sum(seat.rank().world().ranks(), op, 100)));
-                assert_eq!(seat.generation(), new);
+                assert_eq!(seat.epoch(), new);
             }
         });
         assert_eq!(stale.all_reduce(&mut [0.0; 1]), Err(over));
@@ -110,10 +110,10 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
 fn a_seat_is_taken_once_in_a_generation_and_only_by_a_rank_of_the_group() {
     let group = Group::new(2, 1);
     let seat = group.seat(0);
-    assert_eq!(group.segment.seat(group.rank(0), seat.generation()).unwrap_err(), CommError::Taken(group.rank(0)));
+    assert_eq!(group.segment.seat(group.rank(0), seat.epoch()).unwrap_err(), CommError::Taken(group.rank(0)));
     let stranger = types::WorldSize::new(3).unwrap().rank(0).unwrap();
-    assert_eq!(group.segment.seat(stranger, seat.generation()).unwrap_err(), CommError::World(stranger));
-    let (own, present) = (Generation(7), seat.generation());
+    assert_eq!(group.segment.seat(stranger, seat.epoch()).unwrap_err(), CommError::World(stranger));
+    let (own, present) = (Epoch(7), seat.epoch());
     assert_eq!(
         group.segment.seat(group.rank(1), own).unwrap_err(),
         CommError::Stale { own: own.0, present: present.0 }
@@ -127,7 +127,7 @@ fn elements_beyond_the_limit_are_refused_and_the_group_goes_on() {
         group.all(|seat| {
             let error = CommError::TooLarge { elements: 11, elements_max: 10 };
             assert_eq!(seat.all_reduce(&mut [1.0; 11]), Err(error));
-            let part = vec![1.0; seat.rank().share(11).len()];
+            let part = vec![1.0; seat.rank().shard(11).len()];
             assert_eq!(seat.gather_columns([1, 11], &part, None), Err(error));
             let mut values = [1.0; 10];
             seat.all_reduce(&mut values).unwrap();
@@ -151,7 +151,7 @@ fn ranks_that_disagree_get_an_error_and_no_sum() {
             if seat.rank().index() == 0 {
                 seat.all_reduce(&mut [1.0; 5])
             } else {
-                seat.gather_columns([1, 5], &vec![1.0; seat.rank().share(5).len()], None)
+                seat.gather_columns([1, 5], &vec![1.0; seat.rank().shard(5).len()], None)
             }
         });
         assert!(results.iter().all(|result| matches!(result, Err(CommError::Mismatch(_)))), "{results:?}");
@@ -173,11 +173,11 @@ fn nonsense_from_a_peer_neither_panics_nor_outlasts_an_abort() {
         for round in 0..300 {
             let group = Group::new(2, 64);
             let memory = File::from(group.fd());
-            let (mut seat, abort) = (group.seat(0), group.segment.abort(group.segment.generation()));
+            let (mut seat, abort) = (group.seat(0), group.segment.abort(group.segment.epoch()));
             let victim = thread::spawn(move || (0..50).try_for_each(|_| seat.all_reduce(&mut [1.0; 64])));
             for _ in 0..random() % 40 {
                 let word = SPOILT.start + random() % ((SPOILT.end - SPOILT.start) / 8) * 8;
-                // Small numbers of the right generation are more dangerous than noise.
+                // Small numbers of the right epoch are more dangerous than noise.
                 let value = if round % 2 == 0 { (1 << 32) + random() % 4 } else { (random() << 32) + random() };
                 memory.write_all_at(&value.to_le_bytes(), word).unwrap();
             }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use cluster::shared_memory::{Generation, GroupLimits, Seat, Segment};
+use cluster::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
 use types::{Rank, WorldSize};
 
 /// No test takes this long unless it hangs.
@@ -32,17 +32,17 @@ impl Group {
         self.fd.try_clone().unwrap()
     }
 
-    /// A seat in the present generation, over a new mapping.
-    pub fn seat(&self, index: u16) -> Seat {
-        self.seat_in(index, self.segment.generation())
+    /// A seat in the present epoch, over a new mapping.
+    pub fn seat(&self, index: u16) -> ShmComm {
+        self.seat_in(index, self.segment.epoch())
     }
 
-    pub fn seat_in(&self, index: u16, generation: Generation) -> Seat {
-        Segment::attach(self.fd(), self.limits).unwrap().seat(self.rank(index), generation).unwrap()
+    pub fn seat_in(&self, index: u16, epoch: Epoch) -> ShmComm {
+        Segment::attach(self.fd(), self.limits).unwrap().seat(self.rank(index), epoch).unwrap()
     }
 
     /// Runs `part` as every rank at once.
-    pub fn all<T: Send>(&self, part: impl Fn(&mut Seat) -> T + Sync) -> Vec<T> {
+    pub fn all<T: Send>(&self, part: impl Fn(&mut ShmComm) -> T + Sync) -> Vec<T> {
         let seats: Vec<_> = self.limits.world.ranks().map(|rank| self.seat(rank.index() as u16)).collect();
         thread::scope(|scope| {
             let part = &part;

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod backend;
-mod ends;
 mod failure;
 mod group;
 mod operations;
 mod processes;
 mod segment;
+mod vocabulary;

@@ -1,7 +1,7 @@
 //! What the collectives compute, when nothing fails.
 
 use cluster::Communicator as _;
-use cluster::shared_memory::Seat;
+use cluster::shared_memory::ShmComm;
 use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};
@@ -52,7 +52,7 @@ fn infinities_and_nan_travel_as_they_are() {
 fn columns(world: WorldSize, op: usize, rows: usize, cols: usize) -> Vec<f32> {
     let mut whole = vec![f32::NAN; rows * cols];
     for rank in world.ranks() {
-        let (share, part) = (rank.share(cols), numbers(rank, op, rows * rank.share(cols).len()));
+        let (share, part) = (rank.shard(cols), numbers(rank, op, rows * rank.shard(cols).len()));
         for row in 0..rows {
             whole[row * cols..][share.clone()].copy_from_slice(&part[row * share.len()..][..share.len()]);
         }
@@ -60,8 +60,8 @@ fn columns(world: WorldSize, op: usize, rows: usize, cols: usize) -> Vec<f32> {
     whole
 }
 
-fn check_columns(seat: &mut Seat, op: usize, rows: usize, cols: usize) {
-    let (rank, part) = (seat.rank(), numbers(seat.rank(), op, rows * seat.rank().share(cols).len()));
+fn check_columns(seat: &mut ShmComm, op: usize, rows: usize, cols: usize) {
+    let (rank, part) = (seat.rank(), numbers(seat.rank(), op, rows * seat.rank().shard(cols).len()));
     let mut whole = (rank.index() == 0).then(|| vec![0.0; rows * cols]);
     seat.gather_columns([rows, cols], &part, whole.as_deref_mut()).unwrap();
     if let Some(whole) = whole {
@@ -83,7 +83,7 @@ fn the_first_rank_gets_the_columns_of_all() {
 }
 
 /// Sums rows, negates those that the rank owns, and gathers: every rank must have the negated sums.
-fn check_rows(seat: &mut Seat, op: usize, rows: usize, cols: usize) {
+fn check_rows(seat: &mut ShmComm, op: usize, rows: usize, cols: usize) {
     let mut values = numbers(seat.rank(), op, rows * cols);
     let own = seat.reduce_scatter_rows(cols, &mut values).unwrap();
     let mut negated = vec![f32::NAN; rows * cols];

@@ -5,22 +5,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use cluster::shared_memory::{Generation, GroupLimits, Seat, Segment};
+use cluster::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
 use cluster::{CommError, Communicator as _};
 use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
-/// Set for a child: its rank and its generation.
+/// Set for a child: its rank and its epoch.
 const PART: &str = "CONSORT_TEST_PART";
 const WORLD: u16 = 3;
 const ELEMENTS: usize = 20_011;
 
 /// Starts the test `name` of this binary again, as a rank.
-fn spawn(group: &Group, name: &str, rank: u16, generation: Generation) -> Child {
+fn spawn(group: &Group, name: &str, rank: u16, epoch: Epoch) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name])
-        .env(PART, format!("{rank} {generation}"))
+        .env(PART, format!("{rank} {epoch}"))
         .stdin(Stdio::from(group.fd()))
         .stdout(Stdio::null())
         .spawn()
@@ -28,16 +28,16 @@ fn spawn(group: &Group, name: &str, rank: u16, generation: Generation) -> Child 
 }
 
 /// The seat of this process, if it is a child.
-fn inherited() -> Option<Seat> {
+fn inherited() -> Option<ShmComm> {
     let part = std::env::var(PART).ok()?;
-    let (rank, generation) = part.split_once(' ').unwrap();
+    let (rank, epoch) = part.split_once(' ').unwrap();
     let limits = GroupLimits { world: WorldSize::new(WORLD).unwrap(), elements_max: ELEMENTS };
     let segment = Segment::attach(std::io::stdin().as_fd().try_clone_to_owned().unwrap(), limits).unwrap();
     let rank = limits.world.rank(rank.parse().unwrap()).unwrap();
-    Some(segment.seat(rank, Generation(generation.parse().unwrap())).unwrap())
+    Some(segment.seat(rank, Epoch(epoch.parse().unwrap())).unwrap())
 }
 
-fn exchange(seat: &mut Seat, op: usize) -> Result<(), CommError> {
+fn exchange(seat: &mut ShmComm, op: usize) -> Result<(), CommError> {
     let len = [1, 33, 576, ELEMENTS][op % 4];
     let mut values = numbers(seat.rank(), op, len);
     seat.all_reduce(&mut values)?;
@@ -49,14 +49,13 @@ fn exchange(seat: &mut Seat, op: usize) -> Result<(), CommError> {
 fn processes_sum_like_threads() {
     const OPS: usize = 200;
     watched(|| {
-        let run = |mut seat: Seat| (0..OPS).for_each(|op| exchange(&mut seat, op).unwrap());
+        let run = |mut seat: ShmComm| (0..OPS).for_each(|op| exchange(&mut seat, op).unwrap());
         if let Some(seat) = inherited() {
             return run(seat);
         }
         let group = Group::new(WORLD, ELEMENTS);
         let seat = group.seat(0);
-        let children =
-            [1, 2].map(|rank| spawn(&group, "processes::processes_sum_like_threads", rank, seat.generation()));
+        let children = [1, 2].map(|rank| spawn(&group, "processes::processes_sum_like_threads", rank, seat.epoch()));
         run(seat);
         for mut child in children {
             assert!(child.wait().unwrap().success());
@@ -68,7 +67,7 @@ fn processes_sum_like_threads() {
 fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
     const NAME: &str = "processes::a_killed_process_is_lost_and_the_group_works_again_when_formed_anew";
     watched(|| {
-        let until_lost = |seat: &mut Seat, each: &dyn Fn(usize)| {
+        let until_lost = |seat: &mut ShmComm, each: &dyn Fn(usize)| {
             let ended = (0..).try_for_each(|op| exchange(seat, op).map(|()| each(op)));
             ended.expect_err("only an error ends it")
         };
@@ -79,8 +78,8 @@ fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
         let group = Group::new(WORLD, ELEMENTS);
         for _ in 0..2 {
             let mut seat = group.seat(0);
-            let generation = seat.generation();
-            let [mut survivor, mut victim] = [1, 2].map(|rank| spawn(&group, NAME, rank, generation));
+            let epoch = seat.epoch();
+            let [mut survivor, mut victim] = [1, 2].map(|rank| spawn(&group, NAME, rank, epoch));
             let (progress, is_running) = channel();
             let own = thread::spawn(move || {
                 until_lost(&mut seat, &|op| {
@@ -91,10 +90,10 @@ fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
             assert_eq!(is_running.iter().nth(10), Some(10));
             victim.kill().unwrap();
             assert!(!victim.wait().unwrap().success());
-            group.segment.abort(generation).lost(group.rank(2));
+            group.segment.abort(epoch).lost(group.rank(2));
             assert_eq!(own.join().unwrap(), CommError::Lost(group.rank(2)));
             assert!(survivor.wait().unwrap().success());
-            assert!(group.segment.reform().unwrap() > generation);
+            assert!(group.segment.reform().unwrap() > epoch);
         }
     });
 }

@@ -1,6 +1,6 @@
 //! A mesh as the collective of a backend.
 
-use cluster::tcp::MeshOptions;
+use cluster::tcp::TcpCommOptions;
 use cluster::{Communicator as _, GroupCollective};
 use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
@@ -14,7 +14,7 @@ const COLS: usize = 11;
 
 /// Runs `part` as every rank with a collective and a backend of its own.
 fn all(size: u16, elements_max: usize, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, types::Rank) + Sync) {
-    let meshes = Group::new(size).meshes(MeshOptions { elements_max, ..OPTIONS });
+    let meshes = Group::new(size).meshes(TcpCommOptions { elements_max, ..OPTIONS });
     std::thread::scope(|scope| {
         let part = &part;
         for mesh in meshes {

@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::tcp::MeshOptions;
+use cluster::tcp::TcpCommOptions;
 use cluster::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, all, each};
@@ -132,8 +132,8 @@ fn a_panic_of_one_rank_frees_the_others() {
 fn a_rank_that_is_silent_for_too_long_is_lost_for_all() {
     watched(|| {
         let group = Group::new(3);
-        let patient = MeshOptions { stall_deadline: LONG, ..OPTIONS };
-        let hasty = MeshOptions { stall_deadline: SHORT, ..OPTIONS };
+        let patient = TcpCommOptions { stall_deadline: LONG, ..OPTIONS };
+        let hasty = TcpCommOptions { stall_deadline: SHORT, ..OPTIONS };
         let meshes = thread::scope(|scope| {
             let group = &group;
             let ranks = [(0, hasty), (1, patient), (2, patient)]
@@ -157,12 +157,12 @@ fn ranks_that_disagree_get_an_error_and_not_a_wrong_sum() {
             if mesh.rank().index() == 0 {
                 mesh.all_reduce(&mut [1.0; 8])
             } else {
-                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().share(8).len()], None)
+                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().shard(8).len()], None)
             }
         });
         let turns = all(2, OPTIONS, |mesh| {
             if mesh.rank().index() == 1 {
-                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().share(8).len()], None)?;
+                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().shard(8).len()], None)?;
             }
             mesh.all_reduce(&mut [1.0; 8])
         });

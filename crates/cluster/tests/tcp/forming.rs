@@ -6,10 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::Communicator as _;
-use cluster::shared_memory::Generation;
+use cluster::shared_memory::Epoch;
 use cluster::tcp::{
-    ClusterKey, ConnectError, Encoding, GUESTS_MAX, HandshakeError, Mesh, MeshOptions, Place, Refusal, TcpAbort,
-    WeakPassphrase,
+    ClusterKey, ConnectError, Encoding, HANDSHAKES_MAX, HandshakeError, Refusal, TcpAbort, TcpComm, TcpCommOptions,
+    TcpGroup, WeakPassphrase,
 };
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, each, key};
@@ -33,8 +33,8 @@ fn ranks_may_come_in_any_order_and_late() {
                 scope.spawn(move || group.connect(index, OPTIONS, LONG).unwrap())
             });
             let listener = TcpListener::bind(group.addresses[0]).unwrap();
-            let place = Place { listener: &listener, ..group.place(0) };
-            let mesh = Mesh::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap();
+            let place = TcpGroup { listener: &listener, ..group.place(0) };
+            let mesh = TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap();
             let meshes = others.map(|other| other.join().unwrap()).into_iter().chain([mesh]).collect();
             each(meshes, |mesh| mesh.all_reduce(&mut [1.0; 4]).unwrap());
         });
@@ -54,13 +54,9 @@ fn ranks_that_do_not_come_are_named_at_the_deadline() {
         // Not even bound: refused.
         group.listeners.clear();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let place = Place {
-            rank: group.rank(2),
-            listener: &listener,
-            addresses: &group.addresses,
-            generation: group.generation,
-        };
-        let error = Mesh::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err();
+        let place =
+            TcpGroup { rank: group.rank(2), listener: &listener, addresses: &group.addresses, epoch: group.epoch };
+        let error = TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     });
 }
@@ -74,7 +70,7 @@ fn check_refused(refusal: Refusal, called: &Group, caller: &Group, caller_key: &
         addresses.resize(caller.world.get(), called.addresses[0]);
         place.addresses = &addresses;
         let error =
-            Mesh::connect(place, caller_key, OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err();
+            TcpComm::connect(place, caller_key, OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err();
         let ConnectError::Unreachable { source: HandshakeError::Refused(found), .. } = error else { panic!("{error}") };
         assert_eq!(found, refusal);
         let ConnectError::Absent { source: Some(HandshakeError::Refusing(found)), .. } = absent.join().unwrap() else {
@@ -90,7 +86,7 @@ fn another_key_size_place_or_generation_is_refused_with_the_reason() {
         let group = || Group::new(2);
         check_refused(Refusal::Key, &group(), &group(), &ClusterKey::from_passphrase("another passphrase").unwrap());
         check_refused(Refusal::World, &group(), &Group::new(3), &key());
-        check_refused(Refusal::Generation, &group(), &Group { generation: Generation(2), ..group() }, &key());
+        check_refused(Refusal::Epoch, &group(), &Group { epoch: Epoch(2), ..group() }, &key());
         // Rank 2 takes the address of rank 1 for that of rank 0.
         let called = Group::new(3);
         let error = thread::scope(|scope| {
@@ -98,9 +94,9 @@ fn another_key_size_place_or_generation_is_refused_with_the_reason() {
             let mut place = called.place(2);
             let addresses = [1, 0, 2].map(|index| called.addresses[index]);
             place.addresses = &addresses;
-            Mesh::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
+            TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
         });
-        let ConnectError::Unreachable { source: HandshakeError::Refused(Refusal::Place), .. } = error else {
+        let ConnectError::Unreachable { source: HandshakeError::Refused(Refusal::Rank), .. } = error else {
             panic!("{error}")
         };
     });
@@ -109,7 +105,9 @@ fn another_key_size_place_or_generation_is_refused_with_the_reason() {
 #[test]
 fn ranks_with_other_options_form_no_group() {
     watched(|| {
-        for other in [MeshOptions { encoding: Encoding::Q8, ..OPTIONS }, MeshOptions { elements_max: 7, ..OPTIONS }] {
+        for other in
+            [TcpCommOptions { encoding: Encoding::Q8, ..OPTIONS }, TcpCommOptions { elements_max: 7, ..OPTIONS }]
+        {
             let group = Group::new(2);
             thread::scope(|scope| {
                 let ranks = [(0, OPTIONS), (1, other)].map(|(index, options)| {
@@ -128,10 +126,10 @@ fn ranks_with_other_options_form_no_group() {
 #[test]
 fn a_wrong_number_of_addresses_and_too_large_a_limit_are_refused() {
     let group = Group::new(2);
-    let place = Place { addresses: &group.addresses[..1], ..group.place(0) };
-    let error = Mesh::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap_err();
+    let place = TcpGroup { addresses: &group.addresses[..1], ..group.place(0) };
+    let error = TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap_err();
     assert!(matches!(error, ConnectError::Addresses { addresses: 1, ranks: 2 }), "{error}");
-    let error = group.connect(0, MeshOptions { elements_max: usize::MAX, ..OPTIONS }, LONG).unwrap_err();
+    let error = group.connect(0, TcpCommOptions { elements_max: usize::MAX, ..OPTIONS }, LONG).unwrap_err();
     assert!(matches!(error, ConnectError::TooLarge { .. }), "{error}");
 }
 
@@ -148,7 +146,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
         let group = Group::new(2);
         let address = group.addresses[0];
         // Silent ones, one that speaks something else, one that begins well: more than there is room for.
-        let mut strangers: Vec<_> = (0..GUESTS_MAX + 8).map(|_| stranger(address, b"")).collect();
+        let mut strangers: Vec<_> = (0..HANDSHAKES_MAX + 8).map(|_| stranger(address, b"")).collect();
         strangers.push(stranger(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
         strangers.push(stranger(address, b"consort\0\x02\x00\x01\x02\x00\x01\x00"));
         strangers.push(stranger(address, &[0xff; 5000]));
@@ -171,8 +169,8 @@ fn a_recorded_call_played_again_takes_no_place() {
         let addresses = [ear.local_addr().unwrap(), group.addresses[1]];
         let recorded = thread::scope(|scope| {
             scope.spawn(|| {
-                let place = Place { addresses: &addresses, ..group.place(1) };
-                Mesh::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
+                let place = TcpGroup { addresses: &addresses, ..group.place(1) };
+                TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
             });
             let mut recorded = [0; 73];
             ear.accept().unwrap().0.read_exact(&mut recorded).unwrap();
@@ -197,8 +195,9 @@ fn an_abort_ends_the_forming() {
         let group = Group::new(3);
         let abort = TcpAbort::default();
         thread::scope(|scope| {
-            let forming = scope
-                .spawn(|| Mesh::connect(group.place(1), &key(), OPTIONS, &abort, Instant::now() + LONG).unwrap_err());
+            let forming = scope.spawn(|| {
+                TcpComm::connect(group.place(1), &key(), OPTIONS, &abort, Instant::now() + LONG).unwrap_err()
+            });
             // It calls rank 0, which accepts nothing: the call shows that it is under way.
             let _call = group.listeners[0].accept().unwrap();
             let stopped = Instant::now();
@@ -216,8 +215,8 @@ fn a_group_forms_anew_on_the_same_listeners_and_knows_no_old_rank() {
         let mut group = Group::new(3);
         let old = group.meshes(OPTIONS);
         drop(old);
-        for generation in 2..5 {
-            group.generation = Generation(generation);
+        for epoch in 2..5 {
+            group.epoch = Epoch(epoch);
             each(group.meshes(OPTIONS), |mesh| mesh.all_reduce(&mut [1.0; 4]).unwrap());
         }
     });

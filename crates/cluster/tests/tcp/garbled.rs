@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use cluster::tcp::MeshOptions;
+use cluster::tcp::TcpCommOptions;
 use cluster::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT};
@@ -20,7 +20,7 @@ type Came = Result<(), Option<CommError>>;
 
 /// How long the ranks wait: for each other to form a group, and for bytes.
 #[derive(Clone, Copy)]
-enum Patience {
+enum JoinTimeouts {
     /// Where the other side sees the mischief and says so.
     Long,
     /// Where nothing comes, or what cannot be understood.
@@ -29,15 +29,15 @@ enum Patience {
 }
 
 /// Both ranks of a group of two whose connection goes through a proxy: how far each came with sums of ones.
-fn run(patience: Patience, there: Mischief, back: Mischief) -> [Came; 2] {
+fn run(patience: JoinTimeouts, there: Mischief, back: Mischief) -> [Came; 2] {
     let mut group = Group::new(2);
     group.addresses[0] = proxy(group.addresses[0], there, back);
     let (forming, stall_deadline) = match patience {
-        Patience::Long => (LONG, LONG),
-        Patience::ShortForming => (SHORT, LONG),
-        Patience::ShortStall => (LONG, SHORT),
+        JoinTimeouts::Long => (LONG, LONG),
+        JoinTimeouts::ShortForming => (SHORT, LONG),
+        JoinTimeouts::ShortStall => (LONG, SHORT),
     };
-    let options = MeshOptions { stall_deadline, ..OPTIONS };
+    let options = TcpCommOptions { stall_deadline, ..OPTIONS };
     let part = |index| {
         let mut mesh = group.connect(index, options, forming).map_err(|_| None)?;
         for _ in 0..3 {
@@ -63,18 +63,18 @@ fn at_each<const N: usize>(places: [usize; N], check: impl Fn(usize) + Sync) {
 
 #[test]
 fn a_proxy_that_only_forwards_does_no_harm() {
-    watched(|| assert_eq!(run(Patience::Long, Mischief::None, Mischief::None), [Ok(()), Ok(())]));
+    watched(|| assert_eq!(run(JoinTimeouts::Long, Mischief::None, Mischief::None), [Ok(()), Ok(())]));
 }
 
 #[test]
 fn a_handshake_with_an_altered_byte_forms_no_group() {
     watched(|| {
         at_each([0, 8, 10, 11, 13, 15, 17, 21, 25, 72, 73, 74, 75, 90], |at| {
-            let found = run(Patience::ShortForming, Mischief::Flip(at), Mischief::None);
+            let found = run(JoinTimeouts::ShortForming, Mischief::Flip(at), Mischief::None);
             assert_eq!(found, [Err(None), Err(None)], "the caller's byte {at}");
         });
         at_each([0, 1, 33, 48], |at| {
-            let found = run(Patience::ShortForming, Mischief::None, Mischief::Flip(at));
+            let found = run(JoinTimeouts::ShortForming, Mischief::None, Mischief::Flip(at));
             assert_eq!(found, [Err(None), Err(None)], "the byte {at} of the called");
         });
     });
@@ -85,16 +85,16 @@ fn an_altered_byte_of_a_message_is_an_error_for_who_gets_it_and_ends_the_group()
     watched(|| {
         // Within a message, its tag, and within a later record.
         at_each([2, 100, 65_536, 70_000, 200_000], |at| {
-            let found = run(Patience::Long, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
+            let found = run(JoinTimeouts::Long, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
             assert!(matches!(found[0], Err(Some(CommError::Forged(rank))) if rank.index() == 1), "{at}: {found:?}");
             assert!(found[1].is_err(), "{at}: {found:?}");
-            let found = run(Patience::Long, Mischief::None, Mischief::Flip(CALLED_BYTES + at));
+            let found = run(JoinTimeouts::Long, Mischief::None, Mischief::Flip(CALLED_BYTES + at));
             assert!(matches!(found[1], Err(Some(CommError::Forged(rank))) if rank.index() == 0), "{at}: {found:?}");
             assert!(found[0].is_err(), "{at}: {found:?}");
         });
         // A length that promises more, or less, than there is.
         at_each([0, 1], |at| {
-            let found = run(Patience::ShortStall, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
+            let found = run(JoinTimeouts::ShortStall, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
             assert!(found.iter().all(|found| matches!(found, Err(Some(_)))), "{at}: {found:?}");
         });
     });
@@ -104,7 +104,7 @@ fn an_altered_byte_of_a_message_is_an_error_for_who_gets_it_and_ends_the_group()
 fn a_connection_that_is_cut_loses_the_peer() {
     watched(|| {
         at_each([0, 5, 1000, 66_000, 300_000], |at| {
-            let found = run(Patience::Long, Mischief::Cut(CALLER_BYTES + at), Mischief::None);
+            let found = run(JoinTimeouts::Long, Mischief::Cut(CALLER_BYTES + at), Mischief::None);
             for (index, found) in found.iter().enumerate() {
                 assert!(matches!(found, Err(Some(CommError::Lost(rank))) if rank.index() != index), "{at}: {found:?}");
             }
@@ -116,12 +116,12 @@ fn a_connection_that_is_cut_loses_the_peer() {
 fn bytes_that_are_held_back_are_a_stall() {
     watched(|| {
         at_each([0, 5, 1000, 66_000], |at| {
-            let found = run(Patience::ShortStall, Mischief::None, Mischief::Hold(CALLED_BYTES + at));
+            let found = run(JoinTimeouts::ShortStall, Mischief::None, Mischief::Hold(CALLED_BYTES + at));
             let Err(Some(CommError::Stalled { rank, waited })) = found[1] else { panic!("{at}: {found:?}") };
             assert!(rank.index() == 0 && waited >= SHORT);
         });
         at_each([0, 60, CALLED_BYTES - 1], |at| {
-            let found = run(Patience::ShortForming, Mischief::None, Mischief::Hold(at));
+            let found = run(JoinTimeouts::ShortForming, Mischief::None, Mischief::Hold(at));
             assert_eq!(found[1], Err(None), "held in the handshake at {at}");
         });
     });

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::shared_memory::Generation;
-use cluster::tcp::{ClusterKey, ConnectError, Encoding, Mesh, MeshOptions, Place, TcpAbort};
+use cluster::shared_memory::Epoch;
+use cluster::tcp::{ClusterKey, ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use types::{Rank, WorldSize};
 
 /// Longer than anything takes that does not hang.
@@ -13,8 +13,8 @@ pub const LONG: Duration = Duration::from_secs(120);
 /// For what has to end by a deadline.
 pub const SHORT: Duration = Duration::from_millis(700);
 
-pub const OPTIONS: MeshOptions =
-    MeshOptions { elements_max: 1 << 20, encoding: Encoding::F32, stall_deadline: LONG, silence_deadline: LONG };
+pub const OPTIONS: TcpCommOptions =
+    TcpCommOptions { elements_max: 1 << 20, encoding: Encoding::F32, stall_deadline: LONG, silence_deadline: LONG };
 
 pub fn key() -> ClusterKey {
     ClusterKey::from_passphrase("the key of all tests").unwrap()
@@ -24,7 +24,7 @@ pub struct Group {
     pub world: WorldSize,
     pub listeners: Vec<TcpListener>,
     pub addresses: Vec<SocketAddr>,
-    pub generation: Generation,
+    pub epoch: Epoch,
 }
 
 impl Group {
@@ -32,24 +32,24 @@ impl Group {
         let world = WorldSize::new(size).unwrap();
         let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        Self { world, listeners, addresses, generation: Generation(1) }
+        Self { world, listeners, addresses, epoch: Epoch(1) }
     }
 
     pub fn rank(&self, index: u16) -> Rank {
         self.world.rank(index).unwrap()
     }
 
-    pub fn place(&self, index: u16) -> Place<'_> {
+    pub fn place(&self, index: u16) -> TcpGroup<'_> {
         let (rank, listener) = (self.rank(index), &self.listeners[usize::from(index)]);
-        Place { rank, listener, addresses: &self.addresses, generation: self.generation }
+        TcpGroup { rank, listener, addresses: &self.addresses, epoch: self.epoch }
     }
 
-    pub fn connect(&self, index: u16, options: MeshOptions, patience: Duration) -> Result<Mesh, ConnectError> {
-        Mesh::connect(self.place(index), &key(), options, &TcpAbort::default(), Instant::now() + patience)
+    pub fn connect(&self, index: u16, options: TcpCommOptions, patience: Duration) -> Result<TcpComm, ConnectError> {
+        TcpComm::connect(self.place(index), &key(), options, &TcpAbort::default(), Instant::now() + patience)
     }
 
     /// The meshes of all ranks.
-    pub fn meshes(&self, options: MeshOptions) -> Vec<Mesh> {
+    pub fn meshes(&self, options: TcpCommOptions) -> Vec<TcpComm> {
         thread::scope(|scope| {
             let connect = |rank: Rank| scope.spawn(move || self.connect(rank.index() as u16, options, LONG).unwrap());
             let ranks: Vec<_> = self.world.ranks().map(connect).collect();
@@ -59,12 +59,12 @@ impl Group {
 }
 
 /// Runs `part` as every rank of a new group at once.
-pub fn all<T: Send>(size: u16, options: MeshOptions, part: impl Fn(&mut Mesh) -> T + Sync) -> Vec<T> {
+pub fn all<T: Send>(size: u16, options: TcpCommOptions, part: impl Fn(&mut TcpComm) -> T + Sync) -> Vec<T> {
     each(Group::new(size).meshes(options), part)
 }
 
 /// Runs `part` for every mesh at once.
-pub fn each<T: Send>(meshes: Vec<Mesh>, part: impl Fn(&mut Mesh) -> T + Sync) -> Vec<T> {
+pub fn each<T: Send>(meshes: Vec<TcpComm>, part: impl Fn(&mut TcpComm) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let part = &part;
         let ranks: Vec<_> = meshes.into_iter().map(|mut mesh| scope.spawn(move || part(&mut mesh))).collect();

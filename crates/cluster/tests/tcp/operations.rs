@@ -1,6 +1,6 @@
 //! What the collectives compute, when nothing fails.
 
-use cluster::tcp::{Encoding, Mesh, MeshOptions};
+use cluster::tcp::{Encoding, TcpComm, TcpCommOptions};
 use cluster::{CommError, Communicator as _};
 use types::{Rank, WorldSize};
 
@@ -12,7 +12,7 @@ const SHARED: usize = 20_011;
 /// More than the sockets buffer.
 const LARGE: usize = 1 << 20;
 
-const Q8: MeshOptions = MeshOptions { encoding: Encoding::Q8, ..OPTIONS };
+const Q8: TcpCommOptions = TcpCommOptions { encoding: Encoding::Q8, ..OPTIONS };
 
 #[test]
 fn every_rank_gets_the_sum_of_shared_memory_bit_for_bit() {
@@ -54,13 +54,13 @@ fn messages_larger_than_all_buffers_do_not_lock() {
 }
 
 /// Gathers parts on the first rank and compares each column with what its owner has.
-fn check_columns(mesh: &mut Mesh, rows: usize, cols: usize) {
-    let part = |rank: Rank| numbers(rank, 0, rows * rank.share(cols).len());
+fn check_columns(mesh: &mut TcpComm, rows: usize, cols: usize) {
+    let part = |rank: Rank| numbers(rank, 0, rows * rank.shard(cols).len());
     let (own, is_first) = (part(mesh.rank()), mesh.rank().index() == 0);
     let mut all = vec![f32::NAN; if is_first { rows * cols } else { 0 }];
     mesh.gather_columns([rows, cols], &own, is_first.then_some(&mut all[..])).unwrap();
     for owner in mesh.rank().world().ranks().filter(|_| is_first) {
-        let (share, part) = (owner.share(cols), part(owner));
+        let (share, part) = (owner.shard(cols), part(owner));
         for row in 0..rows {
             let found = &all[row * cols..][share.clone()];
             assert_eq!(bits(found), bits(&part[row * share.len()..][..share.len()]), "row {row} of {owner}");
@@ -159,7 +159,7 @@ fn what_is_gathered_is_never_rounded() {
 #[test]
 fn what_exceeds_the_limit_is_refused_and_the_group_goes_on() {
     watched(|| {
-        let options = MeshOptions { elements_max: 8, ..OPTIONS };
+        let options = TcpCommOptions { elements_max: 8, ..OPTIONS };
         all(2, options, |mesh| {
             let refused = Err(CommError::TooLarge { elements: 9, elements_max: 8 });
             assert_eq!(mesh.all_reduce(&mut [0.0; 9]), refused);

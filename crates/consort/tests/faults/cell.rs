@@ -27,11 +27,11 @@ const ANSWER_TOKENS: usize = 24;
 const REQUESTS: usize = 3;
 const RANKS: usize = 3;
 const LIMITS: Limits =
-    Limits { step: StepLimits { rows: CHUNK, sequences: 4, pages: 64 }, wanted: 8, kv_pages: 32, positions: 100 };
+    Limits { step: StepLimits { rows: CHUNK, sequences: 4, pages: 64 }, logit_rows: 8, kv_pages: 32, positions: 100 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    pub deed: &'static str,
+    pub action: &'static str,
     pub moment: &'static str,
     pub rank: u16,
     /// All ranks but the first are on other hosts.
@@ -50,7 +50,7 @@ pub struct Outcome {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.elsewhere { " elsewhere" } else { "" };
-        write!(f, "{} at {} of rank {}{place}", self.deed, self.moment, self.rank)
+        write!(f, "{} at {} of rank {}{place}", self.action, self.moment, self.rank)
     }
 }
 
@@ -103,9 +103,9 @@ impl Cell {
         if !claim.exists() {
             return Err("the fault never happened: the cell shows nothing".to_owned());
         }
-        let (meant, restarts) = (self.deed != "slow" && self.moment != "unload", outcome.restarts);
+        let (meant, restarts) = (self.action != "slow" && self.moment != "unload", outcome.restarts);
         // A rank that could not get memory for a step says so and lives on.
-        let lives = self.deed == "oom" && matches!(self.moment, "prefill" | "decode");
+        let lives = self.action == "oom" && matches!(self.moment, "prefill" | "decode");
         if meant && (restarts == 0) != lives || !meant && restarts > 0 {
             return Err(format!("{restarts} ranks were started anew"));
         }
@@ -118,7 +118,7 @@ impl Cell {
             "decode" => ("step", 24),
             moment => (moment, 0),
         };
-        let fault = format!("rank={},at={at},after={after},do={},once={claim}", self.rank, self.deed);
+        let fault = format!("rank={},at={at},after={after},do={},once={claim}", self.rank, self.action);
         let path = model_path();
         let checkpoint = Checkpoint::open(&path).unwrap();
         let share = Share::new(path.to_str().unwrap().to_owned(), &load_options(), cpu());
@@ -139,7 +139,7 @@ impl Cell {
     fn wait_for_idle_fault(self, service: &Service, claim: &Path) {
         if self.moment == "idle" {
             wait_until("the fault happens", || claim.exists());
-            if self.deed != "slow" {
+            if self.action != "slow" {
                 // Nobody asks for anything: the group has to notice by itself.
                 wait_until("the group notices the loss", || {
                     service.health() != Health::Ready || service.ranks().iter().any(|rank| rank.restarts > 0)

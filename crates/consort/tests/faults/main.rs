@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use cell::{Cell, Outcome};
 
-const DEEDS: [&str; 6] = ["kill", "stop", "garbage", "close_stdout", "oom", "slow"];
+const ACTIONS: [&str; 6] = ["kill", "stop", "garbage", "close_stdout", "oom", "slow"];
 const MOMENTS: [&str; 7] = ["spawn", "init", "load", "prefill", "decode", "idle", "unload"];
 /// Whose fault it is, and whether all but the first rank are on other hosts.
 const SEATS: [(u16, bool); 3] = [(0, false), (1, false), (1, true)];
@@ -76,9 +76,9 @@ fn main() -> ExitCode {
 }
 
 fn cells() -> impl Iterator<Item = Cell> {
-    let pairs = DEEDS.into_iter().flat_map(|deed| MOMENTS.into_iter().map(move |moment| (deed, moment)));
-    pairs.flat_map(|(deed, moment)| {
-        SEATS.into_iter().map(move |(rank, elsewhere)| Cell { deed, moment, rank, elsewhere })
+    let pairs = ACTIONS.into_iter().flat_map(|action| MOMENTS.into_iter().map(move |moment| (action, moment)));
+    pairs.flat_map(|(action, moment)| {
+        SEATS.into_iter().map(move |(rank, elsewhere)| Cell { action, moment, rank, elsewhere })
     })
 }
 
@@ -89,11 +89,11 @@ fn print_table(cells: &[Cell], outcomes: &[Option<Outcome>]) {
     print!("{:>14}", "");
     MOMENTS.iter().for_each(|moment| print!("{moment:>44}"));
     println!();
-    for deed in DEEDS {
-        print!("{deed:>14}");
+    for action in ACTIONS {
+        print!("{action:>14}");
         for moment in MOMENTS {
             let of = |(rank, elsewhere)| {
-                let index = cells.iter().position(|cell| *cell == Cell { deed, moment, rank, elsewhere }).unwrap();
+                let index = cells.iter().position(|cell| *cell == Cell { action, moment, rank, elsewhere }).unwrap();
                 outcomes[index].as_ref().map_or("hung".to_owned(), Outcome::to_string)
             };
             print!("{:>44}", SEATS.map(of).join(" | "));

@@ -47,15 +47,15 @@ fn faults_happen_where_they_are_asked_for() {
 
 #[test]
 fn a_rank_that_stops_or_dies_is_taken_from_the_others_by_an_abort() {
-    for deed in ["stop", "kill", "exit", "close_stdout"] {
-        let mut group = Group::start_with(2, &[("CONSORT_FAULT", &format!("rank=1,at=step,after=1,do={deed}"))]);
+    for action in ["stop", "kill", "exit", "close_stdout"] {
+        let mut group = Group::start_with(2, &[("CONSORT_FAULT", &format!("rank=1,at=step,after=1,do={action}"))]);
         group.attach();
         group.load("llama");
         let session = group.open();
         assert_eq!(group.step(session, 0, &[1, 2, 3])[1]["op"], "step_ok");
         let line = step_line(session, 3, &[4]).to_string();
         group.ranks.iter_mut().for_each(|rank| rank.send(&line));
-        if deed == "close_stdout" {
+        if action == "close_stdout" {
             assert_eq!(group.ranks[1].line(), None);
             assert_eq!(group.ranks[0].reply()["op"], "step_ok", "it still computed");
         } else {

@@ -150,8 +150,8 @@ fn a_rank_that_is_killed_in_the_middle_of_a_step_is_noticed_and_can_be_replaced(
 
 #[test]
 fn a_rank_that_dies_or_hangs_up_when_a_step_comes_is_noticed() {
-    for deed in ["kill", "exit"] {
-        let fault = format!("rank=1,at=step,after=1,do={deed}");
+    for action in ["kill", "exit"] {
+        let fault = format!("rank=1,at=step,after=1,do={action}");
         let mut leader = Leader::start(2, DAY, Some(&fault), &load_dense("llama", "m"));
         check_all(&mut leader.ranks, &step(&[1, 2], 0), &json!({"op": DONE}));
         let line = step(&[3], 2).to_string();
@@ -262,9 +262,9 @@ fn a_file_that_one_rank_has_not_got_is_its_own_trouble_until_it_has_it() {
 
 #[test]
 fn a_step_that_fails_on_the_way_needs_only_cleared_caches() {
-    for (deed, kind) in [("oom", "insufficient_memory"), ("panic", "forward_failed")] {
+    for (action, kind) in [("oom", "insufficient_memory"), ("panic", "forward_failed")] {
         for failing in [0, 1] {
-            let fault = format!("rank={failing},at=step,after=2,do={deed}");
+            let fault = format!("rank={failing},at=step,after=2,do={action}");
             let mut leader = Leader::start(2, DAY, Some(&fault), &load_dense("llama", "m"));
             leader.steps_run(0);
             let replies = ask_all(&mut leader.ranks, &step(&[6], 5));

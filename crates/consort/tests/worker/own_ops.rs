@@ -39,18 +39,22 @@ impl Group {
 
     pub fn attach(&mut self) {
         let world = self.ranks.len();
-        let (fd, generation) = (self.fd.as_raw_fd(), self.segment.generation().0);
+        let (fd, epoch) = (self.fd.as_raw_fd(), self.segment.epoch().0);
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             let attach = json!({"op": "attach", "id": 2, "segment_fd": fd, "world_size": world, "rank": index,
-                "elements_max": ELEMENTS_MAX, "generation": generation});
+                "elements_max": ELEMENTS_MAX, "epoch": epoch});
             rank.check(&attach, &json!({"op": "attach_ok", "id": 2}));
         }
     }
 
     /// Loads a model and opens session 1.
     pub fn load(&mut self, architecture: &str) {
-        let limits =
-            Limits { step: StepLimits { rows: 64, sequences: 4, pages: 64 }, wanted: 64, kv_pages: 32, positions: 400 };
+        let limits = Limits {
+            step: StepLimits { rows: 64, sequences: 4, pages: 64 },
+            logit_rows: 64,
+            kv_pages: 32,
+            positions: 400,
+        };
         let cpu = CpuOptions { threads: 1, ..CpuOptions::default() };
         let share =
             Share::new(model(architecture).to_str().unwrap().to_owned(), &LoadOptions { keep: None, limits }, cpu);
@@ -122,7 +126,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
         rank.refused(&step_line(1, 0, &[1]), "model_not_loaded");
         let attach = |rank: usize, world: u16, fd: i32| {
             json!({"op": "attach", "id": 2, "segment_fd": fd, "world_size": world, "rank": rank,
-                "elements_max": ELEMENTS_MAX, "generation": 1})
+                "elements_max": ELEMENTS_MAX, "epoch": 1})
         };
         let fd = group.fd.as_raw_fd();
         rank.refused(&attach(1 - index, 2, fd), "bad_request");
@@ -149,7 +153,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
 
     for reply in ask_all(&mut group.ranks, &json!({"op": "stats", "id": 8})) {
         let stats = &reply["stats"];
-        assert_eq!((&stats["generation"], &stats["sessions"]), (&json!(2), &json!(0)), "{stats}");
+        assert_eq!((&stats["epoch"], &stats["sessions"]), (&json!(2), &json!(0)), "{stats}");
         for count in ["steps", "collectives", "step_us", "collective_us", "resident_bytes", "weight_bytes", "kv_bytes"]
         {
             assert!(stats[count].as_u64().unwrap() > 0, "{count}: {stats}");
@@ -177,7 +181,7 @@ fn a_rank_that_leaves_ends_the_steps_of_the_others() {
     group.load("llama");
     let session = group.open();
     group.ranks[1].send(&step_line(session, 0, &[1, 2, 3]).to_string());
-    // Its plan names a session that is not open here: the rank fails, and takes the generation with it.
+    // Its plan names a session that is not open here: the rank fails, and takes the epoch with it.
     check_error(&group.ranks[0].ask(&step_line(session + 99, 0, &[1, 2, 3])), "forward_failed");
     check_error(&group.ranks[1].reply(), "aborted");
 }
@@ -195,7 +199,7 @@ fn requests_that_have_not_begun_can_be_cancelled() {
     rank.send(&json!({"op": "stats", "id": 22}).to_string());
     rank.check(&json!({"op": "cancel", "id": 30, "target": 21}), &json!({"op": "cancelled", "id": 30, "found": true}));
     rank.check(&json!({"op": "cancel", "id": 31, "target": 99}), &json!({"op": "cancelled", "id": 31, "found": false}));
-    group.segment.abort(group.segment.generation()).stop();
+    group.segment.abort(group.segment.epoch()).stop();
     check_error(&group.ranks[0].reply(), "aborted");
     assert_eq!(group.ranks[0].reply()["id"], 22, "what was cancelled is not answered");
 }
@@ -210,7 +214,7 @@ fn an_abort_comes_through_a_flood_of_requests() {
     let rank = &mut group.ranks[0];
     rank.send(&step_line(session, 0, &[1, 2, 3]).to_string());
     (0..FLOOD).for_each(|_| rank.send(&json!({"op": "stats", "id": 40}).to_string()));
-    rank.send(&json!({"op": "abort", "id": 41, "generation": 1}).to_string());
+    rank.send(&json!({"op": "abort", "id": 41, "epoch": 1}).to_string());
     let replies: Vec<_> = (0..FLOOD + 2).map(|_| rank.reply()).collect();
     let count = |op: &str| replies.iter().filter(|reply| reply["op"] == op).count();
     assert_eq!(count("aborted"), 1);

@@ -80,12 +80,12 @@ impl Rank {
         check_error(&self.ask(request), kind);
     }
 
-    /// Ends a generation of the group that this rank waits for: the wait ends with it. Either may be told first.
-    pub fn abort(&mut self, generation: u32) {
-        self.send(&json!({"op": "abort", "id": 7, "generation": generation}).to_string());
+    /// Ends a epoch of the group that this rank waits for: the wait ends with it. Either may be told first.
+    pub fn abort(&mut self, epoch: u32) {
+        self.send(&json!({"op": "abort", "id": 7, "epoch": epoch}).to_string());
         let (answers, others): (Vec<_>, _) =
             [self.reply(), self.reply()].into_iter().partition(|reply| reply["id"] == 7);
-        assert_eq!(answers, [json!({"op": "aborted", "id": 7, "generation": generation})]);
+        assert_eq!(answers, [json!({"op": "aborted", "id": 7, "epoch": epoch})]);
         others.iter().for_each(|reply: &Value| check_error(reply, "aborted"));
     }
 

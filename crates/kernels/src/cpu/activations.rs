@@ -1,4 +1,4 @@
-//! Activations in the forms that the linear kernels multiply with: int8 with a scale per 32 or per 256 inputs, or
+//! Activations in the layouts that the linear kernels multiply with: int8 with a scale per 32 or per 256 inputs, or
 //! bf16 in one or two parts.
 //!
 //! Rows are dealt into *tiles* of 16 and inputs into superblocks of 256; the bytes of one (superblock, tile) lie together,
@@ -59,7 +59,7 @@ pub(crate) struct SplitActivations<const PARTS: usize> {
 }
 
 /// Where the rows of [`SplitActivations`] go.
-pub(crate) struct SplitPlaces<const PARTS: usize> {
+pub(crate) struct SplitTarget<const PARTS: usize> {
     values: SendPtr<u16>,
     tiles: usize,
 }
@@ -111,10 +111,10 @@ impl GroupActivations {
     }
 
     /// Makes place for `rows` rows.
-    pub(crate) fn begin(&mut self, rows: usize) -> GroupPlaces {
+    pub(crate) fn begin(&mut self, rows: usize) -> GroupTarget {
         self.tiles = rows.div_ceil(TILE);
         self.lanes = rows.next_power_of_two().min(TILE);
-        GroupPlaces {
+        GroupTarget {
             values: SendPtr(self.values.as_mut_ptr()),
             scales: SendPtr(self.scales.as_mut_ptr()),
             rebase: SendPtr(self.rebase.as_mut_ptr()),
@@ -136,7 +136,7 @@ impl GroupActivations {
     }
 }
 
-impl GroupPlaces {
+impl GroupTarget {
     /// Quantises groups of a row, `first` and those after it.
     ///
     /// # Safety
@@ -171,7 +171,7 @@ fn place(group: usize, row: usize, tiles: usize, lanes: usize) -> usize {
 }
 
 /// Where rows go in [`GroupActivations`].
-pub(crate) struct GroupPlaces {
+pub(crate) struct GroupTarget {
     values: SendPtr<i8>,
     scales: SendPtr<f32>,
     rebase: SendPtr<f32>,
@@ -254,14 +254,14 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
     }
 
     /// Where the rows go that there is place for.
-    pub(crate) fn places(&mut self) -> SplitPlaces<PARTS> {
-        SplitPlaces { values: SendPtr(self.values.as_mut_ptr()), tiles: self.tiles }
+    pub(crate) fn target(&mut self) -> SplitTarget<PARTS> {
+        SplitTarget { values: SendPtr(self.values.as_mut_ptr()), tiles: self.tiles }
     }
 
     /// Splits `rows` rows of `x` `[rows, cols]`.
     pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, cols: usize, x: &[f32]) {
         self.begin(rows, cols);
-        let places = self.places();
+        let places = self.target();
         for_runs(pool, rows, cols, TILE, &|row| {
             // SAFETY: only a CPU with tiles asks for this form; there is place for these rows, and each writes its own.
             unsafe { places.split(row, &x[row * cols..(row + 1) * cols], None) };
@@ -269,7 +269,7 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
     }
 }
 
-impl<const PARTS: usize> SplitPlaces<PARTS> {
+impl<const PARTS: usize> SplitTarget<PARTS> {
     /// Splits a row, or its norm: the row times the scale and, each input, the weight that `norm` has.
     ///
     /// # Safety
@@ -288,7 +288,7 @@ impl<const PARTS: usize> SplitPlaces<PARTS> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<const PARTS: usize> SplitPlaces<PARTS> {
+impl<const PARTS: usize> SplitTarget<PARTS> {
     /// Where the first part of a row's numbers is, from column `first` on up to the next multiple of 32.
     #[inline]
     pub(super) fn at(&self, row: usize, first: usize) -> *mut u16 {
@@ -393,7 +393,7 @@ for_each_level! {
         most / 127.0
     }
 
-    unsafe fn group_row(x: &[f32], places: &GroupPlaces, row: usize, first: usize) {
+    unsafe fn group_row(x: &[f32], places: &GroupTarget, row: usize, first: usize) {
         for (index, group) in x.chunks_exact(GROUP).enumerate() {
             let at = place(first + index, row, places.tiles, places.lanes);
             let halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
@@ -462,7 +462,7 @@ mod tests {
         split.fill(&pool, 2 * TILE, cols, &vec![f32::NAN; 2 * TILE * cols]);
         split.fill(&pool, TILE, cols, &vec![1.0; TILE * cols]);
         for (row, part) in (0..TILE).flat_map(|row| [(row, 0), (row, 1)]) {
-            let at = split.places().at(row, SUPER + GROUP).addr() - split.values.as_ptr().addr();
+            let at = split.target().at(row, SUPER + GROUP).addr() - split.values.as_ptr().addr();
             let group = &split.values[at / size_of::<u16>() + part * BLOCK..][..GROUP];
             let number = if part == 0 { 0x3f80 } else { 0 };
             assert_eq!(group, [[number; 8], [0; 8], [0; 8], [0; 8]].as_flattened(), "row {row}, part {part}");
@@ -482,7 +482,7 @@ mod tests {
             let [mut whole, mut parts] = [(); 2].map(|()| SplitActivations::<2>::new(rows, cols).unwrap());
             whole.fill(&pool, rows, cols, &x);
             parts.begin(rows, cols);
-            let places = parts.places();
+            let places = parts.target();
             for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
                 for first in (0..dim).step_by(16) {
                     let count = 16.min(dim - first);

@@ -61,10 +61,10 @@ pub(super) fn run(
     }
     out.rows_mut(all).fill(0.0);
     for (index, expert) in experts.iter().enumerate() {
-        let wanted = (first + index) as u32;
+        let logit_rows = (first + index) as u32;
         scratch.members.clear();
         for (row, choices) in scratch.choices.chunks_exact(routing.chosen).enumerate() {
-            if let Some((_, weight)) = choices.iter().find(|(expert, _)| *expert == wanted) {
+            if let Some((_, weight)) = choices.iter().find(|(expert, _)| *expert == logit_rows) {
                 scratch.members.push((row as u32, *weight));
             }
         }
@@ -72,8 +72,8 @@ pub(super) fn run(
         if count == 0 {
             continue;
         }
-        let generated = scratch.members.partition_point(|(row, _)| (*row as usize) < rows.generated);
-        let members = Rows { generated, prompt: count - generated };
+        let generated = scratch.members.partition_point(|(row, _)| (*row as usize) < rows.decode);
+        let members = Rows { decode: generated, prefill: count - generated };
         let gathered = scratch.gathered.rows_mut(count);
         for (to, (row, _)) in gathered.chunks_exact_mut(cols).zip(&scratch.members) {
             to.copy_from_slice(&x.data[*row as usize * cols..][..cols]);

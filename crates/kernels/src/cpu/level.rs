@@ -84,8 +84,8 @@ fn amx_granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
     // CPUID leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8.
-    let wanted = 1 << 22 | 1 << 24 | 1 << 25;
-    if __cpuid_count(0, 0).eax < 7 || __cpuid_count(7, 0).edx & wanted != wanted {
+    let logit_rows = 1 << 22 | 1 << 24 | 1 << 25;
+    if __cpuid_count(0, 0).eax < 7 || __cpuid_count(7, 0).edx & logit_rows != logit_rows {
         return false;
     }
     // SAFETY: `arch_prctl` with this code reads no memory; it asks for permission and returns 0 or an error.

@@ -15,8 +15,8 @@ use types::DType;
 
 use super::arena::{Arena, Piece};
 use super::level::Level;
+use super::packed12::{self, Found, Uncommon};
 use super::pool::Pool;
-use super::short::{self, Found, Uncommon};
 use crate::{BackendError, MatrixSource};
 
 /// Output features of a panel: the lanes of a 512-bit vector of f32.
@@ -56,7 +56,7 @@ pub(crate) enum Format {
     /// Pairs of inputs interleaved, as the bf16 tiles want them: `[cols / 2][feature][2]`.
     Bf16,
     /// The same in fewer bytes: see [`super::short`].
-    ShortBf16,
+    Bf16Packed12,
     /// `w = scale * (q - offset) + min`, one f16 scale (and min) per feature and group: 32 (or 64) bytes a group.
     Group {
         bits: Bits,
@@ -99,7 +99,7 @@ impl Format {
             Self::F32 => cols * PANEL * 4,
             Self::F16 => (cols * PANEL * 2).next_multiple_of(LINE),
             Self::Bf16 => cols.next_multiple_of(GROUP) * PANEL * 2,
-            Self::ShortBf16 => short::stride(cols),
+            Self::Bf16Packed12 => packed12::stride(cols),
             Self::Group { bits, mins, .. } => Blocks::groups(bits as usize, mins).bytes(cols / GROUP),
             Self::Super { bits, subs, mins, .. } => Blocks::superblocks(bits as usize, subs, mins).bytes(cols / SUPER),
         }
@@ -201,7 +201,7 @@ pub(crate) struct Segment {
     /// Bytes from one panel to the next.
     pub(crate) stride: usize,
     pub(crate) bytes: Piece,
-    /// Of [`Format::ShortBf16`].
+    /// Of [`Format::Bf16Packed12`].
     uncommon: Option<Box<Uncommon>>,
 }
 
@@ -232,7 +232,7 @@ impl Matrix {
             let format = Segment::format(parts, level);
             let panels = |part: &MatrixSource<'_>| format.panels_bytes(part.rows, part.cols);
             let uncommon = |part: &MatrixSource<'_>| match format {
-                Format::ShortBf16 => short::uncommon_bytes_max(part.rows.div_ceil(PANEL), part.cols),
+                Format::Bf16Packed12 => packed12::uncommon_bytes_max(part.rows.div_ceil(PANEL), part.cols),
                 _ => 0,
             };
             parts.iter().map(|part| panels(part) + uncommon(part)).sum::<usize>()
@@ -265,7 +265,9 @@ impl Segment {
     /// How parts that are kept in one format are packed.
     fn format(parts: &[MatrixSource<'_>], level: Level) -> Format {
         match Format::of(parts[0].keep) {
-            Format::Bf16 if level == Level::Amx && parts.iter().all(|part| is_short(part, level)) => Format::ShortBf16,
+            Format::Bf16 if level == Level::Amx && parts.iter().all(|part| is_short(part, level)) => {
+                Format::Bf16Packed12
+            }
             format => format,
         }
     }
@@ -306,9 +308,9 @@ impl Segment {
                 // SAFETY: panels are disjoint ranges of `packed`, each taken by one chunk.
                 let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(panel * stride), stride) };
                 match format {
-                    Format::ShortBf16 => {
+                    Format::Bf16Packed12 => {
                         let plain = plain_panel(part, panel, level);
-                        super::pack::short_panel(level, &plain, out, before + panel, cols, &found);
+                        super::pack::packed12_panel(level, &plain, out, before + panel, cols, &found);
                     }
                     _ => super::pack::panel(part, panel, format, out, level),
                 }
@@ -317,8 +319,8 @@ impl Segment {
             rest = others;
         }
         let uncommon = match format {
-            Format::ShortBf16 if found.are_few() => Some(Box::new(found.sorted(panels, cols)?)),
-            Format::ShortBf16 => return Ok(None),
+            Format::Bf16Packed12 if found.are_few() => Some(Box::new(found.sorted(panels, cols)?)),
+            Format::Bf16Packed12 => return Ok(None),
             _ => None,
         };
         Ok(Some(Self { first, rows, cols, format, stride, bytes, uncommon }))
@@ -328,7 +330,7 @@ impl Segment {
         self.bytes.len() + self.uncommon.as_ref().map_or(0, |uncommon| uncommon.bytes())
     }
 
-    /// The uncommon quarters of a panel of [`Format::ShortBf16`] and of those after it: see [`Uncommon::from`].
+    /// The uncommon quarters of a panel of [`Format::Bf16Packed12`] and of those after it: see [`Uncommon::from`].
     pub(super) fn uncommon(&self, panel: usize) -> (&[u32], &[u8]) {
         self.uncommon.as_ref().expect("short weights").from(panel)
     }
@@ -338,7 +340,7 @@ impl Segment {
     }
 
     pub(crate) fn is_bf16(&self) -> bool {
-        matches!(self.format, Format::Bf16 | Format::ShortBf16)
+        matches!(self.format, Format::Bf16 | Format::Bf16Packed12)
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -357,9 +359,9 @@ impl Segment {
     fn unpack_row(&self, row: usize, out: &mut [f32]) {
         let (panel, feature, out) = (row / PANEL, row % PANEL, &mut out[..self.cols]);
         match self.format {
-            Format::ShortBf16 => {
-                let (first, uncommon) = (short::first(panel, self.cols), self.uncommon(panel));
-                short::unpack_feature(self.panel(panel), first, uncommon, feature, out);
+            Format::Bf16Packed12 => {
+                let (first, uncommon) = (packed12::first(panel, self.cols), self.uncommon(panel));
+                packed12::unpack_feature(self.panel(panel), first, uncommon, feature, out);
             }
             format => unpack_feature(format, self.panel(panel), feature, out),
         }
@@ -378,11 +380,11 @@ fn is_short(part: &MatrixSource<'_>, level: Level) -> bool {
     const SAMPLES: usize = 2;
     let (panels, cols) = (part.rows.div_ceil(PANEL), part.cols);
     let samples = (0..panels).step_by(panels.div_ceil(SAMPLES).max(1));
-    let (found, mut out) = (Found::in_sample(samples.len(), cols), vec![0; short::stride(cols)]);
+    let (found, mut out) = (Found::in_sample(samples.len(), cols), vec![0; packed12::stride(cols)]);
     for panel in samples {
-        super::pack::short_panel(level, &plain_panel(part, panel, level), &mut out, panel, cols, &found);
+        super::pack::packed12_panel(level, &plain_panel(part, panel, level), &mut out, panel, cols, &found);
     }
-    let quarters = short::first(panels, cols);
+    let quarters = packed12::first(panels, cols);
     (1..u32::MAX as usize).contains(&quarters) && found.are_few()
 }
 
@@ -407,7 +409,7 @@ fn unpack_feature(format: Format, panel: &[u8], feature: usize, out: &mut [f32])
                 *value = f32::from_bits(u32::from(u16::from_le_bytes([panel[at], panel[at + 1]])) << 16);
             }
         }
-        Format::ShortBf16 => unreachable!("unpacked with its uncommon quarters"),
+        Format::Bf16Packed12 => unreachable!("unpacked with its uncommon quarters"),
         Format::Group { bits, offset, mins } => {
             let blocks = Blocks::groups(bits as usize, mins);
             for (group, values) in out.chunks_exact_mut(GROUP).enumerate() {
@@ -484,7 +486,7 @@ mod tests {
         let formats = DType::ALL.map(Format::of).map(|format| match format {
             Format::Group { bits, mins, .. } => Some(Blocks::groups(bits as usize, mins)),
             Format::Super { bits, subs, mins, .. } => Some(Blocks::superblocks(bits as usize, subs, mins)),
-            Format::F32 | Format::F16 | Format::Bf16 | Format::ShortBf16 => None,
+            Format::F32 | Format::F16 | Format::Bf16 | Format::Bf16Packed12 => None,
         });
         for (blocks, count) in formats.into_iter().flatten().flat_map(|blocks| (0..6).map(move |count| (blocks, count)))
         {

@@ -12,9 +12,9 @@ mod linear;
 mod matrix;
 mod memory;
 mod pack;
+mod packed12;
 mod pool;
 mod rows;
-mod short;
 mod step;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -32,14 +32,14 @@ pub use step::Step;
 
 use activations::TILE;
 use arena::Arena;
-use attention::{Asked, Turning};
-use buffer::{FormKind, Forms, Held, Places};
-use linear::{GatedOutput, Inputs, Needs};
+use attention::{AttentionCall, RowNormRope};
+use buffer::{ActivationLayout, ActivationLayouts, FilledRows, RowTarget};
+use linear::{GatedOutput, Inputs, RequiredLayouts};
 use matrix::{Segment, SendPtr};
 
 use crate::{
-    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
-    Routing, Rows, StepInputs, StepLimits, Turn,
+    Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, NormRope, PAGE_TOKENS,
+    RopeLayout, Routing, Rows, StepInputs, StepLimits,
 };
 
 /// Compiles a function for each level; the result takes the level first and calls the right one.
@@ -116,7 +116,7 @@ impl CpuBackend {
             return Err(BackendError::Device(format!("this CPU has {best}, not {}", options.level)));
         }
         let Some(kv) = options.kv.on(options.level) else {
-            return Err(BackendError::Device(format!("a K/V cache for tiles needs amx, not {}", options.level)));
+            return Err(BackendError::Device(format!("a K/V cache for tiles required amx, not {}", options.level)));
         };
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
@@ -133,18 +133,18 @@ impl CpuBackend {
     }
 
     /// How rows are left for the only op that will read them.
-    fn form_for(&self, rows: Rows, reader: Option<&Matrix>) -> FormKind {
-        let reads = |is_such: fn(&Segment) -> bool| reader.is_some_and(|it| it.segments.iter().all(is_such));
-        if self.rounds && rows.generated == 0 && reads(Segment::is_quantised) {
-            FormKind::Rounded
+    fn layout_for(&self, rows: Rows, consumer: Option<&Matrix>) -> ActivationLayout {
+        let reads = |is_such: fn(&Segment) -> bool| consumer.is_some_and(|it| it.segments.iter().all(is_such));
+        if self.rounds && rows.decode == 0 && reads(Segment::is_quantised) {
+            ActivationLayout::Rounded
         } else if self.level == Level::Amx && reads(Segment::is_bf16) {
-            FormKind::Split
+            ActivationLayout::Split
         } else {
-            FormKind::Plain
+            ActivationLayout::Plain
         }
     }
 
-    fn attend_asked(&self, step: &Step, kv: &mut Kv, asked: Asked<'_>) {
+    fn run_attention(&self, step: &Step, kv: &mut Kv, asked: AttentionCall<'_>) {
         assert!(step.pages.iter().all(|&page| (page as usize) < kv.pages));
         attention::attend(&self.pool, self.level, step, kv, asked);
     }
@@ -159,22 +159,23 @@ impl CpuBackend {
         activation: Activation,
         inner: &mut Buffer,
     ) {
-        let (stack, all, needs) = (&weights.gate_up, rows.all(), Needs::of(&weights.down, self.level, false));
-        let are_few = (1..=TILE).contains(&all) && (rows.prompt == 0 || !self.rounds);
+        let (stack, all, required) =
+            (&weights.gate_up, rows.all(), RequiredLayouts::of(&weights.down, self.level, false));
+        let are_few = (1..=TILE).contains(&all) && (rows.prefill == 0 || !self.rounds);
         if !are_few || !linear::is_pair(stack) {
             self.linear(rows, inner, x, stack, None);
             self.gate(all, gated, inner, activation);
             return;
         }
         let data = x.rows(all);
-        let forms = &mut *x.forms();
-        forms.fill(&self.pool, self.level, Needs::of(stack, self.level, false), 0, x.cols, data);
-        let Forms { group, superblock, split, rounded, .. } = &*forms;
+        let layouts = &mut *x.layouts();
+        layouts.fill(&self.pool, self.level, RequiredLayouts::of(stack, self.level, false), 0, x.cols, data);
+        let ActivationLayouts { group, superblock, split, rounded, .. } = &*layouts;
         let inputs = Inputs { rows: all, x: data, group, superblock, split, rounded, rounds: false };
-        let Buffer { data: values, forms: made, .. } = gated;
+        let Buffer { data: values, layouts: made, .. } = gated;
         let made = made.as_mut().expect("a linear layer reads this").get_mut();
-        made.held = Held { group: (0, if needs.group { all } else { 0 }), ..Held::default() };
-        let group = needs.group.then(|| made.group.begin(all));
+        made.filled = FilledRows { group: (0, if required.group { all } else { 0 }), ..FilledRows::default() };
+        let group = required.group.then(|| made.group.begin(all));
         let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
         linear::gated_rows(&self.pool, self.level, stack, &inputs, activation, out);
     }
@@ -291,11 +292,11 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn gather_wanted(&self, step: &Step, out: &mut Buffer, x: &Buffer) {
+    fn gather_logit_rows(&self, step: &Step, out: &mut Buffer, x: &Buffer) {
         assert_eq!(out.cols, x.cols);
         let cols = x.cols;
-        let out = out.rows_mut(step.wanted.len());
-        for (out, &row) in out.chunks_exact_mut(cols).zip(&step.wanted) {
+        let out = out.rows_mut(step.logit_rows.len());
+        for (out, &row) in out.chunks_exact_mut(cols).zip(&step.logit_rows) {
             out.copy_from_slice(&x.data[row as usize * cols..][..cols]);
         }
     }
@@ -325,16 +326,16 @@ impl Backend for CpuBackend {
     fn linear(&self, rows: Rows, out: &mut Buffer, x: &Buffer, weight: &Matrix, bias: Option<&Vec<f32>>) {
         assert!(x.cols == weight.cols && out.cols == weight.rows);
         let runs = match self.rounds && weight.is_quantised() {
-            true => [(0..rows.generated, false), (rows.generated..rows.all(), true)],
+            true => [(0..rows.decode, false), (rows.decode..rows.all(), true)],
             false => [(0..rows.all(), false), (0..0, false)],
         };
         let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
-        let forms = &mut *x.forms();
+        let layouts = &mut *x.layouts();
         for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
             let data = &x_rows[run.start * x.cols..run.end * x.cols];
-            let needs = Needs::of(weight, self.level, rounds);
-            forms.fill(&self.pool, self.level, needs, run.start, x.cols, data);
-            let Forms { group, superblock, split, rounded, .. } = &*forms;
+            let required = RequiredLayouts::of(weight, self.level, rounds);
+            layouts.fill(&self.pool, self.level, required, run.start, x.cols, data);
+            let ActivationLayouts { group, superblock, split, rounded, .. } = &*layouts;
             let inputs = Inputs { rows: run.len(), x: data, group, superblock, split, rounded, rounds };
             let out = &mut out[run.start * weight.rows..run.end * weight.rows];
             linear::linear(&self.pool, self.level, weight, &inputs, bias.map(Vec::as_slice), out);
@@ -354,15 +355,15 @@ impl Backend for CpuBackend {
     fn attend(&self, step: &Step, out: &mut Buffer, qkv: &Buffer, kv: &mut Kv, attention: &Attention) {
         let rows = step.rows();
         assert_eq!(out.cols, attention.query.count * attention.query.dim);
-        let out = out.places(rows, FormKind::Plain);
-        self.attend_asked(
+        let out = out.target(rows, ActivationLayout::Plain);
+        self.run_attention(
             step,
             kv,
-            Asked { qkv: qkv.rows(rows), cols: qkv.cols, attention, turn: None, rounded: rows, out },
+            AttentionCall { qkv: qkv.rows(rows), cols: qkv.cols, attention, turn: None, rounded: rows, out },
         );
     }
 
-    fn attend_for(
+    fn norm_rope_attend(
         &self,
         step: &Step,
         rows: Rows,
@@ -370,28 +371,29 @@ impl Backend for CpuBackend {
         qkv: &mut Buffer,
         kv: &mut Kv,
         attention: &Attention,
-        turn: &Turn<'_, Self>,
-        reader: &Matrix,
+        norm_rope: &NormRope<'_, Self>,
+        consumer: &Matrix,
     ) {
         let (all, cols, level) = (rows.all(), qkv.cols, self.level);
         assert!(all == step.rows() && out.cols == attention.query.count * attention.query.dim);
-        let [query_norm, key_norm] = [turn.query_norm, turn.key_norm].map(|norm| norm.map(Vec::as_slice));
-        let turning = Turning { level, query_norm, key_norm, eps: turn.eps, angles: turn.rope.angles(step.end()) };
+        let [query_norm, key_norm] = [norm_rope.query_norm, norm_rope.key_norm].map(|norm| norm.map(Vec::as_slice));
+        let turning =
+            RowNormRope { level, query_norm, key_norm, eps: norm_rope.eps, angles: norm_rope.rope.angles(step.end()) };
         let (turn, form) = match kv.is_tiled() {
-            true => (Some(turning), self.form_for(rows, Some(reader))),
+            true => (Some(turning), self.layout_for(rows, Some(consumer))),
             false => {
                 let start = SendPtr(qkv.rows_mut(all).as_mut_ptr());
                 rows::for_rows(&self.pool, all, attention.key.columns().end, &|row| {
                     // SAFETY: each row is written by one worker.
                     let x = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * cols), cols) };
-                    turning.turn_row(x, attention, step.positions[row] as usize);
+                    turning.apply_row(x, attention, step.positions[row] as usize);
                 });
-                (None, FormKind::Plain)
+                (None, ActivationLayout::Plain)
             }
         };
-        let rounded = if self.rounds && reader.is_quantised() { rows.generated } else { all };
-        let out = out.places(all, form);
-        self.attend_asked(step, kv, Asked { qkv: qkv.rows(all), cols, attention, turn, rounded, out });
+        let rounded = if self.rounds && consumer.is_quantised() { rows.decode } else { all };
+        let out = out.target(all, form);
+        self.run_attention(step, kv, AttentionCall { qkv: qkv.rows(all), cols, attention, turn, rounded, out });
     }
 
     fn gate(&self, rows: usize, out: &mut Buffer, x: &Buffer, activation: Activation) {
@@ -417,22 +419,22 @@ impl Backend for CpuBackend {
         gated: &mut Buffer,
     ) {
         assert!(x.cols == weights.gate_up.cols && 2 * gated.cols == weights.gate_up.rows);
-        let (generated, prompt, all) = (rows.generated, rows.prompt, rows.all());
+        let (decode, prefill, all) = (rows.decode, rows.prefill, rows.all());
         let stack = linear::as_gated(&weights.gate_up)
-            .filter(|_| self.rounds && prompt > 0 && weights.down.segments.iter().all(Segment::is_quantised));
-        let separate = if stack.is_some() { Rows::generated(generated) } else { rows };
+            .filter(|_| self.rounds && prefill > 0 && weights.down.segments.iter().all(Segment::is_quantised));
+        let separate = if stack.is_some() { Rows::decode(decode) } else { rows };
         self.gate_up(separate, gated, x, weights, activation, inner);
         if let Some(stack) = stack {
-            // Prompt rows go straight to the form that `down` is multiplied with; as f32 they are never there.
-            let data = &x.rows(all)[generated * x.cols..];
-            let forms = &mut *x.forms();
-            let needs = Needs { rounded: true, ..Needs::default() };
-            forms.fill(&self.pool, self.level, needs, generated, x.cols, data);
-            let Forms { group, superblock, split, rounded, .. } = &*forms;
-            let inputs = Inputs { rows: prompt, x: data, group, superblock, split, rounded, rounds: true };
-            let made = &mut *gated.forms();
+            // Prefill rows go straight to the layout that `down` is multiplied with and never exist as f32.
+            let data = &x.rows(all)[decode * x.cols..];
+            let layouts = &mut *x.layouts();
+            let required = RequiredLayouts { rounded: true, ..RequiredLayouts::default() };
+            layouts.fill(&self.pool, self.level, required, decode, x.cols, data);
+            let ActivationLayouts { group, superblock, split, rounded, .. } = &*layouts;
+            let inputs = Inputs { rows: prefill, x: data, group, superblock, split, rounded, rounds: true };
+            let made = &mut *gated.layouts();
             linear::gated(&self.pool, stack, &inputs, activation, &mut made.rounded);
-            made.held.rounded = (generated, prompt);
+            made.filled.rounded = (decode, prefill);
         }
         self.linear(rows, out, gated, &weights.down, None);
     }
@@ -449,24 +451,24 @@ impl Backend for CpuBackend {
         });
     }
 
-    fn norm_for(
+    fn add_rms_norm(
         &self,
         rows: Rows,
-        made: Range<usize>,
+        range: Range<usize>,
         out: &mut Buffer,
         x: &mut Buffer,
         y: Option<&Buffer>,
         weight: &Vec<f32>,
         eps: f32,
-        reader: Option<&Matrix>,
+        consumer: Option<&Matrix>,
     ) {
         let cols = x.cols;
-        assert!(made.end <= rows.all(), "{made:?} of {rows:?}");
+        assert!(range.end <= rows.all(), "{range:?} of {rows:?}");
         assert!(cols == out.cols && cols == weight.len() && y.is_none_or(|y| cols == y.cols));
-        let (x, y) = (SendPtr(x.rows_mut(made.end).as_mut_ptr()), y.map(|y| y.rows(made.end)));
-        let out = out.places(rows.all(), self.form_for(rows, reader));
-        rows::for_rows(&self.pool, made.len(), cols, &|row| {
-            let row = made.start + row;
+        let (x, y) = (SendPtr(x.rows_mut(range.end).as_mut_ptr()), y.map(|y| y.rows(range.end)));
+        let out = out.target(rows.all(), self.layout_for(rows, consumer));
+        rows::for_rows(&self.pool, range.len(), cols, &|row| {
+            let row = range.start + row;
             let at = row * cols;
             // SAFETY: each row is written by one worker.
             let x = unsafe { std::slice::from_raw_parts_mut(x.get().add(at), cols) };
@@ -475,15 +477,15 @@ impl Backend for CpuBackend {
             }
             let norm = || Some((rows::norm_scale(self.level, x, eps), &weight[..]));
             match &out {
-                Places::Plain(out) => {
+                RowTarget::Plain(out) => {
                     // SAFETY: as above.
                     let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), cols) };
                     rows::rms_norm(self.level, out, x, weight, eps);
                 }
-                // SAFETY: as above; a level that has such forms has tiles, and there is place in them for all rows.
-                Places::Rounded(out) => unsafe { out.split(row, x, norm()) },
+                // SAFETY: as above; a level that has such layouts has tiles, and there is place in them for all rows.
+                RowTarget::Rounded(out) => unsafe { out.split(row, x, norm()) },
                 // SAFETY: as above.
-                Places::Split(out) => unsafe { out.split(row, x, norm()) },
+                RowTarget::Split(out) => unsafe { out.split(row, x, norm()) },
             }
         });
     }

@@ -5,7 +5,7 @@ use types::DType;
 
 use super::level::Level;
 use super::matrix::{Bits, Blocks, Format, GROUP, LINE, PANEL, SUPER, SuperScales};
-use super::short::{self, Found};
+use super::packed12::{self, Found};
 use crate::MatrixSource;
 use crate::quant;
 
@@ -57,7 +57,7 @@ super::per_level! {
             Format::F32 => interleave::<4>(rows, out),
             Format::F16 => interleave::<2>(rows, out),
             Format::Bf16 => pairs(rows, out),
-            Format::ShortBf16 => unreachable!("packed from plain panels"),
+            Format::Bf16Packed12 => unreachable!("packed from plain panels"),
             Format::Group { bits, mins, .. } => groups(dtype, bits, mins, rows, out),
             Format::Super { bits, subs, mins, .. } => superblocks(dtype, bits, subs, mins, rows, out),
         }
@@ -66,8 +66,8 @@ super::per_level! {
 
 super::per_level! {
     /// Packs a panel of bf16 weights in fewer bytes.
-    pub(super) fn short_panel(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, found: &Found) {
-        short::pack(plain, out, panel, cols, found);
+    pub(super) fn packed12_panel(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, found: &Found) {
+        packed12::pack(plain, out, panel, cols, found);
     }
 }
 

@@ -9,7 +9,7 @@ pub struct Step {
     pub(super) tokens: Vec<u32>,
     pub(super) spans: Vec<Span>,
     pub(super) pages: Vec<u32>,
-    pub(super) wanted: Vec<u32>,
+    pub(super) logit_rows: Vec<u32>,
     /// The position of every row.
     pub(super) positions: Vec<u32>,
 }
@@ -21,13 +21,13 @@ impl Step {
             tokens: Vec::with_capacity(limits.rows),
             spans: Vec::with_capacity(limits.sequences),
             pages: Vec::with_capacity(limits.pages),
-            wanted: Vec::with_capacity(limits.rows),
+            logit_rows: Vec::with_capacity(limits.rows),
             positions: Vec::with_capacity(limits.rows),
         }
     }
 
     pub(super) fn fill(&mut self, inputs: StepInputs<'_>) -> Result<(), BackendError> {
-        let StepInputs { tokens, spans, pages, wanted } = inputs;
+        let StepInputs { tokens, spans, pages, logit_rows } = inputs;
         let limits = self.limits;
         if tokens.len() > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages {
             let (rows, sequences, pages) = (tokens.len(), spans.len(), pages.len());
@@ -41,14 +41,14 @@ impl Step {
             self.positions.extend(span.position..span.position + span.rows);
         }
         assert_eq!(self.positions.len(), tokens.len(), "spans cover all rows");
-        assert!(wanted.len() <= tokens.len() && wanted.iter().all(|&row| (row as usize) < tokens.len()));
+        assert!(logit_rows.len() <= tokens.len() && logit_rows.iter().all(|&row| (row as usize) < tokens.len()));
         let copy = |to: &mut Vec<u32>, from: &[u32]| {
             to.clear();
             to.extend_from_slice(from);
         };
         copy(&mut self.tokens, tokens);
         copy(&mut self.pages, pages);
-        copy(&mut self.wanted, wanted);
+        copy(&mut self.logit_rows, logit_rows);
         self.spans.clear();
         self.spans.extend_from_slice(spans);
         Ok(())

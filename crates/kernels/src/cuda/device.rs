@@ -48,7 +48,7 @@ const ARGS_MAX: usize = 16;
 
 pub struct Kernels {
     pub embed: CudaFunction,
-    pub gather_wanted: CudaFunction,
+    pub gather_logit_rows: CudaFunction,
     pub rms_norm: CudaFunction,
     pub rms_norm_heads: CudaFunction,
     pub add_bias: CudaFunction,
@@ -192,7 +192,7 @@ impl Kernels {
         let load = |name| module.load_function(name);
         Ok(Self {
             embed: load("embed")?,
-            gather_wanted: load("gather_wanted")?,
+            gather_logit_rows: load("gather_logit_rows")?,
             rms_norm: load("rms_norm")?,
             rms_norm_heads: load("rms_norm_heads")?,
             add_bias: load("add_bias")?,

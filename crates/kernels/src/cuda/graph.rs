@@ -22,7 +22,7 @@ impl CudaBackend {
     ///
     /// The same ops must have run once before, so that matrix products of these shapes have their plans. A recording
     /// holds for the step, the buffers and the numbers of rows that it was made with; a later [`begin`] of the same step
-    /// changes everything else. That step may have fewer rows or wanted rows, not more: the rows past its own hold nothing
+    /// changes everything else. That step may have fewer rows or logit rows, not more: the rows past its own hold nothing
     /// of meaning.
     ///
     /// [`begin`]: crate::Backend::begin

@@ -11,16 +11,16 @@ typedef unsigned long long u64;
 
 static_assert(PAGE_TOKENS == 32, "attend gives each lane of a warp one token of a page");
 
-// Mirror of `step.rs`: header, then tokens, positions and page-table starts of the rows, wanted rows, page tables.
+// Mirror of `step.rs`: header, then tokens, positions and page-table starts of the rows, logit rows, page tables.
 struct Step {
     const u32* data;
     __device__ u32 rows() const { return data[0]; }
-    __device__ u32 wanted() const { return data[1]; }
+    __device__ u32 logit_rows() const { return data[1]; }
     __device__ u32 token(u32 row) const { return data[2 + row]; }
     __device__ u32 position(u32 row) const { return data[2 + rows() + row]; }
     __device__ u32 wanted_row(u32 i) const { return data[2 + 3 * rows() + i]; }
     __device__ const u32* page_table(u32 row) const {
-        return data + 2 + 3 * rows() + wanted() + data[2 + 2 * rows() + row];
+        return data + 2 + 3 * rows() + logit_rows() + data[2 + 2 * rows() + row];
     }
 };
 
@@ -70,7 +70,7 @@ extern "C" __global__ void embed(
 extern "C" __global__ void gather_wanted(const u32* step_data, float* out, const float* x, u32 cols) {
     Step step{step_data};
     u32 i = blockIdx.x;
-    if (i >= step.wanted()) return;
+    if (i >= step.logit_rows()) return;
     u64 row = step.wanted_row(i);
     for (u32 j = threadIdx.x; j < cols; j += blockDim.x) out[(u64)i * cols + j] = x[row * cols + j];
 }

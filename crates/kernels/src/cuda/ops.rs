@@ -151,11 +151,11 @@ impl Backend for CudaBackend {
         self.device.launch(&self.device.kernels.embed, [step.rows, 1, 1], THREADS, 0, &args);
     }
 
-    fn gather_wanted(&self, step: &CudaStep, out: &mut CudaBuffer, x: &CudaBuffer) {
+    fn gather_logit_rows(&self, step: &CudaStep, out: &mut CudaBuffer, x: &CudaBuffer) {
         x.holds(step.rows, Element::F32);
-        out.written(step.wanted, x.cols, Element::F32);
+        out.written(step.logit_rows, x.cols, Element::F32);
         let args = [Arg::Memory(&step.memory), Arg::Memory(&out.memory), Arg::Memory(&x.memory), Arg::Count(x.cols)];
-        self.device.launch(&self.device.kernels.gather_wanted, [step.wanted, 1, 1], THREADS, 0, &args);
+        self.device.launch(&self.device.kernels.gather_logit_rows, [step.logit_rows, 1, 1], THREADS, 0, &args);
     }
 
     fn rms_norm(&self, rows: Range<usize>, out: &mut CudaBuffer, x: &CudaBuffer, weight: &CudaVector, eps: f32) {

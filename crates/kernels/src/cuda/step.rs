@@ -1,7 +1,7 @@
 //! The inputs of a step, in one device buffer that one copy fills.
 //!
-//! Its layout is mirrored by `Step` in `kernels.cu`: rows, wanted rows; then for each row its token, its position and
-//! where its page table starts; the wanted rows; the page tables. It is packed without gaps, so a decode step copies a
+//! Its layout is mirrored by `Step` in `kernels.cu`: rows, logit rows; then for each row its token, its position and
+//! where its page table starts; the logit rows; the page tables. It is packed without gaps, so a decode step copies a
 //! few hundred bytes whatever the limits are. The host side also remembers how many rows there are, for grid sizes.
 
 use cudarc::driver::{CudaEvent, PinnedHostSlice, result};
@@ -14,7 +14,7 @@ const HEADER_WORDS: usize = 2;
 pub struct CudaStep {
     pub(super) memory: Memory,
     pub(super) rows: usize,
-    pub(super) wanted: usize,
+    pub(super) logit_rows: usize,
     staging: PinnedHostSlice<u32>,
     /// Recorded behind the copy out of `staging`, which must not be overwritten before.
     copied: CudaEvent,
@@ -29,17 +29,18 @@ impl CudaStep {
         // SAFETY: `fill` writes every word that it copies.
         let staging = unsafe { context.alloc_pinned(words) }.map_err(|error| fault("allocate pinned memory", error))?;
         let copied = context.new_event(None).map_err(|error| fault("make CUDA event", error))?;
-        Ok(Self { memory, rows: 0, wanted: 0, staging, copied, limits })
+        Ok(Self { memory, rows: 0, logit_rows: 0, staging, copied, limits })
     }
 
     pub(super) fn fill(&mut self, device: &Device, inputs: StepInputs<'_>) -> Result<(), BackendError> {
-        let StepInputs { tokens, spans, pages, wanted } = inputs;
+        let StepInputs { tokens, spans, pages, logit_rows } = inputs;
         let (rows, limits) = (tokens.len(), self.limits);
-        if rows > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages || wanted.len() > rows {
+        if rows > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages || logit_rows.len() > rows
+        {
             let (sequences, pages) = (spans.len(), pages.len());
             return Err(BackendError::StepTooLarge { rows, sequences, pages, limits });
         }
-        assert!(wanted.iter().all(|&row| (row as usize) < rows), "a wanted row is a row of the step");
+        assert!(logit_rows.iter().all(|&row| (row as usize) < rows), "a logit_rows row is a row of the step");
         // Only for the copy of the step before to have been read, not for that step to be done.
         self.copied.synchronize().map_err(|error| fault("wait for step inputs", error))?;
         let words = self.staging.as_mut_slice().map_err(|error| fault("write step inputs", error))?;
@@ -47,10 +48,10 @@ impl CudaStep {
         let (token_words, rest) = rest.split_at_mut(rows);
         let (positions, rest) = rest.split_at_mut(rows);
         let (tables, rest) = rest.split_at_mut(rows);
-        let (wanted_words, rest) = rest.split_at_mut(wanted.len());
-        header.copy_from_slice(&[rows as u32, wanted.len() as u32]);
+        let (wanted_words, rest) = rest.split_at_mut(logit_rows.len());
+        header.copy_from_slice(&[rows as u32, logit_rows.len() as u32]);
         token_words.copy_from_slice(tokens);
-        wanted_words.copy_from_slice(wanted);
+        wanted_words.copy_from_slice(logit_rows);
         rest[..pages.len()].copy_from_slice(pages);
         let mut row = 0;
         for span in spans {
@@ -66,12 +67,12 @@ impl CudaStep {
         assert_eq!(row, rows, "spans cover all rows");
 
         device.bind()?;
-        let used = HEADER_WORDS + 3 * rows + wanted.len() + pages.len();
+        let used = HEADER_WORDS + 3 * rows + logit_rows.len() + pages.len();
         // SAFETY: the memory has room for all of `words`, which stay in place until `copied` has passed.
         unsafe { result::memcpy_htod_async(self.memory.address(), &words[..used], device.stream.cu_stream()) }
             .and_then(|()| self.copied.record(&device.stream))
             .map_err(|error| fault("copy step inputs", error))?;
-        (self.rows, self.wanted) = (rows, wanted.len());
+        (self.rows, self.logit_rows) = (rows, logit_rows.len());
         Ok(())
     }
 }

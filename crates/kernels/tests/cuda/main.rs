@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
         Self { backend, stack, step: backend.step(LIMITS).unwrap(), vocab: sizes.vocab }
     }
 
-    /// Fills the step with the next `rows` tokens of each sequence, all logits wanted; gives the number of rows.
+    /// Fills the step with the next `rows` tokens of each sequence, all logits logit_rows; gives the number of rows.
     fn begin(&mut self, sequences: &[(&Sequence, usize)]) -> usize {
         let (mut tokens, mut spans, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         for &(sequence, rows) in sequences {
@@ -82,8 +82,8 @@ impl<'a> Run<'a> {
             tokens.extend(&sequence.tokens[sequence.computed..sequence.computed + rows]);
             pages.extend(&sequence.pages);
         }
-        let wanted: Vec<u32> = (0..tokens.len() as u32).collect();
-        let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &wanted };
+        let logit_rows: Vec<u32> = (0..tokens.len() as u32).collect();
+        let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, logit_rows: &logit_rows };
         self.backend.begin(&mut self.step, inputs).unwrap();
         tokens.len()
     }
@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The largest difference, in units of the standard deviation of what is wanted.
+/// The largest difference, in units of the standard deviation of what is logit_rows.
 fn distance(got: &[f32], want: &[f64]) -> f64 {
     let deviation = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
     let worst = |worst: f64, (got, want): (&f32, &f64)| match (f64::from(*got) - want).abs() {
@@ -127,12 +127,12 @@ fn ragged_chunks_on_scattered_pages_match_the_scalar_reference() {
         let weights = Weights::noise(&sizes, sizes.layers);
         let mut run = Run::new(&backend, &sizes, &weights);
         let mut sequences = [Sequence::new(&sizes, 0, 70), Sequence::new(&sizes, 1, 37), Sequence::new(&sizes, 2, 300)];
-        let wanted = sequences.each_ref().map(|sequence| reference::logits(&sizes, &weights, &sequence.tokens));
+        let logit_rows = sequences.each_ref().map(|sequence| reference::logits(&sizes, &weights, &sequence.tokens));
         let mut worst = 0f64;
         for chunks in [[1, 30, 63], [7, 6, 100], [62, 1, 64], [0, 0, 73]] {
             let batch: Vec<_> = sequences.iter().zip(chunks).filter(|(_, rows)| *rows > 0).collect();
             let mut got = run.eager(&batch).into_iter();
-            for ((sequence, want), rows) in sequences.iter_mut().zip(&wanted).zip(chunks) {
+            for ((sequence, want), rows) in sequences.iter_mut().zip(&logit_rows).zip(chunks) {
                 for _ in 0..rows {
                     let distance = distance(&got.next().unwrap(), &want[sequence.computed]);
                     assert!(distance < TOLERANCE, "dim {} position {}: {distance}", sizes.head_dim, sequence.computed);
@@ -152,7 +152,7 @@ fn a_captured_decode_step_replays_with_other_tokens_positions_and_pages() {
         let weights = Weights::noise(&sizes, sizes.layers);
         let mut run = Run::new(&backend, &sizes, &weights);
         let mut sequences: Vec<_> = (0..4).map(|index| Sequence::new(&sizes, index, 24 + 20 * index)).collect();
-        let wanted: Vec<_> = sequences.iter().map(|s| reference::logits(&sizes, &weights, &s.tokens)).collect();
+        let logit_rows: Vec<_> = sequences.iter().map(|s| reference::logits(&sizes, &weights, &s.tokens)).collect();
         for (index, sequence) in sequences.iter_mut().enumerate() {
             let rows = 10 + 20 * index;
             run.eager(&[(sequence, rows)]);
@@ -171,7 +171,7 @@ fn a_captured_decode_step_replays_with_other_tokens_positions_and_pages() {
             backend.replay(&mut graph);
             let replayed = run.logits(used);
             for (&index, got) in batch.iter().zip(&replayed) {
-                let distance = distance(got, &wanted[index][sequences[index].computed]);
+                let distance = distance(got, &logit_rows[index][sequences[index].computed]);
                 assert!(distance < TOLERANCE, "dim {} sequence {index}: {distance}", sizes.head_dim);
             }
             assert_eq!(run.eager(&chosen), replayed, "the same ops one by one");
@@ -226,13 +226,13 @@ fn a_page_that_does_not_exist_spoils_its_own_row_only_and_a_token_that_does_not_
     let weights = Weights::noise(&sizes, sizes.layers);
     let mut run = Run::new(&backend, &sizes, &weights);
     let mut sequences = [0, 1, 2].map(|index| Sequence::new(&sizes, index, 1));
-    let wanted = reference::logits(&sizes, &weights, &sequences[1].tokens);
+    let logit_rows = reference::logits(&sizes, &weights, &sequences[1].tokens);
     sequences[0].tokens[0] = sizes.vocab as u32;
     sequences[2].pages[0] = KV_PAGES as u32;
     let got = run.eager(&sequences.each_ref().map(|sequence| (sequence, 1)));
     assert!(got[0].iter().all(|x| x.is_finite()));
     assert!(got[2].iter().all(|x| x.is_nan()));
-    assert!(distance(&got[1], &wanted[0]) < TOLERANCE);
+    assert!(distance(&got[1], &logit_rows[0]) < TOLERANCE);
 }
 
 #[test]

@@ -130,7 +130,7 @@ pub struct Stack<B: Backend> {
     branch: B::Buffer,
     gate_up: B::Buffer,
     gated: B::Buffer,
-    wanted: B::Buffer,
+    logit_rows: B::Buffer,
     pub logits: B::Buffer,
 }
 
@@ -173,34 +173,34 @@ impl<B: Backend> Stack<B> {
             branch: buffer(sizes.hidden)?,
             gate_up: buffer(2 * sizes.inner)?,
             gated: buffer(sizes.inner)?,
-            wanted: buffer(sizes.hidden)?,
+            logit_rows: buffer(sizes.hidden)?,
             logits: buffer(sizes.vocab)?,
         })
     }
 
-    /// Queues a whole step of `rows` rows, of which the logits of `wanted` are left in `logits`.
-    pub fn forward(&mut self, backend: &B, step: &B::Step, rows: usize, wanted: usize) {
+    /// Queues a whole step of `rows` rows, of which the logits of `logit_rows` are left in `logits`.
+    pub fn forward(&mut self, backend: &B, step: &B::Step, rows: usize, logit_rows: usize) {
         backend.embed(step, &mut self.hidden, &self.embedding, 0, 1.0);
         for layer in &mut self.layers {
             let attention = layer.attention;
             backend.rms_norm(0..rows, &mut self.normed, &self.hidden, &layer.norm[0], EPS);
-            backend.linear(Rows::generated(rows), &mut self.qkv, &self.normed, &layer.qkv, Some(&layer.bias));
+            backend.linear(Rows::decode(rows), &mut self.qkv, &self.normed, &layer.qkv, Some(&layer.bias));
             for (heads, norm) in [attention.query, attention.key].into_iter().zip(&layer.head_norm) {
                 backend.rms_norm_heads(rows, &mut self.qkv, heads, norm, EPS);
                 backend.rotate(step, &mut self.qkv, heads, &self.rope);
             }
             backend.attend(step, &mut self.attended, &self.qkv, &mut layer.kv, &attention);
-            backend.linear(Rows::generated(rows), &mut self.branch, &self.attended, &layer.out, None);
+            backend.linear(Rows::decode(rows), &mut self.branch, &self.attended, &layer.out, None);
             backend.add(0..rows, &mut self.hidden, &self.branch);
             backend.rms_norm(0..rows, &mut self.normed, &self.hidden, &layer.norm[1], EPS);
-            backend.linear(Rows::generated(rows), &mut self.gate_up, &self.normed, &layer.gate_up, None);
+            backend.linear(Rows::decode(rows), &mut self.gate_up, &self.normed, &layer.gate_up, None);
             backend.gate(rows, &mut self.gated, &self.gate_up, Activation::Silu);
-            backend.linear(Rows::generated(rows), &mut self.branch, &self.gated, &layer.down, None);
+            backend.linear(Rows::decode(rows), &mut self.branch, &self.gated, &layer.down, None);
             backend.add(0..rows, &mut self.hidden, &self.branch);
         }
-        backend.gather_wanted(step, &mut self.wanted, &self.hidden);
-        backend.rms_norm(0..wanted, &mut self.normed, &self.wanted, &self.norm, EPS);
-        backend.linear(Rows::generated(wanted), &mut self.logits, &self.normed, &self.head, None);
+        backend.gather_logit_rows(step, &mut self.logit_rows, &self.hidden);
+        backend.rms_norm(0..logit_rows, &mut self.normed, &self.logit_rows, &self.norm, EPS);
+        backend.linear(Rows::decode(logit_rows), &mut self.logits, &self.normed, &self.head, None);
     }
 }
 

@@ -4,11 +4,11 @@
 use kernels::{Activation, RopeLayout};
 
 use super::Axis::{Heads, Inner, KvHeads};
-use super::Role::*;
 use super::Split::{Column, Replicated, Row};
+use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Facts, Key as Fact};
+use crate::facts::{Key as Fact, ModelMetadata};
 use crate::rope::{Rope, Scaling};
 
 pub static GEMMA3: Architecture = Architecture {
@@ -52,7 +52,7 @@ const LOCAL_ROPE_BASE: f64 = 1e4;
 /// Layers of the 27B model, the one whose GGUF files do not say that its attention scale is its own.
 const LAYERS_27B: usize = 62;
 
-fn refine(facts: &Facts<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
     facts.refuse_flag("use_bidirectional_attention")?;
     for softcap in [Fact::ATTENTION_SOFTCAP, Fact::FINAL_SOFTCAP] {
         if facts.number_if(softcap)?.is_some_and(|cap| cap != 0.0) {
@@ -87,7 +87,7 @@ fn refine(facts: &Facts<'_>, description: &mut Description) -> Result<(), Descri
     Ok(())
 }
 
-fn attention_scale(facts: &Facts<'_>, description: &Description) -> Result<f32, DescriptionError> {
+fn attention_scale(facts: &ModelMetadata<'_>, description: &Description) -> Result<f32, DescriptionError> {
     if facts.is_gguf() {
         let given = facts.number_if(Fact::gguf("attention.scale"))?;
         let per_head = match description.layers.len() {

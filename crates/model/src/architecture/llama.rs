@@ -3,11 +3,11 @@
 use kernels::{Activation, RopeLayout};
 
 use super::Axis::{Heads, Inner, KvHeads};
-use super::Role::*;
 use super::Split::{Column, Replicated, Row};
+use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Facts, Key};
+use crate::facts::{Key, ModelMetadata};
 
 pub static LLAMA: Architecture = Architecture {
     name: "llama",
@@ -32,7 +32,7 @@ pub(super) static TENSORS: [Tensor; 9] = [
     tensor(Down, "mlp.down_proj.weight", "ffn_down.weight", Row(Inner)),
 ];
 
-fn refine(facts: &Facts<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
     if facts.count_if(Key::EXPERTS)?.is_some_and(|experts| experts > 0) {
         return Err(DescriptionError::Unsupported("a llama with experts (Mixtral)".into()));
     }

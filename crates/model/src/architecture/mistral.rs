@@ -4,7 +4,7 @@ use kernels::Activation;
 
 use super::{Architecture, llama};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Facts, Key};
+use crate::facts::{Key, ModelMetadata};
 
 pub static MISTRAL: Architecture = Architecture {
     name: "mistral",
@@ -20,7 +20,7 @@ pub static MISTRAL: Architecture = Architecture {
 /// The window that transformers assumes when config.json does not mention one; `null` means none.
 const WINDOW: usize = 4096;
 
-fn refine(facts: &Facts<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
     let window = if facts.mentions(Key::WINDOW) { facts.count_if(Key::WINDOW)? } else { Some(WINDOW) };
     description.slide_every_layer(window);
     Ok(())

@@ -23,7 +23,7 @@ use std::fmt;
 use kernels::{Activation, RopeLayout};
 
 use crate::description::{Description, DescriptionError};
-use crate::facts::Facts;
+use crate::facts::ModelMetadata;
 
 pub(crate) static SUPPORTED: [&Architecture; 6] =
     [&llama::LLAMA, &qwen2::QWEN2, &qwen3::QWEN3, &mistral::MISTRAL, &qwen3_moe::QWEN3_MOE, &gemma3::GEMMA3];
@@ -43,7 +43,7 @@ pub struct Architecture {
     /// Whether the head is the embedding when config.json does not say.
     pub(crate) tied: bool,
     /// Completes a description that holds the sizes and identical full-attention layers.
-    pub(crate) refine: fn(&Facts<'_>, &mut Description) -> Result<(), DescriptionError>,
+    pub(crate) refine: fn(&ModelMetadata<'_>, &mut Description) -> Result<(), DescriptionError>,
 }
 
 impl Architecture {
@@ -55,7 +55,7 @@ impl Architecture {
         SUPPORTED.into_iter().find(|a| a.gguf.is_some_and(|(gguf, _)| gguf == name))
     }
 
-    pub(crate) fn tensor(&self, role: Role) -> Option<&'static Tensor> {
+    pub(crate) fn tensor(&self, role: WeightKind) -> Option<&'static Tensor> {
         self.tensors.iter().find(|tensor| tensor.role == role)
     }
 }
@@ -76,7 +76,7 @@ impl fmt::Debug for Architecture {
 /// tensor per expert, else a file has all experts in one.
 #[derive(Debug)]
 pub(crate) struct Tensor {
-    pub role: Role,
+    pub role: WeightKind,
     pub hf: &'static str,
     pub gguf: &'static str,
     pub split: Split,
@@ -84,7 +84,7 @@ pub(crate) struct Tensor {
 
 /// What a tensor is for; its shape follows from this and the description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum WeightKind {
     AttentionNorm,
     Query,
     Key,
@@ -131,6 +131,6 @@ pub(crate) enum Axis {
     Inner,
 }
 
-const fn tensor(role: Role, hf: &'static str, gguf: &'static str, split: Split) -> Tensor {
+const fn tensor(role: WeightKind, hf: &'static str, gguf: &'static str, split: Split) -> Tensor {
     Tensor { role, hf, gguf, split }
 }

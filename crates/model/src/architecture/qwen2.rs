@@ -3,11 +3,11 @@
 use kernels::{Activation, RopeLayout};
 
 use super::Axis::{Heads, Inner, KvHeads};
-use super::Role::*;
 use super::Split::{Column, Replicated, Row};
+use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Facts, Key};
+use crate::facts::{Key, ModelMetadata};
 
 pub static QWEN2: Architecture = Architecture {
     name: "qwen2",
@@ -37,7 +37,10 @@ static TENSORS: [Tensor; 12] = [
 
 /// `use_sliding_window` (rare) gives a window to the layers from `max_window_layers` on, unless `layer_types` says
 /// which. Without it a `sliding_window` in the file means nothing.
-pub(super) fn slide_the_upper_layers(facts: &Facts<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+pub(super) fn slide_the_upper_layers(
+    facts: &ModelMetadata<'_>,
+    description: &mut Description,
+) -> Result<(), DescriptionError> {
     if !facts.flag("use_sliding_window", false)? {
         return Ok(());
     }

@@ -3,8 +3,8 @@
 use kernels::{Activation, RopeLayout};
 
 use super::Axis::{Heads, Inner, KvHeads};
-use super::Role::*;
 use super::Split::{Column, Replicated, Row};
+use super::WeightKind::*;
 use super::{Architecture, Tensor, qwen2, tensor};
 
 pub static QWEN3: Architecture = Architecture {

@@ -4,11 +4,11 @@
 use kernels::{Activation, RopeLayout, Routing};
 
 use super::Axis::{Heads, Inner, KvHeads};
-use super::Role::*;
 use super::Split::{Column, Experts, Replicated, Row};
+use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError, FeedForward};
-use crate::facts::{Facts, Key as Fact};
+use crate::facts::{Key as Fact, ModelMetadata};
 
 pub static QWEN3_MOE: Architecture = Architecture {
     name: "qwen3_moe",
@@ -39,7 +39,7 @@ static TENSORS: [Tensor; 15] = [
     tensor(ExpertDown, "mlp.experts.{}.down_proj.weight", "ffn_down_exps.weight", Experts),
 ];
 
-fn refine(facts: &Facts<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
     if facts.flag("use_sliding_window", false)? {
         return Err(DescriptionError::Unsupported("qwen3_moe with use_sliding_window".into()));
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
-use model::{Block, Checkpoint, Collective, Ends, Limits, LoadOptions, Solo};
+use model::{Block, Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, Solo};
 use serde_json::Value as Json;
 use types::{DType, LayerRange, Rank};
 
@@ -121,7 +121,8 @@ pub struct Sequence {
 /// A whole model in this thread: a chain of blocks between the ends, which one rank of a group may hold its part of.
 pub struct Driver<'a, B: Backend> {
     backend: &'a B,
-    pub ends: Ends<B>,
+    pub embedding: Embedding<B>,
+    pub lm_head: LmHead<B>,
     pub blocks: Vec<Block<B>>,
     step: B::Step,
     hidden: B::Buffer,
@@ -138,7 +139,7 @@ impl<'a, B: Backend> Driver<'a, B> {
     /// With the layers cut into blocks that end before the layers `ends`, for one rank.
     pub fn split(backend: &'a B, from: &Checkpoint, keep: Option<DType>, ends: &[u32], rank: Rank) -> Self {
         let step = StepLimits { rows: ROWS, sequences: 8, pages: 4 * PAGES };
-        let limits = Limits { step, wanted: ROWS, kv_pages: PAGES, positions: from.description().positions_max };
+        let limits = Limits { step, logit_rows: ROWS, kv_pages: PAGES, positions: from.description().positions_max };
         let options = LoadOptions { keep, limits };
         let mut start = 0;
         let blocks = ends.iter().map(|end| {
@@ -148,10 +149,12 @@ impl<'a, B: Backend> Driver<'a, B> {
             assert_eq!((done, block.layers()), (range.count(), range));
             block
         });
+        let embedding = Embedding::load(backend, from, &options, rank).unwrap();
         Self {
             backend,
             blocks: blocks.collect(),
-            ends: Ends::load(backend, from, &options, rank).unwrap(),
+            lm_head: LmHead::load(backend, from, &options, rank, &embedding).unwrap(),
+            embedding,
             step: backend.step(step).unwrap(),
             hidden: backend.buffer(ROWS, from.description().hidden).unwrap(),
             width: from.description().hidden,
@@ -190,18 +193,18 @@ impl<'a, B: Backend> Driver<'a, B> {
             sequence.computed = known;
         }
         let rows = tokens.len();
-        let wanted: Vec<u32> = (0..rows as u32).collect();
-        let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, wanted: &wanted };
+        let logit_rows: Vec<u32> = (0..rows as u32).collect();
+        let inputs = StepInputs { tokens: &tokens, spans: &spans, pages: &pages, logit_rows: &logit_rows };
         self.backend.begin(&mut self.step, inputs).unwrap();
 
-        self.ends.embed(self.backend, &self.step, rows, &mut self.hidden, collective).unwrap();
+        self.embedding.embed(self.backend, &self.step, rows, &mut self.hidden, collective).unwrap();
         after(read(self.backend, &self.hidden, rows, self.width));
         for block in &mut self.blocks {
-            block.forward(self.backend, &self.step, Rows::prompt(rows), &mut self.hidden, collective).unwrap();
+            block.forward(self.backend, &self.step, Rows::prefill(rows), &mut self.hidden, collective).unwrap();
             after(read(self.backend, &self.hidden, rows, self.width));
         }
-        let vocab = self.ends.vocab();
-        let logits = self.ends.logits(self.backend, &self.step, rows, &self.hidden, collective).unwrap();
+        let vocab = self.lm_head.vocab();
+        let logits = self.lm_head.logits(self.backend, &self.step, rows, &self.hidden, collective).unwrap();
         logits.map_or_else(Vec::new, |logits| read(self.backend, logits, rows, vocab))
     }
 
@@ -218,7 +221,7 @@ impl<'a, B: Backend> Driver<'a, B> {
 
     /// The greedy continuation of a prompt, and the logits that each of its tokens was taken from.
     pub fn greedy(&mut self, ids: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
-        let vocab = self.ends.vocab();
+        let vocab = self.lm_head.vocab();
         let (mut logits, mut sequence) = self.prefill(ids, ids.len());
         let (mut tokens, mut taken) = (vec![], vec![]);
         while tokens.len() < count {

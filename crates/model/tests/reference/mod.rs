@@ -38,7 +38,7 @@ pub struct Step {
     tokens: Vec<u32>,
     spans: Vec<Span>,
     pages: Vec<u32>,
-    wanted: Vec<u32>,
+    logit_rows: Vec<u32>,
 }
 
 /// Holds nothing here; a caller who asks for too little is noticed.
@@ -130,7 +130,7 @@ impl Backend for Reference {
     }
 
     fn step(&self, limits: StepLimits) -> Result<Step, BackendError> {
-        Ok(Step { limits, tokens: vec![], spans: vec![], pages: vec![], wanted: vec![] })
+        Ok(Step { limits, tokens: vec![], spans: vec![], pages: vec![], logit_rows: vec![] })
     }
 
     fn scratch(&self, rows: usize, _: usize, _: usize, _: Routing) -> Result<Scratch, BackendError> {
@@ -177,7 +177,7 @@ impl Backend for Reference {
         step.tokens = inputs.tokens.to_vec();
         step.spans = inputs.spans.to_vec();
         step.pages = inputs.pages.to_vec();
-        step.wanted = inputs.wanted.to_vec();
+        step.logit_rows = inputs.logit_rows.to_vec();
         Ok(())
     }
 
@@ -205,9 +205,9 @@ impl Backend for Reference {
         }
     }
 
-    fn gather_wanted(&self, step: &Step, out: &mut Table, x: &Table) {
-        for (row, wanted) in step.wanted.iter().enumerate() {
-            out.row_mut(row).copy_from_slice(x.row(*wanted as usize));
+    fn gather_logit_rows(&self, step: &Step, out: &mut Table, x: &Table) {
+        for (row, logit_rows) in step.logit_rows.iter().enumerate() {
+            out.row_mut(row).copy_from_slice(x.row(*logit_rows as usize));
         }
     }
 

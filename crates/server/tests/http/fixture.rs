@@ -13,7 +13,7 @@ use text::{GenerationDefaults, Tokenizer, TokenizerConfig};
 pub const MODEL: &str = "tiny-qwen3";
 
 const LIMITS: Limits =
-    Limits { step: StepLimits { rows: 256, sequences: 16, pages: 512 }, wanted: 64, kv_pages: 128, positions: 900 };
+    Limits { step: StepLimits { rows: 256, sequences: 16, pages: 512 }, logit_rows: 64, kv_pages: 128, positions: 900 };
 
 /// A model that all tests may ask which do not count anything.
 pub fn shared() -> Arc<ServedModel> {

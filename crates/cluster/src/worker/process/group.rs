@@ -16,10 +16,10 @@ use types::WorldSize;
 
 use super::{Process, count};
 use crate::EXCHANGE_ELEMENTS_MAX;
-use crate::protocol::seat::{Activations, Patience, Secret};
+use crate::protocol::seat::{Activations, JoinTimeouts, Secret};
 use crate::protocol::{ErrorKind, Reply};
-use crate::shared_memory::{Generation, GroupLimits, Segment};
-use crate::tcp::{ClusterKey, Mesh, MeshOptions, Place};
+use crate::shared_memory::{Epoch, GroupLimits, Segment};
+use crate::tcp::{ClusterKey, TcpComm, TcpCommOptions, TcpGroup};
 use crate::worker::peers::{Peers, RequestDigest};
 use crate::worker::rank_zero::has_rank_zero;
 use crate::worker::rendezvous::Rendezvous;
@@ -38,19 +38,14 @@ impl Process {
         Err(RequestError::new(ErrorKind::BadRequest, format!("this is rank {}, not {rank}/{world_size}", self.rank)))
     }
 
-    pub(super) fn attach(
-        &mut self,
-        segment_fd: u32,
-        elements_max: u64,
-        generation: Generation,
-    ) -> Result<(), RequestError> {
+    pub(super) fn attach(&mut self, segment_fd: u32, elements_max: u64, epoch: Epoch) -> Result<(), RequestError> {
         let limits = GroupLimits { world: self.rank.world(), elements_max: count(elements_max)? };
         let segment = Segment::attach(inherited(segment_fd)?, limits)?;
-        let seat = segment.seat(self.rank, generation)?;
+        let seat = segment.seat(self.rank, epoch)?;
         self.peers = None;
         self.link.join(seat)?;
         self.forget_sessions();
-        info!(rank = self.rank.index(), %generation, "took a seat");
+        info!(rank = self.rank.index(), %epoch, "took a seat");
         Ok(())
     }
 
@@ -66,17 +61,17 @@ impl Process {
 
     pub(super) fn join(
         &mut self,
-        generation: Generation,
+        epoch: Epoch,
         addresses: &[SocketAddr],
         key: &Secret,
         encoding: Activations,
-        patience: Patience,
+        patience: JoinTimeouts,
     ) -> Result<(), RequestError> {
         // The port is closed when all are connected, or can not be.
         let unasked = || RequestError::new(ErrorKind::BadRequest, "`listen` comes before `join`");
         let listener = self.listener.take().ok_or_else(unasked)?;
-        let place = Place { rank: self.rank, listener: &listener, addresses, generation };
-        let options = MeshOptions {
+        let place = TcpGroup { rank: self.rank, listener: &listener, addresses, epoch };
+        let options = TcpCommOptions {
             elements_max: EXCHANGE_ELEMENTS_MAX,
             encoding: encoding.into(),
             stall_deadline: patience.stall()?,
@@ -84,10 +79,10 @@ impl Process {
         };
         let (key, deadline) = (ClusterKey::of(key), Instant::now() + patience.connect()?);
         self.peers = None;
-        let connected = self.link.connect(generation, |abort| Mesh::connect(place, &key, options, abort, deadline));
+        let connected = self.link.connect(epoch, |abort| TcpComm::connect(place, &key, options, abort, deadline));
         self.forget_sessions();
         connected?;
-        info!(rank = self.rank.index(), %generation, "joined the ranks of other hosts");
+        info!(rank = self.rank.index(), %epoch, "joined the ranks of other hosts");
         Ok(())
     }
 
@@ -127,7 +122,7 @@ impl Process {
         let Some(peers) = &mut self.peers else { return Ok(()) };
         let lifeline = self.link.abort_handle();
         if let Some(seat) = peers.renew(&|| lifeline.has_ended())? {
-            info!(rank = self.rank.index(), epoch = %seat.generation(), "joined the next epoch");
+            info!(rank = self.rank.index(), epoch = %seat.epoch(), "joined the next epoch");
             self.link.join(seat)?;
         }
         Ok(peers.agree(digest, is_ready)?)
@@ -141,7 +136,7 @@ impl Process {
     }
 
     pub(super) fn sanity_check(&mut self) -> Result<Reply, RequestError> {
-        if self.link.generation().is_none() {
+        if self.link.epoch().is_none() {
             return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
         }
         self.agree(SANITY_CHECK, Ok(()))?;
@@ -181,7 +176,7 @@ fn bind(host: IpAddr) -> io::Result<TcpListener> {
     bind(&host).or_else(|error| all.iter().find_map(|host| bind(host).ok()).ok_or(error))
 }
 
-/// A descriptor of a memfd that this process was started with. It stays open: a later generation attaches to it again.
+/// A descriptor of a memfd that this process was started with. It stays open: a later epoch attaches to it again.
 fn inherited(fd: u32) -> Result<OwnedFd, RequestError> {
     let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
     let failed =

@@ -9,7 +9,7 @@ mod vector;
 
 use std::ops::Range;
 
-use super::buffer::Places;
+use super::buffer::RowTarget;
 use super::level::Level;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
@@ -148,7 +148,7 @@ enum KvMemory {
 }
 
 /// What queries and keys go through before they meet.
-pub(super) struct Turning<'a> {
+pub(super) struct RowNormRope<'a> {
     pub(super) level: Level,
     pub(super) query_norm: Option<&'a [f32]>,
     pub(super) key_norm: Option<&'a [f32]>,
@@ -156,15 +156,15 @@ pub(super) struct Turning<'a> {
     pub(super) angles: Angles<'a>,
 }
 
-impl Turning<'_> {
+impl RowNormRope<'_> {
     /// Turns all queries and keys of a row in place.
-    pub(super) fn turn_row(&self, row: &mut [f32], attention: &Attention, position: usize) {
+    pub(super) fn apply_row(&self, row: &mut [f32], attention: &Attention, position: usize) {
         for (heads, norm) in [(attention.query, self.query_norm), (attention.key, self.key_norm)] {
             if let Some(norm) = norm {
                 rows::rms_norm_heads(self.level, row, heads, norm, self.eps);
             }
         }
-        self.angles.rotate(self.level, row, attention.turned(), position);
+        self.angles.rotate(self.level, row, attention.query_and_key(), position);
     }
 
     /// Turns one head, elsewhere.
@@ -178,17 +178,17 @@ impl Turning<'_> {
 }
 
 /// What a step asks for.
-pub(super) struct Asked<'a> {
+pub(super) struct AttentionCall<'a> {
     /// `[rows, cols]`
     pub(super) qkv: &'a [f32],
     pub(super) cols: usize,
     pub(super) attention: &'a Attention,
     /// What queries and keys still have to go through. Only for tiles.
-    pub(super) turn: Option<Turning<'a>>,
+    pub(super) turn: Option<RowNormRope<'a>>,
     /// Queries and weights of the rows from here on are rounded to bf16, if keys and values are. Only for tiles.
     pub(super) rounded: usize,
     /// Only tiles make other rows than plain ones.
-    pub(super) out: Places,
+    pub(super) out: RowTarget,
 }
 
 /// Consecutive rows of a step that go into one page, for one head.
@@ -199,7 +199,7 @@ struct PageRows<'a> {
     /// The position of the page's first slot.
     position: usize,
     /// What the keys still have to go through.
-    turn: Option<&'a Turning<'a>>,
+    turn: Option<&'a RowNormRope<'a>>,
     /// From the first row's key, and value, on.
     keys: &'a [f32],
     values: &'a [f32],
@@ -227,12 +227,12 @@ impl PageRows<'_> {
 }
 
 /// Stores the keys and values of every row of every sequence, and makes `out = softmax(scale q k^T) v` of them.
-pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked: Asked<'_>) {
+pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked: AttentionCall<'_>) {
     let KvShape { kv_heads, head_dim: dim } = kv.shape;
     let Attention { query, key, value, .. } = asked.attention;
     assert!(key.count == kv_heads && value.count == kv_heads && query.count.is_multiple_of(kv_heads));
     assert!(key.dim == dim && value.dim == dim && query.dim == dim);
-    assert!(kv.is_tiled() || (asked.turn.is_none() && matches!(asked.out, Places::Plain(_))));
+    assert!(kv.is_tiled() || (asked.turn.is_none() && matches!(asked.out, RowTarget::Plain(_))));
     assert!(asked.rounded <= step.rows());
     let (shape, memory) = (kv.shape, kv.memory());
     let common = Common { level, shape, memory, asked, group: query.count / kv_heads };
@@ -271,7 +271,7 @@ struct Common<'a> {
     level: Level,
     shape: KvShape,
     memory: KvMemory,
-    asked: Asked<'a>,
+    asked: AttentionCall<'a>,
     /// Query heads per K/V head.
     group: usize,
 }
@@ -307,7 +307,7 @@ impl Common<'_> {
         let Sequence { span, pages } = sequence;
         let start = (span.position as usize).max(page * PAGE_TOKENS);
         let end = ((span.position + span.rows) as usize).min((page + 1) * PAGE_TOKENS);
-        let Asked { qkv, cols, attention, turn, .. } = &self.asked;
+        let AttentionCall { qkv, cols, attention, turn, .. } = &self.asked;
         let first = (span.row as usize + start - span.position as usize) * cols;
         let (KvShape { kv_heads, head_dim: dim }, Attention { key, value, .. }) = (self.shape, attention);
         let rows = PageRows {
@@ -387,7 +387,7 @@ impl Item<'_> {
     fn query(&self, i: usize) -> &[f32] {
         let ((query, head), dim) = (self.pair(i), self.head_dim());
         let row = self.sequence.span.row as usize + query;
-        let Asked { qkv, cols, attention, .. } = &self.common.asked;
+        let AttentionCall { qkv, cols, attention, .. } = &self.common.asked;
         &qkv[row * cols + attention.query.first + head * dim..][..dim]
     }
 
@@ -432,10 +432,10 @@ impl Item<'_> {
         let (row, first) = self.place(i);
         match &self.common.asked.out {
             // `out` is `[rows, heads * head_dim]`.
-            Places::Plain(out) => {
+            RowTarget::Plain(out) => {
                 out.get().wrapping_add(row * self.common.asked.attention.query.count * self.head_dim() + first)
             }
-            Places::Rounded(_) | Places::Split(_) => unreachable!("only tiles make these"),
+            RowTarget::Rounded(_) | RowTarget::Split(_) => unreachable!("only tiles make these"),
         }
     }
 }

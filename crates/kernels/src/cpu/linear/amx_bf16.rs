@@ -183,7 +183,7 @@ struct Half<'a> {
 /// are two pairs of panels that share their rows.
 struct Quad<'a, const PARTS: usize> {
     halves: [Half<'a>; 2],
-    /// How many of the halves are wanted.
+    /// How many of the halves are logit_rows.
     count: usize,
     is_square: bool,
     acts: &'a SplitActivations<PARTS>,

@@ -18,7 +18,7 @@ mod amx_bf16;
 #[cfg(target_arch = "x86_64")]
 mod amx_group;
 #[cfg(target_arch = "x86_64")]
-mod amx_short;
+mod amx_packed12;
 #[cfg(target_arch = "x86_64")]
 mod amx_super;
 #[cfg(target_arch = "x86_64")]
@@ -26,15 +26,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod prefetch;
+mod packed12_panel;
 #[cfg(target_arch = "x86_64")]
-mod short_panel;
+mod prefetch;
 #[cfg(target_arch = "x86_64")]
 mod unpack_bf16;
 
 use std::ops::Range;
 
-use super::activations::{GroupActivations, GroupPlaces, SplitActivations, SuperActivations, TILE};
+use super::activations::{GroupActivations, GroupTarget, SplitActivations, SuperActivations, TILE};
 use super::level::Level;
 use super::matrix::{Format, GROUP, Matrix, PANEL, Panels, Segment, SendPtr};
 use super::pool::Pool;
@@ -48,14 +48,14 @@ const VECTOR_ROWS: usize = TILE;
 
 /// What a row of activations is turned into for a matrix.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Needs {
+pub(crate) struct RequiredLayouts {
     pub(crate) group: bool,
     pub(crate) superblock: bool,
     pub(crate) split: bool,
     pub(crate) rounded: bool,
 }
 
-impl Needs {
+impl RequiredLayouts {
     /// `rounds`: the rows are rounded to bf16 for quantised weights.
     pub(crate) fn of(matrix: &Matrix, level: Level, rounds: bool) -> Self {
         let mut needs = Self::default();
@@ -64,7 +64,7 @@ impl Needs {
                 Format::Group { .. } | Format::Super { .. } if rounds => needs.rounded = true,
                 Format::Group { .. } => needs.group = true,
                 Format::Super { .. } => needs.superblock = true,
-                Format::Bf16 | Format::ShortBf16 => needs.split |= level == Level::Amx,
+                Format::Bf16 | Format::Bf16Packed12 => needs.split |= level == Level::Amx,
                 Format::F32 | Format::F16 => {}
             }
         }
@@ -72,7 +72,7 @@ impl Needs {
     }
 }
 
-/// The activations of one call, in the forms that [`Needs`] names, and where results go.
+/// The activations of one call, in the layouts that [`RequiredLayouts`] names, and where results go.
 pub(crate) struct Inputs<'a> {
     pub(crate) rows: usize,
     pub(crate) x: &'a [f32],
@@ -149,9 +149,9 @@ pub(crate) fn linear(
     let most = if inputs.rounds { usize::MAX } else { 64 };
     let chunks = Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), most);
     pool.run(chunks.count(), &|_, index| {
-        let mut wanted = chunks.get(index);
+        let mut logit_rows = chunks.get(index);
         for segment in &matrix.segments {
-            let here = wanted.start.min(segment.panels())..wanted.end.min(segment.panels());
+            let here = logit_rows.start.min(segment.panels())..logit_rows.end.min(segment.panels());
             if !here.is_empty() {
                 let output = Output {
                     // SAFETY: the segment's first feature lies within a row of `out`.
@@ -161,7 +161,8 @@ pub(crate) fn linear(
                 };
                 panels(level, segment, Share { panels: here, next: None }, inputs, output);
             }
-            wanted = wanted.start.saturating_sub(segment.panels())..wanted.end.saturating_sub(segment.panels());
+            logit_rows =
+                logit_rows.start.saturating_sub(segment.panels())..logit_rows.end.saturating_sub(segment.panels());
         }
     });
 }
@@ -243,7 +244,7 @@ pub(crate) struct GatedOutput<'a> {
     /// `[rows, n]`
     pub(crate) gated: &'a mut [f32],
     /// The same, quantised, if the next layer wants it so.
-    pub(crate) group: Option<GroupPlaces>,
+    pub(crate) group: Option<GroupTarget>,
 }
 
 /// `gated = activation(gate x) * (up x)` in one go, for few rows: what a thread makes it goes on with, so that little is left to do
@@ -332,10 +333,12 @@ fn panels(level: Level, segment: &Segment, share: Share, inputs: &Inputs<'_>, ou
     unsafe {
         match (segment.format, level) {
             #[cfg(target_arch = "x86_64")]
-            (Format::ShortBf16, Level::Amx) if inputs.rows <= TILE => amx_short::panels(segment, share, inputs, out),
+            (Format::Bf16Packed12, Level::Amx) if inputs.rows <= TILE => {
+                amx_packed12::panels(segment, share, inputs, out)
+            }
             #[cfg(target_arch = "x86_64")]
-            (Format::Bf16 | Format::ShortBf16, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
-            (Format::ShortBf16, _) => unreachable!("packed for tiles only"),
+            (Format::Bf16 | Format::Bf16Packed12, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
+            (Format::Bf16Packed12, _) => unreachable!("packed for tiles only"),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (Format::Group { .. } | Format::Super { .. }, _) if inputs.rounds => {

@@ -65,7 +65,7 @@ fn buffer(backend: &CpuBackend, rows: usize, cols: usize, values: &[f32]) -> Buf
 }
 
 fn run(backend: &CpuBackend, parts: &[MatrixSource<'_>], x: &[f32], bias: Option<&Vec<f32>>) -> Vec<f32> {
-    run_rows(backend, parts, Rows::generated(x.len() / parts[0].cols), x, bias)
+    run_rows(backend, parts, Rows::decode(x.len() / parts[0].cols), x, bias)
 }
 
 fn run_rows(
@@ -196,7 +196,7 @@ fn prompt_rows_are_close_to_dequantised_weights() {
             {
                 let x = noise(rows * k, 7);
                 let (want, lengths) = exact(dtype, n, k, &bytes, &x);
-                let got = run_rows(&backend(level, 2), &[source(dtype, n, k, &bytes)], Rows::prompt(rows), &x, None);
+                let got = run_rows(&backend(level, 2), &[source(dtype, n, k, &bytes)], Rows::prefill(rows), &x, None);
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                     let length = x[i / n * k..(i / n + 1) * k].iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
                     let bound = length * lengths[i % n] / 256.0 + 1e-6;
@@ -220,10 +220,10 @@ fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
             let one = backend(level, 1);
             let row = |row: usize| &x[row * k..(row + 1) * k];
             for (generated, prompt, threads) in [(0, 2, 1), (1, 16, 2), (3, 17, 2), (0, 33, 1), (20, 50, 3)] {
-                let rows = Rows { generated, prompt };
+                let rows = Rows { decode: generated, prefill: prompt };
                 let together = run_rows(&backend(level, threads), &parts, rows, &x[..rows.all() * k], None);
                 for (index, got) in together.chunks_exact(n).enumerate() {
-                    let alone = if index < generated { Rows::generated(1) } else { Rows::prompt(1) };
+                    let alone = if index < generated { Rows::decode(1) } else { Rows::prefill(1) };
                     let want = run_rows(&one, &parts, alone, row(index), None);
                     assert!(got == want, "{dtype} {level}: row {index} of {generated} and {prompt}, {threads} threads");
                 }
@@ -245,7 +245,7 @@ fn a_feed_forward_is_its_three_ops() {
             [(0, 1), (1, 0), (3, 0), (16, 0), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(
                 move |(generated, prompt)| {
                     [Activation::Silu, Activation::GeluTanh]
-                        .map(|activation| (level, Rows { generated, prompt }, activation))
+                        .map(|activation| (level, Rows { decode: generated, prefill: prompt }, activation))
                 },
             )
         }) {
@@ -261,7 +261,7 @@ fn a_feed_forward_is_its_three_ops() {
             backend.linear(rows, &mut apart, &gated, &weights.down, None);
             let (together, apart) = (together.rows(rows.all()), apart.rows(rows.all()));
             let case = format!("{dtype} {hidden} {width} {rows:?} {level} {activation:?}");
-            let exact = if level == Level::Amx { rows.generated * hidden } else { together.len() };
+            let exact = if level == Level::Amx { rows.decode * hidden } else { together.len() };
             assert!(together[..exact] == apart[..exact], "{case}");
             let largest = apart.iter().fold(0f32, |most, value| most.max(value.abs()));
             let off = together.iter().zip(apart).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
@@ -419,8 +419,8 @@ fn short_weights_give_the_same_bits_as_plain_ones() {
         for level in Level::available() {
             let backend = backend(level, 2);
             let formats = [short, plain].map(|part| backend.matrix(&[part]).unwrap().segments[0].format);
-            let wanted = if level == Level::Amx { Format::ShortBf16 } else { Format::Bf16 };
-            assert_eq!(formats, [wanted, Format::Bf16], "{n}x{k}, {level}");
+            let logit_rows = if level == Level::Amx { Format::Bf16Packed12 } else { Format::Bf16 };
+            assert_eq!(formats, [logit_rows, Format::Bf16], "{n}x{k}, {level}");
             for rows in [1, 2, 5, 16, 17, 40] {
                 let x = noise(rows * k, 5);
                 let (short, plain) = (run(&backend, &[short], &x, None), run(&backend, &[plain], &x, None));

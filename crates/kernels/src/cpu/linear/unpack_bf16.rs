@@ -8,9 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
-use super::super::short::{PACKED, PLAIN, QUARTERS_PER_GROUP};
+use super::super::packed12::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::avx512::{sub_minimum, sub_scale, unpack};
-use super::short_panel::ShortPanel;
+use super::packed12_panel::Packed12Panel;
 
 /// Bytes of a tile of 32 inputs by 16 features.
 pub(super) const TILE_BYTES: usize = GROUP * PANEL * 2;
@@ -50,7 +50,7 @@ pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, out: *mut u8)
                 superblock::<5, 8, true>(segment, weights, offset, out);
             }
             Format::Super { offset, .. } => superblock::<6, 16, false>(segment, weights, offset, out),
-            Format::ShortBf16 => short(segment, panel, out),
+            Format::Bf16Packed12 => short(segment, panel, out),
             Format::F32 | Format::F16 | Format::Bf16 => unreachable!("nothing to unpack"),
         }
     }
@@ -58,9 +58,9 @@ pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, out: *mut u8)
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn short(segment: &Segment, panel: usize, out: *mut u8) {
-    let mut weights = ShortPanel::new(segment, panel);
+    let mut weights = Packed12Panel::new(segment, panel);
     for quarter in 0..segment.cols.div_ceil(GROUP) * QUARTERS_PER_GROUP {
-        asking(segment.panel(panel).as_ptr().wrapping_add(ShortPanel::at(quarter)), PACKED / LINE);
+        asking(segment.panel(panel).as_ptr().wrapping_add(Packed12Panel::at(quarter)), PACKED / LINE);
         // SAFETY: the segment's quarter, the caller's room.
         unsafe { weights.unpack(quarter, out.add(quarter * PLAIN)) };
     }

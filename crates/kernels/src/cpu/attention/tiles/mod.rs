@@ -24,7 +24,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::buffer::Places;
+use super::super::buffer::RowTarget;
 use super::super::tiles::release;
 use super::{ITEM_ROWS, Item};
 use crate::{HEAD_DIM_MAX, PAGE_TOKENS};
@@ -202,9 +202,9 @@ impl Item<'_> {
     fn result(&self, i: usize, d: usize) -> *const i8 {
         let (row, column) = self.place(i);
         match &self.common.asked.out {
-            Places::Plain(_) => self.out(i).wrapping_add(d).cast(),
-            Places::Rounded(out) => out.at(row, column + d).cast(),
-            Places::Split(out) => out.at(row, column + d).cast(),
+            RowTarget::Plain(_) => self.out(i).wrapping_add(d).cast(),
+            RowTarget::Rounded(out) => out.at(row, column + d).cast(),
+            RowTarget::Split(out) => out.at(row, column + d).cast(),
         }
     }
 }
@@ -329,11 +329,11 @@ unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
             // SAFETY: this lane's part of the output belongs to this item.
             unsafe {
                 match &work.common.asked.out {
-                    Places::Plain(_) => {
+                    RowTarget::Plain(_) => {
                         _mm512_mask_storeu_ps(work.out(i).add(first), first_lanes(numbers), line);
                     }
-                    Places::Rounded(out) => out.put(row, column + first, numbers, line),
-                    Places::Split(out) => out.put(row, column + first, numbers, line),
+                    RowTarget::Rounded(out) => out.put(row, column + first, numbers, line),
+                    RowTarget::Split(out) => out.put(row, column + first, numbers, line),
                 }
             }
         }

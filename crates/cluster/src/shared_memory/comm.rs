@@ -1,4 +1,4 @@
-//! `Seat`: one rank's membership in a group on shared memory. Each collective is one or two phases of: copy into the own slot, pass the
+//! `ShmComm`: one rank's membership in a group on shared memory. Each collective is one or two phases of: copy into the own slot, pass the
 //! barrier, read the slots of the others.
 
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use types::{Rank, WorldSize};
 
-use super::barrier::{self, Board as _, Generation, Member, Word};
+use super::barrier::{self, Epoch, Member, SharedState as _, Word};
 use super::segment::{Abort, Segment};
 use crate::comm::{CommError, Communicator};
 
@@ -20,28 +20,28 @@ const SCATTER_ELEMENTS_MIN: usize = 1 << 15;
 const SUM_ELEMENTS: usize = 1024;
 
 #[derive(Debug)]
-pub struct Seat {
+pub struct ShmComm {
     segment: Segment,
     member: Member,
 }
 
-impl Seat {
+impl ShmComm {
     pub(super) fn new(segment: Segment, member: Member) -> Self {
         Self { segment, member }
     }
 
-    pub fn generation(&self) -> Generation {
-        self.member.generation()
+    pub fn epoch(&self) -> Epoch {
+        self.member.epoch()
     }
 
-    /// What ends this group's generation for all its ranks.
+    /// What ends this group's epoch for all its ranks.
     pub fn abort(&self) -> Abort {
-        self.segment.abort(self.generation())
+        self.segment.abort(self.epoch())
     }
 
     /// The rows that `rank` owns of `rows` rows of `cols` columns: all, if they are not worth scattering.
     fn rows_of(rank: Rank, rows: usize, cols: usize) -> Range<usize> {
-        if Self::is_scattered(rank.world(), rows, cols) { rank.share(rows) } else { 0..rows }
+        if Self::is_scattered(rank.world(), rows, cols) { rank.shard(rows) } else { 0..rows }
     }
 
     fn is_scattered(world: WorldSize, rows: usize, cols: usize) -> bool {
@@ -54,7 +54,7 @@ impl Seat {
         if elements > elements_max {
             return Err(CommError::TooLarge { elements, elements_max });
         }
-        barrier::check(self.segment.mapping(), self.generation())?;
+        barrier::check(self.segment.mapping(), self.epoch())?;
         let parity = self.member.parity();
         publish(self, parity);
         let passed = self.pass(call, elements, parity);
@@ -99,7 +99,7 @@ impl Seat {
     }
 }
 
-impl Communicator for Seat {
+impl Communicator for ShmComm {
     fn rank(&self) -> Rank {
         self.member.rank()
     }
@@ -120,13 +120,13 @@ impl Communicator for Seat {
         if world.saturating_sub(2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
             self.sum(parity, 0, values);
         } else {
-            let own = self.rank().share(values.len());
+            let own = self.rank().shard(values.len());
             self.sum(parity, own.start, &mut values[own.clone()]);
             let parity = self.phase(Call::Summed, values.len(), |seat, parity| {
                 seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
             })?;
             for rank in self.member.others() {
-                let share = rank.share(values.len());
+                let share = rank.shard(values.len());
                 self.segment.mapping().get(rank, parity, share.start, &mut values[share]);
             }
         }
@@ -179,7 +179,7 @@ impl Communicator for Seat {
         part: &[f32],
         whole: Option<&mut [f32]>,
     ) -> Result<(), CommError> {
-        let own = self.rank().share(cols);
+        let own = self.rank().shard(cols);
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
         let parity = self.phase(Call::Columns, rows * cols, |seat, parity| {
             seat.segment.mapping().put(seat.rank(), parity, 0, part);
@@ -187,7 +187,7 @@ impl Communicator for Seat {
         for (row, values) in whole.into_iter().flat_map(|whole| whole.chunks_exact_mut(cols)).enumerate() {
             values[own.clone()].copy_from_slice(&part[row * own.len()..][..own.len()]);
             for rank in self.member.others() {
-                let share = rank.share(cols);
+                let share = rank.shard(cols);
                 self.segment.mapping().get(rank, parity, row * share.len(), &mut values[share]);
             }
         }
@@ -195,7 +195,7 @@ impl Communicator for Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ShmComm {
     fn drop(&mut self) {
         self.leave();
     }

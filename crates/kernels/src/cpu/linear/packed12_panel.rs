@@ -4,10 +4,10 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::super::matrix::{LINE, Segment};
-use super::super::short::{HEAD, HIGHS, PACKED, PLAIN, first};
+use super::super::packed12::{HEAD, HIGHS, PACKED, PLAIN, first};
 
 /// Reads the quarters of a panel one after the other.
-pub(super) struct ShortPanel<'a> {
+pub(super) struct Packed12Panel<'a> {
     start: *const u8,
     /// The high bytes that codes stand for, in every 16 bytes.
     table: __m512i,
@@ -20,7 +20,7 @@ pub(super) struct ShortPanel<'a> {
     _segment: PhantomData<&'a Segment>,
 }
 
-impl<'a> ShortPanel<'a> {
+impl<'a> Packed12Panel<'a> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) fn new(segment: &'a Segment, panel: usize) -> Self {

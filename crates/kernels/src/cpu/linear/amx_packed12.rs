@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use super::super::activations::{BLOCK, SplitActivations, TILE};
 use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, Segment};
-use super::super::short::{PACKED, PLAIN, QUARTERS_PER_GROUP};
+use super::super::packed12::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Lines, tile_store, tile_zero};
 use super::amx_bf16::{load, product};
+use super::packed12_panel::Packed12Panel;
 use super::prefetch::Prefetch;
-use super::short_panel::ShortPanel;
 use super::unpack_bf16::TILE_BYTES;
 use super::{Inputs, Output, Share};
 
@@ -56,7 +56,7 @@ unsafe fn block<const P: usize>(
 ) {
     let groups = segment.cols.div_ceil(GROUP);
     let prefetch = Prefetch::<P>::new(segment, std::array::from_fn(|p| segment.panel(panel + p).as_ptr()), next);
-    let mut weights: [ShortPanel<'_>; P] = std::array::from_fn(|p| ShortPanel::new(segment, panel + p));
+    let mut weights: [Packed12Panel<'_>; P] = std::array::from_fn(|p| Packed12Panel::new(segment, panel + p));
     let mut room = MaybeUninit::<[[Lines<{ TILE_BYTES / LINE }>; P]; 2]>::uninit();
     let room: *mut u8 = room.as_mut_ptr().cast();
     // A group of one panel, in the half of the room that is its turn.
@@ -65,7 +65,7 @@ unsafe fn block<const P: usize>(
         for quarter in 0..QUARTERS_PER_GROUP {
             let index = group * QUARTERS_PER_GROUP + quarter;
             for line in (0..PACKED).step_by(LINE) {
-                prefetch.ask(p, ShortPanel::at(index) + line);
+                prefetch.ask(p, Packed12Panel::at(index) + line);
             }
             // SAFETY: one of the panel's quarters; there is room for a group.
             unsafe { weights[p].unpack(index, tile(group, p).add(quarter * PLAIN)) };

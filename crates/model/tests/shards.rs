@@ -14,7 +14,8 @@ use types::{Rank, WorldSize};
 fn elements(checkpoint: &Checkpoint, rank: Rank) -> usize {
     let layers = checkpoint.description().layers.len() as u32;
     let driver = Driver::split(&Reference, checkpoint, None, &[layers], rank);
-    (driver.ends.weight_bytes() + driver.blocks[0].weight_bytes()) / size_of::<f32>()
+    (driver.embedding.weight_bytes() + driver.lm_head.weight_bytes() + driver.blocks[0].weight_bytes())
+        / size_of::<f32>()
 }
 
 /// What one more rank has that another has too, by the number of ranks that there are more than K/V heads.

@@ -1,4 +1,4 @@
-//! `Mesh`: one rank's connections to all others, and the collectives on plain slices. Each is one or two phases of: send
+//! `TcpComm`: one rank's connections to all others, and the collectives on plain slices. Each is one or two phases of: send
 //! a message to some, receive one from some, all at the same time.
 
 use std::fmt;
@@ -23,7 +23,7 @@ const EXTRA_ELEMENTS_MAX: usize = 1 << 13;
 /// who leaves after the group's last exchange does not break it for those who are still at it.
 const LEAVE_GRACE: Duration = Duration::from_millis(50);
 
-/// What [`MeshOptions::elements_max`] may be at most.
+/// What [`TcpCommOptions::elements_max`] may be at most.
 pub(super) const ELEMENTS_MAX: usize = 1 << 28;
 
 impl From<Cause> for CommError {
@@ -37,7 +37,7 @@ impl From<Cause> for CommError {
 
 /// What all ranks of a mesh agree on, except for the deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MeshOptions {
+pub struct TcpCommOptions {
     /// The most elements (rows times columns) of one exchange.
     pub elements_max: usize,
     /// Of the terms of sums. What is gathered or broadcast travels as it is: it may be logits.
@@ -51,9 +51,9 @@ pub struct MeshOptions {
 }
 
 /// An error ends it for all ranks.
-pub struct Mesh {
+pub struct TcpComm {
     rank: Rank,
-    options: MeshOptions,
+    options: TcpCommOptions,
     abort: TcpAbort,
     /// Phases so far.
     sequence: u64,
@@ -62,21 +62,21 @@ pub struct Mesh {
 }
 
 /// Without the bytes that it carries.
-impl fmt::Debug for Mesh {
+impl fmt::Debug for TcpComm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mesh").field("rank", &self.rank).field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("TcpComm").field("rank", &self.rank).field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl Mesh {
+impl TcpComm {
     /// Over connections to all others, which `abort` holds, in the order of the ranks.
-    pub(super) fn new(rank: Rank, options: MeshOptions, abort: TcpAbort) -> Self {
+    pub(super) fn new(rank: Rank, options: TcpCommOptions, abort: TcpAbort) -> Self {
         Self { rank, options, abort, sequence: 0, outgoing: Vec::new() }
     }
 
     /// That all ranks have the same options: the first phase of a mesh.
     pub(super) fn greet(&mut self, deadline: Instant) -> Result<(), CommError> {
-        let MeshOptions { elements_max, encoding, .. } = self.options;
+        let TcpCommOptions { elements_max, encoding, .. } = self.options;
         let patience = deadline.saturating_duration_since(Instant::now());
         let call = Call::Greet(encoding);
         let abort = self.abort.clone();
@@ -108,7 +108,7 @@ impl Mesh {
         self.check(elements)?;
         let abort = self.abort.clone();
         let mut wires = abort.wires();
-        let share = |rank| encoding.share(rank, elements);
+        let share = |rank| encoding.shard(rank, elements);
         let own = share(self.rank);
 
         let mut messages = Vec::with_capacity(self.rank.world().get());
@@ -236,7 +236,7 @@ impl Mesh {
     }
 }
 
-impl Communicator for Mesh {
+impl Communicator for TcpComm {
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -283,7 +283,7 @@ impl Communicator for Mesh {
         part: &[f32],
         whole: Option<&mut [f32]>,
     ) -> Result<(), CommError> {
-        let (exact, call, elements, own) = (Encoding::F32, Call::Columns, rows * cols, self.rank.share(cols));
+        let (exact, call, elements, own) = (Encoding::F32, Call::Columns, rows * cols, self.rank.shard(cols));
         let is_first = self.rank.index() == 0;
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
         assert_eq!(whole.is_some(), is_first, "the first rank, and no other, receives all columns");
@@ -292,17 +292,17 @@ impl Communicator for Mesh {
         let mut wires = abort.wires();
         let message = self.compose(call, elements, |bytes| exact.append(part, bytes));
         let send = |rank: Rank| if rank.index() == 0 { message.clone() } else { 0..0 };
-        let due = |rank: Rank| is_first.then(|| exact.bytes(rows * rank.share(cols).len()));
+        let due = |rank: Rank| is_first.then(|| exact.bytes(rows * rank.shard(cols).len()));
         self.phase(&mut wires, call, elements, send, due)?;
         if let Some(whole) = whole {
             read_columns(&self.outgoing[HEAD_BYTES..], own, cols, whole);
-            wires.iter().for_each(|wire| read_columns(wire.payload(), wire.peer().share(cols), cols, whole));
+            wires.iter().for_each(|wire| read_columns(wire.payload(), wire.peer().shard(cols), cols, whole));
         }
         Ok(())
     }
 }
 
-impl Drop for Mesh {
+impl Drop for TcpComm {
     fn drop(&mut self) {
         self.leave();
     }
@@ -318,14 +318,14 @@ fn read_columns(bytes: &[u8], share: Range<usize>, cols: usize, rows: &mut [f32]
 /// Sleeps until a wire can go on, a tick at most. One whose other side is closed shows all that came when it is used:
 /// there is nothing to wait for.
 fn wait(wires: &mut [Wire]) {
-    let wanted = |wire: &Wire| {
+    let logit_rows = |wire: &Wire| {
         let mut flags = PollFlags::RDHUP;
         flags.set(PollFlags::OUT, !wire.is_sent());
         flags.set(PollFlags::IN, !wire.is_received());
         flags
     };
     let waiting = || wires.iter().filter(|wire| !wire.is_closed());
-    let mut fds: Vec<_> = waiting().map(|wire| PollFd::new(wire.stream(), wanted(wire))).collect();
+    let mut fds: Vec<_> = waiting().map(|wire| PollFd::new(wire.stream(), logit_rows(wire))).collect();
     // Whatever is wrong shows when the wires are used.
     let _ = poll(&mut fds, Some(&POLL_TICK));
     let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cluster::shared_memory::Seat;
+use cluster::shared_memory::ShmComm;
 use cluster::{Communicator as _, GroupCollective};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{Backend, Span, StepInputs, StepLimits};
-use model::{Checkpoint, Collective, Ends, Limits, LoadOptions, Solo};
+use model::{Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, Solo};
 use serde_json::{Value, json};
 use types::{DType, Rank, WorldSize};
 
@@ -17,7 +17,7 @@ use crate::group::{Group, bits, numbers, watched};
 const HIDDEN: usize = 256;
 const ROWS: usize = 5;
 const LIMITS: Limits =
-    Limits { step: StepLimits { rows: ROWS, sequences: 1, pages: 1 }, wanted: ROWS, kv_pages: 1, positions: 32 };
+    Limits { step: StepLimits { rows: ROWS, sequences: 1, pages: 1 }, logit_rows: ROWS, kv_pages: 1, positions: 32 };
 
 /// A model's folder with no layer in it: nothing here asks for one.
 fn write(folder: &Path, vocab: usize, tied: bool) {
@@ -48,21 +48,23 @@ fn run(
     collective: &dyn Collective<CpuBackend>,
 ) -> (Vec<f32>, Option<Vec<f32>>) {
     let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
-    let mut ends = Ends::load(&backend, checkpoint, &LoadOptions { keep, limits: LIMITS }, rank).unwrap();
+    let options = LoadOptions { keep, limits: LIMITS };
+    let embedding = Embedding::load(&backend, checkpoint, &options, rank).unwrap();
+    let mut lm_head = LmHead::load(&backend, checkpoint, &options, rank, &embedding).unwrap();
     let mut step = backend.step(LIMITS.step).unwrap();
     let width = checkpoint.description().hidden;
     let mut hidden = backend.buffer(ROWS, width).unwrap();
-    let last = ends.vocab() as u32 - 1;
+    let last = lm_head.vocab() as u32 - 1;
     let tokens = [0, last, last / 2, last / 3, 0];
     let spans = [Span { row: 0, rows: ROWS as u32, position: 0, pages_start: 0, pages_len: 1 }];
     backend
-        .begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &[0], wanted: &[0, 1, 2, 3, 4] })
+        .begin(&mut step, StepInputs { tokens: &tokens, spans: &spans, pages: &[0], logit_rows: &[0, 1, 2, 3, 4] })
         .unwrap();
-    ends.embed(&backend, &step, ROWS, &mut hidden, collective).unwrap();
+    embedding.embed(&backend, &step, ROWS, &mut hidden, collective).unwrap();
     let mut states = vec![0.0; ROWS * width];
     backend.read(&hidden, 0..ROWS, &mut states).unwrap();
-    let vocab = ends.vocab();
-    let logits = ends.logits(&backend, &step, ROWS, &hidden, collective).unwrap().map(|buffer| {
+    let vocab = lm_head.vocab();
+    let logits = lm_head.logits(&backend, &step, ROWS, &hidden, collective).unwrap().map(|buffer| {
         let mut logits = vec![0.0; ROWS * vocab];
         backend.read(buffer, 0..ROWS, &mut logits).unwrap();
         logits
@@ -77,7 +79,7 @@ fn check(checkpoint: &Checkpoint, keep: Option<DType>, world: u16) {
     let what = format!("{vocab} tokens as {keep:?} on {world} ranks");
     // A segment that takes two rows of logits, or one of the hidden states.
     let group = Group::new(world, HIDDEN.max(2 * vocab));
-    let run = |seat: Seat| (seat.rank(), run(checkpoint, keep, seat.rank(), &GroupCollective::over(seat)));
+    let run = |seat: ShmComm| (seat.rank(), run(checkpoint, keep, seat.rank(), &GroupCollective::over(seat)));
     let seats: Vec<_> = (0..world).map(|index| group.seat(index)).collect();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = seats.into_iter().map(|seat| scope.spawn(|| run(seat))).collect();
@@ -91,7 +93,7 @@ fn check(checkpoint: &Checkpoint, keep: Option<DType>, world: u16) {
 }
 
 #[test]
-fn a_vocabulary_shared_by_ranks_gives_the_bits_of_a_whole_one() {
+fn a_vocabulary_sharded_over_ranks_gives_the_bits_of_a_whole_one() {
     watched(|| {
         for tied in [true, false] {
             // Fewer tokens than ranks, uneven shares, more than a panel of each.
@@ -108,7 +110,7 @@ fn a_vocabulary_shared_by_ranks_gives_the_bits_of_a_whole_one() {
 }
 
 #[test]
-fn the_ends_of_stored_formats_are_shared_too() {
+fn the_vocabulary_of_stored_formats_is_sharded_too() {
     watched(|| {
         let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle");
         for path in ["gemma3/model-bf16", "qwen3_moe/model-bf16", "llama/gguf/tiny-llama-q8_0.gguf"] {
@@ -126,7 +128,9 @@ fn the_vocabulary_is_held_once_by_all_ranks() {
     let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
     let bytes = |rank| {
         let options = LoadOptions { keep: None, limits: LIMITS };
-        Ends::load(&backend, &checkpoint, &options, rank).unwrap().weight_bytes()
+        let embedding = Embedding::load(&backend, &checkpoint, &options, rank).unwrap();
+        let lm_head = LmHead::load(&backend, &checkpoint, &options, rank, &embedding).unwrap();
+        embedding.weight_bytes() + lm_head.weight_bytes()
     };
     for world in [2, 3, 4] {
         let each: Vec<usize> = WorldSize::new(world).unwrap().ranks().map(bytes).collect();
