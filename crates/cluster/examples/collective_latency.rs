@@ -26,8 +26,8 @@ fn main() {
         let (segment, _fd) = Segment::create(GroupLimits { world, elements_max: elements }).unwrap();
         let epoch = segment.epoch();
         report("shared memory", elements, world, |rank| {
-            let mut seat = segment.seat(rank, epoch).unwrap();
-            move |values: &mut [f32]| seat.all_reduce(values).unwrap()
+            let mut comm = segment.join(rank, epoch).unwrap();
+            move |values: &mut [f32]| comm.all_reduce(values).unwrap()
         });
         for (name, encoding) in [("tcp", Encoding::F32), ("tcp, q8", Encoding::Q8)] {
             let listeners: Vec<_> = world.ranks().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -42,9 +42,9 @@ fn main() {
             report(name, elements, world, |rank| {
                 let listener = &listeners[rank.index()];
                 let place = TcpGroup { rank, listener, addresses: &addresses, epoch: Epoch(1) };
-                let mut mesh =
+                let mut comm =
                     TcpComm::connect(place, &key, options, &TcpAbort::default(), Instant::now() + PATIENCE).unwrap();
-                move |values: &mut [f32]| mesh.all_reduce(values).unwrap()
+                move |values: &mut [f32]| comm.all_reduce(values).unwrap()
             });
         }
     }

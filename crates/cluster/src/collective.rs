@@ -65,10 +65,10 @@ impl GroupCollective {
     }
 
     /// From now on this communicator is used. Fails if its epoch was ended before it could be used.
-    pub fn join(&self, seat: ShmComm) -> Result<(), CommError> {
-        self.abort.hold(GroupAbort::Shm(seat.abort()), seat.epoch());
-        let over = seat.abort().cause();
-        self.lock().comm = Some(Box::new(seat));
+    pub fn join(&self, comm: ShmComm) -> Result<(), CommError> {
+        self.abort.hold(GroupAbort::Shm(comm.abort()), comm.epoch());
+        let over = comm.abort().cause();
+        self.lock().comm = Some(Box::new(comm));
         over.map_or(Ok(()), Err)
     }
 
@@ -78,8 +78,8 @@ impl GroupCollective {
         self.leave();
         let abort = TcpAbort::default();
         self.abort.hold(GroupAbort::Tcp(abort.clone()), epoch);
-        let mesh = connect(&abort).inspect_err(|_| self.abort.release())?;
-        self.lock().comm = Some(Box::new(mesh));
+        let comm = connect(&abort).inspect_err(|_| self.abort.release())?;
+        self.lock().comm = Some(Box::new(comm));
         Ok(())
     }
 
@@ -257,7 +257,7 @@ fn staged(values: &mut Vec<f32>, elements: usize) -> Result<&mut [f32], BackendE
     Ok(&mut values[..elements])
 }
 
-/// What ends a epoch, whatever connects its ranks.
+/// What ends an epoch, whatever connects its ranks.
 #[derive(Clone, Debug)]
 enum GroupAbort {
     Shm(Abort),
@@ -352,7 +352,7 @@ mod tests {
     }
 
     fn join(collective: &GroupCollective, segment: &Segment) -> Result<(), CommError> {
-        collective.join(segment.seat(Rank::SOLO, segment.epoch()).unwrap())
+        collective.join(segment.join(Rank::SOLO, segment.epoch()).unwrap())
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //!
 //! When something goes wrong with a rank, the epoch of the group is aborted, in shared memory or by a line to each rank, and the
 //! others leave their exchange. They answer what they were asked, or are killed too when they do not. When all have answered, the next epoch begins: new
-//! processes take the places of those that are gone, survivors keep their weights, and everybody takes a new seat.
+//! processes take the places of those that are gone, survivors keep their weights, and everybody takes a new comm.
 #![cfg(target_os = "linux")]
 
 mod deadlines;

@@ -72,7 +72,7 @@ const V1: Names = Names {
 const V2: Names =
     Names { root: "sys/fs/cgroup", limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file" };
 
-/// The room in the group that a line of `/proc/self/cgroup` names: the least of it and the groups around it, for a
+/// The memory left in the group that a line of `/proc/self/cgroup` names: the least of it and the groups around it, for a
 /// limit holds for all within. Groups that are not to be seen from here, as in a container, set no limit.
 fn group_room(root: &Path, line: &str) -> Option<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
@@ -84,11 +84,11 @@ fn group_room(root: &Path, line: &str) -> Option<u64> {
     };
     let top = root.join(names.root);
     let own: PathBuf = top.join(path.trim_start_matches('/'));
-    own.ancestors().take_while(|group| group.starts_with(&top)).filter_map(|group| room(group, &names)).min()
+    own.ancestors().take_while(|group| group.starts_with(&top)).filter_map(|group| headroom(group, &names)).min()
 }
 
 /// `None`: without a limit.
-fn room(group: &Path, names: &Names) -> Option<u64> {
+fn headroom(group: &Path, names: &Names) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let (limit, usage) = (number(names.limit)?, number(names.usage)?);
     let reclaimable = field(&group.join("memory.stat"), names.reclaimable).unwrap_or(0);

@@ -10,6 +10,7 @@
 
 mod bounded;
 mod error;
+pub mod join;
 pub mod limits;
 mod lines;
 mod message;
@@ -17,7 +18,6 @@ mod number;
 pub mod output;
 mod packed;
 pub mod plan;
-pub mod seat;
 pub mod session;
 pub mod share;
 

@@ -1,6 +1,6 @@
 //! Collectives between the ranks of one host, over a memfd that all of them map.
 //!
-//! A supervisor makes a [`Segment`] and hands its descriptor to the ranks; each attaches, takes its [`ShmComm`] and runs
+//! A supervisor makes a [`Segment`] and hands its descriptor to the ranks; each attaches, joins as its rank ([`ShmComm`]) and runs
 //! the collectives of a [`Communicator`](crate::Communicator). Whoever sees a rank fail raises an
 //! [`Abort`], and every wait ends. A sum is always taken in the order of the ranks, so a run repeats bit for bit.
 //!

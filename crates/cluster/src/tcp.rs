@@ -1,6 +1,6 @@
-//! Ranks on several hosts: collectives over a mesh of TCP connections, and the line protocol of a rank elsewhere.
+//! Ranks on several hosts: collectives over a comm of TCP connections, and the line protocol of a rank elsewhere.
 //!
-//! Each rank connects to all ranks below it and is called by all above: [`TcpComm::connect`]. The mesh runs the collectives
+//! Each rank connects to all ranks below it and is called by all above: [`TcpComm::connect`]. The comm runs the collectives
 //! of a [`Communicator`](crate::Communicator), with the sums of shared memory bit for bit. A [`Link`]
 //! carries the lines between a supervisor and a rank that [`serve_ranks`] started for it.
 //!

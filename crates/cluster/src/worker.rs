@@ -11,6 +11,7 @@
 
 mod build;
 mod dense;
+#[cfg(debug_assertions)]
 mod fault;
 mod peers;
 mod process;
@@ -36,6 +37,7 @@ use crate::collective::GroupCollective;
 use crate::protocol::WriteError;
 
 pub use build::{build_id, build_id_of};
+#[cfg(debug_assertions)]
 pub use fault::{Fault, FaultError};
 
 use process::{Process, pong};
@@ -66,6 +68,7 @@ pub struct Options {
     /// Threads of a model at most, whatever a leader asks for.
     pub threads_max: Option<NonZeroUsize>,
     /// What goes wrong, for tests.
+    #[cfg(debug_assertions)]
     pub fault: Option<Fault>,
 }
 

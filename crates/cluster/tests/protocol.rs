@@ -1,9 +1,9 @@
 //! The ops, line by line: those of the neuron protocol as its page writes them, and our own.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+use cluster::protocol::join::{Activations, JoinTimeouts, Secret};
 use cluster::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
 use cluster::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
-use cluster::protocol::seat::{Activations, JoinTimeouts, Secret};
 use cluster::protocol::session::{RankStats, WirePrefix};
 use cluster::protocol::share::Share;
 use cluster::protocol::{

@@ -53,10 +53,10 @@ impl Group {
         let (segment, fd) = Segment::create(limits).unwrap();
         let ranks = world.ranks().map(|rank| {
             let own = Segment::attach(fd.try_clone().unwrap(), limits).unwrap();
-            let seat = own.seat(rank, segment.epoch()).unwrap();
+            let comm = own.join(rank, segment.epoch()).unwrap();
             let backend = CpuBackend::new(CpuOptions { threads: 1, level, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep, limits: LIMITS };
-            let collective = Box::new(GroupCollective::over(seat));
+            let collective = Box::new(GroupCollective::over(comm));
             LocalExecutor::load_shard(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         });
         Self(ranks.collect())
@@ -71,10 +71,10 @@ impl Group {
         let options = TcpCommOptions { elements_max: 1 << 14, encoding, stall_deadline: LONG, silence_deadline: LONG };
         let load = |(rank, listener)| {
             let place = TcpGroup { rank, listener, addresses: &addresses, epoch: Epoch(1) };
-            let mesh = TcpComm::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();
+            let comm = TcpComm::connect(place, &key, options, &TcpAbort::default(), Instant::now() + LONG).unwrap();
             let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
             let options = LoadOptions { keep: None, limits: LIMITS };
-            let collective = Box::new(GroupCollective::over(mesh));
+            let collective = Box::new(GroupCollective::over(comm));
             LocalExecutor::load_shard(backend, &checkpoint, &options, rank, collective, &mut |_| {}).unwrap()
         };
         thread::scope(|scope| {

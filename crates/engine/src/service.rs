@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engine::{Engine, EngineError};
 use crate::executor::{Capacity, Executor, Health, RankReport};
@@ -22,6 +22,9 @@ const SUBMISSIONS_MAX: usize = 256;
 
 /// How often the health of an idle executor is polled.
 const IDLE_POLL: Duration = Duration::from_millis(200);
+
+/// How old the reports of ranks may become while their health stays the same. Ranks report their counts no more often.
+const RANKS_AGE: Duration = Duration::from_secs(1);
 
 /// Where the events of one request go. Called on the engine's thread: it must not wait.
 pub trait EventSink: Send {
@@ -92,6 +95,7 @@ struct ServiceState {
     capacity: Capacity,
     health: Health,
     ranks: Vec<RankReport>,
+    ranks_at: Instant,
     /// [`Engine::headroom`], when the thread last published it.
     headroom: usize,
     retry_after: Duration,
@@ -120,6 +124,7 @@ impl Service {
             capacity: engine.capacity(),
             health: Health::Ready,
             ranks: engine.executor().ranks(),
+            ranks_at: Instant::now(),
             headroom: engine.headroom(),
             retry_after: engine.retry_after(),
             submitted: 0,
@@ -184,7 +189,7 @@ impl Service {
         self.shared.lock().health.clone()
     }
 
-    /// The processes that share the model, as of the last poll.
+    /// The rank processes of the model, at most about a second old.
     pub fn ranks(&self) -> Vec<RankReport> {
         self.shared.lock().ranks.clone()
     }
@@ -298,12 +303,15 @@ impl<E: Executor> ServiceThread<E> {
 
     fn publish(&mut self) {
         let (stats, capacity) = (self.engine.stats(), self.engine.capacity());
-        let (health, ranks) = (self.engine.health(), self.engine.executor().ranks());
+        let health = self.engine.health();
         let mut state = self.guard.0.lock();
+        if state.health != health || state.ranks_at.elapsed() >= RANKS_AGE {
+            state.ranks = self.engine.executor().ranks();
+            state.ranks_at = Instant::now();
+        }
         state.stats = stats;
         state.capacity = capacity;
         state.health = health;
-        state.ranks = ranks;
         state.headroom = self.engine.headroom();
         state.retry_after = self.engine.retry_after();
         state.submitted -= std::mem::take(&mut self.received);

@@ -22,7 +22,7 @@ struct Group {
     barrier: Barrier,
 }
 
-struct Seat<'a> {
+struct ThreadCollective<'a> {
     group: &'a Group,
     rank: Rank,
 }
@@ -34,7 +34,7 @@ impl Group {
     }
 }
 
-impl Collective<Reference> for Seat<'_> {
+impl Collective<Reference> for ThreadCollective<'_> {
     fn all_reduce(&self, _: &Reference, rows: usize, buffer: &mut Table) -> Result<(), CollectiveError> {
         let own = &mut buffer.values[..rows * buffer.cols];
         *self.group.parts[self.rank.index()].lock().unwrap() = own.to_vec();
@@ -82,10 +82,10 @@ fn check(path: &Path, keep: Option<DType>, ids: &[u32], world: u16, tolerance: f
     let of_each: Vec<(Vec<f32>, Vec<f32>)> = thread::scope(|scope| {
         let run = |rank| {
             let mut driver = Driver::split(&Reference, &checkpoint, keep, &[layers], rank);
-            let seat = Seat { group: &group, rank };
+            let collective = ThreadCollective { group: &group, rank };
             let mut states = vec![];
             let mut after = |hidden: Vec<f32>| states.extend(hidden);
-            let logits = driver.advance_with(&mut [(&mut Sequence::default(), ids)], &seat, &mut after);
+            let logits = driver.advance_with(&mut [(&mut Sequence::default(), ids)], &collective, &mut after);
             (states, logits)
         };
         let threads: Vec<_> = world.ranks().map(|rank| scope.spawn(move || run(rank))).collect();

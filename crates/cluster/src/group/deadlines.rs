@@ -10,7 +10,7 @@ use crate::tcp::{SILENCE_MAX, SILENCE_MIN};
 pub struct Deadlines {
     /// From the start of the process to its first answer.
     pub start: Duration,
-    /// To take a seat.
+    /// To join the epoch.
     pub join: Duration,
     /// To load, from one sign of progress to the next.
     pub load: Duration,

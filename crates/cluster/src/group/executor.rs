@@ -9,7 +9,7 @@ use types::SessionId;
 
 use super::member::Expected;
 use super::supervisor::{Flight, Group, State};
-use crate::protocol::{Request, plan, session};
+use crate::protocol::{Request, session};
 
 /// How old the counts of ranks may become while the group is asked for nothing else.
 const COUNTS_AGE: Duration = Duration::from_secs(1);
@@ -97,10 +97,14 @@ impl Executor for Group {
         self.sessions.check(plan)?;
         self.sessions.reserve(plan)?;
         self.sessions.advance(plan);
-        let (submitted, wire) = (Instant::now(), plan::WirePlan::from(plan));
+        let submitted = Instant::now();
+        let mut wire = std::mem::take(&mut self.wire_plan);
+        wire.assign(plan);
+        let mut copy = std::mem::take(&mut self.spare_plan);
+        copy.clone_from(plan);
         // Before it is sent: a rank that can not be written to ends the flight too.
-        self.flight = Some(Flight { id: 0, plan: plan.clone(), output: None, submitted });
-        let id = self.ask_all(|id| Request::Step { id, plan: wire }, Expected::Step);
+        self.flight = Some(Flight { id: 0, plan: copy, output: None, submitted });
+        let id = self.send_step(wire);
         if let Some(flight) = &mut self.flight {
             flight.id = id;
         }
@@ -122,7 +126,9 @@ impl Executor for Group {
             return Err(ExecutorError::NoStepInFlight);
         };
         debug!(id, step_us = submitted.elapsed().as_micros() as u64, "step done");
-        if let Err(error) = given.fill(&plan, self.sessions.capacity().vocab, output) {
+        let filled = given.fill(&plan, self.sessions.capacity().vocab, output);
+        self.spare_plan = plan;
+        if let Err(error) = filled {
             output.clear();
             self.lose(0, &format!("it gave what was not asked for: {error}"));
             return Err(self.lost());

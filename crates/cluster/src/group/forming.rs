@@ -1,4 +1,4 @@
-//! How a group comes together, at first and after each loss: processes for the places that are empty, a seat of the next
+//! How a group comes together, at first and after each loss: processes for the ranks that are missing, a communicator of the next
 //! epoch for everybody, weights for those that have none.
 
 use std::os::fd::AsRawFd;
@@ -77,7 +77,7 @@ impl Group {
         let Some(epoch) = self.begin_generation() else { return };
         let (segment_fd, world_size) = (self.segment_fd.as_raw_fd() as u32, self.config.world.get() as u16);
         for index in 0..self.members.len() {
-            self.members[index].phase = Phase::Seating;
+            self.members[index].phase = Phase::Joining;
             let rank = self.members[index].rank.index() as u16;
             let attach = |id| Request::Attach {
                 id,
@@ -91,8 +91,8 @@ impl Group {
         }
     }
 
-    /// A rank has its seat.
-    pub(super) fn seated(&mut self, index: usize) {
+    /// A rank has joined the epoch.
+    pub(super) fn joined(&mut self, index: usize) {
         if self.members[index].loaded {
             return self.members[index].phase = Phase::Ready;
         }

@@ -13,7 +13,7 @@ use super::deadlines::Deadlines;
 use super::member::{Expected, Member, Phase};
 use super::supervisor::Group;
 use crate::protocol::Request;
-use crate::protocol::seat::{Activations, JoinTimeouts, Secret};
+use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::tcp::ClusterKey;
 
 /// Where the ranks above the first run.
@@ -52,7 +52,7 @@ impl Group {
         let Some(epoch) = self.begin_generation() else { return };
         let (world_size, patience) = (self.config.world.get() as u16, patience(&self.config.deadlines));
         for index in 0..self.members.len() {
-            self.members[index].phase = Phase::Seating;
+            self.members[index].phase = Phase::Joining;
             let rank = self.members[index].rank.index() as u16;
             let (addresses, key) = (addresses(&self.members, index), Secret::new(key));
             let join = |id| Request::Join {

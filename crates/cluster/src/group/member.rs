@@ -56,13 +56,13 @@ pub(super) enum Phase {
     Greeting,
     /// It was asked something when the group was aborted, and has not answered.
     Draining,
-    /// It waits for a seat.
+    /// It waits to join an epoch.
     Outside,
     /// It was told to listen to ranks of other hosts.
     Calling,
     /// It listens, and waits for all others to do so.
     Listening,
-    Seating,
+    Joining,
     Loading,
     Ready,
 }
@@ -73,7 +73,7 @@ impl Phase {
             Self::Absent => "absent",
             Self::Greeting => "starting",
             Self::Draining => "draining",
-            Self::Outside | Self::Calling | Self::Listening | Self::Seating => "joining",
+            Self::Outside | Self::Calling | Self::Listening | Self::Joining => "joining",
             Self::Loading => "loading",
             Self::Ready => "ready",
         }
@@ -107,7 +107,7 @@ impl Expected {
         match self {
             Self::Hello => "the greeting",
             Self::Listening => "the call to listen",
-            Self::Attached => "the call to its seat",
+            Self::Attached => "the call to join",
             Self::Loaded => "the call to load",
             Self::Opened { .. } | Self::Truncated { .. } | Self::Closed => "a change of sessions",
             Self::Step => "a step",

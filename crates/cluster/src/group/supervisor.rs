@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use engine::{SessionTable, StepPlan};
 use model::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 use tracing::{debug, warn};
 use types::{Rank, WorldSize};
 
@@ -21,6 +22,7 @@ use super::member::{Expected, Member, Pending, Phase};
 use super::process::Process;
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::output::WireOutput;
+use crate::protocol::plan::WirePlan;
 use crate::protocol::share::Share;
 use crate::protocol::{ErrorKind, Message, Reply, Request, clean, encode};
 use crate::shared_memory::{Epoch, GroupLimits, Segment, SegmentError};
@@ -28,6 +30,9 @@ use crate::worker::build_id_of;
 
 /// How often ranks are looked at while nothing is heard of them.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Descriptors that are polled without an allocation: two for each of eight ranks.
+const POLLED: usize = 16;
 
 /// Failures of one rank in a row after which its process is not trusted any more, even if it answers.
 const FAULTS_MAX: u32 = 2;
@@ -78,6 +83,9 @@ pub struct Group {
     pub(super) state: State,
     pub(super) flight: Option<Flight>,
     pub(super) refusal: Option<Refusal>,
+    /// The plan of the step before, kept for its memory; likewise as it is sent.
+    pub(super) spare_plan: StepPlan,
+    pub(super) wire_plan: WirePlan,
     next_id: u64,
     line: Vec<u8>,
     looked: Instant,
@@ -140,6 +148,8 @@ impl Group {
             state: State::Forming { why: "it is being started".into(), told: true },
             flight: None,
             refusal: None,
+            spare_plan: StepPlan::new(),
+            wire_plan: WirePlan::default(),
             next_id: 0,
             line: Vec::new(),
             looked: now,
@@ -191,6 +201,18 @@ impl Group {
         let id = self.claim_id();
         self.encode(&request(id));
         (0..self.members.len()).for_each(|index| self.send(index, id, expected));
+        id
+    }
+
+    /// Sends all ranks a step. The plan's memory is kept for the next one.
+    pub(super) fn send_step(&mut self, plan: WirePlan) -> u64 {
+        let id = self.claim_id();
+        let request = Request::Step { id, plan };
+        self.encode(&request);
+        (0..self.members.len()).for_each(|index| self.send(index, id, Expected::Step));
+        if let Request::Step { plan, .. } = request {
+            self.wire_plan = plan;
+        }
         id
     }
 
@@ -258,9 +280,9 @@ impl Group {
         }
     }
 
-    fn wait(&self, limit: Duration) -> Vec<(usize, PollFlags)> {
-        let mut owners = Vec::with_capacity(2 * self.members.len());
-        let mut fds = Vec::with_capacity(2 * self.members.len());
+    fn wait(&self, limit: Duration) -> SmallVec<[(usize, PollFlags); POLLED]> {
+        let mut owners = SmallVec::<[usize; POLLED]>::new();
+        let mut fds = SmallVec::<[PollFd<'_>; POLLED]>::new();
         for (index, member) in self.members.iter().enumerate() {
             let Some(process) = &member.process else { continue };
             owners.push(index);
@@ -273,7 +295,7 @@ impl Group {
         let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         match poll(&mut fds, Some(&limit)) {
             // Interrupted by a signal, or out of kernel memory for a moment: the next turn sees more.
-            Err(_) => Vec::new(),
+            Err(_) => SmallVec::new(),
             Ok(_) => owners.into_iter().zip(fds.iter().map(PollFd::revents)).filter(|(_, e)| !e.is_empty()).collect(),
         }
     }
@@ -356,7 +378,7 @@ impl Group {
                 let member = &mut self.members[index];
                 return (member.port, member.phase) = (port, Phase::Listening);
             }
-            (Reply::AttachOk { .. }, Expected::Attached) => return self.seated(index),
+            (Reply::AttachOk { .. }, Expected::Attached) => return self.joined(index),
             (Reply::LoadOk { capacity, weight_bytes, head_bytes, kv_bytes, .. }, Expected::Loaded) => {
                 let member = &mut self.members[index];
                 (member.layer_bytes, member.head_bytes) = (weight_bytes, head_bytes);
@@ -426,7 +448,7 @@ impl Group {
         self.abort_hosts();
         let drained = Instant::now() + self.config.deadlines.drain;
         for member in &mut self.members {
-            if matches!(member.phase, Phase::Ready | Phase::Seating | Phase::Calling | Phase::Listening) {
+            if matches!(member.phase, Phase::Ready | Phase::Joining | Phase::Calling | Phase::Listening) {
                 member.leave(drained);
             }
         }
@@ -452,7 +474,7 @@ impl Group {
         let (id, epoch) = (self.claim_id(), self.epoch.0);
         self.encode(&Request::Abort { id, epoch });
         for member in &mut self.members {
-            let may_wait = matches!(member.phase, Phase::Ready | Phase::Seating | Phase::Loading);
+            let may_wait = matches!(member.phase, Phase::Ready | Phase::Joining | Phase::Loading);
             if let Some(process) = member.process.as_mut().filter(|_| may_wait) {
                 // One that can not be written to is found when it is read from.
                 let _ = process.send(&self.line);
@@ -470,7 +492,7 @@ impl Group {
             };
             let why = format!("it did not answer {} in time", expected.question());
             let waits_for_others =
-                member.phase == Phase::Ready || (member.phase == Phase::Seating && self.config.hosts.is_some());
+                member.phase == Phase::Ready || (member.phase == Phase::Joining && self.config.hosts.is_some());
             if waits_for_others {
                 // Who is to blame, and who only waited for that one, shows when all are told to give way.
                 self.abort_epoch(member.rank, &why);

@@ -36,7 +36,7 @@ pub enum ErrorKind {
     InsufficientMemory,
     /// The group was stopped while the work ran.
     Aborted,
-    /// The request belongs to a epoch of the group that is over.
+    /// The request belongs to an epoch of the group that is over.
     Stale,
 }
 

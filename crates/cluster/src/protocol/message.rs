@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::bounded;
 use super::error::{ErrorKind, clean};
+use super::join::{Activations, JoinTimeouts, Secret};
 use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX, RANKS_MAX};
 use super::output::WireOutput;
 use super::plan::WirePlan;
-use super::seat::{Activations, JoinTimeouts, Secret};
 use super::session::{RankStats, WireCapacity, WirePrefix};
 use super::share::Share;
 
@@ -109,7 +109,7 @@ messages! {
 
         /// The first of ours: see [`check_hello`](super::check_hello).
         "hello" => Hello { id: u64, protocol: u32, build: String },
-        /// Takes a seat in the group of a shared-memory segment, whose descriptor the rank has inherited. A model that is loaded
+        /// Joins the group of a shared-memory segment, whose descriptor the rank has inherited. A model that is loaded
         /// stays; its sessions are gone.
         "attach" => Attach {
             id: u64,
@@ -135,7 +135,7 @@ messages! {
             encoding: Activations,
             patience: JoinTimeouts,
         },
-        /// Loads this rank's share of a model, which steps then run. A rank that has a seat already loads for that group.
+        /// Loads this rank's share of a model, which steps then run. A rank that is in a group already loads for that group.
         "load" => Load { id: u64, model_id: String, share: Share },
         "open" => Open { id: u64, tokens_max: u64, prefix: WirePrefix },
         "truncate" => Truncate { id: u64, session: u64, tokens: u64 },
@@ -143,7 +143,7 @@ messages! {
         "step" => Step { id: u64, plan: WirePlan },
         /// The request with the id `target` need not be run any more, if it has not begun.
         "cancel" => Cancel { id: u64, target: u64 },
-        /// Ends a epoch of the group: its collectives give way at once, its requests are stale.
+        /// Ends an epoch of the group: its collectives give way at once, its requests are stale.
         "abort" => Abort { id: u64, epoch: u32 },
         "stats" => Stats { id: u64 },
     }

@@ -114,19 +114,36 @@ impl Default for WireSampling {
 
 impl From<&StepPlan> for WirePlan {
     fn from(plan: &StepPlan) -> Self {
-        let entry = |entry: &engine::Entry| WireEntry {
-            session: entry.session.0,
-            phase: entry.phase.into(),
-            position: entry.position as u64,
-            tokens: ids(plan.tokens(entry)),
-            requested: (&entry.requested).into(),
-            mask: plan.mask(entry).map(Packed::of_u32),
-        };
-        Self { entries: plan.entries().iter().map(entry).collect() }
+        let mut wire = Self::default();
+        wire.assign(plan);
+        wire
     }
 }
 
 impl WirePlan {
+    /// Becomes the wire form of `plan`, in the memory that is there.
+    pub fn assign(&mut self, plan: &StepPlan) {
+        self.entries.truncate(plan.entries().len());
+        for (index, entry) in plan.entries().iter().enumerate() {
+            let mut tokens =
+                self.entries.get_mut(index).map(|entry| std::mem::take(&mut entry.tokens)).unwrap_or_default();
+            tokens.clear();
+            tokens.extend(plan.tokens(entry).iter().map(|token| token.0));
+            let wire = WireEntry {
+                session: entry.session.0,
+                phase: entry.phase.into(),
+                position: entry.position as u64,
+                tokens,
+                requested: (&entry.requested).into(),
+                mask: plan.mask(entry).map(Packed::of_u32),
+            };
+            match self.entries.get_mut(index) {
+                Some(slot) => *slot = wire,
+                None => self.entries.push(wire),
+            }
+        }
+    }
+
     /// Replaces `plan`, for a model with this vocabulary. After an error it is empty.
     pub fn fill(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
         plan.clear();

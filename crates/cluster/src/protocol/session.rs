@@ -60,7 +60,7 @@ impl CheckedPrefix {
 /// What a rank holds now, and what it has done since it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStats {
-    /// Of the group that it has a seat in.
+    /// Of the group that it is in.
     pub epoch: u32,
     /// Sessions that are open.
     pub sessions: u64,

@@ -98,7 +98,7 @@ pub(super) trait SharedState {
     }
 }
 
-/// Why a epoch ended.
+/// Why an epoch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     Aborted,
@@ -182,7 +182,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Takes the place of `rank`, which only one can in a epoch.
+    /// Takes the place of `rank`, which only one can in an epoch.
     pub fn join(board: &impl SharedState, rank: Rank, epoch: Epoch) -> Result<Self, CommError> {
         if rank.world() != board.world() {
             return Err(CommError::World(rank));

@@ -50,7 +50,7 @@ impl Model {
         10 * phase + rank.index() as u32
     }
 
-    /// As a seat does: publish, pass, read all.
+    /// As a comm does: publish, pass, read all.
     fn exchange(&self, member: &mut Member, phases: u32) -> Result<(), CommError> {
         for phase in 0..phases {
             let parity = member.parity();

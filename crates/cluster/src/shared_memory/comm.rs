@@ -114,16 +114,16 @@ impl Communicator for ShmComm {
 
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let world = self.rank().world().get();
-        let parity = self.phase(Call::Sum, values.len(), |seat, parity| {
-            seat.segment.mapping().put(seat.rank(), parity, 0, values);
+        let parity = self.phase(Call::Sum, values.len(), |comm, parity| {
+            comm.segment.mapping().put(comm.rank(), parity, 0, values);
         })?;
         if world.saturating_sub(2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
             self.sum(parity, 0, values);
         } else {
             let own = self.rank().shard(values.len());
             self.sum(parity, own.start, &mut values[own.clone()]);
-            let parity = self.phase(Call::Summed, values.len(), |seat, parity| {
-                seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
+            let parity = self.phase(Call::Summed, values.len(), |comm, parity| {
+                comm.segment.mapping().put(comm.rank(), parity, own.start, &values[own.clone()]);
             })?;
             for rank in self.member.others() {
                 let share = rank.shard(values.len());
@@ -142,9 +142,9 @@ impl Communicator for ShmComm {
             let rows = Self::rows_of(rank, rows, cols);
             rows.start * cols..rows.end * cols
         };
-        let parity = self.phase(Call::Scatter, values.len(), |seat, parity| {
-            for rank in seat.member.others() {
-                seat.segment.mapping().put(seat.rank(), parity, elements(rank).start, &values[elements(rank)]);
+        let parity = self.phase(Call::Scatter, values.len(), |comm, parity| {
+            for rank in comm.member.others() {
+                comm.segment.mapping().put(comm.rank(), parity, elements(rank).start, &values[elements(rank)]);
             }
         })?;
         let own = elements(self.rank());
@@ -163,8 +163,8 @@ impl Communicator for ShmComm {
             rows.start * cols..rows.end * cols
         };
         let own = elements(self.rank());
-        let parity = self.phase(Call::Rows, values.len(), |seat, parity| {
-            seat.segment.mapping().put(seat.rank(), parity, own.start, &values[own.clone()]);
+        let parity = self.phase(Call::Rows, values.len(), |comm, parity| {
+            comm.segment.mapping().put(comm.rank(), parity, own.start, &values[own.clone()]);
         })?;
         for rank in self.member.others() {
             let theirs = elements(rank);
@@ -181,8 +181,8 @@ impl Communicator for ShmComm {
     ) -> Result<(), CommError> {
         let own = self.rank().shard(cols);
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
-        let parity = self.phase(Call::Columns, rows * cols, |seat, parity| {
-            seat.segment.mapping().put(seat.rank(), parity, 0, part);
+        let parity = self.phase(Call::Columns, rows * cols, |comm, parity| {
+            comm.segment.mapping().put(comm.rank(), parity, 0, part);
         })?;
         for (row, values) in whole.into_iter().flat_map(|whole| whole.chunks_exact_mut(cols)).enumerate() {
             values[own.clone()].copy_from_slice(&part[row * own.len()..][..own.len()]);

@@ -113,8 +113,8 @@ impl Segment {
         barrier::present(&*self.mapping)
     }
 
-    /// Takes the seat of `rank`. It can be taken once in a epoch.
-    pub fn seat(&self, rank: Rank, epoch: Epoch) -> Result<ShmComm, CommError> {
+    /// Joins as `rank`, which one can do once in an epoch.
+    pub fn join(&self, rank: Rank, epoch: Epoch) -> Result<ShmComm, CommError> {
         let member = Member::join(&*self.mapping, rank, epoch)?;
         Ok(ShmComm::new(self.clone(), member))
     }
@@ -124,7 +124,7 @@ impl Segment {
         Abort { segment: self.clone(), epoch }
     }
 
-    /// Ends the present epoch and begins the next, whose seats are all free. The one supervisor of the group calls
+    /// Ends the present epoch and begins the next, which all ranks may join. The one supervisor of the group calls
     /// it, when it knows that no rank is within an exchange: all have left it with an error, or are dead.
     pub fn reform(&self) -> Result<Epoch, CommError> {
         barrier::reform(&*self.mapping)

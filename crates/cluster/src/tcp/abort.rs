@@ -8,7 +8,7 @@ use super::message::Cause;
 use super::wire::Wire;
 use crate::comm::CommError;
 
-/// Ends one mesh, also while it is being formed; made before it, one for each. The first cause stays.
+/// Ends one comm, also while it is being formed; made before it, one for each. The first cause stays.
 #[derive(Clone, Debug, Default)]
 pub struct TcpAbort {
     shared: Arc<Shared>,
@@ -17,7 +17,7 @@ pub struct TcpAbort {
 #[derive(Debug, Default)]
 struct Shared {
     cause: OnceLock<Cause>,
-    /// Held by an exchange while it runs. Empty before the mesh is formed.
+    /// Held by an exchange while it runs. Empty before the comm is formed.
     wires: Mutex<Vec<Wire>>,
 }
 
@@ -32,7 +32,7 @@ impl TcpAbort {
         self.end(Cause::Lost(rank));
     }
 
-    /// Why the mesh is over, if it is.
+    /// Why the comm is over, if it is.
     pub fn cause(&self) -> Option<CommError> {
         self.check().err()
     }
@@ -45,7 +45,7 @@ impl TcpAbort {
         self.shared.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the wires of a mesh that is formed, and ends it at once if that was wished meanwhile.
+    /// Takes the wires of a comm that is formed, and ends it at once if that was wished meanwhile.
     pub(super) fn hold(&self, wires: Vec<Wire>) {
         let mut held = self.wires();
         *held = wires;

@@ -35,7 +35,7 @@ impl From<Cause> for CommError {
     }
 }
 
-/// What all ranks of a mesh agree on, except for the deadlines.
+/// What all ranks of a comm agree on, except for the deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpCommOptions {
     /// The most elements (rows times columns) of one exchange.
@@ -74,7 +74,7 @@ impl TcpComm {
         Self { rank, options, abort, sequence: 0, outgoing: Vec::new() }
     }
 
-    /// That all ranks have the same options: the first phase of a mesh.
+    /// That all ranks have the same options: the first phase of a comm.
     pub(super) fn greet(&mut self, deadline: Instant) -> Result<(), CommError> {
         let TcpCommOptions { elements_max, encoding, .. } = self.options;
         let patience = deadline.saturating_duration_since(Instant::now());
@@ -85,7 +85,7 @@ impl TcpComm {
         self.phase_within(patience, &mut wires, call, elements_max, |_| message.clone(), |_| Some(0))
     }
 
-    /// What ends this mesh for all its ranks.
+    /// What ends this comm for all its ranks.
     pub fn abort(&self) -> TcpAbort {
         self.abort.clone()
     }
@@ -176,7 +176,7 @@ impl TcpComm {
     }
 
     /// Sends to each rank the bytes of `outgoing` that `send` gives, and receives from each as many as are `due`. An
-    /// error ends the mesh.
+    /// error ends the comm.
     fn phase_within(
         &mut self,
         patience: Duration,

@@ -1,4 +1,4 @@
-//! How a mesh is formed: this rank calls all below it and is called by all above, until everyone is there or the deadline
+//! How a comm is formed: this rank calls all below it and is called by all above, until everyone is there or the deadline
 //! has passed. Calls that fail are made again: the other rank may not have come yet, or still be in the old epoch.
 
 use std::io;
@@ -77,14 +77,14 @@ impl TcpComm {
             return Err(ConnectError::TooLarge { elements_max });
         }
         let wires = form(place, key, options.silence_deadline, abort, deadline)?;
-        let mut mesh = TcpComm::new(place.rank, options, abort.clone());
+        let mut comm = TcpComm::new(place.rank, options, abort.clone());
         abort.hold(wires);
-        mesh.greet(deadline).map_err(|error| match error {
+        comm.greet(deadline).map_err(|error| match error {
             CommError::Aborted => ConnectError::Aborted,
             CommError::Mismatch(rank) => ConnectError::Options(rank),
             other => ConnectError::TcpComm(other),
         })?;
-        Ok(mesh)
+        Ok(comm)
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use types::Rank;
 
-use crate::protocol::seat::Activations;
+use crate::protocol::join::Activations;
 
 const BLOCK: usize = 32;
 const SCALE_BYTES: usize = size_of::<f32>();

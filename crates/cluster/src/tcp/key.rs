@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::protocol::seat::Secret;
+use crate::protocol::join::Secret;
 
 /// A passphrase is tried offline by whoever records a handshake, so it has to be long: better random than memorable.
 pub const PASSPHRASE_BYTES_MIN: usize = 16;

@@ -63,9 +63,9 @@ pub fn serve_ranks(
         answered.inspect_err(|error| info!(?caller, "a caller was not let in: {error}")).ok()
     };
     thread::scope(|scope| {
-        let take = |((seat, rank), secured)| {
+        let take = |((comm, rank), secured)| {
             let run = move || {
-                let _seat = seat;
+                let _seat = comm;
                 if let (Ok(link), Ok(process)) = (Link::new(secured), spawn(rank)) {
                     attend(link, process, is_over);
                 }

@@ -117,9 +117,9 @@ impl<S: Read + Write> Wire<S> {
         self.due = due.map(|(head, bytes)| (head, HEAD_BYTES + bytes));
         self.received = 0;
         // Room for a record more than is due: it is opened before it is known to be none of the message's.
-        let room = self.due.map_or(0, |(_, bytes)| bytes) + RECORD_BYTES_MAX;
-        if self.message.len() < room {
-            self.message.resize(room, 0);
+        let capacity = self.due.map_or(0, |(_, bytes)| bytes) + RECORD_BYTES_MAX;
+        if self.message.len() < capacity {
+            self.message.resize(capacity, 0);
         }
     }
 

@@ -213,7 +213,7 @@ impl Peers {
         }
     }
 
-    /// This rank's seat in the next epoch, if it has left the one before. Waits for the others to leave it.
+    /// This rank's communicator of the next epoch, if it has left the one before. Waits for the others to leave it.
     pub fn renew(&mut self, is_over: &dyn Fn() -> bool) -> Result<Option<ShmComm>, PeerError> {
         if !self.is_out {
             return Ok(None);
@@ -227,7 +227,7 @@ impl Peers {
         }
         (state.abort, state.has_stalled) = (self.segment.abort(epoch), false);
         drop(state);
-        Ok(Some(self.segment.seat(self.rank, epoch)?))
+        Ok(Some(self.segment.join(self.rank, epoch)?))
     }
 
     fn begin_epoch(&mut self, is_over: &dyn Fn() -> bool) -> Result<Epoch, PeerError> {

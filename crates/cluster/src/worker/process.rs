@@ -1,6 +1,8 @@
 //! `Process`: a rank's state, and what each request does to it. One request at a time; whatever happens in one, it is
 //! answered and the next is served.
 
+#[cfg(debug_assertions)]
+mod faults;
 mod group;
 
 use std::collections::BTreeMap;
@@ -8,7 +10,6 @@ use std::fs;
 use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
@@ -16,7 +17,8 @@ use types::Rank;
 
 use super::Options;
 use super::dense::{DenseModel, DenseSource};
-use super::fault::{Fault, FaultAction, Point};
+#[cfg(debug_assertions)]
+use super::fault::{Fault, Point};
 use super::peers::{Peers, RequestDigest};
 use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
@@ -35,6 +37,7 @@ pub struct Process {
     rank: Rank,
     cuda_device: u32,
     build: String,
+    #[cfg(debug_assertions)]
     fault: Option<Fault>,
     replies: ReplyWriter,
     link: GroupCollective,
@@ -55,12 +58,13 @@ pub struct Process {
 
 impl Process {
     pub fn new(options: Options, replies: ReplyWriter, link: GroupCollective) -> Self {
-        let Options { rank, cuda_device, build, init_timeout, collective_timeout, threads_max, fault } = options;
+        let Options { rank, cuda_device, build, init_timeout, collective_timeout, threads_max, .. } = options;
         Self {
             rank,
             cuda_device,
             build,
-            fault,
+            #[cfg(debug_assertions)]
+            fault: options.fault,
             replies,
             link,
             shard: None,
@@ -77,16 +81,21 @@ impl Process {
 
     /// Works off requests until one is `shutdown` or the queue has ended. An error: nobody takes the answers.
     pub fn serve(mut self, queue: &RequestQueue) -> Result<(), WriteError> {
-        self.unasked(Point::Spawn)?;
+        #[cfg(debug_assertions)]
+        self.fail_unasked(Point::Spawn)?;
         loop {
+            #[cfg(debug_assertions)]
             if self.is_idle() && queue.is_empty() {
-                self.unasked(Point::Idle)?;
+                self.fail_unasked(Point::Idle)?;
             }
             match queue.pop() {
                 None => return Ok(()),
                 Some(QueuedLine::Answer(reply)) => self.replies.write(&reply)?,
                 Some(QueuedLine::Run(request)) => {
                     let is_last = request == Request::Shutdown;
+                    #[cfg(debug_assertions)]
+                    self.answer_or_fail(request)?;
+                    #[cfg(not(debug_assertions))]
                     self.answer(request)?;
                     if is_last {
                         return Ok(());
@@ -97,24 +106,13 @@ impl Process {
     }
 
     fn answer(&mut self, request: Request) -> Result<(), WriteError> {
-        let (op, id, begun) = (request.op(), request.id(), Instant::now());
-        let point = point(&request);
-        let action = point.and_then(|point| self.strike(point));
-        if action == Some(FaultAction::CloseStdout) {
-            self.replies.close();
-        }
-        let done = if action == Some(FaultAction::Oom) {
-            Err(self.out_of_memory(point))
-        } else {
-            self.handle_safely(request, action)
-        };
-        if let Some(fault) = self.fault.as_ref().filter(|_| action == Some(FaultAction::Slow)) {
-            thread::sleep(fault.delay(begun.elapsed()));
-        }
-        if action == Some(FaultAction::Garbage) {
-            return self.replies.garble();
-        }
+        let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
+        let done = self.guard(kind, |process| process.handle(request));
         debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
+        self.write(op, id, done)
+    }
+
+    fn write(&self, op: &'static str, id: Option<u64>, done: Result<Reply, RequestError>) -> Result<(), WriteError> {
         let reply = done.unwrap_or_else(|RequestError { kind, message }| {
             warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
             Reply::error(id, kind, &message)
@@ -122,17 +120,13 @@ impl Process {
         self.replies.write(&reply)
     }
 
-    /// A panic becomes an error. The models' sessions may be half-changed then: they are closed.
-    fn handle_safely(&mut self, request: Request, action: Option<FaultAction>) -> Result<Reply, RequestError> {
-        let kind = match request {
-            Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
-            _ => ErrorKind::ForwardFailed,
-        };
-        let handle = || {
-            assert_ne!(action, Some(FaultAction::Panic), "a fault that was asked for");
-            self.handle(request)
-        };
-        catch_unwind(AssertUnwindSafe(handle)).unwrap_or_else(|_| {
+    /// A panic becomes an error of this kind. The models' sessions may be half-changed then: they are closed.
+    fn guard(
+        &mut self,
+        kind: ErrorKind,
+        handle: impl FnOnce(&mut Self) -> Result<Reply, RequestError>,
+    ) -> Result<Reply, RequestError> {
+        catch_unwind(AssertUnwindSafe(|| handle(self))).unwrap_or_else(|_| {
             self.link.abandon();
             self.forget_sessions();
             Err(RequestError::new(kind, "a panic: see the log of the rank"))
@@ -265,7 +259,7 @@ impl Process {
     /// Runs a step, timed. If it fails, the epoch is over: the others shall not wait for this rank.
     fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RequestError>) -> Result<T, RequestError> {
         if !self.link.is_complete() {
-            return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+            return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank is in no group"));
         }
         let begun = Instant::now();
         let stepping = self.peers.as_ref().map(Peers::stepping);
@@ -310,42 +304,16 @@ impl Process {
         self.shard.as_ref().map_or(0, shard) + self.dense.values().map(dense).sum::<u64>()
     }
 
+    #[cfg(debug_assertions)]
     fn is_idle(&self) -> bool {
         self.steps > 0 && self.shard.as_ref().is_some_and(|shard| shard.sessions() == 0)
     }
-
-    fn strike(&mut self, point: Point) -> Option<FaultAction> {
-        self.fault.as_mut()?.strike(self.rank, point)
-    }
-
-    /// A fault where there is nothing to answer.
-    fn unasked(&mut self, point: Point) -> Result<(), WriteError> {
-        match self.strike(point) {
-            Some(FaultAction::Garbage) => self.replies.garble(),
-            Some(FaultAction::CloseStdout) => {
-                self.replies.close();
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// As if memory had run out, which ends a step like any other error.
-    fn out_of_memory(&self, point: Option<Point>) -> RequestError {
-        if point == Some(Point::Step) {
-            self.link.abandon();
-        }
-        RequestError::new(ErrorKind::InsufficientMemory, "not enough memory (a fault that was asked for)")
-    }
 }
 
-fn point(request: &Request) -> Option<Point> {
+fn panic_kind(request: &Request) -> ErrorKind {
     match request {
-        Request::Attach { .. } | Request::Join { .. } | Request::Init { .. } => Some(Point::Init),
-        Request::Load { .. } | Request::LoadDenseShard { .. } => Some(Point::Load),
-        Request::Step { .. } | Request::GenerateStep { .. } => Some(Point::Step),
-        Request::UnloadModel { .. } | Request::Shutdown => Some(Point::Unload),
-        _ => None,
+        Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
+        _ => ErrorKind::ForwardFailed,
     }
 }
 

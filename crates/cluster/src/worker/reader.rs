@@ -15,13 +15,13 @@ use crate::protocol::{ErrorKind, Lines, Message as _, Reply, Request, WriteError
 pub struct RequestReader {
     queue: Arc<RequestQueue>,
     replies: ReplyWriter,
-    lifeline: AbortHandle,
+    abort: AbortHandle,
     pong: Reply,
 }
 
 impl RequestReader {
-    pub fn new(queue: Arc<RequestQueue>, replies: ReplyWriter, lifeline: AbortHandle, pong: Reply) -> Self {
-        Self { queue, replies, lifeline, pong }
+    pub fn new(queue: Arc<RequestQueue>, replies: ReplyWriter, abort: AbortHandle, pong: Reply) -> Self {
+        Self { queue, replies, abort, pong }
     }
 
     /// Until the input ends, or the output: then nobody is left to work for.
@@ -52,7 +52,7 @@ impl RequestReader {
                 self.replies.write(&Reply::Cancelled { id, found })
             }
             Request::Abort { id, epoch } => {
-                self.lifeline.abort(epoch);
+                self.abort.abort(epoch);
                 self.replies.write(&Reply::Aborted { id, epoch })
             }
             request => self.push(QueuedLine::Run(request), bytes),
@@ -73,7 +73,7 @@ impl RequestReader {
 /// However the reading ends, nobody waits for more of it.
 impl Drop for RequestReader {
     fn drop(&mut self) {
-        self.lifeline.end();
+        self.abort.end();
         self.queue.end();
     }
 }

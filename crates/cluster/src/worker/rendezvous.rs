@@ -74,7 +74,7 @@ pub enum RendezvousError {
 /// A rank that has found the others.
 #[derive(Debug)]
 pub struct JoinedGroup {
-    pub seat: ShmComm,
+    pub comm: ShmComm,
     pub segment: Segment,
     /// Of rank 0: to each of the others. Of these: to rank 0.
     pub connections: Vec<(Rank, UnixStream)>,
@@ -114,9 +114,9 @@ impl Rendezvous {
 
     fn host(&self, rank: Rank, is_over: &dyn Fn() -> bool) -> Result<JoinedGroup, RendezvousError> {
         let (segment, fd) = Segment::create(self.limits)?;
-        let seat = segment.seat(rank, segment.epoch())?;
+        let comm = segment.join(rank, segment.epoch())?;
         if rank.world().get() == 1 {
-            return Ok(JoinedGroup { seat, segment, connections: Vec::new() });
+            return Ok(JoinedGroup { comm, segment, connections: Vec::new() });
         }
         let mut guests = self.gather(is_over)?;
         for guest in guests.values_mut() {
@@ -129,7 +129,7 @@ impl Rendezvous {
             guest.write_all(&[GO]).map_err(io("tell the ranks to go on"))?;
         }
         let known = |(index, stream)| rank.world().rank(index).map(|rank| (rank, stream));
-        Ok(JoinedGroup { seat, segment, connections: guests.into_iter().filter_map(known).collect() })
+        Ok(JoinedGroup { comm, segment, connections: guests.into_iter().filter_map(known).collect() })
     }
 
     /// A connection to each of the other ranks.
@@ -197,11 +197,11 @@ impl Rendezvous {
             self.pause(is_over).map_err(|_| RendezvousError::NoHost)?;
         };
         let segment = Segment::attach(fd, self.limits)?;
-        let seat = segment.seat(rank, segment.epoch())?;
+        let comm = segment.join(rank, segment.epoch())?;
         host.write_all(&[JOINED]).map_err(io("tell rank 0 of joining"))?;
         self.expect(&mut host, GO)?;
         let first = rank.world().rank(0).expect("every group has a rank 0");
-        Ok(JoinedGroup { seat, segment, connections: vec![(first, host)] })
+        Ok(JoinedGroup { comm, segment, connections: vec![(first, host)] })
     }
 
     /// Connects to rank 0 and waits until it hands out the segment.
@@ -331,15 +331,15 @@ mod tests {
             for _ in 0..2 {
                 let met: Vec<_> = all_meet(&meeting).into_iter().map(Result::unwrap).collect();
                 thread::scope(|scope| {
-                    for JoinedGroup { mut seat, connections, .. } in met {
-                        let others = if seat.rank().index() == 0 { usize::from(world) - 1 } else { 1 };
+                    for JoinedGroup { mut comm, connections, .. } in met {
+                        let others = if comm.rank().index() == 0 { usize::from(world) - 1 } else { 1 };
                         assert_eq!(connections.len(), others);
                         scope.spawn(move || {
                             let mut values = [1.0];
-                            seat.all_reduce(&mut values).unwrap();
+                            comm.all_reduce(&mut values).unwrap();
                             assert_eq!(values, [f32::from(world)]);
-                            // Seats are given up only when all are done with them.
-                            seat.all_reduce(&mut values).unwrap();
+                            // Communicators are dropped only when all ranks are done with them.
+                            comm.all_reduce(&mut values).unwrap();
                         });
                     }
                 });
@@ -386,8 +386,8 @@ mod tests {
             let silent = connect();
             connect().write_all(&[0xff; 3 * GREETING_BYTES]).unwrap();
             let guest = meeting.limits.world.rank(1).unwrap();
-            let seat = meet(meeting, guest).unwrap().seat;
-            assert_eq!(host.join().unwrap().unwrap().seat.epoch(), seat.epoch());
+            let comm = meet(meeting, guest).unwrap().comm;
+            assert_eq!(host.join().unwrap().unwrap().comm.epoch(), comm.epoch());
             drop(silent);
         });
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::protocol::{ErrorKind, Message as _, Reply, WriteError, Writer};
 
 /// What is no line of the protocol, in any encoding.
+#[cfg(debug_assertions)]
 const GARBAGE: &[u8] = b"{\"op\":\xff\x00 nonsense ]]\n";
 
 /// Clones write to the same stream.
@@ -31,6 +32,7 @@ impl ReplyWriter {
     }
 
     /// A line that is no reply, for a [`Fault`](super::Fault).
+    #[cfg(debug_assertions)]
     pub fn garble(&self) -> Result<(), WriteError> {
         let mut stream = self.lock();
         let Some(stream) = &mut *stream else { return Ok(()) };
@@ -39,6 +41,7 @@ impl ReplyWriter {
     }
 
     /// Closes the stream, so that the leader sees its end. What is written afterwards goes nowhere.
+    #[cfg(debug_assertions)]
     pub fn close(&self) {
         *self.lock() = None;
     }

@@ -1,4 +1,4 @@
-//! A seat as the collective of a backend. The segment holds three rows.
+//! A comm as the collective of a backend. The segment holds three rows.
 
 use std::sync::{Barrier, Mutex};
 
@@ -20,12 +20,12 @@ fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) 
 }
 
 fn within(group: Group, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) + Sync) {
-    let seats = Mutex::new(group.limits.world.ranks().map(|rank| group.seat(rank.index() as u16)).collect::<Vec<_>>());
+    let comms = Mutex::new(group.limits.world.ranks().map(|rank| group.join(rank.index() as u16)).collect::<Vec<_>>());
     std::thread::scope(|scope| {
         for _ in group.limits.world.ranks() {
             scope.spawn(|| {
-                let seat = seats.lock().unwrap().pop().unwrap();
-                let (rank, collective) = (seat.rank(), GroupCollective::over(seat));
+                let comm = comms.lock().unwrap().pop().unwrap();
+                let (rank, collective) = (comm.rank(), GroupCollective::over(comm));
                 let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
                 part(&collective, &backend, rank);
             });
@@ -115,7 +115,7 @@ fn a_rank_that_leaves_before_or_between_the_halves_of_shared_rows_is_noticed() {
     for halves in 0..2 {
         watched(move || {
             let group = Group::new(2, ROWS * COLS);
-            let [staying, mut leaving] = [group.seat(0), group.seat(1)];
+            let [staying, mut leaving] = [group.comm(0), group.comm(1)];
             let at_work = Barrier::new(2);
             std::thread::scope(|scope| {
                 let at_work = &at_work;

@@ -16,16 +16,16 @@ fn an_abort_ends_the_waits_of_all_ranks() {
         for stop in [true, false] {
             let group = Group::new(3, 8);
             let lost = group.rank(2);
-            let _absent = group.seat(2);
+            let _absent = group.comm(2);
             let (waits, is_waiting) = channel();
             let ranks: Vec<_> = (0..2)
                 .map(|index| {
-                    let (mut seat, waits) = (group.seat(index), waits.clone());
+                    let (mut comm, waits) = (group.comm(index), waits.clone());
                     thread::spawn(move || {
                         waits.send(()).unwrap();
                         [
-                            seat.all_reduce(&mut [1.0; 8]),
-                            seat.gather_columns([1, 8], &vec![1.0; seat.rank().shard(8).len()], None),
+                            comm.all_reduce(&mut [1.0; 8]),
+                            comm.gather_columns([1, 8], &vec![1.0; comm.rank().shard(8).len()], None),
                         ]
                     })
                 })
@@ -52,9 +52,9 @@ fn an_abort_ends_the_waits_of_all_ranks() {
 fn a_seat_that_is_dropped_frees_the_others() {
     watched(|| {
         let group = Group::new(3, 8);
-        let results = group.all(|seat| {
-            seat.all_reduce(&mut [1.0; 8])?;
-            if seat.rank().index() == 1 { Ok(()) } else { seat.all_reduce(&mut [1.0; 8]) }
+        let results = group.all(|comm| {
+            comm.all_reduce(&mut [1.0; 8])?;
+            if comm.rank().index() == 1 { Ok(()) } else { comm.all_reduce(&mut [1.0; 8]) }
         });
         assert_eq!(results[1], Ok(()));
         // Who left first is lost for the other two; the second to leave adds nothing.
@@ -67,7 +67,7 @@ fn a_seat_that_is_dropped_frees_the_others() {
 fn a_panic_of_one_rank_frees_the_others() {
     watched(|| {
         let group = Group::new(2, 8);
-        let (mut waiting, panicking) = (group.seat(0), group.seat(1));
+        let (mut waiting, panicking) = (group.comm(0), group.comm(1));
         let waiter = thread::spawn(move || waiting.all_reduce(&mut [1.0; 8]));
         let panicked = thread::spawn(move || {
             let _seat = panicking;
@@ -83,23 +83,23 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
     watched(|| {
         let group = Group::new(2, 100);
         let old = group.segment.epoch();
-        let (mut stale, abort) = (group.seat(0), group.segment.abort(old));
+        let (mut stale, abort) = (group.comm(0), group.segment.abort(old));
         abort.lost(group.rank(1));
         let new = group.segment.reform().unwrap();
         assert!(new > old && group.segment.epoch() == new);
 
         let over = CommError::Stale { own: old.0, present: new.0 };
         assert_eq!(stale.all_reduce(&mut [1.0; 100]), Err(over));
-        assert_eq!(group.segment.seat(group.rank(0), old).unwrap_err(), over);
+        assert_eq!(group.segment.join(group.rank(0), old).unwrap_err(), over);
         assert_eq!(abort.cause(), Some(over));
-        // Neither an abort of the old epoch nor the end of an old seat touches the new one.
+        // Neither an abort of the old epoch nor the end of an old comm touches the new one.
         abort.stop();
-        group.all(|seat| {
+        group.all(|comm| {
             for op in 0..20 {
-                let mut values = numbers(seat.rank(), op, 100);
-                seat.all_reduce(&mut values).unwrap();
-                assert_eq!(bits(&values), bits(&sum(seat.rank().world().ranks(), op, 100)));
-                assert_eq!(seat.epoch(), new);
+                let mut values = numbers(comm.rank(), op, 100);
+                comm.all_reduce(&mut values).unwrap();
+                assert_eq!(bits(&values), bits(&sum(comm.rank().world().ranks(), op, 100)));
+                assert_eq!(comm.epoch(), new);
             }
         });
         assert_eq!(stale.all_reduce(&mut [0.0; 1]), Err(over));
@@ -109,13 +109,13 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
 #[test]
 fn a_seat_is_taken_once_in_a_generation_and_only_by_a_rank_of_the_group() {
     let group = Group::new(2, 1);
-    let seat = group.seat(0);
-    assert_eq!(group.segment.seat(group.rank(0), seat.epoch()).unwrap_err(), CommError::Taken(group.rank(0)));
+    let comm = group.comm(0);
+    assert_eq!(group.segment.join(group.rank(0), comm.epoch()).unwrap_err(), CommError::Taken(group.rank(0)));
     let stranger = types::WorldSize::new(3).unwrap().rank(0).unwrap();
-    assert_eq!(group.segment.seat(stranger, seat.epoch()).unwrap_err(), CommError::World(stranger));
-    let (own, present) = (Epoch(7), seat.epoch());
+    assert_eq!(group.segment.join(stranger, comm.epoch()).unwrap_err(), CommError::World(stranger));
+    let (own, present) = (Epoch(7), comm.epoch());
     assert_eq!(
-        group.segment.seat(group.rank(1), own).unwrap_err(),
+        group.segment.join(group.rank(1), own).unwrap_err(),
         CommError::Stale { own: own.0, present: present.0 }
     );
 }
@@ -124,13 +124,13 @@ fn a_seat_is_taken_once_in_a_generation_and_only_by_a_rank_of_the_group() {
 fn elements_beyond_the_limit_are_refused_and_the_group_goes_on() {
     watched(|| {
         let group = Group::new(2, 10);
-        group.all(|seat| {
+        group.all(|comm| {
             let error = CommError::TooLarge { elements: 11, elements_max: 10 };
-            assert_eq!(seat.all_reduce(&mut [1.0; 11]), Err(error));
-            let part = vec![1.0; seat.rank().shard(11).len()];
-            assert_eq!(seat.gather_columns([1, 11], &part, None), Err(error));
+            assert_eq!(comm.all_reduce(&mut [1.0; 11]), Err(error));
+            let part = vec![1.0; comm.rank().shard(11).len()];
+            assert_eq!(comm.gather_columns([1, 11], &part, None), Err(error));
             let mut values = [1.0; 10];
-            seat.all_reduce(&mut values).unwrap();
+            comm.all_reduce(&mut values).unwrap();
             assert_eq!(values, [2.0; 10]);
         });
     });
@@ -140,18 +140,18 @@ fn elements_beyond_the_limit_are_refused_and_the_group_goes_on() {
 fn ranks_that_disagree_get_an_error_and_no_sum() {
     watched(|| {
         let group = Group::new(2, 10);
-        let results = group.all(|seat| {
-            let len = 5 + seat.rank().index();
-            seat.all_reduce(&mut vec![1.0; len])
+        let results = group.all(|comm| {
+            let len = 5 + comm.rank().index();
+            comm.all_reduce(&mut vec![1.0; len])
         });
         assert_eq!(results, [Err(CommError::Mismatch(group.rank(1))), Err(CommError::Mismatch(group.rank(0)))]);
 
         let group = Group::new(2, 10);
-        let results = group.all(|seat| {
-            if seat.rank().index() == 0 {
-                seat.all_reduce(&mut [1.0; 5])
+        let results = group.all(|comm| {
+            if comm.rank().index() == 0 {
+                comm.all_reduce(&mut [1.0; 5])
             } else {
-                seat.gather_columns([1, 5], &vec![1.0; seat.rank().shard(5).len()], None)
+                comm.gather_columns([1, 5], &vec![1.0; comm.rank().shard(5).len()], None)
             }
         });
         assert!(results.iter().all(|result| matches!(result, Err(CommError::Mismatch(_)))), "{results:?}");
@@ -173,8 +173,8 @@ fn nonsense_from_a_peer_neither_panics_nor_outlasts_an_abort() {
         for round in 0..300 {
             let group = Group::new(2, 64);
             let memory = File::from(group.fd());
-            let (mut seat, abort) = (group.seat(0), group.segment.abort(group.segment.epoch()));
-            let victim = thread::spawn(move || (0..50).try_for_each(|_| seat.all_reduce(&mut [1.0; 64])));
+            let (mut comm, abort) = (group.comm(0), group.segment.abort(group.segment.epoch()));
+            let victim = thread::spawn(move || (0..50).try_for_each(|_| comm.all_reduce(&mut [1.0; 64])));
             for _ in 0..random() % 40 {
                 let word = SPOILT.start + random() % ((SPOILT.end - SPOILT.start) / 8) * 8;
                 // Small numbers of the right epoch are more dangerous than noise.
@@ -193,12 +193,12 @@ fn a_state_that_means_nothing_ends_the_group() {
     watched(|| {
         let group = Group::new(2, 64);
         let memory = File::from(group.fd());
-        let mut seat = group.seat(0);
+        let mut comm = group.comm(0);
         memory.write_all_at(&(1_u64 << 32 | 0xdead_beef).to_le_bytes(), 128).unwrap();
-        assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(CommError::Aborted));
+        assert_eq!(comm.all_reduce(&mut [1.0; 64]), Err(CommError::Aborted));
         memory.write_all_at(&u64::MAX.to_le_bytes(), 128).unwrap();
         let over = CommError::Stale { own: 1, present: u32::MAX };
-        assert_eq!(seat.all_reduce(&mut [1.0; 64]), Err(over));
+        assert_eq!(comm.all_reduce(&mut [1.0; 64]), Err(over));
         assert_eq!(group.segment.reform(), Err(CommError::EpochsExhausted));
     });
 }

@@ -32,21 +32,21 @@ impl Group {
         self.fd.try_clone().unwrap()
     }
 
-    /// A seat in the present epoch, over a new mapping.
-    pub fn seat(&self, index: u16) -> ShmComm {
-        self.seat_in(index, self.segment.epoch())
+    /// A comm in the present epoch, over a new mapping.
+    pub fn comm(&self, index: u16) -> ShmComm {
+        self.comm_in(index, self.segment.epoch())
     }
 
-    pub fn seat_in(&self, index: u16, epoch: Epoch) -> ShmComm {
-        Segment::attach(self.fd(), self.limits).unwrap().seat(self.rank(index), epoch).unwrap()
+    pub fn comm_in(&self, index: u16, epoch: Epoch) -> ShmComm {
+        Segment::attach(self.fd(), self.limits).unwrap().join(self.rank(index), epoch).unwrap()
     }
 
     /// Runs `part` as every rank at once.
     pub fn all<T: Send>(&self, part: impl Fn(&mut ShmComm) -> T + Sync) -> Vec<T> {
-        let seats: Vec<_> = self.limits.world.ranks().map(|rank| self.seat(rank.index() as u16)).collect();
+        let comms: Vec<_> = self.limits.world.ranks().map(|rank| self.join(rank.index() as u16)).collect();
         thread::scope(|scope| {
             let part = &part;
-            let ranks: Vec<_> = seats.into_iter().map(|mut seat| scope.spawn(move || part(&mut seat))).collect();
+            let ranks: Vec<_> = comms.into_iter().map(|mut comm| scope.spawn(move || part(&mut comm))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }

@@ -22,12 +22,12 @@ fn every_rank_gets_the_sum_in_rank_order_bit_for_bit() {
     watched(|| {
         for size in 1..=4 {
             let group = Group::new(size, SHARED);
-            group.all(|seat| {
+            group.all(|comm| {
                 for (op, len) in [0, 1, 7, 1023, 1024, 1025, 8192, 8193, SHARED].into_iter().enumerate() {
-                    let mut values = numbers(seat.rank(), op, len);
-                    seat.all_reduce(&mut values).unwrap();
-                    let want = sum(seat.rank().world().ranks(), op, len);
-                    assert_eq!(bits(&values), bits(&want), "{len} elements, rank {}", seat.rank());
+                    let mut values = numbers(comm.rank(), op, len);
+                    comm.all_reduce(&mut values).unwrap();
+                    let want = sum(comm.rank().world().ranks(), op, len);
+                    assert_eq!(bits(&values), bits(&want), "{len} elements, rank {}", comm.rank());
                 }
             });
         }
@@ -38,10 +38,10 @@ fn every_rank_gets_the_sum_in_rank_order_bit_for_bit() {
 fn infinities_and_nan_travel_as_they_are() {
     watched(|| {
         let group = Group::new(2, 4);
-        group.all(|seat| {
-            let own = seat.rank().index() == 0;
+        group.all(|comm| {
+            let own = comm.rank().index() == 0;
             let mut values = if own { [f32::INFINITY, f32::MAX, -0.0, 1.0] } else { [1.0, f32::MAX, -0.0, f32::NAN] };
-            seat.all_reduce(&mut values).unwrap();
+            comm.all_reduce(&mut values).unwrap();
             assert_eq!(values[..2], [f32::INFINITY; 2]);
             assert!(values[2].to_bits() == (-0.0_f32).to_bits() && values[3].is_nan());
         });
@@ -60,10 +60,10 @@ fn columns(world: WorldSize, op: usize, rows: usize, cols: usize) -> Vec<f32> {
     whole
 }
 
-fn check_columns(seat: &mut ShmComm, op: usize, rows: usize, cols: usize) {
-    let (rank, part) = (seat.rank(), numbers(seat.rank(), op, rows * seat.rank().shard(cols).len()));
+fn check_columns(comm: &mut ShmComm, op: usize, rows: usize, cols: usize) {
+    let (rank, part) = (comm.rank(), numbers(comm.rank(), op, rows * comm.rank().shard(cols).len()));
     let mut whole = (rank.index() == 0).then(|| vec![0.0; rows * cols]);
-    seat.gather_columns([rows, cols], &part, whole.as_deref_mut()).unwrap();
+    comm.gather_columns([rows, cols], &part, whole.as_deref_mut()).unwrap();
     if let Some(whole) = whole {
         assert_eq!(bits(&whole), bits(&columns(rank.world(), op, rows, cols)), "{rows}x{cols}, operation {op}");
     }
@@ -73,9 +73,9 @@ fn check_columns(seat: &mut ShmComm, op: usize, rows: usize, cols: usize) {
 fn the_first_rank_gets_the_columns_of_all() {
     watched(|| {
         for size in 1..=4 {
-            Group::new(size, 4000).all(|seat| {
+            Group::new(size, 4000).all(|comm| {
                 for (op, (rows, cols)) in [(1, 1), (1, 5), (3, 7), (5, 4), (2, 1001)].into_iter().enumerate() {
-                    check_columns(seat, op, rows, cols);
+                    check_columns(comm, op, rows, cols);
                 }
             });
         }
@@ -83,28 +83,28 @@ fn the_first_rank_gets_the_columns_of_all() {
 }
 
 /// Sums rows, negates those that the rank owns, and gathers: every rank must have the negated sums.
-fn check_rows(seat: &mut ShmComm, op: usize, rows: usize, cols: usize) {
-    let mut values = numbers(seat.rank(), op, rows * cols);
-    let own = seat.reduce_scatter_rows(cols, &mut values).unwrap();
+fn check_rows(comm: &mut ShmComm, op: usize, rows: usize, cols: usize) {
+    let mut values = numbers(comm.rank(), op, rows * cols);
+    let own = comm.reduce_scatter_rows(cols, &mut values).unwrap();
     let mut negated = vec![f32::NAN; rows * cols];
     for element in own.start * cols..own.end * cols {
         negated[element] = -values[element];
     }
-    seat.all_gather_rows(cols, &mut negated).unwrap();
-    let want: Vec<f32> = sum(seat.rank().world().ranks(), op, rows * cols).into_iter().map(|sum| -sum).collect();
-    assert_eq!(bits(&negated), bits(&want), "{rows}x{cols}, operation {op}, rank {}", seat.rank());
+    comm.all_gather_rows(cols, &mut negated).unwrap();
+    let want: Vec<f32> = sum(comm.rank().world().ranks(), op, rows * cols).into_iter().map(|sum| -sum).collect();
+    assert_eq!(bits(&negated), bits(&want), "{rows}x{cols}, operation {op}, rank {}", comm.rank());
 }
 
 #[test]
 fn rows_are_summed_by_their_owners_and_gathered_by_all() {
     watched(|| {
         for size in 1..=4 {
-            Group::new(size, 1 << 17).all(|seat| {
+            Group::new(size, 1 << 17).all(|comm| {
                 // Too few elements or rows to be scattered, and enough; rows that do not divide evenly.
                 for (op, (rows, cols)) in
                     [(1, 7), (100, 8), (1, 1 << 15), (64, 512), (67, 1001), (3, 1 << 15)].into_iter().enumerate()
                 {
-                    check_rows(seat, op, rows, cols);
+                    check_rows(comm, op, rows, cols);
                 }
             });
         }
@@ -115,19 +115,19 @@ fn rows_are_summed_by_their_owners_and_gathered_by_all() {
 fn thousands_of_operations_in_a_row_do_not_mix() {
     watched(|| {
         let group = Group::new(3, 1 << 16);
-        group.all(|seat| {
-            let world = seat.rank().world();
+        group.all(|comm| {
+            let world = comm.rank().world();
             for op in 0..3000 {
                 let len = if op % 500 == 0 { SHARED } else { 1 + op % 40 };
-                let mut values = numbers(seat.rank(), op, len);
+                let mut values = numbers(comm.rank(), op, len);
                 match op % 3 {
                     0 => {
-                        seat.all_reduce(&mut values).unwrap();
+                        comm.all_reduce(&mut values).unwrap();
                         assert_eq!(bits(&values), bits(&sum(world.ranks(), op, len)), "operation {op}");
                     }
-                    1 => check_columns(seat, op, 1, len),
+                    1 => check_columns(comm, op, 1, len),
                     _ => {
-                        check_rows(seat, op, if op % 500 == 2 { 64 } else { 3 }, if op % 500 == 2 { 512 } else { len })
+                        check_rows(comm, op, if op % 500 == 2 { 64 } else { 3 }, if op % 500 == 2 { 512 } else { len })
                     }
                 }
             }

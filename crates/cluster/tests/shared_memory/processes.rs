@@ -27,21 +27,21 @@ fn spawn(group: &Group, name: &str, rank: u16, epoch: Epoch) -> Child {
         .unwrap()
 }
 
-/// The seat of this process, if it is a child.
+/// The comm of this process, if it is a child.
 fn inherited() -> Option<ShmComm> {
     let part = std::env::var(PART).ok()?;
     let (rank, epoch) = part.split_once(' ').unwrap();
     let limits = GroupLimits { world: WorldSize::new(WORLD).unwrap(), elements_max: ELEMENTS };
     let segment = Segment::attach(std::io::stdin().as_fd().try_clone_to_owned().unwrap(), limits).unwrap();
     let rank = limits.world.rank(rank.parse().unwrap()).unwrap();
-    Some(segment.seat(rank, Epoch(epoch.parse().unwrap())).unwrap())
+    Some(segment.join(rank, Epoch(epoch.parse().unwrap())).unwrap())
 }
 
-fn exchange(seat: &mut ShmComm, op: usize) -> Result<(), CommError> {
+fn exchange(comm: &mut ShmComm, op: usize) -> Result<(), CommError> {
     let len = [1, 33, 576, ELEMENTS][op % 4];
-    let mut values = numbers(seat.rank(), op, len);
-    seat.all_reduce(&mut values)?;
-    assert_eq!(bits(&values), bits(&sum(seat.rank().world().ranks(), op, len)), "operation {op}");
+    let mut values = numbers(comm.rank(), op, len);
+    comm.all_reduce(&mut values)?;
+    assert_eq!(bits(&values), bits(&sum(comm.rank().world().ranks(), op, len)), "operation {op}");
     Ok(())
 }
 
@@ -49,14 +49,14 @@ fn exchange(seat: &mut ShmComm, op: usize) -> Result<(), CommError> {
 fn processes_sum_like_threads() {
     const OPS: usize = 200;
     watched(|| {
-        let run = |mut seat: ShmComm| (0..OPS).for_each(|op| exchange(&mut seat, op).unwrap());
-        if let Some(seat) = inherited() {
-            return run(seat);
+        let run = |mut comm: ShmComm| (0..OPS).for_each(|op| exchange(&mut comm, op).unwrap());
+        if let Some(comm) = inherited() {
+            return run(comm);
         }
         let group = Group::new(WORLD, ELEMENTS);
-        let seat = group.seat(0);
-        let children = [1, 2].map(|rank| spawn(&group, "processes::processes_sum_like_threads", rank, seat.epoch()));
-        run(seat);
+        let comm = group.comm(0);
+        let children = [1, 2].map(|rank| spawn(&group, "processes::processes_sum_like_threads", rank, comm.epoch()));
+        run(comm);
         for mut child in children {
             assert!(child.wait().unwrap().success());
         }
@@ -67,22 +67,22 @@ fn processes_sum_like_threads() {
 fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
     const NAME: &str = "processes::a_killed_process_is_lost_and_the_group_works_again_when_formed_anew";
     watched(|| {
-        let until_lost = |seat: &mut ShmComm, each: &dyn Fn(usize)| {
-            let ended = (0..).try_for_each(|op| exchange(seat, op).map(|()| each(op)));
+        let until_lost = |comm: &mut ShmComm, each: &dyn Fn(usize)| {
+            let ended = (0..).try_for_each(|op| exchange(comm, op).map(|()| each(op)));
             ended.expect_err("only an error ends it")
         };
-        if let Some(mut seat) = inherited() {
-            assert_eq!(until_lost(&mut seat, &|_| ()), CommError::Lost(seat.rank().world().rank(2).unwrap()));
+        if let Some(mut comm) = inherited() {
+            assert_eq!(until_lost(&mut comm, &|_| ()), CommError::Lost(comm.rank().world().rank(2).unwrap()));
             return;
         }
         let group = Group::new(WORLD, ELEMENTS);
         for _ in 0..2 {
-            let mut seat = group.seat(0);
-            let epoch = seat.epoch();
+            let mut comm = group.comm(0);
+            let epoch = comm.epoch();
             let [mut survivor, mut victim] = [1, 2].map(|rank| spawn(&group, NAME, rank, epoch));
             let (progress, is_running) = channel();
             let own = thread::spawn(move || {
-                until_lost(&mut seat, &|op| {
+                until_lost(&mut comm, &|op| {
                     // Nobody listens any more once it runs.
                     let _ = progress.send(op);
                 })

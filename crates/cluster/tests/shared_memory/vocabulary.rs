@@ -79,10 +79,10 @@ fn check(checkpoint: &Checkpoint, keep: Option<DType>, world: u16) {
     let what = format!("{vocab} tokens as {keep:?} on {world} ranks");
     // A segment that takes two rows of logits, or one of the hidden states.
     let group = Group::new(world, HIDDEN.max(2 * vocab));
-    let run = |seat: ShmComm| (seat.rank(), run(checkpoint, keep, seat.rank(), &GroupCollective::over(seat)));
-    let seats: Vec<_> = (0..world).map(|index| group.seat(index)).collect();
+    let run = |comm: ShmComm| (comm.rank(), run(checkpoint, keep, comm.rank(), &GroupCollective::over(comm)));
+    let comms: Vec<_> = (0..world).map(|index| group.comm(index)).collect();
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = seats.into_iter().map(|seat| scope.spawn(|| run(seat))).collect();
+        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
         for rank in ranks {
             let (rank, (found, gathered)) = rank.join().unwrap();
             assert!(found == states, "{what}: the embedding of rank {rank}");

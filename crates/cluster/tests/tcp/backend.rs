@@ -1,4 +1,4 @@
-//! A mesh as the collective of a backend.
+//! A comm as the collective of a backend.
 
 use cluster::tcp::TcpCommOptions;
 use cluster::{Communicator as _, GroupCollective};
@@ -14,12 +14,12 @@ const COLS: usize = 11;
 
 /// Runs `part` as every rank with a collective and a backend of its own.
 fn all(size: u16, elements_max: usize, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, types::Rank) + Sync) {
-    let meshes = Group::new(size).meshes(TcpCommOptions { elements_max, ..OPTIONS });
+    let comms = Group::new(size).comms(TcpCommOptions { elements_max, ..OPTIONS });
     std::thread::scope(|scope| {
         let part = &part;
-        for mesh in meshes {
+        for comm in comms {
             scope.spawn(move || {
-                let (rank, collective) = (mesh.rank(), GroupCollective::over(mesh));
+                let (rank, collective) = (comm.rank(), GroupCollective::over(comm));
                 let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
                 part(&collective, &backend, rank);
             });

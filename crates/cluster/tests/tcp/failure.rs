@@ -18,17 +18,17 @@ fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
     watched(|| {
         for is_stop in [true, false] {
             let group = Group::new(3);
-            let mut meshes = group.meshes(OPTIONS);
-            let (abort, absent) = (meshes[0].abort(), meshes.pop().unwrap());
+            let mut comms = group.comms(OPTIONS);
+            let (abort, absent) = (comms[0].abort(), comms.pop().unwrap());
             let (waits, is_waiting) = channel();
-            let ranks: Vec<_> = meshes
+            let ranks: Vec<_> = comms
                 .into_iter()
-                .map(|mut mesh| {
+                .map(|mut comm| {
                     let waits = waits.clone();
                     thread::spawn(move || {
                         waits.send(()).unwrap();
-                        let first = mesh.all_reduce(&mut [1.0; 8]);
-                        (first, mesh.all_reduce(&mut [1.0; 8]), Instant::now())
+                        let first = comm.all_reduce(&mut [1.0; 8]);
+                        (first, comm.all_reduce(&mut [1.0; 8]), Instant::now())
                     })
                 })
                 .collect();
@@ -56,11 +56,11 @@ fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
 #[test]
 fn an_abort_while_nobody_exchanges_reaches_those_who_wait_elsewhere() {
     watched(|| {
-        let mut meshes = Group::new(2).meshes(OPTIONS);
-        let idle = meshes.pop().unwrap();
+        let mut comms = Group::new(2).comms(OPTIONS);
+        let idle = comms.pop().unwrap();
         let waiter = thread::spawn({
-            let mut mesh = meshes.pop().unwrap();
-            move || mesh.all_reduce(&mut [1.0; 8])
+            let mut comm = comms.pop().unwrap();
+            move || comm.all_reduce(&mut [1.0; 8])
         });
         idle.abort().stop();
         assert_eq!(waiter.join().unwrap(), Err(CommError::Aborted));
@@ -72,9 +72,9 @@ fn an_abort_while_nobody_exchanges_reaches_those_who_wait_elsewhere() {
 fn a_rank_that_leaves_is_named_to_all_others() {
     watched(|| {
         let group = Group::new(4);
-        let results = each(group.meshes(OPTIONS), |mesh| {
-            mesh.all_reduce(&mut [1.0; 8])?;
-            if mesh.rank().index() == 1 { Ok(()) } else { mesh.all_reduce(&mut [1.0; 8]) }
+        let results = each(group.comms(OPTIONS), |comm| {
+            comm.all_reduce(&mut [1.0; 8])?;
+            if comm.rank().index() == 1 { Ok(()) } else { comm.all_reduce(&mut [1.0; 8]) }
         });
         assert_eq!(results[1], Ok(()));
         for index in [0, 2, 3] {
@@ -87,9 +87,9 @@ fn a_rank_that_leaves_is_named_to_all_others() {
 fn a_rank_that_leaves_after_the_last_exchange_breaks_nothing() {
     watched(|| {
         for _ in 0..50 {
-            all(4, OPTIONS, |mesh| {
-                mesh.all_reduce(&mut vec![1.0; 20_000]).unwrap();
-                mesh.all_reduce(&mut [1.0; 100]).unwrap();
+            all(4, OPTIONS, |comm| {
+                comm.all_reduce(&mut vec![1.0; 20_000]).unwrap();
+                comm.all_reduce(&mut [1.0; 100]).unwrap();
             });
         }
     });
@@ -99,13 +99,13 @@ fn a_rank_that_leaves_after_the_last_exchange_breaks_nothing() {
 fn a_rank_that_dies_within_a_large_exchange_is_lost() {
     watched(|| {
         let group = Group::new(3);
-        let results = each(group.meshes(OPTIONS), |mesh| {
+        let results = each(group.comms(OPTIONS), |comm| {
             let mut values = vec![1.0; 1 << 20];
-            if mesh.rank().index() == 2 {
+            if comm.rank().index() == 2 {
                 // Nobody sends it anything that it takes: full buffers, then an end.
-                return mesh.all_reduce(&mut values[..1]);
+                return comm.all_reduce(&mut values[..1]);
             }
-            mesh.all_reduce(&mut values)
+            comm.all_reduce(&mut values)
         });
         assert!(results.iter().all(Result::is_err), "{results:?}");
     });
@@ -115,9 +115,9 @@ fn a_rank_that_dies_within_a_large_exchange_is_lost() {
 fn a_panic_of_one_rank_frees_the_others() {
     watched(|| {
         let group = Group::new(2);
-        let mut meshes = group.meshes(OPTIONS);
-        let panicking = meshes.pop().unwrap();
-        let mut waiting = meshes.pop().unwrap();
+        let mut comms = group.comms(OPTIONS);
+        let panicking = comms.pop().unwrap();
+        let mut waiting = comms.pop().unwrap();
         let waiter = thread::spawn(move || waiting.all_reduce(&mut [1.0; 8]));
         let panicked = thread::spawn(move || {
             let _mesh = panicking;
@@ -134,13 +134,13 @@ fn a_rank_that_is_silent_for_too_long_is_lost_for_all() {
         let group = Group::new(3);
         let patient = TcpCommOptions { stall_deadline: LONG, ..OPTIONS };
         let hasty = TcpCommOptions { stall_deadline: SHORT, ..OPTIONS };
-        let meshes = thread::scope(|scope| {
+        let comms = thread::scope(|scope| {
             let group = &group;
             let ranks = [(0, hasty), (1, patient), (2, patient)]
                 .map(|(index, options)| scope.spawn(move || group.connect(index, options, LONG).unwrap()));
             ranks.map(|rank| rank.join().unwrap())
         });
-        let [mut hasty, mut patient, silent] = meshes;
+        let [mut hasty, mut patient, silent] = comms;
         let patient = thread::spawn(move || patient.all_reduce(&mut [1.0; 8]));
         let Err(CommError::Stalled { rank, .. }) = hasty.all_reduce(&mut [1.0; 8]) else { panic!("it stalls") };
         assert_eq!(rank, group.rank(2));
@@ -152,19 +152,19 @@ fn a_rank_that_is_silent_for_too_long_is_lost_for_all() {
 #[test]
 fn ranks_that_disagree_get_an_error_and_not_a_wrong_sum() {
     watched(|| {
-        let lengths = all(2, OPTIONS, |mesh| mesh.all_reduce(&mut vec![1.0; 8 + mesh.rank().index()]));
-        let operations = all(2, OPTIONS, |mesh| {
-            if mesh.rank().index() == 0 {
-                mesh.all_reduce(&mut [1.0; 8])
+        let lengths = all(2, OPTIONS, |comm| comm.all_reduce(&mut vec![1.0; 8 + comm.rank().index()]));
+        let operations = all(2, OPTIONS, |comm| {
+            if comm.rank().index() == 0 {
+                comm.all_reduce(&mut [1.0; 8])
             } else {
-                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().shard(8).len()], None)
+                comm.gather_columns([1, 8], &vec![1.0; comm.rank().shard(8).len()], None)
             }
         });
-        let turns = all(2, OPTIONS, |mesh| {
-            if mesh.rank().index() == 1 {
-                mesh.gather_columns([1, 8], &vec![1.0; mesh.rank().shard(8).len()], None)?;
+        let turns = all(2, OPTIONS, |comm| {
+            if comm.rank().index() == 1 {
+                comm.gather_columns([1, 8], &vec![1.0; comm.rank().shard(8).len()], None)?;
             }
-            mesh.all_reduce(&mut [1.0; 8])
+            comm.all_reduce(&mut [1.0; 8])
         });
         for results in [lengths, operations, turns] {
             assert!(results.iter().all(Result::is_err), "{results:?}");

@@ -34,9 +34,9 @@ fn ranks_may_come_in_any_order_and_late() {
             });
             let listener = TcpListener::bind(group.addresses[0]).unwrap();
             let place = TcpGroup { listener: &listener, ..group.place(0) };
-            let mesh = TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap();
-            let meshes = others.map(|other| other.join().unwrap()).into_iter().chain([mesh]).collect();
-            each(meshes, |mesh| mesh.all_reduce(&mut [1.0; 4]).unwrap());
+            let comm = TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap();
+            let comms = others.map(|other| other.join().unwrap()).into_iter().chain([comm]).collect();
+            each(comms, |comm| comm.all_reduce(&mut [1.0; 4]).unwrap());
         });
     });
 }
@@ -150,7 +150,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
         strangers.push(stranger(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
         strangers.push(stranger(address, b"consort\0\x02\x00\x01\x02\x00\x01\x00"));
         strangers.push(stranger(address, &[0xff; 5000]));
-        each(group.meshes(OPTIONS), |mesh| mesh.all_reduce(&mut [1.0; 4]).unwrap());
+        each(group.comms(OPTIONS), |comm| comm.all_reduce(&mut [1.0; 4]).unwrap());
         for mut stranger in strangers {
             stranger.set_read_timeout(Some(LONG)).unwrap();
             let mut said = Vec::new();
@@ -213,11 +213,11 @@ fn an_abort_ends_the_forming() {
 fn a_group_forms_anew_on_the_same_listeners_and_knows_no_old_rank() {
     watched(|| {
         let mut group = Group::new(3);
-        let old = group.meshes(OPTIONS);
+        let old = group.comms(OPTIONS);
         drop(old);
         for epoch in 2..5 {
             group.epoch = Epoch(epoch);
-            each(group.meshes(OPTIONS), |mesh| mesh.all_reduce(&mut [1.0; 4]).unwrap());
+            each(group.comms(OPTIONS), |comm| comm.all_reduce(&mut [1.0; 4]).unwrap());
         }
     });
 }

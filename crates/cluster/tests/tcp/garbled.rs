@@ -39,10 +39,10 @@ fn run(patience: JoinTimeouts, there: Mischief, back: Mischief) -> [Came; 2] {
     };
     let options = TcpCommOptions { stall_deadline, ..OPTIONS };
     let part = |index| {
-        let mut mesh = group.connect(index, options, forming).map_err(|_| None)?;
+        let mut comm = group.connect(index, options, forming).map_err(|_| None)?;
         for _ in 0..3 {
             let mut values = vec![1.0; LEN];
-            mesh.all_reduce(&mut values).map_err(Some)?;
+            comm.all_reduce(&mut values).map_err(Some)?;
             assert!(values.iter().all(|&value| value == 2.0), "a wrong sum");
         }
         Ok(())

@@ -48,8 +48,8 @@ impl Group {
         TcpComm::connect(self.place(index), &key(), options, &TcpAbort::default(), Instant::now() + patience)
     }
 
-    /// The meshes of all ranks.
-    pub fn meshes(&self, options: TcpCommOptions) -> Vec<TcpComm> {
+    /// The comms of all ranks.
+    pub fn comms(&self, options: TcpCommOptions) -> Vec<TcpComm> {
         thread::scope(|scope| {
             let connect = |rank: Rank| scope.spawn(move || self.connect(rank.index() as u16, options, LONG).unwrap());
             let ranks: Vec<_> = self.world.ranks().map(connect).collect();
@@ -60,14 +60,14 @@ impl Group {
 
 /// Runs `part` as every rank of a new group at once.
 pub fn all<T: Send>(size: u16, options: TcpCommOptions, part: impl Fn(&mut TcpComm) -> T + Sync) -> Vec<T> {
-    each(Group::new(size).meshes(options), part)
+    each(Group::new(size).comms(options), part)
 }
 
-/// Runs `part` for every mesh at once.
-pub fn each<T: Send>(meshes: Vec<TcpComm>, part: impl Fn(&mut TcpComm) -> T + Sync) -> Vec<T> {
+/// Runs `part` for every comm at once.
+pub fn each<T: Send>(comms: Vec<TcpComm>, part: impl Fn(&mut TcpComm) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let part = &part;
-        let ranks: Vec<_> = meshes.into_iter().map(|mut mesh| scope.spawn(move || part(&mut mesh))).collect();
+        let ranks: Vec<_> = comms.into_iter().map(|mut comm| scope.spawn(move || part(&mut comm))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }

@@ -19,18 +19,18 @@ fn every_rank_gets_the_sum_of_shared_memory_bit_for_bit() {
     watched(|| {
         for size in 1..=4 {
             let lengths = [0, 1, 7, 4095, 4096, 4097, 8192, 8193, SHARED];
-            let sums = shared::Group::new(size, SHARED).all(|seat| {
+            let sums = shared::Group::new(size, SHARED).all(|comm| {
                 lengths.map(|len| {
-                    let mut values = numbers(seat.rank(), len, len);
-                    seat.all_reduce(&mut values).unwrap();
+                    let mut values = numbers(comm.rank(), len, len);
+                    comm.all_reduce(&mut values).unwrap();
                     bits(&values)
                 })
             });
-            let found = all(size, OPTIONS, |mesh| {
+            let found = all(size, OPTIONS, |comm| {
                 lengths.map(|len| {
-                    let mut values = numbers(mesh.rank(), len, len);
-                    mesh.all_reduce(&mut values).unwrap();
-                    assert_eq!(bits(&values), bits(&sum(mesh.rank().world().ranks(), len, len)), "{len} elements");
+                    let mut values = numbers(comm.rank(), len, len);
+                    comm.all_reduce(&mut values).unwrap();
+                    assert_eq!(bits(&values), bits(&sum(comm.rank().world().ranks(), len, len)), "{len} elements");
                     bits(&values)
                 })
             });
@@ -43,23 +43,23 @@ fn every_rank_gets_the_sum_of_shared_memory_bit_for_bit() {
 fn messages_larger_than_all_buffers_do_not_lock() {
     watched(|| {
         for size in 2..=4 {
-            all(size, OPTIONS, |mesh| {
-                let mut values = numbers(mesh.rank(), 0, LARGE);
-                mesh.all_reduce(&mut values).unwrap();
-                assert_eq!(bits(&values), bits(&sum(mesh.rank().world().ranks(), 0, LARGE)));
-                check_columns(mesh, 1, LARGE);
+            all(size, OPTIONS, |comm| {
+                let mut values = numbers(comm.rank(), 0, LARGE);
+                comm.all_reduce(&mut values).unwrap();
+                assert_eq!(bits(&values), bits(&sum(comm.rank().world().ranks(), 0, LARGE)));
+                check_columns(comm, 1, LARGE);
             });
         }
     });
 }
 
 /// Gathers parts on the first rank and compares each column with what its owner has.
-fn check_columns(mesh: &mut TcpComm, rows: usize, cols: usize) {
+fn check_columns(comm: &mut TcpComm, rows: usize, cols: usize) {
     let part = |rank: Rank| numbers(rank, 0, rows * rank.shard(cols).len());
-    let (own, is_first) = (part(mesh.rank()), mesh.rank().index() == 0);
+    let (own, is_first) = (part(comm.rank()), comm.rank().index() == 0);
     let mut all = vec![f32::NAN; if is_first { rows * cols } else { 0 }];
-    mesh.gather_columns([rows, cols], &own, is_first.then_some(&mut all[..])).unwrap();
-    for owner in mesh.rank().world().ranks().filter(|_| is_first) {
+    comm.gather_columns([rows, cols], &own, is_first.then_some(&mut all[..])).unwrap();
+    for owner in comm.rank().world().ranks().filter(|_| is_first) {
         let (share, part) = (owner.shard(cols), part(owner));
         for row in 0..rows {
             let found = &all[row * cols..][share.clone()];
@@ -73,9 +73,9 @@ fn the_first_rank_gets_the_columns_of_all() {
     watched(|| {
         for size in 1..=4 {
             for (rows, cols) in [(1, 1), (3, 7), (2, 101), (0, 3)] {
-                all(size, OPTIONS, |mesh| {
-                    check_columns(mesh, rows, cols);
-                    mesh.all_reduce(&mut [1.0]).unwrap();
+                all(size, OPTIONS, |comm| {
+                    check_columns(comm, rows, cols);
+                    comm.all_reduce(&mut [1.0]).unwrap();
                 });
             }
         }
@@ -85,16 +85,16 @@ fn the_first_rank_gets_the_columns_of_all() {
 #[test]
 fn thousands_of_operations_in_a_row_do_not_mix() {
     watched(|| {
-        all(3, OPTIONS, |mesh| {
-            let world = mesh.rank().world();
+        all(3, OPTIONS, |comm| {
+            let world = comm.rank().world();
             for op in 0..2000 {
                 let len = if op % 500 == 0 { SHARED } else { 1 + op % 40 };
-                let mut values = numbers(mesh.rank(), op, len);
+                let mut values = numbers(comm.rank(), op, len);
                 if op % 2 == 0 {
-                    mesh.all_reduce(&mut values).unwrap();
+                    comm.all_reduce(&mut values).unwrap();
                     assert_eq!(bits(&values), bits(&sum(world.ranks(), op, len)), "operation {op}");
                 } else {
-                    check_columns(mesh, 1, len);
+                    check_columns(comm, 1, len);
                 }
             }
         });
@@ -106,9 +106,9 @@ fn eight_bits_give_all_ranks_the_same_sum_near_the_exact_one() {
     watched(|| {
         for size in 2..=4 {
             for len in [1, 31, 32, 33, 1000, SHARED] {
-                let found = all(size, Q8, |mesh| {
-                    let mut values = numbers(mesh.rank(), 0, len);
-                    mesh.all_reduce(&mut values).unwrap();
+                let found = all(size, Q8, |comm| {
+                    let mut values = numbers(comm.rank(), 0, len);
+                    comm.all_reduce(&mut values).unwrap();
                     bits(&values)
                 });
                 assert!(found.iter().all(|sums| *sums == found[0]), "{size} ranks, {len} elements");
@@ -141,11 +141,11 @@ fn eight_bits_give_the_same_sum_whichever_way_it_is_taken() {
     watched(|| {
         // Alone the first 4096 are summed by everyone, among all of them in shares.
         let head = 4096;
-        all(4, Q8, |mesh| {
-            let mut many = numbers(mesh.rank(), 0, SHARED);
+        all(4, Q8, |comm| {
+            let mut many = numbers(comm.rank(), 0, SHARED);
             let mut few = many[..head].to_vec();
-            mesh.all_reduce(&mut many).unwrap();
-            mesh.all_reduce(&mut few).unwrap();
+            comm.all_reduce(&mut many).unwrap();
+            comm.all_reduce(&mut few).unwrap();
             assert_eq!(bits(&many[..head]), bits(&few));
         });
     });
@@ -153,17 +153,17 @@ fn eight_bits_give_the_same_sum_whichever_way_it_is_taken() {
 
 #[test]
 fn what_is_gathered_is_never_rounded() {
-    watched(|| drop(all(2, Q8, |mesh| check_columns(mesh, 1, 100))));
+    watched(|| drop(all(2, Q8, |comm| check_columns(comm, 1, 100))));
 }
 
 #[test]
 fn what_exceeds_the_limit_is_refused_and_the_group_goes_on() {
     watched(|| {
         let options = TcpCommOptions { elements_max: 8, ..OPTIONS };
-        all(2, options, |mesh| {
+        all(2, options, |comm| {
             let refused = Err(CommError::TooLarge { elements: 9, elements_max: 8 });
-            assert_eq!(mesh.all_reduce(&mut [0.0; 9]), refused);
-            assert_eq!(mesh.all_reduce(&mut [0.0; 8]), Ok(()));
+            assert_eq!(comm.all_reduce(&mut [0.0; 9]), refused);
+            assert_eq!(comm.all_reduce(&mut [0.0; 8]), Ok(()));
         });
     });
 }

@@ -77,6 +77,7 @@ mod linux {
     use crate::commands::serve::logs::{self, LogFormat};
 
     /// What goes wrong on purpose, for tests: see [`worker::Fault`].
+    #[cfg(debug_assertions)]
     const FAULT_VARIABLE: &str = "CONSORT_FAULT";
 
     /// A leader that starts workers with arguments of its own can still set these. They are read here and not by `clap`, for which a
@@ -99,7 +100,6 @@ mod linux {
         ctrlc::set_handler(|| {}).context("take over Ctrl-C")?;
         let world = WorldSize::new(tp_size).context("--tp-size is at least 1")?;
         let rank = world.rank(rank).with_context(|| format!("--rank {rank} is not below --tp-size {tp_size}"))?;
-        let fault = env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()?;
         let options = Options {
             rank,
             cuda_device,
@@ -107,7 +107,8 @@ mod linux {
             init_timeout: timeout(init_timeout, INIT_TIMEOUT_VARIABLE)?.unwrap_or(INIT_TIMEOUT),
             collective_timeout: timeout(collective_timeout, COLLECTIVE_TIMEOUT_VARIABLE)?.unwrap_or(COLLECTIVE_TIMEOUT),
             threads_max,
-            fault,
+            #[cfg(debug_assertions)]
+            fault: env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()?,
         };
         worker::run(options, io::stdin(), output, || process::exit(1))?;
         Ok(ExitCode::SUCCESS)

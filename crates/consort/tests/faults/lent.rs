@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use cluster::group::Hosts;
-use cluster::protocol::seat::Activations;
+use cluster::protocol::join::Activations;
 use cluster::tcp::{ClusterKey, RankProcess, serve_ranks};
 use cluster::worker;
 use types::Rank;

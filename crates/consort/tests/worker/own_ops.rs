@@ -162,7 +162,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     check_all(&mut group.ranks, &json!({"op": "unload_model", "model_id": "m"}), &json!({"op": "unloaded"}));
     group.load("llama");
     let (prompt, expected) = oracle("llama");
-    assert_eq!(group.greedy(&prompt, 8), expected[..8], "the seat outlives a model");
+    assert_eq!(group.greedy(&prompt, 8), expected[..8], "the comm outlives a model");
     group.ranks.into_iter().for_each(Rank::shut_down);
 }
 

@@ -80,7 +80,7 @@ impl Rank {
         check_error(&self.ask(request), kind);
     }
 
-    /// Ends a epoch of the group that this rank waits for: the wait ends with it. Either may be told first.
+    /// Ends an epoch of the group that this rank waits for: the wait ends with it. Either may be told first.
     pub fn abort(&mut self, epoch: u32) {
         self.send(&json!({"op": "abort", "id": 7, "epoch": epoch}).to_string());
         let (answers, others): (Vec<_>, _) =

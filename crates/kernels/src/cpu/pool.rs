@@ -144,7 +144,7 @@ impl Pool {
 
     /// The chunks that a worker has before it looks for those of others. The first, which is the caller and does not have to be told,
     /// has one more rather than one less.
-    fn share(chunks: usize, threads: usize, worker: usize) -> Range<usize> {
+    fn own_chunks(chunks: usize, threads: usize, worker: usize) -> Range<usize> {
         (chunks * worker).div_ceil(threads)..(chunks * (worker + 1)).div_ceil(threads)
     }
 
@@ -212,8 +212,8 @@ fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chu
     let job = unsafe { &*job };
     let threads = shared.taken.len();
     for whose in (worker..threads).chain(0..worker.min(threads)) {
-        let share = Pool::share(chunks, threads, whose);
-        while let Some(chunk) = shared.taken[whose].0.take(number, share.clone()) {
+        let own = Pool::own_chunks(chunks, threads, whose);
+        while let Some(chunk) = shared.taken[whose].0.take(number, own.clone()) {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(worker, chunk)));
             if outcome.is_err() {
                 shared.panicked.store(true, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use types::WorldSize;
 
 use super::{Process, count};
 use crate::EXCHANGE_ELEMENTS_MAX;
-use crate::protocol::seat::{Activations, JoinTimeouts, Secret};
+use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::protocol::{ErrorKind, Reply};
 use crate::shared_memory::{Epoch, GroupLimits, Segment};
 use crate::tcp::{ClusterKey, TcpComm, TcpCommOptions, TcpGroup};
@@ -41,11 +41,11 @@ impl Process {
     pub(super) fn attach(&mut self, segment_fd: u32, elements_max: u64, epoch: Epoch) -> Result<(), RequestError> {
         let limits = GroupLimits { world: self.rank.world(), elements_max: count(elements_max)? };
         let segment = Segment::attach(inherited(segment_fd)?, limits)?;
-        let seat = segment.seat(self.rank, epoch)?;
+        let comm = segment.join(self.rank, epoch)?;
         self.peers = None;
-        self.link.join(seat)?;
+        self.link.join(comm)?;
         self.forget_sessions();
-        info!(rank = self.rank.index(), %epoch, "took a seat");
+        info!(rank = self.rank.index(), %epoch, "joined the group");
         Ok(())
     }
 
@@ -91,9 +91,9 @@ impl Process {
         let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_timeout)?;
         // Whatever comes of it, the group before is over.
         self.leave();
-        let (lifeline, world) = (self.link.abort_handle(), self.rank.world());
-        let met = rendezvous.meet(self.rank, &|| lifeline.has_ended(), &|| has_rank_zero(world))?;
-        self.link.join(met.seat)?;
+        let (abort, world) = (self.link.abort_handle(), self.rank.world());
+        let met = rendezvous.meet(self.rank, &|| abort.has_ended(), &|| has_rank_zero(world))?;
+        self.link.join(met.comm)?;
         if world != WorldSize::ONE {
             let (link, timeout) = (self.link.clone(), self.collective_timeout);
             let peers = Peers::new(self.rank, met.segment, met.connections, timeout, move || link.spent().0);
@@ -120,10 +120,10 @@ impl Process {
 
     fn agreed(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), RequestError> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
-        let lifeline = self.link.abort_handle();
-        if let Some(seat) = peers.renew(&|| lifeline.has_ended())? {
-            info!(rank = self.rank.index(), epoch = %seat.epoch(), "joined the next epoch");
-            self.link.join(seat)?;
+        let abort = self.link.abort_handle();
+        if let Some(comm) = peers.renew(&|| abort.has_ended())? {
+            info!(rank = self.rank.index(), epoch = %comm.epoch(), "joined the next epoch");
+            self.link.join(comm)?;
         }
         Ok(peers.agree(digest, is_ready)?)
     }
@@ -137,7 +137,7 @@ impl Process {
 
     pub(super) fn sanity_check(&mut self) -> Result<Reply, RequestError> {
         if self.link.epoch().is_none() {
-            return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank has no seat in a group"));
+            return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank is in no group"));
         }
         self.agree(SANITY_CHECK, Ok(()))?;
         let _stepping = self.peers.as_ref().map(Peers::stepping);

@@ -208,15 +208,15 @@ struct PageRows<'a> {
 }
 
 impl PageRows<'_> {
-    /// The key of a slot, turned: in `room` if it was not yet.
-    fn key<'b>(&'b self, slot: usize, room: &'b mut [f32; HEAD_DIM_MAX]) -> &'b [f32] {
+    /// The key of a slot, turned: in `scratch` if it was not yet.
+    fn key<'b>(&'b self, slot: usize, scratch: &'b mut [f32; HEAD_DIM_MAX]) -> &'b [f32] {
         let key = &self.keys[(slot - self.slot) * self.cols..][..self.dim];
         match self.turn {
             None => key,
             Some(turn) => {
-                let room = &mut room[..self.dim];
-                turn.turn_head(room, key, turn.key_norm, self.position + slot);
-                room
+                let scratch = &mut scratch[..self.dim];
+                turn.turn_head(scratch, key, turn.key_norm, self.position + slot);
+                scratch
             }
         }
     }

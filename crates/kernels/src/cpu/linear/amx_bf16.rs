@@ -126,11 +126,11 @@ unsafe fn pass<'a, const PARTS: usize>(
         if unpacked.len() < len {
             unpacked.resize(len, Lines([[0; LINE]; TILE_BYTES / LINE]));
         }
-        let room: *mut u8 = unpacked.as_mut_ptr().cast();
+        let scratch: *mut u8 = unpacked.as_mut_ptr().cast();
         let half = |p: usize, tile: usize| {
             let panels = pair(p);
             let weights = match is_packed {
-                true => [0, 1].map(|half| room.wrapping_add((p % at_once * 2 + half) * panel_bytes).cast_const()),
+                true => [0, 1].map(|half| scratch.wrapping_add((p % at_once * 2 + half) * panel_bytes).cast_const()),
                 false => panels.map(|(segment, panel)| segment.panel(panel).as_ptr()),
             };
             Half { panels, weights, rows: tile * TILE..rows.min((tile + 1) * TILE) }
@@ -143,7 +143,7 @@ unsafe fn pass<'a, const PARTS: usize>(
                 if is_packed {
                     for p in block.clone() {
                         for (half, (segment, panel)) in pair(p).into_iter().enumerate() {
-                            unpack_panel(segment, panel, room.add(((p - first) * 2 + half) * panel_bytes));
+                            unpack_panel(segment, panel, scratch.add(((p - first) * 2 + half) * panel_bytes));
                         }
                     }
                 }

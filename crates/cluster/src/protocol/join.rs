@@ -1,4 +1,4 @@
-//! What a seat in a group of several hosts takes: a secret that its ranks share, how activations travel, and how long ranks wait
+//! What it takes to join a group of several hosts: a secret that its ranks share, how activations travel, and how long ranks wait
 //! for each other.
 
 use std::fmt;
