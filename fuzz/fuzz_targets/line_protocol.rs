@@ -70,7 +70,7 @@ fn run(request: &Request, plan: &mut StepPlan) {
         Request::Step { plan: wire, .. } => {
             if wire.fill(VOCAB, plan).is_ok() {
                 let mut again = StepPlan::new();
-                let wire: cluster::protocol::plan::Plan = (&*plan).into();
+                let Request::Step { plan: wire, .. } = (Request::Step { id: 0, plan: (&*plan).into() }) else { return };
                 wire.fill(VOCAB, &mut again).expect("a plan that was checked passes again");
                 assert_eq!(format!("{plan:?}"), format!("{again:?}"));
             }
