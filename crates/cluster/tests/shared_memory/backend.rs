@@ -20,7 +20,7 @@ fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) 
 }
 
 fn within(group: Group, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) + Sync) {
-    let comms = Mutex::new(group.limits.world.ranks().map(|rank| group.join(rank.index() as u16)).collect::<Vec<_>>());
+    let comms = Mutex::new(group.limits.world.ranks().map(|rank| group.comm(rank.index() as u16)).collect::<Vec<_>>());
     std::thread::scope(|scope| {
         for _ in group.limits.world.ranks() {
             scope.spawn(|| {

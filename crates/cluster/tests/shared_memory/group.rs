@@ -43,7 +43,7 @@ impl Group {
 
     /// Runs `part` as every rank at once.
     pub fn all<T: Send>(&self, part: impl Fn(&mut ShmComm) -> T + Sync) -> Vec<T> {
-        let comms: Vec<_> = self.limits.world.ranks().map(|rank| self.join(rank.index() as u16)).collect();
+        let comms: Vec<_> = self.limits.world.ranks().map(|rank| self.comm(rank.index() as u16)).collect();
         thread::scope(|scope| {
             let part = &part;
             let ranks: Vec<_> = comms.into_iter().map(|mut comm| scope.spawn(move || part(&mut comm))).collect();
