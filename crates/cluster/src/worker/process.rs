@@ -84,10 +84,10 @@ impl Process {
             }
             match queue.pop() {
                 None => return Ok(()),
-                Some(QueuedLine::Answer(reply)) => self.replies.write(&reply)?,
+                Some(QueuedLine::Answer(reply)) => self.replies.write_after(|| queue.finish(), &reply)?,
                 Some(QueuedLine::Run(request)) => {
                     let is_last = request == Request::Shutdown;
-                    self.answer(request)?;
+                    self.answer(request, queue)?;
                     if is_last {
                         return Ok(());
                     }
@@ -96,7 +96,7 @@ impl Process {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<(), WriteError> {
+    fn answer(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
         let (op, id, begun) = (request.op(), request.id(), Instant::now());
         let point = point(&request);
         let action = point.and_then(|point| self.strike(point));
@@ -119,7 +119,7 @@ impl Process {
             warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
             Reply::error(id, kind, &message)
         });
-        self.replies.write(&reply)
+        self.replies.write_after(|| queue.finish(), &reply)
     }
 
     /// A panic becomes an error. The models' sessions may be half-changed then: they are closed.

@@ -65,6 +65,11 @@ impl RequestQueue {
         }
     }
 
+    /// What was popped last is done, and its reply is the next to be written.
+    pub fn finish(&self) {
+        self.lock().running = None;
+    }
+
     /// Takes out the request with this id. False if it has begun, or never came.
     pub fn cancel(&self, id: u64) -> bool {
         let mut state = self.lock();
@@ -168,6 +173,8 @@ mod tests {
         queue.pop().unwrap();
         assert!(!queue.is_at_long_work(), "it runs");
         assert!(queue.push(step(), 1).is_none() && !queue.is_at_long_work(), "it still runs");
+        queue.finish();
+        assert!(queue.is_at_long_work(), "only the step is left");
         queue.pop().unwrap();
         assert!(queue.is_at_long_work());
     }
