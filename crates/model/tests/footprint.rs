@@ -80,3 +80,22 @@ fn a_load_takes_what_its_footprint_says() {
         }
     }
 }
+
+#[test]
+fn an_embedding_can_stay_as_stored_while_the_rest_is_quantised() {
+    let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
+    let weights = |path: &Path, as_stored: bool| {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let checkpoint = if as_stored { checkpoint.with_embedding_as_stored() } else { checkpoint };
+        let options = LoadOptions { keep: Some(DType::Q8_0), limits: LIMITS };
+        Footprint::new(&backend, &checkpoint, &options, Rank::SOLO).unwrap().weights
+    };
+    // One with a head of its own, and one whose head is tied to the embedding.
+    for name in ["llama", "qwen3"] {
+        let path = Fixture::open(name).variant("f32").unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let elements = (checkpoint.description().vocab * checkpoint.description().hidden) as u64;
+        let saved = elements * 4 - elements / 32 * 34;
+        assert_eq!(weights(&path, true) - weights(&path, false), saved, "{name}");
+    }
+}

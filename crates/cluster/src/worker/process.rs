@@ -90,13 +90,13 @@ impl Process {
             }
             match queue.pop() {
                 None => return Ok(()),
-                Some(QueuedLine::Answer(reply)) => self.replies.write(&reply)?,
+                Some(QueuedLine::Answer(reply)) => self.replies.write_after(|| queue.finish(), &reply)?,
                 Some(QueuedLine::Run(request)) => {
                     let is_last = request == Request::Shutdown;
                     #[cfg(debug_assertions)]
-                    self.answer_or_fail(request)?;
+                    self.answer_or_fail(request, queue)?;
                     #[cfg(not(debug_assertions))]
-                    self.answer(request)?;
+                    self.answer(request, queue)?;
                     if is_last {
                         return Ok(());
                     }
@@ -105,19 +105,25 @@ impl Process {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<(), WriteError> {
+    fn answer(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
         let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
         let done = self.guard(kind, |process| process.handle(request));
         debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
-        self.write(op, id, done)
+        self.write(queue, op, id, done)
     }
 
-    fn write(&self, op: &'static str, id: Option<u64>, done: Result<Reply, RequestError>) -> Result<(), WriteError> {
+    fn write(
+        &self,
+        queue: &RequestQueue,
+        op: &'static str,
+        id: Option<u64>,
+        done: Result<Reply, RequestError>,
+    ) -> Result<(), WriteError> {
         let reply = done.unwrap_or_else(|RequestError { kind, message }| {
             warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
             Reply::error(id, kind, &message)
         });
-        self.replies.write(&reply)
+        self.replies.write_after(|| queue.finish(), &reply)
     }
 
     /// A panic becomes an error of this kind. The models' sessions may be half-changed then: they are closed.

@@ -30,8 +30,8 @@ pub struct RequestQueue {
 struct State {
     waiting: VecDeque<(QueuedLine, usize)>,
     bytes: usize,
-    /// What was popped last may take long, or wait for other ranks.
-    is_long: bool,
+    /// Whether what was popped last may take long; `None` if it is done.
+    running: Option<bool>,
     ended: bool,
 }
 
@@ -51,11 +51,11 @@ impl RequestQueue {
     /// Waits for the next. `None`: there is nothing left and nothing will come.
     pub fn pop(&self) -> Option<QueuedLine> {
         let mut state = self.lock();
-        state.is_long = false;
+        state.running = None;
         loop {
             if let Some((work, bytes)) = state.waiting.pop_front() {
                 state.bytes -= bytes;
-                state.is_long = matches!(&work, QueuedLine::Run(request) if may_take_long(request));
+                state.running = Some(may_take_long(&work));
                 return Some(work);
             }
             if state.ended {
@@ -63,6 +63,11 @@ impl RequestQueue {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// What was popped last is done, and its reply is the next to be written.
+    pub fn finish(&self) {
+        self.lock().running = None;
     }
 
     /// Takes out the request with this id. False if it has begun, or never came.
@@ -83,14 +88,17 @@ impl RequestQueue {
         self.changed.notify_all();
     }
 
+    #[cfg(debug_assertions)]
     pub fn is_empty(&self) -> bool {
         self.lock().waiting.is_empty()
     }
 
-    /// Whether a request that may take long is being worked on, and no other waits.
+    /// Whether there is something to do, and all of it may take long.
     pub fn is_at_long_work(&self) -> bool {
         let state = self.lock();
-        state.is_long && state.waiting.is_empty()
+        let waiting = state.waiting.iter().map(|(line, _)| may_take_long(line));
+        let mut unfinished = state.running.into_iter().chain(waiting).peekable();
+        unfinished.peek().is_some() && unfinished.all(|is_long| is_long)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -99,7 +107,8 @@ impl RequestQueue {
 }
 
 /// Whether it computes much or waits for other ranks.
-fn may_take_long(request: &Request) -> bool {
+fn may_take_long(line: &QueuedLine) -> bool {
+    let QueuedLine::Run(request) = line else { return false };
     matches!(
         request,
         Request::Init { .. }
@@ -154,15 +163,21 @@ mod tests {
     }
 
     #[test]
-    fn only_long_work_that_nothing_waits_behind_can_be_overtaken() {
+    fn only_long_work_can_be_overtaken() {
         let queue = RequestQueue::default();
+        assert!(!queue.is_at_long_work(), "there is none");
         let step = || QueuedLine::Run(Request::GenerateStep { model_id: String::new(), tokens: vec![1], offset: 0 });
-        assert!(queue.push(step(), 1).is_none() && !queue.is_at_long_work(), "it has not begun");
+        assert!(queue.push(step(), 1).is_none() && queue.is_at_long_work(), "also before it has begun");
         queue.pop().unwrap();
         assert!(queue.is_at_long_work());
-        assert!(queue.push(stats(1), 1).is_none() && !queue.is_at_long_work(), "something waits");
+        assert!(queue.push(stats(1), 1).is_none() && !queue.is_at_long_work(), "something short waits");
         queue.pop().unwrap();
-        assert!(!queue.is_at_long_work(), "it is short");
+        assert!(!queue.is_at_long_work(), "it runs");
+        assert!(queue.push(step(), 1).is_none() && !queue.is_at_long_work(), "it still runs");
+        queue.finish();
+        assert!(queue.is_at_long_work(), "only the step is left");
+        queue.pop().unwrap();
+        assert!(queue.is_at_long_work());
     }
 
     #[test]

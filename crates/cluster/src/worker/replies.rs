@@ -20,7 +20,13 @@ impl ReplyWriter {
 
     /// A reply that is too long for a line is replaced by an error that says so.
     pub fn write(&self, reply: &Reply) -> Result<(), WriteError> {
+        self.write_after(|| (), reply)
+    }
+
+    /// Calls `before` when no other line can come between that and the reply.
+    pub fn write_after(&self, before: impl FnOnce(), reply: &Reply) -> Result<(), WriteError> {
         let mut stream = self.lock();
+        before();
         let Some(stream) = &mut *stream else { return Ok(()) };
         let mut writer = Writer::new(stream);
         match writer.write(reply) {

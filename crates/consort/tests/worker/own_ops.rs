@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use cluster::protocol::VERSION;
 use cluster::protocol::share::Share;
 use cluster::shared_memory::{GroupLimits, Segment};
 use cluster::worker::build_id;
@@ -101,9 +102,9 @@ impl Group {
 pub fn step_line(session: u64, position: usize, tokens: &[u32]) -> Value {
     let sampling = json!({"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0});
-    let want = json!({"sample": {"rows": 1, "prompt": 0, "sampling": sampling}});
+    let requested = json!({"sample": {"rows": 1, "prompt_tokens": 0, "sampling": sampling}});
     json!({"op": "step", "id": 5, "plan": {"entries": [
-        {"session": session, "role": "prompt", "position": position, "tokens": tokens, "want": want}]}})
+        {"session": session, "phase": "prefill", "position": position, "tokens": tokens, "requested": requested}]}})
 }
 
 pub fn oracle(architecture: &str) -> (Vec<u32>, Vec<u32>) {
@@ -117,12 +118,15 @@ pub fn oracle(architecture: &str) -> (Vec<u32>, Vec<u32>) {
 #[test]
 fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     let mut group = Group::start(2);
-    let hello = json!({"op": "hello", "id": 1, "protocol": 2, "build": binary_build()});
+    let hello = json!({"op": "hello", "id": 1, "protocol": VERSION, "build": binary_build()});
     for (index, rank) in group.ranks.iter_mut().enumerate() {
         let pid = rank.child.id();
-        rank.check(&hello, &json!({"op": "hello_ok", "id": 1, "protocol": 2, "build": binary_build(), "pid": pid}));
-        rank.refused(&json!({"op": "hello", "id": 1, "protocol": 1, "build": binary_build()}), "bad_request");
-        rank.refused(&json!({"op": "hello", "id": 1, "protocol": 2, "build": build_id()}), "bad_request");
+        rank.check(
+            &hello,
+            &json!({"op": "hello_ok", "id": 1, "protocol": VERSION, "build": binary_build(), "pid": pid}),
+        );
+        rank.refused(&json!({"op": "hello", "id": 1, "protocol": VERSION - 1, "build": binary_build()}), "bad_request");
+        rank.refused(&json!({"op": "hello", "id": 1, "protocol": VERSION, "build": build_id()}), "bad_request");
         rank.refused(&step_line(1, 0, &[1]), "model_not_loaded");
         let attach = |rank: usize, world: u16, fd: i32| {
             json!({"op": "attach", "id": 2, "segment_fd": fd, "world_size": world, "rank": rank,
@@ -169,7 +173,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
 /// What the binary calls itself: this test is another one.
 pub fn binary_build() -> String {
     let mut rank = Rank::start(0, 1);
-    let reply = rank.ask(&json!({"op": "hello", "id": 1, "protocol": 2, "build": ""}));
+    let reply = rank.ask(&json!({"op": "hello", "id": 1, "protocol": VERSION, "build": ""}));
     let message = reply["message"].as_str().unwrap();
     message.rsplit(' ').next().unwrap().to_owned()
 }

@@ -6,19 +6,20 @@ use std::time::Instant;
 use super::{Process, panic_kind};
 use crate::protocol::{ErrorKind, Message as _, Request, WriteError};
 use crate::worker::fault::{FaultAction, Point};
+use crate::worker::queue::RequestQueue;
 use crate::worker::request_error::RequestError;
 
 impl Process {
     /// As [`Process::answer`], but for what goes wrong on purpose.
-    pub(super) fn answer_or_fail(&mut self, request: Request) -> Result<(), WriteError> {
+    pub(super) fn answer_or_fail(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
         let Some((point, action)) = point(&request).and_then(|point| Some((point, self.strike(point)?))) else {
-            return self.answer(request);
+            return self.answer(request, queue);
         };
         let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
         match action {
             FaultAction::CloseStdout => {
                 self.replies.close();
-                self.answer(request)
+                self.answer(request, queue)
             }
             FaultAction::Oom => {
                 // It ends a step like any other error.
@@ -26,25 +27,25 @@ impl Process {
                     self.link.abandon();
                 }
                 let message = "not enough memory (a fault that was asked for)";
-                self.write(op, id, Err(RequestError::new(ErrorKind::InsufficientMemory, message)))
+                self.write(queue, op, id, Err(RequestError::new(ErrorKind::InsufficientMemory, message)))
             }
             FaultAction::Panic => {
                 let done = self.guard(kind, |_| panic!("a fault that was asked for"));
-                self.write(op, id, done)
+                self.write(queue, op, id, done)
             }
             FaultAction::Slow => {
                 let done = self.guard(kind, |process| process.handle(request));
                 if let Some(fault) = &self.fault {
                     thread::sleep(fault.delay(begun.elapsed()));
                 }
-                self.write(op, id, done)
+                self.write(queue, op, id, done)
             }
             FaultAction::Garbage => {
                 let _ = self.guard(kind, |process| process.handle(request));
                 self.replies.garble()
             }
             // These have ended or stopped the process; a stopped one may be continued.
-            FaultAction::Exit | FaultAction::Kill | FaultAction::Stop => self.answer(request),
+            FaultAction::Exit | FaultAction::Kill | FaultAction::Stop => self.answer(request, queue),
         }
     }
 
