@@ -1,7 +1,7 @@
-//! Whatever the template and the messages, rendering ends within its limits, with text or an error.
+//! For any template and messages, rendering ends within its limits, with text or an error.
 //!
-//! An input is a byte of flags, and parts with lines of `===` between them: the template, the messages, the tools and
-//! further variables, the latter three as JSON. What is no JSON is left out.
+//! An input is a byte of flags, and parts separated by lines of `===`: the template, the messages, the tools and
+//! further variables, the latter three as JSON. Invalid JSON is left out.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

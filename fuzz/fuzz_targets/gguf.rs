@@ -1,4 +1,4 @@
-//! Whatever the bytes, a GGUF file is refused or read, and what is read is in bounds.
+//! For any bytes, a GGUF file is rejected or read, and all that is read is in bounds.
 #![no_main]
 
 use fuzz::writer::{GgufWriter, array, gguf_sample, string};

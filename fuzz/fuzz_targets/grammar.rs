@@ -1,4 +1,4 @@
-//! Whatever the grammar, it is refused or compiled within its limits, and it accepts every token of its masks.
+//! Any grammar is rejected or compiled within its limits, and accepts every token of its masks.
 //!
 //! An input is a byte for the kind of grammar, its text up to a line of `===`, and a byte for each choice among the
 //! tokens of a mask.
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use text::{GgufVocab, Grammar, GrammarCompiler, Matcher, ReasoningTags, Tokenizer};
 use types::TokenId;
 
-/// Tokens beside those of one byte. The first one ends an answer.
+/// Tokens in addition to those of one byte. The first one ends an answer.
 const TOKENS: [&str; 12] =
     ["</s>", "<think>", "{\"", "\":", "\",", "true", "null", "a", "abc", "▁", "▁the", "<tool_call>"];
 
@@ -26,7 +26,8 @@ static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
 fuzz_target!(
     init: {
         fuzz::plant("grammar", &fuzz::seed_files("grammar"));
-        // Panics of the compiler are caught and become errors: one that is not ends this process all the same.
+        // libFuzzer's hook would abort on any panic. The compiler's panics are caught and become errors; others still
+        // abort.
         drop(std::panic::take_hook());
     },
     |input: &[u8]| {
@@ -52,7 +53,7 @@ fn grammar(kind: u8, source: String) -> Option<Grammar> {
     })
 }
 
-/// Writes an answer, token by token, until the grammar or its limits end it.
+/// Generates an answer, token by token, until the grammar or its limits end it.
 fn follow(mut matcher: Matcher, choices: &[u8]) {
     let mut words = [u32::MAX; 10];
     for &choice in choices {
@@ -65,7 +66,7 @@ fn follow(mut matcher: Matcher, choices: &[u8]) {
         assert!(allowed.iter().all(|&id| (id as usize) < TOKENS.len() + 256), "outside of the vocabulary: {allowed:?}");
         let token = TokenId(allowed[usize::from(choice) % allowed.len()]);
         if let Err(error) = matcher.accept(token) {
-            // The effort of a step is limited, which may end it here; the grammar may not.
+            // `accept` may fail because the effort of a step is limited, but not because of the grammar.
             let error = error.to_string();
             assert!(!error.contains("doesn't satisfy the grammar"), "{token:?} is in the mask: {error}");
             return;

@@ -1,13 +1,13 @@
-//! Whatever lines a rank or its supervisor is sent, each is a message or an error, and costs little memory.
+//! Any line sent to a rank or its supervisor is a message or an error, and costs little memory.
 #![no_main]
 
 use std::io::BufReader;
 
-use cluster::protocol::{Lines, Message, ReadError, Reply, Request, decode, encode};
+use cluster::protocol::{LineMessage, Lines, ReadError, Reply, Request, decode, encode};
 use engine::{StepOutput, StepPlan};
 use libfuzzer_sys::fuzz_target;
 
-/// The longest line, so that inputs have some which are longer.
+/// The longest line: short, so that some lines of the inputs are longer.
 const LINE_BYTES_MAX: usize = 1000;
 const VOCAB: usize = 50;
 
@@ -22,16 +22,16 @@ fuzz_target!(
         read_all(input, |request: Request| run(&request, &mut plan));
         read_all(input, |reply: Reply| {
             if let Reply::StepOk { output, .. } = &reply {
-                // Whether it is what the plan asked for or not.
+                // The output may or may not match the plan.
                 let _ = output.fill(&plan, VOCAB, &mut StepOutput::new());
             }
         });
     }
 );
 
-/// Reads all lines, and compares how each one ends with what it is on its own.
-fn read_all<M: Message>(input: &[u8], mut each: impl FnMut(M)) {
-    // A reader that gives a few bytes at a time finds what depends on where its buffer ends.
+/// Reads all lines, and compares each result with that of the line on its own.
+fn read_all<M: LineMessage>(input: &[u8], mut each: impl FnMut(M)) {
+    // A reader that returns a few bytes at a time reveals what depends on the end of its buffer.
     let mut lines = Lines::with_limit(BufReader::with_capacity(7, input), LINE_BYTES_MAX);
     for line in input.split(|&byte| byte == b'\n') {
         if line.len() > LINE_BYTES_MAX {
@@ -55,7 +55,7 @@ fn read_all<M: Message>(input: &[u8], mut each: impl FnMut(M)) {
 }
 
 /// A message that is written and read again is written the same: bit for bit, NaN included.
-fn reads_back<M: Message>(message: &M) {
+fn reads_back<M: LineMessage>(message: &M) {
     let mut line = Vec::new();
     encode(message, &mut line).expect("what was read from a line fits into one");
     let again: M = decode(line.trim_ascii_end()).expect("what was written is read");
@@ -64,7 +64,7 @@ fn reads_back<M: Message>(message: &M) {
     assert_eq!(line, second, "{}", line.escape_ascii());
 }
 
-/// As a rank checks what it is asked, before it does anything. Leaves the plan of a step in `plan`.
+/// Checks a request as a rank does before it runs it. Leaves the plan of a step in `plan`.
 fn run(request: &Request, plan: &mut StepPlan) {
     match request {
         Request::Step { plan: wire, .. } => {

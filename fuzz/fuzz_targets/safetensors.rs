@@ -1,4 +1,4 @@
-//! Whatever the bytes, a safetensors file is refused or read, and what is read is in bounds.
+//! For any bytes, a safetensors file is rejected or read, and all that is read is in bounds.
 #![no_main]
 
 use fuzz::writer::{safetensors, safetensors_sample};

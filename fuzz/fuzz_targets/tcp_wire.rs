@@ -1,4 +1,4 @@
-//! Whatever a peer sends over TCP, with the cluster's key or without it, is read or refused.
+//! Anything that a peer sends over TCP, with the cluster key or without it, is parsed or rejected.
 #![no_main]
 
 use cluster::tcp::fuzzing::read_any;
@@ -9,14 +9,14 @@ fuzz_target!(
     |input: &[u8]| read_any(input)
 );
 
-/// Inputs as [`read_any`] understands them.
+/// Inputs in the form that [`read_any`] parses.
 fn seeds() -> Vec<Vec<u8>> {
     let hello = [&[0][..], b"consort\0", &[2, 0, 1, 3, 0, 2, 0, 1, 0, 9, 0, 0, 0, 0x10, 0x27, 0, 0]].concat();
     let scripts: [&[u8]; 5] = [
         // Three messages of one record each, and of two.
         &[1, 3, 0xff, 0x0f, 0, 0, 0],
         &[1, 255, 0xff, 0xff, 0, 0, 0, 0, 0, 0],
-        // A record that is too short; one of something else; the peer's farewell; bytes that are no record.
+        // A record that is too short; one with other bytes; the peer's goodbye; bytes that are not a record.
         &[1, 3, 0xff, 0x0f, 1, 15, 0, 0],
         &[1, 0, 1, 0, 2, 3, 1, 2, 3],
         &[1, 3, 0xff, 0x0f, 0, 2, 16, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 0, 0, 0, 0, 0, 255, 3, 2, 1, 0],

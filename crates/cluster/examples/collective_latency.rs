@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p cluster --example collective_latency [RANKS]
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)] // a measurement that fails has nothing to tell
+#![allow(clippy::unwrap_used)] // a failed measurement panics
 
 use std::net::TcpListener;
 use std::thread;
@@ -50,7 +50,7 @@ fn main() {
     }
 }
 
-/// Runs as many exchanges as fit in [`SPAN`], as rank 0 sees them.
+/// Runs as many collectives as fit in [`SPAN`] and prints the latencies on rank 0.
 fn report<E: FnMut(&mut [f32])>(name: &str, elements: usize, world: WorldSize, join: impl Fn(Rank) -> E + Sync) {
     let mut times = thread::scope(|scope| {
         let join = &join;
@@ -64,7 +64,7 @@ fn report<E: FnMut(&mut [f32])>(name: &str, elements: usize, world: WorldSize, j
 
 fn run(elements: usize, rank: Rank, mut exchange: impl FnMut(&mut [f32])) -> Vec<Duration> {
     let (mut times, mut values, begun) = (Vec::new(), vec![1.0; elements], Instant::now());
-    // The first element says whether all go on: the first rank's clock decides.
+    // The sum of the first element is negative when rank 0's clock says that the time is up: all ranks then stop.
     loop {
         values.fill(1.0);
         values[0] = if rank.index() == 0 && begun.elapsed() > SPAN { -1e6 } else { 1.0 };

@@ -1,8 +1,9 @@
-//! `GroupCollective`: the `Collective` of a rank's models. It runs the communicator of the present group on a backend's buffers and
-//! counts the time. A group comes and goes; models, and the weights in them, stay. `AbortHandle` ends a group from other threads.
+//! `GroupCollective`: the `Collective` of a rank's models. It runs the current group's communicator on a backend's
+//! buffers and counts the time. It outlives a group, as the models and their weights do. `AbortHandle` aborts a group
+//! from other threads.
 //!
-//! Activations are exchanged where they lie if that is this process's memory, else they pass through it, in chunks of whole rows that are
-//! no larger than the communicator takes. All ranks cut alike.
+//! Activations in host memory are reduced in place; others are copied through host memory, in chunks of whole rows that
+//! are no larger than the communicator accepts. All ranks cut the same chunks.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,7 +18,7 @@ use crate::comm::{CommError, Communicator};
 use crate::shared_memory::{Abort, Epoch, ShmComm};
 use crate::tcp::{TcpAbort, TcpComm};
 
-/// Elements of a chunk that every rank reads again, if rows are not longer: both slots of a few ranks fit in a core's own cache.
+/// Elements of a chunk, unless a row is longer: both slots of a few ranks fit in a core's own cache.
 const CHUNK_ELEMENTS: usize = 1 << 17;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +37,7 @@ pub struct GroupCollective {
 #[derive(Debug, Default)]
 struct Group {
     comm: Option<Box<dyn Communicator>>,
-    /// The rows of a buffer that is not in this process's memory.
+    /// The rows of a buffer that is not in host memory.
     staging: Vec<f32>,
     /// This rank's columns of such a buffer.
     part: Vec<f32>,
@@ -53,7 +54,7 @@ impl GroupCollective {
         Self { rank, group: Arc::default(), abort: AbortHandle::default(), meter: Arc::default() }
     }
 
-    /// For a group that stays as it is.
+    /// For a group that never changes.
     pub fn over(comm: impl Communicator + 'static) -> Self {
         let collective = Self::new(comm.rank());
         collective.lock().comm = Some(Box::new(comm));
@@ -64,7 +65,7 @@ impl GroupCollective {
         self.abort.clone()
     }
 
-    /// From now on this communicator is used. Fails if its epoch was ended before it could be used.
+    /// Replaces the communicator. Fails if its epoch has been aborted already.
     pub fn join(&self, comm: ShmComm) -> Result<(), CommError> {
         self.abort.hold(GroupAbort::Shm(comm.abort()), comm.epoch());
         let over = comm.abort().cause();
@@ -72,8 +73,8 @@ impl GroupCollective {
         over.map_or(Ok(()), Err)
     }
 
-    /// From now on what `connect` gives is used. It can be ended while it is being made. Whatever comes of it, the group before
-    /// is over.
+    /// Replaces the communicator with the one that `connect` returns. It can be aborted while `connect` runs. Whether
+    /// that succeeds or not, the rank has left its previous group.
     pub fn connect<E>(&self, epoch: Epoch, connect: impl FnOnce(&TcpAbort) -> Result<TcpComm, E>) -> Result<(), E> {
         self.leave();
         let abort = TcpAbort::default();
@@ -83,7 +84,7 @@ impl GroupCollective {
         Ok(())
     }
 
-    /// Without a group again.
+    /// Leaves the group.
     pub fn leave(&self) {
         self.abort.release();
         self.lock().comm = None;
@@ -94,25 +95,25 @@ impl GroupCollective {
         self.rank.world() == WorldSize::ONE || self.lock().comm.is_some()
     }
 
-    /// Of the group, if there is one.
+    /// The epoch of the group, if there is one.
     pub fn epoch(&self) -> Option<Epoch> {
         self.abort.epoch()
     }
 
-    /// Ends the epoch: this rank has left the step that the others run.
+    /// Aborts the epoch, because this rank has left a step that the other ranks still run.
     pub fn abandon(&self) {
         if let Some(abort) = self.abort.held() {
             abort.lost(self.rank);
         }
     }
 
-    /// Collectives so far, and microseconds in them.
+    /// Collectives so far, and the microseconds spent in them.
     pub fn spent(&self) -> (u64, u64) {
         (self.meter.calls.load(Relaxed), self.meter.ns.load(Relaxed) / 1000)
     }
 
-    /// Runs `exchange` with the communicator, in a world of one without. A failure of the backend ends the group: the other ranks shall
-    /// not wait for this one.
+    /// Runs `exchange` with the communicator; does nothing in a world of one. A failure of the backend ends the group,
+    /// so that the other ranks do not wait for this one.
     fn call(
         &self,
         exchange: impl FnOnce(&mut Group, &mut dyn Communicator) -> Result<(), CollectiveError>,
@@ -226,7 +227,7 @@ impl<B: Backend> Collective<B> for GroupCollective {
     }
 }
 
-/// The most whole rows of `cols` columns that one exchange takes.
+/// The most whole rows of `cols` columns in one collective.
 fn largest_rows(comm: &dyn Communicator, cols: usize) -> Result<usize, CommError> {
     let elements_max = comm.elements_max();
     if cols > elements_max {
@@ -257,7 +258,7 @@ fn staged(values: &mut Vec<f32>, elements: usize) -> Result<&mut [f32], BackendE
     Ok(&mut values[..elements])
 }
 
-/// What ends an epoch, whatever connects its ranks.
+/// Aborts an epoch, whatever the transport.
 #[derive(Clone, Debug)]
 enum GroupAbort {
     Shm(Abort),
@@ -280,20 +281,20 @@ impl GroupAbort {
     }
 }
 
-/// Ends epochs from any thread, also while a collective runs.
+/// Aborts epochs from any thread, also while a collective runs.
 #[derive(Clone, Debug, Default)]
 pub struct AbortHandle(Arc<Mutex<AbortState>>);
 
 #[derive(Debug, Default)]
 struct AbortState {
     present: Option<(GroupAbort, Epoch)>,
-    /// Was ended before this rank came to it.
+    /// An epoch that was aborted before this rank joined it.
     early: Option<u32>,
     ended: bool,
 }
 
 impl AbortHandle {
-    /// Ends this epoch of the group, or lets it end as soon as it begins here.
+    /// Aborts this epoch of the group, now or as soon as this rank joins it.
     pub fn abort(&self, epoch: u32) {
         let mut state = self.lock();
         match &state.present {
@@ -303,7 +304,7 @@ impl AbortHandle {
         }
     }
 
-    /// Ends every epoch, present and to come: the leader is gone.
+    /// Aborts the current and every later epoch, because the supervisor is gone.
     pub fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
@@ -352,23 +353,23 @@ mod tests {
     }
 
     fn join(collective: &GroupCollective, segment: &Segment) -> Result<(), CommError> {
-        collective.join(segment.join(Rank::SOLO, segment.epoch()).unwrap())
+        collective.join(segment.join(Rank::SINGLE, segment.epoch()).unwrap())
     }
 
     #[test]
     fn a_generation_that_was_ended_early_does_not_begin() {
-        let (collective, segment) = (GroupCollective::new(Rank::SOLO), segment());
+        let (collective, segment) = (GroupCollective::new(Rank::SINGLE), segment());
         collective.abort_handle().abort(1);
         assert_eq!(join(&collective, &segment), Err(CommError::Aborted));
-        segment.reform().unwrap();
+        segment.begin_epoch().unwrap();
         assert_eq!(join(&collective, &segment), Ok(()));
         assert_eq!(collective.epoch(), Some(Epoch(2)));
     }
 
     #[test]
     fn the_end_of_an_old_generation_does_not_touch_the_new_one() {
-        let (collective, segment) = (GroupCollective::new(Rank::SOLO), segment());
-        segment.reform().unwrap();
+        let (collective, segment) = (GroupCollective::new(Rank::SINGLE), segment());
+        segment.begin_epoch().unwrap();
         join(&collective, &segment).unwrap();
         collective.abort_handle().abort(1);
         assert_eq!(segment.abort(segment.epoch()).cause(), None);
@@ -378,14 +379,14 @@ mod tests {
 
     #[test]
     fn nothing_begins_after_the_end() {
-        let (collective, segment) = (GroupCollective::new(Rank::SOLO), segment());
+        let (collective, segment) = (GroupCollective::new(Rank::SINGLE), segment());
         collective.abort_handle().end();
         assert_eq!(join(&collective, &segment), Err(CommError::Aborted));
     }
 
     #[test]
     fn hosts_that_were_told_to_stop_do_not_connect() {
-        let collective = GroupCollective::new(Rank::SOLO);
+        let collective = GroupCollective::new(Rank::SINGLE);
         collective.abort_handle().abort(3);
         let connected = collective.connect(Epoch(3), |abort| Err::<TcpComm, _>(abort.cause()));
         assert_eq!(connected, Err(Some(CommError::Aborted)));
@@ -400,6 +401,6 @@ mod tests {
     #[test]
     fn only_a_world_of_one_is_complete_without_a_group() {
         let two = WorldSize::new(2).and_then(|world| world.rank(1)).unwrap();
-        assert!(GroupCollective::new(Rank::SOLO).is_complete() && !GroupCollective::new(two).is_complete());
+        assert!(GroupCollective::new(Rank::SINGLE).is_complete() && !GroupCollective::new(two).is_complete());
     }
 }

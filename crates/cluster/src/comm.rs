@@ -1,8 +1,9 @@
-//! `Communicator`: what connects the ranks of a group, as collectives on slices of this process's memory. `ShmComm` and `TcpComm`
+//! `Communicator`: collectives between the ranks of a group, on slices of host memory. `ShmComm` and `TcpComm`
 //! implement it; `GroupCollective` runs it on the buffers of a backend.
 //!
-//! All ranks call the same operations in the same order, with as many elements. After an error, what the slices hold is undefined. A
-//! communicator that is dropped ends its group: the other ranks shall not wait for a rank that is gone.
+//! All ranks call the same operations in the same order, with the same number of elements. After an error, the contents
+//! of the slices are undefined. Dropping a communicator ends its group, so that the other ranks do not wait for a rank
+//! that is gone.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,7 +12,8 @@ use std::time::Duration;
 use model::CollectiveError;
 use types::Rank;
 
-/// The most elements of one exchange: a row of 2^20, the logits of the largest vocabularies, or many rows of hidden states at once.
+/// The most elements of one collective: one row of logits of the largest vocabularies, or many rows of hidden states at
+/// once.
 pub const EXCHANGE_ELEMENTS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,15 +60,15 @@ pub trait Communicator: fmt::Debug + Send {
     fn elements_max(&self) -> usize;
     /// Tells the other ranks that this one is lost: their waits end with [`CommError::Lost`].
     fn leave(&self);
-    /// Every rank's `values` become the sum over all ranks, added in the order of the ranks.
+    /// Every rank's `values` become the sum over all ranks, added in the order of ranks.
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), CommError>;
-    /// `values` are rows of `cols` columns. Returns the rows that this rank owns; those are the sums over all ranks then, the others are
-    /// undefined. All ranks together own every row at least once, and the ownership depends on the shape alone.
+    /// `values` are rows of `cols` columns. Returns the rows that this rank owns. Those become the sums over all ranks;
+    /// the others are undefined. Every row is owned by at least one rank, and the ownership depends on the shape alone.
     fn reduce_scatter_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, CommError>;
-    /// `values` are rows of `cols` columns, of which each rank has filled those that [`Communicator::reduce_scatter_rows`] gave it for this
-    /// shape. Afterwards every rank has all rows.
+    /// `values` are rows of `cols` columns. Each rank has filled the rows that [`Communicator::reduce_scatter_rows`]
+    /// returned for this shape. Afterwards every rank has all rows.
     fn all_gather_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<(), CommError>;
-    /// Each rank brings `rows` rows of its shard ([`Rank::shard`]) of `cols` columns in `part`. `whole`, which only the first rank has, gets
-    /// all columns.
+    /// Each rank passes `rows` rows of its shard ([`Rank::shard`]) of `cols` columns in `part`. Rank 0 alone passes
+    /// `whole`, which gets all columns.
     fn gather_columns(&mut self, shape: [usize; 2], part: &[f32], whole: Option<&mut [f32]>) -> Result<(), CommError>;
 }

@@ -1,20 +1,21 @@
-//! A group of rank processes as one executor: spawned, seated, loaded, driven, and made whole again when one of them fails.
+//! A group of rank processes as one executor: it spawns the processes, forms the communicator, loads the model, runs
+//! steps, and recovers when a rank fails.
 //!
-//! [`Group`] is the supervisor. It holds no model: ranks are processes of their own, and it talks to them in the lines of
-//! [`protocol`](crate::protocol). It keeps the same [`SessionTable`](engine::SessionTable) as they do, so sessions and pages are decided
-//! here and only followed there.
+//! [`Group`] is the supervisor. It holds no model: ranks are separate processes, and the supervisor talks to them in
+//! the lines of [`protocol`](crate::protocol). Supervisor and ranks each keep a [`SessionTable`](engine::SessionTable).
+//! The supervisor decides about sessions and pages; the ranks follow.
 //!
 //! # Why it never hangs
 //!
-//! One thread does everything, and it waits in one place: a `poll` over the pipes of all ranks, never longer than to the next
-//! deadline. Pipes are not blocking, so a rank that stopped reading holds nobody up. The end of a process is the end of its
-//! output, which `poll` reports at once. Every request has a deadline; a process that was stopped is looked for in `/proc`, on another
-//! host by that host. Otherwise a rank there looks the same: threads carry its lines between pipes and the network, and connecting is
-//! theirs too.
-//!
-//! When something goes wrong with a rank, the epoch of the group is aborted, in shared memory or by a line to each rank, and the
-//! others leave their exchange. They answer what they were asked, or are killed too when they do not. When all have answered, the next epoch begins: new
-//! processes take the places of those that are gone, survivors keep their weights, and everybody takes a new comm.
+//! One thread does everything, and it waits in one place: a `poll` over the pipes of all ranks, never longer than to
+//! the next deadline. Pipes are non-blocking, so a rank that stops reading delays nobody. When a process ends, its
+//! output ends, which `poll` reports at once. Every request has a deadline. The supervisor looks in `/proc` for stopped
+//! processes; for a rank on another host, that host does. Otherwise a remote rank looks the same: separate threads
+//! connect to its host and copy its lines between pipes and the network.
+//! When a rank fails, the supervisor aborts the group's epoch, in shared memory or by a line to each rank, and the
+//! other ranks leave their collective. Each replies to its pending requests or is killed at the drain deadline. When
+//! all have replied, the next epoch begins: new processes replace the lost ones, survivors keep their weights, and all
+//! ranks join a new communicator.
 #![cfg(target_os = "linux")]
 
 mod deadlines;

@@ -1,5 +1,5 @@
-//! Machines we own: collectives between the ranks of a tensor-parallel group, the protocol of rank processes, and the
-//! rank process itself.
+//! Tensor parallelism on machines of one owner: collectives between ranks, the line protocol between supervisor and
+//! rank process, the rank process, and the group that supervises rank processes.
 
 #![deny(unsafe_code)]
 

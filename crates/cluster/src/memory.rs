@@ -1,11 +1,11 @@
-//! How much memory this process can still take: what the host has, or less where a control group says so.
+//! How much memory this process can still allocate: what the host has, or less where a control group limits it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use model::Footprint;
 
-/// What a load would need, and what there is.
+/// The memory that a load would need, and what is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "insufficient memory: {} MiB are needed (weights {}, keys and values {}, working memory {}) and {} MiB are free",
@@ -24,42 +24,42 @@ impl InsufficientMemory {
     }
 }
 
-/// That there is memory for all these shares of a model, on this host.
+/// Checks that this host has memory for all these shards of a model.
 pub fn check_memory(shares: &[Footprint]) -> Result<(), InsufficientMemory> {
     let sum = |part: fn(&Footprint) -> u64| shares.iter().map(part).fold(0, u64::saturating_add);
     let needs = InsufficientMemory {
-        weights: sum(|share| share.weights),
-        kv: sum(|share| share.kv),
-        working: sum(|share| share.working),
-        // Where the system does not tell, nothing is known to be missing.
+        weights: sum(|footprint| footprint.weights),
+        kv: sum(|footprint| footprint.kv),
+        working: sum(|footprint| footprint.working),
+        // If the system does not report it, the check passes.
         available: memory_available().unwrap_or(u64::MAX),
     };
     if needs.needed() > needs.available { Err(needs) } else { Ok(()) }
 }
 
-/// Rounded up, as what is needed is.
+/// Rounds up, for amounts that are needed.
 fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Bytes that can be allocated and touched without swapping or being killed. `None` where the system does not tell.
+/// Bytes that can be allocated and touched without swapping or an OOM kill. `None` if the system does not report it.
 pub fn memory_available() -> Option<u64> {
     available(Path::new("/"))
 }
 
-/// The same of a system whose `proc` and `sys` are in `root`.
+/// The same for a system whose `proc` and `sys` are in `root`.
 fn available(root: &Path) -> Option<u64> {
     let host = field(&root.join("proc/meminfo"), "MemAvailable:").and_then(|kib| kib.checked_mul(1024));
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    groups.lines().flat_map(|line| group_room(root, line)).chain(host).min()
+    groups.lines().flat_map(|line| cgroup_headroom(root, line)).chain(host).min()
 }
 
-/// The files of one version of control groups.
+/// The file names of one version of control groups.
 struct Names {
     root: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// Of `memory.stat`: pages of files that the kernel drops before it refuses memory.
+    /// Key in `memory.stat` of the page cache that the kernel reclaims before it refuses memory.
     reclaimable: &'static str,
 }
 
@@ -72,9 +72,9 @@ const V1: Names = Names {
 const V2: Names =
     Names { root: "sys/fs/cgroup", limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file" };
 
-/// The memory left in the group that a line of `/proc/self/cgroup` names: the least of it and the groups around it, for a
-/// limit holds for all within. Groups that are not to be seen from here, as in a container, set no limit.
-fn group_room(root: &Path, line: &str) -> Option<u64> {
+/// The memory left in the control group that a line of `/proc/self/cgroup` names: the minimum of it and its ancestors,
+/// because a limit applies to all descendants. Groups that are not visible from here, as in a container, set no limit.
+fn cgroup_headroom(root: &Path, line: &str) -> Option<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
     let names = match controllers {
@@ -87,7 +87,7 @@ fn group_room(root: &Path, line: &str) -> Option<u64> {
     own.ancestors().take_while(|group| group.starts_with(&top)).filter_map(|group| headroom(group, &names)).min()
 }
 
-/// `None`: without a limit.
+/// `None` if the group has no limit.
 fn headroom(group: &Path, names: &Names) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let (limit, usage) = (number(names.limit)?, number(names.usage)?);
@@ -95,7 +95,7 @@ fn headroom(group: &Path, names: &Names) -> Option<u64> {
     Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
 }
 
-/// The number after `key` in a file of such lines.
+/// The number after `key` in a file with one key per line.
 fn field(path: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let mut words = text.lines().map(str::split_ascii_whitespace);

@@ -1,59 +1,58 @@
-//! Ranks on several hosts: collectives over a comm of TCP connections, and the line protocol of a rank elsewhere.
+//! Ranks on several hosts: collectives over TCP connections, and the line protocol of a rank on another host.
 //!
-//! Each rank connects to all ranks below it and is called by all above: [`TcpComm::connect`]. The comm runs the collectives
-//! of a [`Communicator`](crate::Communicator), with the sums of shared memory bit for bit. A [`Link`]
-//! carries the lines between a supervisor and a rank that [`serve_ranks`] started for it.
+//! Each rank connects to all ranks with a lower index and accepts connections from all with a higher one
+//! ([`TcpComm::connect`]). The [`TcpComm`] runs the collectives of a [`Communicator`](crate::Communicator); its sums
+//! are bit for bit those of shared memory. A [`RankStream`] carries the lines between a supervisor and a rank that
+//! [`serve_ranks`] started for it.
 //!
-//! # Who may speak
+//! # Authentication
 //!
 //! Every connection begins with a Noise handshake (NNpsk0) from a [`ClusterKey`] and is encrypted from then on. The
-//! caller's first bytes, a hello with the protocol's version, the purpose, the world, both ranks and the epoch, are
-//! the handshake's prologue: a connection that was made for anything else cannot be passed off as this one. The caller
-//! confirms with a first record, so a recorded call, played again, takes nobody's place. Who does not get this far within
-//! its deadline is dropped, and takes none of the time of those who do.
-//!
+//! initiator's first bytes are a hello: protocol version, purpose, world size, both ranks, epoch. It is the handshake's
+//! prologue, so a connection that was made for one purpose cannot be passed off as another. The initiator confirms with
+//! a first record, so a replayed handshake is not accepted. A peer that does not complete the handshake within its
+//! deadline is dropped. Handshakes run in parallel, so a slow peer does not delay others.
 //! # Why nothing waits for ever
 //!
-//! A rank is within an exchange in one thread, with sockets that never block: it sends and receives on all of them as
-//! they are ready, so full buffers on all sides cannot lock each other. It sleeps for a [`TICK`] at most and then looks
-//! at the abort and at the clock. A rank that leaves the group, for whatever reason, says why to all others and closes
-//! its connections; one that cannot say anything any more is known by its closed connection, by the kernel, which hears nothing from
-//! its host for [`TcpCommOptions::silence_deadline`], or because nothing has come from it for [`TcpCommOptions::stall_deadline`].
-//!
-//! A host says over each [`Link`], a few times a second, that it is there and whether the rank is stopped. A supervisor that hears
-//! nothing for as long as it said when it connected takes the host for lost.
+//! A collective runs in one thread, on non-blocking sockets: it sends and receives on all connections as they become
+//! ready, so full buffers on all sides cannot deadlock. It sleeps for at most a [`TICK`] and then checks the abort and
+//! the clock. A rank that leaves the group sends a goodbye with the cause to all others and closes its connections. A
+//! rank that cannot send one is detected by its closed connection, by TCP keepalive (nothing from its host for
+//! [`TcpCommOptions::silence_deadline`]), or because no bytes have come from it for [`TcpCommOptions::stall_deadline`].
+//! A host sends a heartbeat over each [`RankStream`] a few times a second, with whether the rank process is stopped. A
+//! supervisor that receives nothing for the silence deadline, which its hello contains, takes the host for lost.
 //!
 //! # What a peer can do
 //!
-//! How many bytes are due is known to the receiver beforehand; lengths from the wire are compared with it and size no
-//! buffer. Without the key one can delay or cut connections; with it, one can also cause wrong numbers.
+//! The receiver knows beforehand how many bytes are due. Lengths from the network are compared with that and never size
+//! a buffer. An attacker without the key can delay or cut connections; with the key, it can also cause wrong numbers.
 #![cfg(target_os = "linux")]
 
 mod abort;
+mod accept;
 mod comm;
 mod connect;
-mod door;
+mod connection;
 mod encoding;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod handshake;
 mod hello;
 mod key;
-mod link;
 mod message;
 mod noise;
+mod rank_stream;
 mod serve;
-mod watch;
-mod wire;
+mod wait_limit;
 
 pub use abort::TcpAbort;
+pub use accept::{HANDSHAKE_DEADLINE, HANDSHAKES_MAX};
 pub use comm::{TcpComm, TcpCommOptions};
 pub use connect::{ConnectError, TcpGroup};
-pub use door::{HANDSHAKE_DEADLINE, HANDSHAKES_MAX};
 pub use encoding::Encoding;
 pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN};
-pub use hello::Refusal;
+pub use hello::RejectReason;
 pub use key::{ClusterKey, PASSPHRASE_BYTES_MIN, WeakPassphrase};
-pub use link::{Link, LinkEnd, LinkReader, LinkWriter};
+pub use rank_stream::{RankStream, RankStreamHandle, RankStreamReader, RankStreamWriter};
 pub use serve::{RANKS_MAX, RankProcess, serve_ranks};
-pub use watch::TICK;
+pub use wait_limit::TICK;

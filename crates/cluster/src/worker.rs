@@ -1,12 +1,12 @@
 //! The rank process: serves the line protocol of [`crate::protocol`] on a pair of pipes.
 //!
-//! A reading thread takes lines from the input; the thread that calls [`run`] works them off one after another and
-//! answers each. What must not wait for the work at hand is done by the reading thread: `cancel`, `abort`, a `ping` during a
-//! request that may take long, and the end of the input, which ends the epoch of the group, so that a rank whose
-//! leader is gone does not compute on.
+//! A reading thread takes lines from the input; the thread that calls [`run`] handles them one after another and
+//! replies to each. The reading thread itself handles what must not wait for a running request: `cancel`, `abort`, a
+//! `ping` during a long request, and the end of the input. That end aborts the epoch of the group, so that a rank whose
+//! leader is gone stops computing.
 //!
-//! A request that can not be served is answered with a typed error and the rank lives on. Nobody waits for a rank that
-//! failed in the middle of a step: it ends the epoch before it answers.
+//! A request that fails gets a typed error as its reply, and the rank goes on. No other rank waits for one that failed
+//! in the middle of a step: it aborts the epoch before it replies.
 #![cfg(target_os = "linux")]
 
 mod build;
@@ -40,34 +40,34 @@ pub use build::{build_id, build_id_of};
 #[cfg(debug_assertions)]
 pub use fault::{Fault, FaultError};
 
-use process::{Process, pong};
+use process::{RankServer, pong};
 use queue::RequestQueue;
 use reader::RequestReader;
 use replies::ReplyWriter;
 
-/// How long the requests before the end of the input may still take.
+/// How long requests that were read before the end of the input may still take.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// How long the ranks of an `init` may take to find each other, unless told otherwise.
+/// Default of [`Options::init_timeout`].
 pub const INIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a rank waits for the others of its `init` in one collective, unless told otherwise.
+/// Default of [`Options::collective_timeout`].
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a rank is started with.
+/// The options of a rank process.
 #[derive(Debug)]
 pub struct Options {
     pub rank: Rank,
     pub cuda_device: u32,
-    /// What this build is called: see [`build_id`].
+    /// The id of this build: see [`build_id`].
     pub build: String,
-    /// How long the ranks of an `init` take to find each other at most: see [`INIT_TIMEOUT`].
+    /// How long the rendezvous of an `init` may take.
     pub init_timeout: Duration,
-    /// How long a rank of an `init` waits for the others: see [`COLLECTIVE_TIMEOUT`].
+    /// How long a rank of an `init` waits for the others before and within a step.
     pub collective_timeout: Duration,
-    /// Threads of a model at most, whatever a leader asks for.
+    /// Limit of the threads of a model, whatever a leader requests.
     pub threads_max: Option<NonZeroUsize>,
-    /// What goes wrong, for tests.
+    /// The fault to inject, for tests.
     #[cfg(debug_assertions)]
     pub fault: Option<Fault>,
 }
@@ -80,8 +80,8 @@ pub enum WorkerError {
     Answer(#[from] WriteError),
 }
 
-/// What starts `program` as a rank process, which is to be given pipes. The kernel ends the process with the thread that
-/// starts it.
+/// The command that starts `program` as a rank process; the caller sets up its pipes. The kernel kills the process when
+/// the thread that started it ends.
 pub fn command(program: &Path, rank: Rank, cuda_device: usize) -> Command {
     let mut command = Command::new(program);
     command.args(["--worker", "--end-with-thread"]);
@@ -91,28 +91,28 @@ pub fn command(program: &Path, rank: Rank, cuda_device: usize) -> Command {
     command
 }
 
-/// Serves requests until one is `shutdown` or the input ends. `abandon` is called from another thread when the input has
-/// ended and the work at hand does not end within [`GRACE`]: it ends the process.
+/// Serves requests until one is `shutdown` or the input ends. `abandon` is called from another thread if the input has
+/// ended and the running requests do not finish within [`GRACE`]: it has to end the process.
 pub fn run(
     options: Options,
     input: impl Read + Send + 'static,
     output: impl Write + Send + 'static,
     abandon: impl FnOnce() + Send + 'static,
 ) -> Result<(), WorkerError> {
-    let (queue, replies, link) =
+    let (queue, replies, collective) =
         (Arc::new(RequestQueue::default()), ReplyWriter::new(output), GroupCollective::new(options.rank));
     let (working, worked) = mpsc::channel();
     let pong = pong(options.rank, options.cuda_device);
-    let reader = RequestReader::new(Arc::clone(&queue), replies.clone(), link.abort_handle(), pong);
+    let reader = RequestReader::new(Arc::clone(&queue), replies.clone(), collective.abort_handle(), pong);
     let read = move || {
         reader.read(input);
         if worked.recv_timeout(GRACE) == Err(mpsc::RecvTimeoutError::Timeout) {
             abandon();
         }
     };
-    // It is not joined: after a `shutdown` it still waits for a line.
+    // The thread is not joined: after a `shutdown` it still waits for a line.
     thread::Builder::new().name("reader".into()).spawn(read).map_err(WorkerError::Thread)?;
-    let served = Process::new(options, replies, link).serve(&queue);
+    let served = RankServer::new(options, replies, collective).serve(&queue);
     drop::<mpsc::Sender<()>>(working);
     Ok(served?)
 }

@@ -1,33 +1,33 @@
-//! The ops, line by line: those of the neuron protocol as its page writes them, and our own.
+//! The ops, line by line: those of the neuron protocol as its documentation has them, and consort's own.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use cluster::protocol::join::{Activations, JoinTimeouts, Secret};
 use cluster::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
 use cluster::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
 use cluster::protocol::session::{RankStats, WirePrefix};
-use cluster::protocol::share::Share;
+use cluster::protocol::shard::ShardSpec;
 use cluster::protocol::{
-    ErrorKind, HandshakeError, Lines, MESSAGE_BYTES_MAX, Message, ReadError, Reply, Request, VERSION, Writer,
+    ErrorKind, HelloMismatch, LineMessage, Lines, MESSAGE_BYTES_MAX, ReadError, Reply, Request, VERSION, Writer,
     check_hello, clean, encode,
 };
 use engine::{Capacity, PageHash};
 use kernels::StepLimits;
-use kernels::cpu::{CpuOptions, KvType, Level, PromptMath};
+use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
 use model::LoadOptions;
 use types::{DType, TokenId};
 
-fn read<M: Message>(line: &str) -> Result<M, ReadError> {
+fn read<M: LineMessage>(line: &str) -> Result<M, ReadError> {
     Lines::new(line.as_bytes()).read().expect("there is a line")
 }
 
-fn written<M: Message>(message: &M) -> String {
+fn written<M: LineMessage>(message: &M) -> String {
     let mut line = Vec::new();
     encode(message, &mut line).unwrap();
     String::from_utf8(line).unwrap()
 }
 
-/// Both ways, byte for byte.
-fn check<M: Message + PartialEq + std::fmt::Debug>(line: &str, message: &M) {
+/// Checks that the line parses to the message and the message encodes to the line, byte for byte.
+fn check<M: LineMessage + PartialEq + std::fmt::Debug>(line: &str, message: &M) {
     assert_eq!(read::<M>(line).unwrap(), *message, "{line}");
     assert_eq!(written(message), format!("{line}\n"));
     let op = format!("{{\"op\":\"{}\"", message.op());
@@ -49,22 +49,22 @@ fn foreign_requests() -> Vec<(&'static str, Request)> {
             Request::LoadDenseShard {
                 model_id: model_id(),
                 config_json: text("{\"model_type\":\"qwen3\"}\n"),
-                safetensors_paths: vec![text("/a"), text("/b")],
+                safetensors_paths: vec![text("/a"), text("/b")].into(),
                 quant: Some(text("q4k")),
             },
         ),
         (
             r#"{"op":"generate_step","model_id":"m","tokens":[0,4294967295],"offset":7}"#,
-            Request::GenerateStep { model_id: model_id(), tokens: vec![0, u32::MAX], offset: 7 },
+            Request::GenerateStep { model_id: model_id(), tokens: vec![0, u32::MAX].into(), offset: 7 },
         ),
         (
             r#"{"op":"generate_step_with_images","model_id":"m","tokens":[5],"offset":0,"image_token_id":248056,"image_data_uris":["data:image/png;base64,AA=="],"chunk_size":512}"#,
             Request::GenerateStepWithImages {
                 model_id: model_id(),
-                tokens: vec![5],
+                tokens: vec![5].into(),
                 offset: 0,
                 image_token_id: 248056,
-                image_data_uris: vec![text("data:image/png;base64,AA==")],
+                image_data_uris: vec![text("data:image/png;base64,AA==")].into(),
                 chunk_size: 512,
             },
         ),
@@ -74,12 +74,12 @@ fn foreign_requests() -> Vec<(&'static str, Request)> {
     ]
 }
 
-fn share() -> Share {
+fn shard() -> ShardSpec {
     let step = StepLimits { rows: 1, sequences: 2, pages: 3 };
     let limits = model::Limits { step, logit_rows: 4, kv_pages: 5, positions: 6 };
     let options = LoadOptions { keep: Some(DType::Q8_0), limits };
-    let cpu = CpuOptions { threads: 2, level: Level::Avx2, kv: KvType::F16, prompt: PromptMath::Int8 };
-    Share::new(text("/m"), &options, cpu)
+    let cpu = CpuOptions { threads: 2, level: Level::Avx2, kv: KvType::F16, prompt: PrefillMath::Int8 };
+    ShardSpec::new(text("/m"), &options, cpu)
 }
 
 fn own_requests() -> Vec<(&'static str, Request)> {
@@ -88,17 +88,18 @@ fn own_requests() -> Vec<(&'static str, Request)> {
             session: 1,
             phase: WirePhase::Prefill,
             position: 32,
-            tokens: vec![7, 8],
+            tokens: vec![7, 8].into(),
             requested: WireRequestedOutput::Nothing,
             mask: None,
-        }],
+        }]
+        .into(),
     };
     let pages = [PageHash([255; 32])];
     let tokens = [TokenId(3); 32];
     let prefix = WirePrefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
     vec![
         (
-            r#"{"op":"hello","id":1,"protocol":3,"build":"abc"}"#,
+            r#"{"op":"hello","id":1,"protocol":4,"build":"abc"}"#,
             Request::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
@@ -107,21 +108,21 @@ fn own_requests() -> Vec<(&'static str, Request)> {
         ),
         (r#"{"op":"listen","id":12,"host":"10.0.0.7"}"#, Request::Listen { id: 12, host: [10, 0, 0, 7].into() }),
         (
-            r#"{"op":"join","id":13,"world_size":2,"rank":1,"epoch":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8","patience":{"connect_ms":1,"stall_ms":2,"silence_ms":3}}"#,
+            r#"{"op":"join","id":13,"world_size":2,"rank":1,"epoch":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8","timeouts":{"connect_ms":1,"stall_ms":2,"silence_ms":3}}"#,
             Request::Join {
                 id: 13,
                 world_size: 2,
                 rank: 1,
                 epoch: 9,
-                addresses: vec!["10.0.0.7:81".parse().unwrap(), "[::1]:82".parse().unwrap()],
+                addresses: vec!["10.0.0.7:81".parse().unwrap(), "[::1]:82".parse().unwrap()].into(),
                 key: Secret::new([7; 32]),
                 encoding: Activations::Q8,
-                patience: JoinTimeouts { connect_ms: 1, stall_ms: 2, silence_ms: 3 },
+                timeouts: JoinTimeouts { connect_ms: 1, stall_ms: 2, silence_ms: 3 },
             },
         ),
         (
-            r#"{"op":"load","id":11,"model_id":"m","share":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#,
-            Request::Load { id: 11, model_id: text("m"), share: share() },
+            r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#,
+            Request::Load { id: 11, model_id: text("m"), shard: shard() },
         ),
         (
             r#"{"op":"open","id":3,"tokens_max":64,"prefix":{"tokens":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3],"pages":"//////////////////////////////////////////8=","reuse_max":31}}"#,
@@ -162,7 +163,7 @@ fn foreign_replies() -> Vec<(&'static str, Reply)> {
 fn own_replies() -> Vec<(&'static str, Reply)> {
     let sample =
         WireSample { session: 1, position: 34, outcome: WireOutcome::Ok(WireSampled { token: 5, logprobs: None }) };
-    let output = WireOutput { samples: vec![sample], ..WireOutput::default() };
+    let output = WireOutput { samples: vec![sample].into(), ..WireOutput::default() };
     let capacity = Capacity {
         vocab: 1,
         positions_max: 2,
@@ -178,7 +179,7 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
     let stats = RankStats { epoch: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
     vec![
         (
-            r#"{"op":"hello_ok","id":1,"protocol":3,"build":"abc","pid":77}"#,
+            r#"{"op":"hello_ok","id":1,"protocol":4,"build":"abc","pid":77}"#,
             Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),
@@ -226,7 +227,7 @@ fn every_reply_is_read_and_written_as_its_line() {
 fn what_may_be_left_out_is_left_out() {
     let line = r#"{"op":"load_dense_shard","model_id":"m","config_json":"{}","safetensors_paths":[]}"#;
     let (model_id, config_json) = (text("m"), text("{}"));
-    let request = Request::LoadDenseShard { model_id, config_json, safetensors_paths: Vec::new(), quant: None };
+    let request = Request::LoadDenseShard { model_id, config_json, safetensors_paths: Vec::new().into(), quant: None };
     check(line, &request);
     assert_eq!(read::<Request>(&line.replace("[]}", "[],\"quant\":null}")).unwrap(), request);
 }
@@ -370,7 +371,7 @@ fn messages_of_errors_are_one_clean_line_of_bounded_length() {
 #[test]
 fn another_version_or_build_is_refused() {
     assert_eq!(check_hello("abc", VERSION, "abc"), Ok(()));
-    assert_eq!(check_hello("abc", VERSION + 1, "abc"), Err(HandshakeError::Version { theirs: VERSION + 1 }));
-    let refused = HandshakeError::Build { ours: text("abc"), theirs: text("a bc") };
+    assert_eq!(check_hello("abc", VERSION + 1, "abc"), Err(HelloMismatch::Version { theirs: VERSION + 1 }));
+    let refused = HelloMismatch::Build { ours: text("abc"), theirs: text("a bc") };
     assert_eq!(check_hello("abc", VERSION, "a\nbc"), Err(refused));
 }

@@ -1,15 +1,15 @@
-//! Streams of lines: whatever comes, each line is one message or one error, and the next one is read from its beginning.
+//! Streams of lines: each line is one message or one error, and after an error the next line is read normally.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::io::{self, BufReader, Read, Write};
 
 use cluster::protocol::limits::{ENTRIES_MAX, FILES_MAX, IMAGES_MAX};
-use cluster::protocol::{ErrorKind, LINE_BYTES_MAX, Lines, Message, ReadError, Reply, Request, WriteError, Writer};
+use cluster::protocol::{ErrorKind, LINE_BYTES_MAX, LineMessage, Lines, ReadError, Reply, Request, WriteError, Writer};
 use proptest::prelude::*;
 
-/// How each line is taken: the op, or the kind of error.
+/// The result of each line: the op, or the kind of error.
 fn taken(bytes: &[u8], bytes_max: usize) -> Vec<&'static str> {
-    // A reader that gives a few bytes at a time finds what depends on where its buffer ends.
+    // A reader that returns a few bytes at a time reveals what depends on the end of its buffer.
     let mut lines = Lines::with_limit(BufReader::with_capacity(7, bytes), bytes_max);
     let mut taken = Vec::new();
     while let Some(read) = lines.read::<Request>() {
@@ -158,7 +158,7 @@ fn a_reader_that_fails_is_no_end_of_input() {
     assert!(error.reply().is_none());
 }
 
-/// What was written, and how much of it before the last flush.
+/// The bytes written, and how many of them before the last flush.
 #[derive(Default)]
 struct Pipe {
     bytes: Vec<u8>,
@@ -204,7 +204,7 @@ fn nothing_is_written_of_a_message_that_is_too_long_for_a_line() {
     assert!(pipe.bytes.is_empty());
 }
 
-/// Pieces that come close to messages, and bytes that do not.
+/// Fragments of messages mixed with random bytes.
 fn rubble() -> impl Strategy<Value = Vec<u8>> {
     let pieces = concat!(
         r#"{ } [ ] : , " \ \u null true - 1e999 0.1 "op" "ping" "op":"step" "id":1 "plan": "entries": "#,

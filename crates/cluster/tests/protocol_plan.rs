@@ -1,4 +1,5 @@
-//! Plans and outputs: through a line and back with every bit, and refused where the engine would rely on what is not so.
+//! Plans and outputs: encoded and decoded without the loss of a bit, and rejected where they break what the engine
+//! relies on.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use cluster::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
 use cluster::protocol::output::{WireOutcome, WireOutput};
 use cluster::protocol::plan::{self, WirePlan};
-use cluster::protocol::{Lines, Message, Number, Packed, Reply, Request, encode};
+use cluster::protocol::{LineMessage, Lines, Number, Packed, Reply, Request, encode};
 use engine::{
     Logprobs, Phase, PooledEmbedding, Pooling, PromptLogprobs, RequestedOutput, Sample, SampleError, Sampled,
     SamplingParams, StepOutput, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX,
@@ -18,7 +19,7 @@ use types::{SessionId, TokenId};
 
 const VOCAB: usize = 50;
 
-fn through_a_line<M: Message>(message: &M) -> M {
+fn through_a_line<M: LineMessage>(message: &M) -> M {
     let mut line = Vec::new();
     encode(message, &mut line).unwrap();
     Lines::new(&line[..]).read().unwrap().unwrap()
@@ -40,7 +41,7 @@ fn output_through_a_line(plan: &StepPlan, output: &StepOutput) -> Result<StepOut
     output.fill(plan, VOCAB, &mut again).map(|()| again)
 }
 
-/// Shows all bits that a number has: `Debug` writes the shortest digits that lead back to it, and tells zeros apart.
+/// Shows all bits of a number: `Debug` writes the shortest digits that parse to it, and distinguishes the two zeros.
 fn bits(value: &impl std::fmt::Debug) -> String {
     format!("{value:?}")
 }
@@ -49,7 +50,7 @@ fn token() -> impl Strategy<Value = TokenId> {
     (0..VOCAB as u32).prop_map(TokenId)
 }
 
-/// Every finite number alike, by its bits.
+/// All finite numbers, uniform in their bits.
 fn finite() -> impl Strategy<Value = f32> {
     any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |value| value.is_finite())
 }
@@ -150,7 +151,7 @@ fn sampled() -> impl Strategy<Value = Sampled> {
     (token(), option::of(logprobs())).prop_map(|(token, logprobs)| Sampled { token, logprobs })
 }
 
-/// Answers a plan: what each entry may request, from a supply of values.
+/// The output of a plan: what each entry requests, from the given values.
 fn answer(
     plan: &StepPlan,
     sampled: &[Result<Sampled, SampleError>],
@@ -278,7 +279,7 @@ fn a_plan_on_the_wire_has_this_form() {
     assert_eq!(serde_json::to_string(&WirePlan::from(&plan)).unwrap(), expected);
 }
 
-/// One entry of two tokens, changed, in a plan of its own.
+/// The error of a plan with one entry of two tokens, after `change`.
 fn refusal(change: impl FnOnce(&mut plan::WireEntry)) -> LimitError {
     let mut inner = StepPlan::new();
     let requested = RequestedOutput::sample(3, SamplingParams::default());
@@ -307,10 +308,10 @@ fn a_plan_that_the_engine_could_not_trust_is_refused() {
     assert_eq!(refusal(|entry| entry.tokens[1] = 50), LimitError::TokenOutOfRange { token: 50, vocab: VOCAB });
     too_large(refusal(|entry| entry.position = POSITIONS_MAX as u64 - 1), "position");
     too_large(refusal(|entry| entry.position = u64::MAX), "position");
-    too_large(refusal(|entry| entry.tokens = vec![0; ROWS_MAX + 1]), "rows of a step");
+    too_large(refusal(|entry| entry.tokens = vec![0; ROWS_MAX + 1].into()), "rows of a step");
     too_large(refusal(|entry| entry.mask = Some(Packed::of_u32(&[0; VOCAB_MAX / 32 + 1]))), "words of a mask");
     let ragged = refusal(|entry| entry.mask = Some(Packed::of_arrays([[0u8; 5]])));
-    assert_eq!(ragged, LimitError::Ragged { what: "mask", bytes: 5 });
+    assert_eq!(ragged, LimitError::IncompleteValue { what: "mask", bytes: 5 });
     let missing = LimitError::RowsMissing { session: 1, logit_rows: 3, rows: 2 };
     assert_eq!(refusal(|entry| entry.requested = plan::WireRequestedOutput::Logits { rows: 3 }), missing);
     too_large(
@@ -346,7 +347,7 @@ fn entries_out_of_order_and_too_many_entries_are_refused() {
         session,
         phase,
         position: 0,
-        tokens: vec![1],
+        tokens: vec![1].into(),
         requested,
         mask: None,
     };
@@ -363,12 +364,12 @@ fn entries_out_of_order_and_too_many_entries_are_refused() {
     assert_eq!(fill(&[&first, &third, &second]), Err(LimitError::OutOfOrder { session: 2 }));
     assert_eq!(fill(&vec![&first; ENTRIES_MAX]), Ok(()));
     assert!(matches!(fill(&vec![&first; ENTRIES_MAX + 1]), Err(LimitError::TooLarge { .. })));
-    let large = plan::WireEntry { tokens: vec![1; ROWS_MAX / 2], ..first.clone() };
+    let large = plan::WireEntry { tokens: vec![1; ROWS_MAX / 2].into(), ..first.clone() };
     assert_eq!(fill(&[&large, &large]), Ok(()));
     assert!(matches!(fill(&[&large, &large, &first]), Err(LimitError::TooLarge { what: "rows of a step", .. })));
 }
 
-/// A plan that wants everything once, and what it gives.
+/// A plan that requests each kind of output once, and its output.
 fn step_with_everything() -> (StepPlan, WireOutput) {
     let mut plan = StepPlan::new();
     let tokens = [TokenId(1), TokenId(2), TokenId(3)];
@@ -428,14 +429,14 @@ fn an_output_may_lack_what_belongs_to_closed_sessions() {
 
 #[test]
 fn an_output_that_does_not_answer_its_plan_is_refused() {
-    let unasked = |error: LimitError| assert!(matches!(error, LimitError::Unasked { .. }), "{error}");
+    let unasked = |error: LimitError| assert!(matches!(error, LimitError::NotRequested { .. }), "{error}");
     unasked(output_refusal(|wire| wire.samples[0].session = 2));
     unasked(output_refusal(|wire| wire.samples[0].session = 99));
     unasked(output_refusal(|wire| wire.samples[0].position = 11));
     unasked(output_refusal(|wire| wire.samples[1].position = 14));
     unasked(output_refusal(|wire| wire.samples[1].position = u64::MAX));
     unasked(output_refusal(|wire| wire.samples.swap(0, 1)));
-    unasked(output_refusal(|wire| wire.samples.push(wire.samples[1].clone())));
+    unasked(output_refusal(|wire| wire.samples.extend_from_within(1..2)));
     unasked(output_refusal(|wire| wire.prompt_logprobs[0].position = 20));
     unasked(output_refusal(|wire| wire.prompt_logprobs[0].session = 1));
     unasked(output_refusal(|wire| wire.embeddings[0].session = 6));
@@ -451,13 +452,14 @@ fn an_output_that_does_not_answer_its_plan_is_refused() {
     };
     assert_eq!(sampled(|sampled| sampled.token = 50), outside);
     assert_eq!(sampled(|sampled| sampled.logprobs.as_mut().unwrap().top[2].0 = 50), outside);
-    let many = sampled(|sampled| sampled.logprobs.as_mut().unwrap().top = vec![(0, Number(0.0)); TOP_LOGPROBS_MAX + 1]);
+    let many =
+        sampled(|sampled| sampled.logprobs.as_mut().unwrap().top = vec![(0, Number(0.0)); TOP_LOGPROBS_MAX + 1].into());
     assert!(matches!(many, LimitError::TooLarge { found: 21, .. }), "{many}");
 
     let values = |values: Packed| output_refusal(|wire| wire.logits[0].values = values);
     let shape = LimitError::Shape { what: "a row of logits", found: 99, expected: 100 };
     assert_eq!(values(Packed::of_f32(&[0.0; 99])), shape);
-    assert_eq!(values(Packed::of_arrays([[0; 3]])), LimitError::Ragged { what: "logits", bytes: 3 });
+    assert_eq!(values(Packed::of_arrays([[0; 3]])), LimitError::IncompleteValue { what: "logits", bytes: 3 });
     let fewer = output_refusal(|wire| wire.prompt_logprobs[0].outcome = WireOutcome::Ok(Vec::new()));
     assert_eq!(fewer, LimitError::Shape { what: "log probabilities", found: 0, expected: 3 });
 }

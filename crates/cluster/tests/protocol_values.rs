@@ -1,4 +1,4 @@
-//! What plans and sessions are made of: numbers with every bit, prefixes, capacities.
+//! The values of plans and sessions: numbers with every bit, prefixes, capacities.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use cluster::protocol::limits::{LimitError, VOCAB_MAX};
@@ -50,7 +50,7 @@ proptest! {
 #[test]
 fn the_numbers_at_the_edges_come_back_with_every_bit() {
     let edges = [0.0, -0.0, f32::MIN_POSITIVE, f32::MAX, f32::MIN, f32::EPSILON, f32::from_bits(1), 0.1, 1.0 / 3.0];
-    // A stride that is odd, and so large that the sweep ends soon, meets all exponents and both signs.
+    // An odd stride, large enough for a short sweep, covers all exponents and both signs.
     let sweep = (0..u32::MAX).step_by(40_009).map(f32::from_bits).filter(|value| value.is_finite());
     for value in edges.into_iter().chain(sweep) {
         assert_eq!(number_through_json(value).to_bits(), value.to_bits(), "{value:e}");
@@ -89,7 +89,10 @@ fn a_prefix_with_more_hashes_than_pages_is_refused() {
     };
     assert!(matches!(refused(|prefix| prefix.tokens.truncate(63)), LimitError::TooLarge { what: "page hashes", .. }));
     assert!(matches!(refused(|prefix| prefix.reuse_max = 71), LimitError::TooLarge { .. }));
-    assert!(matches!(refused(|prefix| prefix.pages = Packed::of_u32(&[0; 9])), LimitError::Ragged { bytes: 36, .. }));
+    assert!(matches!(
+        refused(|prefix| prefix.pages = Packed::of_u32(&[0; 9])),
+        LimitError::IncompleteValue { bytes: 36, .. }
+    ));
     assert!(matches!(refused(|prefix| prefix.tokens[0] = u32::MAX), LimitError::TokenOutOfRange { .. }));
 }
 

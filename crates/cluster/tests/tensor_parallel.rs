@@ -1,5 +1,5 @@
-//! A model that ranks share over shared memory or TCP answers as the whole model does. Ranks are threads here, each with a mapping, a
-//! backend and a share of its own.
+//! A model that is split over ranks, connected by shared memory or TCP, gives the results of the whole model. Ranks are
+//! threads here, each with its own mapping, backend and shard.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -29,16 +29,16 @@ use types::{DType, SessionId, TokenId, WorldSize};
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
 const LIMITS: Limits =
     Limits { step: StepLimits { rows: 64, sequences: 4, pages: 64 }, logit_rows: 64, kv_pages: 32, positions: 400 };
-/// How far logits may be from those of the whole model: partial sums are rounded.
+/// How far logits may differ from those of the whole model: partial sums are rounded.
 const APART_MAX: f32 = 1e-3;
 /// With quantised weights activations are rounded to int8, and one whose last bit differs may be rounded the other way.
 const APART_INT8_MAX: f32 = 0.25;
-/// How far they may be, as a share of their size, when sums travel as eight bits.
+/// How far logits may differ, relative to their size, when the terms of sums are sent as eight bits.
 const Q8_APART_MAX: f32 = 0.05;
-/// Longer than anything takes that does not hang.
+/// Far longer than a test takes.
 const LONG: Duration = Duration::from_secs(120);
 
-/// All ranks of a group, driven in step.
+/// All ranks of a group, which get the same calls.
 struct Group(Vec<LocalExecutor<CpuBackend>>);
 
 impl Group {
@@ -46,7 +46,7 @@ impl Group {
         Self::load_as(folder, world, Level::detect(), None)
     }
 
-    /// The same at a level of the CPU, with weights kept in a format.
+    /// The same at a CPU level, with weights kept in a format.
     fn load_as(folder: &Path, world: WorldSize, level: Level, keep: Option<DType>) -> Self {
         let checkpoint = Checkpoint::open(folder).unwrap();
         let limits = GroupLimits { world, elements_max: EXCHANGE_ELEMENTS_MAX };
@@ -87,7 +87,7 @@ impl Group {
         })
     }
 
-    /// What all ranks give alike.
+    /// Calls all ranks, checks that they return the same, and returns it.
     fn all<T: PartialEq + std::fmt::Debug>(&mut self, call: impl Fn(&mut LocalExecutor<CpuBackend>) -> T) -> T {
         let [first, others @ ..] = &mut self.0[..] else { panic!("a group has ranks") };
         let given = call(first);
@@ -142,7 +142,7 @@ impl Executor for Group {
     }
 }
 
-/// The weights of a model whose results are those of transformers, and the name of these results.
+/// The weights of a model with reference results of transformers, and the name of these results.
 fn primary(model: &str) -> (PathBuf, &'static str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(model);
     match folder.join("model-f32") {
@@ -155,7 +155,7 @@ fn path(model: &str) -> PathBuf {
     primary(model).0
 }
 
-/// Prompts and their greedy continuations, as transformers gives them.
+/// Prompts and their greedy continuations by transformers.
 fn prompts(model: &str) -> Vec<(Vec<TokenId>, Vec<TokenId>)> {
     let (path, result) = primary(model);
     let manifest: Value = serde_json::from_slice(&fs::read(path.with_file_name("manifest.json")).unwrap()).unwrap();
@@ -286,7 +286,7 @@ fn sampled(group: &mut Group, logprobs: Option<usize>) -> Vec<(SessionId, usize,
     found.collect()
 }
 
-/// Of rows from which only the best token is logit_rows, ranks send no more than their best.
+/// Greedy tokens are the same whether log probabilities are requested or not.
 #[test]
 fn the_best_token_is_that_of_whole_rows_however_many_a_step_samples() {
     for model in MODELS {

@@ -1,4 +1,4 @@
-//! `consort bench`: how fast a model is read and answers on this machine, and how much of what the machine could do that is.
+//! `consort bench`: measures prefill and decode speed on this machine, and compares them with the machine's limits.
 
 mod limits;
 
@@ -17,24 +17,24 @@ use crate::options::{ModelOptions, RequestedCapacity, ThreadOption, thread_count
 use crate::store::Store;
 use limits::{Limit, Machine, TokenCost};
 
-/// Measure how fast a model runs here, and how much of what the machine could do that is
+/// Measure how fast a model runs on this machine, and compare with the machine's limits
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file [default: a small model]
     model: Option<String>,
-    /// Lengths of prompts to read; 0 for none
+    /// Prompt lengths for prefill tests; 0 for none
     #[arg(short, long, value_name = "TOKENS", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
     /// Numbers of tokens to generate; 0 for none
     #[arg(short = 'n', long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
     generate: Vec<usize>,
-    /// Sequences to generate side by side
+    /// Batch sizes: sequences that are decoded at once
     #[arg(short, long, value_name = "COUNT", value_delimiter = ',', default_value = "1")]
     batch: Vec<NonZeroUsize>,
-    /// Threads to compute on [default: one for each CPU]
+    /// Compute threads [default: one per CPU]
     #[arg(short, long, value_name = "COUNT", value_delimiter = ',', value_parser = thread_count)]
     threads: Vec<NonZeroUsize>,
-    /// Times to run each test, after one that does not count
+    /// Timed runs of each test, after one warm-up run
     #[arg(short, long, value_name = "COUNT", default_value = "3")]
     rounds: NonZeroUsize,
     /// Print one JSON object for each test
@@ -55,7 +55,7 @@ impl BenchArgs {
             false => self.threads.iter().map(|count| count.get()).collect(),
         };
         for (index, threads) in threads.into_iter().enumerate() {
-            // Before the model is loaded: both need memory.
+            // The probe runs before the model is loaded, because both need memory.
             let machine = Machine::measure(threads * self.options.local_ranks(), self.options.level()?);
             let mut loaded =
                 self.options.load_with(&files.path, &checkpoint, threads, capacity(&tests), &mut |_| {})?;
@@ -79,7 +79,7 @@ impl BenchArgs {
             let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
                 let mut limit = test.limit(&cost, &machine, chunk);
-                // Other hosts are taken to be like this one.
+                // Other hosts are assumed to be as fast as this one.
                 limit.tokens_per_s *= self.options.ranks() as f64 / self.options.local_ranks() as f64;
                 let report = Report::new(*test, threads, tokens_per_s, limit);
                 match self.json {
@@ -106,19 +106,19 @@ impl BenchArgs {
     }
 
     fn token_cost(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<TokenCost> {
-        let kept = self.options.kept_kv(checkpoint)?;
+        let kept = self.options.effective_kv_type(checkpoint)?;
         Ok(TokenCost::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
     }
 }
 
-/// Enough for each of the tests, which run one after another.
+/// Capacity for the largest of the tests. They run one after another.
 fn capacity(tests: &[Test]) -> RequestedCapacity {
     let most = |of: fn(Test) -> usize| tests.iter().map(|test| of(*test)).max().unwrap_or(1);
     let sequences = most(Test::batch);
     RequestedCapacity::full(sequences, most(Test::positions), sequences)
 }
 
-/// One test, on one number of threads.
+/// One test, for one number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prefill { prompt: usize },
@@ -126,7 +126,7 @@ enum Test {
 }
 
 impl Test {
-    /// As llama-bench calls it.
+    /// The name that llama-bench gives the test.
     fn name(self) -> String {
         match self {
             Self::Prefill { prompt } => format!("pp{prompt}"),
@@ -141,7 +141,7 @@ impl Test {
         }
     }
 
-    /// Tokens that each of its sequences holds at the end.
+    /// Tokens in each sequence at the end of the test.
     fn positions(self) -> usize {
         match self {
             Self::Prefill { prompt } => prompt,
@@ -167,15 +167,15 @@ impl Test {
     }
 }
 
-/// What a test found.
+/// The result of a test.
 #[derive(Debug, Serialize)]
 struct Report {
     test: String,
     threads: usize,
     batch: usize,
-    /// One number for each round.
+    /// One value for each round.
     tokens_per_s: Vec<f64>,
-    /// Of the median. Above 100 where the weights fit in a cache that is faster than the memory behind it.
+    /// The median as a percentage of the limit. Above 100 where the weights fit in a cache that is faster than memory.
     percent_of_limit: f64,
     limit_tokens_per_s: f64,
     /// What sets the limit: `reads` from memory, or the arithmetic of the weights: `int8`, `bf16`, `f32`.
@@ -208,7 +208,7 @@ impl Report {
 
 const TABLE_HEAD: &str = "    test threads batch   tokens/s           min-max      limit  reached  limited by";
 
-/// How much of a rank's time went into waiting for the others, over all tests.
+/// The part of a rank's time that it waited for other ranks, over all tests.
 #[derive(Debug, Serialize)]
 struct RankTimes {
     rank: usize,
@@ -240,8 +240,8 @@ impl fmt::Display for RankTimes {
     }
 }
 
-/// Every test once untimed, then the rounds, each of which runs every test: what disturbs the machine for a while
-/// disturbs them all alike. Returns tokens per second, `[test][round]`.
+/// Runs every test once as a warm-up, then `rounds` rounds of all tests, so that a disturbance of the machine affects all
+/// tests alike. Returns tokens per second, `[test][round]`.
 fn run_tests(executor: &mut dyn Executor, tests: &[Test], chunk: usize, rounds: usize) -> Result<Vec<Vec<f64>>> {
     let longest = tests.iter().map(|test| test.positions()).max().unwrap_or(0);
     let tokens = noise(longest, executor.capacity().vocab);
@@ -257,7 +257,7 @@ fn run_tests(executor: &mut dyn Executor, tests: &[Test], chunk: usize, rounds: 
     Ok(results)
 }
 
-/// The same arbitrary tokens each time, from all over the vocabulary.
+/// Pseudo-random tokens from the whole vocabulary, the same on each call.
 fn noise(count: usize, vocab: usize) -> Vec<TokenId> {
     let spread = |index: u64| index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
     (0..count as u64).map(|index| TokenId((spread(index) % vocab as u64) as u32)).collect()

@@ -1,4 +1,4 @@
-//! The key that the machines of a cluster share, as people give it: the same way on all of them.
+//! The options for the cluster key, the secret that all machines of a cluster share.
 
 use std::fmt;
 use std::fs::File;
@@ -9,16 +9,16 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use cluster::tcp::ClusterKey;
 
-/// The longest file of a key.
+/// The maximum size of a key file.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct KeyOptions {
-    /// The secret that the machines of a cluster share, of 16 characters or more; a file of it is better, which no list of
-    /// processes shows
+    /// Shared secret of the machines in a cluster, at least 16 characters; a file is safer, because process lists show
+    /// arguments
     #[arg(long, value_name = "KEY", env = "CONSORT_CLUSTER_KEY", hide_env_values = true)]
     cluster_key: Option<Passphrase>,
-    /// A file with that secret
+    /// File that contains the cluster key
     #[arg(long, value_name = "FILE")]
     cluster_key_file: Option<PathBuf>,
 }
@@ -32,7 +32,7 @@ impl From<String> for Passphrase {
     }
 }
 
-/// Without the secret.
+/// Does not print the secret.
 impl fmt::Debug for Passphrase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Passphrase")

@@ -1,4 +1,4 @@
-//! One answer of a model, from its prompt's tokens to text, piece by piece.
+//! Generates one answer from the tokens of a prompt, and passes on its text piece by piece.
 
 use anyhow::{Result, bail};
 use engine::{Engine, EventKind, Executor, FinishReason, Finished, Request, SamplingParams, Timings};
@@ -11,22 +11,22 @@ use crate::interrupt::InterruptGuard;
 pub struct GeneratedAnswer {
     pub text: String,
     pub tokens: Vec<TokenId>,
-    pub ending: AnswerEnd,
+    pub ending: GenerationEnd,
     pub timings: Timings,
 }
 
-/// Why an answer ended.
+/// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AnswerEnd {
-    /// The model said all it had to say.
+pub enum GenerationEnd {
+    /// An end-of-sequence token.
     Stop,
-    /// The context is full, or the answer has as many tokens as it may have.
+    /// The context is full, or the token limit is reached.
     Length,
     /// Ctrl-C.
     Cancelled,
 }
 
-impl AnswerEnd {
+impl GenerationEnd {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -36,7 +36,8 @@ impl AnswerEnd {
     }
 }
 
-/// Runs `engine` on one prompt until the answer ends, or Ctrl-C ends it. Text goes to `show` as soon as it is certain.
+/// Runs `engine` on one prompt until the generation ends or Ctrl-C cancels it. Calls `show` with text as soon as it is
+/// final.
 pub fn generate<E: Executor>(
     engine: &mut Engine<E>,
     tokenizer: &Tokenizer,
@@ -86,9 +87,9 @@ pub fn generate<E: Executor>(
     }
     let Finished { reason, timings } = finished;
     let ending = match reason {
-        FinishReason::Eos(_) | FinishReason::Complete => AnswerEnd::Stop,
-        FinishReason::Length | FinishReason::Context => AnswerEnd::Length,
-        FinishReason::Cancelled => AnswerEnd::Cancelled,
+        FinishReason::Eos(_) | FinishReason::Complete => GenerationEnd::Stop,
+        FinishReason::Length | FinishReason::Context => GenerationEnd::Length,
+        FinishReason::Cancelled => GenerationEnd::Cancelled,
         FinishReason::Failed(error) => bail!(error),
     };
     Ok(GeneratedAnswer { text, tokens, ending, timings })

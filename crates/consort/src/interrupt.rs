@@ -1,24 +1,24 @@
-//! Ctrl-C: ends the program, except while an answer is written, where it ends the answer.
+//! Ctrl-C: ends the program, or cancels the generation if one is running.
 
 use std::process;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context, Result};
 
-/// The status of a program that was ended by Ctrl-C, as shells count it.
+/// The exit status after Ctrl-C, by the convention of shells.
 pub const EXIT_CODE: u8 = 130;
 
-const ENDS_PROGRAM: u8 = 0;
-const ENDS_ANSWER: u8 = 1;
-const WAS_PRESSED: u8 = 2;
+const EXIT: u8 = 0;
+const CANCEL: u8 = 1;
+const CANCELLED: u8 = 2;
 
-static STATE: AtomicU8 = AtomicU8::new(ENDS_PROGRAM);
+static STATE: AtomicU8 = AtomicU8::new(EXIT);
 
-/// Takes over Ctrl-C. Once per program.
+/// Installs the handler of Ctrl-C. Call once per process.
 pub fn install() -> Result<()> {
     let handler = || {
-        let answering = STATE.compare_exchange(ENDS_ANSWER, WAS_PRESSED, Ordering::SeqCst, Ordering::SeqCst);
-        // A second time, or while nothing is answered: whatever goes on is not worth waiting for.
+        let answering = STATE.compare_exchange(CANCEL, CANCELLED, Ordering::SeqCst, Ordering::SeqCst);
+        // No generation is running, or this is the second Ctrl-C: exits at once.
         if answering.is_err() {
             process::exit(EXIT_CODE.into());
         }
@@ -26,22 +26,22 @@ pub fn install() -> Result<()> {
     ctrlc::set_handler(handler).context("take over Ctrl-C")
 }
 
-/// While this lives, Ctrl-C does not end the program: [`InterruptGuard::is_interrupted`] tells of it.
+/// While this value exists, the first Ctrl-C does not end the program, but sets [`InterruptGuard::is_interrupted`].
 pub struct InterruptGuard(());
 
 impl InterruptGuard {
     pub fn new() -> Self {
-        STATE.store(ENDS_ANSWER, Ordering::SeqCst);
+        STATE.store(CANCEL, Ordering::SeqCst);
         Self(())
     }
 
     pub fn is_interrupted(&self) -> bool {
-        STATE.load(Ordering::SeqCst) == WAS_PRESSED
+        STATE.load(Ordering::SeqCst) == CANCELLED
     }
 }
 
 impl Drop for InterruptGuard {
     fn drop(&mut self) {
-        STATE.store(ENDS_PROGRAM, Ordering::SeqCst);
+        STATE.store(EXIT, Ordering::SeqCst);
     }
 }

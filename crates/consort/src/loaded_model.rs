@@ -1,4 +1,4 @@
-//! `LoadedModel`: a model that can run, in this process or in a group of rank processes.
+//! `LoadedModel`: a model that is ready to run, in this process or in a group of rank processes.
 
 use cluster::group::Group;
 use engine::{Executor, LocalExecutor, RankReport};
@@ -24,7 +24,7 @@ impl LoadedModel {
         }
     }
 
-    /// Bytes of the layers' weights, on all ranks together.
+    /// Bytes of the layers' weights, summed over all ranks.
     pub fn layer_bytes(&self) -> usize {
         match self {
             Self::Local(local) => local.weight_bytes(),
@@ -32,7 +32,7 @@ impl LoadedModel {
         }
     }
 
-    /// Bytes of the head's weights, on all ranks together.
+    /// Bytes of the head's weights, summed over all ranks.
     pub fn head_bytes(&self) -> usize {
         match self {
             Self::Local(local) => local.head_bytes(),
@@ -40,7 +40,7 @@ impl LoadedModel {
         }
     }
 
-    /// What the ranks have done so far; nothing if there is one process.
+    /// The counters of all ranks; empty for a model in one process.
     pub fn rank_reports(&mut self) -> anyhow::Result<Vec<RankReport>> {
         match self {
             Self::Local(_) => Ok(Vec::new()),

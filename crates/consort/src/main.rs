@@ -6,12 +6,12 @@ mod cluster_key;
 mod commands;
 mod generate;
 mod interrupt;
-mod language;
 mod loaded_model;
 mod options;
 mod progress;
 mod sampling;
 mod store;
+mod text_assets;
 
 use std::io;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use clap::Parser;
 fn main() -> ExitCode {
     match commands::Cli::parse().run() {
         Ok(code) => code,
-        // Whoever read the output has seen enough.
+        // The reader closed the output, as `head` does. That is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -1,4 +1,4 @@
-//! The options that every command which runs a model takes, and how they become a loaded model.
+//! The options that all commands with a model share, and how they become a loaded model.
 
 use std::env;
 use std::num::{NonZeroU16, NonZeroUsize};
@@ -11,9 +11,9 @@ use cluster::check_memory;
 use cluster::group::{Deadlines, Group, GroupConfig, Hosts};
 use cluster::protocol::join::Activations;
 use cluster::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
-use cluster::protocol::share::Share;
+use cluster::protocol::shard::ShardSpec;
 use engine::{CHUNK_DEFAULT, LocalExecutor};
-use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions};
 use types::{DType, WorldSize};
@@ -22,11 +22,11 @@ use crate::cluster_key::KeyOptions;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
 
-/// More rows in one step would only cost memory.
+/// The upper limit of `--chunk`: more rows in one step only cost memory.
 const CHUNK_MAX: usize = 1 << 16;
-/// Entries of the page tables of one step: beyond this, sequences take turns.
+/// Page table entries in one step. If the sequences have more pages, they take turns.
 const STEP_PAGES_MAX: usize = 1 << 20;
-/// Threads in greater number would only wait for each other.
+/// The upper limit of `--threads` per CPU: more threads only wait for each other.
 const THREADS_PER_CPU_MAX: usize = 32;
 
 /// Where and how a model runs.
@@ -36,76 +36,76 @@ pub struct ModelOptions {
     /// Quantise the weights of a safetensors model at load: q8_0, q6_k, q5_k, q4_k or q4_0
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     quant: Option<DType>,
-    /// The best CPU instructions to use
+    /// Use no better CPU instructions than these
     #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
     cpu_level: CpuLevelOption,
-    /// Prompt tokens that are run together in one step
+    /// Prompt tokens that are computed in one step
     #[arg(long, value_name = "TOKENS")]
     chunk: Option<NonZeroUsize>,
-    /// Tokens that the prompt and the answer may have together
+    /// Context size: the tokens of prompt and output together
     #[arg(long, value_name = "TOKENS")]
     context: Option<NonZeroUsize>,
-    /// Numbers to compute with; f32 widens every weight at load, for exact checks
+    /// Data type to compute in; f32 converts all weights to f32 at load, for exact checks
     #[arg(long, value_enum, default_value_t)]
     compute: ComputeOption,
-    /// Numbers to keep keys and values in; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: 16 bits of it)
+    /// Data type of the KV cache; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: two bf16 parts)
     #[arg(long, value_enum, default_value_t)]
     kv: KvOption,
-    /// How prompts are multiplied with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as
-    /// CPUs without amx do
+    /// Arithmetic of prefill with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as CPUs
+    /// without amx
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: PromptMathOption,
-    /// Rank processes that share each layer of the model [default: 1, or one here and one on each host]
+    /// Number of ranks (processes) that each layer is split over [default: 1, or one here and one on each host]
     #[arg(long, value_name = "RANKS", env = "CONSORT_TENSOR_PARALLEL")]
     tensor_parallel: Option<NonZeroU16>,
-    /// Machines that run `consort ranks`, for one rank each beside one on this machine. They need this very program, and the
-    /// model under the same path
+    /// Hosts that run `consort ranks`. Each runs one rank, and this machine runs one more. They need the same build of
+    /// consort, and the model under the same path
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     tp_hosts: Vec<String>,
-    /// How activations travel between hosts; q8 is little more than a quarter of the bytes, and less exact
+    /// Format of activations between hosts; q8 sends little more than a quarter of the bytes, and is less exact
     #[arg(long, value_enum, default_value_t)]
     tp_activations: ActivationsOption,
-    /// How long a rank may take before it counts as lost; those that are named change, the others stay
+    /// Time limits after which a rank counts as lost; limits that are not named keep their default
     #[arg(long, value_name = "NAME=SECONDS,…", default_value_t)]
     rank_deadlines: Deadlines,
     #[command(flatten)]
     key: KeyOptions,
 }
 
-/// How many threads a command computes on.
+/// The number of compute threads.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ThreadOption {
-    /// Threads to compute on, in each rank [default: one for each CPU, shared among the ranks]
+    /// Compute threads of each rank [default: one per CPU, divided among the ranks]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
 }
 
-/// How much a model is to hold at once: what its K/V cache and its working memory are sized for.
+/// The load that a model is sized for: determines the size of the KV cache and of the working memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestedCapacity {
-    /// Sequences that run side by side.
+    /// Sequences that run at once.
     pub sequences: usize,
-    /// Tokens of each of them at most.
+    /// Maximum tokens of one sequence.
     pub positions: usize,
-    /// Tokens of all of them together.
+    /// Tokens of all sequences together.
     pub tokens: usize,
-    /// Tokens of one step, if these are fewer than a chunk.
+    /// Maximum tokens of one step; the chunk size is another limit.
     pub rows: usize,
-    /// Rows of one step whose logits may be asked for.
+    /// Maximum rows of one step whose logits are computed.
     pub logit_rows: usize,
 }
 
 impl RequestedCapacity {
-    /// For `sequences` that may all be as long as `positions`.
+    /// Capacity for `sequences` sequences of `positions` tokens each.
     pub fn full(sequences: usize, positions: usize, logit_rows: usize) -> Self {
-        // No two of them share a page.
+        // Sequences do not share pages, so each one is rounded up to whole pages.
         let tokens = sequences.saturating_mul(positions.div_ceil(PAGE_TOKENS)).saturating_mul(PAGE_TOKENS);
         Self { sequences, positions, tokens, rows: positions, logit_rows }
     }
 }
 
 impl ModelOptions {
-    /// Loads all of the model that was opened at `path`, with a bar of its layers. `threads`: of each rank.
+    /// Loads the model that was opened at `path`, and shows a progress bar. `threads` is per rank.
     pub fn load(
         &self,
         path: &Path,
@@ -121,7 +121,7 @@ impl ModelOptions {
         loaded
     }
 
-    /// Loads all of the model that was opened at `path`, and tells how many layers are there.
+    /// Loads the model that was opened at `path`. Calls `progress` with the number of layers loaded so far.
     pub fn load_with(
         &self,
         path: &Path,
@@ -145,7 +145,7 @@ impl ModelOptions {
         Ok(LoadedModel::Local(Box::new(local)))
     }
 
-    /// What each rank on this machine would take, if the model were loaded with this capacity.
+    /// The memory that each rank on this machine would need for this capacity.
     pub fn footprint(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<Vec<Footprint>> {
         self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) })
     }
@@ -174,7 +174,7 @@ impl ModelOptions {
         }
     }
 
-    /// The machines to run on beside this one, if any were named.
+    /// The other hosts, if `--tp-hosts` names any.
     fn hosts(&self) -> Result<Option<Hosts>> {
         if self.tp_hosts.is_empty() {
             return Ok(None);
@@ -190,13 +190,13 @@ impl ModelOptions {
 
     fn limits(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Limits {
         let pages_each = capacity.positions.div_ceil(PAGE_TOKENS);
-        // A page that two sequences share is in the tables of both.
+        // A page that two sequences share is in both page tables.
         let step_pages = capacity.sequences.saturating_mul(pages_each).min(STEP_PAGES_MAX).max(pages_each);
-        // A sequence's last page is its own, however few tokens it has.
+        // At least the pages of one full sequence.
         let kv_pages = capacity.tokens.div_ceil(PAGE_TOKENS).max(pages_each);
         let logit_rows = match self.size() {
             1 => capacity.logit_rows,
-            // All of a step's logits, if they are asked for, fit into one line.
+            // All logits of a step must fit into one line of the protocol.
             _ => capacity.logit_rows.min(LOGIT_VALUES_MAX / checkpoint.description().vocab).max(capacity.sequences),
         };
         let rows = self.chunk().min(capacity.rows).max(logit_rows);
@@ -213,16 +213,16 @@ impl ModelOptions {
         hosts: Option<Hosts>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Group> {
-        // Other hosts have it under the name that was given, whatever that leads to here.
+        // Other hosts have the model under the given path, so symbolic links are not resolved here.
         let path = if hosts.is_some() { path::absolute(path) } else { path.canonicalize() }
             .with_context(|| format!("find {}", path.display()))?;
         let path = path.to_str().context("the path of the model is not valid UTF-8")?.to_owned();
         let layers = checkpoint.description().layers.len();
         let config = GroupConfig {
             world: self.world(),
-            program: own_program(),
+            program: current_executable(),
             model_id: "model".to_owned(),
-            share: Share::new(path, options, cpu),
+            shard: ShardSpec::new(path, options, cpu),
             limits: options.limits,
             vocab: checkpoint.description().vocab,
             deadlines: self.rank_deadlines,
@@ -232,17 +232,17 @@ impl ModelOptions {
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
     }
 
-    /// Rank processes.
+    /// The number of rank processes.
     pub fn ranks(&self) -> usize {
         usize::from(self.size())
     }
 
-    /// Those of them on this machine.
+    /// The number of rank processes on this machine.
     pub fn local_ranks(&self) -> usize {
         if self.tp_hosts.is_empty() { self.ranks() } else { 1 }
     }
 
-    /// Threads of each rank.
+    /// Compute threads of each rank.
     pub fn threads(&self, asked: &ThreadOption) -> usize {
         asked.threads.map_or_else(|| (cpus() / self.local_ranks()).max(1), NonZeroUsize::get)
     }
@@ -252,19 +252,19 @@ impl ModelOptions {
         self.chunk.map_or(CHUNK_DEFAULT, NonZeroUsize::get).min(CHUNK_MAX)
     }
 
-    /// The context that was asked for, or `wished`, which gives way to what the model was made for.
-    pub fn context(&self, checkpoint: &Checkpoint, wished: usize) -> Result<usize> {
+    /// The value of `--context`, which must not exceed the maximum of the model, else `default_context`, reduced to that maximum.
+    pub fn context(&self, checkpoint: &Checkpoint, default_context: usize) -> Result<usize> {
         let max = checkpoint.description().positions_max;
         match self.context {
             Some(asked) if asked.get() > max => {
                 bail!("--context {asked} is more than the {max} tokens that this model was made for")
             }
             Some(asked) => Ok(asked.get()),
-            None => Ok(wished.min(max)),
+            None => Ok(default_context.min(max)),
         }
     }
 
-    /// The instructions to use: those of this CPU, or lower ones that were asked for.
+    /// The instruction level to use: the CPU's best, or a lower one from `--cpu-level`.
     pub fn level(&self) -> Result<Level> {
         let best = Level::detect();
         let level = match self.cpu_level {
@@ -286,14 +286,14 @@ impl ModelOptions {
         }
     }
 
-    /// How keys and values are kept in the end: some types have another form on some levels.
-    pub fn kept_kv(&self, checkpoint: &Checkpoint) -> Result<KvType> {
+    /// The data type of the KV cache on this level, which may differ from [`Self::kv`]: see [`KvType::on`].
+    pub fn effective_kv_type(&self, checkpoint: &Checkpoint) -> Result<KvType> {
         let level = self.level()?;
         let kv = self.kv(checkpoint, level);
         kv.on(level).with_context(|| format!("keys and values cannot be kept as {kv:?} on {level}"))
     }
 
-    /// Keys and values are kept about as exactly as the weights let them be computed.
+    /// The data type of the KV cache: about as exact as the weights.
     pub fn kv(&self, checkpoint: &Checkpoint, level: Level) -> KvType {
         match self.kv {
             KvOption::F32 => KvType::F32,
@@ -306,8 +306,8 @@ impl ModelOptions {
     }
 }
 
-/// What runs now, even if its file has been replaced since.
-pub fn own_program() -> PathBuf {
+/// The path of the running executable. On Linux it is valid even if the file was replaced.
+pub fn current_executable() -> PathBuf {
     if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { env::current_exe().unwrap_or_default() }
 }
 
@@ -315,7 +315,7 @@ pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// A number of threads, as a user writes it, that is not absurd on this machine.
+/// Parses a number of threads and checks it against the number of CPUs.
 pub fn thread_count(text: &str) -> Result<NonZeroUsize, String> {
     let count: NonZeroUsize = text.parse().map_err(|_| "it must be a number from 1 on".to_owned())?;
     let (cpus, max) = (cpus(), cpus().saturating_mul(THREADS_PER_CPU_MAX));
@@ -357,7 +357,7 @@ enum PromptMathOption {
     Int8,
 }
 
-impl From<PromptMathOption> for PromptMath {
+impl From<PromptMathOption> for PrefillMath {
     fn from(option: PromptMathOption) -> Self {
         match option {
             PromptMathOption::Bf16 => Self::Bf16,

@@ -1,4 +1,4 @@
-//! How answers are chosen: the options of a user, else what the model's makers recommend, else what is usual.
+//! Sampling options: from the command line, else from the model's generation config, else common defaults.
 
 use clap::Args;
 use engine::{SamplingParams, fresh_seed};
@@ -7,29 +7,31 @@ use text::GenerationDefaults;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "How the answer is chosen")]
 pub struct SamplingOptions {
-    /// Randomness; 0 always takes the likeliest token [default: the model's own, else 0.7]
+    /// Sampling temperature; 0 is greedy [default: the model's own, else 0.7]
     #[arg(long)]
     temperature: Option<f32>,
-    /// Only the likeliest tokens that together have this probability; 1 is off [default: the model's own, else 0.95]
+    /// Sample from the most probable tokens that together have this probability; 1 is off [default: the model's own, else
+    /// 0.95]
     #[arg(long)]
     top_p: Option<f32>,
-    /// Only this many of the likeliest tokens; 0 is off [default: the model's own, else 40]
+    /// Sample from this many of the most probable tokens; 0 is off [default: the model's own, else 40]
     #[arg(long)]
     top_k: Option<u32>,
-    /// Only tokens with this part of the likeliest one's probability; 0 is off [default: the model's own, else 0.05]
+    /// Sample from tokens with at least this fraction of the highest probability; 0 is off [default: the model's own, else
+    /// 0.05]
     #[arg(long)]
     min_p: Option<f32>,
-    /// The same seed gives the same answer [default: another each time]
+    /// Seed of the sampler; the same seed gives the same answer [default: random]
     #[arg(long)]
     seed: Option<u64>,
-    /// Tokens that an answer may have [default: what the context holds]
+    /// Maximum tokens of an answer [default: what the context holds]
     #[arg(long, value_name = "TOKENS")]
     pub max_tokens: Option<usize>,
 }
 
 impl SamplingOptions {
     pub fn params(&self, model: &GenerationDefaults) -> SamplingParams {
-        // Makers who recommend anything have thought about the rest too: what they leave out is off.
+        // If the model recommends any setting, settings that it leaves out are off.
         let silent = model.do_sample.is_none()
             && model.top_k.is_none()
             && [model.temperature, model.top_p, model.min_p].iter().all(Option::is_none);

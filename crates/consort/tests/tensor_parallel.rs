@@ -13,9 +13,9 @@ use serving::bounded::{ended, wait_until};
 use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
 
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
-/// How far logits may be from those of one process: partial sums are rounded.
+/// The largest difference of logits from those of one process: partial sums are rounded.
 const APART_MAX: f32 = 1e-3;
-/// With quantised weights activations are rounded to int8, and one whose last bit differs may be rounded the other way.
+/// With quantised weights, activations are rounded to int8, and a difference in the last bit may change the rounding.
 const APART_INT8_MAX: f32 = 0.25;
 
 #[test]
@@ -109,7 +109,7 @@ fn a_rank_that_hangs_in_a_step_is_replaced_at_its_deadlines_and_the_answer_goes_
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let claim = folder.path().join("claimed");
-        // In the middle of the second answer.
+        // During the second completion.
         let fault = format!("rank=1,at=step,after=90,do=slow,seconds=3600,once={}", claim.display());
         let options = ["--tensor-parallel", "2", "--rank-deadlines", "step=3,drain=3"];
         let server = Server::start_with(&options, &[("CONSORT_FAULT", &fault)]);

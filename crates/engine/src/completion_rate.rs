@@ -1,4 +1,4 @@
-//! `CompletionRate`: how often a request ends, as a mean over the time in which the loop was busy recently.
+//! `CompletionRate`: how often requests end, as a mean over the recent time in which the engine was busy.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ impl CompletionRate {
         }
     }
 
-    /// The mean time between two ends. Before the first end it is the time that has passed.
+    /// The mean time between the ends of two requests. Before the first end it is the time that has passed.
     pub fn interval(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since) / self.completed.max(1)
     }

@@ -1,4 +1,5 @@
-//! `Constraint`: which tokens an answer may continue with, decided by the caller: a grammar, a schema, a list of labels.
+//! `Constraint`: which tokens an answer may continue with. The caller implements it: a grammar, a schema, a list of
+//! labels.
 //!
 //! A constraint fills a [`TokenMask`] before each token and gets the token that was sampled. The step's plan carries the
 //! mask to the sampler.
@@ -9,8 +10,8 @@ use types::TokenId;
 
 /// Follows one answer. Runs on the engine's thread.
 pub trait Constraint: Send {
-    /// Sets the bit of every token that may come next, and clears all others. Gives the same mask until a token is accepted.
-    /// The end-of-sequence ids are tokens like others: allowed where the answer may end.
+    /// Sets the bit of every token that may come next, and clears all others. The mask stays the same until a token is
+    /// accepted. The end-of-sequence ids are tokens like others: allowed where the answer may end.
     fn mask(&mut self, allowed: &mut TokenMask) -> Result<(), ConstraintError>;
 
     /// The answer continues with `token`.
@@ -20,8 +21,8 @@ pub trait Constraint: Send {
     fn is_complete(&self) -> bool;
 }
 
-/// Calls a constraint. A client's grammar decides what it does, in a library that is not ours: a panic ends its own request,
-/// not the engine's thread.
+/// Calls a constraint and catches panics. Constraints run clients' grammars in a third-party library: a panic ends only
+/// its own request, not the engine's thread.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T, ConstraintError>) -> Result<T, ConstraintError> {
     // After a panic the sequence ends, so the constraint is never called again.
     let result = panic::catch_unwind(AssertUnwindSafe(call));
@@ -63,7 +64,7 @@ impl TokenMask {
         self.words.fill(0);
     }
 
-    /// Tokens outside the vocabulary can not be allowed.
+    /// Tokens outside the vocabulary are ignored.
     pub fn allow(&mut self, token: TokenId) {
         if (token.0 as usize) < self.vocab {
             self.words[token.0 as usize / 32] |= 1 << (token.0 % 32);

@@ -1,6 +1,6 @@
 //! `Engine`: the one decode loop. Requests are added; each [`Engine::step`] advances all of them.
 //!
-//! A step runs one row of every sequence in decode, and as many prefill rows as the chunk leaves, in one plan. When the K/V
+//! A step runs one row of every sequence in decode, and as many prefill rows as the chunk leaves, in one plan. When the KV
 //! cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the tokens it has, so no
 //! request fails because others run. When the executor loses a process, all sequences are requeued, until the executor is
 //! ready again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
@@ -33,7 +33,7 @@ pub const CHUNK_DEFAULT: usize = 512;
 pub const REBUILD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
 /// How often a request is requeued because the executor lost a process while it ran.
-const REPLAYS_MAX: u32 = 3;
+const LOSSES_MAX: u32 = 3;
 
 /// How long a step waits for an executor that is not ready before it returns to the caller.
 const REBUILD_POLL: Duration = Duration::from_millis(20);
@@ -131,7 +131,7 @@ impl<E: Executor> Engine<E> {
         &self.executor
     }
 
-    /// For inspection and benchmarks: sessions that are opened on it are the caller's to close.
+    /// For inspection and benchmarks. The caller closes the sessions that it opens.
     pub fn executor_mut(&mut self) -> &mut E {
         &mut self.executor
     }
@@ -169,8 +169,8 @@ impl<E: Executor> Engine<E> {
         self.options.waiting_max.saturating_add(can_run).saturating_sub(self.waiting.len())
     }
 
-    /// After what time a request that found the queue full should be sent again: when half of the waiting ones will have
-    /// started, at the present rate.
+    /// After what time a client should retry a request that found the queue full: when half of the waiting requests
+    /// will have started, at the current rate.
     pub fn retry_after(&self) -> Duration {
         self.completion_rate
             .interval(Instant::now())
@@ -253,7 +253,7 @@ impl<E: Executor> Engine<E> {
         Ok(Generation::new(self, request))
     }
 
-    /// Polls the executor's health. While it can not run steps, all sequences wait.
+    /// Polls the executor's health. While it cannot run steps, all sequences wait.
     fn poll_health(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
         let health = self.executor.poll_health(wait);
         match &health {
@@ -263,20 +263,20 @@ impl<E: Executor> Engine<E> {
         health
     }
 
-    /// Whether requests have waited as long for the executor as they may.
+    /// Whether requests have waited for the executor for longer than `rebuild_timeout`.
     fn rebuild_timed_out(&self) -> bool {
         self.rebuilding.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.rebuild_timeout)
     }
 
-    /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence that has run
-    /// at too many losses may be their cause, and ends.
+    /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence that
+    /// was running at more than [`LOSSES_MAX`] losses may be their cause, and fails.
     fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
         let since = self.rebuilding.take().map_or_else(Instant::now, |(since, _)| since);
         self.rebuilding = Some((since, why.clone()));
         self.in_flight = 0;
         self.blocked = None;
         while let Some(mut sequence) = self.running.pop() {
-            if sequence.reset_after_loss() <= REPLAYS_MAX {
+            if sequence.reset_after_loss() <= LOSSES_MAX {
                 self.stats.replays += 1;
                 self.waiting.requeue(sequence);
             } else {

@@ -1,5 +1,5 @@
-//! `Executor`: where a step runs. One process, tensor-parallel workers, LAN stages and swarm peers are
-//! implementations of this one trait, and the decode loop does not know which of them it drives.
+//! `Executor`: runs steps. One process and a group of tensor-parallel rank processes are implementations of this one
+//! trait, and the decode loop does not know which of them it drives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,20 +66,20 @@ pub struct RankReport {
     pub rank: Rank,
     /// `None` while there is no process.
     pub pid: Option<u32>,
-    /// It can run steps as soon as all others can.
+    /// Whether it can run steps as soon as all others can.
     pub ready: bool,
     /// For people: `ready`, `loading`.
     pub state: &'static str,
-    /// Processes that had this rank before.
+    /// Number of earlier processes of this rank.
     pub restarts: u64,
     pub weight_bytes: u64,
     pub kv_bytes: u64,
     pub resident_bytes: u64,
     pub steps: u64,
-    /// Time in steps, and that part of it in which the rank waited for others.
+    /// Time in steps, and the time in collectives, which is mostly waiting for other ranks.
     pub step_time: Duration,
     pub wait_time: Duration,
-    /// Time that it took to hand steps to the rank.
+    /// Time that the supervisor spent writing requests to the rank.
     pub send_time: Duration,
     /// How often the rank had to abort a step because another rank was lost, and the longest time that this took.
     pub drains: u64,
@@ -168,7 +168,7 @@ impl ExecutorError {
         matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::PipelineFull { .. })
     }
 
-    /// Whether every session is gone and the executor replaces what it lost: see [`Executor::poll_health`].
+    /// Whether all sessions are gone and the executor replaces a lost process: see [`Executor::poll_health`].
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }

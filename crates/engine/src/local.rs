@@ -6,7 +6,7 @@
 //! samples. On a backend that works in order, a page that is released between the two is written to only afterwards.
 
 use kernels::{Backend, Rows, Span, StepInputs};
-use model::{Block, Checkpoint, Collective, Embedding, Limits, LmHead, LoadError, LoadOptions, Solo};
+use model::{Block, Checkpoint, Collective, Embedding, Limits, LmHead, LoadError, LoadOptions, SingleRank};
 use types::{LayerRange, Rank, SessionId, TokenId};
 
 use crate::executor::{Capacity, Executor, ExecutorError, OpenedSession};
@@ -31,15 +31,15 @@ pub struct LocalExecutor<B: Backend> {
     sessions: SessionTable,
     /// The computed tokens of each session, by slot: penalties look back at them.
     histories: Vec<Vec<TokenId>>,
-    /// The sums of each session's hidden states, by slot, for those that are embedded.
+    /// The sums of each embedded session's hidden states, by slot.
     pools: Vec<Vec<f64>>,
     inputs: Inputs,
     /// A copy of the plan whose step is in flight.
     flight: Option<StepPlan>,
-    /// The plan of the flight before, kept for its memory.
+    /// The plan of the previous step, kept for its memory.
     spare: StepPlan,
     logits: Vec<f32>,
-    /// Of the rows to pool.
+    /// Hidden states of the rows to pool.
     states: Vec<f32>,
     state_width: usize,
     sampler: Sampler,
@@ -72,10 +72,10 @@ impl<B: Backend> LocalExecutor<B> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
-        Self::load_shard(backend, from, options, Rank::SOLO, Box::new(Solo), progress)
+        Self::load_shard(backend, from, options, Rank::SINGLE, Box::new(SingleRank), progress)
     }
 
-    /// Loads a rank's share of all layers. `collective` connects it with the other ranks.
+    /// Loads a rank's shard of all layers. `collective` connects it with the other ranks.
     pub fn load_shard(
         backend: B,
         from: &Checkpoint,
@@ -114,7 +114,7 @@ impl<B: Backend> LocalExecutor<B> {
         })
     }
 
-    /// Begins anew in a group that was formed again: every session is gone, the weights stay.
+    /// Continues in a newly formed group: all sessions are closed, the weights stay.
     pub fn regroup(&mut self, collective: Box<dyn Collective<B>>) {
         self.collective = collective;
         self.sessions.clear();
@@ -140,7 +140,7 @@ impl<B: Backend> LocalExecutor<B> {
         self.lm_head.head_bytes(&self.backend)
     }
 
-    /// Takes the pages that the plan needs, and lists what the backend reads during the step.
+    /// Allocates the pages that the plan needs, and collects the inputs that the backend reads during the step.
     fn prepare(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let Inputs { tokens, spans, pages, logit_rows } = &mut self.inputs;
         tokens.clear();
@@ -191,7 +191,7 @@ impl<B: Backend> LocalExecutor<B> {
         &mut self.histories[slot]
     }
 
-    /// Reads the results of the step in flight and computes what its plan requests. Ranks after the first compute their share
+    /// Reads the results of the step in flight and computes what its plan requests. Ranks after the first compute their shard
     /// of the logits for it.
     fn finish(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), ExecutorError> {
         let (logit_rows, pooled) = (plan.logit_rows(), plan.pooled_rows());

@@ -1,10 +1,11 @@
-//! `PagePool`: which pages of the K/V cache are free, how many sessions refer to each of the others, and which of them the
+//! `PagePool`: which pages of the KV cache are free, how many sessions refer to each of the others, and which of them the
 //! prefix cache can find by hash.
 //!
-//! A page is *used* (a session refers to it), *cached* (nobody refers to it, but its hash is known, and it is found until
-//! it is allocated), or *empty*. A session releases its pages from the last to the first, and a session that refers to a
-//! page refers to all pages before it. So in the LRU list a page always comes after the pages that continue it, and evicting
-//! the oldest page evicts a leaf of the tree of prefixes: the pages that are left can still be reached.
+//! A page is *used* (a session refers to it), *cached* (no session refers to it, but its hash is known, and it is found
+//! until it is allocated), or *empty*. A session releases its pages from the last to the first, and a session that
+//! refers to a page refers to all pages before it. So in the LRU list a page always comes after the pages that continue
+//! it, and evicting the oldest page evicts a leaf of the tree of prefixes: the pages that are left can still be
+//! reached.
 
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ pub struct PagePool {
     references: Vec<u32>,
     hashes: Vec<Option<PageHash>>,
     by_hash: HashMap<PageHash, u32>,
-    /// Cached pages that nobody refers to.
+    /// Cached pages that no session refers to.
     unused: LruList,
 }
 
@@ -43,7 +44,7 @@ impl PagePool {
         self.empty.len() + self.unused.len
     }
 
-    /// Pages that nobody refers to and that can be found by hash.
+    /// Pages that no session refers to and that can be found by hash.
     pub fn cached(&self) -> usize {
         self.unused.len
     }
@@ -86,7 +87,7 @@ impl PagePool {
         }
     }
 
-    /// Publishes a used page, which nobody will write to any more, in the prefix cache. If the cache has a page with this
+    /// Publishes a used page, which is never written to again, in the prefix cache. If the cache has a page with this
     /// hash, the caller's reference moves to that one. Returns the page in the cache.
     pub fn publish(&mut self, page: u32, hash: PageHash) -> u32 {
         assert!(self.references[page as usize] > 0, "page {page} is not used");
@@ -111,7 +112,7 @@ impl PagePool {
         self.by_hash.get(hash).copied()
     }
 
-    /// Removes all pages from the prefix cache: their contents can not be trusted any more.
+    /// Removes all pages from the prefix cache: their contents may be wrong.
     pub fn clear_prefix_cache(&mut self) {
         self.by_hash.clear();
         self.hashes.fill(None);
@@ -134,10 +135,10 @@ impl PagePool {
 /// No page.
 const NONE: u32 = u32::MAX;
 
-/// Pages in the order of their release: a doubly linked list whose links lie in arrays, so that no call allocates.
+/// Pages in the order of their release: a doubly linked list whose links are in an array, so that no call allocates.
 #[derive(Debug)]
 struct LruList {
-    /// Before and after each page in the list.
+    /// The previous and the next page of each page in the list.
     links: Vec<[u32; 2]>,
     /// The oldest and the newest.
     ends: [u32; 2],

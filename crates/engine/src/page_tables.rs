@@ -1,4 +1,4 @@
-//! `PageTables`: the page table of each open session, for an executor that holds K/V: a whole model or one stage of it.
+//! `PageTables`: the page table of each open session, for an executor that holds a KV cache.
 //!
 //! Invariant: a page that a session may still write to belongs to that session alone and is not in the prefix cache. Only
 //! whole, computed pages are shared or published. A session that is truncated within such a page releases that page and
@@ -99,7 +99,8 @@ impl PageTables {
         Ok(SessionId(u64::from(slot.version) << 32 | u64::from(index)))
     }
 
-    /// Keeps at most the first `tokens` computed tokens, and returns how many; the invariant says when it keeps fewer.
+    /// Keeps at most the first `tokens` computed tokens, and returns how many: fewer if these end within a shared or
+    /// published page.
     pub fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         let slot = self.slot(session)?;
         let mut kept = tokens.min(slot.computed);
@@ -178,7 +179,7 @@ impl PageTables {
         }
     }
 
-    /// Empties the prefix cache: a step failed, so the contents of pages can not be trusted.
+    /// Empties the prefix cache: a step failed, so the contents of pages may be wrong.
     pub fn clear_prefix_cache(&mut self) {
         self.pool.clear_prefix_cache();
         self.slots.iter_mut().for_each(|slot| slot.hashes.clear());
@@ -197,7 +198,7 @@ impl PageTables {
     }
 }
 
-/// The index of a session's slot: below [`SESSIONS_MAX`] for ids that [`PageTables`] gave.
+/// The index of a session's slot: below [`SESSIONS_MAX`] for ids made by [`PageTables`].
 pub(crate) fn slot_of(session: SessionId) -> usize {
     (session.0 & u64::from(u32::MAX)) as usize
 }

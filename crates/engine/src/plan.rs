@@ -74,7 +74,7 @@ pub struct SuppressedTokens {
 pub struct Entry {
     pub session: SessionId,
     pub phase: Phase,
-    /// Of the first token; equals the number of tokens that the session has computed.
+    /// The position of the first token. It equals the number of tokens that the session has computed.
     pub position: usize,
     tokens: Range<usize>,
     pub requested: RequestedOutput,
@@ -126,7 +126,7 @@ impl Entry {
 pub struct StepPlan {
     entries: Vec<Entry>,
     tokens: Vec<TokenId>,
-    /// Of all entries that have one: see [`TokenMask`](crate::TokenMask::words).
+    /// The masks of all entries that have one: see [`TokenMask`](crate::TokenMask::words).
     masks: Vec<u32>,
 }
 
@@ -135,7 +135,7 @@ impl Clone for StepPlan {
         Self { entries: self.entries.clone(), tokens: self.tokens.clone(), masks: self.masks.clone() }
     }
 
-    /// Uses the memory that is there: executors keep a copy of a plan while its step is in flight.
+    /// Reuses memory: executors keep a copy of a plan while its step is in flight.
     fn clone_from(&mut self, source: &Self) {
         self.entries.clone_from(&source.entries);
         self.tokens.clone_from(&source.tokens);
@@ -241,7 +241,7 @@ impl StepPlan {
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub session: SessionId,
-    /// Of the token in its sequence.
+    /// The position of the token in its sequence.
     pub position: usize,
     pub outcome: Result<Sampled, SampleError>,
 }
@@ -250,7 +250,7 @@ pub struct Sample {
 #[derive(Clone, Debug)]
 pub struct PromptLogprobs {
     pub session: SessionId,
-    /// Of the first token.
+    /// The position of the first token.
     pub position: usize,
     pub outcome: Result<Vec<Logprobs>, SampleError>,
 }
@@ -266,7 +266,7 @@ pub struct PooledEmbedding {
 #[derive(Clone, Debug)]
 pub struct LogitRows {
     pub session: SessionId,
-    /// Of the first row.
+    /// The position of the first row.
     pub position: usize,
     pub rows: usize,
     values: Range<usize>,

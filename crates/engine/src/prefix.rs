@@ -2,7 +2,7 @@
 //!
 //! The hash of a page covers its tokens and the hash of the page before it, so equal hashes mean equal tokens from the first
 //! one on: the hash is cryptographic, has 256 bits, and is compared whole. The first page is salted with the tenant. Each
-//! process that holds K/V finds its own pages by these hashes.
+//! process that holds a KV cache finds its own pages by these hashes.
 
 use types::TokenId;
 

@@ -3,7 +3,7 @@
 //! Each tenant has a queue of its own. The next sequence is one of the tenant that has been served the fewest tokens, so
 //! that a tenant with many or long requests does not keep the others waiting (virtual token counters: Sheng and others,
 //! Fairness in serving large language models, 2024). A tenant that returns starts at the lowest count of those present:
-//! the time in which it asked for nothing earns it no credit.
+//! idle time earns it no credit.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ const SCAN_MAX: usize = 32;
 
 #[derive(Default)]
 pub(crate) struct WaitingQueue {
-    /// Tenants that have a sequence which waits or runs, in the order in which they came.
+    /// Tenants with a waiting or running sequence, in the order of arrival.
     tenants: Vec<TenantQueue>,
     waiting: usize,
 }

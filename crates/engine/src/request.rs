@@ -15,8 +15,8 @@ use crate::sampler::{Logprobs, SampleError, Sampled, SamplingParams, SamplingPar
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// On whose behalf a request runs. Tenants are served equal numbers of tokens, and the prefix cache is salted with the tenant,
-/// so that no tenant can find out by timing what another one has sent.
+/// The tenant that a request belongs to. Tenants are served equal numbers of tokens, and the prefix cache is salted
+/// with the tenant, so that no tenant can find out by timing what another one has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub u64);
 
@@ -94,7 +94,7 @@ pub enum RequestKind {
     Embed(Pooling),
 }
 
-/// How the hidden states of a prompt, after the final norm, become one vector. Its length is left as it is.
+/// How the hidden states of a prompt, after the final norm, become one vector. The vector is not normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     Mean,
@@ -138,7 +138,7 @@ pub enum FinishReason {
     Eos(Sampled),
     /// The answer has `tokens_max` tokens.
     Length,
-    /// The model's context, or the whole K/V cache, is full.
+    /// The model's context, or the whole KV cache, is full.
     Context,
     /// The constraint allows no further token, or the embedding was computed.
     Complete,
@@ -181,7 +181,7 @@ impl Timings {
         rate(self.prompt_tokens, self.prefill)
     }
 
-    /// Of the tokens after the first, which prefill gives; 0 before there is a second one.
+    /// The rate of the tokens after the first, which prefill gives; 0 before there is a second one.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.decode)
     }

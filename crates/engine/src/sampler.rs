@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use types::TokenId;
 
+use crate::logit_row::{self, Softmax};
 use crate::random;
-use crate::row::{self, Softmax};
 
-/// The most alternatives that [`SamplingParams::logprobs`] may ask for.
+/// Limit of [`SamplingParams::logprobs`].
 pub const TOP_LOGPROBS_MAX: usize = 20;
 
 /// How a token is sampled. The default is greedy, with everything off.
@@ -138,7 +138,7 @@ pub enum SampleError {
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
     pub tokens: &'a [TokenId],
-    /// Of these, the first ones: those of the prompt.
+    /// How many of them, at the beginning, are the prompt's.
     pub prompt_tokens: usize,
 }
 
@@ -147,7 +147,7 @@ pub struct History<'a> {
 pub struct AllowedTokens<'a> {
     /// One bit for each token, as in [`TokenMask::words`](crate::TokenMask::words).
     pub mask: Option<&'a [u32]>,
-    /// Not these, whatever the mask says.
+    /// Tokens that are not allowed, whatever the mask.
     pub suppressed: &'a [TokenId],
 }
 
@@ -207,9 +207,9 @@ impl Sampler {
             self.changed.push((token.0, *logit));
             *logit += bias;
         }
-        let best = row::maximum(logits)?;
+        let best = logit_row::maximum(logits)?;
         let token = if sampling.temperature == 0.0 {
-            row::first_index(logits, best) as u32
+            logit_row::first_index(logits, best) as u32
         } else {
             let softmax = Softmax { logits, best, temperature: sampling.temperature };
             let cut = self.cut(softmax, sampling);
@@ -233,12 +233,12 @@ impl Sampler {
 
     /// The logarithm of the sum of exponentials, and the best `count` log probabilities.
     fn top_logprobs(&mut self, logits: &[f32], count: usize) -> Result<(f64, Vec<(TokenId, f32)>), SampleError> {
-        let best = row::maximum(logits)?;
+        let best = logit_row::maximum(logits)?;
         let normaliser = f64::from(best) + Softmax { logits, best, temperature: 1.0 }.mass().ln();
-        row::select_best(&mut self.keys, logits, count);
+        logit_row::select_best(&mut self.keys, logits, count);
         self.keys.sort_unstable_by(|a, b| b.cmp(a));
-        let logprob = |key| (f64::from(row::logit_of(key)) - normaliser) as f32;
-        let top = self.keys.iter().map(|&key| (TokenId(row::id_of(key)), logprob(key)));
+        let logprob = |key| (f64::from(logit_row::logit_of(key)) - normaliser) as f32;
+        let top = self.keys.iter().map(|&key| (TokenId(logit_row::id_of(key)), logprob(key)));
         Ok((normaliser, top.collect()))
     }
 
@@ -273,13 +273,13 @@ impl Sampler {
     fn cut(&mut self, softmax: Softmax<'_>, sampling: &SamplingParams) -> u64 {
         let &SamplingParams { temperature, top_k, top_p, min_p, .. } = sampling;
         let Softmax { logits, best, .. } = softmax;
-        let mut cut = row::lowest_key(f32::NEG_INFINITY);
+        let mut cut = logit_row::lowest_key(f32::NEG_INFINITY);
         if min_p > 0.0 {
-            cut = cut.max(row::lowest_key(best + temperature * min_p.ln()));
+            cut = cut.max(logit_row::lowest_key(best + temperature * min_p.ln()));
         }
         let filters_k = top_k > 0 && top_k < logits.len();
         if filters_k {
-            row::select_best(&mut self.keys, logits, top_k);
+            logit_row::select_best(&mut self.keys, logits, top_k);
             cut = cut.max(*self.keys.iter().min().expect("top_k is at least one"));
         }
         if top_p < 1.0 {
@@ -288,7 +288,7 @@ impl Sampler {
             if !filters_k {
                 self.select_mass(softmax, wanted);
             }
-            cut = cut.max(softmax.mass_cut(&mut self.keys, wanted));
+            cut = cut.max(softmax.top_p_cut(&mut self.keys, wanted));
         }
         cut
     }
@@ -297,7 +297,7 @@ impl Sampler {
     fn select_mass(&mut self, softmax: Softmax<'_>, wanted: f64) {
         let mut count = 64;
         loop {
-            row::select_best(&mut self.keys, softmax.logits, count);
+            logit_row::select_best(&mut self.keys, softmax.logits, count);
             if count >= softmax.logits.len() || softmax.mass_of(&self.keys) >= wanted {
                 return;
             }

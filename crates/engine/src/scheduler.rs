@@ -1,5 +1,5 @@
-//! `Scheduler`: which rows of which sequences the next step runs. Its decisions change when an answer comes, never what the
-//! answer is.
+//! `Scheduler`: which rows of which sequences the next step runs. Its decisions change the time of an answer, never its
+//! tokens.
 //!
 //! All sequences in decode come first, with one row each and draft tokens. Prefill gets the rows that the chunk leaves, in two
 //! passes. The first takes prompts that it can complete, oldest first, up to half of these rows, so that a short prompt does
@@ -21,7 +21,7 @@ pub(crate) struct Scheduler {
 
 /// One sequence's rows of the step.
 struct ScheduledRows {
-    /// Of the sequence among the running ones.
+    /// The index of the sequence among the running ones.
     index: usize,
     /// Without draft tokens.
     rows: usize,

@@ -1,7 +1,7 @@
 //! `Sequence`: the state of a request in the engine: its tokens, which of them steps were submitted for, and its timings.
 //!
-//! A sequence says what it can run next and takes in the results of steps; the scheduler decides when it runs. Each token is
-//! computed in its own phase, also when the sequence was requeued.
+//! A sequence reports what it can run next and takes the results of steps; the scheduler decides when it runs. Each
+//! token is computed in its own phase, also when the sequence was requeued.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,13 +23,13 @@ pub(crate) struct Sequence {
     pub tenant: TenantId,
     /// The prompt, then the answer.
     pub tokens: Vec<TokenId>,
-    /// Of `tokens`, the first ones: those of the prompt.
+    /// How many of `tokens`, at the beginning, are the prompt's.
     pub prompt_tokens: usize,
     /// How long `tokens` may become.
     pub length_max: usize,
-    /// Of `tokens` and the draft tokens after them: those that steps were submitted for.
+    /// How many of `tokens`, and of the draft tokens after them, steps were submitted for.
     pub planned: usize,
-    /// While it runs.
+    /// Set while the sequence runs.
     session: Option<SessionId>,
     /// The hashes of the prompt's pages; none without a prefix cache.
     pub page_hashes: Vec<PageHash>,
@@ -66,7 +66,7 @@ struct DraftTokens {
     count_max: usize,
 }
 
-/// What a sample says about the draft token at its position.
+/// Whether a sample confirms the draft token at its position.
 pub(crate) enum DraftVerdict {
     NoDraft,
     Accepted,
@@ -143,7 +143,7 @@ impl Sequence {
         self.session.expect("a running sequence has a session")
     }
 
-    /// Its session is open. True the first time.
+    /// Starts to run in an open session. Returns true the first time.
     pub fn admit(&mut self, opened: OpenedSession, now: Instant) -> bool {
         self.session = Some(opened.session);
         self.planned = opened.computed;
@@ -189,7 +189,7 @@ impl Sequence {
             Phase::Prefill if self.needs_prompt_logprobs() && self.planned + 1 < self.prompt_tokens => {
                 self.prompt_tokens - 1 - self.planned
             }
-            Phase::Prefill if self.wants_only_prompt_logprobs() => 0,
+            Phase::Prefill if self.needs_only_prompt_logprobs() => 0,
             Phase::Prefill => self.prompt_tokens - self.planned,
         }
     }
@@ -323,7 +323,7 @@ impl Sequence {
         if let Some(state) = &mut self.prompt_logprobs {
             state.found.extend(logprobs.into_iter().map(Some));
         }
-        !self.needs_prompt_logprobs() && self.wants_only_prompt_logprobs()
+        !self.needs_prompt_logprobs() && self.needs_only_prompt_logprobs()
     }
 
     /// Why there is nothing left to do, if so.
@@ -388,7 +388,7 @@ impl Sequence {
     }
 
     /// Whether no token is generated: then the prompt's last token is not run.
-    fn wants_only_prompt_logprobs(&self) -> bool {
+    fn needs_only_prompt_logprobs(&self) -> bool {
         self.tokens_max == 0 && !self.is_embedding()
     }
 

@@ -23,10 +23,11 @@ const SUBMISSIONS_MAX: usize = 256;
 /// How often the health of an idle executor is polled.
 const IDLE_POLL: Duration = Duration::from_millis(200);
 
-/// How old the reports of ranks may become while their health stays the same. Ranks report their counts no more often.
+/// How old the reports of ranks may become while the health stays the same. Ranks do not report their counters more
+/// often.
 const RANKS_AGE: Duration = Duration::from_secs(1);
 
-/// Where the events of one request go. Called on the engine's thread: it must not wait.
+/// Receives the events of one request. Called on the engine's thread, so it must not block.
 pub trait EventSink: Send {
     /// False if there is no receiver any more: the request is cancelled.
     fn send(&mut self, event: EventKind) -> bool;
@@ -104,7 +105,7 @@ struct ServiceState {
     /// Requests that were submitted and have not ended.
     unfinished: usize,
     draining: bool,
-    /// The thread shall cancel all unfinished requests.
+    /// The thread has to cancel all unfinished requests.
     cancel_all: bool,
     stopped: bool,
 }
@@ -199,8 +200,8 @@ impl Service {
         ThreadExit(self.shared.clone())
     }
 
-    /// Refuses new requests and waits for the present ones to end. Returns how many were unfinished after `timeout`; these are
-    /// cancelled within a step.
+    /// Rejects new requests and waits for the unfinished ones to end. Returns how many were unfinished after `timeout`;
+    /// these are cancelled within a step.
     pub fn drain(&self, timeout: Duration) -> usize {
         let mut state = self.shared.lock();
         state.draining = true;

@@ -1,7 +1,7 @@
 //! `SessionTable`: the open sessions of an executor, their pages, and which steps it can run.
 //!
-//! Given the same calls, two tables give the same answers. The ranks of a group and the supervisor that drives them each
-//! keep one, so the supervisor refuses a step that can not run before it sends it to any rank.
+//! Given the same calls, two tables return the same results. The ranks of a group and their supervisor each keep one,
+//! so the supervisor rejects a step that cannot run before it sends it to any rank.
 
 use kernels::PAGE_TOKENS;
 use model::Limits;
@@ -120,7 +120,7 @@ impl SessionTable {
         plan.entries().iter().for_each(|entry| self.page_tables.release_unused(entry.session));
     }
 
-    /// Empties the prefix cache: a step failed, so the contents of pages can not be trusted.
+    /// Empties the prefix cache: a step failed, so the contents of pages may be wrong.
     pub fn clear_prefix_cache(&mut self) {
         self.page_tables.clear_prefix_cache();
     }

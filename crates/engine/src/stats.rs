@@ -1,4 +1,4 @@
-//! `EngineStats`: the present state of the engine, and counters since its start. A plain copy, taken after each step.
+//! `EngineStats`: the current state of the engine, and counters since its start. A plain copy, taken after each step.
 
 use crate::request::FinishReason;
 
@@ -24,7 +24,7 @@ pub struct EngineStats {
     pub draft_tokens_accepted: u64,
     pub finished: FinishCounts,
     pub steps: u64,
-    /// How often a sequence was preempted: it was requeued because the K/V cache was full.
+    /// How often a sequence was preempted: it was requeued because the KV cache was full.
     pub preemptions: u64,
     /// How often a sequence was requeued because the executor had lost a process.
     pub replays: u64,

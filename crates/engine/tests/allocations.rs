@@ -1,4 +1,4 @@
-//! A decode step allocates nothing. Alone in its process: the allocator counts for all threads of it.
+//! A decode step allocates nothing. This test is alone in its process, because the allocator counts for all threads.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod fixture;
@@ -31,7 +31,7 @@ fn a_decode_step_allocates_nothing() {
         events.clear();
         engine.step(&mut events).unwrap();
     }
-    // 32 steps cross a page's end in every sequence, so that taking a page is counted too.
+    // 32 steps cross a page boundary in every sequence, so that allocating a page is covered too.
     let before = MEMORY.total_allocated();
     for _ in 0..32 {
         events.clear();

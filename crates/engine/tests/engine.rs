@@ -26,7 +26,7 @@ fn request(prompt: Vec<TokenId>, sampling: SamplingParams, tokens_max: usize) ->
     Request { sampling, ..Request::greedy(prompt, tokens_max) }
 }
 
-/// One request alone: its answer and why it ended.
+/// Runs one request alone. Returns its answer and why it ended.
 fn alone(request: Request, pages: usize, positions_max: usize) -> (Vec<TokenId>, String) {
     let mut engine = Engine::new(Fake::new(pages, positions_max), 64);
     let id = engine.add(request).unwrap();

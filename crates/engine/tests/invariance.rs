@@ -1,5 +1,5 @@
-//! With a real model: what a request is answered does not depend on what else runs, on what is cached, on whether it had
-//! to begin again, or on draft tokens. Bit for bit, in tokens and in log probabilities.
+//! With a real model: an answer does not depend on what else runs, on what is cached, on whether the request was
+//! requeued, or on draft tokens. It is the same bit for bit, in tokens and in log probabilities.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;

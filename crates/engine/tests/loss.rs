@@ -1,4 +1,4 @@
-//! An executor that loses a part of itself: requests wait and go on as if nothing had happened, within limits.
+//! An executor that loses its sessions: requests wait and continue with the same answers, within limits.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod fake;
@@ -13,10 +13,10 @@ use engine::{
 use fake::{Fake, answer, prompt, safe};
 use types::{SessionId, TokenId};
 
-/// Far beyond what a test takes.
+/// Far longer than a test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Loses all sessions in the steps that are named, and is whole again after so many looks.
+/// Loses all sessions in the steps `lost_at`, and is ready again after `looks` polls of its health.
 struct Frail {
     inner: Fake,
     steps: usize,
@@ -91,7 +91,7 @@ fn sampling() -> SamplingParams {
     safe(SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() })
 }
 
-/// What each of two requests got, and how it ended.
+/// The answers of two requests, and how they ended.
 fn run(engine: &mut Engine<Frail>) -> Vec<(Vec<TokenId>, FinishReason)> {
     let ids = [engine.add(request(1)).unwrap(), engine.add(request(2)).unwrap()];
     let mut answers: Vec<_> = ids.iter().map(|_| (Vec::new(), None)).collect();
@@ -99,7 +99,7 @@ fn run(engine: &mut Engine<Frail>) -> Vec<(Vec<TokenId>, FinishReason)> {
     let begun = Instant::now();
     while !engine.is_idle() {
         assert!(begun.elapsed() < PATIENCE, "the engine never becomes idle: {answers:?}");
-        let _ = engine.step(&mut events); // an error has ended everything, with events
+        let _ = engine.step(&mut events); // an error has ended every request, each with an event
         for event in events.drain(..) {
             let (tokens, ending) = &mut answers[ids.iter().position(|&id| id == event.request).unwrap()];
             match event.kind {
@@ -148,7 +148,7 @@ fn requests_do_not_wait_for_ever() {
     for (_, ending) in run(&mut engine) {
         assert!(matches!(ending, FinishReason::Failed(Failure::Executor(_))), "{ending:?}");
     }
-    // Whoever comes now is not kept waiting either.
+    // A new request is rejected at once.
     let refused = engine.add(request(3));
     assert!(matches!(refused, Err(EngineError::Executor(error)) if error.is_lost()));
 }

@@ -1,4 +1,4 @@
-//! The prefix cache, in the loop, against a fake executor whose answers depend on what its pages hold.
+//! The prefix cache in the decode loop, against a fake executor whose answers depend on the contents of its pages.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
@@ -24,7 +24,7 @@ fn request(prompt: &[TokenId], tokens_max: usize) -> Request {
     Request { sampling: greedy(), ..Request::greedy(prompt.to_vec(), tokens_max) }
 }
 
-/// `shared` tokens that all have in common, then some of its own.
+/// `shared` tokens that all prompts have in common, then `own` tokens of this prompt.
 fn branch(shared: usize, own: usize, seed: u32) -> Vec<TokenId> {
     let mut tokens = prompt(shared, 1);
     tokens.extend(prompt(own, seed));
@@ -143,7 +143,7 @@ fn pages_are_shared_while_their_first_request_still_runs_its_prompt() {
     for _ in 0..2 {
         engine.step(&mut events).unwrap();
     }
-    // 128 tokens are there; the fifth page is not, but is about to be.
+    // 128 tokens are computed; the fifth page is not, but is about to be.
     let now = engine.add(request(&branch(130, 30, 3), 5)).unwrap();
     let soon = engine.add(request(&branch(150, 150, 2), 5)).unwrap();
     engine.step(&mut events).unwrap();

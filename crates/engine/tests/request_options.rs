@@ -1,5 +1,5 @@
-//! Options of requests: constraints, least lengths, log probabilities of the prompt, embeddings, draft tokens. Against a fake
-//! executor.
+//! Options of requests: constraints, minimum lengths, log probabilities of the prompt, embeddings, draft tokens.
+//! Against a fake executor.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
@@ -25,7 +25,7 @@ fn request(length: usize, seed: u32, tokens_max: usize) -> Request {
     Request { sampling: greedy(), ..Request::greedy(prompt(length, seed), tokens_max) }
 }
 
-/// Permits the tokens 20 to 29, so many of them, then nothing; an end before that if `end` says so.
+/// Allows `left` tokens from 20 to 29, then nothing; `end` is allowed at any time.
 struct Digits {
     left: usize,
     end: Option<TokenId>,
@@ -89,7 +89,7 @@ fn the_end_of_a_constrained_answer_waits_for_the_least_length() {
     for tokens_min in [0, 12] {
         let mut engine = Engine::new(Fake::new(64, 400), 64);
         let constraint: Box<dyn Constraint> = Box::new(Digits { end: Some(end), ..Digits::new(1000) });
-        // Wherever the end is allowed it is chosen.
+        // The end token is sampled wherever it is allowed.
         let sampling = SamplingParams { logit_bias: Some([(end, 1e3)].into()), ..SamplingParams::default() };
         let request =
             Request { constraint: Some(constraint), sampling, tokens_min, eos: [end].into(), ..request(10, 1, 100) };
@@ -112,7 +112,7 @@ fn a_constraint_that_fails_ends_its_own_request_only() {
     answers.check(good, &answer(&prompt(10, 2), &greedy(), 30), FinishReason::Length);
 }
 
-/// Breaks when it is told of its third token.
+/// Panics when it accepts its third token.
 struct Fragile(usize);
 
 impl Constraint for Fragile {
@@ -247,7 +247,7 @@ fn an_embedding_does_not_depend_on_chunks_company_or_the_cache() {
     }
 }
 
-/// Sampling that mostly repeats: one of a few tokens.
+/// Sampling from a few tokens, so that answers are repetitive.
 fn repetitive(tokens: u32, sampling: SamplingParams) -> SamplingParams {
     let bias = (30..30 + tokens).map(|id| (TokenId(id), 100.0)).collect();
     SamplingParams { logit_bias: Some(bias), ..sampling }

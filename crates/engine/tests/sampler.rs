@@ -7,7 +7,7 @@ use engine::{AllowedTokens, History, SampleError, Sampler, SamplingParams, Sampl
 use proptest::prelude::*;
 use types::TokenId;
 
-/// What each token's probability should be, by full sorting, in the order of the filters.
+/// The expected probability of each token, by full sorting, in the order of the filters.
 fn reference(logits: &[f32], sampling: &SamplingParams) -> BTreeMap<u32, f64> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));

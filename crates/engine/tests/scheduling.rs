@@ -1,4 +1,4 @@
-//! Who runs when: turns, budgets, a full queue. Against a fake executor.
+//! Which sequence runs when: fairness, budgets, a full queue. Against a fake executor.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
@@ -66,7 +66,7 @@ fn a_tenant_that_was_away_has_saved_nothing_up() {
     for _ in 0..50 {
         engine.step(&mut events).unwrap();
     }
-    // The newcomer has its turn next, and then they take turns.
+    // The new tenant is next, and then the tenants alternate.
     let late: Vec<_> = (0..2).map(|seed| engine.add(of(2, request(50, 10 + seed, 20))).unwrap()).collect();
     events.clear();
     let order = order(&mut engine);
@@ -147,7 +147,7 @@ fn a_full_queue_refuses_with_the_time_to_come_again() {
 #[test]
 fn a_request_that_fits_only_with_its_cached_prefix_runs_beside_the_others() {
     let mut engine = Engine::new(Fake::new(10, 300), 64);
-    // Six pages and one to grow.
+    // Six pages, and one for tokens to come.
     let first = engine.add(request(200, 1, 20)).unwrap();
     let mut events = Vec::new();
     for _ in 0..5 {

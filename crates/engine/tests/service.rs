@@ -1,4 +1,4 @@
-//! The engine on its own thread, with a fake executor whose steps can be held up.
+//! The engine on its own thread, with a fake executor whose steps can be delayed.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod fake;
@@ -14,10 +14,10 @@ use engine::{
 use fake::{Fake, answer, prompt, safe};
 use types::TokenId;
 
-/// Long enough for anything that is not stuck.
+/// Far longer than a test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Passes events on, until so many tokens have come.
+/// Forwards events, until a number of tokens has come.
 struct Sink {
     events: Sender<EventKind>,
     tokens_left: usize,
@@ -102,7 +102,7 @@ fn dropping_a_handle_frees_its_pages_within_one_step() {
     permits.send(()).unwrap();
     while !matches!(events.recv_timeout(PATIENCE).unwrap(), EventKind::Token(_)) {}
     drop(handle);
-    // The step that may have begun already; nothing moves without another permit.
+    // One permit for the step that may have begun already; no other step runs without a permit.
     permits.send(()).unwrap();
     let (tokens, finished) = collect(&events);
     assert!(tokens.len() <= 1 && is_cancelled(&finished));
@@ -233,7 +233,7 @@ fn nothing_leaks_when_callers_come_and_go_as_they_like() {
         move || {
             for index in 0..REQUESTS {
                 let seed = caller * REQUESTS + index;
-                // Some wait for all, some for a few tokens, some for nothing; some are never listened to.
+                // Some wait for all tokens, some for a few, some for none; some drop the receiver.
                 let (length, tokens) = (1 + seed as usize * 37 % 150, 1 + seed as usize * 11 % 50);
                 let begun = Instant::now();
                 let (handle, events) = loop {

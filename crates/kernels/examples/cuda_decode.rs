@@ -1,4 +1,4 @@
-//! How long a step of a decoder in Qwen3-8B's shape takes on a GPU, op by op and as a captured graph.
+//! Measures a step of a decoder with Qwen3-8B's shape on a GPU, op by op and as a captured graph.
 //!
 //! `cargo run --release -p kernels --features cuda --example cuda_decode`
 
@@ -84,7 +84,7 @@ mod bench {
         invariance(&backend, &mut stack, &mut step)
     }
 
-    /// Whether a row's logits depend on how many others are in the step.
+    /// Reports whether a row's logits depend on the number of other rows in the step.
     fn invariance(
         backend: &CudaBackend,
         stack: &mut Stack<CudaBackend>,

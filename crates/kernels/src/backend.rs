@@ -5,7 +5,7 @@
 //! on the host; and whatever varies from step to step (tokens, positions, page tables, lengths) is read from a
 //! [`Backend::Step`] that [`Backend::begin`] fills once, before the first op. Only [`Backend::read`] waits.
 //!
-//! Shapes are checked with `assert!`: a mismatch is a mistake of ours, not of a user, because `model` derives every
+//! Shapes are checked with `assert!`: a mismatch is a bug, not a user error, because `model` derives every
 //! shape from a checked description.
 
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub enum BackendError {
     Device(String),
 }
 
-/// A matrix `[rows, cols]` as it lies in a file: row-major, each row a whole number of `dtype` blocks.
+/// A matrix `[rows, cols]` in file layout: row-major, each row a whole number of `dtype` blocks.
 /// Its rows are output features and its columns input features, as in `y = W x`.
 #[derive(Clone, Copy)]
 pub struct MatrixSource<'a> {
@@ -51,14 +51,14 @@ pub struct MatrixSource<'a> {
 }
 
 impl<'a> MatrixSource<'a> {
-    /// The bytes of one row. `check` has shown that they are there.
+    /// The bytes of one row. The caller has called `check`, so they are present.
     pub fn row(&self, row: usize) -> &'a [u8] {
         let start = row * self.row_stride;
         let len = self.dtype.row_bytes(self.cols).expect("checked: whole blocks");
         &self.bytes[start..start + len]
     }
 
-    /// That every row is there, and that the columns are whole blocks of both formats.
+    /// Checks that `bytes` holds every row and that a row is a whole number of blocks in both formats.
     pub fn check(&self) -> Result<(), BackendError> {
         let Self { rows, cols, dtype, keep, .. } = *self;
         let row_bytes = dtype.row_bytes(cols).ok_or(BackendError::Shape { rows, cols, dtype })?;
@@ -74,7 +74,7 @@ impl<'a> MatrixSource<'a> {
     }
 }
 
-/// Which pairs of a head's elements a rotation turns together.
+/// Which elements of a head form a pair that RoPE rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeLayout {
     /// `(i, i + half)`: Hugging Face checkpoints, and most GGUF architectures.
@@ -83,7 +83,7 @@ pub enum RopeLayout {
     Pairs,
 }
 
-/// Where a kind of head lies in a row of a buffer: `count` heads of `dim` elements from column `first`.
+/// The columns of the query, key or value heads in a row of a buffer: `count` heads of `dim` elements from column `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub first: usize,
@@ -112,20 +112,20 @@ pub struct Attention {
     pub value: Heads,
     /// Multiplies `q . k`; usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// With a window `w`, position `p` sees the positions above `p - w` up to `p`.
+    /// With a window `w`, position `p` attends to the positions above `p - w` up to `p`.
     pub window: Option<usize>,
 }
 
 impl Attention {
-    /// Queries and keys.
+    /// The query heads and the key heads, as one range of heads. Keys must directly follow queries.
     pub fn query_and_key(&self) -> Heads {
         assert_eq!(self.query.columns().end, self.key.first, "keys follow queries");
         Heads { count: self.query.count + self.key.count, ..self.query }
     }
 }
 
-/// What [`Backend::norm_rope_attend`] applies to queries and keys before attention: a norm within each head, where the model has one, and
-/// a rotation by the position.
+/// What [`Backend::norm_rope_attend`] applies to queries and keys before attention: a norm within each head, if the model
+/// has one, and RoPE.
 pub struct NormRope<'a, B: Backend> {
     pub query_norm: Option<&'a B::Vector>,
     pub key_norm: Option<&'a B::Vector>,
@@ -133,7 +133,7 @@ pub struct NormRope<'a, B: Backend> {
     pub rope: &'a B::Rope,
 }
 
-/// The function of the gate in a gated feed-forward.
+/// The activation function of the gate in a gated feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Silu,
@@ -141,12 +141,12 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// The most that one step may hold; buffers and step inputs are allocated for it once.
+/// The size limits of one step. Buffers and step inputs are allocated once, for these limits.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLimits {
     pub rows: usize,
     pub sequences: usize,
-    /// Entries of all page tables together.
+    /// Entries in all page tables together.
     pub pages: usize,
 }
 
@@ -156,12 +156,12 @@ pub struct Span {
     pub row: u32,
     pub rows: u32,
     pub position: u32,
-    /// This sequence's page table: a range of [`StepInputs::pages`] that covers its positions up to its last row.
+    /// This sequence's page table is a range of [`StepInputs::pages`]. It covers the positions up to the last row.
     pub pages_start: u32,
     pub pages_len: u32,
 }
 
-/// Everything that varies from step to step. Row `i` is token `tokens[i]` of the span that holds it.
+/// Everything that varies from step to step. Row `i` is token `tokens[i]`, of the span that contains row `i`.
 #[derive(Clone, Copy)]
 pub struct StepInputs<'a> {
     pub tokens: &'a [u32],
@@ -172,10 +172,10 @@ pub struct StepInputs<'a> {
     pub logit_rows: &'a [u32],
 }
 
-/// How many rows an op works on: those of decode (generated tokens) first, then those of prefill (prompts).
+/// How many rows an op works on: decode rows (generated tokens) first, then prefill rows (prompt tokens).
 ///
-/// A backend may multiply the two with quantised weights in different arithmetic, because prefill is bound by arithmetic and decode by
-/// memory. A token's phase in its own sequence decides, never what else is in the batch: so an answer does not depend on the batch.
+/// A backend may multiply the two with quantised weights in different arithmetic, because prefill is compute-bound and
+/// decode is memory-bound. A token's phase in its own sequence selects the arithmetic, so results do not depend on the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rows {
     pub decode: usize,
@@ -196,7 +196,7 @@ impl Rows {
     }
 }
 
-/// The router of a mixture of experts.
+/// The router parameters of a mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
     pub experts: usize,
@@ -214,21 +214,21 @@ pub struct Gated<M> {
 pub trait Backend: Send + Sync + Sized + 'static {
     /// Activations `[rows, cols]`, row-major.
     type Buffer: Send;
-    /// Weights of a linear layer, packed once into whatever is fastest here.
+    /// Weights of a linear layer, packed once into the layout that the backend's kernels read.
     type Matrix: Send + Sync;
     /// A short f32 vector: a norm's weight, a bias.
     type Vector: Send + Sync;
-    /// Rotation angles of every position.
+    /// RoPE angles of every position.
     type Rope: Send + Sync;
     /// The K/V pages of one layer.
     type Kv: Send;
-    /// The inputs of one step, where the ops can read them.
+    /// The inputs of one step, in memory that the ops can read.
     type Step: Send;
 
-    // Set-up: allocates, may fail.
+    // Set-up. These functions allocate and may fail.
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Self::Buffer, BackendError>;
-    /// A buffer that no linear layer reads: it may take less memory.
+    /// A buffer that no linear layer reads. It may need less memory.
     fn output(&self, rows: usize, cols: usize) -> Result<Self::Buffer, BackendError> {
         self.buffer(rows, cols)
     }
@@ -249,7 +249,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Bytes that a packed matrix occupies.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
 
-    // Bytes that set-up would allocate. Nothing is, and the sources' bytes are not read.
+    // Bytes that set-up would allocate. These functions allocate nothing and do not read the sources' bytes.
 
     fn packed_bytes(&self, parts: &[MatrixSource<'_>]) -> usize;
     fn buffer_bytes(&self, rows: usize, cols: usize) -> usize;
@@ -260,32 +260,32 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn kv_bytes(&self, shape: KvShape, pages: usize) -> usize;
     fn scratch_bytes(&self, rows: usize, hidden: usize, inner: usize, routing: Routing) -> usize;
 
-    // Around a step.
+    // Before and after a step.
 
-    /// Fills `step`. Page ids and token ids must be in range; `begin` checks what it can check cheaply.
+    /// Fills `step`. Page ids and token ids must be in range; `begin` does only cheap checks.
     fn begin(&self, step: &mut Self::Step, inputs: StepInputs<'_>) -> Result<(), BackendError>;
-    /// Columns of a buffer.
+    /// The number of columns of a buffer.
     fn columns(&self, buffer: &Self::Buffer) -> usize;
     /// Overwrites the first rows of `buffer` with activations from elsewhere (an earlier stage, other ranks).
     fn write(&self, buffer: &mut Self::Buffer, values: &[f32]) -> Result<(), BackendError>;
-    /// Waits for all ops on `buffer` and copies rows out.
+    /// Waits for all ops on `buffer` and copies rows to `out`.
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError>;
 
-    /// The first rows of `buffer` where they lie, if the backend keeps them in this process's memory.
+    /// The first rows of `buffer`, without a copy, if the backend keeps buffers in host memory.
     fn host_rows<'a>(&self, buffer: &'a Self::Buffer, rows: usize) -> Option<&'a [f32]> {
         let _ = (buffer, rows);
         None
     }
-    /// The same, to be overwritten in place.
+    /// The same, mutable.
     fn host_rows_mut<'a>(&self, buffer: &'a mut Self::Buffer, rows: usize) -> Option<&'a mut [f32]> {
         let _ = (buffer, rows);
         None
     }
 
-    // Ops of a step. `rows` is how many rows they work on; all are asynchronous where the backend is.
+    // Ops of a step. `rows` is the number of rows that an op works on. On an asynchronous backend all ops are asynchronous.
 
-    /// `out[i] = scale * table[tokens[i] - first]` for every row of the step: `table` holds the vocabulary from token
-    /// `first` on. A token that is another rank's gives a row of zeros.
+    /// `out[i] = scale * table[tokens[i] - first]` for every row of the step: `table` holds this rank's shard of the
+    /// vocabulary, from token `first` on. A token in another rank's shard gives a row of zeros.
     fn embed(&self, step: &Self::Step, out: &mut Self::Buffer, table: &Self::Matrix, first: usize, scale: f32);
     /// `out[i] = x[logit_rows[i]]`.
     fn gather_logit_rows(&self, step: &Self::Step, out: &mut Self::Buffer, x: &Self::Buffer);
@@ -302,11 +302,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
     );
-    /// Turns the heads of every row by its position, in place.
+    /// Applies RoPE to the heads of every row, in place.
     fn rotate(&self, step: &Self::Step, x: &mut Self::Buffer, heads: Heads, rope: &Self::Rope);
-    /// Stores the step's keys and values, found in `qkv`, in their sequences' pages, and makes of these
-    /// `out = softmax(scale * q k^T) v` for each query head; `[rows, heads * head_dim]`. No sequence reads a page that another
-    /// writes in the same step.
+    /// Writes the step's keys and values, from `qkv`, to the sequences' KV pages. Then computes
+    /// `out = softmax(scale * q k^T) v` for each query head; `out` is `[rows, heads * head_dim]`. No sequence reads a page
+    /// that another sequence writes in the same step.
     fn attend(
         &self,
         step: &Self::Step,
@@ -315,9 +315,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
         kv: &mut Self::Kv,
         attention: &Attention,
     );
-    /// Norms and rotates the queries and keys in `qkv`, keys right after queries, then does as [`Backend::attend`]. `qkv` is undefined
-    /// afterwards. `consumer` is the matrix of the only op that reads `out`, so `out` may be left in the layout which that op needs.
-    #[expect(clippy::too_many_arguments, reason = "it is four ops in one, for the sake of memory")]
+    /// Applies norm and RoPE to the queries and keys in `qkv`, then runs [`Backend::attend`]. Keys directly follow queries.
+    /// `qkv` is undefined afterwards. `consumer` is the matrix of the only op that reads `out`, so the backend may write
+    /// `out` in the layout that this op needs.
+    #[expect(clippy::too_many_arguments, reason = "four fused ops, to save memory traffic")]
     fn norm_rope_attend(
         &self,
         step: &Self::Step,
@@ -341,8 +342,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
     /// `out[j] = activation(x[j]) * x[n + j]`, where a row of `x` has `2 n` columns.
     fn gate(&self, rows: usize, out: &mut Self::Buffer, x: &Self::Buffer, activation: Activation);
-    /// `out = down(activation(gate x) * (up x))`. `inner` (`[rows, 2 n]`) and `gated` (`[rows, n]`) are working memory: what they
-    /// hold afterwards is the backend's business.
+    /// `out = down(activation(gate x) * (up x))`. `inner` (`[rows, 2 n]`) and `gated` (`[rows, n]`) are scratch memory; their
+    /// contents are undefined afterwards.
     #[allow(clippy::too_many_arguments)]
     fn feed_forward(
         &self,
@@ -360,9 +361,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
     /// `x += y`.
     fn add(&self, rows: Range<usize>, x: &mut Self::Buffer, y: &Self::Buffer);
-    /// `x += y` if there is a `y`, and then `out = weight * x / sqrt(mean(x * x) + eps)`, for the rows in `range`. If only one op reads `out`,
-    /// `consumer` is its matrix: then all rows of `out` may be left in the layout which that op needs.
-    #[expect(clippy::too_many_arguments, reason = "it is three ops in one, for the sake of memory")]
+    /// `x += y` if there is a `y`, and then `out = weight * x / sqrt(mean(x * x) + eps)`, for the rows in `range`. If only
+    /// one op reads `out`, `consumer` is its matrix, and the backend may write all rows of `out` in the layout that this op
+    /// needs.
+    #[expect(clippy::too_many_arguments, reason = "three fused ops, to save memory traffic")]
     fn add_rms_norm(
         &self,
         rows: Rows,
@@ -381,8 +383,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
         self.rms_norm(range, out, x, weight, eps);
     }
     /// A mixture of experts: softmax over the router's `logits` `[rows, experts]`, the best `chosen` of them, and the
-    /// weighted sum of their feed-forwards of `x`. `experts[i]` is expert `first + i`; the others are another rank's,
-    /// and contribute nothing here.
+    /// weighted sum of their feed-forwards of `x`. `experts[i]` is expert `first + i`. Other ranks hold the other experts,
+    /// which contribute nothing here.
     #[allow(clippy::too_many_arguments)]
     fn experts(
         &self,
@@ -396,7 +398,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         activation: Activation,
         scratch: &mut Self::Scratch,
     );
-    /// Working memory of [`Backend::experts`] for up to `rows` rows.
+    /// Scratch memory of [`Backend::experts`] for up to `rows` rows.
     type Scratch: Send;
     fn scratch(
         &self,

@@ -1,4 +1,4 @@
-//! Numbers: the [`Backend`] trait, its ops on the CPU, quantised formats, the thread pool. Knows nothing of models.
+//! The [`Backend`] trait, its ops on the CPU, quantised formats and the thread pool. This crate knows nothing about models.
 
 mod backend;
 pub mod cpu;

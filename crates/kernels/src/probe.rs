@@ -1,5 +1,5 @@
-//! What this machine can do at most: bytes read from memory and arithmetic, per second, measured in a fraction of a
-//! second each. The limits that results are compared with; nothing here computes anything that is used.
+//! Measures the limits of this machine: memory read bandwidth and peak arithmetic, in a fraction of a second each.
+//! Benchmark results are compared with these limits; no model code uses them.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use crate::cpu::Level;
 
-/// What several short samples found, in units per second. The best is the limit: what disturbs a sample only slows it.
+/// The rates of several short samples, in units per second. The best is the limit, because disturbances only slow a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub best: f64,
     pub median: f64,
 }
 
-/// Bytes per second that `threads` threads read from memory together, out of a set far larger than any cache.
+/// Bytes per second that `threads` threads together read from a buffer far larger than any cache.
 pub fn read_bandwidth(threads: usize) -> Rate {
     bandwidth(threads, SET_BYTES, 6 * PIECES)
 }
@@ -24,8 +24,8 @@ pub fn int8_peak(threads: usize, level: Level) -> Rate {
     peak(threads, int8_loop(level), SAMPLE_TIME, SAMPLES)
 }
 
-/// Operations per second on bf16 numbers with f32 sums. Below [`Level::Amx`] these are widened and multiplied as f32:
-/// AVX-512's own bf16 instruction is the slower way.
+/// Operations per second on bf16 numbers with f32 sums. Below [`Level::Amx`] they are widened and multiplied as f32, because
+/// the bf16 instruction of AVX-512 is slower.
 pub fn bf16_peak(threads: usize, level: Level) -> Rate {
     peak(threads, bf16_loop(level), SAMPLE_TIME, SAMPLES)
 }
@@ -35,7 +35,7 @@ pub fn f32_peak(threads: usize, level: Level) -> Rate {
     peak(threads, f32_loop(level), SAMPLE_TIME, SAMPLES)
 }
 
-/// Several times the largest last-level cache that is common today.
+/// Several times the size of common last-level caches.
 const SET_BYTES: usize = 768 << 20;
 const SAMPLES: usize = 12;
 const SAMPLE_TIME: Duration = Duration::from_millis(12);
@@ -50,8 +50,8 @@ impl Rate {
     }
 }
 
-/// Runs `work` on every thread at once, `samples` times, and returns the seconds from the start of each sample until
-/// its last thread was done. `work` gets the state that `prepare` made on its thread, and the number of the sample.
+/// Runs `work` on every thread at once, `samples` times. Returns for each sample the seconds from its start until its last
+/// thread finished. `work` gets the state that `prepare` returned on its thread, and the index of the sample.
 fn timed<S>(
     threads: usize,
     samples: usize,
@@ -87,7 +87,7 @@ type Line = [u64; 8];
 fn bandwidth(threads: usize, set_bytes: usize, samples: usize) -> Rate {
     let threads = threads.max(1);
     let piece = (set_bytes / size_of::<Line>() / threads / PIECES).next_multiple_of(STREAMS_MAX);
-    // Each thread writes its part first, so that it is backed by real memory, and near the core where that matters.
+    // Each thread writes its part first, so that it is resident, and on the thread's NUMA node.
     let prepare = || (0..(piece * PIECES) as u64).map(|i| [i; 8]).collect::<Vec<Line>>();
     let seconds = timed(threads, samples, prepare, |part, sample| {
         let lines = &part[sample % PIECES * piece..][..piece];
@@ -102,11 +102,11 @@ fn bandwidth(threads: usize, set_bytes: usize, samples: usize) -> Rate {
     Rate::of(seconds.into_iter().map(|s| bytes / s).collect())
 }
 
-/// A sample reads one piece of the set, in turn: short samples find the quiet moments of a busy machine, and a piece has
-/// left every cache before its turn comes again.
+/// Each sample reads the next piece of the buffer. Samples are short so that some are undisturbed on a busy machine, and a
+/// piece has been evicted from every cache before it is read again.
 const PIECES: usize = 8;
 
-/// One core keeps more misses in flight when it walks several distant places at once.
+/// A core keeps more cache misses in flight when it reads several distant streams.
 const STREAMS_MAX: usize = 8;
 
 fn read<const STREAMS: usize>(lines: &[Line]) -> u64 {
@@ -139,7 +139,7 @@ fn read_lines<const STREAMS: usize>(lines: &[Line]) -> u64 {
     sums.iter().flatten().fold(0, |all, lane| all ^ lane)
 }
 
-/// A loop that stays in registers, and the operations of one of its turns.
+/// A loop that stays in registers, and the number of operations per iteration.
 #[derive(Clone, Copy)]
 struct Loop {
     turn: fn(usize),
@@ -162,7 +162,7 @@ fn peak(threads: usize, work: Loop, sample_time: Duration, samples: usize) -> Ra
     Rate::of(seconds.into_iter().map(|s| operations / s).collect())
 }
 
-/// Portable loops: what the compiler makes of plain Rust for any CPU.
+/// Portable loops in plain Rust, compiled for any CPU.
 mod plain {
     use super::{Loop, black_box};
 
@@ -233,8 +233,8 @@ fn f32_loop(level: Level) -> Loop {
     }
 }
 
-/// Loops of one instruction on independent sums, enough of them to hide its latency. They are chosen by the functions
-/// above, and only where the CPU has their instructions.
+/// Loops of one instruction on enough independent sums to hide its latency. The functions above choose them only if the CPU
+/// has the instructions.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::asm;
@@ -248,7 +248,8 @@ mod x86 {
     pub const AMX_INT8: Loop = Loop { turn: amx_int8, operations: 4.0 * 2.0 * 16.0 * 16.0 * 64.0 };
     pub const AMX_BF16: Loop = Loop { turn: amx_bf16, operations: 4.0 * 2.0 * 16.0 * 16.0 * 32.0 };
 
-    /// Repeats the instructions `turns` times; vector registers 0 to 15 start at zero, 15 also where it is an operand.
+    /// Repeats the instructions `turns` times. Vector registers 0 to 15 start at zero, including 15, which is also an
+    /// operand.
     macro_rules! vector_loop {
         ($turns:ident, $($instruction:literal),+) => {
             // SAFETY: the loop touches vector registers that are declared as clobbered, and no memory. The functions
@@ -290,7 +291,7 @@ mod x86 {
         );
     }
 
-    /// Bytes to pairs, pairs to quads, quads to the sum: the way to a dot product without VNNI.
+    /// A dot product without VNNI: bytes to pairs, pairs to quads, quads to the sum.
     fn avx2_int8(turns: usize) {
         vector_loop!(
             turns,
@@ -366,7 +367,7 @@ mod x86 {
         rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
     };
 
-    /// Two by two tiles of sums, as a matrix product has them. Configured tiles start at zero.
+    /// Two by two tiles of sums, as in a matrix product. Configured tiles start at zero.
     macro_rules! tile_loop {
         ($turns:ident, $instruction:literal) => {
             // SAFETY: `TILES` is a valid configuration, tiles are declared as clobbered and released at the end. The

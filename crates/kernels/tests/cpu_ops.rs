@@ -1,5 +1,5 @@
-//! Every CPU op but `linear` (which has tests of its own) on every level against a plain definition, at odd sizes.
-#![allow(clippy::unwrap_used)] // helpers of tests
+//! Compares every CPU op but `linear` (which has its own tests) on every level with a plain definition, at odd sizes.
+#![allow(clippy::unwrap_used)] // test helpers
 
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{
@@ -8,7 +8,7 @@ use kernels::{
 };
 use types::DType;
 
-/// Numbers between -1 and 1 that look random and are the same every time.
+/// Deterministic pseudorandom numbers between -1 and 1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
@@ -92,7 +92,7 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
                     backend.add(0..all, &mut want, y);
                 }
                 backend.rms_norm(0..all, &mut plain, &want, &norm, 1e-5);
-                // In two parts, as ranks do.
+                // In two row ranges, as ranks do.
                 for made in [0..all / 2 / 16 * 16, all / 2 / 16 * 16..all] {
                     backend.add_rms_norm(rows, made, &mut formed, &mut got, y, &norm, 1e-5, Some(&matrix));
                 }
@@ -150,7 +150,7 @@ fn gates_follow_their_formula_at_every_length() {
     }
 }
 
-/// One sequence of `total` tokens, run in the given pieces, its pages in a scattered order.
+/// The `qkv` rows of one sequence, and its page table in a scattered order.
 struct Sequence {
     qkv: Vec<f32>,
     pages: Vec<u32>,
@@ -161,7 +161,7 @@ const HEAD_SIZES: [usize; 6] = [20, 24, 32, 48, 100, 120];
 
 const KV_HEADS: usize = 2;
 
-/// Query heads. Those of odd sizes are so many that a row can be quantised, though a head alone could not.
+/// The number of query heads. For odd head sizes it is such that a row is whole quantisation blocks, though a head is not.
 fn query_heads(dim: usize) -> usize {
     if dim.is_multiple_of(16) { 6 } else { 8 }
 }
@@ -174,11 +174,11 @@ fn attention(dim: usize, window: Option<usize>) -> (Attention, usize) {
     (Attention { query, key, value, scale: 0.3, window }, value.columns().end)
 }
 
-/// Makes rows, as many for each sequence as the counts say, from the rows of `qkv`.
+/// Computes output rows from the rows of `qkv`; the counts are the rows of each sequence.
 type Attending<'a> =
     &'a dyn Fn(&kernels::cpu::Step, &[usize], &mut kernels::cpu::Buffer, &mut kernels::cpu::Kv) -> Vec<f32>;
 
-/// Runs sequences in steps: each step lists how many more tokens of each sequence to run.
+/// Runs sequences in steps; each step lists how many more tokens of each sequence to run.
 fn in_steps(
     backend: &CpuBackend,
     dim: usize,
@@ -234,8 +234,8 @@ fn attend(
     })
 }
 
-/// Norms and turns queries and keys, attends, and multiplies what comes out with a matrix that is kept in a format: all at once,
-/// or one op after the other. The first sequences are generated, `generated` of them, the others prompts.
+/// Applies norm and RoPE to queries and keys, runs attention, and multiplies the result with a matrix in format `keep`: with
+/// fused ops or one op after the other. The first `generated` sequences are decode rows, the others prefill.
 struct Projected {
     dim: usize,
     keep: DType,
@@ -320,7 +320,7 @@ fn sequences(dim: usize, lengths: &[usize]) -> Vec<Sequence> {
         .collect()
 }
 
-/// The types that differ on a level.
+/// The KV types that differ on a level.
 fn kv_types(level: Level) -> &'static [KvType] {
     match level {
         Level::Amx => &[KvType::F32, KvType::Bf16, KvType::Split],
@@ -390,7 +390,7 @@ fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
     }
 }
 
-/// Every level with every type of cache, and with one or more threads.
+/// Every level with every KV type, and with one or more threads.
 fn all_backends() -> impl Iterator<Item = (String, CpuBackend)> {
     let each = Level::available().flat_map(|level| kv_types(level).iter().map(move |&kv| (level, kv)));
     each.flat_map(|(level, kv)| {
@@ -427,7 +427,7 @@ fn rounded_attention_of_prompts_is_close_and_has_the_same_bits_in_any_chunks_and
             Projected { dim, keep, generated, at_once }.run(&backend, &all, steps)
         };
         let alone = run(true, 0, &whole);
-        // A sequence that is generated is beside the prompts: then results are not left in the form of prompts.
+        // With a decode row in the batch, results are not written in the layout for prefill rows.
         let company = run(true, 1, &whole);
         assert_eq!(company[1..], alone[1..], "{what}");
         let chunks = [vec![1, 7, 10], vec![63, 1, 1], vec![25, 61, 52], vec![1, 1, 1]];
@@ -446,8 +446,8 @@ fn scores_that_rise_and_fall_by_far_are_weighed_as_the_formula_says() {
     let (attention, cols) = attention(dim, None);
     let mut all = sequences(dim, &[len]);
     for (position, row) in all[0].qkv.chunks_exact_mut(cols).enumerate() {
-        // Keys grow to the middle, several pages on, and shrink again; every eighth points the other way. What the first
-        // pages weighed must have faded to almost nothing by then.
+        // Keys grow up to the middle, several pages on, and shrink again; every eighth has the opposite sign. By then the
+        // contribution of the first pages must have been rescaled to almost nothing.
         let size = 0.06 * position.min(len - position) as f32 * if position % 8 == 7 { -1.0 } else { 1.0 };
         row[attention.key.columns()].fill(size);
         row[attention.query.columns()].fill(1.0);
@@ -455,7 +455,7 @@ fn scores_that_rise_and_fall_by_far_are_weighed_as_the_formula_says() {
     let want = plain(dim, None, &all[0].qkv);
     for level in Level::available() {
         for &kv in kv_types(level) {
-            // Scores reach 58 and carry the relative error of their type; values reach 2.
+            // Scores reach 58 and have the relative error of their type; values reach 2.
             let bound = match kv {
                 KvType::Bf16 => 0.8,
                 KvType::F16 => 0.1,
@@ -481,7 +481,7 @@ fn check_what_a_former_owner_left(dim: usize) {
     }
     let fresh = Sequence { qkv: all[1].qkv.clone(), pages: vec![1, 0] };
     assert_eq!(fresh.qkv.len(), 40 * cols);
-    // The first sequence fills both pages; then the second takes them over, in several pieces and all at once.
+    // The first sequence fills both pages; then the second reuses them, in one chunk and in several.
     for pieces in [vec![40], vec![1, 6, 24, 1, 1, 7]] {
         for level in Level::available() {
             for &kv in kv_types(level) {
@@ -572,7 +572,7 @@ fn rows_are_embedded_gathered_and_added() {
     backend.gather_logit_rows(&step, &mut y, &x);
     backend.add(0..2, &mut x, &y);
     assert_eq!(contents(&backend, &x, 3, 2), [20.0, 22.0, 4.0, 6.0, 4.0, 5.0]);
-    // The same six rows as those of tokens 2 to 7.
+    // The same six table rows as the shard of tokens 2 to 7.
     backend.embed(&step, &mut x, &table, 2, 2.0);
     assert_eq!(contents(&backend, &x, 3, 2), [6.0, 7.0, 0.0, 0.0, 0.0, 1.0]);
     backend.embed(&step, &mut x, &backend.matrix(&[MatrixSource { rows: 0, bytes: &[], ..source }]).unwrap(), 0, 2.0);

@@ -1,8 +1,8 @@
-//! The block formats against PyPI's `gguf` (files in `fixtures/quant`, made by `make.py` there) and llama.cpp.
+//! Compares the block formats with PyPI's `gguf` (files in `fixtures/quant`, written by `make.py` there) and llama.cpp.
 
 use std::path::Path;
 
-use kernels::quant::{can_quantise, dequantise, groups32, quantise, superblock, zero_point};
+use kernels::quant::{can_quantise, decode_block32, dequantise, quantise, superblock, zero_point};
 use types::DType;
 
 const WRITTEN: [DType; 10] = [
@@ -33,7 +33,7 @@ fn the_integers_and_scales_of_a_block_give_its_weights() {
         for block in bytes.chunks_exact(dtype.block_bytes()) {
             for (i, weight) in dequantised(dtype, block).into_iter().enumerate() {
                 let rebuilt = if dtype.block_elements() == 32 {
-                    let group = groups32(dtype, block);
+                    let group = decode_block32(dtype, block);
                     let quant = f32::from(group.quants[i]) - f32::from(zero_point(dtype));
                     group.scale.to_f32() * quant + group.min.to_f32()
                 } else {
@@ -59,7 +59,7 @@ fn the_simple_formats_are_written_as_the_reference_writes_them() {
 
 #[test]
 fn the_error_on_noise_is_no_larger_than_llama_cpps() {
-    // Root mean square errors of llama.cpp's `quantize_row_*_ref` on this very noise, to their last digit.
+    // Root mean square errors of llama.cpp's `quantize_row_*_ref` on the same noise.
     let peer = [
         (DType::Q8_0, 0.0052767),
         (DType::Q4_0, 0.0849589),
@@ -93,7 +93,7 @@ fn a_bit_more_about_halves_the_error() {
 
 #[test]
 fn written_blocks_are_read_with_each_weight_in_its_place() {
-    // Every value is a level of its group, and no two groups are alike.
+    // Every value is a level of its group, and no two groups are equal.
     for dtype in WRITTEN {
         let levels = if dtype == DType::Q2_K { 4 } else { 8 };
         let values: Vec<f32> = (0..512usize)

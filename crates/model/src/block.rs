@@ -1,5 +1,5 @@
-//! `Block`: a loaded run of decoder layers for one rank, with its K/V pages and its working buffers. The one unit that
-//! a process, a rank, a stage or a peer runs. A forward pass allocates nothing.
+//! `Block`: a loaded range of decoder layers for one rank, with its KV pages and working buffers. Every process, rank, stage
+//! or peer runs a `Block`. A forward pass allocates nothing.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub struct Block<B: Backend> {
     range: LayerRange,
     world: WorldSize,
     layers: Vec<Layer<B>>,
-    /// The distinct rotations of the layers.
+    /// The distinct RoPE tables of the layers.
     ropes: Vec<B::Rope>,
     work: Workspace<B>,
     eps: f32,
@@ -27,7 +27,7 @@ pub struct Block<B: Backend> {
 
 struct Layer<B: Backend> {
     attention_norm: B::Vector,
-    /// Query, key and value heads, stacked.
+    /// Query, key and value projections, stacked.
     qkv: B::Matrix,
     qkv_bias: Option<B::Vector>,
     query_norm: Option<B::Vector>,
@@ -47,7 +47,7 @@ enum FeedForwardWeights<B: Backend> {
     Experts { router: B::Matrix, experts: Vec<Gated<B::Matrix>>, first: usize, routing: Routing },
 }
 
-/// Buffers that every layer uses in turn, for the most rows that a step may have.
+/// Buffers that all layers reuse, allocated for the largest step.
 struct Workspace<B: Backend> {
     normed: B::Buffer,    // [rows, hidden]
     qkv: B::Buffer,       // [rows, (heads + 2 kv_heads) head_dim]
@@ -68,7 +68,7 @@ struct ExpertsWorkspace<B: Backend> {
 }
 
 impl<B: Backend> Block<B> {
-    /// Loads the layers one after another, and calls `progress` with how many are done.
+    /// Loads the layers one after another. Calls `progress` with the number of layers loaded so far.
     pub fn load(
         backend: &B,
         from: &Checkpoint,
@@ -109,7 +109,7 @@ impl<B: Backend> Block<B> {
         })
     }
 
-    /// Takes the residual stream of the step's rows through the layers, in place.
+    /// Runs the layers on the residual stream of the step's rows, in place.
     pub fn forward(
         &mut self,
         backend: &B,
@@ -119,14 +119,15 @@ impl<B: Backend> Block<B> {
         collective: &dyn Collective<B>,
     ) -> Result<(), CollectiveError> {
         let (eps, work) = (self.eps, &mut self.work);
-        // Ranks exchange rows of `normed` as plain numbers, so only a world of one lays them out for the matrix that reads them.
+        // Ranks exchange rows of `normed` as plain f32, so `normed` gets the consumer's layout only with a single rank.
         let is_solo = self.world == WorldSize::ONE;
         let mut layers = &mut self.layers[..];
         if let Some(first) = layers.first() {
             let (normed, consumer) = (&mut work.normed, Some(&first.qkv).filter(|_| is_solo));
             backend.add_rms_norm(rows, 0..rows.all(), normed, hidden, None, &first.attention_norm, eps, consumer);
         }
-        // Between layers a rank need not have all rows of the residual stream: each has those that it makes rows of `normed` from.
+        // Between layers a rank need not have all rows of the residual stream, only those of which it computes rows of
+        // `normed`.
         while let Some((layer, after)) = layers.split_first_mut() {
             layer.attend(backend, step, rows, work, &self.ropes, eps);
             let post_norm = layer.attention_post_norm.as_ref();
@@ -188,7 +189,7 @@ impl<B: Backend> Layer<B> {
         let described = &description.layers[index];
         let attention = attention(description, described, loader);
         let shape = KvShape { kv_heads: attention.key.count, head_dim: description.head_dim };
-        let always = "every architecture has these norms";
+        let always = "every architecture has this norm";
         Ok(Self {
             attention_norm: loader.norm(index, WeightKind::AttentionNorm)?.expect(always),
             qkv: loader.pack(loader.linear(index, &[WeightKind::Query, WeightKind::Key, WeightKind::Value], 0)?)?,
@@ -253,7 +254,7 @@ impl<B: Backend> FeedForwardWeights<B> {
         })
     }
 
-    /// What alone reads `normed`, if it is one matrix.
+    /// The only matrix that reads `normed`; `None` if there are several.
     fn consumer(&self) -> Option<&B::Matrix> {
         match self {
             Self::Dense(weights) => Some(&weights.gate_up),
@@ -317,7 +318,8 @@ impl<B: Backend> Workspace<B> {
     }
 }
 
-/// Adds the norm of `projected` to `hidden`, by way of `normed`. Without such a norm, returns what is still to be added: `projected`.
+/// With a post-norm, adds the norm of `projected` to `hidden`, using `normed` as scratch, and returns `None`. Without one,
+/// returns `projected`, which the caller still has to add.
 fn add_post_normed<'a, B: Backend>(
     backend: &B,
     rows: Range<usize>,
@@ -333,7 +335,7 @@ fn add_post_normed<'a, B: Backend>(
     None
 }
 
-/// Where this rank's heads lie in a row of the stacked projection.
+/// The columns of this rank's heads in a row of the stacked projection, and the layer's attention parameters.
 fn attention<B: Backend>(description: &Description, layer: &LayerDescription, loader: &Loader<'_, B>) -> Attention {
     let dim = description.head_dim;
     let (heads, kv_heads) = (loader.shards.heads.len(), loader.shards.kv_heads.len());

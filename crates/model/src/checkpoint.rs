@@ -1,5 +1,5 @@
-//! `Checkpoint`: a model's files, opened and described. Tensors are asked for by their place in the model; which file
-//! format they lie in, and what they are called there, is known only here.
+//! `Checkpoint`: the opened files of a model, and its `Description`. Only this file knows the file format and the names of
+//! tensors in it.
 
 use std::fs;
 use std::io::Read;
@@ -14,7 +14,7 @@ use crate::description::Description;
 use crate::files::{Gguf, SafeTensors, TensorView};
 use crate::load::LoadError;
 
-/// A config.json is a few kilobytes.
+/// Far more than any config.json, which has a few kilobytes.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 pub struct Checkpoint {
@@ -24,7 +24,7 @@ pub struct Checkpoint {
 }
 
 enum Files {
-    /// `prefix` stands before `layers.0.…`, `embed_tokens.weight` and `norm.weight`.
+    /// `prefix` precedes `layers.0.…`, `embed_tokens.weight` and `norm.weight`.
     Folder {
         tensors: SafeTensors,
         prefix: &'static str,
@@ -41,13 +41,13 @@ pub(crate) enum End {
 }
 
 impl Checkpoint {
-    /// A folder with config.json and safetensors, or a .gguf file.
+    /// Opens a folder with config.json and safetensors, or a .gguf file.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let kind = fs::metadata(path).map_err(|source| LoadError::Open { path: path.to_owned(), source })?;
         if kind.is_dir() { Self::open_folder(path) } else { Self::open_file(path) }
     }
 
-    /// The text of a config.json and the safetensors files of its weights, wherever they are.
+    /// Opens a model from the text of a config.json and the paths of its safetensors files.
     pub fn from_parts(config: &str, files: &[PathBuf]) -> Result<Self, LoadError> {
         let path = || PathBuf::from("config.json");
         if config.len() as u64 > CONFIG_BYTES_MAX {
@@ -57,8 +57,8 @@ impl Checkpoint {
         Ok(Self::new(Description::from_config(&config)?, SafeTensors::open_all(files)?))
     }
 
-    /// The embedding, and a head that is tied to it, stay in the format that they are stored in, whatever
-    /// [`LoadOptions::keep`](crate::LoadOptions::keep) says.
+    /// Keeps the embedding, and a head that is tied to it, in the stored format, regardless of
+    /// [`LoadOptions::keep`](crate::LoadOptions::keep).
     pub fn with_embedding_as_stored(self) -> Self {
         Self { embedding_as_stored: true, ..self }
     }
@@ -71,7 +71,7 @@ impl Checkpoint {
         &self.description
     }
 
-    /// The GGUF file, which has a tokenizer and a chat template too.
+    /// The GGUF file, which also contains the tokenizer and the chat template.
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.files {
             Files::Gguf(file) => Some(file),
@@ -79,7 +79,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether any tensor is kept in such a format.
+    /// Whether any tensor is stored in a format for which `format` returns true.
     pub fn has(&self, format: impl Fn(DType) -> bool) -> bool {
         let mut names: Box<dyn Iterator<Item = &str>> = match &self.files {
             Files::Folder { tensors, .. } => Box::new(tensors.tensor_names()),
@@ -88,7 +88,7 @@ impl Checkpoint {
         names.any(|name| matches!(self.tensor(name), Ok(Some(tensor)) if format(tensor.dtype)))
     }
 
-    /// Drops the files' pages from memory, for when the weights have been packed.
+    /// Drops the files' pages from memory, after the weights have been packed.
     pub fn release(&self) {
         match &self.files {
             Files::Folder { tensors, .. } => tensors.release(),
@@ -103,7 +103,7 @@ impl Checkpoint {
         }
     }
 
-    /// What this file calls a tensor of a layer; with `{}` for the expert where each has its own.
+    /// The name of a layer's tensor in this file, with `{}` for the expert if each expert has its own tensor.
     pub(crate) fn layer_name(&self, layer: usize, tensor: &Tensor) -> String {
         match &self.files {
             Files::Folder { prefix, .. } => format!("{prefix}layers.{layer}.{}", tensor.hf),
@@ -111,7 +111,7 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn end_name(&self, end: End) -> String {
+    pub(crate) fn global_name(&self, end: End) -> String {
         match (&self.files, end) {
             (Files::Gguf(_), End::Embedding) => "token_embd.weight".into(),
             (Files::Gguf(_), End::Norm) => "output_norm.weight".into(),
@@ -149,10 +149,10 @@ impl Checkpoint {
     }
 }
 
-/// Gemma 3's prefix in the hub's files of the models that see images.
+/// Gemma 3's prefix in the hub's files of the multimodal models.
 const NESTED: &str = "language_model.model.";
 
-/// Where the text model's tensors are: checkpoints that see images have it one level further in.
+/// The prefix of the text model's tensors. Multimodal checkpoints nest it one level deeper.
 fn prefix_of(tensors: &SafeTensors) -> &'static str {
     let holds = |prefix: &&str| tensors.tensor_names().any(|name| name.starts_with(&format!("{prefix}layers.")));
     ["model.", "model.language_model.", NESTED, ""].into_iter().find(holds).unwrap_or("model.")

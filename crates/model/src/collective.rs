@@ -1,6 +1,5 @@
-//! `Collective`: how the ranks of a tensor-parallel group combine what each computed. Declared here, where the
-//! forward pass needs it; implemented where the sockets are. Sums are taken in a fixed order, so a run repeats bit
-//! for bit.
+//! `Collective`: the reduce and gather operations of a tensor-parallel group. The trait is declared here, where the forward
+//! pass needs it, and implemented in `cluster`. Sums are taken in a fixed order, so runs are reproducible bit for bit.
 
 use std::ops::Range;
 
@@ -19,16 +18,16 @@ pub enum CollectiveError {
     Transport(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Computes rows of the second buffer from the same rows of the first.
+/// Computes a range of rows of the second buffer from the same rows of the first.
 pub type MapRows<'a, B> = dyn FnMut(&<B as Backend>::Buffer, &mut <B as Backend>::Buffer, Range<usize>) + 'a;
 
 /// All ranks call the same ops in the same order, on the first `rows` rows of buffers of the same shape.
 pub trait Collective<B: Backend>: Send {
-    /// Every rank's `buffer` becomes the sum over all ranks.
+    /// Replaces every rank's `buffer` with the sum over all ranks.
     fn all_reduce(&self, backend: &B, rows: usize, buffer: &mut B::Buffer) -> Result<(), CollectiveError>;
-    /// Sums `from` over all ranks and fills `to` with what `map` computes from the sums. Afterwards every rank has all rows of `to`;
-    /// rows of `from` may be summed on one rank only. An implementation may let each rank sum and map some rows and exchange the results,
-    /// so `map` writes plain rows of `to` ([`Backend::host_rows`]) when there is more than one rank.
+    /// Sums `from` over all ranks and fills `to` with the result of `map` on the sums. Afterwards every rank has all rows of
+    /// `to`; a row of `from` may be summed on one rank only. An implementation may let each rank sum and map some of the
+    /// rows and exchange the results, so with several ranks `map` must write plain rows of `to` ([`Backend::host_rows`]).
     fn reduce_into(
         &self,
         backend: &B,
@@ -41,7 +40,7 @@ pub trait Collective<B: Backend>: Send {
         map(from, to, 0..rows);
         Ok(())
     }
-    /// `part` is a rank's shard ([`Rank::shard`]) of `cols` columns. `whole`, which only the first rank has, gets all of them.
+    /// `part` is a rank's shard ([`Rank::shard`]) of `cols` columns. Rank 0 passes `whole` and receives all columns in it.
     fn gather_columns(
         &self,
         backend: &B,
@@ -52,11 +51,11 @@ pub trait Collective<B: Backend>: Send {
     ) -> Result<(), CollectiveError>;
 }
 
-/// World size 1: no exchange is needed.
+/// The collective of world size 1, which exchanges nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Solo;
+pub struct SingleRank;
 
-impl<B: Backend> Collective<B> for Solo {
+impl<B: Backend> Collective<B> for SingleRank {
     fn all_reduce(&self, _: &B, _: usize, _: &mut B::Buffer) -> Result<(), CollectiveError> {
         Ok(())
     }
@@ -69,6 +68,6 @@ impl<B: Backend> Collective<B> for Solo {
         _: &B::Buffer,
         _: Option<&mut B::Buffer>,
     ) -> Result<(), CollectiveError> {
-        unreachable!("a world of one has its columns in one buffer")
+        unreachable!("with one rank all columns are in one buffer")
     }
 }

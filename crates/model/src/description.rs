@@ -1,15 +1,15 @@
-//! `Description`: everything about a model except its weights, checked once. Whoever holds one may multiply its sizes
-//! without fear: none is zero, and no product of the few that make a tensor overflows.
+//! `Description`: everything about a model except its weights, checked once. No size is zero, and the product of the sizes
+//! of a tensor does not overflow.
 
 use kernels::{Activation, HEAD_DIM_MAX, RopeLayout, Routing};
 use serde_json::{Map, Value as Json};
 
 use crate::architecture::{Architecture, SUPPORTED, WeightKind};
-use crate::facts::{Key, ModelMetadata, member};
 use crate::files::Gguf;
+use crate::metadata::{Key, ModelMetadata, member};
 use crate::rope::Rope;
 
-/// Far above any model there is; what goes beyond is garbage, and is refused before anything is allocated for it.
+/// Limits far above any existing model. Larger values are refused before anything is allocated.
 const FEATURES_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 const HEADS_MAX: usize = 1 << 12;
@@ -41,9 +41,9 @@ pub struct Description {
     pub head_dim: usize,
     pub vocab: usize,
     pub eps: f32,
-    /// Positions that the model was made for.
+    /// Positions that the model supports.
     pub positions_max: usize,
-    /// Whether the head is the embedding.
+    /// Whether the head shares the embedding's weights.
     pub tied: bool,
     pub activation: Activation,
     /// Added to every norm's weight.
@@ -57,7 +57,7 @@ pub struct Description {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// With a window `w`, position `p` sees the positions above `p - w` up to `p`.
+    /// With a window `w`, position `p` attends to the positions above `p - w` up to `p`.
     pub window: Option<usize>,
     pub rope: Rope,
     pub feed_forward: FeedForward,
@@ -80,7 +80,7 @@ impl PartialEq for FeedForward {
 }
 
 impl Description {
-    /// From the text of a config.json. Of a model that sees images as well, its text part.
+    /// From a parsed config.json. For a multimodal model, describes its text part.
     pub fn from_config(config: &Json) -> Result<Self, DescriptionError> {
         let object = |value: &Json| DescriptionError::value("config.json", value.to_string());
         let outer = config.as_object().ok_or_else(|| object(config))?;
@@ -110,35 +110,38 @@ impl Description {
     }
 
     fn read(
-        facts: &ModelMetadata<'_>,
+        metadata: &ModelMetadata<'_>,
         architecture: &'static Architecture,
         rope_layout: RopeLayout,
     ) -> Result<Self, DescriptionError> {
-        refuse_what_no_layer_has(facts, architecture)?;
-        let hidden = within(facts, Key::HIDDEN, FEATURES_MAX)?;
-        let heads = within(facts, Key::HEADS, HEADS_MAX)?;
-        let kv_heads = facts.count_if(Key::KV_HEADS)?.unwrap_or(heads);
+        reject_unsupported(metadata, architecture)?;
+        let hidden = within(metadata, Key::HIDDEN, FEATURES_MAX)?;
+        let heads = within(metadata, Key::HEADS, HEADS_MAX)?;
+        let kv_heads = metadata.count_if(Key::KV_HEADS)?.unwrap_or(heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(DescriptionError::value(facts.name(Key::KV_HEADS), format!("{kv_heads} (with {heads} heads)")));
+            return Err(DescriptionError::value(
+                metadata.name(Key::KV_HEADS),
+                format!("{kv_heads} (with {heads} heads)"),
+            ));
         }
-        let head_dim = match facts.count_if(Key::HEAD_DIM)? {
+        let head_dim = match metadata.count_if(Key::HEAD_DIM)? {
             Some(dim) => dim,
             None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => return Err(DescriptionError::Missing { key: facts.name(Key::HEAD_DIM) }),
+            None => return Err(DescriptionError::Missing { key: metadata.name(Key::HEAD_DIM) }),
         };
         if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > HEAD_DIM_MAX {
-            let key = facts.name(Key::HEAD_DIM);
+            let key = metadata.name(Key::HEAD_DIM);
             let size = format!("{key} of {head_dim} (it must be even and at most {HEAD_DIM_MAX})");
             return Err(DescriptionError::Unsupported(size));
         }
-        let eps = facts.number_if(Key::EPS)?.unwrap_or(1e-6);
+        let eps = metadata.number_if(Key::EPS)?.unwrap_or(1e-6);
         if !(0.0..1.0).contains(&eps) {
-            return Err(DescriptionError::value(facts.name(Key::EPS), eps.to_string()));
+            return Err(DescriptionError::value(metadata.name(Key::EPS), eps.to_string()));
         }
         let layer = Layer {
             window: None,
-            rope: facts.rope("full_attention", Key::ROPE_BASE, 10_000.0, head_dim)?,
-            feed_forward: FeedForward::Dense { inner: inner(facts, architecture)? },
+            rope: metadata.rope("full_attention", Key::ROPE_BASE, 10_000.0, head_dim)?,
+            feed_forward: FeedForward::Dense { inner: inner(metadata, architecture)? },
         };
         let mut description = Self {
             architecture,
@@ -146,23 +149,23 @@ impl Description {
             heads,
             kv_heads,
             head_dim,
-            vocab: vocab(facts)?,
+            vocab: vocab(metadata)?,
             eps: eps as f32,
-            positions_max: within(facts, Key::POSITIONS, POSITIONS_MAX)?,
-            tied: tied(facts, architecture)?,
-            activation: activation(facts, architecture)?,
+            positions_max: within(metadata, Key::POSITIONS, POSITIONS_MAX)?,
+            tied: tied(metadata, architecture)?,
+            activation: activation(metadata, architecture)?,
             norm_offset: 0.0,
             embedding_scale: 1.0,
             attention_scale: (head_dim as f64).sqrt().recip() as f32,
             rope_layout,
-            layers: vec![layer; within(facts, Key::LAYERS, LAYERS_MAX)?],
+            layers: vec![layer; within(metadata, Key::LAYERS, LAYERS_MAX)?],
         };
-        (architecture.refine)(facts, &mut description)?;
+        (architecture.refine)(metadata, &mut description)?;
         description.check_layers()?;
         Ok(description)
     }
 
-    pub(crate) fn slide_every_layer(&mut self, window: Option<usize>) {
+    pub(crate) fn set_window(&mut self, window: Option<usize>) {
         for layer in &mut self.layers {
             layer.window = window;
         }
@@ -210,7 +213,7 @@ fn supported() -> String {
     SUPPORTED.map(|architecture| architecture.name).join(", ")
 }
 
-/// A value that came from a file, fit for a message.
+/// Truncates a value from a file for use in an error message.
 fn shown(mut found: String) -> String {
     const BYTES_MAX: usize = 80;
     if found.len() > BYTES_MAX {
@@ -221,24 +224,26 @@ fn shown(mut found: String) -> String {
     found
 }
 
-fn within(facts: &ModelMetadata<'_>, key: Key, max: usize) -> Result<usize, DescriptionError> {
-    let count = facts.count(key)?;
+fn within(metadata: &ModelMetadata<'_>, key: Key, max: usize) -> Result<usize, DescriptionError> {
+    let count = metadata.count(key)?;
     match (1..=max).contains(&count) {
         true => Ok(count),
-        false => Err(DescriptionError::value(facts.name(key), count.to_string())),
+        false => Err(DescriptionError::value(metadata.name(key), count.to_string())),
     }
 }
 
-/// Of the dense layers. A model whose layers all have experts need not give it.
-fn inner(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<usize, DescriptionError> {
-    match facts.count_if(Key::INNER)? {
-        Some(0) | None if architecture.tensor(WeightKind::Router).is_some() => facts.count(Key::EXPERT_INNER),
-        _ => within(facts, Key::INNER, FEATURES_MAX),
+/// The inner size of the dense layers. A model in which all layers have experts may omit it.
+fn inner(metadata: &ModelMetadata<'_>, architecture: &Architecture) -> Result<usize, DescriptionError> {
+    match metadata.count_if(Key::INNER)? {
+        Some(0) | None if architecture.tensor(WeightKind::Router).is_some() => metadata.count(Key::EXPERT_INNER),
+        _ => within(metadata, Key::INNER, FEATURES_MAX),
     }
 }
 
-fn vocab(facts: &ModelMetadata<'_>) -> Result<usize, DescriptionError> {
-    let ModelMetadata::Gguf { file, .. } = facts else { return within(facts, Key::config("vocab_size"), VOCAB_MAX) };
+fn vocab(metadata: &ModelMetadata<'_>) -> Result<usize, DescriptionError> {
+    let ModelMetadata::Gguf { file, .. } = metadata else {
+        return within(metadata, Key::config("vocab_size"), VOCAB_MAX);
+    };
     let missing = || DescriptionError::Missing { key: "tensor token_embd.weight".into() };
     let rows = *file.tensor("token_embd.weight").ok_or_else(missing)?.shape.first().ok_or_else(missing)?;
     match (1..=VOCAB_MAX).contains(&rows) {
@@ -247,17 +252,17 @@ fn vocab(facts: &ModelMetadata<'_>) -> Result<usize, DescriptionError> {
     }
 }
 
-fn tied(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<bool, DescriptionError> {
-    match facts {
+fn tied(metadata: &ModelMetadata<'_>, architecture: &Architecture) -> Result<bool, DescriptionError> {
+    match metadata {
         ModelMetadata::Gguf { file, .. } => Ok(file.tensor("output.weight").is_none()),
-        ModelMetadata::Config { .. } => facts.flag("tie_word_embeddings", architecture.tied),
+        ModelMetadata::Config { .. } => metadata.flag("tie_word_embeddings", architecture.tied),
     }
 }
 
-fn activation(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<Activation, DescriptionError> {
-    let stated = match facts.text_if(Key::config("hidden_activation"))? {
+fn activation(metadata: &ModelMetadata<'_>, architecture: &Architecture) -> Result<Activation, DescriptionError> {
+    let stated = match metadata.text_if(Key::config("hidden_activation"))? {
         Some(name) => Some(name),
-        None => facts.text_if(Key::config("hidden_act"))?,
+        None => metadata.text_if(Key::config("hidden_act"))?,
     };
     match stated {
         None => Ok(architecture.activation),
@@ -267,14 +272,14 @@ fn activation(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<
     }
 }
 
-fn refuse_what_no_layer_has(facts: &ModelMetadata<'_>, architecture: &Architecture) -> Result<(), DescriptionError> {
-    facts.refuse_flag("mlp_bias")?;
+fn reject_unsupported(metadata: &ModelMetadata<'_>, architecture: &Architecture) -> Result<(), DescriptionError> {
+    metadata.refuse_flag("mlp_bias")?;
     if architecture.tensor(WeightKind::QueryBias).is_none() {
-        facts.refuse_flag("attention_bias")?;
+        metadata.refuse_flag("attention_bias")?;
     }
     let (key, value) = (Key::HEAD_DIM, Key::gguf("attention.value_length"));
-    if let (Some(key), Some(value)) = (facts.count_if(key)?, facts.count_if(value)?)
-        && facts.is_gguf()
+    if let (Some(key), Some(value)) = (metadata.count_if(key)?, metadata.count_if(value)?)
+        && metadata.is_gguf()
         && key != value
     {
         return Err(DescriptionError::Unsupported(format!("keys of {key} and values of {value} elements")));

@@ -1,5 +1,5 @@
-//! `Embedding`: from tokens to the residual stream. Whoever coordinates keeps it, so that prompts need not leave there. The ranks of a
-//! group divide the vocabulary: each embeds its own tokens, and the sum over all ranks has every row.
+//! `Embedding`: from tokens to the residual stream. The ranks of a group shard the vocabulary: each embeds the tokens of its
+//! shard, and the sum over all ranks has every row.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::collective::{Collective, CollectiveError};
 use crate::load::{LoadError, LoadOptions, Loader};
 
 pub struct Embedding<B: Backend> {
-    /// Shared with the head of a model whose head is tied to it.
+    /// Shared with the LM head if the model ties them.
     table: Arc<B::Matrix>,
     scale: f32,
-    /// The tokens whose rows are here.
+    /// This rank's shard of the vocabulary.
     own: Range<usize>,
     rank: Rank,
     weight_bytes: usize,
 }
 
 impl<B: Backend> Embedding<B> {
-    /// The shard of `rank`.
+    /// Loads the shard of `rank`.
     pub fn load(backend: &B, from: &Checkpoint, options: &LoadOptions, rank: Rank) -> Result<Self, LoadError> {
         let mut loader = Loader::new(backend, from, options, rank)?;
         let table = Arc::new(loader.pack(loader.table(End::Embedding)?)?);
@@ -30,7 +30,7 @@ impl<B: Backend> Embedding<B> {
         Ok(Self { table, scale, own: loader.shards.vocab.clone(), rank, weight_bytes: loader.weight_bytes })
     }
 
-    /// The residual stream of the step's `rows` tokens, before the first layer.
+    /// Writes the residual stream of the step's `rows` tokens, before the first layer, to `hidden`.
     pub fn embed(
         &self,
         backend: &B,
@@ -42,7 +42,7 @@ impl<B: Backend> Embedding<B> {
         backend.embed(step, hidden, &self.table, self.own.start, self.scale);
         match self.rank.world() {
             WorldSize::ONE => Ok(()),
-            // One rank has a token's row, the others have zeros: the sum is exact.
+            // One rank has a token's row and the others have zeros, so the sum is exact.
             _ => collective.all_reduce(backend, rows, hidden),
         }
     }

@@ -1,5 +1,5 @@
-//! `Footprint`: what a rank's shard of a model will take, known before anything is read or allocated for it. It asks the
-//! backend for the size of each thing that `Embedding`, `Block` and `LmHead` make.
+//! `Footprint`: the memory that a rank's shard of a model needs, computed before weights are read or allocated. It sums the
+//! backend's sizes of everything that `Embedding`, `Block` and `LmHead` allocate.
 
 use kernels::{Backend, Gated, KvShape};
 use types::{Rank, WorldSize};
@@ -9,20 +9,21 @@ use crate::checkpoint::{Checkpoint, End};
 use crate::description::FeedForward;
 use crate::load::{LoadError, LoadOptions, Loader, Stack};
 
-/// Bytes that one rank allocates for the ends and all layers. Norms and the lists of a step, a few kilobytes a layer, are
-/// not counted.
+/// Bytes that one rank allocates for the embedding, all layers and the LM head. Norms and step inputs, a few kilobytes per
+/// layer, are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Packed matrices: `Ends::weight_bytes` and `Block::weight_bytes` together.
+    /// Packed matrices: the sum of `weight_bytes` of `Embedding`, `Block` and `LmHead`.
     pub weights: u64,
-    /// The pages of all layers.
+    /// The KV pages of all layers.
     pub kv: u64,
-    /// What steps work in: activations in all forms, rotations, logits. Rows and forms that no step uses stay untouched.
+    /// Working memory of steps: activations in all layouts, RoPE tables, logits. Rows and layouts that no step uses do not
+    /// become resident.
     pub working: u64,
 }
 
 impl Footprint {
-    /// Fails as loading would, if a tensor is missing, misshapen, or cannot be shared or kept as wished.
+    /// Fails like loading if a tensor is missing, has the wrong shape, or cannot be sharded or converted as requested.
     pub fn new<B: Backend>(
         backend: &B,
         from: &Checkpoint,
@@ -106,7 +107,7 @@ impl<B: Backend> Plan<'_, B> {
                 }
             }
         }
-        // The residual stream, what a branch adds to it, and the projections of the branches.
+        // The residual stream, the projection that is added to it, and the stacked q, k and v.
         let outputs = 2 * self.backend.output_bytes(rows, hidden) + self.backend.output_bytes(rows, heads * dim);
         let inputs =
             self.backend.buffer_bytes(rows, hidden) + self.backend.buffer_bytes(rows, shards.heads.len() * dim);

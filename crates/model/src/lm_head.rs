@@ -1,5 +1,5 @@
-//! `LmHead`: from the residual stream to logits: the final norm and the head. Whoever coordinates keeps it, so that tokens need not leave
-//! there. The ranks of a group divide the vocabulary: each computes its own logits, and the first gathers all.
+//! `LmHead`: the final norm and the LM head, from the residual stream to logits. The ranks of a group shard the vocabulary:
+//! each computes the logits of its shard, and rank 0 gathers all of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::collective::{Collective, CollectiveError};
 use crate::embedding::Embedding;
 use crate::load::{LoadError, LoadOptions, Loader};
 
-/// With working buffers for all rows of a step, and for the logits of [`Limits::logit_rows`](crate::Limits::logit_rows) of them.
+/// Has working buffers for all rows of a step and for [`Limits::logit_rows`](crate::Limits::logit_rows) rows of logits.
 pub struct LmHead<B: Backend> {
     /// The embedding's table, if the head is tied to it.
     weights: Arc<B::Matrix>,
     norm: B::Vector,
     eps: f32,
     vocab: usize,
-    /// The tokens whose rows are here.
+    /// This rank's shard of the vocabulary.
     own: Range<usize>,
     rank: Rank,
     weight_bytes: usize,
     gathered: B::Buffer, // [rows, hidden]
     normed: B::Buffer,   // [rows, hidden]
     logits: B::Buffer,   // [logit_rows, own]
-    /// `[logit_rows, vocab]`, on the first of several ranks.
+    /// `[logit_rows, vocab]`, on rank 0 of several ranks.
     whole: Option<B::Buffer>,
 }
 
 impl<B: Backend> LmHead<B> {
-    /// The shard of `rank`, which has loaded this `embedding`.
+    /// Loads the shard of `rank`. `embedding` is the embedding of the same rank.
     pub fn load(
         backend: &B,
         from: &Checkpoint,
@@ -65,8 +65,8 @@ impl<B: Backend> LmHead<B> {
         })
     }
 
-    /// Logits `[logit_rows, vocab]` of the step's logit rows, from the residual stream after the last layer: on the first
-    /// rank, `None` on the others.
+    /// Logits `[logit_rows, vocab]` of the step's logit rows, from the residual stream after the last layer. `None` on all
+    /// ranks but rank 0.
     pub fn logits(
         &mut self,
         backend: &B,
@@ -79,14 +79,14 @@ impl<B: Backend> LmHead<B> {
         self.logits_of_normed(backend, logit_rows, collective)
     }
 
-    /// The states `[logit_rows, hidden]` of the step's logit rows after the final norm.
+    /// The hidden states `[logit_rows, hidden]` of the step's logit rows after the final norm.
     pub fn normed(&mut self, backend: &B, step: &B::Step, logit_rows: usize, hidden: &B::Buffer) -> &B::Buffer {
         backend.gather_logit_rows(step, &mut self.gathered, hidden);
         backend.rms_norm(0..logit_rows, &mut self.normed, &self.gathered, &self.norm, self.eps);
         &self.normed
     }
 
-    /// Logits `[rows, vocab]` of the first rows that [`LmHead::normed`] left: on the first rank, `None` on the others.
+    /// Logits `[rows, vocab]` of the first rows that [`LmHead::normed`] computed. `None` on all ranks but rank 0.
     pub fn logits_of_normed(
         &mut self,
         backend: &B,
@@ -94,7 +94,7 @@ impl<B: Backend> LmHead<B> {
         collective: &dyn Collective<B>,
     ) -> Result<Option<&B::Buffer>, CollectiveError> {
         if !self.own.is_empty() {
-            // Few rows of a prompt have logits, so the arithmetic of prompts would gain nothing.
+            // Few prefill rows need logits, so prefill arithmetic would gain nothing.
             backend.linear(Rows::decode(rows), &mut self.logits, &self.normed, &self.weights, None);
         }
         if self.rank.world() != WorldSize::ONE {
@@ -103,7 +103,8 @@ impl<B: Backend> LmHead<B> {
         Ok(self.logits_buffer())
     }
 
-    /// Where [`LmHead::logits`] leaves them, for a caller who replays recorded ops. `None` if that is on another rank.
+    /// The buffer to which [`LmHead::logits`] writes, for callers that replay a captured graph. `None` on all ranks but
+    /// rank 0.
     pub fn logits_buffer(&self) -> Option<&B::Buffer> {
         match self.rank.world() {
             WorldSize::ONE => Some(&self.logits),
@@ -115,12 +116,12 @@ impl<B: Backend> LmHead<B> {
         self.vocab
     }
 
-    /// Bytes of the packed head; none if it is tied to the embedding.
+    /// Bytes of the packed head; zero if it is tied to the embedding.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
     }
 
-    /// Bytes of the rank's packed head, tied or not: every sampled token reads all of them.
+    /// Bytes of the rank's packed head, tied or not. Computing logits reads all of them.
     pub fn head_bytes(&self, backend: &B) -> usize {
         backend.matrix_bytes(&self.weights)
     }

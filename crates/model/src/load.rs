@@ -1,5 +1,5 @@
-//! From stored tensors to a backend's weights: a tensor is found by its role, its shape is checked against the
-//! description, its slice for the rank is taken without copying, and the backend packs it.
+//! Loads stored tensors as a backend's weights: finds a tensor by its kind, checks its shape against the description, takes
+//! the rank's slice without copying, and lets the backend pack it.
 
 use std::io;
 use std::ops::Range;
@@ -14,21 +14,22 @@ use crate::description::{Description, DescriptionError, FeedForward};
 use crate::files::{FileError, TensorView};
 use crate::split::{RankShards, RowBlocks, Slice, SplitError, least_common_multiple};
 
-/// What is allocated at load for the steps to come.
+/// Limits for which buffers are allocated at load.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub step: StepLimits,
-    /// Rows of one step whose logits are computed at most.
+    /// The largest number of rows of one step whose logits are computed.
     pub logit_rows: usize,
     /// Pages of the K/V cache, in each layer.
     pub kv_pages: usize,
-    /// Positions of one sequence.
+    /// The largest number of positions of one sequence.
     pub positions: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
-    /// The format to keep linear weights in: f32, or one to turn f32, f16 and bf16 weights into. `None`: as stored.
+    /// The format in which linear weights are kept: f32, or a format to which f32, f16 and bf16 weights are converted. `None`
+    /// keeps the stored format.
     pub keep: Option<DType>,
     pub limits: Limits,
 }
@@ -79,18 +80,18 @@ pub(crate) struct Loader<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     keep: Option<DType>,
     pub shards: RankShards,
-    /// Of all matrices so far, packed.
+    /// Bytes of all matrices packed so far.
     pub weight_bytes: usize,
 }
 
-/// Slices of stored matrices, to be packed on top of each other. Nothing has been read of them.
+/// Slices of stored matrices, to be packed as one matrix, stacked along their rows. Their bytes have not been read yet.
 pub(crate) struct Stack<'a> {
-    /// Of the first.
+    /// The name of the first tensor, for error messages.
     name: String,
     pub sources: Vec<MatrixSource<'a>>,
 }
 
-/// A stored matrix, or one expert's part of a stored stack of them.
+/// A stored matrix, or one expert's matrix in a tensor that holds all experts.
 struct Matrix<'a> {
     name: String,
     dtype: DType,
@@ -114,7 +115,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Self { backend, checkpoint, keep, shards, weight_bytes: 0 })
     }
 
-    /// A norm's weight, offset included; `None` if the architecture has none there.
+    /// A norm's weight, including the offset; `None` if the architecture does not have this norm.
     pub fn norm(&self, layer: usize, role: WeightKind) -> Result<Option<B::Vector>, LoadError> {
         let description = self.checkpoint.description();
         let Some(tensor) = description.architecture.tensor(role) else { return Ok(None) };
@@ -124,10 +125,10 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     pub fn final_norm(&self) -> Result<B::Vector, LoadError> {
         let description = self.checkpoint.description();
-        self.vector(&self.checkpoint.end_name(End::Norm), description.hidden, description.norm_offset)
+        self.vector(&self.checkpoint.global_name(End::Norm), description.hidden, description.norm_offset)
     }
 
-    /// The rank's slices of several matrices, stacked in one.
+    /// The rank's slices of several matrices, stacked.
     pub fn linear(&self, layer: usize, roles: &[WeightKind], inner: usize) -> Result<Stack<'a>, LoadError> {
         let parts = roles.iter().map(|role| self.find(layer, *role, inner, None)).collect::<Result<Vec<_>, _>>()?;
         let sources = roles.iter().zip(&parts).map(|(role, part)| {
@@ -138,7 +139,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Stack { sources: sources.collect::<Result<_, _>>()?, name: parts[0].name.clone() })
     }
 
-    /// The biases of several matrices, one after another; `None` if the architecture has none there.
+    /// The rank's slices of several biases, concatenated; `None` if the architecture does not have these biases.
     pub fn bias(&self, layer: usize, roles: &[WeightKind]) -> Result<Option<B::Vector>, LoadError> {
         let description = self.checkpoint.description();
         let (mut values, mut last) = (Vec::new(), String::new());
@@ -152,23 +153,23 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.vector(&values).map(Some).map_err(|source| LoadError::Tensor { tensor: last, source })
     }
 
-    /// The router: small, and decisive for what runs, so it stays f32.
+    /// The router. It is kept in f32, because it is small and decides which experts run.
     pub fn router(&self, layer: usize) -> Result<Stack<'a>, LoadError> {
         let part = self.find(layer, WeightKind::Router, 0, None)?;
         Ok(Stack { sources: vec![part.source(&part.whole(), DType::F32)?], name: part.name })
     }
 
-    /// One of the rank's experts.
+    /// The weights of one of the rank's experts.
     pub fn expert(&self, layer: usize, inner: usize, expert: usize) -> Result<Gated<Stack<'a>>, LoadError> {
         let gate_up = self.expert_stack(layer, &[WeightKind::ExpertGate, WeightKind::ExpertUp], inner, expert)?;
         let down = self.expert_stack(layer, &[WeightKind::ExpertDown], inner, expert)?;
         Ok(Gated { gate_up, down })
     }
 
-    /// The rank's rows of the embedding or the head: as wished if the format can hold it, else as stored.
+    /// The rank's rows of the embedding or the head, in the format of `keep` if a row is whole blocks of it, else as stored.
     pub fn table(&self, end: End) -> Result<Stack<'a>, LoadError> {
         let Description { vocab, hidden, .. } = *self.checkpoint.description();
-        let name = self.checkpoint.end_name(end);
+        let name = self.checkpoint.global_name(end);
         let view = self.stored(&name)?;
         expect(&name, view.shape, &[vocab, hidden])?;
         let part = Matrix { name, dtype: view.dtype, shape: [vocab, hidden], bytes: view.bytes };
@@ -192,11 +193,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Stack { sources: sources.collect::<Result<_, _>>()?, name: parts[0].name.clone() })
     }
 
-    /// Reads it and packs it.
+    /// Reads and packs a stack.
     pub fn pack(&mut self, Stack { name, sources }: Stack<'_>) -> Result<B::Matrix, LoadError> {
         let matrix = self.backend.matrix(&sources).map_err(|source| LoadError::Tensor { tensor: name, source })?;
         self.weight_bytes += self.backend.matrix_bytes(&matrix);
-        // What is packed need not stay resident as it lies in the file: weights are in memory once.
+        // Drop the file's pages, so that packed weights are not resident twice.
         self.checkpoint.release();
         Ok(matrix)
     }
@@ -218,7 +219,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             return Ok(Matrix { name, dtype: view.dtype, shape, bytes: view.bytes });
         };
         let FeedForward::Experts { routing, .. } = description.layers[layer].feed_forward else {
-            unreachable!("only layers of experts are asked for one");
+            unreachable!("only layers with experts load experts");
         };
         let view = self.stored(&name)?;
         expect(&name, view.shape, &[routing.experts, rows, cols])?;
@@ -230,7 +231,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.checkpoint.description().architecture.tensor(role).expect("every architecture has these roles")
     }
 
-    /// A file with a bias that we would not add gives wrong answers, so it is refused.
+    /// Refuses a file that has a bias which the architecture would not add, because its results would be wrong.
     fn refuse_bias(&self, weight: &str, tensor: &Tensor) -> Result<(), LoadError> {
         let architecture = self.checkpoint.description().architecture;
         let bias = |name: &str| name.strip_suffix(".weight").map(|stem| format!("{stem}.bias"));
@@ -276,7 +277,7 @@ impl<'a> Matrix<'a> {
         Slice { rows: 0..self.shape[0], cols: 0..self.shape[1] }
     }
 
-    /// The slice, to be kept as `keep`. Nothing is copied.
+    /// A slice, to be kept as `keep`. Nothing is copied.
     fn source(&self, slice: &Slice, keep: DType) -> Result<MatrixSource<'a>, LoadError> {
         let cols = slice.cols.len();
         let cannot = |keep| LoadError::Format { tensor: self.name.clone(), cols, keep };
@@ -296,7 +297,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The shape of a matrix `[out, in]`; of a vector, its length and 1.
+/// The shape `[out, in]` of a matrix, or `[len, 1]` of a vector.
 pub(crate) fn shape_of(description: &Description, role: WeightKind, inner: usize) -> [usize; 2] {
     use WeightKind::*;
     let Description { hidden, heads, kv_heads, head_dim, .. } = *description;
@@ -329,8 +330,8 @@ fn expect(tensor: &str, found: &[usize], expected: &[usize]) -> Result<(), LoadE
     }
 }
 
-/// What no rank's part of a row may cut, in any layer: so every layer is cut alike. Layers that this file does not
-/// hold are another stage's, and cut there.
+/// The block sizes that shards must respect in all layers, so that every layer is split in the same way. Layers that are not
+/// in this file belong to another stage and are ignored.
 fn row_blocks(checkpoint: &Checkpoint, keep: Option<DType>, rank: Rank) -> Result<RowBlocks, LoadError> {
     let mut blocks = RowBlocks { output: 1, down: 1 };
     if rank.world().get() == 1 {

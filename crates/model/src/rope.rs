@@ -1,4 +1,4 @@
-//! Rotary positions: from what a file says to the angle by which each pair of a head's elements turns per position.
+//! RoPE parameters: reads them from a file and computes the rotation angle per position of each pair of a head's elements.
 
 use std::f64::consts::TAU;
 
@@ -6,8 +6,8 @@ use serde_json::{Map, Value as Json};
 use types::DType;
 
 use crate::description::DescriptionError;
-use crate::facts::{Key, ModelMetadata, member};
 use crate::files::Gguf;
+use crate::metadata::{Key, ModelMetadata, member};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
@@ -15,7 +15,7 @@ pub struct Rope {
     pub scaling: Scaling,
 }
 
-/// How frequencies are lowered to reach positions beyond those of the first training.
+/// How frequencies are scaled down to extend the context beyond the original training length.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
     None,
@@ -23,15 +23,15 @@ pub enum Scaling {
     Linear {
         factor: f64,
     },
-    /// Llama 3: wavelengths above `original / low` divided by `factor`, those below `original / high` kept, and a
-    /// smooth passage between.
+    /// Llama 3: frequencies with wavelengths above `original / low` are divided by `factor`, those below `original / high`
+    /// are kept, with a smooth transition between them.
     Llama3 {
         factor: f64,
         low: f64,
         high: f64,
         original: f64,
     },
-    /// A divisor for each frequency, as GGUF files hold them.
+    /// A divisor for each frequency, as stored in GGUF files.
     Divisors(Vec<f32>),
 }
 
@@ -56,7 +56,7 @@ impl Rope {
             .collect()
     }
 
-    /// `rope_parameters` of transformers 5 (for all layers, or an entry for each kind), or `rope_theta` and
+    /// Reads `rope_parameters` of transformers 5 (for all layers, or an entry per kind of layer), or `rope_theta` and
     /// `rope_scaling` of the hub's files.
     pub(crate) fn from_config(
         config: &Map<String, Json>,
@@ -90,19 +90,19 @@ impl Rope {
     }
 
     pub(crate) fn from_gguf(
-        facts: &ModelMetadata<'_>,
+        metadata: &ModelMetadata<'_>,
         file: &Gguf,
         base: f64,
         head_dim: usize,
     ) -> Result<Self, DescriptionError> {
-        if let Some(turned) = facts.count_if(Key::gguf("rope.dimension_count"))?.filter(|dim| *dim != head_dim) {
+        if let Some(turned) = metadata.count_if(Key::gguf("rope.dimension_count"))?.filter(|dim| *dim != head_dim) {
             return Err(DescriptionError::Unsupported(format!("rotation of {turned} of a head's {head_dim} elements")));
         }
-        let factor = match facts.number_if(Key::gguf("rope.scaling.factor"))? {
+        let factor = match metadata.number_if(Key::gguf("rope.scaling.factor"))? {
             Some(factor) => Some(factor),
-            None => facts.number_if(Key::gguf("rope.scale_linear"))?,
+            None => metadata.number_if(Key::gguf("rope.scale_linear"))?,
         };
-        let scaling = match facts.text_if(Key::gguf("rope.scaling.type"))? {
+        let scaling = match metadata.text_if(Key::gguf("rope.scaling.type"))? {
             None | Some("linear") => match factor {
                 Some(factor) if factor != 0.0 && factor != 1.0 => Scaling::Linear { factor },
                 _ => Scaling::None,
@@ -120,7 +120,7 @@ impl Rope {
         Self { base, scaling }.checked()
     }
 
-    /// Everything finite and positive, so that no frequency is infinite or NaN.
+    /// Checks that all parameters are finite and positive, so that no frequency is infinite or NaN.
     fn checked(self) -> Result<Self, DescriptionError> {
         let good = |x: f64| x.is_finite() && x > 0.0;
         let sane = good(self.base)
@@ -163,7 +163,7 @@ impl Scaling {
     }
 }
 
-/// `rope_freqs.weight`: Llama 3's scaling, computed by whoever wrote the file.
+/// Reads `rope_freqs.weight`: Llama 3's scaling, computed by the program that converted the file.
 fn divisors(file: &Gguf, head_dim: usize) -> Result<Option<Vec<f32>>, DescriptionError> {
     let Some(view) = file.tensor("rope_freqs.weight") else { return Ok(None) };
     if view.dtype != DType::F32 || view.shape != [head_dim / 2] {

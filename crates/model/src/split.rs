@@ -1,5 +1,6 @@
-//! `RankShards`: which part of a model's dimensions one rank holds, and from it the slice of every tensor. The shards of
-//! all ranks cover everything; they overlap only where ranks outnumber the K/V heads, which several then hold.
+//! `RankShards`: the shard of each model dimension that one rank holds, and the resulting slice of every tensor. The shards
+//! of all ranks cover everything. They overlap only if there are more ranks than K/V heads; then several ranks hold the same
+//! K/V head.
 
 use std::ops::Range;
 
@@ -18,12 +19,12 @@ pub enum SplitError {
     Inner { inner: usize, block: usize, world: usize },
 }
 
-/// Elements of a row that the number format keeps together, so that no rank's part may begin or end within them.
+/// Block sizes of the number formats, in elements of a row. A shard must not start or end within a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowBlocks {
-    /// In the attention's output projection.
+    /// Of the attention's output projection.
     pub output: usize,
-    /// In the down projection of dense layers.
+    /// Of the down projection of dense layers.
     pub down: usize,
 }
 
@@ -32,11 +33,11 @@ pub(crate) struct RankShards {
     head_dim: usize,
     pub heads: Range<usize>,
     pub kv_heads: Range<usize>,
-    /// Of the dense layers; empty if there are none.
+    /// Inner features of the dense layers; empty if there are none.
     pub inner: Range<usize>,
-    /// Empty if there are none, or fewer than ranks.
+    /// May be empty: if there are no experts, or fewer than ranks.
     pub experts: Range<usize>,
-    /// Rows of the embedding and of the head; empty if there are fewer than ranks.
+    /// Rows of the embedding and of the head. May be empty if there are fewer rows than ranks.
     pub vocab: Range<usize>,
 }
 
@@ -58,16 +59,16 @@ impl RankShards {
                 FeedForward::Experts { routing, .. } => experts = routing.experts,
             }
         }
-        let (heads, kv_heads) = share_heads(heads, kv_heads, head_dim, blocks.output, rank)
+        let (heads, kv_heads) = shard_heads(heads, kv_heads, head_dim, blocks.output, rank)
             .ok_or(SplitError::Heads { heads, kv_heads, block: blocks.output, world })?;
         if inner > 0 && world > inner.div_ceil(blocks.down) {
             return Err(SplitError::Inner { inner, block: blocks.down, world });
         }
-        let inner = share_units(rank, inner, blocks.down);
+        let inner = shard_units(rank, inner, blocks.down);
         Ok(Self { head_dim, heads, kv_heads, inner, experts: rank.shard(experts), vocab: rank.shard(vocab) })
     }
 
-    /// The part of a `[rows, cols]` matrix (or a vector: one column) that this rank holds.
+    /// This rank's slice of a `[rows, cols]` matrix (or of a vector: one column).
     pub fn slice(&self, split: Split, [rows, cols]: [usize; 2]) -> Slice {
         match split {
             Split::Column(axis) => Slice { rows: self.features(axis), cols: 0..cols },
@@ -90,9 +91,9 @@ pub(crate) fn least_common_multiple(a: usize, b: usize) -> usize {
     a / greatest_common_divisor(a, b) * b
 }
 
-/// Query heads, and the K/V heads that they read: whole groups while there are enough K/V heads, then parts of a
-/// group. `None` when some rank would have no head, or a block would lie on two ranks.
-fn share_heads(
+/// The query heads of a rank, and the K/V heads that they read: whole groups if there are enough K/V heads, else parts of a
+/// group. `None` if some rank would have no head, or a block would be split between two ranks.
+fn shard_heads(
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -106,10 +107,10 @@ fn share_heads(
     let unit = block / greatest_common_divisor(block, head_dim); // query heads that are whole blocks
     let kv_unit = unit / greatest_common_divisor(unit, group);
     if world <= kv_heads.div_ceil(kv_unit) {
-        let kv = share_units(rank, kv_heads, kv_unit);
+        let kv = shard_units(rank, kv_heads, kv_unit);
         return Some((kv.start * group..kv.end * group, kv));
     }
-    // All ranks must come to the same verdict: it is that of the K/V head with the most ranks.
+    // All ranks must decide the same, so the check is for the K/V head that most ranks share.
     if world <= kv_heads || kv_unit > 1 || world.div_ceil(kv_heads) > group / unit {
         return None;
     }
@@ -121,8 +122,8 @@ fn share_heads(
     Some((first + own.start * unit..first + own.end * unit, kv..kv + 1))
 }
 
-/// A shard of `total` in whole units; the last unit may be short.
-fn share_units(rank: Rank, total: usize, unit: usize) -> Range<usize> {
+/// A rank's shard of `total` in whole units; the last unit may be incomplete.
+fn shard_units(rank: Rank, total: usize, unit: usize) -> Range<usize> {
     let units = rank.shard(total.div_ceil(unit));
     (units.start * unit).min(total)..(units.end * unit).min(total)
 }
@@ -150,8 +151,8 @@ mod tests {
         Description::from_config(&config).unwrap()
     }
 
-    /// Every element of every tensor is on some rank; on more than one only if it is replicated, or if it belongs to a
-    /// K/V head and ranks outnumber these.
+    /// Every element of every tensor is on some rank; on more than one only if it is replicated, or if it belongs to a K/V
+    /// head and there are more ranks than K/V heads.
     #[test]
     fn the_slices_of_all_ranks_make_up_every_tensor() {
         for model_type in ["qwen2", "qwen3", "mistral", "qwen3_moe", "gemma3"] {
@@ -191,11 +192,11 @@ mod tests {
         block: usize,
         world: u16,
     ) -> Option<Vec<(Range<usize>, Range<usize>)>> {
-        WorldSize::new(world).unwrap().ranks().map(|rank| share_heads(heads, kv, dim, block, rank)).collect()
+        WorldSize::new(world).unwrap().ranks().map(|rank| shard_heads(heads, kv, dim, block, rank)).collect()
     }
 
-    /// That the query heads are covered once, in order, that each rank's read exactly its K/V heads in equal groups,
-    /// and that no block is cut.
+    /// Checks that the ranks cover the query heads once and in order, that each rank's query heads read exactly its K/V
+    /// heads in equal groups, and that no block is split.
     fn check(total: usize, kv: usize, dim: usize, block: usize, world: u16) {
         let Some(shards) = heads(total, kv, dim, block, world) else { return };
         let (group, mut next) = (total / kv, 0);
@@ -231,7 +232,7 @@ mod tests {
     fn a_split_is_refused_on_every_rank_or_on_none() {
         for (world, kv, group, block) in [(5, 2, 2, 1), (9, 2, 4, 1), (7, 3, 3, 32), (3, 8, 1, 256), (5, 2, 8, 256)] {
             let ranks = WorldSize::new(world).unwrap();
-            let verdicts = ranks.ranks().map(|rank| share_heads(kv * group, kv, 64, block, rank).is_some());
+            let verdicts = ranks.ranks().map(|rank| shard_heads(kv * group, kv, 64, block, rank).is_some());
             let verdicts: Vec<bool> = verdicts.collect();
             assert!(verdicts.windows(2).all(|pair| pair[0] == pair[1]), "{world} ranks: {verdicts:?}");
         }
@@ -252,7 +253,7 @@ mod tests {
     #[test]
     fn an_uneven_inner_dimension_is_cut_between_blocks() {
         let world = WorldSize::new(3).unwrap();
-        let shards: Vec<_> = world.ranks().map(|rank| share_units(rank, 1536 + 32, 32)).collect();
+        let shards: Vec<_> = world.ranks().map(|rank| shard_units(rank, 1536 + 32, 32)).collect();
         assert_eq!(shards, [0..544, 544..1056, 1056..1568]);
     }
 }

@@ -1,6 +1,6 @@
-//! What a model's files say of it, and what is refused: unknown models, odd sizes, missing or misshapen tensors,
-//! formats that cannot hold a row.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Tests that model files are described correctly, and that unknown models, odd sizes, missing or misshapen tensors and
+//! formats that cannot hold a row are refused.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 mod reference;
@@ -64,7 +64,8 @@ fn a_config_and_its_files_are_the_model_of_their_folder() {
         let limits = Limits { step, logit_rows: 1, kv_pages: 1, positions: 16 };
         let options = LoadOptions { keep: None, limits };
         let layers = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
-        Block::load(&Reference, checkpoint, layers, Rank::SOLO, &options, &mut |_| {}).map(|block| block.weight_bytes())
+        Block::load(&Reference, checkpoint, layers, Rank::SINGLE, &options, &mut |_| {})
+            .map(|block| block.weight_bytes())
     };
     assert_eq!(weights(&parts).unwrap(), weights(&whole).unwrap());
 
@@ -87,7 +88,7 @@ fn gemma3_has_five_layers_with_a_window_to_one_without() {
 
 #[test]
 fn gemma3s_text_part_is_taken_and_its_silence_filled_in() {
-    // As the hub's 4B model has it.
+    // The config of the hub's 4B model.
     let description = Description::from_config(&json!({
         "model_type": "gemma3",
         "text_config": {
@@ -189,7 +190,7 @@ fn a_gguf_file_describes_the_model_it_was_made_from() {
     }
 }
 
-/// A model folder with a config of our own and a fixture's weights.
+/// A model folder with the given config and a fixture's weights.
 fn folder(architecture: &str, config: &Json) -> TempDir {
     let place = tempfile::tempdir().unwrap();
     let weights = Fixture::open(architecture).path("model-f32/model.safetensors");
@@ -203,9 +204,9 @@ fn load(path: &Path, keep: Option<DType>, positions: usize) -> Result<(), LoadEr
     let step = StepLimits { rows: 4, sequences: 1, pages: 4 };
     let options = LoadOptions { keep, limits: Limits { step, logit_rows: 4, kv_pages: 4, positions } };
     let range = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
-    Block::load(&Reference, &checkpoint, range, Rank::SOLO, &options, &mut |_| {})?;
-    let embedding = Embedding::load(&Reference, &checkpoint, &options, Rank::SOLO)?;
-    LmHead::load(&Reference, &checkpoint, &options, Rank::SOLO, &embedding)?;
+    Block::load(&Reference, &checkpoint, range, Rank::SINGLE, &options, &mut |_| {})?;
+    let embedding = Embedding::load(&Reference, &checkpoint, &options, Rank::SINGLE)?;
+    LmHead::load(&Reference, &checkpoint, &options, Rank::SINGLE, &embedding)?;
     Ok(())
 }
 
@@ -296,6 +297,6 @@ fn layers_beyond_the_last_are_refused() {
     let step = StepLimits { rows: 1, sequences: 1, pages: 1 };
     let options = LoadOptions { keep: None, limits: Limits { step, logit_rows: 1, kv_pages: 1, positions: 1 } };
     let range = LayerRange::new(2, 4).unwrap();
-    let error = Block::load(&Reference, &checkpoint, range, Rank::SOLO, &options, &mut |_| {}).err().unwrap();
+    let error = Block::load(&Reference, &checkpoint, range, Rank::SINGLE, &options, &mut |_| {}).err().unwrap();
     assert!(matches!(error, LoadError::Layers { count: 3, .. }), "{error}");
 }

@@ -1,6 +1,6 @@
-//! The fixtures written anew as GGUF files, by llama.cpp's conventions, give the same logits: names, fused experts,
-//! permuted heads, offset norms, and what metadata says in config.json's place.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Converts the fixtures to GGUF files by llama.cpp's conventions (names, fused experts, permuted heads, offset norms,
+//! metadata in place of config.json) and checks that they give the same logits.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 mod reference;
@@ -23,7 +23,7 @@ const U32: u32 = 4;
 const F32: u32 = 6;
 const STRING: u32 = 8;
 
-/// Names within a layer, in both formats. Gemma's two `post_attention_layernorm`s are told apart below.
+/// Names within a layer, in both formats. Gemma uses `post_attention_layernorm` for another norm, which is handled below.
 const NAMES: [(&str, &str); 18] = [
     ("input_layernorm.weight", "attn_norm.weight"),
     ("self_attn.q_proj.weight", "attn_q.weight"),
@@ -45,7 +45,7 @@ const NAMES: [(&str, &str); 18] = [
     ("post_attention_layernorm.weight", "post_attention_norm.weight"),
 ];
 
-/// Numbers of config.json and the keys that hold them in GGUF.
+/// Integers of config.json and their GGUF keys.
 const COUNTS: [(&str, &str); 11] = [
     ("hidden_size", "embedding_length"),
     ("num_hidden_layers", "block_count"),
@@ -140,7 +140,7 @@ impl Converter {
         self
     }
 
-    /// Rows of a head from the order of halves to that of pairs.
+    /// Permutes the rows of a head from the RoPE layout `Halves` to `Pairs`.
     fn interleaved(&self, values: &[f32], cols: usize) -> Vec<f32> {
         let count = |key: &str| self.config[key].as_u64().map(|n| n as usize);
         let head =
@@ -174,7 +174,7 @@ fn check(architecture: &str, gguf: &'static str, extra: impl Fn(Converter) -> Co
 #[test]
 fn llama_with_permuted_heads_and_rope_divisors() {
     check("llama", "llama", |mut converter| {
-        // What llama.cpp's converter computes from `rope_scaling`.
+        // The divisors that llama.cpp's converter computes from `rope_scaling`.
         let (dim, base, original) = (16.0f64, 500_000.0f64, 64.0);
         let divisors: Vec<f32> = (0..8)
             .map(|i| {
@@ -210,13 +210,13 @@ fn gemma3_with_its_norms_offset_already() {
     check("gemma3", "gemma3", |converter| converter.number("attention.scale", 24.0f64.sqrt().recip()));
 }
 
-/// The fixture's layer 1 is dense, which GGUF cannot say: the layer before it is compared.
+/// The fixture's layer 1 is dense, which GGUF cannot express, so only the layer before it is compared.
 #[test]
 fn qwen3_moe_with_all_experts_in_one_tensor() {
     let fixture = Fixture::open("qwen3_moe");
     let ids = fixture.prompt("mid").ids;
     let first_layer =
-        |checkpoint: &Checkpoint| Driver::split(&Reference, checkpoint, None, &[1], Rank::SOLO).prefill(&ids, 64).0;
+        |checkpoint: &Checkpoint| Driver::split(&Reference, checkpoint, None, &[1], Rank::SINGLE).prefill(&ids, 64).0;
     let folder = Checkpoint::open(&fixture.variant("f32").unwrap()).unwrap();
     let converted = convert(&fixture, "qwen3moe", |converter| converter);
     assert!(first_layer(&folder) == first_layer(&converted));

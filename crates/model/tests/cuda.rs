@@ -1,5 +1,5 @@
-//! Whole models on a GPU: against the CPU's logits, and decoding from a captured graph. Without a GPU each test says so
-//! and passes.
+//! Whole models on a GPU: compared with the CPU's logits, and decoding with a captured graph. Without a GPU each test prints
+//! that it was skipped and passes.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used)] // also in the helpers below
 
@@ -11,10 +11,10 @@ use driver::{Driver, Fixture, argmax};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::cuda::{CudaBackend, CudaBuffer, CudaStep};
 use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
-use model::{Block, Checkpoint, Embedding, Limits, LmHead, LoadOptions, Solo};
+use model::{Block, Checkpoint, Embedding, Limits, LmHead, LoadOptions, SingleRank};
 use types::{DType, LayerRange, Rank};
 
-/// All but the mixture of experts, which the backend does not have yet.
+/// All fixtures but the mixture of experts, which the CUDA backend does not support.
 const DENSE: [&str; 5] = ["llama", "qwen2", "qwen3", "mistral", "gemma3"];
 
 const LIMITS: StepLimits = StepLimits { rows: 64, sequences: 3, pages: 24 };
@@ -34,8 +34,8 @@ fn checkpoint(fixture: &Fixture) -> Checkpoint {
     Checkpoint::open(&fixture.variant("bf16").unwrap()).unwrap()
 }
 
-/// The fixtures' rule for bf16 arithmetic: at most twice as far from f32 arithmetic on the same weights as transformers
-/// itself strays in bf16, at the median and at the 99th percentile.
+/// The fixtures' rule for bf16 arithmetic: the difference from f32 arithmetic on the same weights is at most twice that of
+/// transformers in bf16, at the median and at the 99th percentile.
 fn check(what: &str, fixture: &Fixture, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len());
     let mut apart: Vec<f32> = got.iter().zip(want).map(|(a, b)| (a - b).abs()).collect();
@@ -89,12 +89,12 @@ impl<'a> Decoder<'a> {
             Limits { step: LIMITS, logit_rows: 3, kv_pages: 3 * SEQUENCE_PAGES, positions: description.positions_max };
         let options = LoadOptions { keep: None, limits };
         let layers = LayerRange::new(0, description.layers.len() as u32).unwrap();
-        let embedding = Embedding::load(backend, from, &options, Rank::SOLO).unwrap();
+        let embedding = Embedding::load(backend, from, &options, Rank::SINGLE).unwrap();
         Self {
             backend,
-            lm_head: LmHead::load(backend, from, &options, Rank::SOLO, &embedding).unwrap(),
+            lm_head: LmHead::load(backend, from, &options, Rank::SINGLE, &embedding).unwrap(),
             embedding,
-            block: Block::load(backend, from, layers, Rank::SOLO, &options, &mut |_| {}).unwrap(),
+            block: Block::load(backend, from, layers, Rank::SINGLE, &options, &mut |_| {}).unwrap(),
             step: backend.step(LIMITS).unwrap(),
             hidden: backend.buffer(LIMITS.rows, description.hidden).unwrap(),
             computed: [0; 3],
@@ -118,12 +118,12 @@ impl<'a> Decoder<'a> {
         (tokens.len(), logit_rows.len())
     }
 
-    /// Queues a step; gives its logits' buffer.
+    /// Queues a step and returns the buffer of its logits.
     fn forward(&mut self, (rows, logit_rows): (usize, usize)) -> &CudaBuffer {
         let Self { backend, embedding, lm_head, block, step, hidden, .. } = self;
-        embedding.embed(backend, step, rows, hidden, &Solo).unwrap();
-        block.forward(backend, step, Rows::decode(rows), hidden, &Solo).unwrap();
-        lm_head.logits(backend, step, logit_rows, hidden, &Solo).unwrap().unwrap()
+        embedding.embed(backend, step, rows, hidden, &SingleRank).unwrap();
+        block.forward(backend, step, Rows::decode(rows), hidden, &SingleRank).unwrap();
+        lm_head.logits(backend, step, logit_rows, hidden, &SingleRank).unwrap().unwrap()
     }
 }
 
@@ -202,7 +202,7 @@ fn a_mixture_of_experts_is_refused_at_load() {
     let limits = Limits { step: LIMITS, logit_rows: 3, kv_pages: SEQUENCE_PAGES, positions: 64 };
     let options = LoadOptions { keep: None, limits };
     let layers = LayerRange::new(0, checkpoint.description().layers.len() as u32).unwrap();
-    let refused = Block::load(&backend, &checkpoint, layers, Rank::SOLO, &options, &mut |_| {}).err().unwrap();
+    let refused = Block::load(&backend, &checkpoint, layers, Rank::SINGLE, &options, &mut |_| {}).err().unwrap();
     let cause = refused.source().unwrap().to_string();
     assert!(cause.contains("mixtures of experts"), "{refused}: {cause}");
 }

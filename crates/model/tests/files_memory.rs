@@ -1,4 +1,4 @@
-//! What the file readers take in memory. Alone in its process: the numbers are those of the whole process.
+//! Tests the memory use of the file readers. It runs in its own process, because it measures the whole process.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 #[allow(dead_code)] // it writes more kinds of file than these tests need
@@ -17,7 +17,7 @@ use writer::{GgufWriter, array, safetensors};
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Held by the test that is being measured.
+/// Held by the test that is measuring, so that tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]

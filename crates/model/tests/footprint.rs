@@ -1,11 +1,12 @@
-//! What is known of a load's memory before it is what the load then takes. Alone in its process: the allocator counts for
-//! all threads of it.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Checks that `Footprint` predicts the memory that loading allocates. It runs in its own process, and its tests one after
+//! another, because the counting allocator counts all threads.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 
 use std::alloc::System;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use cap::Cap;
 use driver::{Fixture, MODELS};
@@ -17,10 +18,13 @@ use types::{DType, LayerRange, Rank, WorldSize};
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
+/// Held by the test that runs.
+static COUNTING: Mutex<()> = Mutex::new(());
+
 const LIMITS: Limits =
     Limits { step: StepLimits { rows: 200, sequences: 4, pages: 64 }, logit_rows: 70, kv_pages: 50, positions: 300 };
 
-/// What is allocated and not counted: norms, names, lists, the allocator's lines. Of tiny models it is a large part.
+/// Bytes per layer that `Footprint` does not count: norms, names, lists, alignment. Relatively large in tiny models.
 const UNCOUNTED_PER_LAYER: usize = 9 << 10;
 
 fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, rank: Rank) {
@@ -40,7 +44,7 @@ fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, ran
     drop(hidden);
 
     let weights = (embedding.weight_bytes() + lm_head.weight_bytes() + block.weight_bytes()) as u64;
-    // How many bf16 weights fit into fewer bits shows when they are packed.
+    // How well bf16 weights pack in 12 bits is known only after packing.
     let is_bf16 = keep.is_none() && path.ends_with("model-bf16");
     let unknown = if is_bf16 { weights / 10 } else { 0 };
     assert!(footprint.weights.abs_diff(weights) <= unknown, "{what}: {weights} bytes, {footprint:?}");
@@ -56,6 +60,7 @@ fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, ran
 
 #[test]
 fn a_load_takes_what_its_footprint_says() {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let kinds = [KvType::F32, KvType::F16].into_iter().filter_map(|kv| {
         let backend = CpuBackend::new(CpuOptions { threads: 1, kv, ..CpuOptions::default() }).ok()?;
         Some((kv.on(backend.level())?, backend))
@@ -83,14 +88,15 @@ fn a_load_takes_what_its_footprint_says() {
 
 #[test]
 fn an_embedding_can_stay_as_stored_while_the_rest_is_quantised() {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
     let weights = |path: &Path, as_stored: bool| {
         let checkpoint = Checkpoint::open(path).unwrap();
         let checkpoint = if as_stored { checkpoint.with_embedding_as_stored() } else { checkpoint };
         let options = LoadOptions { keep: Some(DType::Q8_0), limits: LIMITS };
-        Footprint::new(&backend, &checkpoint, &options, Rank::SOLO).unwrap().weights
+        Footprint::new(&backend, &checkpoint, &options, Rank::SINGLE).unwrap().weights
     };
-    // One with a head of its own, and one whose head is tied to the embedding.
+    // One model with a separate head, and one whose head is tied to the embedding.
     for name in ["llama", "qwen3"] {
         let path = Fixture::open(name).variant("f32").unwrap();
         let checkpoint = Checkpoint::open(&path).unwrap();

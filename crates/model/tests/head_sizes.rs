@@ -1,18 +1,18 @@
-//! Models whose heads are not whole vectors, at every level, in every format that weights can be kept in, with every K/V cache.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Models whose head size is not a multiple of the vector size, on every level, with every weight format and KV type.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 mod random;
 mod reference;
 
 use driver::{Driver, distance};
-use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PromptMath};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
 use model::Checkpoint;
 use random::{ODD_HEADS, PROMPT, Sizes};
 use reference::Reference;
 use types::DType;
 
-/// How far logits, whose standard deviation is about 1, may be from those of the definition.
+/// The allowed difference of logits, whose standard deviation is about 1, from those of the reference.
 fn tolerance(keep: Option<DType>, kv: KvType) -> f32 {
     let cache = match kv {
         KvType::F32 => 2e-5,
@@ -24,7 +24,8 @@ fn tolerance(keep: Option<DType>, kv: KvType) -> f32 {
     cache + activations
 }
 
-/// The logits of every level are near the definition's, and the same bits in any chunks and, tiles aside, at any level.
+/// Logits on every level are close to the reference's. They are equal bit for bit for any chunking and, except with tiles,
+/// on all levels.
 fn check(sizes: Sizes, stored: DType, keep: Option<DType>) {
     let folder = tempfile::tempdir().unwrap();
     sizes.write(folder.path(), stored);
@@ -33,7 +34,7 @@ fn check(sizes: Sizes, stored: DType, keep: Option<DType>) {
     for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Split] {
         let mut first: Option<Vec<f32>> = None;
         for level in Level::available().filter(|level| kv.on(*level) == Some(kv)) {
-            let prompt = PromptMath::Int8;
+            let prompt = PrefillMath::Int8;
             let backend = CpuBackend::new(CpuOptions { threads: 2, level, kv, prompt }).unwrap();
             let mut driver = Driver::new(&backend, &checkpoint, keep);
             let what = format!("{sizes:?}, {stored} as {keep:?}, {level} with {kv:?}");

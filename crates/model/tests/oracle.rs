@@ -1,5 +1,5 @@
-//! Every architecture and every variant of its files against Hugging Face transformers' results in f32.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Compares every architecture and every variant of its files with the results of Hugging Face transformers in f32.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 mod reference;
@@ -11,10 +11,10 @@ use model::Checkpoint;
 use reference::Reference;
 use types::{DType, Rank};
 
-/// How far logits (standard deviation about 2) may move when q8_0 weights meet activations rounded to 8 bits too.
+/// The allowed difference of logits (standard deviation about 2) when activations, too, are rounded to 8 bits for q8_0.
 const QUANTISED_ACTIVATIONS: f32 = 0.25;
 
-/// One process, whole prompt at a time and in chunks, all must give the fixture's logits and tokens.
+/// One process, with the prompt as a whole and in chunks, must give the fixture's logits and tokens.
 fn check_primary<B: Backend>(backend: &B, architecture: &str) {
     let fixture = Fixture::open(architecture);
     let (folder, result) = fixture.primary();
@@ -41,7 +41,7 @@ fn check_primary<B: Backend>(backend: &B, architecture: &str) {
     }
 }
 
-/// bf16 weights, in one file or in shards, computed with in f32.
+/// bf16 weights, in one file or in shards, with f32 arithmetic.
 fn check_bf16<B: Backend>(backend: &B, architecture: &str, variant: &str) {
     let fixture = Fixture::open(architecture);
     let Some(folder) = fixture.variant(variant) else { return };
@@ -76,16 +76,16 @@ fn check_gguf<B: Backend>(backend: &B, architecture: &str, kind: &str, keep: Opt
     }
 }
 
-/// Layer by layer, each in a block of its own: what a stage would hand on.
+/// Each layer in its own block: compares the residual stream that a stage would send to the next.
 fn check_layers<B: Backend>(backend: &B, architecture: &str) {
     let fixture = Fixture::open(architecture);
     let checkpoint = Checkpoint::open(&fixture.primary().0).unwrap();
     let ends: Vec<u32> = (1..=checkpoint.description().layers.len() as u32).collect();
-    let mut driver = Driver::split(backend, &checkpoint, None, &ends, Rank::SOLO);
+    let mut driver = Driver::split(backend, &checkpoint, None, &ends, Rank::SINGLE);
     let golden = fixture.golden(&fixture.manifest["layer_outputs"]["residual"]).unwrap();
     let mut stream = vec![];
     let (mut sequence, ids) = (Sequence::default(), fixture.prompt("short").ids);
-    driver.advance_with(&mut [(&mut sequence, &ids)], &model::Solo, &mut |residual| stream.push(residual));
+    driver.advance_with(&mut [(&mut sequence, &ids)], &model::SingleRank, &mut |residual| stream.push(residual));
     assert_eq!(stream.len(), golden.shape[0]);
     let each = golden.values.len() / stream.len();
     for (layer, (ours, theirs)) in stream.iter().zip(golden.values.chunks_exact(each)).enumerate() {
@@ -94,7 +94,7 @@ fn check_layers<B: Backend>(backend: &B, architecture: &str) {
     }
 }
 
-/// A sequence's logits are the same bits alone and beside others, whole and decoded one by one.
+/// A sequence's logits are equal bit for bit alone and in a batch, prefilled as a whole and decoded token by token.
 fn check_batch<B: Backend>(backend: &B, architecture: &str, variant: &str, keep: Option<DType>) {
     let fixture = Fixture::open(architecture);
     let Some(folder) = fixture.variant(variant) else { return };
@@ -119,7 +119,7 @@ fn check_batch<B: Backend>(backend: &B, architecture: &str, variant: &str, keep:
     }
 }
 
-/// Weights quantised at load stay near the f32 result; how near depends on the format.
+/// Weights quantised at load give logits close to the f32 result; the tolerance depends on the format.
 fn check_quantised<B: Backend>(backend: &B, architecture: &str, keep: DType, tolerance: f32) {
     let fixture = Fixture::open(architecture);
     let checkpoint = Checkpoint::open(&fixture.variant("f32").unwrap()).unwrap();
@@ -131,7 +131,7 @@ fn check_quantised<B: Backend>(backend: &B, architecture: &str, keep: DType, tol
     assert!(apart <= tolerance, "{architecture} {keep}: {apart}");
 }
 
-/// The same bits from any number of threads.
+/// Results are equal bit for bit with any number of threads.
 fn check_threads(level: Level, architecture: &str, keep: Option<DType>) {
     let fixture = Fixture::open(architecture);
     let checkpoint = Checkpoint::open(&fixture.variant("bf16").unwrap()).unwrap();
@@ -143,7 +143,7 @@ fn check_threads(level: Level, architecture: &str, keep: Option<DType>) {
     assert!(logits[0] == logits[1] && logits[0] == logits[2], "{architecture} {keep:?} on {level}");
 }
 
-/// The CPU backend at a level, if this machine has it. One thread: tests run beside each other already.
+/// The CPU backend on a level, if this machine supports it. It has one thread, because tests already run in parallel.
 fn cpu(level: Level, kv: KvType) -> Option<CpuBackend> {
     let backend = CpuBackend::new(CpuOptions { threads: 1, level, kv, ..CpuOptions::default() }).ok();
     if backend.is_none() {
@@ -253,7 +253,7 @@ backends! {
     cpu_amx: cpu(Level::Amx, KvType::F32);
 }
 
-/// What bf16 models use where there are tiles.
+/// The KV type that bf16 models use on AMX.
 #[test]
 fn bf16_weights_with_split_keys_and_values_give_the_oracles_logits_and_tokens() {
     let Some(backend) = cpu(Level::Amx, KvType::Split) else { return };

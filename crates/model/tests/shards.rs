@@ -1,6 +1,6 @@
-//! The weights of all ranks together are the model's: only routers, and the K/V heads that ranks outnumber, are there more
-//! than once.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! The weights of all ranks together are the model's weights. Only routers, and K/V heads if there are more ranks than K/V
+//! heads, are replicated.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 mod reference;
@@ -10,7 +10,7 @@ use model::{Checkpoint, Description, FeedForward};
 use reference::Reference;
 use types::{Rank, WorldSize};
 
-/// Elements, each of which the reference keeps in four bytes.
+/// The number of weights of a rank. The reference stores each in four bytes.
 fn elements(checkpoint: &Checkpoint, rank: Rank) -> usize {
     let layers = checkpoint.description().layers.len() as u32;
     let driver = Driver::split(&Reference, checkpoint, None, &[layers], rank);
@@ -18,7 +18,7 @@ fn elements(checkpoint: &Checkpoint, rank: Rank) -> usize {
         / size_of::<f32>()
 }
 
-/// What one more rank has that another has too, by the number of ranks that there are more than K/V heads.
+/// The number of replicated elements over all ranks: routers, and K/V projections if there are more ranks than K/V heads.
 fn replicated(description: &Description, world: usize) -> usize {
     let routers = description.layers.iter().map(|layer| match layer.feed_forward {
         FeedForward::Experts { routing, .. } => routing.experts * description.hidden,
@@ -37,7 +37,7 @@ fn ranks_together_hold_every_weight_once() {
     paths.push(Fixture::open("llama").path("gguf/tiny-llama-q8_0.gguf"));
     for path in paths {
         let checkpoint = Checkpoint::open(&path).unwrap();
-        let whole = elements(&checkpoint, Rank::SOLO);
+        let whole = elements(&checkpoint, Rank::SINGLE);
         for world in [2, 3, 4] {
             let ranks = WorldSize::new(world).unwrap().ranks().map(|rank| elements(&checkpoint, rank));
             let expected = whole + replicated(checkpoint.description(), usize::from(world));

@@ -1,6 +1,6 @@
-//! A model shared by several ranks, each a thread here, gives what it gives alone: the slices of all ranks make up
-//! the whole, whatever the format, evenly or not.
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! A model split over several ranks, each a thread here, gives the same results as on one rank, for every format and for
+//! even and uneven splits.
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 mod driver;
 mod random;
@@ -16,7 +16,7 @@ use random::{ODD_HEADS, PROMPT, Sizes};
 use reference::{Reference, Table};
 use types::{DType, Rank, WorldSize};
 
-/// Sums in shared memory, in the order of the ranks.
+/// A collective in shared memory that sums in rank order.
 struct Group {
     parts: Vec<Mutex<Vec<f32>>>,
     barrier: Barrier,
@@ -72,7 +72,7 @@ impl Collective<Reference> for ThreadCollective<'_> {
     }
 }
 
-/// The hidden states of every rank must be the same bits, and the first rank's logits near those of one process.
+/// The hidden states of all ranks must be equal bit for bit, and rank 0's logits close to those of one process.
 fn check(path: &Path, keep: Option<DType>, ids: &[u32], world: u16, tolerance: f32) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let layers = checkpoint.description().layers.len() as u32;
@@ -105,7 +105,7 @@ fn ranks_together_give_what_one_process_gives() {
     for model in MODELS {
         let fixture = Fixture::open(model);
         let ids = fixture.prompt("mid").ids;
-        // 3 divides neither heads, nor features, nor experts; 4 is more than the K/V heads of some.
+        // 3 divides neither heads nor features nor experts; 4 exceeds the number of K/V heads of some models.
         for world in [2, 3, 4] {
             check(&fixture.primary().0, None, &ids, world, fixture.tolerance());
         }

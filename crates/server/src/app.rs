@@ -1,4 +1,4 @@
-//! `App`: what all handlers share.
+//! `App`: the state that all handlers share.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ pub struct Config {
     pub aliases: Vec<String>,
     pub keys: ApiKeys,
     pub body_bytes_max: usize,
-    /// A stream without events for this long sends a comment.
+    /// After this time without an event, a stream sends a comment.
     pub keep_alive: Duration,
-    /// Origins that CORS allows; `*` is any. None by default.
+    /// Origins that CORS allows; `*` allows any. None by default.
     pub origins: Vec<HeaderValue>,
 }
 
@@ -93,7 +93,7 @@ impl App {
         self.started.elapsed()
     }
 
-    /// When the server started, in seconds since 1970.
+    /// The start time of the server, in seconds since 1970.
     pub(crate) fn created(&self) -> u64 {
         self.created
     }
@@ -102,7 +102,7 @@ impl App {
         self.config.model == model || self.config.aliases.iter().any(|alias| alias == model)
     }
 
-    /// The model that a request names; naming none means the one there is.
+    /// The model with this name; `None` selects the served model.
     pub fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         match name {
             Some(name) if !self.has_model(name) => Err(ApiError::unknown_model(name)),

@@ -1,4 +1,4 @@
-//! API keys: which clients may send requests, and whose request it is.
+//! API keys: which clients may send requests, and which tenant a request belongs to.
 //!
 //! Keys are kept and compared as digests of one length, in constant time, and each request is compared with all of them:
 //! the response time reveals neither a key's length nor its position in the list.
@@ -37,7 +37,7 @@ pub enum KeyError {
     TooMany,
 }
 
-/// Who sent a request; [`authenticate`] puts it into the request's extensions.
+/// The tenant that sent a request; [`authenticate`] puts it into the request's extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller(pub TenantId);
 
@@ -53,7 +53,7 @@ impl ApiKeys {
         if digests.len() > KEYS_MAX { Err(KeyError::TooMany) } else { Ok(Self(digests)) }
     }
 
-    /// Lines of a file: one key each; empty lines and those that begin with `#` are left out.
+    /// The keys in the text of a file, one per line. Empty lines and lines that begin with `#` are skipped.
     pub fn lines(text: &str) -> impl Iterator<Item = &str> {
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
     }
@@ -62,7 +62,7 @@ impl ApiKeys {
         self.0.is_empty()
     }
 
-    /// The tenant that this key stands for.
+    /// The tenant of this key.
     fn tenant(&self, key: &[u8]) -> Option<TenantId> {
         let given = digest(key);
         let mut found = 0u64;
@@ -79,7 +79,7 @@ impl fmt::Debug for ApiKeys {
     }
 }
 
-/// Middleware that admits requests with a known key, and adds their [`Caller`].
+/// Middleware that accepts requests with a known key, and adds their [`Caller`].
 pub async fn authenticate(
     State(app): State<SharedApp>,
     mut request: Request,

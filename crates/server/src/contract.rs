@@ -1,8 +1,8 @@
 //! Checks request bodies against their schemas in `/openapi.json`.
 //!
-//! Types alone accept too much. Serde reads a list as the fields of a struct, `{"user": null}` as the variant `user`, a number as the
-//! variant with that index, and a float that is out of bounds by less than its rounding error. Clients go by the document, so what it
-//! rules out is refused.
+//! Types alone accept too much. Serde reads a list as the fields of a struct, `{"user": null}` as the variant `user`, a
+//! number as the variant with that index, and a float that is out of bounds by less than its rounding error. Clients rely on
+//! the document, so the server refuses what the document forbids.
 
 use std::sync::LazyLock;
 
@@ -28,7 +28,7 @@ pub fn null() -> Object {
     ObjectBuilder::new().schema_type(Type::Null).build()
 }
 
-/// The schema of a flag that must be off.
+/// The schema of a flag that must be false or absent.
 pub fn never() -> Object {
     // The default type is `object`, which neither value is.
     let values = [Value::Bool(false), Value::Null];
@@ -88,8 +88,8 @@ fn validate(schema: &Value, value: &Value) -> Result<(), Violation> {
     }
 }
 
-/// If no alternative fits, the violation with the longest path describes best what the client meant; a wrong value comes before a
-/// wrong type.
+/// If no alternative matches, returns the violation with the longest path, which is most likely the alternative that the
+/// client meant. A wrong value has precedence over a wrong type.
 fn validate_one_of(alternatives: &[Value], value: &Value) -> Result<(), Violation> {
     let violations: Vec<_> = alternatives.iter().filter_map(|schema| validate(schema, value).err()).collect();
     match alternatives.len() - violations.len() {
@@ -159,8 +159,8 @@ fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Violati
     }
     for (name, value) in fields {
         let listed = schema["properties"].get(name);
-        // Handlers refuse these fields themselves, with a reason.
-        if listed.is_some_and(must_be_off) {
+        // Handlers refuse these fields themselves, with an error that gives the reason.
+        if listed.is_some_and(is_unsupported_field) {
             continue;
         }
         if let Some(schema) = listed.or_else(|| schema.get("additionalProperties")) {
@@ -171,7 +171,7 @@ fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Violati
 }
 
 /// Whether it is the schema of [`null`] or [`never`].
-fn must_be_off(schema: &Value) -> bool {
+fn is_unsupported_field(schema: &Value) -> bool {
     let is_off = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
     schema["type"] == "null" || schema["enum"].as_array().is_some_and(|values| values.iter().all(is_off))
 }

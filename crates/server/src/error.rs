@@ -11,13 +11,13 @@ use engine::{EngineError, ExecutorError, Failure, SamplingParamsError, SubmitErr
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The default of [`ApiError::retry_after`] for errors that pass.
+/// The default of [`ApiError::retry_after`] for temporary errors.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Decides the HTTP status, and the `type` that clients see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiErrorKind {
-    /// The request is wrong, and would be again.
+    /// The request is wrong, and a retry would fail too.
     Invalid,
     Authentication,
     NotFound,
@@ -26,7 +26,7 @@ pub enum ApiErrorKind {
     MediaType,
     /// The queue is full: the same request may succeed later.
     Overloaded,
-    /// A fault of this program or of the machine.
+    /// A fault of the server or of the machine.
     Internal,
     /// The model is loading, draining or being rebuilt.
     Unavailable,
@@ -37,9 +37,9 @@ pub enum ApiErrorKind {
 pub struct ApiError {
     pub kind: ApiErrorKind,
     pub message: String,
-    /// A word for programs, such as `context_length_exceeded`.
+    /// A machine-readable code, such as `context_length_exceeded`.
     pub code: Option<&'static str>,
-    /// The field at fault: `messages[0].role`.
+    /// The field that is wrong: `messages[0].role`.
     pub param: Option<String>,
     pub retry_after: Option<Duration>,
 }
@@ -137,7 +137,7 @@ impl ApiError {
     }
 }
 
-/// Every error, as OpenAI writes it
+/// Every error, in OpenAI's format
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Error)]
 pub struct OpenAiErrorBody {
@@ -151,13 +151,13 @@ struct OpenAiErrorDetail {
     /// `invalid_request_error`, `authentication_error`, `not_found_error`, `rate_limit_error`, `server_error` or
     /// `service_unavailable`
     r#type: &'static str,
-    /// The field at fault
+    /// The field that is wrong
     param: Option<String>,
-    /// A word for programs, such as `context_length_exceeded`
+    /// Machine-readable code, such as `context_length_exceeded`
     code: Option<&'static str>,
 }
 
-/// Every error, as Anthropic writes it
+/// Every error, in Anthropic's format
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = MessagesError)]
 pub struct MessagesErrorBody {

@@ -1,4 +1,4 @@
-//! The bodies of error responses: the one place that writes them, for handlers, middleware and the router alike.
+//! The bodies of error responses. Only this file writes them, for handlers, middleware and the router.
 
 use axum::Json;
 use axum::extract::Request;
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::{ApiError, ApiErrorKind};
 
-/// Middleware that writes the body of each error in the format of the API that was called, also for errors of the router
+/// Middleware that writes the body of each error in the format of the API that was called, including errors of the router
 /// itself (no such path, no such method).
 pub async fn write(request: Request, next: Next) -> Response {
     let anthropic = request.uri().path().starts_with("/v1/messages");

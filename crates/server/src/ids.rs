@@ -1,4 +1,4 @@
-//! Ids of responses, and the time.
+//! Response ids, and the current time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! `JsonBody<T>`: the extractor of JSON bodies. It bounds size and time, and names the field at fault.
+//! `JsonBody<T>`: the extractor of JSON bodies. It limits size and time, and errors name the wrong field.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ impl<T: DeserializeOwned + ToSchema> FromRequest<SharedApp> for JsonBody<T> {
         let bytes = timeout(BODY_TIME_MAX, to_bytes(request.into_body(), max)).await.map_err(late)?;
         // The error is either the size limit or a broken connection; over the latter no response can be sent.
         let bytes = bytes.map_err(|_| too_large())?;
-        // The type is read before the schema is checked: its messages are clearer.
+        // The type is parsed before the schema is checked, because its error messages are clearer.
         let body = parse(&bytes)?;
         contract::check(&T::name(), &parse(&bytes)?)?;
         Ok(Self(body))

@@ -1,8 +1,8 @@
-//! HTTP: the APIs that people's tools already speak, in front of one [`engine::Service`].
+//! The HTTP server: OpenAI's and Anthropic's APIs in front of one [`engine::Service`].
 //!
-//! Each API is a folder that turns its requests into one inner form, [`generation::GenerationRequest`], and the events of
-//! a [`generation::Generation`] into its own format, with a `StreamEncoder`. Nothing here knows a tensor; nothing below
-//! here knows HTTP.
+//! Each API is a folder that converts its requests into one common format, [`generation::GenerationRequest`], and the events
+//! of a [`generation::Generation`] into its own format, with a `StreamEncoder`. This crate knows no tensors; the crates
+//! below it know no HTTP.
 #![forbid(unsafe_code)]
 
 mod app;

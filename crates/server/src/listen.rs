@@ -1,6 +1,6 @@
-//! `Listener`: accepts connections, with TLS or without, until the server is told to stop.
+//! `Listener`: accepts connections, with or without TLS, until the server is stopped.
 //!
-//! What clients can hold is bounded: there is a limit on connections, and timeouts for the handshake, the headers of a
+//! The resources of clients are bounded: there is a limit on connections, and timeouts for the handshake, the headers of a
 //! request and the reading of a response.
 
 mod tls;
@@ -30,14 +30,14 @@ use tracing::{debug, warn};
 pub use tls::{Tls, TlsError};
 use write_timeout::WriteTimeout;
 
-/// Connections that are held at once; others wait in the kernel's queue.
+/// Maximum open connections; further ones wait in the kernel's queue.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// Requests of one HTTP/2 connection at once.
+/// Maximum concurrent requests of one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
-/// Time for a TLS handshake, and for the head of a request.
+/// Timeouts of a TLS handshake, and of the headers of a request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 const HEADERS_MAX: Duration = Duration::from_secs(30);
-/// How long to wait after `accept` fails, as when the process has too many open files.
+/// How long to wait after `accept` fails, for example because the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// `host` is a name or an address; port 0 takes any that is free.
+    /// `host` is a name or an address; port 0 selects any free port.
     pub async fn bind(host: &str, port: u16, tls: Option<Tls>) -> Result<Self, ListenError> {
         let failed = |source| ListenError { address: format!("{host}:{port}"), source };
         let tcp = TcpListener::bind((host, port)).await.map_err(failed)?;
@@ -65,7 +65,8 @@ impl Listener {
         self.tcp.local_addr()
     }
 
-    /// Accepts connections until `stop`, then lets running requests finish, for at most `grace`. Returns whether all did.
+    /// Accepts connections until `stop`, then lets running requests finish for at most `grace`. Returns whether all
+    /// finished.
     pub async fn serve(self, router: Router, stop: impl Future<Output = ()>, grace: Duration) -> bool {
         let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
         let acceptor = self.tls.map(|tls| TlsAcceptor::from(tls.0));
@@ -109,7 +110,7 @@ async fn serve_connection(
     router: Router,
     watcher: Watcher,
 ) -> Result<(), ConnectionError> {
-    // Each token is a small packet that must not wait for the next.
+    // Each token is a small packet that must not wait for the next one.
     stream.set_nodelay(true)?;
     let stream = WriteTimeout::new(stream);
     match acceptor {

@@ -1,4 +1,4 @@
-//! `LoadStage`: how far the model is. The server takes connections while the model loads.
+//! `LoadStage`: the load state of the model. The server accepts connections while the model loads.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::served_model::ServedModel;
 pub enum LoadStage {
     Loading(Progress),
     Ready(Arc<ServedModel>),
-    /// A rank was lost and is being replaced; why. Requests are accepted, and wait.
+    /// A rank was lost and is being replaced, with the reason. Requests are accepted, and wait.
     Rebuilding {
         model: Arc<ServedModel>,
         why: Arc<str>,
     },
-    /// Loading failed, or the engine has stopped; why.
+    /// Loading failed or the engine stopped, with the reason.
     Failed(String),
-    /// Running requests are finished; new ones are refused.
+    /// Running requests may finish; new requests are refused.
     Draining,
 }
 
-/// How far loading is: `done` of `total` units of the current step.
+/// The progress of loading: `done` of `total` units of the current step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     pub doing: String,

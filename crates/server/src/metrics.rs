@@ -1,7 +1,7 @@
-//! Metrics for Prometheus: the state of the engine, and the times and ends of requests.
+//! Prometheus metrics: the state of the engine, and the times and finish reasons of requests.
 //!
-//! Times are taken on the engine's thread as events pass, so that a slow client does not look like a slow model. The
-//! engine's own counts are read when `/metrics` is requested.
+//! Times are measured on the engine's thread, so that a slow client does not look like a slow model. The engine's own
+//! counters are read when `/metrics` is requested.
 
 mod ranks;
 
@@ -20,7 +20,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use ranks::RankMetrics;
 
-/// Seconds: from a cached prompt on a GPU to a long one on an old machine.
+/// In seconds: from a cached prompt on a GPU to a long prompt on an old machine.
 const FIRST_TOKEN_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 const BETWEEN_TOKENS_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
@@ -32,17 +32,17 @@ pub struct Metrics {
     requests: RequestMetrics,
     engine: EngineMetrics,
     ranks: RankMetrics,
-    reported: Mutex<Reported>,
+    reported: Mutex<LastExported>,
 }
 
-/// The counts that the counters already hold.
+/// The counts that were already added to the counters.
 #[derive(Default)]
-struct Reported {
+struct LastExported {
     stats: EngineStats,
     ranks: Vec<RankReport>,
 }
 
-/// How long parts of a request take, and how it ends. Clones share their numbers.
+/// Times and finish reasons of requests. Clones share their values.
 #[derive(Clone)]
 struct RequestMetrics {
     first_token: Histogram,
@@ -98,12 +98,12 @@ impl Metrics {
         }
     }
 
-    /// The text that Prometheus reads. Without a `service` the engine's metrics keep their last values.
+    /// The metrics in Prometheus' text format. Without a `service`, the engine's metrics keep their last values.
     pub fn text(&self, service: Option<&Service>) -> String {
         if let Some(service) = service {
-            // Under the lock, so that two concurrent requests do not both add the same difference.
+            // The lock keeps two concurrent requests from adding the same difference.
             let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = Reported { stats: service.stats(), ranks: service.ranks() };
+            let now = LastExported { stats: service.stats(), ranks: service.ranks() };
             self.engine.update(&now.stats, &reported.stats);
             self.ranks.update(&now.ranks, &reported.ranks);
             *reported = now;
@@ -121,14 +121,17 @@ impl RequestMetrics {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
             histogram
         };
-        let first_token =
-            seconds("time_to_first_token", "From a request's arrival to its first token", &FIRST_TOKEN_BUCKETS);
+        let first_token = seconds(
+            "time_to_first_token",
+            "Time from the arrival of a request to its first token",
+            &FIRST_TOKEN_BUCKETS,
+        );
         let between_tokens =
-            seconds("time_between_tokens", "From one token of an answer to the next", &BETWEEN_TOKENS_BUCKETS);
-        let whole = seconds("request_duration", "From a request's arrival to the end of its answer", &REQUEST_BUCKETS);
+            seconds("time_between_tokens", "Time between two output tokens of a request", &BETWEEN_TOKENS_BUCKETS);
+        let whole = seconds("request_duration", "Time from the arrival of a request to its end", &REQUEST_BUCKETS);
         let (prompt_tokens, finished) = (Counter::default(), Family::default());
-        registry.register("prompt_tokens", "Tokens of the prompts of accepted requests", prompt_tokens.clone());
-        registry.register("requests_finished", "Requests that have ended, by reason", finished.clone());
+        registry.register("prompt_tokens", "Prompt tokens of accepted requests", prompt_tokens.clone());
+        registry.register("requests_finished", "Finished requests, by reason", finished.clone());
         Self { first_token, between_tokens, whole, prompt_tokens, finished }
     }
 }
@@ -136,24 +139,24 @@ impl RequestMetrics {
 impl EngineMetrics {
     fn register(&self, registry: &mut Registry) {
         let gauges = [
-            ("requests_running", "Requests that hold a session", &self.running),
-            ("requests_waiting", "Requests that wait for one", &self.waiting),
-            ("kv_pages", "Pages of the K/V cache", &self.kv_pages),
-            ("kv_pages_used", "Pages that running requests hold", &self.kv_pages_used),
-            ("kv_pages_cached", "Free pages that hold a prefix that may be asked for again", &self.kv_pages_cached),
+            ("requests_running", "Requests that are running", &self.running),
+            ("requests_waiting", "Requests in the queue", &self.waiting),
+            ("kv_pages", "Pages of the KV cache", &self.kv_pages),
+            ("kv_pages_used", "KV cache pages of running requests", &self.kv_pages_used),
+            ("kv_pages_cached", "Free KV cache pages that the prefix cache can reuse", &self.kv_pages_cached),
         ];
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
         }
         let usage = self.kv_usage.clone();
-        registry.register("kv_usage_ratio", "Part of the K/V cache that running requests hold", usage);
+        registry.register("kv_usage_ratio", "Fraction of the KV cache that running requests use", usage);
         let counters = [
             ("prefix_lookup_tokens", "Prompt tokens looked up in the prefix cache", &self.prefix_lookups),
             ("prefix_hit_tokens", "Prompt tokens found in the prefix cache", &self.prefix_hits),
-            ("prefilled_tokens", "Prompt tokens that were computed", &self.prefilled),
-            ("generated_tokens", "Tokens of answers", &self.generated),
-            ("preemptions", "Times that a request gave its pages up and began again", &self.preemptions),
-            ("replays", "Times that a request began again because a rank was lost", &self.replays),
+            ("prefilled_tokens", "Prompt tokens computed by prefill", &self.prefilled),
+            ("generated_tokens", "Output tokens", &self.generated),
+            ("preemptions", "Preemptions: a request was requeued because the KV cache was full", &self.preemptions),
+            ("replays", "Replays: a request was requeued because a rank was lost", &self.replays),
             ("steps", "Steps of the engine", &self.steps),
         ];
         for (name, help, counter) in counters {
@@ -169,14 +172,14 @@ impl EngineMetrics {
         self.kv_pages_used.set(used as i64);
         self.kv_pages_cached.set(now.pages_cached as i64);
         self.kv_usage.set(used as f64 / now.pages_total.max(1) as f64);
-        let grow = |counter: &Counter, now: u64, reported: u64| counter.inc_by(now.saturating_sub(reported));
-        grow(&self.prefix_lookups, now.prefix_lookup_tokens, reported.prefix_lookup_tokens);
-        grow(&self.prefix_hits, now.prefix_hit_tokens, reported.prefix_hit_tokens);
-        grow(&self.prefilled, now.prefilled_tokens, reported.prefilled_tokens);
-        grow(&self.generated, now.decoded_tokens, reported.decoded_tokens);
-        grow(&self.preemptions, now.preemptions, reported.preemptions);
-        grow(&self.replays, now.replays, reported.replays);
-        grow(&self.steps, now.steps, reported.steps);
+        let add_increase = |counter: &Counter, now: u64, reported: u64| counter.inc_by(now.saturating_sub(reported));
+        add_increase(&self.prefix_lookups, now.prefix_lookup_tokens, reported.prefix_lookup_tokens);
+        add_increase(&self.prefix_hits, now.prefix_hit_tokens, reported.prefix_hit_tokens);
+        add_increase(&self.prefilled, now.prefilled_tokens, reported.prefilled_tokens);
+        add_increase(&self.generated, now.decoded_tokens, reported.decoded_tokens);
+        add_increase(&self.preemptions, now.preemptions, reported.preemptions);
+        add_increase(&self.replays, now.replays, reported.replays);
+        add_increase(&self.steps, now.steps, reported.steps);
     }
 }
 
@@ -191,7 +194,7 @@ pub struct RequestTimer {
 }
 
 impl RequestTimer {
-    /// To be set when the request is cancelled because its output is complete, as after a stop string.
+    /// A flag to set when the request is cancelled because its output is complete, as after a stop string.
     pub fn completed(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.completed)
     }
@@ -230,7 +233,7 @@ impl RequestTimer {
 }
 
 impl Drop for RequestTimer {
-    /// The sink was dropped without a last event.
+    /// If no final event was recorded, the request counts as cancelled.
     fn drop(&mut self) {
         self.end("cancelled");
     }

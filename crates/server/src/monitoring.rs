@@ -23,12 +23,12 @@ pub fn public_router() -> Router<SharedApp> {
     Router::new().route("/health", get(health)).route("/ready", get(ready))
 }
 
-/// Routes that need a key, if the server has keys.
+/// Routes that need an API key, if the server has keys.
 pub fn protected_router() -> Router<SharedApp> {
     Router::new().route("/metrics", get(metrics)).route("/status", get(status))
 }
 
-/// The process lives
+/// Liveness: the process is running
 #[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "It does", body = HealthBody)))]
 async fn health() -> Json<HealthBody> {
     Json(HealthBody { status: "ok" })
@@ -42,7 +42,7 @@ pub struct HealthBody {
     status: &'static str,
 }
 
-/// A model can answer now
+/// Readiness: the model can serve requests now
 #[utoipa::path(
     get, path = "/ready", tag = "server",
     responses(
@@ -69,12 +69,12 @@ pub struct Readiness {
     /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
     #[schema(value_type = String)]
     state: &'static str,
-    /// Why it is not ready
+    /// Why the model is not ready
     reason: Option<String>,
     progress: Option<ProgressBody>,
 }
 
-/// How far loading is
+/// Progress of loading
 #[derive(Serialize, ToSchema)]
 pub struct ProgressBody {
     doing: String,
@@ -102,7 +102,7 @@ impl From<&Progress> for ProgressBody {
     }
 }
 
-/// Numbers in Prometheus' text format
+/// Metrics in Prometheus' text format
 #[utoipa::path(
     get, path = "/metrics", tag = "server", security(("key" = []), ("x-api-key" = [])),
     responses(
@@ -118,7 +118,7 @@ async fn metrics(State(app): State<SharedApp>) -> Response {
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the server is doing, for the page
+/// The state of the server, for the chat page
 #[utoipa::path(
     get, path = "/status", tag = "server", security(("key" = []), ("x-api-key" = [])),
     responses(
@@ -161,13 +161,13 @@ pub struct ServerStatus {
     state: &'static str,
     reason: Option<String>,
     progress: Option<ProgressBody>,
-    /// Tokens that a prompt and its answer may have together
+    /// Context size: maximum tokens of prompt and output together
     context: Option<usize>,
     memory_bytes: Option<u64>,
     kv: KvStatus,
     requests: RequestStatus,
     tokens: TokenStatus,
-    /// The processes that share the model, where there are several
+    /// The rank processes of the model; empty if there is only one process
     ranks: Vec<RankStatus>,
     uptime_s: f64,
 }
@@ -176,7 +176,7 @@ pub struct ServerStatus {
 pub struct KvStatus {
     tokens_total: usize,
     tokens_used: usize,
-    /// Free, but found again until they are needed
+    /// Tokens in free pages that the prefix cache can still reuse
     tokens_cached: usize,
 }
 
@@ -193,26 +193,26 @@ pub struct TokenStatus {
     generated_total: u64,
 }
 
-/// One of the processes that share the model
+/// One rank process of the model
 #[derive(Serialize, ToSchema)]
 pub struct RankStatus {
     rank: usize,
     ready: bool,
-    /// A word for people, such as `ready`, `starting` or `loading`
+    /// Human-readable state, such as `ready`, `starting` or `loading`
     #[schema(value_type = String)]
     state: &'static str,
-    /// Of its process, while there is one
+    /// Process id, while the process runs
     pid: Option<u32>,
-    /// Processes that had this rank before
+    /// Number of earlier processes of this rank
     restarts: u64,
     weight_bytes: u64,
     kv_bytes: u64,
     resident_bytes: u64,
-    /// Since its process began
+    /// Steps since the process started
     steps: u64,
-    /// Time in steps
+    /// Time spent in steps
     step_s: f64,
-    /// That part of it in which it waited for the other ranks
+    /// Time in steps that the rank waited for other ranks
     wait_s: f64,
 }
 
@@ -234,7 +234,7 @@ impl From<&RankReport> for RankStatus {
     }
 }
 
-/// One span for each request, and one line when its response begins.
+/// One span for each request, and one log line when its response starts.
 pub async fn trace(request: Request, next: Next) -> Response {
     let id = ids::new_id("req_");
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -247,7 +247,7 @@ pub async fn trace(request: Request, next: Next) -> Response {
         info!(%method, path, status, ms, error, "response");
     });
     if let Ok(value) = HeaderValue::from_str(&id) {
-        // OpenAI's clients read the first, Anthropic's the second.
+        // OpenAI's clients read the first header, Anthropic's the second.
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value.clone());
         response.headers_mut().insert(HeaderName::from_static("request-id"), value);
     }

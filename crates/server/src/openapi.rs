@@ -1,4 +1,4 @@
-//! `/openapi.json`: every endpoint, its bodies and its errors, from the types that handlers read and write.
+//! `/openapi.json`: all endpoints with their bodies and errors, generated from the types of the handlers.
 
 use axum::extract::State;
 use axum::routing::get;
@@ -16,7 +16,7 @@ pub fn router() -> Router<SharedApp> {
     Router::new().route("/openapi.json", get(document))
 }
 
-/// The paths of every API in one document. Each API lists its own.
+/// Merges the paths of all APIs into one document.
 pub fn build() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     let apis =

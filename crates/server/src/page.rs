@@ -1,4 +1,4 @@
-//! The page at `/`: static files in the binary, so that nothing has to be installed and no other host is contacted.
+//! The chat page at `/`: static files in the binary, so that nothing has to be installed and no other host is contacted.
 //!
 //! The policy below is strict on purpose: scripts and styles only from files of this server, no inline code, no plug-ins, no
 //! frames, and (Trusted Types) no way for a script to turn text into markup. A model's output stays text even if the page's
@@ -21,7 +21,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// The page at `/`, the files it needs under `/page/`.
+/// Serves the page at `/` and its files under `/page/`.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new().route("/", get(index)).route("/page/{*path}", get(file))
 }
@@ -126,7 +126,7 @@ fn serve_file(path: &str, headers: &HeaderMap) -> Response {
     (always, [(header::CONTENT_TYPE, file.kind)], file.bytes).into_response()
 }
 
-/// Whether the browser has the file with this ETag.
+/// Whether the client already has the file with this ETag.
 fn is_cached(headers: &HeaderMap, etag: &HeaderValue) -> bool {
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     known

@@ -1,4 +1,4 @@
-//! The routes of all APIs, and the middleware in front of them.
+//! The routes of all APIs, and their middleware.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub fn router(app: &Arc<App>) -> Router {
     if origins.is_empty() { router } else { router.layer(cors(origins)) }
 }
 
-/// Lets pages of these origins call the server.
+/// Allows pages of these origins to call the server.
 fn cors(origins: &[HeaderValue]) -> CorsLayer {
     let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any).expose_headers(Any);
     let any = origins.iter().any(|origin| origin == "*");

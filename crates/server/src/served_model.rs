@@ -4,10 +4,10 @@ use engine::Service;
 use text::{ChatTemplate, GenerationDefaults, GrammarCompiler, GrammarError, ReplyFormat, Tokenizer};
 use types::TokenId;
 
-/// Made once, when the model is loaded.
+/// Created once, when the model is loaded.
 pub struct ServedModel {
     pub tokenizer: Tokenizer,
-    /// None: the model takes prompts, and no conversations.
+    /// `None`: the model supports completions, but no chat.
     pub template: Option<ChatTemplate>,
     /// How the model marks reasoning and tool calls.
     pub format: ReplyFormat,
@@ -16,9 +16,9 @@ pub struct ServedModel {
     pub defaults: GenerationDefaults,
     pub grammars: GrammarCompiler,
     pub service: Service,
-    /// Tokens that a prompt and its output may have together.
+    /// Context size: maximum tokens of prompt and output together.
     pub context: usize,
-    /// Memory that weights and K/V take, as far as we know it.
+    /// Memory of the weights and the KV cache.
     pub memory_bytes: u64,
 }
 

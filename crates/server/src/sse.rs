@@ -15,18 +15,18 @@ use utoipa::ToSchema;
 
 use crate::stream::StreamEvent;
 
-// Only its schema is used: `/openapi.json` describes streams with it.
+// Only the schema is used: `/openapi.json` describes streams with it.
 #[derive(ToSchema)]
 #[expect(dead_code)]
 pub struct ServerSentEvent {
-    /// Its name, where the API has names
+    /// Name of the event, if the API has names
     #[schema(required = false)]
     event: String,
     /// JSON, or `[DONE]`
     data: String,
 }
 
-/// A response that sends events as they come, and a comment whenever none came for `keep_alive`.
+/// A response that sends events as they arrive, and a comment after each `keep_alive` without an event.
 pub fn respond(events: impl Stream<Item = StreamEvent> + Send + 'static, keep_alive: Duration) -> Response {
     let events = KeepAlive { events: Box::pin(events), keep_alive, timer: Box::pin(sleep(keep_alive)) };
     let mut response = Body::from_stream(events).into_response();
@@ -50,7 +50,7 @@ fn frame(StreamEvent { name, data }: StreamEvent) -> Bytes {
     bytes.into()
 }
 
-/// Frames events, and fills silence with comments.
+/// Frames events, and sends a comment when the stream is idle.
 struct KeepAlive<S> {
     events: Pin<Box<S>>,
     keep_alive: Duration,

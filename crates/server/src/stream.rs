@@ -1,7 +1,7 @@
-//! `StreamEncoder`: how an API writes a generation, as events or as one body.
+//! `StreamEncoder`: encodes a generation in the format of one API, as events or as one body.
 //!
-//! An encoder is a state machine without I/O: it turns the events of a generation into those of its API. [`events`] drives
-//! it. The framing, which puts events into the bytes of a response, is separate: [`sse`] is the one that there is.
+//! An encoder is a state machine without I/O: it converts the events of a generation into those of its API. [`events`]
+//! drives it. Framing is separate: see [`sse`].
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,17 +29,17 @@ pub trait StreamEncoder: Send + 'static {
     /// All choices have finished.
     fn end(&mut self, _usage: Usage, _out: &mut Vec<StreamEvent>) {}
 
-    /// The generation failed. The client must see an error, and no sign of success.
+    /// The generation failed. The client must receive an error, and nothing that indicates success.
     fn error(&mut self, error: ApiError, out: &mut Vec<StreamEvent>);
 
-    /// The whole response, from all choices. It holds what the events of a stream add up to.
+    /// The whole response, from all choices. It has the same content as the events of a stream.
     fn into_body(self, outputs: Vec<ChoiceOutput>, usage: Usage) -> Self::Body;
 }
 
 /// One event of a stream, without its framing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamEvent {
-    /// None where the API does not name its events.
+    /// `None` if the API does not name its events.
     pub name: Option<&'static str>,
     /// JSON on one line, or a literal such as `[DONE]`.
     pub data: Vec<u8>,
@@ -60,7 +60,7 @@ impl StreamEvent {
     }
 }
 
-/// Responds with events as they come, or with one body when the generation has ended.
+/// Responds with events as they arrive, or with one body at the end of the generation.
 pub async fn respond(
     generation: Generation,
     encoder: impl StreamEncoder,

@@ -1,4 +1,4 @@
-//! `TextOrParts<T>`: a text, or a list of typed parts. Most text fields of the APIs may be either.
+//! `TextOrParts<T>`: a text, or a list of typed parts. Most text fields of the APIs accept both.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use utoipa::ToSchema;
 
 /// A text, or a list of parts
-// Not a derived untagged enum: its errors would not name the part at fault.
+// Not a derived untagged enum, because its errors would not name the wrong part.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum TextOrParts<T> {

@@ -1,7 +1,7 @@
-//! What a chat template supports, found out by rendering probes with it, and how a conversation is adapted to that.
+//! Detects what a chat template supports, by rendering probe messages, and adapts conversations to it.
 //!
-//! Templates agree on little: some want content as text and some as parts, some know no system prompt, few know the
-//! `developer` role, many know no tools, and those that do want arguments as an object or as text.
+//! Templates differ: some need content as text and some as parts, some have no system prompt, few support the `developer`
+//! role, many support no tools, and those that do need arguments as an object or as text.
 
 use crate::hermes;
 use crate::message::{Content, Message, with_parsed_arguments};
@@ -12,32 +12,32 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TemplateCapabilities {
     content: ContentFormat,
-    knows_system: bool,
-    knows_developer: bool,
+    supports_system: bool,
+    supports_developer: bool,
     pub shows_tools: bool,
     arguments: ArgumentsFormat,
-    /// Ids of calls must be nine letters and digits. Mistral's templates insist.
+    /// Ids of tool calls must be nine letters and digits. Mistral's templates check this.
     short_ids: bool,
-    /// A message may make several calls. Llama's templates refuse.
-    several_calls: bool,
+    /// A message may contain several tool calls. Llama's templates refuse that.
+    supports_parallel_calls: bool,
 }
 
 impl Default for TemplateCapabilities {
-    /// What is passed on as it came; tools are written out.
+    /// Passes messages on unchanged, and writes tools into the system prompt.
     fn default() -> Self {
         Self {
             content: ContentFormat::TextOrParts,
-            knows_system: true,
-            knows_developer: false,
+            supports_system: true,
+            supports_developer: false,
             shows_tools: false,
             arguments: ArgumentsFormat::Object,
             short_ids: false,
-            several_calls: true,
+            supports_parallel_calls: true,
         }
     }
 }
 
-/// The format in which the template understands a message's content.
+/// The format of a message's content that the template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContentFormat {
     TextOrParts,
@@ -45,7 +45,7 @@ enum ContentFormat {
     PartsOnly,
 }
 
-/// The format in which the template understands the arguments of a call.
+/// The format of a tool call's arguments that the template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ArgumentsFormat {
     Object,
@@ -57,14 +57,14 @@ const SHORT_ID: &str = "a1b2c3d4e";
 const LONG_ID: &str = "call_0123456789abcdef";
 
 impl TemplateCapabilities {
-    /// `render` gives the text of messages and tools, if the template takes them.
+    /// `render` returns the text of messages and tools, or `None` if the template fails.
     pub fn probe(source: &str, render: impl Fn(Vec<Value>, Vec<Value>) -> Option<String>) -> Self {
         let shows =
             |messages: Vec<Value>, tools: Vec<Value>| render(messages, tools).is_some_and(|text| text.contains(NEEDLE));
         let user = |content: Value| json!({"role": "user", "content": content});
         let shows_content = |content: Value| {
             let text = render(vec![user(content)], Vec::new());
-            // A template that prints the list itself shows the needle too, and its key.
+            // A template that prints the list of parts as it is also shows the needle, together with its key.
             text.is_some_and(|text| text.contains(NEEDLE) && !text.contains("\"text\"") && !text.contains("'text'"))
         };
         let text = shows_content(json!(NEEDLE));
@@ -73,7 +73,7 @@ impl TemplateCapabilities {
             (true, false) => ContentFormat::TextOnly,
             (false, true) => ContentFormat::PartsOnly,
             (true, true) => ContentFormat::TextOrParts,
-            // A template that cannot show one message: there is nothing to find out.
+            // The template cannot render a single message, so nothing can be detected.
             (false, false) => return Self::default(),
         };
         let say = |role: &str, text: &str| content.convert(&Message::new(role, text)).to_json();
@@ -81,9 +81,9 @@ impl TemplateCapabilities {
         let tool = json!({"type": "function", "function": {
             "name": NEEDLE, "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
         }});
-        let knows_system = first("system");
+        let supports_system = first("system");
         let shows_tools = shows(vec![say("user", "hi")], vec![tool.clone()])
-            || (knows_system && shows(vec![say("system", "s"), say("user", "hi")], vec![tool]));
+            || (supports_system && shows(vec![say("system", "s"), say("user", "hi")], vec![tool]));
         let shows_calls = |arguments: &Value, id: &str, count: usize| {
             let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
             let mut assistant = say("assistant", "");
@@ -98,16 +98,16 @@ impl TemplateCapabilities {
         let short_ids = !shows_calls(&shown, LONG_ID, 1) && shows_calls(&shown, SHORT_ID, 1);
         Self {
             content,
-            knows_system,
-            knows_developer: source.contains("developer") && first("developer"),
+            supports_system,
+            supports_developer: source.contains("developer") && first("developer"),
             shows_tools,
             arguments,
             short_ids,
-            several_calls: !shows_calls(&shown, SHORT_ID, 1) || shows_calls(&shown, SHORT_ID, 2),
+            supports_parallel_calls: !shows_calls(&shown, SHORT_ID, 1) || shows_calls(&shown, SHORT_ID, 2),
         }
     }
 
-    /// The messages and tools that the template is to see.
+    /// The messages and tools to pass to the template.
     pub fn adapt<'t>(&self, messages: &[Message], tools: &'t [Value]) -> (Vec<Value>, &'t [Value]) {
         let mut messages = Cow::Borrowed(messages);
         let mut shown = tools;
@@ -118,39 +118,39 @@ impl TemplateCapabilities {
                 messages.to_mut().insert(0, Message::new("system", hermes::tools_prompt(tools)));
             }
         }
-        if !self.several_calls {
+        if !self.supports_parallel_calls {
             messages = Cow::Owned(one_call_each(&messages));
         }
-        let messages = self.with_one_system(messages.into_owned());
+        let messages = self.merge_system_messages(messages.into_owned());
         let messages = messages.iter().map(|message| self.adapt_calls(self.content.convert(message).to_json()));
         (messages.collect(), shown)
     }
 
-    /// Instructions before the first turn become one system message; without a system role, part of the first turn.
-    fn with_one_system(&self, mut messages: Vec<Message>) -> Vec<Message> {
-        if !self.knows_developer {
+    /// Merges the leading instructions into one system message; without a system role, into the first user message.
+    fn merge_system_messages(&self, mut messages: Vec<Message>) -> Vec<Message> {
+        if !self.supports_developer {
             messages
                 .iter_mut()
                 .filter(|message| message.role == "developer")
                 .for_each(|m| m.role = "system".to_owned());
         }
         let leading = messages.iter().take_while(|message| message.role == "system").count();
-        if leading == 0 || (leading == 1 && self.knows_system) {
+        if leading == 0 || (leading == 1 && self.supports_system) {
             return messages;
         }
         let instructions: Vec<String> = messages.drain(..leading).map(|message| message.text()).collect();
         let instructions = instructions.join("\n\n");
         match messages.first_mut() {
-            Some(first) if !self.knows_system && first.role == "user" => first.prepend(&instructions),
+            Some(first) if !self.supports_system && first.role == "user" => first.prepend(&instructions),
             _ => {
-                let role = if self.knows_system { "system" } else { "user" };
+                let role = if self.supports_system { "system" } else { "user" };
                 messages.insert(0, Message::new(role, instructions));
             }
         }
         messages
     }
 
-    /// Calls, and results of calls, with arguments and ids as the template wants them.
+    /// Converts the arguments and ids of tool calls and tool results to the template's format.
     fn adapt_calls(&self, message: Value) -> Value {
         let mut message = with_parsed_arguments(message);
         for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -177,7 +177,7 @@ impl TemplateCapabilities {
     }
 }
 
-/// Calls that were made together, one after the other, each followed by its result.
+/// Splits parallel tool calls into one message per call, each followed by its result.
 fn one_call_each(messages: &[Message]) -> Vec<Message> {
     let mut single: Vec<Message> = Vec::with_capacity(messages.len());
     let mut rest = messages;
@@ -205,7 +205,7 @@ fn one_call_each(messages: &[Message]) -> Vec<Message> {
 
 impl ContentFormat {
     fn convert(self, message: &Message) -> Message {
-        // Templates add content to other text, or ask whether it is empty: neither works with null.
+        // Templates concatenate content or check whether it is empty: neither works with null.
         let message = match &message.content {
             Content::None => Message { content: Content::Text(String::new()), ..message.clone() },
             _ => message.clone(),
@@ -223,9 +223,9 @@ mod tests {
     use crate::{ChatTemplate, Content, Message, RenderOptions};
     use serde_json::{Value, json};
 
-    /// Turns, and nothing else.
+    /// Renders messages and nothing else.
     const PLAIN: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
-    /// Knows tools; wants arguments as text and ids of nine characters.
+    /// Supports tools; needs arguments as text and ids of nine characters.
     const STRICT: &str = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
         {% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}{{ raise_exception('length 9') }}{% endif %}\
         ({{ c.id + c.function.arguments }}){% endfor %}\

@@ -1,4 +1,4 @@
-//! `tokenizer_config.json` and `chat_template.jinja`: the template and the names of the special tokens.
+//! `tokenizer_config.json` and `chat_template.jinja`: the chat template and the names of the special tokens.
 
 use crate::read::read_bounded;
 use crate::template::{ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// What we need of `tokenizer_config.json`.
+/// The fields of `tokenizer_config.json` that are used.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "ConfigFile")]
 pub struct TokenizerConfig {
@@ -18,7 +18,7 @@ pub struct TokenizerConfig {
 }
 
 impl TokenizerConfig {
-    /// Reads a model's folder. A missing file is an empty one; `chat_template.jinja` comes before a template in
+    /// Reads a model's folder. A missing file counts as empty. `chat_template.jinja` has precedence over a template in
     /// `tokenizer_config.json`.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, TextLoadError> {
         let path = folder.as_ref().join("tokenizer_config.json");

@@ -1,19 +1,19 @@
-//! Tokens to text, one at a time.
+//! Converts tokens to text, one at a time.
 //!
-//! A token may end in the middle of a character. Its bytes wait until the next ones complete the character or show
-//! that none will come, so that the pieces joined are what `Tokenizer::decode` gives for all tokens at once.
+//! A token may end in the middle of a character. Its bytes are held back until further bytes complete the character or show
+//! that it is invalid, so the concatenated pieces are equal to `Tokenizer::decode` of all tokens.
 
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 use crate::vocab::TokenKind;
 use types::TokenId;
 
-/// Gives out text as soon as it is certain.
+/// Returns text as soon as it is final.
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     special: SpecialTokens,
-    /// Control tokens that are shown all the same.
+    /// Control tokens that are shown even if the others are hidden.
     shown: Vec<TokenId>,
-    /// The beginning of a character: at most three bytes between calls.
+    /// The first bytes of a character: at most three between calls.
     pending: Vec<u8>,
     strip_space: bool,
 }
@@ -24,19 +24,19 @@ impl Detokenizer {
         Self { tokenizer, special, shown: Vec::new(), pending: Vec::new(), strip_space }
     }
 
-    /// Says that other text comes before: a first space is part of the text.
+    /// Use if other text precedes the tokens: a leading space is kept.
     pub fn continuing(mut self) -> Self {
         self.strip_space = false;
         self
     }
 
-    /// Shows these tokens even if it hides control tokens: those that a [`ReplyParser`](crate::ReplyParser) looks for.
-    pub fn showing(mut self, ids: Vec<TokenId>) -> Self {
+    /// Shows these tokens even if control tokens are hidden: the markers that a [`ReplyParser`](crate::ReplyParser) needs.
+    pub fn with_shown_tokens(mut self, ids: Vec<TokenId>) -> Self {
         self.shown = ids;
         self
     }
 
-    /// The text that has become certain with this token; often all of it, sometimes none.
+    /// The text that is final after this token. May be empty.
     pub fn push(&mut self, id: TokenId) -> String {
         let vocab = &self.tokenizer.rules.vocab;
         let hidden = self.special == SpecialTokens::Hide && vocab.kind(id.0) == TokenKind::Control;
@@ -64,13 +64,13 @@ impl Detokenizer {
         text
     }
 
-    /// What is left when no more tokens come.
+    /// The remaining text, after the last token.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }
 }
 
-/// True for the beginning of a character that further bytes could complete.
+/// True for the first bytes of a character that further bytes can complete.
 fn may_be_completed(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

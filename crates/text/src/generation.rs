@@ -1,4 +1,4 @@
-//! What a model's makers recommend for sampling: `generation_config.json`.
+//! The recommended sampling settings of a model: `generation_config.json`.
 
 use crate::read::read_bounded;
 use crate::tokenizer::TextLoadError;
@@ -8,11 +8,11 @@ use types::TokenId;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Absent values are `None`; unknown keys are left alone.
+/// Absent values are `None`; unknown keys are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct GenerationDefaults {
-    /// Every token that ends a text.
+    /// All end-of-sequence tokens.
     #[serde(rename = "eos_token_id", deserialize_with = "one_or_many")]
     pub eos_ids: Vec<TokenId>,
     pub do_sample: Option<bool>,

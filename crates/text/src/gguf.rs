@@ -1,17 +1,17 @@
-//! Vocabularies from GGUF metadata.
+//! Tokenizers from GGUF metadata.
 //!
-//! The metadata arrives as a plain struct: reading GGUF files is the business of others.
+//! The metadata is passed in as a plain struct; this crate does not read GGUF files.
 
 use crate::merge_list::MergeList;
 use crate::pre;
 use crate::special::{SpecialToken, SpecialTokenIndex};
 use crate::split::Splitter;
-use crate::tokenizer::{BpeModel, NormalForm, Rules, SpacePrefix, TextLoadError, Tokenizer};
+use crate::tokenizer::{BpeModel, NormalForm, SpacePrefix, TextLoadError, Tokenizer, TokenizerRules};
 use crate::vocab::{TOKENS_MAX, TokenKind, Vocab, append_byte_level, append_spaced, byte_token};
 use std::sync::Arc;
 use types::TokenId;
 
-/// The keys of `tokenizer.ggml.*`, by their names there. Absent arrays are empty.
+/// The keys of `tokenizer.ggml.*`, with the same names. Absent arrays are empty.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocab<'a> {
     /// `gpt2` (byte-level merges) or `llama` (SentencePiece scores).
@@ -30,10 +30,10 @@ pub struct GgufVocab<'a> {
     pub add_space_prefix: Option<bool>,
 }
 
-/// More text than any known vocabulary has.
+/// More bytes than any known vocabulary has.
 const TOKEN_BYTES_MAX: usize = 1 << 30;
 
-/// Control tokens that end a turn in some model family: a file names only one or two of those that its model uses.
+/// Control tokens that end a turn in some model families. A file names only one or two of those that its model uses.
 const END_NAMES: &[&str] = &[
     "<|eot_id|>",
     "<|eom_id|>",
@@ -109,9 +109,9 @@ impl GgufVocab<'_> {
             ignore_merges: pre.ignore_merges,
         };
         let prefix_space = self.add_space_prefix.unwrap_or(false);
-        Ok(self.finish(Rules {
+        Ok(self.finish(TokenizerRules {
             normal_form: pre.nfc.then_some(NormalForm::Nfc),
-            spaced: false,
+            sentencepiece_spaces: false,
             space_prefix: if prefix_space { SpacePrefix::EachSegment } else { SpacePrefix::Never },
             splitter: Arc::new(splitter),
             strip_first_space: false,
@@ -131,9 +131,9 @@ impl GgufVocab<'_> {
             BpeModel::Scores { ranks: ranks(&self.scores) }
         };
         let prefix_space = self.add_space_prefix.unwrap_or(true);
-        Ok(self.finish(Rules {
+        Ok(self.finish(TokenizerRules {
             normal_form: None,
-            spaced: true,
+            sentencepiece_spaces: true,
             space_prefix: if prefix_space { SpacePrefix::Always } else { SpacePrefix::Never },
             strip_first_space: prefix_space,
             ..self.rules(vocab, model, true)?
@@ -146,7 +146,8 @@ impl GgufVocab<'_> {
             let kind = self.kind(id, byte_fallback);
             vocab.push(kind, |bytes| match (kind, byte_token(token)) {
                 (TokenKind::Byte, Some(byte)) => bytes.push(byte),
-                // A user's tokens are spelled out, except that SentencePiece writes their spaces like all others.
+                // User-defined tokens are stored as plain text, except that SentencePiece writes their spaces as in all
+                // tokens.
                 (TokenKind::UserDefined, _) if byte_fallback => spelling(token, bytes),
                 (TokenKind::Normal | TokenKind::Unused, _) => spelling(token, bytes),
                 _ => bytes.extend_from_slice(token.as_bytes()),
@@ -169,8 +170,8 @@ impl GgufVocab<'_> {
         }
     }
 
-    /// What the two kinds have in common.
-    fn rules(&self, vocab: Vocab, model: BpeModel, add_bos_unless_told: bool) -> Result<Rules, TextLoadError> {
+    /// The rules that both kinds of vocabularies share.
+    fn rules(&self, vocab: Vocab, model: BpeModel, add_bos_default: bool) -> Result<TokenizerRules, TextLoadError> {
         let special = |id: u32| {
             let control = vocab.kind(id) == TokenKind::Control;
             let text = String::from_utf8_lossy(vocab.bytes(id)).into_owned();
@@ -180,23 +181,23 @@ impl GgufVocab<'_> {
         let specials = SpecialTokenIndex::new((0..vocab.len() as u32).filter(is_special).map(special).collect())
             .map_err(|error| TextLoadError::Malformed(format!("special tokens: {error}")))?;
         let token = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).map(TokenId).into_iter().collect();
-        Ok(Rules {
+        Ok(TokenizerRules {
             vocab: Arc::new(vocab),
             specials: Arc::new(specials),
             normal_form: None,
-            spaced: false,
+            sentencepiece_spaces: false,
             space_prefix: SpacePrefix::Never,
             splitter: Arc::new(Splitter::whole()),
             model: Arc::new(model),
             unknown: self.unk,
-            prefix: token(self.add_bos.unwrap_or(add_bos_unless_told), self.bos),
+            prefix: token(self.add_bos.unwrap_or(add_bos_default), self.bos),
             suffix: token(self.add_eos.unwrap_or(false), self.eos),
             eos: Vec::new(),
             strip_first_space: false,
         })
     }
 
-    fn finish(&self, rules: Rules) -> Tokenizer {
+    fn finish(&self, rules: TokenizerRules) -> Tokenizer {
         let named = END_NAMES.iter().filter_map(|name| rules.specials.id_of(name));
         let named: Vec<u32> = named.filter(|&id| rules.vocab.kind(id) == TokenKind::Control).collect();
         let ends = [self.eos, self.eot].into_iter().flatten().chain(named);

@@ -1,8 +1,8 @@
-//! Structured output: grammars that an answer must follow, and for each step the tokens that may come next.
+//! Structured output: grammars for the output, and for each step the tokens that may come next.
 //!
-//! The work is llguidance's. Grammars come from clients, so everything is bounded: their length and depth before they are
-//! looked at, the effort of compiling, and the effort of each step. They are compiled on a stack of their own, because
-//! the compiler recurses.
+//! llguidance does the work. Grammars come from clients, so everything is bounded: their length and depth before they are
+//! parsed, the cost of compiling, and the cost of each step. They are compiled on a thread with a large stack, because the
+//! compiler recurses.
 
 mod limits;
 
@@ -18,11 +18,11 @@ use serde_json::{Value, json};
 use std::thread;
 use types::TokenId;
 
-/// White space between two parts of a JSON text: enough to indent, not enough to write nothing else for ever.
+/// Maximum white space between two JSON tokens: enough to indent, but the model cannot write white space for ever.
 const WHITE_SPACE_MAX: usize = 16;
 
 const COMPILER_STACK_BYTES: usize = 256 << 20;
-/// What compiling may cost, and one mask; llguidance's units. A mask is computed between two steps of the engine.
+/// The cost limits of compiling and of one mask, in llguidance's units. A mask is computed between two steps of the engine.
 const LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 4_000,
     initial_lexer_fuel: 1_000_000,
@@ -34,26 +34,26 @@ const LIMITS: ParserLimits = ParserLimits {
     verbose_errors: false,
 };
 
-/// What an answer must look like.
+/// A constraint on the output.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
-    /// JSON that the schema accepts, its properties in the schema's order. Keywords that cannot be kept are refused;
-    /// `oneOf` is read as `anyOf`.
+    /// JSON that the schema accepts, with properties in the schema's order. Unsupported keywords are refused; `oneOf` is
+    /// treated as `anyOf`.
     JsonSchema(Value),
-    /// Text that the expression matches as a whole; Rust's syntax.
+    /// Text that the whole expression matches, in Rust's regex syntax.
     Regex(String),
     /// llguidance's dialect of Lark, where `%json {…}` is a schema and `<[7]>` the token 7.
     Lark(String),
-    /// Free reasoning first, then an answer.
+    /// Free reasoning first, then an answer that follows the grammar.
     Reasoned { reasoning: ReasoningTags, answer: Box<Grammar> },
 }
 
-/// How a model marks its reasoning.
+/// The tags around a model's reasoning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasoningTags {
-    /// Before reasoning, unless the prompt already ends with it.
+    /// The tag before the reasoning; `None` if the prompt already ends with it.
     pub open: Option<String>,
     pub close: String,
 }
@@ -79,19 +79,19 @@ pub enum GrammarError {
     Compiler(#[source] std::io::Error),
 }
 
-/// Why a grammar cannot follow an answer any further.
+/// Why the output can no longer follow its grammar.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer cannot follow its grammar: {0}")]
 pub struct MatchError(String);
 
-/// A vocabulary, ready to compile grammars for.
+/// Compiles grammars for one vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     tokenizer: Tokenizer,
 }
 
 impl GrammarCompiler {
-    /// Takes a moment for a large vocabulary: do it once.
+    /// Takes a moment for a large vocabulary: call it once.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
         let trie = token_trie(tokenizer);
         let slices = SlicedBiasComputer::general_slices();
@@ -102,7 +102,7 @@ impl GrammarCompiler {
         Ok(Self { factory, tokenizer: tokenizer.clone() })
     }
 
-    /// A matcher at the beginning of an answer. May take some milliseconds.
+    /// A matcher at the start of an output. May take some milliseconds.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         let grammars = grammar.lower("answer", &self.tokenizer)?;
         thread::scope(|scope| {
@@ -117,7 +117,7 @@ impl GrammarCompiler {
 }
 
 impl Grammar {
-    /// The grammar in llguidance's terms; the first is where an answer begins.
+    /// The grammar in llguidance's format; the first one is the start.
     fn lower(&self, name: &str, tokenizer: &Tokenizer) -> Result<Vec<GrammarWithLexer>, GrammarError> {
         let named = |grammar| GrammarWithLexer { name: Some(name.to_owned()), ..grammar };
         Ok(match self {
@@ -146,7 +146,7 @@ impl Grammar {
 }
 
 impl ReasoningTags {
-    /// A grammar of reasoning, and then the grammar `answer`.
+    /// A grammar of reasoning, followed by the grammar `answer`.
     fn before(&self, answer: &str, tokenizer: &Tokenizer) -> String {
         let reasoning = match &self.open {
             Some(open) => format!("({} reasoning)?", lark_marker(open, tokenizer)),
@@ -161,8 +161,7 @@ impl ReasoningTags {
     }
 }
 
-/// The schema with our settings in place of any that it brings. `lenient` leaves out keywords that cannot be kept,
-/// instead of refusing them.
+/// The schema with our settings, which replace its own. `lenient` ignores unsupported keywords instead of refusing them.
 pub(crate) fn prepare_schema(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
     let mut prepared = schema.as_object().ok_or(GrammarError::NoObject)?.clone();
     let settings = json!({
@@ -174,12 +173,12 @@ pub(crate) fn prepare_schema(schema: &Value, lenient: bool) -> Result<Value, Gra
     Ok(Value::Object(prepared))
 }
 
-/// A text as a literal of Lark.
+/// A text as a Lark string literal.
 pub(crate) fn lark_literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A tag in Lark: its token if it is a control token, which is no text; else its text.
+/// A tag in Lark: a token id if it is a control token, else its text.
 pub(crate) fn lark_marker(tag: &str, tokenizer: &Tokenizer) -> String {
     match tokenizer.id_of(tag).filter(|&id| tokenizer.is_special(id)) {
         Some(TokenId(id)) => format!("<[{id}]>"),
@@ -194,12 +193,12 @@ fn describe(error: impl std::fmt::Display) -> String {
     text.chars().take(CHARACTERS_MAX).collect()
 }
 
-/// Follows one answer.
+/// The state of a grammar for one output.
 pub struct Matcher(llguidance::Matcher);
 
 impl Matcher {
-    /// Writes which tokens may come next: bit `i % 32` of word `i / 32` is token `i`. Tokens that end the answer are among
-    /// them where the grammar lets it end; ids outside the vocabulary never are.
+    /// Writes which tokens may come next: bit `i % 32` of word `i / 32` is token `i`. End-of-sequence tokens are included if
+    /// the grammar allows the end; ids outside the vocabulary never are.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<(), MatchError> {
         let allowed = self.0.compute_mask_or_eos().map_err(|error| MatchError(describe(error)))?;
         let allowed = allowed.as_slice();
@@ -209,12 +208,12 @@ impl Matcher {
         Ok(())
     }
 
-    /// Goes on by a token of the mask.
+    /// Advances by one token of the mask.
     pub fn accept(&mut self, token: TokenId) -> Result<(), MatchError> {
         self.0.consume_token(token.0).map_err(|error| MatchError(describe(error)))
     }
 
-    /// True when nothing may follow.
+    /// True if no token may follow.
     pub fn is_complete(&self) -> bool {
         matches!(self.0.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
     }

@@ -1,11 +1,11 @@
-//! Tools for models whose template knows nothing of them: told of in the system prompt and called in Hermes's form, which
-//! small models follow best because most collections of tool calls are written in it.
+//! Tool support for models whose template has none: tools are described in the system prompt and called in Hermes' format.
+//! Small models follow that format best, because most datasets of tool calls use it.
 
 use crate::message::{Content, Message, with_parsed_arguments};
 use crate::reply::CALL;
 use serde_json::{Value, json};
 
-/// What the system prompt says about the tools.
+/// The text of the system prompt that describes the tools.
 pub(crate) fn tools_prompt(tools: &[Value]) -> String {
     let tools: Vec<String> = tools.iter().map(Value::to_string).collect();
     let example = written(&json!("the function's name"), &json!({"a parameter's name": "its value"}));
@@ -20,8 +20,8 @@ pub(crate) fn tools_prompt(tools: &[Value]) -> String {
     )
 }
 
-/// The conversation with calls and results written out as text. Results that follow one another become one message, because
-/// many templates want user and assistant to take turns.
+/// The conversation with tool calls and results as text. Consecutive results become one message, because many templates
+/// require that user and assistant alternate.
 pub(crate) fn with_tools_as_text(messages: &[Message]) -> Vec<Message> {
     let mut written: Vec<Message> = Vec::with_capacity(messages.len());
     let mut after_result = false;
@@ -41,7 +41,7 @@ pub(crate) fn with_tools_as_text(messages: &[Message]) -> Vec<Message> {
     written
 }
 
-/// Spaced as a grammar of calls demands it.
+/// With the same spaces as the grammar of tool calls.
 fn written(name: &Value, arguments: &Value) -> String {
     format!("{{\"name\": {name}, \"arguments\": {arguments}}}")
 }

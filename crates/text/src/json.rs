@@ -1,14 +1,14 @@
-//! Vocabularies from `tokenizer.json`.
+//! Tokenizers from `tokenizer.json`.
 //!
-//! The file describes a pipeline of named parts. We read the parts that language models use; any other is refused by
-//! its name, because a part that is skipped would change the tokens without a word.
+//! The file describes a pipeline of named components. Components that language models use are supported; any other is
+//! refused by name, because skipping it would silently change the tokens.
 
 use crate::merge_list::MergeList;
 use crate::pre::GPT2_PATTERN;
 use crate::read::read_bounded;
 use crate::special::{SpecialToken, SpecialTokenIndex};
 use crate::split::Splitter;
-use crate::tokenizer::{BpeModel, NormalForm, Rules, SpacePrefix, TextLoadError, Tokenizer};
+use crate::tokenizer::{BpeModel, NormalForm, SpacePrefix, TextLoadError, Tokenizer, TokenizerRules};
 use crate::vocab::{TOKENS_MAX, TokenKind, Vocab, append_byte_level, append_spaced, byte_token};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
@@ -20,11 +20,11 @@ use std::path::Path;
 use std::sync::Arc;
 use types::TokenId;
 
-/// The longest `tokenizer.json` that is read.
+/// The maximum size of `tokenizer.json`.
 pub(crate) const FILE_BYTES_MAX: u64 = 512 << 20;
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. It does not say which tokens end a text: see `with_eos_ids`.
+    /// Reads a `tokenizer.json`. It does not name the end-of-sequence tokens: see `with_eos_ids`.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TextLoadError> {
         let path = path.as_ref();
         let text = read_bounded(path, FILE_BYTES_MAX)?;
@@ -92,7 +92,7 @@ struct AddedToken {
     special: bool,
 }
 
-/// Vocabulary and merges stay unread until we know that the model is one of ours.
+/// Vocabulary and merges are parsed only after the model type is known to be supported.
 #[derive(Deserialize)]
 struct ModelFile<'a> {
     #[serde(rename = "type")]
@@ -110,7 +110,7 @@ struct ModelFile<'a> {
     merges: Option<&'a RawValue>,
 }
 
-fn rules(file: &TokenizerFile<'_>, pipeline: Pipeline) -> Result<Rules, ParseError> {
+fn rules(file: &TokenizerFile<'_>, pipeline: Pipeline) -> Result<TokenizerRules, ParseError> {
     let model = &file.model;
     let (Some(vocab), Some(merges)) = (model.vocab, model.merges) else {
         let name = model.kind.clone().unwrap_or_default();
@@ -126,7 +126,7 @@ fn rules(file: &TokenizerFile<'_>, pipeline: Pipeline) -> Result<Rules, ParseErr
     }
     let VocabEntries(entries) = serde_json::from_str(vocab.get())?;
     let MergeEntries(merges) = serde_json::from_str(merges.get())?;
-    let spelling: fn(&str, &mut Vec<u8>) = match (pipeline.byte_level, pipeline.spaced) {
+    let spelling: fn(&str, &mut Vec<u8>) = match (pipeline.byte_level, pipeline.sentencepiece_spaces) {
         (true, _) => append_byte_level,
         (false, true) => append_spaced,
         (false, false) => |token, bytes| bytes.extend_from_slice(token.as_bytes()),
@@ -154,18 +154,18 @@ fn rules(file: &TokenizerFile<'_>, pipeline: Pipeline) -> Result<Rules, ParseErr
         id: token.id,
         text: token.content.clone(),
         control: token.special,
-        takes_left: token.lstrip,
-        takes_right: token.rstrip,
+        lstrip: token.lstrip,
+        rstrip: token.rstrip,
         single_word: token.single_word,
     });
     let specials = SpecialTokenIndex::new(specials.collect()).map_err(|error| malformed("added tokens", &error))?;
     let splitter = Splitter::new(pipeline.patterns.iter().map(|pattern| &**pattern))
         .map_err(|error| malformed("pre-tokenizer", &error))?;
-    Ok(Rules {
+    Ok(TokenizerRules {
         vocab: Arc::new(vocab),
         specials: Arc::new(specials),
         normal_form: pipeline.normal_form,
-        spaced: pipeline.spaced,
+        sentencepiece_spaces: pipeline.sentencepiece_spaces,
         space_prefix: pipeline.space_prefix,
         splitter: Arc::new(splitter),
         model: Arc::new(model),
@@ -177,7 +177,7 @@ fn rules(file: &TokenizerFile<'_>, pipeline: Pipeline) -> Result<Rules, ParseErr
     })
 }
 
-/// Puts every token at its id.
+/// Places every token at its id.
 fn vocabulary(
     entries: &[(Cow<'_, str>, u32)],
     added: &[AddedToken],
@@ -209,11 +209,11 @@ fn vocabulary(
     Ok(vocab)
 }
 
-/// The parts around the model.
+/// The components around the model.
 struct Pipeline {
     normal_form: Option<NormalForm>,
     byte_level: bool,
-    spaced: bool,
+    sentencepiece_spaces: bool,
     space_prefix: SpacePrefix,
     strip_first_space: bool,
     patterns: Vec<Cow<'static, str>>,
@@ -226,7 +226,7 @@ impl Default for Pipeline {
         Self {
             normal_form: None,
             byte_level: false,
-            spaced: false,
+            sentencepiece_spaces: false,
             space_prefix: SpacePrefix::Never,
             strip_first_space: false,
             patterns: Vec::new(),
@@ -245,7 +245,9 @@ impl Pipeline {
             "NFKC" => self.normal_form = Some(NormalForm::Nfkc),
             "NFD" => self.normal_form = Some(NormalForm::Nfd),
             "NFKD" => self.normal_form = Some(NormalForm::Nfkd),
-            "Replace" if part["pattern"]["String"] == " " && part["content"] == "▁" => self.spaced = true,
+            "Replace" if part["pattern"]["String"] == " " && part["content"] == "▁" => {
+                self.sentencepiece_spaces = true
+            }
             "Prepend" if part["prepend"] == "▁" => self.space_prefix = SpacePrefix::Always,
             other => return Err(unsupported("normalizer", other, "NFC, NFD, NFKC, NFKD and ▁ for spaces")),
         }
@@ -267,7 +269,7 @@ impl Pipeline {
                 }
             }
             "Metaspace" => {
-                self.spaced = true;
+                self.sentencepiece_spaces = true;
                 self.space_prefix = match part["prepend_scheme"].as_str() {
                     Some("never") => SpacePrefix::Never,
                     Some("first") => SpacePrefix::First,
@@ -288,8 +290,8 @@ impl Pipeline {
 
     fn split(&mut self, part: &Value) -> Result<(), TextLoadError> {
         let (regex, literal) = (part["pattern"]["Regex"].as_str(), part["pattern"]["String"].as_str());
-        if self.spaced && literal == Some(" ") {
-            return Ok(()); // the spaces are ▁ by now: nothing to cut
+        if self.sentencepiece_spaces && literal == Some(" ") {
+            return Ok(()); // spaces are ▁ at this point, so there is nothing to split
         }
         let behavior = part["behavior"].as_str().unwrap_or_default();
         let keeps_matches = behavior.eq_ignore_ascii_case("isolated")
@@ -347,7 +349,7 @@ fn unsupported(part: &'static str, name: &str, supported: &str) -> TextLoadError
     TextLoadError::Unsupported { part, name: name.to_owned(), supported: supported.to_owned() }
 }
 
-/// `{"token": id}`, in the order of the file, borrowed where no character is escaped.
+/// `{"token": id}`, in the order of the file. Tokens without escapes are borrowed.
 struct VocabEntries<'a>(Vec<(Cow<'a, str>, u32)>);
 
 impl<'de> Deserialize<'de> for VocabEntries<'de> {
@@ -372,7 +374,7 @@ impl<'de> Deserialize<'de> for VocabEntries<'de> {
 
 struct MergeEntries<'a>(Vec<Merge<'a>>);
 
-/// Written as `"a b"`, or as `["a", "b"]` since tokens may hold spaces.
+/// Written as `"a b"`, or as `["a", "b"]`, which allows spaces in tokens.
 enum Merge<'a> {
     Joined(Cow<'a, str>),
     Pair(Cow<'a, str>, Cow<'a, str>),

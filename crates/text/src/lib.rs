@@ -1,5 +1,5 @@
-//! Text in, tokens out, and back: tokenizers, chat templates, stop strings, grammars that answers follow, and what replies are
-//! made of (text, reasoning, tool calls). Knows tokens but no tensors.
+//! Tokenizers, chat templates, stop strings, grammars for structured output, and the parser that splits replies into text,
+//! reasoning and tool calls. Knows tokens but no tensors.
 #![forbid(unsafe_code)]
 
 mod capabilities;

@@ -1,12 +1,12 @@
-//! Byte-pair merging: neighbours join, lowest rank first and leftmost among equals, until none can.
+//! Byte-pair merging: adjacent symbols are merged, lowest rank first and leftmost among equals, until no pair is left.
 //!
-//! A heap of candidates makes it `n log n` in the length of the word, whatever the word is: a hundred kilobytes of one
+//! With a heap of candidates the time is `n log n` in the length of the word, for any word: a hundred kilobytes of one
 //! letter are one word.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A run of the word that is one token so far, or that has none (`id` is `None`).
+/// A run of bytes of the word that is one token so far, or has no token (`id` is `None`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Symbol {
     pub id: Option<u32>,
@@ -18,7 +18,7 @@ pub(crate) struct Symbol {
 
 const END: u32 = u32::MAX;
 
-/// Working memory for merging, kept between words.
+/// Working memory of merging, reused between words.
 #[derive(Default)]
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
@@ -27,13 +27,13 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Forgets the last word.
+    /// Removes the symbols of the last word.
     pub fn clear(&mut self) {
         self.symbols.clear();
         self.candidates.clear();
     }
 
-    /// Adds the next symbol, as many bytes as `length`.
+    /// Appends a symbol of `length` bytes.
     pub fn push(&mut self, id: Option<u32>, length: usize) {
         let index = self.symbols.len() as u32;
         let start = self.symbols.last().map_or(0, |last| last.end);
@@ -43,7 +43,7 @@ impl Merger {
         self.symbols.push(Symbol { id, start, end: start + length as u32, prev: index.wrapping_sub(1), next: END });
     }
 
-    /// Merges all, asking `pair` for the rank and the token of two neighbours.
+    /// Merges all symbols. `pair` returns the rank and the token of two adjacent symbols.
     pub fn merge(&mut self, pair: impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
         let candidate = |symbols: &[Symbol], left: u32| {
             let first = symbols.get(left as usize)?;
@@ -58,7 +58,7 @@ impl Merger {
         while let Some(Reverse((_, left, end, id))) = self.candidates.pop() {
             let first = self.symbols[left as usize];
             let Some(&second) = self.symbols.get(first.next as usize) else { continue };
-            // A symbol that was merged away is empty; one that grew ends elsewhere.
+            // Skips stale candidates: a symbol that was merged away is empty, and one that grew has another end.
             if first.start == first.end || second.end != end {
                 continue;
             }
@@ -72,7 +72,7 @@ impl Merger {
         }
     }
 
-    /// What is left, in order.
+    /// The remaining symbols, in order.
     pub fn symbols(&self) -> impl Iterator<Item = &Symbol> {
         std::iter::successors(self.symbols.first(), |symbol| self.symbols.get(symbol.next as usize))
     }

@@ -1,9 +1,9 @@
-//! The merges of a vocabulary, from their text to pairs of ids.
+//! Converts the merges of a vocabulary from text to pairs of ids.
 
 use crate::tokenizer::{Merges, TextLoadError};
 use crate::vocab::Vocab;
 
-/// Takes merges in the order of their rank.
+/// Collects merges in the order of their rank.
 pub(crate) struct MergeList<'v> {
     vocab: &'v Vocab,
     spelling: fn(&str, &mut Vec<u8>),
@@ -13,14 +13,14 @@ pub(crate) struct MergeList<'v> {
 }
 
 impl<'v> MergeList<'v> {
-    /// `spelling` turns a token as it is written into the bytes that it stands for.
+    /// `spelling` converts a token from the file's spelling to bytes.
     pub fn new(vocab: &'v Vocab, spelling: fn(&str, &mut Vec<u8>), merges: usize) -> Self {
         Self { vocab, spelling, merges: Merges::with_capacity(merges), rank: 0, text: Vec::new() }
     }
 
-    /// A merge written as two tokens with a space between.
+    /// Adds a merge that is written as two tokens with a space between them.
     pub fn push_joined(&mut self, merge: &str) -> Result<(), TextLoadError> {
-        // The first token may be a space itself.
+        // The first token may be a space.
         let space = merge.bytes().skip(1).position(|byte| byte == b' ').map(|index| index + 1);
         let (left, right) = space
             .and_then(|space| Some((merge.get(..space)?, merge.get(space + 1..)?)))
@@ -29,7 +29,7 @@ impl<'v> MergeList<'v> {
         Ok(())
     }
 
-    /// A merge of tokens that the vocabulary does not have can never apply; it only takes up a rank.
+    /// Adds a merge. A merge of tokens that are not in the vocabulary never applies, but still uses up a rank.
     pub fn push(&mut self, left: &str, right: &str) {
         let rank = self.rank;
         self.rank += 1;

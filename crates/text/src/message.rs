@@ -1,10 +1,10 @@
-//! Messages of a conversation, as chat templates see them.
+//! Messages of a conversation, as chat templates receive them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// One message. Keys that we give no meaning to (`name`, `tool_calls`, `tool_call_id`, `reasoning_content`) are in
-/// `extra` and reach the template as they are.
+/// One message. Keys that are not interpreted here (`name`, `tool_calls`, `tool_call_id`, `reasoning_content`) are in
+/// `extra` and are passed to the template unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub role: String,
@@ -14,7 +14,7 @@ pub struct Message {
     pub extra: Map<String, Value>,
 }
 
-/// Text, or parts in OpenAI's form: `{"type": "text", "text": …}`, images and so on.
+/// Text, or parts in OpenAI's format: `{"type": "text", "text": …}`, images and so on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -29,7 +29,7 @@ impl Message {
         Self { role: role.into(), content: Content::Text(text.into()), extra: Map::new() }
     }
 
-    /// The text of the content; of parts, those that are text.
+    /// The text of the content; for parts, their text parts.
     pub fn text(&self) -> String {
         match &self.content {
             Content::None => String::new(),
@@ -41,7 +41,7 @@ impl Message {
         }
     }
 
-    /// Puts a paragraph before the content.
+    /// Prepends a paragraph to the content.
     pub(crate) fn prepend(&mut self, paragraph: &str) {
         match &mut self.content {
             Content::Parts(parts) => parts.insert(0, json!({"type": "text", "text": format!("{paragraph}\n\n")})),
@@ -57,7 +57,7 @@ impl Message {
         Value::Object(message)
     }
 
-    /// Text parts become lines of one text. Parts of other kinds have no text form and stay.
+    /// Joins text parts with newlines. Content with a part of another kind is left unchanged.
     pub(crate) fn with_text_content(&self) -> Self {
         let Content::Parts(parts) = &self.content else { return self.clone() };
         let texts: Option<Vec<&str>> = parts.iter().map(|part| part.get("text")?.as_str()).collect();
@@ -65,7 +65,7 @@ impl Message {
         Self { content, ..self.clone() }
     }
 
-    /// Text becomes the only part.
+    /// Converts text to a single part.
     pub(crate) fn with_parts_content(&self) -> Self {
         let Content::Text(text) = &self.content else { return self.clone() };
         Self { content: Content::Parts(vec![json!({"type": "text", "text": text})]), ..self.clone() }

@@ -1,23 +1,23 @@
-//! The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`, and what each name means.
+//! The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`, and their rules.
 
-/// How the text of a `gpt2` vocabulary is prepared for merging.
+/// How the text is split and normalised before merging, for a `gpt2` vocabulary.
 pub(crate) struct PreTokenizer {
     names: &'static [&'static str],
     pub patterns: Patterns,
-    /// A word that is a token as a whole is not merged from its bytes.
+    /// A word that is a token as a whole is not merged from bytes.
     pub ignore_merges: bool,
-    /// Whether a file that does not say so wants a begin token.
+    /// Whether to add a begin token if the file does not specify it.
     pub add_bos: bool,
-    /// Whether the model's own tokenizer composes Unicode first.
+    /// Whether text is normalised to NFC first.
     pub nfc: bool,
 }
 
-/// What the name stands for, if we know it.
+/// The pre-tokenizer with this name, if it is known.
 pub(crate) fn by_name(name: &str) -> Option<&'static PreTokenizer> {
     TABLE.iter().find(|pre| pre.names.contains(&name))
 }
 
-/// Every known name.
+/// All known names.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|pre| pre.names.iter().copied())
 }

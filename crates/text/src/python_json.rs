@@ -1,10 +1,10 @@
-//! JSON as Python's `json.dumps` writes it, since templates are written and models trained with that.
+//! JSON in the format of Python's `json.dumps`, because templates are written for it and models are trained with it.
 
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use std::io;
 
-/// One line with `", "` and `": "`, or indented lines; characters outside ASCII as they are.
+/// One line with `", "` and `": "`, or indented lines. Characters outside ASCII are not escaped.
 pub(crate) fn dumps(value: &impl Serialize, indent: Option<usize>) -> Result<String, serde_json::Error> {
     let mut out = Vec::new();
     match indent {
@@ -70,7 +70,7 @@ impl Formatter for Indented<'_> {
     }
 }
 
-/// The shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
+/// The shortest digits that parse to the same value, with an exponent below 1e-4 and from 1e16 on.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     match scientific.split_once('e').and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?))) {

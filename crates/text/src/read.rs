@@ -1,4 +1,4 @@
-//! Files of bounded length.
+//! Reads files with a size limit.
 
 use crate::tokenizer::TextLoadError;
 use std::io::Read;

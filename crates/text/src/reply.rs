@@ -1,7 +1,7 @@
-//! How a family of models writes what is not plain text: its reasoning, and calls of tools.
+//! How a model family writes reasoning and tool calls in its output.
 //!
-//! The form is known from the chat template before the first answer. A template that does not show tools to the model has
-//! no form of its own; such models get Hermes's, which [`ChatTemplate`](crate::ChatTemplate) then explains to them.
+//! The format is detected from the chat template. If the template does not show tools to the model, Hermes' format is used,
+//! and [`ChatTemplate`](crate::ChatTemplate) explains it to the model.
 
 mod function_call;
 mod json_validator;
@@ -22,27 +22,27 @@ use types::TokenId;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
     pub name: String,
-    /// JSON schema of its arguments; `None` if it takes none.
+    /// JSON schema of the arguments; `None` if it takes none.
     pub parameters: Option<Value>,
-    /// Keywords of the schema that cannot be kept are an error; else they are left out.
+    /// Whether unsupported keywords of the schema are an error; otherwise they are ignored.
     pub strict: bool,
 }
 
-/// How a model's replies are written.
+/// The format of a model's replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyFormat {
-    pub(crate) reasoning: Option<Tags>,
+    pub(crate) reasoning: Option<TagPair>,
     pub(crate) tools: ToolSyntax,
 }
 
-/// What stands before and after.
+/// An opening and a closing tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tags {
+pub(crate) struct TagPair {
     pub open: &'static str,
     pub close: &'static str,
 }
 
-/// How calls of tools are written.
+/// The syntax of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolSyntax {
     /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, or a list in the tags. Hermes, Qwen, SmolLM2.
@@ -57,16 +57,16 @@ pub(crate) enum ToolSyntax {
     Named,
 }
 
-pub(crate) const CALL: Tags = Tags { open: "<tool_call>", close: "</tool_call>" };
+pub(crate) const CALL: TagPair = TagPair { open: "<tool_call>", close: "</tool_call>" };
 pub(crate) const PYTHON: &str = "<|python_tag|>";
 pub(crate) const CALLS: &str = "[TOOL_CALLS]";
 pub(crate) const ARGUMENTS: &str = "[ARGS]";
 pub(crate) const CALL_ID: &str = "[CALL_ID]";
-const THINK: Tags = Tags { open: "<think>", close: "</think>" };
-const BRACKET_THINK: Tags = Tags { open: "[THINK]", close: "[/THINK]" };
+const THINK: TagPair = TagPair { open: "<think>", close: "</think>" };
+const BRACKET_THINK: TagPair = TagPair { open: "[THINK]", close: "[/THINK]" };
 
 impl ReplyFormat {
-    /// The form of replies to prompts of this template. `shows_tools`: whether the template tells the model of its tools.
+    /// Detects the format from a chat template. `shows_tools`: whether the template shows tools to the model.
     pub fn detect(template: &str, shows_tools: bool) -> Self {
         let has = |text: &str| template.contains(text);
         let reasoning = [THINK, BRACKET_THINK].into_iter().find(|tags| has(tags.close));
@@ -84,19 +84,19 @@ impl ReplyFormat {
         Self { reasoning, tools }
     }
 
-    /// True if a reply to this prompt begins in the middle of reasoning, because the template opened it.
+    /// True if a reply to this prompt starts within reasoning, because the template opened it.
     pub fn opens_reasoning(&self, prompt: &str) -> bool {
         self.reasoning.is_some_and(|tags| prompt.trim_end().ends_with(tags.open))
     }
 
-    /// A grammar of the answer as one of the whole reply to `prompt`, in which the model may reason first.
+    /// Extends a grammar of the answer to the whole reply to `prompt`, in which the model may reason first.
     pub fn reasoned(&self, answer: Grammar, prompt: &str) -> Grammar {
         let Some(tags) = self.reasoning.filter(|tags| !prompt.trim_end().ends_with(tags.close)) else { return answer };
         let open = (!self.opens_reasoning(prompt)).then(|| tags.open.to_owned());
         Grammar::Reasoned { reasoning: ReasoningTags { open, close: tags.close.to_owned() }, answer: Box::new(answer) }
     }
 
-    /// The control tokens that the parser must see: a detokenizer that hides control tokens must show these.
+    /// The control tokens that the parser needs: a detokenizer that hides control tokens must show these.
     pub fn marker_ids(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
         let tools: &[&str] = match self.tools {
             ToolSyntax::Tagged | ToolSyntax::Functions => &[CALL.open, CALL.close],
@@ -113,7 +113,7 @@ impl ReplyFormat {
 mod tests {
     use super::*;
 
-    fn check(template: &str, shows_tools: bool, reasoning: Option<Tags>, tools: ToolSyntax) {
+    fn check(template: &str, shows_tools: bool, reasoning: Option<TagPair>, tools: ToolSyntax) {
         assert_eq!(ReplyFormat::detect(template, shows_tools), ReplyFormat { reasoning, tools }, "{template}");
     }
 
@@ -127,7 +127,7 @@ mod tests {
         check("<|start_header_id|>{{ '<|python_tag|>' }}", true, None, ToolSyntax::Bare);
         check("<|start_header_id|>{\"name\": f, \"parameters\": p}", true, None, ToolSyntax::Bare);
         check("<|im_start|>", false, None, ToolSyntax::Tagged);
-        // Tools that the template does not show are explained to the model in our own form.
+        // Tools that the template does not show are explained to the model in Hermes' format.
         check("<|python_tag|></think>", false, Some(THINK), ToolSyntax::Tagged);
     }
 

@@ -1,22 +1,22 @@
-//! Tokens that are found whole in a text, before anything else looks at it.
+//! Finds special tokens in text, before any other processing.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
-/// One such token and how it treats what is around it.
+/// A special token, and how it treats the text around it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpecialToken {
     pub id: u32,
     pub text: String,
-    /// Structure, not text: only found when the caller parses special tokens.
+    /// A control token: only found if the caller parses control tokens.
     pub control: bool,
-    /// Takes the white space before it, or after it, with it.
-    pub takes_left: bool,
-    pub takes_right: bool,
-    /// Not found inside a longer word.
+    /// Removes the white space before it, or after it.
+    pub lstrip: bool,
+    pub rstrip: bool,
+    /// Not found within a longer word.
     pub single_word: bool,
 }
 
-/// Part of a text.
+/// A part of a text.
 #[derive(Debug, PartialEq)]
 pub(crate) enum TextSegment<'t> {
     Text(&'t str),
@@ -25,7 +25,7 @@ pub(crate) enum TextSegment<'t> {
 
 pub(crate) struct SpecialTokenIndex {
     tokens: Vec<SpecialToken>,
-    /// Finds all of them; patterns are indices into `tokens`.
+    /// Finds all special tokens; patterns are indices into `tokens`.
     all: Option<AhoCorasick>,
     /// Finds those that are not control tokens; patterns are indices into `visible_tokens`.
     visible: Option<AhoCorasick>,
@@ -47,7 +47,7 @@ impl SpecialTokenIndex {
         (found.end() == text.len()).then(|| self.tokens[found.pattern().as_usize()].id)
     }
 
-    /// Cuts `text` at its special tokens. Of several at one place the longest counts.
+    /// Splits `text` at its special tokens. If several start at one place, the longest is taken.
     pub fn split<'t>(&self, text: &'t str, parse_control: bool) -> Vec<TextSegment<'t>> {
         let mut segments = Vec::new();
         let mut done = 0;
@@ -59,13 +59,13 @@ impl SpecialTokenIndex {
                 continue;
             }
             let before = &text[done..found.start()];
-            let before = if token.takes_left { before.trim_end() } else { before };
+            let before = if token.lstrip { before.trim_end() } else { before };
             if !before.is_empty() {
                 segments.push(TextSegment::Text(before));
             }
             segments.push(TextSegment::Token(token.id));
             let after = &text[found.end()..];
-            done = if token.takes_right { text.len() - after.trim_start().len() } else { found.end() };
+            done = if token.rstrip { text.len() - after.trim_start().len() } else { found.end() };
         }
         if done < text.len() {
             segments.push(TextSegment::Text(&text[done..]));
@@ -99,7 +99,7 @@ mod tests {
         let token =
             |id, text: &str, control| SpecialToken { id, text: text.into(), control, ..SpecialToken::default() };
         let mut tokens = vec![token(0, "<s>", true), token(1, "<t>", false), token(2, "<s>>", true)];
-        tokens.push(SpecialToken { takes_left: true, takes_right: true, ..token(3, "<m>", true) });
+        tokens.push(SpecialToken { lstrip: true, rstrip: true, ..token(3, "<m>", true) });
         tokens.push(SpecialToken { single_word: true, ..token(4, "solo", false) });
         SpecialTokenIndex::new(tokens).unwrap()
     }

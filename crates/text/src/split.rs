@@ -1,10 +1,10 @@
-//! Cutting text into the words that merging never crosses.
+//! Splits text into words. Merges never cross a word boundary.
 //!
-//! A splitter is a list of regular expressions. Each cuts the pieces of the one before it: a match is a piece, and so
-//! is what lies between two matches. Nearly all tokenizers end their expression with `\s+(?!\S)|\s+` (a run of white
-//! space leaves its last character to the word that follows). That is the only look-ahead among them, and it is done by
-//! hand here, so that the rest runs on automata in linear time. What needs more goes to a backtracking engine, which
-//! gives up with an error when a text makes it work too hard.
+//! A splitter is a list of regular expressions. Each one splits the pieces of the one before it: a match is a piece, and so
+//! is the text between two matches. Nearly all tokenizers end their expression with `\s+(?!\S)|\s+` (a run of white space
+//! leaves its last character to the next word). That is their only look-ahead, and it is implemented by hand here, so that
+//! the rest runs on automata in linear time. Other expressions use a backtracking engine, which fails with an error if a
+//! text takes too many steps.
 
 use crate::tokenizer::EncodeError;
 use regex_automata::{Anchored, Input, meta};
@@ -31,7 +31,7 @@ enum Stage {
 }
 
 impl Splitter {
-    /// Leaves the text whole.
+    /// Does not split the text.
     pub fn whole() -> Self {
         Self { stages: Vec::new() }
     }
@@ -44,7 +44,7 @@ impl Splitter {
         self.stages.is_empty()
     }
 
-    /// Calls `word` with each word of `text`, in order; together they are the whole text.
+    /// Calls `word` with each word of `text`, in order; concatenated they are the whole text.
     pub fn split<'t>(&self, text: &'t str, word: &mut dyn FnMut(&'t str)) -> Result<(), EncodeError> {
         split(&self.stages, text, word)
     }
@@ -57,10 +57,10 @@ fn split<'t>(stages: &[Stage], text: &'t str, word: &mut dyn FnMut(&'t str)) -> 
         }
         return Ok(());
     };
-    let (mut cut, mut at) = (0, 0); // `text[..cut]` is done; look for a match from `at`
+    let (mut cut, mut at) = (0, 0); // `text[..cut]` is done; the next match is searched from `at`
     while let Some((start, end)) = stage.find(text, at)? {
         if start == end {
-            // An empty match cuts nothing.
+            // An empty match does not split.
             let Some(character) = text[end..].chars().next() else { break };
             at = end + character.len_utf8();
             continue;
@@ -101,7 +101,7 @@ impl Stage {
             }
             Self::Automaton { regex, trailing_space } => {
                 let input = Input::new(text).range(at..);
-                // The expressions that end in white space match everywhere, and an anchored search is one pass.
+                // Expressions that end in white space match at every position, and an anchored search takes one pass.
                 let anchored = trailing_space.then(|| regex.search(&input.clone().anchored(Anchored::Yes))).flatten();
                 let Some(found) = anchored.or_else(|| regex.search(&input)) else { return Ok(None) };
                 let (start, mut end) = (found.start(), found.end());
@@ -117,7 +117,7 @@ impl Stage {
     }
 }
 
-/// True for look-around, possessive quantifiers, atomic groups and back-references, which automata do not have.
+/// True for look-around, possessive quantifiers, atomic groups and back-references, which automata do not support.
 fn needs_backtracking(pattern: &str) -> bool {
     let mut rest = pattern;
     let mut in_class = false;

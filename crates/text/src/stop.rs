@@ -1,9 +1,9 @@
-//! Stop strings in streamed text.
+//! Finds stop strings in streamed text.
 //!
-//! Text that might be the beginning of a stop string is held back until it is known not to be, so that no part of a
-//! stop string ever reaches the user.
+//! Text that may be the start of a stop string is held back until it is known not to be, so that no part of a stop string
+//! reaches the client.
 
-/// The longest stop string, and the most of them.
+/// The maximum length of a stop string, and the maximum number of them.
 pub const STOP_BYTES_MAX: usize = 1 << 10;
 pub const STOPS_MAX: usize = 64;
 
@@ -17,20 +17,20 @@ pub enum StopError {
     TooLong { bytes: usize },
 }
 
-/// What [`StopStrings::push`] found.
+/// The result of [`StopStrings::push`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopMatch {
-    /// No stop string so far. `text` is certain to be before any.
+    /// No stop string so far. `text` is final.
     None { text: String },
     /// The stop string `stop`, and the text before it.
     Found { text: String, stop: String },
 }
 
-/// Watches a stream for stop strings.
+/// Searches a stream for stop strings.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// Text that may be the beginning of a stop string.
+    /// Text that may be the start of a stop string.
     held: String,
 }
 
@@ -50,11 +50,10 @@ impl StopStrings {
         Ok(Self { stops, held: String::new() })
     }
 
-    /// Takes the next text of the stream. After `Yes` the stream is over.
+    /// Takes the next text of the stream. After [`StopMatch::Found`] the stream is over.
     pub fn push(&mut self, text: &str) -> StopMatch {
         self.held.push_str(text);
-        // The earliest end counts, as if the text had come one character at a time; of two that end together, the
-        // longer one.
+        // The earliest end wins, as if the text had come one character at a time; of two with the same end, the longer one.
         let ends = self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
         let first = ends.min_by_key(|&(start, stop)| (start + stop.len(), start));
         if let Some((start, stop)) = first {
@@ -73,7 +72,7 @@ impl StopStrings {
     }
 }
 
-/// The length of the longest end of `text` that begins `stop`.
+/// The length of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len() - 1);
     let starts = text.len() - most..text.len();

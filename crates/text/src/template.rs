@@ -1,7 +1,7 @@
-//! Chat templates: messages to the text that a model was trained on.
+//! Chat templates: render messages to the prompt format that a model was trained on.
 //!
-//! Templates are Jinja, written for Hugging Face's environment; this one behaves like it. They come with the model, so
-//! they are bounded in size, in steps and in output.
+//! Templates are Jinja for Hugging Face's environment, which this one emulates. They come with the model, so they are
+//! limited in size, steps and output.
 
 use crate::capabilities::TemplateCapabilities;
 use crate::message::Message;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 use std::io;
 use std::time::SystemTime;
 
-/// The longest template, the longest text that it may give, and the steps that it may take.
+/// The maximum size of a template, of its output, and of its steps.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 pub const RENDERED_BYTES_MAX: usize = 64 << 20;
 const STEPS_MAX: u64 = 10_000_000;
@@ -24,26 +24,26 @@ pub enum TemplateError {
     TooLong { bytes: usize },
     #[error("chat template is not valid: {0}")]
     Syntax(String),
-    /// The template itself refused the messages: the fault of whoever wrote them.
+    /// The template refused the messages, so the error is the client's.
     #[error("chat template refuses these messages: {0}")]
     Refused(String),
     #[error("chat template failed: {0}")]
     Failed(String),
 }
 
-/// What to render besides the messages.
+/// The options of rendering, besides the messages.
 #[derive(Clone, Debug, Default)]
 pub struct RenderOptions {
-    /// End with the beginning of the assistant's turn.
+    /// End with the start of an assistant message.
     pub add_generation_prompt: bool,
-    /// End in the middle of the last message, which is the assistant's, so that the model goes on with it. Comes before
+    /// End within the last message, which must be the assistant's, so that the model continues it. Has precedence over
     /// `add_generation_prompt`.
     pub continue_final_message: bool,
-    /// Tool definitions in OpenAI's form. A template that knows no tools gets them in the system prompt.
+    /// Tool definitions in OpenAI's format. If the template does not support tools, they are written into the system prompt.
     pub tools: Vec<Json>,
     /// Further variables, such as `enable_thinking`.
     pub extra: Map<String, Json>,
-    /// The time that the template sees; now, if absent.
+    /// The current time for the template; `None` uses the clock.
     pub now: Option<SystemTime>,
 }
 
@@ -73,7 +73,7 @@ impl ChatTemplate {
         Ok(Self { compiled, capabilities, format: ReplyFormat::detect(source, capabilities.shows_tools) })
     }
 
-    /// The text of a conversation. Encode it without adding special tokens: the template wrote them.
+    /// The prompt of a conversation. Encode it without adding special tokens: the template has already written them.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         let (mut messages, tools) = self.capabilities.adapt(messages, &options.tools);
         if !options.continue_final_message {
@@ -100,13 +100,13 @@ impl ChatTemplate {
         Some(self.compiled.eos.as_str()).filter(|eos| !eos.is_empty())
     }
 
-    /// How the model writes its replies to such prompts.
+    /// The format of the model's replies to these prompts.
     pub fn reply_format(&self) -> &ReplyFormat {
         &self.format
     }
 }
 
-/// Marks where a message ends that is to be continued.
+/// Marks the end of a message that is to be continued.
 const END: &str = "\u{e000}b7f3end\u{e000}";
 
 /// The text of a message's content, or of its last part.
@@ -125,7 +125,7 @@ fn refused(why: &str) -> TemplateError {
     TemplateError::Refused(why.to_owned())
 }
 
-/// The template itself: it renders exactly the messages that it is given.
+/// The template itself: renders the messages without adapting them.
 #[derive(Debug)]
 struct CompiledTemplate {
     environment: Environment<'static>,
@@ -146,7 +146,7 @@ impl CompiledTemplate {
             eos_token => self.eos.as_str(),
             strftime_now => clock,
         };
-        // What the caller gives comes first: it may even replace `bos_token`.
+        // Variables of the caller have precedence, even over `bos_token`.
         let context = context! { ..Value::from(Serde(&options.extra)), ..context };
         let mut out = BoundedBuffer(Vec::new());
         let failed = |error: &Error| match refusal(error) {
@@ -169,7 +169,7 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", to_json);
-    // In Python text can be iterated, and None cannot.
+    // In Python a string is iterable, and None is not.
     environment.add_test("iterable", |value: &Value| {
         !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
     });
@@ -197,7 +197,7 @@ fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
     jiff::fmt::strtime::format(format, &time).map_err(broken)
 }
 
-/// Marks what a template raised itself.
+/// An exception that the template raised itself.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct RaisedException(String);
@@ -213,7 +213,7 @@ fn refusal(error: &Error) -> Option<String> {
     None
 }
 
-/// The error with its causes on one line.
+/// The error with its causes, on one line.
 fn describe(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -224,12 +224,12 @@ fn describe(error: &Error) -> String {
     text
 }
 
-/// `{% generation %}` marks what training counts; it changes nothing in the text, and Jinja does not know it.
+/// `{% generation %}` marks text for training. It does not change the output, and Jinja does not support it.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // The percent sign of `{%}` does not also end the tag.
+        // The search for `%}` starts after `{%`, so the percent sign of `{%}` does not end the tag.
         let Some(length) = rest[start + 2..].find("%}") else { break };
         let (tag, after) = rest[start + 2..].split_at(length);
         let word = tag.trim_matches(['-', '+']).trim();

@@ -1,10 +1,10 @@
-//! The vocabulary as llguidance wants it: a trie of every token's bytes.
+//! The vocabulary in llguidance's format: a trie of every token's bytes.
 //!
-//! Control tokens get a marker that no UTF-8 text contains, so that no grammar takes them for text. A grammar that means
-//! one names it by its id.
+//! Control tokens get a prefix that no UTF-8 text contains, so that no grammar matches them as text. A grammar refers to a
+//! control token by its id.
 //!
-//! The model chooses among all spellings of what a grammar demands. llguidance could force the tokenizer's own, but would
-//! look ahead for it to the end of what is certain, and in a grammar like `a{1000000000}` that is far.
+//! The model may choose any tokenization of the text that a grammar requires. llguidance could force the tokenizer's own,
+//! but would have to look ahead to the end of the forced text, which is far in a grammar like `a{1000000000}`.
 
 use crate::tokenizer::Tokenizer;
 use crate::vocab::TokenKind;
@@ -20,7 +20,7 @@ pub(crate) fn token_trie(tokenizer: &Tokenizer) -> TokEnv {
     Arc::new(ApproximateTokEnv::new(if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) }))
 }
 
-/// What the token adds to a text; nothing if it can stand in none.
+/// The bytes that the token adds to a text; empty if it must not occur in text.
 fn word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     match tokenizer.rules.vocab.kind(id.0) {

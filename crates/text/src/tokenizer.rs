@@ -1,8 +1,8 @@
-//! Text to tokens and back.
+//! Converts text to tokens and back.
 //!
-//! One engine for every vocabulary, whether it came from `tokenizer.json` or from GGUF metadata; the loaders are in
-//! `json` and `gguf`. Encoding goes: special tokens are found whole, the text between them is normalised, cut into
-//! words, and each word is merged. Time is `n log n` in the length of the text at worst.
+//! One implementation for all vocabularies, whether from `tokenizer.json` or GGUF metadata; the loaders are in `json` and
+//! `gguf`. Encoding: special tokens are found first, the text between them is normalised and split into words, and each word
+//! is merged. The time is at most `n log n` in the length of the text.
 
 use crate::detokenizer::Detokenizer;
 use crate::merge::Merger;
@@ -17,13 +17,13 @@ use std::sync::Arc;
 use types::TokenId;
 use unicode_normalization::{UnicodeNormalization, is_nfc_quick, is_nfkc_quick};
 
-/// The longest text that is encoded at once.
+/// The maximum length of a text.
 pub const TEXT_BYTES_MAX: usize = 256 << 20;
 
 /// A vocabulary and the rules to use it. Cheap to clone.
 #[derive(Clone)]
 pub struct Tokenizer {
-    pub(crate) rules: Arc<Rules>,
+    pub(crate) rules: Arc<TokenizerRules>,
 }
 
 /// Whether special tokens such as `<|im_end|>` appear in decoded text.
@@ -33,7 +33,7 @@ pub enum SpecialTokens {
     Show,
 }
 
-/// Why a vocabulary cannot be used.
+/// Why a tokenizer cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextLoadError {
     #[error("cannot read {path}")]
@@ -58,20 +58,20 @@ pub enum EncodeError {
 }
 
 impl Tokenizer {
-    /// Encodes text in which special tokens may be written out: what a chat template gives.
+    /// Encodes text that may contain special tokens, such as the output of a chat template.
     ///
-    /// `add_special` adds the begin and end tokens that the model expects around a text. A chat template writes them
-    /// itself: encode its text without.
+    /// `add_special` adds the begin and end tokens that the model expects around a text. A chat template writes them itself,
+    /// so its output is encoded without.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, EncodeError> {
         self.rules.encode(text, add_special, true)
     }
 
-    /// Encodes text that nobody may use to write control tokens: `<|im_end|>` becomes the characters it is made of.
+    /// Encodes untrusted text without parsing control tokens: `<|im_end|>` becomes its characters.
     pub fn encode_plain(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, EncodeError> {
         self.rules.encode(text, add_special, false)
     }
 
-    /// The text of the tokens. Bytes that are no UTF-8 become U+FFFD; an id outside the vocabulary is nothing.
+    /// The text of the tokens. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are skipped.
     pub fn decode(&self, ids: &[TokenId], special: SpecialTokens) -> String {
         let mut detokenizer = self.detokenizer(special);
         let mut text: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
@@ -79,23 +79,23 @@ impl Tokenizer {
         text
     }
 
-    /// Decodes tokens one at a time, as the beginning of a text.
+    /// A decoder for one token at a time, at the start of a text.
     pub fn detokenizer(&self, special: SpecialTokens) -> Detokenizer {
         Detokenizer::new(self.clone(), special)
     }
 
-    /// The id of a token by its text: `<|im_end|>`, or a word with its space.
+    /// The id of a token by its text: `<|im_end|>`, or a word with its leading space.
     pub fn id_of(&self, token: &str) -> Option<TokenId> {
         let rules = &self.rules;
         rules.specials.id_of(token).or_else(|| rules.vocab.find(token.as_bytes())).map(TokenId)
     }
 
-    /// One more than the largest id. A model may have more rows than this.
+    /// One more than the largest id. The model's logits may be longer.
     pub fn vocab_size(&self) -> usize {
         self.rules.vocab.len()
     }
 
-    /// True for a token that is structure, not text.
+    /// True for a control token.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.rules.vocab.kind(id.0) == TokenKind::Control
     }
@@ -105,12 +105,12 @@ impl Tokenizer {
         self.rules.vocab.bytes(id.0)
     }
 
-    /// The tokens that end a text, in order of their ids.
+    /// The end-of-sequence tokens, in order of their ids.
     pub fn eos_ids(&self) -> &[TokenId] {
         &self.rules.eos
     }
 
-    /// Adds tokens that end a text: those of `generation_config.json`, or of the user.
+    /// Adds end-of-sequence tokens: those of `generation_config.json`, or of the user.
     pub fn with_eos_ids(mut self, ids: impl IntoIterator<Item = TokenId>) -> Self {
         let rules = Arc::make_mut(&mut self.rules);
         rules.eos.extend(ids);
@@ -125,14 +125,14 @@ impl Tokenizer {
     }
 }
 
-/// Everything that a loader fills in.
+/// The rules of a tokenizer, which a loader fills in.
 #[derive(Clone)]
-pub(crate) struct Rules {
+pub(crate) struct TokenizerRules {
     pub vocab: Arc<Vocab>,
     pub specials: Arc<SpecialTokenIndex>,
     pub normal_form: Option<NormalForm>,
-    /// In SentencePiece texts `▁` is the same as a space.
-    pub spaced: bool,
+    /// `▁` stands for a space, as in SentencePiece.
+    pub sentencepiece_spaces: bool,
     pub space_prefix: SpacePrefix,
     pub splitter: Arc<Splitter>,
     pub model: Arc<BpeModel>,
@@ -140,7 +140,7 @@ pub(crate) struct Rules {
     pub prefix: Vec<TokenId>,
     pub suffix: Vec<TokenId>,
     pub eos: Vec<TokenId>,
-    /// The first space of a decoded text was put there by the encoder.
+    /// Whether decoding removes the first space, because the encoder added it.
     pub strip_first_space: bool,
 }
 
@@ -152,7 +152,7 @@ pub(crate) enum NormalForm {
     Nfkd,
 }
 
-/// Where the encoder puts a space that is not in the text.
+/// Where the encoder adds a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpacePrefix {
     Never,
@@ -164,14 +164,14 @@ pub(crate) enum SpacePrefix {
     Always,
 }
 
-/// How words become tokens.
+/// How words are converted to tokens.
 pub(crate) enum BpeModel {
-    /// Words are bytes, and these pairs of tokens merge.
+    /// Words are split into bytes, and these pairs of tokens merge.
     Bytes { merges: Merges, byte_ids: Box<[Option<u32>; 256]>, ignore_merges: bool },
-    /// Words are characters, and these pairs of tokens merge; what has no token is bytes.
+    /// Words are split into characters, and these pairs of tokens merge; characters without a token become bytes.
     Characters { merges: Merges, ignore_merges: bool },
-    /// Words are characters, and neighbours merge where their text is a token, the best score first.
-    /// `ranks[id]` orders the scores.
+    /// Words are split into characters, and adjacent symbols merge if their text is a token, best score first. `ranks[id]`
+    /// is the order of the scores.
     Scores { ranks: Vec<u32> },
 }
 
@@ -183,7 +183,7 @@ impl Merges {
         Self(HashMap::with_capacity(merges))
     }
 
-    /// Adds the next merge; the first of two equal ones counts.
+    /// Adds the next merge; of two equal ones the first is used.
     pub fn push(&mut self, rank: u32, left: u32, right: u32, token: u32) {
         self.0.entry(key(left, right)).or_insert((rank, token));
     }
@@ -197,7 +197,7 @@ fn key(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-impl Rules {
+impl TokenizerRules {
     fn encode(&self, text: &str, add_special: bool, parse_control: bool) -> Result<Vec<TokenId>, EncodeError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(EncodeError::TooLong { bytes: text.len() });
@@ -224,7 +224,7 @@ impl Rules {
             None => Cow::Borrowed(text),
             Some(form) => form.apply(text),
         };
-        if self.spaced && text.contains('▁') {
+        if self.sentencepiece_spaces && text.contains('▁') {
             text = Cow::Owned(text.replace('▁', " "));
         }
         let add_space = match self.space_prefix {
@@ -254,7 +254,7 @@ impl NormalForm {
 
 /// Encodes the words of one text.
 struct WordEncoder<'r> {
-    rules: &'r Rules,
+    rules: &'r TokenizerRules,
     merger: Merger,
     cache: WordCache,
 }
@@ -269,7 +269,7 @@ impl WordEncoder<'_> {
         self.cache.clear();
         let base = text.as_ptr() as usize;
         rules.splitter.split(text, &mut |word| {
-            // Words repeat: the tokens of one that was seen are copied from where they stand in `out`.
+            // Words repeat: the tokens of a word that occurred before are copied from `out`.
             let offset = word.as_ptr() as usize - base;
             match self.cache.find(text, word) {
                 Some(tokens) => out.extend_from_within(tokens),
@@ -312,15 +312,17 @@ impl WordEncoder<'_> {
         for symbol in merger.symbols() {
             match symbol.id {
                 Some(id) => out.push(TokenId(id)),
-                None => self.rules.fall_back(&word.as_bytes()[symbol.start as usize..symbol.end as usize], out),
+                None => {
+                    self.rules.push_byte_fallback(&word.as_bytes()[symbol.start as usize..symbol.end as usize], out)
+                }
             }
         }
     }
 }
 
-impl Rules {
-    /// Text without a token: its bytes, if each has one, else the unknown token, else nothing.
-    fn fall_back(&self, bytes: &[u8], out: &mut Vec<TokenId>) {
+impl TokenizerRules {
+    /// Appends the byte tokens of text without a token; if a byte has none, the unknown token, if there is one.
+    fn push_byte_fallback(&self, bytes: &[u8], out: &mut Vec<TokenId>) {
         let start = out.len();
         out.extend(bytes.iter().filter_map(|&byte| self.vocab.byte_id(byte)).map(TokenId));
         if out.len() - start != bytes.len() {
@@ -339,7 +341,7 @@ fn for_each_character<'w>(word: &'w str, mut visit: impl FnMut(&'w [u8])) {
     }
 }
 
-/// Words of one text and where their tokens stand. Holds ranges, not strings.
+/// The words of one text, with the position of their tokens. Stores ranges, not strings.
 #[derive(Default)]
 struct WordCache {
     ranges: HashTable<(std::ops::Range<u32>, std::ops::Range<u32>)>,

@@ -1,27 +1,27 @@
-//! The tokens of a vocabulary: the bytes each one stands for, and the way back from bytes to a token.
+//! The tokens of a vocabulary: the bytes of each token, and the token of given bytes.
 //!
-//! Tokens are kept as the bytes of the text that they stand for, whatever spelling the file used (the GPT-2 byte
-//! alphabet, `▁` for a space, `<0x0A>` for a byte), so that encoding and decoding need no translation. All bytes lie
-//! in one buffer: a vocabulary of 150 000 tokens is three allocations.
+//! Tokens are stored as the bytes of their text, whatever spelling the file uses (the GPT-2 byte alphabet, `▁` for a space,
+//! `<0x0A>` for a byte), so that encoding and decoding need no conversion. All bytes are in one buffer: a vocabulary of 150
+//! 000 tokens is three allocations.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
-/// More tokens than any known vocabulary has; bounds what a file can make us allocate.
+/// More tokens than any known vocabulary has; limits the memory that a file can make us allocate.
 pub(crate) const TOKENS_MAX: usize = 1 << 22;
 
-/// What a token is for.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenKind {
     /// Ordinary text.
     Normal,
-    /// Structure such as `<|im_end|>`: hidden when decoding for people.
+    /// Control tokens such as `<|im_end|>`: usually hidden in decoded text.
     Control,
-    /// Found whole in any text, and shown: `<think>`.
+    /// Found in any text, and shown: `<think>`.
     UserDefined,
     /// One raw byte, for text that has no other token.
     Byte,
-    /// An id that text is never encoded to.
+    /// Never produced by encoding.
     Unused,
 }
 
@@ -49,8 +49,8 @@ impl Vocab {
         }
     }
 
-    /// Gives the next id to the token that `append` writes. Of two normal tokens with the same bytes, the first is
-    /// the one that text is encoded to.
+    /// Appends a token with the next id; `append` writes its bytes. Of two normal tokens with the same bytes, encoding uses
+    /// the first.
     pub fn push(&mut self, kind: TokenKind, append: impl FnOnce(&mut Vec<u8>)) {
         let id = self.kinds.len() as u32;
         let start = self.bytes.len();
@@ -76,7 +76,7 @@ impl Vocab {
         self.kinds.len()
     }
 
-    /// The text of a token; nothing for an id outside the vocabulary.
+    /// The bytes of a token; empty for an id outside the vocabulary.
     pub fn bytes(&self, id: u32) -> &[u8] {
         if (id as usize) < self.ends.len() { slice(&self.bytes, &self.ends, id as usize) } else { &[] }
     }
@@ -85,10 +85,10 @@ impl Vocab {
         self.kinds.get(id as usize).copied().unwrap_or(TokenKind::Unused)
     }
 
-    /// The normal token that stands for exactly these bytes.
+    /// The normal token with exactly these bytes.
     pub fn find(&self, bytes: &[u8]) -> Option<u32> {
         if bytes.len() > self.longest {
-            return None; // keeps the price of a lookup independent of the length of the text
+            return None; // keeps the cost of a lookup independent of the length of the text
         }
         self.index.find(self.hash.hash_one(bytes), |&id| self.bytes(id) == bytes).copied()
     }
@@ -110,7 +110,7 @@ pub(crate) fn byte_token(text: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// Undoes GPT-2's spelling of bytes as printable characters. Text that is not in that alphabet is taken as it is.
+/// Decodes GPT-2's spelling of bytes as printable characters. Text outside that alphabet is used as it is.
 pub(crate) fn append_byte_level(text: &str, bytes: &mut Vec<u8>) {
     let start = bytes.len();
     for character in text.chars() {
@@ -125,7 +125,7 @@ pub(crate) fn append_byte_level(text: &str, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Undoes SentencePiece's `▁` for a space.
+/// Decodes SentencePiece's `▁` to a space.
 pub(crate) fn append_spaced(text: &str, bytes: &mut Vec<u8>) {
     for (index, part) in text.split('▁').enumerate() {
         if index > 0 {
@@ -135,7 +135,7 @@ pub(crate) fn append_spaced(text: &str, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Printable Latin-1 characters stand for themselves; the 68 other bytes, in order, are U+0100 and up.
+/// Printable Latin-1 characters represent themselves; the 68 other bytes, in order, are U+0100 and up.
 fn byte_of_character(character: char) -> Option<u8> {
     match u32::from(character) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(code as u8),

@@ -1,5 +1,5 @@
-//! The same vocabulary, once from `tokenizer.json` and once written as GGUF metadata, gives the same tokens.
-#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests do
+//! A vocabulary from `tokenizer.json` and the same one as GGUF metadata give the same tokens.
+#![allow(clippy::unwrap_used)] // test helpers may panic
 
 use serde_json::Value;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ fn fixture(name: &str) -> Fixture {
     Fixture { file: json("tokenizer.json"), manifest: json("manifest.json"), tokenizer }
 }
 
-/// What a converter of models would write.
+/// The metadata that a converter would write.
 struct Converted {
     tokens: Vec<String>,
     types: Vec<i32>,

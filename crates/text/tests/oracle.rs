@@ -1,5 +1,5 @@
-//! Our tokens, texts and rendered conversations against those that Hugging Face's libraries gave for the same input.
-#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests do
+//! Compares tokens, texts and rendered conversations with those of Hugging Face's libraries for the same input.
+#![allow(clippy::unwrap_used)] // test helpers may panic
 
 use serde_json::Value;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ fn cases(value: &Value) -> &[Value] {
     cases
 }
 
-/// Checks decoding, whole and in a stream.
+/// Checks decoding, at once and as a stream.
 fn check_decoded(tokenizer: &Tokenizer, ids: &[TokenId], special: SpecialTokens, want: &str) {
     assert_eq!(tokenizer.decode(ids, special), want);
     let mut stream = tokenizer.detokenizer(special);

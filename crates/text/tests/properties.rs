@@ -1,5 +1,5 @@
-//! Laws that hold for every text and every run of tokens, and agreement with the `tokenizers` crate on both.
-#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests do
+//! Property tests for arbitrary texts and tokens, and comparison with the `tokenizers` crate on both.
+#![allow(clippy::unwrap_used)] // test helpers may panic
 
 use proptest::prelude::*;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ fn of(name: &str) -> &'static Tokenizer {
     &PAIRS.iter().find(|pair| pair.name == name).unwrap().ours
 }
 
-/// Words, white space, marks, special tokens and anything else that Unicode has.
+/// Words, white space, punctuation, special tokens and arbitrary Unicode.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         4 => "[a-zA-Z]{1,8}",
@@ -44,7 +44,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
 }
 
-/// True where their Unicode tables, which are older than ours, compose this text in another way.
+/// True if the Unicode tables of `tokenizers`, which are older than ours, compose this text differently.
 fn older_tables(normalizer: &NormalizerWrapper, text: &str) -> bool {
     let mut theirs = NormalizedString::from(text);
     matches!(normalizer, NormalizerWrapper::NFC(_))
@@ -94,7 +94,7 @@ proptest! {
             let bytes: Vec<u8> = ids.iter().flat_map(|&id| ours.token_bytes(id).to_vec()).collect();
             let whole = String::from_utf8_lossy(&bytes).into_owned();
             let text = streamed(ours, &ids);
-            // The encoder's own leading space is taken away again.
+            // The leading space that the encoder added is removed.
             prop_assert!(text == whole || whole.strip_prefix(" ") == Some(text.as_str()));
             prop_assert_eq!(ours.decode(&ids, SpecialTokens::Show), text);
         }
@@ -142,7 +142,7 @@ fn a_continued_text_keeps_its_first_space() {
 fn a_control_token_is_shown_where_it_is_asked_for() {
     let tokenizer = of("qwen2");
     let ids = ["<|im_start|>", "a", "<|im_end|>"].map(|token| tokenizer.id_of(token).unwrap());
-    let mut stream = tokenizer.detokenizer(SpecialTokens::Hide).showing(vec![ids[0]]);
+    let mut stream = tokenizer.detokenizer(SpecialTokens::Hide).with_shown_tokens(vec![ids[0]]);
     let text: String = ids.into_iter().map(|id| stream.push(id)).collect();
     assert_eq!(text, "<|im_start|>a");
 }
@@ -155,7 +155,7 @@ fn long_runs_of_one_character_are_encoded_whole() {
             let decoded = ours.decode(&ids, SpecialTokens::Show);
             let spaced = ["llama2", "gemma", "mistral"].contains(name);
             let want = if spaced { text.replace('▁', " ") } else { text.clone() };
-            // This family adds a space only where there is none, and takes one away in any case.
+            // This family adds a space only where there is none, but always removes one.
             let want = if *name == "mistral" { want.strip_prefix(' ').unwrap_or(&want) } else { &want };
             assert!(decoded == want, "{name}: {:?}", &text[..8]);
         }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How a row of weights is stored. A row is a whole number of blocks.
+/// The number format of a row of weights. A row is a whole number of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)] // the names that every user of these formats knows
+#[allow(non_camel_case_types)] // GGUF's names
 pub enum DType {
     F32,
     F16,
@@ -39,7 +39,7 @@ impl DType {
         Self::Q6_K,
     ];
 
-    /// Elements that share one block.
+    /// Elements in one block.
     pub const fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
@@ -66,7 +66,7 @@ impl DType {
         }
     }
 
-    /// Bytes of a row of `elements`, or `None` if the row is not a whole number of blocks or is too long to count.
+    /// Bytes of a row of `elements`, or `None` if the row is not a whole number of blocks, or on overflow.
     pub fn row_bytes(self, elements: usize) -> Option<usize> {
         let block = self.block_elements();
         elements.is_multiple_of(block).then(|| (elements / block).checked_mul(self.block_bytes()))?

@@ -1,8 +1,8 @@
-//! Runs of decoder layers.
+//! Ranges of decoder layers.
 
 use std::fmt;
 
-/// A non-empty, half-open run of decoder layers: what one stage or peer serves.
+/// A non-empty, half-open range of decoder layers, which one stage or peer runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerRange {
     start: u32,
@@ -22,7 +22,7 @@ impl LayerRange {
         self.end as usize
     }
 
-    /// How many layers; never zero.
+    /// The number of layers; never zero.
     pub fn count(self) -> usize {
         (self.end - self.start) as usize
     }

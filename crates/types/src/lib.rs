@@ -1,4 +1,4 @@
-//! The vocabulary that every crate shares. Each type checks its invariant once, when it is made.
+//! Types that all crates use. Each type checks its invariant once, on construction.
 #![forbid(unsafe_code)]
 
 mod dtype;

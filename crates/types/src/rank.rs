@@ -4,11 +4,11 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::ops::Range;
 
-/// Processes that shard one model by tensor parallelism. Never zero.
+/// The number of processes that run one model by tensor parallelism. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorldSize(NonZeroU16);
 
-/// One process of the group, by its index: always below the `WorldSize` it was made from.
+/// The index of a process in a tensor-parallel group, always below its `WorldSize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
     index: u16,
@@ -37,7 +37,7 @@ impl WorldSize {
 
 impl Rank {
     /// The only rank of a world of one.
-    pub const SOLO: Self = Self { index: 0, world: WorldSize::ONE };
+    pub const SINGLE: Self = Self { index: 0, world: WorldSize::ONE };
 
     pub fn index(self) -> usize {
         usize::from(self.index)
@@ -47,8 +47,8 @@ impl Rank {
         self.world
     }
 
-    /// This rank's part of `total` units. The parts of all ranks are in order, disjoint, cover
-    /// `0..total`, and differ in length by at most one unit: the first ranks have the longer ones.
+    /// This rank's shard of `total` units. The shards of all ranks are in order, disjoint, cover `0..total`, and differ in
+    /// length by at most one unit; the first ranks have the longer ones.
     pub fn shard(self, total: usize) -> Range<usize> {
         let (world, index) = (self.world.get(), self.index());
         let (each, extra) = (total / world, total % world);

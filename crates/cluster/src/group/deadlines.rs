@@ -1,4 +1,4 @@
-//! How long a rank may take for what it is asked, and how people write that: `step=120,stopped=0.5`, in seconds.
+//! How long a rank may take for each kind of request, and the text form: `step=120,stopped=0.5`, in seconds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,23 +8,23 @@ use crate::tcp::{SILENCE_MAX, SILENCE_MIN};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From the start of the process to its first answer.
+    /// From the start of the process to its first reply.
     pub start: Duration,
     /// To join the epoch.
     pub join: Duration,
-    /// To load, from one sign of progress to the next.
+    /// To load, from one progress report to the next.
     pub load: Duration,
-    /// To open or close a session, to count something.
+    /// To open, truncate or close a session, or to report counters.
     pub session: Duration,
     /// To run a step.
     pub step: Duration,
-    /// To answer what it was asked, once the group is aborted.
+    /// To reply to pending requests once the epoch is aborted.
     pub drain: Duration,
-    /// To stay stopped, as by SIGSTOP.
+    /// How long a rank process may be stopped, as by SIGSTOP.
     pub stopped: Duration,
-    /// To show no sign of life: the host of a rank, or a rank to one on another host.
+    /// How long a remote host, or a rank on another host, may be silent.
     pub silent: Duration,
-    /// To end, once it is told to.
+    /// To exit after the shutdown request.
     pub shutdown: Duration,
 }
 
@@ -44,7 +44,7 @@ pub enum DeadlineError {
 struct Field {
     name: &'static str,
     of: fn(&mut Deadlines) -> &mut Duration,
-    /// What it may be.
+    /// Smallest and largest value.
     range: (Duration, Duration),
 }
 
@@ -60,9 +60,9 @@ const FIELDS: [Field; 9] = [
     Field { name: "shutdown", of: |deadlines| &mut deadlines.shutdown, range: ANY },
 ];
 
-/// Shorter ones would find ranks at fault that only waited for a CPU.
+/// Shorter deadlines would fail ranks that only waited for a CPU.
 const ANY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
-/// What the kernel can be told.
+/// What TCP keepalive can be set to.
 const SILENT: (Duration, Duration) = (SILENCE_MIN, SILENCE_MAX);
 
 impl Default for Deadlines {
@@ -81,7 +81,7 @@ impl Default for Deadlines {
     }
 }
 
-/// The defaults, but for those that are named.
+/// Deadlines that are not named keep their defaults.
 impl FromStr for Deadlines {
     type Err = DeadlineError;
 
@@ -104,7 +104,7 @@ impl FromStr for Deadlines {
     }
 }
 
-/// As it is read.
+/// The form that [`FromStr`] reads.
 impl fmt::Display for Deadlines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut deadlines = *self;

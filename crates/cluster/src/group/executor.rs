@@ -1,5 +1,5 @@
-//! The group as an [`Executor`]. Sessions and pages are decided in the session table, and the ranks are told; a step is sent to all of them,
-//! and what the first one gives is what the group gives.
+//! The group as an [`Executor`]. The supervisor's session table decides about sessions and pages, and the ranks follow.
+//! A step is sent to all ranks; rank 0 returns its output.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,22 @@ use tracing::debug;
 use types::SessionId;
 
 use super::member::Expected;
-use super::supervisor::{Flight, Group, State};
-use crate::protocol::{Request, session};
+use super::supervisor::{Group, State, StepInFlight};
+use crate::protocol::{Reply, Request, session};
 
-/// How old the counts of ranks may become while the group is asked for nothing else.
-const COUNTS_AGE: Duration = Duration::from_secs(1);
+/// Age at which the ranks' counters are requested again while the group is idle.
+const STATS_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// For how long nobody need look at the ranks again: steps follow each other faster than that, or end with a look.
-const JUST_NOW: Duration = Duration::from_millis(10);
+/// How often `poll_health` polls the pipes of a ready group. Steps follow each other faster than that, and poll
+/// themselves.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Group {
-    /// The error of a group that is not whole. Whoever gets it knows that sessions are gone.
+    /// The error of a group that is not ready. The engine that gets it knows that all sessions are gone.
     fn lost(&mut self) -> ExecutorError {
         let why = match &mut self.state {
-            State::Forming { why, told } => {
-                *told = true;
+            State::Forming { why, reported } => {
+                *reported = true;
                 why.clone()
             }
             State::Ready => "it was not".into(),
@@ -44,12 +45,12 @@ impl Group {
         self.members.iter().map(|member| member.head_bytes).sum::<u64>() as usize
     }
 
-    /// Asks all ranks for their counts and waits for them.
+    /// Requests the counters of all ranks and waits for the replies.
     pub fn count(&mut self) -> Result<Vec<RankReport>, ExecutorError> {
         self.check_whole()?;
         self.ask_all(|id| Request::Stats { id }, Expected::Stats);
         while self.members.iter().any(|member| !member.pending.is_empty()) {
-            self.turn(Instant::now() + self.config.deadlines.session);
+            self.poll_once(Instant::now() + self.config.deadlines.session);
             self.check_whole()?;
         }
         Ok(self.ranks())
@@ -102,8 +103,8 @@ impl Executor for Group {
         wire.assign(plan);
         let mut copy = std::mem::take(&mut self.spare_plan);
         copy.clone_from(plan);
-        // Before it is sent: a rank that can not be written to ends the flight too.
-        self.flight = Some(Flight { id: 0, plan: copy, output: None, submitted });
+        // Set before sending: if a rank cannot be written to, `abort_epoch` clears it.
+        self.flight = Some(StepInFlight { id: 0, plan: copy, output: None, submitted });
         let id = self.send_step(wire);
         if let Some(flight) = &mut self.flight {
             flight.id = id;
@@ -118,16 +119,17 @@ impl Executor for Group {
             self.check_whole()?;
             match &self.flight {
                 None => return Err(ExecutorError::NoStepInFlight),
-                Some(Flight { output: Some(_), .. }) => break,
-                Some(_) => self.turn(Instant::now() + self.config.deadlines.step),
+                Some(StepInFlight { output: Some(_), .. }) => break,
+                Some(_) => self.poll_once(Instant::now() + self.config.deadlines.step),
             }
         }
-        let Some(Flight { id, plan, output: Some(given), submitted }) = self.flight.take() else {
+        let Some(StepInFlight { id, plan, output: Some(given), submitted }) = self.flight.take() else {
             return Err(ExecutorError::NoStepInFlight);
         };
         debug!(id, step_us = submitted.elapsed().as_micros() as u64, "step done");
         let filled = given.fill(&plan, self.sessions.capacity().vocab, output);
         self.spare_plan = plan;
+        self.spare_reply = Some(Reply::StepOk { id, output: given });
         if let Err(error) = filled {
             output.clear();
             self.lose(0, &format!("it gave what was not asked for: {error}"));
@@ -143,22 +145,22 @@ impl Executor for Group {
     fn poll_health(&mut self, wait: Duration) -> Health {
         let end = Instant::now() + wait;
         loop {
-            if let State::Forming { why, told: told @ false } = &mut self.state {
-                *told = true;
+            if let State::Forming { why, reported: reported @ false } = &mut self.state {
+                *reported = true;
                 return Health::Rebuilding { why: why.clone() };
             }
             let was_ready = self.is_ready();
-            if !was_ready || self.turned.elapsed() > JUST_NOW {
-                self.turn(if was_ready { Instant::now() } else { end });
+            if !was_ready || self.polled_at.elapsed() > POLL_INTERVAL {
+                self.poll_once(if was_ready { Instant::now() } else { end });
             }
             match &self.state {
-                State::Ready if was_ready && self.counted.elapsed() > COUNTS_AGE => {
-                    self.counted = Instant::now();
+                State::Ready if was_ready && self.stats_asked_at.elapsed() > STATS_AGE_MAX => {
+                    self.stats_asked_at = Instant::now();
                     self.ask_all(|id| Request::Stats { id }, Expected::Stats);
                     return Health::Ready;
                 }
                 State::Ready => return Health::Ready,
-                State::Forming { told: false, .. } => {}
+                State::Forming { reported: false, .. } => {}
                 _ if Instant::now() < end => {}
                 State::Forming { why, .. } => return Health::Rebuilding { why: why.clone() },
             }

@@ -1,5 +1,5 @@
-//! How a group comes together, at first and after each loss: processes for the ranks that are missing, a communicator of the next
-//! epoch for everybody, weights for those that have none.
+//! How a group is formed, at the start and after each loss: the supervisor starts processes for absent ranks, has all
+//! ranks join a communicator of the next epoch, and has ranks without weights load.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -8,28 +8,28 @@ use tracing::info;
 
 use super::hosts::Hosts;
 use super::member::{Expected, Phase};
-use super::supervisor::{Group, GroupConfig, Refusal, StartError, State};
+use super::supervisor::{Group, GroupConfig, LoadFailure, StartError, State};
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::Request;
 use crate::protocol::session::WireCapacity;
 use crate::shared_memory::Epoch;
 
-/// Times that a rank may fail before a group that never ran is given up.
+/// Failures of one rank after which [`Group::start`] gives up.
 const START_FAULTS_MAX: u32 = 3;
 
-/// How often whoever waits for the start hears of it.
-const PROGRESS_LOOK: Duration = Duration::from_millis(100);
+/// How often [`Group::start`] reports progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Group {
-    /// Starts the ranks and waits until all are ready. `progress` is told how many layers all of them have.
+    /// Starts the ranks and waits until all are ready. `progress` gets the number of layers that every rank has loaded.
     pub fn start(config: GroupConfig, progress: &mut dyn FnMut(usize)) -> Result<Self, StartError> {
         let mut group = Self::new(config)?;
         while !group.is_ready() {
             group.form();
-            group.turn(Instant::now() + PROGRESS_LOOK);
+            group.poll_once(Instant::now() + PROGRESS_INTERVAL);
             let layers = group.members.iter().map(|member| if member.loaded { u64::MAX } else { member.layers }).min();
             progress(layers.map_or(0, |layers| usize::try_from(layers).unwrap_or(usize::MAX)));
-            if let Some(Refusal { rank, kind, message }) = group.refusal.take() {
+            if let Some(LoadFailure { rank, kind, message }) = group.load_failure.take() {
                 return Err(StartError::Refused { rank, kind, message });
             }
             if let State::Forming { why, .. } = &group.state
@@ -41,40 +41,41 @@ impl Group {
         Ok(group)
     }
 
-    /// Does what can be done next to get a whole group.
+    /// Takes the next possible step towards a ready group.
     pub(super) fn form(&mut self) {
         let now = Instant::now();
         for index in 0..self.members.len() {
-            if self.members[index].phase == Phase::Absent && self.members[index].not_before <= now {
+            if self.members[index].phase == Phase::Absent && self.members[index].restart_at <= now {
                 self.launch(index);
             }
         }
         let all = |phase| self.members.iter().all(|member| member.phase == phase);
-        if all(Phase::Outside) {
-            // Nobody is within an exchange any more: that is what the next epoch asks for.
+        if all(Phase::Idle) {
+            // No rank is in a collective any more, which the next epoch requires.
             match &self.config.hosts {
                 None => self.send_attach(),
-                Some(_) => self.call_to_listen(),
+                Some(_) => self.request_listen(),
             }
         } else if let Some(Hosts { activations, .. }) = self.config.hosts
             && all(Phase::Listening)
         {
-            self.call_to_join(activations);
-        } else if all(Phase::Ready) && matches!(self.state, State::Forming { told: true, .. }) {
+            self.request_join(activations);
+        } else if all(Phase::Ready) && matches!(self.state, State::Forming { reported: true, .. }) {
             info!(epoch = self.epoch.0, ranks = self.members.len(), "the group is ready");
             self.state = State::Ready;
         }
     }
 
-    /// The next one. The segment counts them, also where ranks of several hosts do not share it, and knows when one is over.
-    pub(super) fn begin_generation(&mut self) -> Option<Epoch> {
-        // Four billion losses: ranks of a new segment would have to be started, which nobody will live to see.
-        self.epoch = self.segment.reform().ok()?;
+    /// Begins the next epoch. The segment counts epochs, also where ranks on several hosts do not map it, and knows
+    /// when one is over.
+    pub(super) fn begin_epoch(&mut self) -> Option<Epoch> {
+        // This fails after 2^32 losses; the group then never forms again.
+        self.epoch = self.segment.begin_epoch().ok()?;
         Some(self.epoch)
     }
 
     fn send_attach(&mut self) {
-        let Some(epoch) = self.begin_generation() else { return };
+        let Some(epoch) = self.begin_epoch() else { return };
         let (segment_fd, world_size) = (self.segment_fd.as_raw_fd() as u32, self.config.world.get() as u16);
         for index in 0..self.members.len() {
             self.members[index].phase = Phase::Joining;
@@ -97,11 +98,11 @@ impl Group {
             return self.members[index].phase = Phase::Ready;
         }
         self.members[index].phase = Phase::Loading;
-        let (model_id, share) = (self.config.model_id.clone(), self.config.share.clone());
-        self.ask(index, |id| Request::Load { id, model_id, share }, Expected::Loaded);
+        let (model_id, shard) = (self.config.model_id.clone(), self.config.shard.clone());
+        self.ask(index, |id| Request::Load { id, model_id, shard }, Expected::Loaded);
     }
 
-    /// A rank has its weights; by now the epoch in which it began to load may be over.
+    /// A rank has loaded its weights. The epoch in which it began to load may be over by now.
     pub(super) fn loaded(&mut self, index: usize, capacity: WireCapacity) {
         let own = WireCapacity::from(self.sessions.capacity());
         if capacity != own {
@@ -109,6 +110,6 @@ impl Group {
         }
         self.members[index].loaded = true;
         let is_over = self.segment.abort(self.epoch).cause().is_some();
-        self.members[index].phase = if is_over { Phase::Outside } else { Phase::Ready };
+        self.members[index].phase = if is_over { Phase::Idle } else { Phase::Ready };
     }
 }

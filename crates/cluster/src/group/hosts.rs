@@ -1,8 +1,8 @@
-//! `Hosts`: the other machines whose ranks take part, and how a group finds itself there.
+//! `Hosts`: the other machines that run ranks, and how the ranks of a group learn each other's addresses.
 //!
-//! The first rank runs beside the supervisor, the others one on each host. A group is called together in two rounds: all ranks
-//! open a port, and then each is told where the others have theirs. The supervisor knows the way to a host, and how that host sees
-//! this machine, from the connection that carries its lines.
+//! Rank 0 runs on the supervisor's machine, the others one on each host. A group is formed in two rounds: every rank
+//! opens a port, and then every rank gets the addresses of all. The supervisor takes a host's address, and the address
+//! under which that host sees this machine, from the connection of its rank stream.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::protocol::Request;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::tcp::ClusterKey;
 
-/// Where the ranks above the first run.
+/// Where all ranks but rank 0 run.
 #[derive(Clone, Debug)]
 pub struct Hosts {
     /// `NAME:PORT` of each, where it [serves ranks](crate::tcp::serve_ranks).
@@ -25,7 +25,7 @@ pub struct Hosts {
     pub activations: Activations,
 }
 
-/// How this machine and a host see each other.
+/// The addresses of this machine and of a host, as the connection between them has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub own: IpAddr,
@@ -33,28 +33,28 @@ pub(super) struct Route {
 }
 
 impl Group {
-    /// The first round: everybody opens a port.
-    pub(super) fn call_to_listen(&mut self) {
+    /// The first round: every rank opens a port.
+    pub(super) fn request_listen(&mut self) {
         for index in 0..self.members.len() {
-            self.members[index].phase = Phase::Calling;
+            self.members[index].phase = Phase::ListenRequested;
             let host = self.own_address(index);
             self.ask(index, |id| Request::Listen { id, host }, Expected::Listening);
         }
     }
 
-    /// The second: everybody is told of the others' ports.
-    pub(super) fn call_to_join(&mut self, activations: Activations) {
+    /// The second round: every rank gets the addresses of all.
+    pub(super) fn request_join(&mut self, activations: Activations) {
         let mut key = [0; 32];
         let filled = getrandom(&mut key, GetRandomFlags::empty());
         if filled != Ok(key.len()) {
-            return; // interrupted: the next turn tries again
+            return; // interrupted: the next iteration tries again
         }
-        let Some(epoch) = self.begin_generation() else { return };
-        let (world_size, patience) = (self.config.world.get() as u16, patience(&self.config.deadlines));
+        let Some(epoch) = self.begin_epoch() else { return };
+        let (world_size, timeouts) = (self.config.world.get() as u16, timeouts(&self.config.deadlines));
         for index in 0..self.members.len() {
             self.members[index].phase = Phase::Joining;
             let rank = self.members[index].rank.index() as u16;
-            let (addresses, key) = (addresses(&self.members, index), Secret::new(key));
+            let (addresses, key) = (addresses(&self.members, index).into(), Secret::new(key));
             let join = |id| Request::Join {
                 id,
                 world_size,
@@ -63,13 +63,14 @@ impl Group {
                 addresses,
                 key,
                 encoding: activations,
-                patience,
+                timeouts,
             };
             self.ask(index, join, Expected::Attached);
         }
     }
 
-    /// Where a rank is to listen: for the first one, where all hosts see this machine, if they agree.
+    /// The address on which a rank listens. For rank 0 it is the address under which all hosts see this machine, if
+    /// they agree.
     fn own_address(&self, index: usize) -> IpAddr {
         if let Some(route) = route(&self.members, index) {
             return route.theirs;
@@ -80,9 +81,9 @@ impl Group {
     }
 }
 
-/// How long ranks wait for each other: to connect for less than the supervisor waits, who then learns what was wrong, and within an
-/// exchange for more, since the supervisor knows better who is to blame.
-fn patience(deadlines: &Deadlines) -> JoinTimeouts {
+/// How long ranks wait for each other. Connecting: less than the supervisor waits, so that it gets their errors. Within
+/// a collective: more, since the supervisor knows better which rank is at fault.
+fn timeouts(deadlines: &Deadlines) -> JoinTimeouts {
     let ms = |wait: Duration| wait.as_millis() as u64;
     JoinTimeouts {
         connect_ms: ms(deadlines.join / 3),

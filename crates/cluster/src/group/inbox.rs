@@ -1,27 +1,27 @@
-//! `Inbox`: replies from bytes that come in pieces, from a pipe that does not block.
+//! `Inbox`: reads replies from a non-blocking pipe, whose bytes arrive in pieces.
 
 use std::io::{self, ErrorKind, Read};
 
-use crate::protocol::{LINE_BYTES_MAX, ReadError, Reply, decode};
+use crate::protocol::{LINE_BYTES_MAX, ReadError, Reply, decode_reusing};
 
-/// Room for what is read at once: for an ordinary reply, and where that was filled, for more.
+/// Bytes per read: enough for an ordinary reply; after a full read, more.
 const PIECE_BYTES: usize = 1 << 12;
 const PIECE_BYTES_MAX: usize = 1 << 16;
 
-/// Memory that is kept when a long line has been read.
+/// Buffer capacity that is kept after a long line.
 const KEPT_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     bytes: Vec<u8>,
-    /// Of `bytes`: those that were read as lines.
+    /// Bytes at the start of `bytes` that were decoded as lines.
     used: usize,
-    /// Of `bytes`: those in which no end of a line was found, beyond the used ones.
+    /// Bytes at the start of `bytes` that hold no further line end.
     searched: usize,
 }
 
 impl Inbox {
-    /// Takes what is there. False at the end of the stream.
+    /// Reads what is available. False at the end of the stream.
     pub fn fill(&mut self, mut from: impl Read) -> io::Result<bool> {
         self.bytes.drain(..self.used);
         self.searched -= self.used;
@@ -35,7 +35,7 @@ impl Inbox {
             self.bytes.truncate(start + read.as_ref().copied().unwrap_or(0));
             match read {
                 Ok(0) => return Ok(false),
-                // If more has come meanwhile, the next look shows it.
+                // If more has arrived meanwhile, the next `poll` reports it.
                 Ok(count) if count < piece || self.bytes.len() > LINE_BYTES_MAX => return Ok(true),
                 Ok(_) => piece = PIECE_BYTES_MAX,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -45,8 +45,8 @@ impl Inbox {
         }
     }
 
-    /// The next line that is complete.
-    pub fn next(&mut self) -> Option<Result<Reply, ReadError>> {
+    /// Decodes the next complete line. A `spare` reply of the same op is taken, and its memory is reused.
+    pub fn next(&mut self, spare: &mut Option<Reply>) -> Option<Result<Reply, ReadError>> {
         loop {
             let from = self.searched.max(self.used);
             let Some(end) = self.bytes[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at) else {
@@ -57,7 +57,7 @@ impl Inbox {
             let line = &self.bytes[self.used..end];
             (self.used, self.searched) = (end + 1, end + 1);
             if !line.trim_ascii().is_empty() {
-                return Some(decode(line));
+                return Some(decode_reusing(line, spare));
             }
         }
     }
@@ -67,7 +67,7 @@ impl Inbox {
 mod tests {
     use super::*;
 
-    /// A stream that gives its pieces one by one and has nothing for a while between them.
+    /// A stream that returns its pieces one by one, with `WouldBlock` after each.
     struct Pieces(Vec<Vec<u8>>);
 
     impl Read for Pieces {
@@ -95,7 +95,7 @@ mod tests {
             let mut pieces = Pieces(text.chunks(size).map(<[u8]>::to_vec).collect());
             let (mut inbox, mut replies) = (Inbox::default(), Vec::new());
             while inbox.fill(&mut pieces).unwrap() {
-                replies.extend(std::iter::from_fn(|| inbox.next()).map(Result::unwrap));
+                replies.extend(std::iter::from_fn(|| inbox.next(&mut None)).map(Result::unwrap));
             }
             assert_eq!(replies, [Reply::InitOk, Reply::Bye], "pieces of {size}");
         }
@@ -106,6 +106,6 @@ mod tests {
         let mut inbox = Inbox::default();
         let open = inbox.fill(io::repeat(b'x').take(LINE_BYTES_MAX as u64 + 2)).unwrap();
         assert!(open);
-        assert!(matches!(inbox.next(), Some(Err(ReadError::TooLong { .. }))));
+        assert!(matches!(inbox.next(&mut None), Some(Err(ReadError::TooLong { .. }))));
     }
 }

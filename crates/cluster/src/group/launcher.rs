@@ -1,5 +1,5 @@
-//! `Launcher`: starts rank processes from a thread that lives as long as the group. A rank asks the kernel to end it with its parent,
-//! and for the kernel that is the thread which started it.
+//! `Launcher`: starts rank processes from a thread that lives as long as the group. A rank asks the kernel to kill it
+//! when its parent dies (PDEATHSIG), and for the kernel the parent is the thread that spawned it.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub(super) struct Launcher {
 }
 
 impl Launcher {
-    /// `program` is this very binary: ranks have to agree with their supervisor in every bit.
+    /// `program` is the supervisor's own binary: all processes of a group must be the same build.
     pub fn start(program: PathBuf, environment: Vec<(String, String)>) -> io::Result<Self> {
         let (orders, received) = channel();
         let (started, children) = channel();

@@ -1,4 +1,4 @@
-//! `Member`: one rank as its supervisor knows it: how far it is, what it has been asked, and who it is at present.
+//! `Member`: the supervisor's state of one rank: its phase, its pending requests and its process.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,57 +10,57 @@ use types::{Rank, SessionId};
 use super::process::Process;
 use crate::protocol::session::RankStats;
 
-/// The longest wait before a rank that keeps failing is started once more.
+/// The longest wait before a rank that keeps failing is restarted.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Member {
     pub rank: Rank,
-    /// Where it runs, if that is not here.
+    /// The host it runs on; `None`: this one.
     pub host: Option<String>,
     pub phase: Phase,
     pub process: Option<Process>,
-    /// Where ranks of other hosts find it, once it listens.
+    /// The port on which it listens for ranks on other hosts.
     pub port: u16,
-    /// What it has been asked and has not answered, in order.
+    /// Requests without a reply so far, in order.
     pub pending: VecDeque<Pending>,
-    /// It holds its share of the weights.
+    /// It holds its shard of the weights.
     pub loaded: bool,
     /// Layers that it has loaded so far.
     pub layers: u64,
-    /// Since when it was seen to be stopped.
+    /// Since when its process has been seen stopped.
     pub stopped: Option<Instant>,
-    /// Failures since a step last went well.
+    /// Failures since the last step that succeeded.
     pub faults: u32,
-    /// When it may be started.
-    pub not_before: Instant,
+    /// The earliest time of its next start.
+    pub restart_at: Instant,
     pub starts: u64,
     pub stats: RankStats,
-    /// Of its weights.
+    /// Bytes of its weights.
     pub layer_bytes: u64,
     pub head_bytes: u64,
     pub send_time: Duration,
-    /// When it was told to leave what it did.
-    pub told_to_leave: Option<Instant>,
+    /// When its epoch was aborted.
+    pub drain_began: Option<Instant>,
     pub drains: u64,
     pub drain_max: Duration,
 }
 
-/// How far a rank is.
+/// The phase of a rank between start and ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// There is no process.
     Absent,
-    /// It was started and has not said who it is.
-    Greeting,
-    /// It was asked something when the group was aborted, and has not answered.
+    /// It was started and has not replied to the hello.
+    Starting,
+    /// It had pending requests when the epoch was aborted, and has not replied to all of them.
     Draining,
     /// It waits to join an epoch.
-    Outside,
-    /// It was told to listen to ranks of other hosts.
-    Calling,
-    /// It listens, and waits for all others to do so.
+    Idle,
+    /// It was asked to listen for ranks on other hosts.
+    ListenRequested,
+    /// It listens, and waits until all others do.
     Listening,
     Joining,
     Loading,
@@ -71,9 +71,9 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Absent => "absent",
-            Self::Greeting => "starting",
+            Self::Starting => "starting",
             Self::Draining => "draining",
-            Self::Outside | Self::Calling | Self::Listening | Self::Joining => "joining",
+            Self::Idle | Self::ListenRequested | Self::Listening | Self::Joining => "joining",
             Self::Loading => "loading",
             Self::Ready => "ready",
         }
@@ -87,7 +87,7 @@ pub(super) struct Pending {
     pub deadline: Instant,
 }
 
-/// What the answer has to be.
+/// The reply that a request must get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     Hello,
@@ -102,8 +102,8 @@ pub(super) enum Expected {
 }
 
 impl Expected {
-    /// What was asked, for people.
-    pub fn question(self) -> &'static str {
+    /// The request, for messages.
+    pub fn request_name(self) -> &'static str {
         match self {
             Self::Hello => "the greeting",
             Self::Listening => "the call to listen",
@@ -129,53 +129,53 @@ impl Member {
             layers: 0,
             stopped: None,
             faults: 0,
-            not_before: Instant::now(),
+            restart_at: Instant::now(),
             starts: 0,
             stats: RankStats::default(),
             layer_bytes: 0,
             head_bytes: 0,
             send_time: Duration::ZERO,
-            told_to_leave: None,
+            drain_began: None,
             drains: 0,
             drain_max: Duration::ZERO,
         }
     }
 
-    /// It has a process, which for a rank elsewhere is known when it answers.
+    /// Counts a start. For a rank on another host the pid is known only after its first reply.
     pub fn started(&mut self, pid: Option<u32>) {
         info!(rank = self.rank.index(), pid, host = self.host, "rank started");
         self.starts += 1;
     }
 
-    /// For people.
+    /// For messages.
     pub fn name(&self) -> String {
         let rank = self.rank.index();
         self.host.as_ref().map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"))
     }
 
-    /// The epoch is over: it has to answer what it was asked, before `deadline`, and do nothing else.
+    /// The epoch was aborted: the rank must reply to its pending requests before `deadline`, and does nothing else.
     pub fn leave(&mut self, deadline: Instant) {
-        self.phase = if self.pending.is_empty() { Phase::Outside } else { Phase::Draining };
-        // Also where the time for an answer is up already: who waited for others answers when told to give way.
+        self.phase = if self.pending.is_empty() { Phase::Idle } else { Phase::Draining };
+        // Also for requests past their deadline: a rank that waited for others replies once the epoch is aborted.
         self.pending.iter_mut().for_each(|pending| pending.deadline = deadline);
-        self.told_to_leave = Some(Instant::now());
+        self.drain_began = Some(Instant::now());
     }
 
-    /// It answered, while it was leaving.
+    /// Handles a reply while draining.
     pub fn left(&mut self) {
         if self.pending.is_empty() {
-            self.phase = Phase::Outside;
-            let took = self.told_to_leave.take().map_or(Duration::ZERO, |told| told.elapsed());
+            self.phase = Phase::Idle;
+            let took = self.drain_began.take().map_or(Duration::ZERO, |reported| reported.elapsed());
             self.drains += 1;
             self.drain_max = self.drain_max.max(took);
         }
     }
 
-    /// Ends its process. The next one may start after a pause that grows with the failures.
+    /// Kills its process. The next one starts after a pause that grows with the number of failures.
     pub fn dismiss(&mut self) {
         if let Some(process) = self.process.take() {
-            // Its host had started it, though it never answered.
-            self.starts += u64::from(self.phase == Phase::Greeting && process.route().is_some());
+            // Its host had started it, though it never replied.
+            self.starts += u64::from(self.phase == Phase::Starting && process.route().is_some());
             process.kill();
         }
         self.phase = Phase::Absent;
@@ -186,7 +186,7 @@ impl Member {
             faults => PAUSE_FIRST.saturating_mul(1 << (faults - 1).min(10)).min(PAUSE_MAX),
         };
         self.faults = self.faults.saturating_add(1);
-        self.not_before = Instant::now() + pause;
+        self.restart_at = Instant::now() + pause;
     }
 
     pub fn report(&self) -> RankReport {

@@ -1,4 +1,4 @@
-//! `Process`: one rank's process and its pipes, none of which ever blocks. On another host, it is a link behind such pipes.
+//! `Process`: one rank's process and its non-blocking pipes. A rank on another host is a rank stream behind such pipes.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -13,16 +13,16 @@ use types::Rank;
 use super::deadlines::Deadlines;
 use super::hosts::Route;
 use super::inbox::Inbox;
-use super::remote::{Pipes, Remote};
+use super::remote::{Pipes, RemoteProcess};
 use crate::protocol::{ReadError, Reply};
 use crate::stopped::is_stopped;
 use crate::tcp::ClusterKey;
 
-/// What a process that does not read may leave waiting for it, beyond one long line.
+/// Outbox capacity that is kept after everything was written.
 const OUTBOX_KEPT_BYTES: usize = 1 << 20;
 
-/// How often a process that was killed is asked whether it has ended.
-const REAP_LOOK: Duration = Duration::from_millis(2);
+/// How often `reap` checks whether the process has ended.
+const REAP_INTERVAL: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -34,11 +34,11 @@ pub(super) struct Process {
     inbox: Inbox,
 }
 
-/// Where it runs.
+/// Where the process runs.
 #[derive(Debug)]
 enum ProcessLocation {
-    Here(Child),
-    Elsewhere(Remote),
+    Local(Child),
+    Remote(RemoteProcess),
 }
 
 impl Process {
@@ -46,13 +46,14 @@ impl Process {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("a rank was started without pipes"));
         };
-        Self::with(ProcessLocation::Here(child), input.into(), output.into())
+        Self::with(ProcessLocation::Local(child), input.into(), output.into())
     }
 
-    /// Has `host` start `rank`. What is sent waits until it is there; if it does not come in time, that is its end.
-    pub fn elsewhere(host: &str, key: &ClusterKey, rank: Rank, deadlines: &Deadlines) -> io::Result<Self> {
-        let (remote, Pipes { input, output }) = Remote::start(host, key, rank, deadlines)?;
-        Self::with(ProcessLocation::Elsewhere(remote), input.into(), output.into())
+    /// Has `host` start `rank`. Lines that are sent wait in the pipe until it is connected; if that takes too long, the
+    /// output ends.
+    pub fn remote(host: &str, key: &ClusterKey, rank: Rank, deadlines: &Deadlines) -> io::Result<Self> {
+        let (remote, Pipes { input, output }) = RemoteProcess::start(host, key, rank, deadlines)?;
+        Self::with(ProcessLocation::Remote(remote), input.into(), output.into())
     }
 
     fn with(location: ProcessLocation, input: OwnedFd, output: OwnedFd) -> io::Result<Self> {
@@ -62,33 +63,33 @@ impl Process {
         Ok(Self { location, input, output, outbox: Vec::new(), sent: 0, inbox: Inbox::default() })
     }
 
-    /// On this host.
+    /// The pid, if the process runs on this host.
     pub fn pid(&self) -> Option<u32> {
         match &self.location {
-            ProcessLocation::Here(child) => Some(child.id()),
-            ProcessLocation::Elsewhere(_) => None,
+            ProcessLocation::Local(child) => Some(child.id()),
+            ProcessLocation::Remote(_) => None,
         }
     }
 
-    /// To its host, if that is another and connected.
+    /// The addresses of the connection to its host, if that is another one and connected.
     pub fn route(&self) -> Option<Route> {
         match &self.location {
-            ProcessLocation::Here(_) => None,
-            ProcessLocation::Elsewhere(remote) => remote.route(),
+            ProcessLocation::Local(_) => None,
+            ProcessLocation::Remote(remote) => remote.route(),
         }
     }
 
-    /// Where its replies come from.
+    /// The pipe of its replies.
     pub fn output(&self) -> BorrowedFd<'_> {
         self.output.as_fd()
     }
 
-    /// Where its requests go, while some wait to be written.
+    /// The pipe of its requests, while some wait to be written.
     pub fn input(&self) -> Option<BorrowedFd<'_>> {
         (self.sent < self.outbox.len()).then(|| self.input.as_fd())
     }
 
-    /// Writes what fits now, the rest when there is room.
+    /// Queues a line and writes what the pipe takes now.
     pub fn send(&mut self, line: &[u8]) -> io::Result<()> {
         self.outbox.extend_from_slice(line);
         self.flush()
@@ -109,62 +110,63 @@ impl Process {
         Ok(())
     }
 
-    /// Takes in what it has written. False: there is nothing more to come.
+    /// Reads what is available. False: its output has ended.
     pub fn receive(&mut self) -> io::Result<bool> {
         self.inbox.fill(&mut self.output)
     }
 
-    pub fn next_reply(&mut self) -> Option<Result<Reply, ReadError>> {
-        self.inbox.next()
+    /// A `spare` reply of the same op is taken, and its memory is reused.
+    pub fn next_reply(&mut self, spare: &mut Option<Reply>) -> Option<Result<Reply, ReadError>> {
+        self.inbox.next(spare)
     }
 
-    /// Whether somebody stopped it: it answers nothing until it is continued. On another host that is what the host says.
+    /// Whether the process is stopped (SIGSTOP), so that it replies to nothing. On another host, that host reports it.
     pub fn is_stopped(&self) -> bool {
         match &self.location {
-            ProcessLocation::Here(child) => is_stopped(child.id()),
-            ProcessLocation::Elsewhere(remote) => remote.is_stopped(),
+            ProcessLocation::Local(child) => is_stopped(child.id()),
+            ProcessLocation::Remote(remote) => remote.is_stopped(),
         }
     }
 
-    /// Ends it, whatever it does, and lets the kernel forget it.
+    /// Kills the process and reaps it.
     pub fn kill(mut self) {
         match &mut self.location {
-            ProcessLocation::Elsewhere(remote) => return remote.dismiss(),
-            ProcessLocation::Here(child) => {
-                let _ = child.kill(); // an error means that it has ended
+            ProcessLocation::Remote(remote) => return remote.dismiss(),
+            ProcessLocation::Local(child) => {
+                let _ = child.kill(); // an error means that the process has ended
             }
         }
         if !self.reap(Duration::from_secs(1))
-            && let ProcessLocation::Here(mut child) = self.location
+            && let ProcessLocation::Local(mut child) = self.location
         {
-            // It sits in the kernel: somebody has to wait for it, but nobody else has to wait for that.
+            // It is stuck in the kernel: a thread reaps it, so that the caller need not wait.
             thread::spawn(move || child.wait());
         }
     }
 
-    /// Waits for its end. False if it takes longer than `limit`.
+    /// Waits until the process has ended. False if that takes longer than `limit`.
     pub fn reap(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
             let has_ended = match &mut self.location {
-                ProcessLocation::Here(child) => !matches!(child.try_wait(), Ok(None)),
-                ProcessLocation::Elsewhere(remote) => remote.ending().is_some(),
+                ProcessLocation::Local(child) => !matches!(child.try_wait(), Ok(None)),
+                ProcessLocation::Remote(remote) => remote.exit_reason().is_some(),
             };
             if has_ended || Instant::now() >= end {
                 return has_ended;
             }
-            thread::sleep(REAP_LOOK);
+            thread::sleep(REAP_INTERVAL);
         }
     }
 
-    /// How it ended, for people; `None` while it has not.
-    pub fn ending(&mut self) -> Option<String> {
+    /// How the process ended, for messages; `None` while it runs.
+    pub fn exit_reason(&mut self) -> Option<String> {
         self.reap(Duration::from_millis(200)).then_some(())?;
         match &mut self.location {
-            ProcessLocation::Here(child) => {
+            ProcessLocation::Local(child) => {
                 child.try_wait().ok().flatten().map(|status| format!("its process ended, {status}"))
             }
-            ProcessLocation::Elsewhere(remote) => remote.ending(),
+            ProcessLocation::Remote(remote) => remote.exit_reason(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `Remote`: a rank on another host, behind a pair of pipes like those of a child. Threads of its own find the host, connect and
-//! carry the bytes, so that the supervisor sees pipes that do not block, and their end.
+//! `Remote`: a rank on another host, behind a pair of pipes like those of a child. Separate threads resolve the host
+//! name, connect and copy the bytes, so that the supervisor sees only non-blocking pipes, and their end.
 
 use std::error::Error;
 use std::io::{self, PipeReader, PipeWriter, pipe};
@@ -12,24 +12,24 @@ use types::Rank;
 
 use super::deadlines::Deadlines;
 use super::hosts::Route;
-use crate::tcp::{ClusterKey, HandshakeError, Link, LinkEnd};
+use crate::tcp::{ClusterKey, HandshakeError, RankStream, RankStreamHandle};
 
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct RemoteProcess {
     shared: Arc<Shared>,
 }
 
-/// What the supervisor's thread and those of the link both know.
+/// Shared by the supervisor's thread and the threads of the stream.
 #[derive(Debug, Default)]
 struct Shared(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    link: Option<(LinkEnd, Route)>,
-    /// Nobody wants it any more.
+    stream: Option<(RankStreamHandle, Route)>,
+    /// The supervisor has given the rank up.
     is_dismissed: bool,
-    /// Why nothing more comes, once nothing does.
-    ending: Option<String>,
+    /// Why the stream ended, once it has.
+    exit_reason: Option<String>,
 }
 
 /// The supervisor's ends of the pipes.
@@ -39,67 +39,67 @@ pub(super) struct Pipes {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum ReachError {
+enum RemoteError {
     #[error("its name has no address")]
     Name(#[source] io::Error),
     #[error("its name has no address")]
-    Nameless,
+    NoAddress,
     #[error("{address} did not answer as it should")]
     Handshake { address: SocketAddr, source: HandshakeError },
     #[error("its connection is of no use")]
     Io(#[from] io::Error),
 }
 
-impl Remote {
+impl RemoteProcess {
     /// Has `host` start `rank`.
     pub fn start(host: &str, key: &ClusterKey, rank: Rank, deadlines: &Deadlines) -> io::Result<(Self, Pipes)> {
         let (requests, input) = pipe()?;
         let (output, replies) = pipe()?;
         let shared = Arc::new(Shared::default());
         let (held, host, key, silence) = (Arc::clone(&shared), host.to_owned(), key.clone(), deadlines.silent);
-        // The rest of the time is for its first answer.
+        // The rest of the time is for its first reply.
         let deadline = Instant::now() + deadlines.start / 2;
-        thread::Builder::new().name(format!("link {}", rank.index())).spawn(move || {
-            let ending = match reach(&host, &key, rank, silence, deadline) {
-                Ok((link, address)) => carry(link, address, requests, &replies, &held),
-                Err(error) => format!("it can not be reached: {}", told(&error)),
+        thread::Builder::new().name(format!("stream {}", rank.index())).spawn(move || {
+            let exit_reason = match connect_to_host(&host, &key, rank, silence, deadline) {
+                Ok((stream, address)) => copy_both_ways(stream, address, requests, &replies, &held),
+                Err(error) => format!("it can not be reached: {}", with_sources(&error)),
             };
-            held.lock().ending = Some(ending);
-            drop(replies); // the supervisor sees the end, and asks for the reason
+            held.lock().exit_reason = Some(exit_reason);
+            drop(replies); // the supervisor sees the pipe end, and then reads `exit_reason`
         })?;
         Ok((Self { shared }, Pipes { input, output }))
     }
 
-    /// Once it is connected.
+    /// `None` until it is connected.
     pub fn route(&self) -> Option<Route> {
-        self.shared.lock().link.as_ref().map(|&(_, route)| route)
+        self.shared.lock().stream.as_ref().map(|&(_, route)| route)
     }
 
-    /// Whether its host says that it was stopped.
+    /// Whether its host reports that the process is stopped.
     pub fn is_stopped(&self) -> bool {
-        self.shared.lock().link.as_ref().is_some_and(|(end, _)| end.is_stopped())
+        self.shared.lock().stream.as_ref().is_some_and(|(end, _)| end.is_stopped())
     }
 
-    /// Why nothing more comes from it, once nothing does.
-    pub fn ending(&self) -> Option<String> {
-        self.shared.lock().ending.clone()
+    /// Why the stream ended, once it has.
+    pub fn exit_reason(&self) -> Option<String> {
+        self.shared.lock().exit_reason.clone()
     }
 
-    /// Its host ends a rank whose link ends.
+    /// Closes the stream; the host then kills the rank.
     pub fn dismiss(&self) {
         let mut state = self.shared.lock();
         state.is_dismissed = true;
-        if let Some((end, _)) = &state.link {
+        if let Some((end, _)) = &state.stream {
             end.close();
         }
     }
 }
 
 impl Shared {
-    /// False: nobody wants it any more.
-    fn connect(&self, end: &LinkEnd, route: Route) -> bool {
+    /// False: the supervisor has given the rank up.
+    fn connect(&self, end: &RankStreamHandle, route: Route) -> bool {
         let mut state = self.lock();
-        state.link = Some((end.clone(), route));
+        state.stream = Some((end.clone(), route));
         !state.is_dismissed
     }
 
@@ -108,32 +108,32 @@ impl Shared {
     }
 }
 
-fn reach(
+fn connect_to_host(
     host: &str,
     key: &ClusterKey,
     rank: Rank,
     silence: Duration,
     deadline: Instant,
-) -> Result<(Link, SocketAddr), ReachError> {
-    let mut failure = ReachError::Nameless;
-    for address in host.to_socket_addrs().map_err(ReachError::Name)? {
-        match Link::connect(address, key, rank, silence, deadline) {
-            Ok(link) => return Ok((link, address)),
-            Err(source) => failure = ReachError::Handshake { address, source },
+) -> Result<(RankStream, SocketAddr), RemoteError> {
+    let mut failure = RemoteError::NoAddress;
+    for address in host.to_socket_addrs().map_err(RemoteError::Name)? {
+        match RankStream::connect(address, key, rank, silence, deadline) {
+            Ok(stream) => return Ok((stream, address)),
+            Err(source) => failure = RemoteError::Handshake { address, source },
         }
     }
     Err(failure)
 }
 
-/// Carries bytes both ways until one side ends. Tells why.
-fn carry(
-    link: Link,
+/// Copies bytes both ways until one side ends. Returns the reason.
+fn copy_both_ways(
+    stream: RankStream,
     address: SocketAddr,
     mut requests: PipeReader,
     mut replies: &PipeWriter,
     shared: &Shared,
 ) -> String {
-    let (mut reader, mut writer, end) = link.split();
+    let (mut reader, mut writer, end) = stream.split();
     let own = match end.local_address() {
         Ok(own) => own.ip(),
         Err(error) => return format!("it can not be reached: {error}"),
@@ -143,9 +143,10 @@ fn carry(
         return "it was given up".to_owned();
     }
     let requesting_end = end.clone();
-    // It is not joined: it waits for the supervisor to let go of the pipe, who first wants to know of the end.
+    // This thread is not joined: it ends when the supervisor closes the pipe, which happens after the supervisor has
+    // seen the end of the stream.
     let requesting = thread::Builder::new().name("requests".into()).spawn(move || {
-        // However it ends, nothing that is asked arrives any more.
+        // However the copy ends, no request arrives any more, so the stream is closed.
         let _ = io::copy(&mut requests, &mut writer);
         requesting_end.close();
     });
@@ -158,7 +159,7 @@ fn carry(
 }
 
 /// An error and what caused it.
-fn told(error: &dyn Error) -> String {
+fn with_sources(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

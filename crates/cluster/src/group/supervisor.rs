@@ -1,5 +1,5 @@
-//! `Group`: the supervisor's one loop. It writes what waits to be written, reads what the ranks say, and sees to deadlines;
-//! how a group is put together is in `forming`, what it is good for in `executor`.
+//! `Group`: the supervisor's one loop. It writes queued requests, reads replies and checks deadlines. `forming` forms
+//! the group; `executor` implements [`Executor`](engine::Executor).
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,35 +23,35 @@ use super::process::Process;
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
-use crate::protocol::share::Share;
-use crate::protocol::{ErrorKind, Message, Reply, Request, clean, encode};
+use crate::protocol::shard::ShardSpec;
+use crate::protocol::{ErrorKind, LineMessage, Reply, Request, clean, encode};
 use crate::shared_memory::{Epoch, GroupLimits, Segment, SegmentError};
 use crate::worker::build_id_of;
 
-/// How often ranks are looked at while nothing is heard of them.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the supervisor checks for stopped processes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Descriptors that are polled without an allocation: two for each of eight ranks.
 const POLLED: usize = 16;
 
-/// Failures of one rank in a row after which its process is not trusted any more, even if it answers.
+/// Failures of one rank in a row after which its process is replaced, even if it replies.
 const FAULTS_MAX: u32 = 2;
 
-/// What a group runs, and how.
+/// The configuration of a group.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
     pub world: WorldSize,
-    /// What ranks run: this very binary, unless a test drives it from outside.
+    /// The binary that ranks run: this one, except in tests.
     pub program: PathBuf,
     pub model_id: String,
-    pub share: Share,
-    /// As in `share`.
+    pub shard: ShardSpec,
+    /// The limits of `shard`.
     pub limits: Limits,
     pub vocab: usize,
     pub deadlines: Deadlines,
-    /// For the ranks, beside what this process has in its own.
+    /// Environment variables of the ranks, beside those of this process.
     pub environment: Vec<(String, String)>,
-    /// Where all ranks but the first run; `None`: all run here, and share memory.
+    /// Where all ranks but rank 0 run; `None`: all run here and use shared memory.
     pub hosts: Option<Hosts>,
 }
 
@@ -61,7 +61,7 @@ pub enum StartError {
     Segment(#[from] SegmentError),
     #[error("start the thread that starts ranks")]
     Launcher(#[source] io::Error),
-    /// It would fail again in the same way.
+    /// The rank cannot load the model; a new process would fail in the same way.
     #[error("rank {rank}: {message}")]
     Refused { rank: Rank, kind: ErrorKind, message: String },
     #[error("the group did not come together: {why}")]
@@ -81,44 +81,46 @@ pub struct Group {
     pub(super) members: Vec<Member>,
     pub(super) sessions: SessionTable,
     pub(super) state: State,
-    pub(super) flight: Option<Flight>,
-    pub(super) refusal: Option<Refusal>,
-    /// The plan of the step before, kept for its memory; likewise as it is sent.
+    pub(super) flight: Option<StepInFlight>,
+    pub(super) load_failure: Option<LoadFailure>,
+    /// The plan of the previous step and its wire form, kept for their memory.
     pub(super) spare_plan: StepPlan,
     pub(super) wire_plan: WirePlan,
+    /// Rank 0's reply to the previous step, kept for its memory.
+    pub(super) spare_reply: Option<Reply>,
     next_id: u64,
     line: Vec<u8>,
-    looked: Instant,
-    /// When the last turn ended.
-    pub(super) turned: Instant,
-    /// When the ranks were last asked for their counts.
-    pub(super) counted: Instant,
+    checked_at: Instant,
+    /// When the last `poll_once` ended.
+    pub(super) polled_at: Instant,
+    /// When the ranks' counters were last requested.
+    pub(super) stats_asked_at: Instant,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum State {
     Ready,
-    /// `told`: whoever drives the group knows that its sessions are gone.
+    /// `reported`: the engine knows that its sessions are gone.
     Forming {
         why: Arc<str>,
-        told: bool,
+        reported: bool,
     },
 }
 
-/// A rank that said why it can not load, and would say so again.
+/// A rank cannot load the model; a new process would fail in the same way.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal {
+pub(super) struct LoadFailure {
     pub rank: Rank,
     pub kind: ErrorKind,
     pub message: String,
 }
 
-/// The step that runs.
+/// The step in flight.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct StepInFlight {
     pub id: u64,
     pub plan: StepPlan,
-    /// What the first rank gave.
+    /// Rank 0's output.
     pub output: Option<WireOutput>,
     pub submitted: Instant,
 }
@@ -145,16 +147,17 @@ impl Group {
             segment_fd,
             members,
             sessions: SessionTable::new(&config.limits, config.vocab),
-            state: State::Forming { why: "it is being started".into(), told: true },
+            state: State::Forming { why: "it is being started".into(), reported: true },
             flight: None,
-            refusal: None,
+            load_failure: None,
             spare_plan: StepPlan::new(),
             wire_plan: WirePlan::default(),
+            spare_reply: None,
             next_id: 0,
             line: Vec::new(),
-            looked: now,
-            turned: now,
-            counted: now,
+            checked_at: now,
+            polled_at: now,
+            stats_asked_at: now,
             config,
         })
     }
@@ -163,12 +166,12 @@ impl Group {
         matches!(self.state, State::Ready)
     }
 
-    /// One turn: waits until a rank says something or a deadline passes, but not beyond `until`.
-    pub(super) fn turn(&mut self, until: Instant) {
+    /// One iteration: waits until a rank replies or a deadline passes, but not beyond `until`.
+    pub(super) fn poll_once(&mut self, until: Instant) {
         let deadlines = self.members.iter().filter_map(|member| member.pending.front().map(|pending| pending.deadline));
-        let starts = self.members.iter().filter(|m| m.phase == Phase::Absent).map(|member| member.not_before);
+        let starts = self.members.iter().filter(|m| m.phase == Phase::Absent).map(|member| member.restart_at);
         let now = Instant::now();
-        let end = deadlines.chain(starts).chain([until, now + LOOK]).min().unwrap_or(until);
+        let end = deadlines.chain(starts).chain([until, now + CHECK_INTERVAL]).min().unwrap_or(until);
         for (index, events) in self.wait(end.saturating_duration_since(now)) {
             if events.intersects(PollFlags::OUT | PollFlags::ERR) {
                 self.flush(index);
@@ -176,7 +179,7 @@ impl Group {
             if events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
                 self.receive(index);
             }
-            // What the step gave is waited for. What others say about it can wait until the next turn.
+            // `collect` waits for this output; the replies of other ranks can wait until the next iteration.
             if self.flight.as_ref().is_some_and(|flight| flight.output.is_some()) {
                 break;
             }
@@ -186,17 +189,17 @@ impl Group {
         if !self.is_ready() {
             self.form();
         }
-        self.turned = Instant::now();
+        self.polled_at = Instant::now();
     }
 
-    /// Asks one rank.
+    /// Sends a request to one rank.
     pub(super) fn ask(&mut self, index: usize, request: impl FnOnce(u64) -> Request, expected: Expected) {
         let id = self.claim_id();
         self.encode(&request(id));
         self.send(index, id, expected);
     }
 
-    /// Asks all ranks the same.
+    /// Sends the same request to all ranks.
     pub(super) fn ask_all(&mut self, request: impl FnOnce(u64) -> Request, expected: Expected) -> u64 {
         let id = self.claim_id();
         self.encode(&request(id));
@@ -204,7 +207,7 @@ impl Group {
         id
     }
 
-    /// Sends all ranks a step. The plan's memory is kept for the next one.
+    /// Sends a step to all ranks. The plan's memory is kept for the next step.
     pub(super) fn send_step(&mut self, plan: WirePlan) -> u64 {
         let id = self.claim_id();
         let request = Request::Step { id, plan };
@@ -216,18 +219,18 @@ impl Group {
         id
     }
 
-    /// Starts a process for a rank and greets it.
+    /// Starts a process for a rank and sends it the hello.
     pub(super) fn launch(&mut self, index: usize) {
         let Member { rank, host, .. } = &self.members[index];
         let started = match (host, &self.config.hosts) {
-            (Some(host), Some(hosts)) => Process::elsewhere(host, &hosts.key, *rank, &self.config.deadlines),
+            (Some(host), Some(hosts)) => Process::remote(host, &hosts.key, *rank, &self.config.deadlines),
             _ => self.launcher.launch(*rank).and_then(Process::new),
         };
         match started {
             Ok(process) => {
                 let pid = process.pid();
                 let member = &mut self.members[index];
-                (member.process, member.phase) = (Some(process), Phase::Greeting);
+                (member.process, member.phase) = (Some(process), Phase::Starting);
                 if pid.is_some() {
                     member.started(pid);
                 }
@@ -238,7 +241,7 @@ impl Group {
         }
     }
 
-    /// Gives a rank up: its process is ended, and the group has to form anew.
+    /// Kills a rank's process and aborts the epoch, so that the group forms anew.
     pub(super) fn lose(&mut self, index: usize, why: &str) {
         let rank = self.members[index].rank;
         self.members[index].dismiss();
@@ -253,7 +256,8 @@ impl Group {
     fn encode(&mut self, request: &Request) {
         self.line.clear();
         if let Err(error) = encode(request, &mut self.line) {
-            // No request of ours comes near the limit: an empty line is passed over, and the deadline passes.
+            // No request comes near the limit. If one did, an empty line would be sent, and the request's deadline
+            // would pass.
             warn!(op = request.op(), "{error}");
         }
     }
@@ -294,7 +298,7 @@ impl Group {
         }
         let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         match poll(&mut fds, Some(&limit)) {
-            // Interrupted by a signal, or out of kernel memory for a moment: the next turn sees more.
+            // Interrupted by a signal, or short of kernel memory: the next iteration polls again.
             Err(_) => SmallVec::new(),
             Ok(_) => owners.into_iter().zip(fds.iter().map(PollFd::revents)).filter(|(_, e)| !e.is_empty()).collect(),
         }
@@ -312,7 +316,9 @@ impl Group {
         let Some(process) = &mut self.members[index].process else { return };
         let received = process.receive();
         while let Some(process) = &mut self.members[index].process {
-            match process.next_reply() {
+            // Only rank 0 returns more than an empty output.
+            let spare = if index == 0 { &mut self.spare_reply } else { &mut None };
+            match process.next_reply(spare) {
                 None => break,
                 Some(Ok(reply)) => self.handle_reply(index, reply),
                 Some(Err(error)) => self.lose(index, &format!("it does not speak the protocol: {error}")),
@@ -328,14 +334,13 @@ impl Group {
     /// As [`Group::lose`], for a process that has most likely ended by itself.
     fn lose_ended(&mut self, index: usize, otherwise: &str) {
         let Some(process) = &mut self.members[index].process else { return };
-        let why = process.ending().unwrap_or_else(|| otherwise.to_owned());
+        let why = process.exit_reason().unwrap_or_else(|| otherwise.to_owned());
         self.lose(index, &why);
     }
 
-    /// Takes in a reply.
     fn handle_reply(&mut self, index: usize, reply: Reply) {
         if matches!(reply, Reply::Aborted { .. }) {
-            return; // it comes before or after what it cuts short, which is what counts
+            return; // the reply to the aborted request is what counts; it comes before or after this one
         }
         let member = &mut self.members[index];
         let front = member.pending.front().copied();
@@ -356,11 +361,11 @@ impl Group {
         match (reply, expected) {
             (Reply::Error { kind, message, .. }, _) => self.handle_failure(index, expected, kind, &message),
             _ if self.members[index].phase == Phase::Draining => self.members[index].left(),
-            (reply, expected) => self.handle_answer(index, reply, expected),
+            (reply, expected) => self.handle_success(index, reply, expected),
         }
     }
 
-    fn handle_answer(&mut self, index: usize, reply: Reply, expected: Expected) {
+    fn handle_success(&mut self, index: usize, reply: Reply, expected: Expected) {
         let is_right = match (reply, expected) {
             (Reply::HelloOk { protocol, build, pid, .. }, Expected::Hello) => {
                 let member = &mut self.members[index];
@@ -369,7 +374,7 @@ impl Group {
                         if member.host.is_some() {
                             member.started(Some(pid));
                         }
-                        member.phase = Phase::Outside;
+                        member.phase = Phase::Idle;
                     }
                     Err(error) => self.lose(index, &error.to_string()),
                 };
@@ -398,7 +403,7 @@ impl Group {
             _ => false,
         };
         if !is_right {
-            self.lose(index, &format!("it has another answer to {} than its group", expected.question()));
+            self.lose(index, &format!("it has another answer to {} than its group", expected.request_name()));
         }
     }
 
@@ -412,13 +417,13 @@ impl Group {
     fn handle_failure(&mut self, index: usize, expected: Expected, kind: ErrorKind, message: &str) {
         let member = &mut self.members[index];
         let rank = member.rank;
-        let why = clean(&format!("it failed at {}: {message}", expected.question()));
-        // Who could not connect may be the one that was not answered.
+        let why = clean(&format!("it failed at {}: {message}", expected.request_name()));
+        // A rank that could not connect is not necessarily at fault: the other rank may not have accepted.
         let is_elsewhere = self.config.hosts.is_some() && kind == ErrorKind::NcclInitFailed;
         match (expected, kind) {
-            // It gave way, as it was told to.
+            // It left its collective because the epoch was aborted.
             _ if member.phase == Phase::Draining => self.members[index].left(),
-            // Somebody else ended the epoch, which is heard of from them.
+            // Another rank ended the epoch; its own error or end says why.
             (Expected::Attached, kind)
                 if member.faults < FAULTS_MAX
                     && (is_elsewhere || matches!(kind, ErrorKind::Stale | ErrorKind::Aborted)) =>
@@ -429,10 +434,10 @@ impl Group {
             (Expected::Step, ErrorKind::Aborted | ErrorKind::Stale) => self.abort_epoch(rank, &why),
             (Expected::Loaded, ErrorKind::LoadFailed | ErrorKind::UnsupportedArch | ErrorKind::BadRequest) => {
                 let at = member.host.as_ref().map_or(String::new(), |host| format!("host {host}: "));
-                self.refusal = Some(Refusal { rank, kind, message: at + message });
+                self.load_failure = Some(LoadFailure { rank, kind, message: at + message });
                 self.lose(index, &why);
             }
-            // It is in its senses and says what went wrong: it keeps its weights, unless that happens again and again.
+            // The process works and reports an error: it keeps its weights, unless it fails again and again.
             (Expected::Step, _) if member.faults < FAULTS_MAX => {
                 member.faults += 1;
                 self.abort_epoch(rank, &why);
@@ -441,14 +446,14 @@ impl Group {
         }
     }
 
-    /// Ends the present epoch because of a rank: all others leave what they do together, and every session is gone.
+    /// Aborts the current epoch because of `rank`: all other ranks leave their collectives, and all sessions are gone.
     fn abort_epoch(&mut self, rank: Rank, why: &str) {
         let why: Arc<str> = format!("{}: {why}", self.members[rank.index()].name()).into();
         self.segment.abort(self.epoch).lost(rank);
         self.abort_hosts();
         let drained = Instant::now() + self.config.deadlines.drain;
         for member in &mut self.members {
-            if matches!(member.phase, Phase::Ready | Phase::Joining | Phase::Calling | Phase::Listening) {
+            if matches!(member.phase, Phase::Ready | Phase::Joining | Phase::ListenRequested | Phase::Listening) {
                 member.leave(drained);
             }
         }
@@ -461,12 +466,12 @@ impl Group {
             }
             State::Ready => {
                 warn!("the group forms anew: {why}");
-                self.state = State::Forming { why, told: false };
+                self.state = State::Forming { why, reported: false };
             }
         }
     }
 
-    /// Tells ranks that share no memory what the segment tells the others.
+    /// Sends the abort to ranks that do not map the segment.
     fn abort_hosts(&mut self) {
         if self.config.hosts.is_none() {
             return;
@@ -476,7 +481,7 @@ impl Group {
         for member in &mut self.members {
             let may_wait = matches!(member.phase, Phase::Ready | Phase::Joining | Phase::Loading);
             if let Some(process) = member.process.as_mut().filter(|_| may_wait) {
-                // One that can not be written to is found when it is read from.
+                // If the write fails, the next read from this process fails too, and is handled there.
                 let _ = process.send(&self.line);
             }
         }
@@ -490,11 +495,12 @@ impl Group {
             else {
                 continue;
             };
-            let why = format!("it did not answer {} in time", expected.question());
+            let why = format!("it did not answer {} in time", expected.request_name());
             let waits_for_others =
                 member.phase == Phase::Ready || (member.phase == Phase::Joining && self.config.hosts.is_some());
             if waits_for_others {
-                // Who is to blame, and who only waited for that one, shows when all are told to give way.
+                // Which rank is at fault and which only waited for it shows in the drain: a rank that only waited
+                // replies to the abort.
                 self.abort_epoch(member.rank, &why);
             } else {
                 self.lose(index, &why);
@@ -504,10 +510,10 @@ impl Group {
 
     fn check_stopped(&mut self) {
         let now = Instant::now();
-        if now - self.looked < LOOK {
+        if now - self.checked_at < CHECK_INTERVAL {
             return;
         }
-        self.looked = now;
+        self.checked_at = now;
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
             let is_stopped = member.process.as_ref().is_some_and(Process::is_stopped);
@@ -522,14 +528,14 @@ impl Group {
 }
 
 impl Drop for Group {
-    /// Tells all ranks to end, and ends those that do not.
+    /// Asks all ranks to exit, and kills those that do not.
     fn drop(&mut self) {
         self.segment.abort(self.epoch).stop();
         self.abort_hosts();
         for request in [Request::UnloadModel { model_id: self.config.model_id.clone() }, Request::Shutdown] {
             self.encode(&request);
             for process in self.members.iter_mut().filter_map(|member| member.process.as_mut()) {
-                let _ = process.send(&self.line); // one that is gone need not be told
+                let _ = process.send(&self.line); // the process may have ended already, so the error is ignored
             }
         }
         let end = Instant::now() + self.config.deadlines.shutdown;

@@ -1,14 +1,14 @@
-//! What an `error` reply says: a kind from a closed list, which decisions are taken on, and a message for people.
+//! The contents of an `error` reply: a kind from a closed list, for decisions, and a message for people.
 
 use serde::{Deserialize, Serialize};
 
 /// The longest message of an `error`, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 512;
 
-/// Letters and digits in a row, from which on they are taken for a key and not for a word.
+/// Length from which a run of letters and digits is taken for a key and not for a word.
 const KEY_CHARS_MIN: usize = 20;
 
-/// What stands where something was left out.
+/// Replaces what was left out.
 const LEFT_OUT: char = '…';
 
 /// Why a request failed.
@@ -34,14 +34,14 @@ pub enum ErrorKind {
     ExtractFailed,
     VramQueryFailed,
     InsufficientMemory,
-    /// The group was stopped while the work ran.
+    /// The group was aborted while the request ran.
     Aborted,
     /// The request belongs to an epoch of the group that is over.
     Stale,
 }
 
-/// A message that can go into a log: on one line, without what looks like a key, and not longer than
-/// [`MESSAGE_BYTES_MAX`].
+/// A message that can be logged: on one line, without anything that looks like a key, and at most [`MESSAGE_BYTES_MAX`]
+/// long.
 ///
 /// What looks like a key is a long run of letters and digits, with a digit among them. Slashes, dots and hyphens end a
 /// run, so that paths and names of models stay readable.
@@ -79,7 +79,7 @@ fn is_key_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '=')
 }
 
-/// Also the separators of lines and paragraphs that are no control characters, and what turns the direction of text.
+/// Control characters, Unicode's line and paragraph separators, and the characters that change the direction of text.
 fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -1,5 +1,5 @@
-//! What it takes to join a group of several hosts: a secret that its ranks share, how activations travel, and how long ranks wait
-//! for each other.
+//! The parameters of a group on several hosts: a secret that its ranks share, the encoding of activations, and how long
+//! ranks wait for each other.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::limits::{LimitError, WAIT_MS_MAX, count};
 
-/// The key of one epoch's connections. In a line it is hexadecimal digits; it is shown nowhere else.
+/// The key of one epoch's connections. In a line it is hexadecimal digits; it is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
@@ -57,24 +57,24 @@ impl Visitor<'_> for SecretVisitor {
     }
 }
 
-/// How the terms of sums travel between hosts.
+/// How the terms of sums are sent between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activations {
     #[default]
     F32,
-    /// Rounded to eight bits, with a scale for each few.
+    /// Rounded to eight bits, with a scale per block.
     Q8,
 }
 
-/// How long a rank waits for those of other hosts, in milliseconds.
+/// How long a rank waits for ranks on other hosts, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinTimeouts {
-    /// Until all are connected.
+    /// Until all ranks are connected.
     pub connect_ms: u64,
-    /// For one that is connected, within an exchange.
+    /// For bytes from a connected rank, within a collective.
     pub stall_ms: u64,
-    /// For any sign of life from a host.
+    /// For any packet from a host.
     pub silence_ms: u64,
 }
 
@@ -104,11 +104,11 @@ mod tests {
     #[test]
     fn a_wait_is_as_long_as_was_said_and_never_endless() {
         let max = WAIT_MS_MAX as u64;
-        let patience = JoinTimeouts { connect_ms: 1500, stall_ms: max + 1, silence_ms: u64::MAX };
-        assert_eq!(patience.connect(), Ok(Duration::from_millis(1500)));
+        let timeouts = JoinTimeouts { connect_ms: 1500, stall_ms: max + 1, silence_ms: u64::MAX };
+        assert_eq!(timeouts.connect(), Ok(Duration::from_millis(1500)));
         let too_large = |what, found| Err(LimitError::TooLarge { what, found, max });
-        assert_eq!(patience.stall(), too_large("stall_ms", max + 1));
-        assert_eq!(patience.silence(), too_large("silence_ms", u64::MAX));
+        assert_eq!(timeouts.stall(), too_large("stall_ms", max + 1));
+        assert_eq!(timeouts.silence(), too_large("silence_ms", u64::MAX));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a message may say. Larger values are refused before anything is made from them; what depends on the model that is
-//! loaded, such as free pages, is left to the executor.
+//! Limits of the values in a message. Larger values are rejected before anything is made from them. The executor checks
+//! what depends on the loaded model, such as free pages.
 
 use engine::{SESSIONS_MAX, SamplingParamsError};
 
@@ -17,19 +17,19 @@ pub const FILES_MAX: usize = 1 << 12;
 pub const RANKS_MAX: usize = 1 << 10;
 /// Images of one prompt.
 pub const IMAGES_MAX: usize = 1 << 10;
-/// Values of one vector that stands for a prompt.
+/// Values of one embedding.
 pub const EMBEDDING_VALUES_MAX: usize = 1 << 20;
-/// Logits of one step: so many fit into a line.
+/// Logits of one step: as many as fit into a line.
 pub const LOGIT_VALUES_MAX: usize = 10 << 20;
 /// Threads of one rank.
 pub const THREADS_MAX: usize = 1 << 12;
 /// Milliseconds of a wait.
 pub const WAIT_MS_MAX: usize = 1 << 28;
-/// Pages of K/V, and tokens of each.
+/// Pages of the KV cache, and tokens of each.
 pub const PAGES_MAX: usize = 1 << 32;
 pub const PAGE_TOKENS_MAX: usize = 1 << 16;
 
-/// A message of the right form that says something impossible.
+/// A well-formed message with an invalid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LimitError {
     #[error("{what} is {found}, the limit is {max}")]
@@ -39,7 +39,7 @@ pub enum LimitError {
     #[error("token {token} is outside the vocabulary of {vocab}")]
     TokenOutOfRange { token: u32, vocab: usize },
     #[error("{bytes} bytes of {what} are not a whole number of values")]
-    Ragged { what: &'static str, bytes: usize },
+    IncompleteValue { what: &'static str, bytes: usize },
     #[error("{what} has {found} values, {expected} were expected")]
     Shape { what: &'static str, found: usize, expected: usize },
     #[error("session {session} wants {logit_rows} rows of the {rows} that it runs")]
@@ -47,7 +47,7 @@ pub enum LimitError {
     #[error("session {session} is out of order: generated tokens come first, what is pooled comes last")]
     OutOfOrder { session: u64 },
     #[error("{what} of session {session} was not asked for, or not in this place")]
-    Unasked { what: &'static str, session: u64 },
+    NotRequested { what: &'static str, session: u64 },
     #[error("unknown number format")]
     Format,
     #[error(transparent)]
@@ -60,12 +60,12 @@ pub(super) fn count(what: &'static str, value: u64, max: usize) -> Result<usize,
     usize::try_from(value).ok().filter(|&count| count <= max).ok_or(too_large)
 }
 
-/// That there are at most `max`.
+/// Checks that `found` is at most `max`.
 pub(super) fn at_most(what: &'static str, found: usize, max: usize) -> Result<(), LimitError> {
     count(what, found as u64, max).map(drop)
 }
 
-/// That all of `tokens` are in the vocabulary.
+/// Checks that all of `tokens` are in the vocabulary.
 pub(super) fn in_vocab(tokens: impl IntoIterator<Item = u32>, vocab: usize) -> Result<(), LimitError> {
     match tokens.into_iter().find(|&token| token as usize >= vocab) {
         Some(token) => Err(LimitError::TokenOutOfRange { token, vocab }),

@@ -1,6 +1,6 @@
-//! `Lines` and `Writer`: messages from and to streams of bytes, one a line.
+//! `Lines` and `Writer`: read and write messages on byte streams, one per line.
 //!
-//! A line that is no message does no harm beyond itself: the next one is read from its own beginning.
+//! After a malformed line, the next line is read normally.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, Read, Write};
@@ -8,25 +8,25 @@ use std::io::{self, BufRead, Read, Write};
 use serde::Deserialize;
 
 use super::error::{ErrorKind, clean};
-use super::message::{Message, Reply};
+use super::message::{LineMessage, Reply};
 
-/// The longest line, without its end: a step's logits fit, and an image or two.
+/// The longest line, without its end: the logits of a step fit, or one or two images.
 pub const LINE_BYTES_MAX: usize = 64 << 20;
 
-/// The longest name of an unknown op that is told.
+/// Bytes of an unknown op's name in an error message.
 pub const OP_BYTES_MAX: usize = 64;
 
-/// Memory that is kept from line to line: enough for steps, not for what comes once.
+/// Memory that is kept from line to line: enough for steps, not for the largest lines.
 const LINE_BYTES_KEPT: usize = 1 << 20;
 
-/// Why a line is no message. All but `Io` leave the stream usable.
+/// Why a line could not be read as a message. The stream stays usable after all but `Io`.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("read a line")]
     Io(#[from] io::Error),
     #[error("a line is longer than {max} bytes")]
     TooLong { max: usize },
-    /// `id` is what the line gives as its id, if it can be made out.
+    /// `id` is the line's id, if it can be parsed.
     #[error("{detail}")]
     Malformed { id: Option<u64>, detail: String },
     #[error("unknown op `{op}`")]
@@ -34,7 +34,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// What a rank answers; `None`: nothing more can be read.
+    /// The rank's reply; `None`: nothing more can be read.
     pub fn reply(&self) -> Option<Reply> {
         let (id, kind) = match *self {
             Self::Io(_) => return None,
@@ -72,24 +72,30 @@ impl<R: BufRead> Lines<R> {
         Self { reader, line: Vec::new(), bytes_max }
     }
 
-    /// The next message; `None` at the end of the input. Blank lines are passed over. A last line without an end counts.
-    pub fn read<M: Message>(&mut self) -> Option<Result<M, ReadError>> {
+    /// The next message; `None` at the end of the input. Blank lines are skipped. A last line without an end counts.
+    pub fn read<M: LineMessage>(&mut self) -> Option<Result<M, ReadError>> {
+        self.read_reusing(|| None)
+    }
+
+    /// As [`Lines::read`]. When a line has been read, `spare` is called for a message whose memory is reused if it has
+    /// the same op.
+    pub fn read_reusing<M: LineMessage>(&mut self, spare: impl FnOnce() -> Option<M>) -> Option<Result<M, ReadError>> {
         loop {
             match self.read_line() {
                 Ok(false) => return None,
                 Ok(true) if self.line.trim_ascii().is_empty() => {}
-                Ok(true) => return Some(decode(&self.line)),
+                Ok(true) => return Some(decode_reusing(&self.line, &mut spare())),
                 Err(error) => return Some(Err(error)),
             }
         }
     }
 
-    /// Bytes of the line that was read last; of one that was too long, none are kept.
+    /// Bytes of the line that was read last; 0 if it was too long.
     pub fn bytes(&self) -> usize {
         self.line.len()
     }
 
-    /// Fills `line`. `false`: there is none left.
+    /// Reads a line into `line`. False at the end of the input.
     fn read_line(&mut self) -> Result<bool, ReadError> {
         self.line.clear();
         self.line.shrink_to(LINE_BYTES_KEPT);
@@ -116,8 +122,14 @@ impl<W: Write> Writer<W> {
         Self { writer, line: Vec::new() }
     }
 
-    /// One line, all of it and flushed. An error of `TooLong` means that nothing was written.
-    pub fn write<M: Message>(&mut self, message: &M) -> Result<(), WriteError> {
+    /// The stream itself, between two lines.
+    #[cfg(debug_assertions)]
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.writer
+    }
+
+    /// Writes one line and flushes it. After `TooLong` nothing was written.
+    pub fn write<M: LineMessage>(&mut self, message: &M) -> Result<(), WriteError> {
         self.line.clear();
         self.line.shrink_to(LINE_BYTES_KEPT);
         encode(message, &mut self.line)?;
@@ -125,14 +137,14 @@ impl<W: Write> Writer<W> {
         Ok(self.writer.flush()?)
     }
 
-    /// An `error` reply, to the request with this id or to one that has none.
+    /// Writes an `error` reply to the request with this id, or to one that has none.
     pub fn write_error(&mut self, id: Option<u64>, kind: ErrorKind, message: &str) -> Result<(), WriteError> {
         self.write(&Reply::error(id, kind, message))
     }
 }
 
-/// Appends a message to `line`, with its end: what is sent to several ranks is encoded once.
-pub fn encode<M: Message>(message: &M, line: &mut Vec<u8>) -> Result<(), WriteError> {
+/// Appends a message to `line`, with its end. A message to several ranks is encoded once.
+pub fn encode<M: LineMessage>(message: &M, line: &mut Vec<u8>) -> Result<(), WriteError> {
     let start = line.len();
     serde_json::to_writer(&mut *line, message).expect("a message has no keys but names, and memory takes all bytes");
     let bytes = line.len() - start;
@@ -156,23 +168,40 @@ struct Id {
 }
 
 /// A message from a line, without its end.
-pub fn decode<M: Message>(line: &[u8]) -> Result<M, ReadError> {
+pub fn decode<M: LineMessage>(line: &[u8]) -> Result<M, ReadError> {
+    decode_reusing(line, &mut None)
+}
+
+/// As [`decode`]. A `spare` message of the same op is taken, and its memory is reused.
+pub fn decode_reusing<M: LineMessage>(line: &[u8], spare: &mut Option<M>) -> Result<M, ReadError> {
     let malformed = |detail: &str| ReadError::Malformed { id: None, detail: detail.to_owned() };
     let line = str::from_utf8(line).map_err(|_| malformed("a line is not UTF-8"))?;
-    // Without this, serde would take a list for an object whose fields are in order.
+    // Otherwise serde would accept a list as an object whose fields are in order.
     if !line.trim_ascii_start().starts_with('{') {
         return Err(malformed("a line is not a JSON object"));
     }
+    // To find the op anywhere, the whole line is read twice. Ours stands first.
+    if let Some(op) = leading_op(line)
+        && let Ok(Some(message)) = M::parse(op, line, spare)
+    {
+        return Ok(message);
+    }
     let Op { op } = serde_json::from_str(line).map_err(|error| malformed(&describe(&error)))?;
     let id = || serde_json::from_str(line).ok().map(|Id { id }| id);
-    match M::parse(&op, line) {
+    match M::parse(&op, line, spare) {
         Ok(Some(message)) => Ok(message),
         Ok(None) => Err(ReadError::UnknownOp { id: id(), op: shorten(&clean(&op)) }),
         Err(error) => Err(ReadError::Malformed { id: id(), detail: describe(&error) }),
     }
 }
 
-/// What is wrong, without the strings of the line: these may be prompts or keys, and serde repeats them.
+/// The op of a line that begins with it, as those of [`encode`] do.
+fn leading_op(line: &str) -> Option<&str> {
+    let (op, _) = line.strip_prefix(r#"{"op":""#)?.split_once('"')?;
+    (!op.contains('\\')).then_some(op)
+}
+
+/// The error's text without the strings of the line, which serde repeats: they may be prompts or keys.
 fn describe(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let unknown = text.strip_prefix("unknown variant `").and_then(|rest| rest.rsplit_once("`, expected "));

@@ -1,32 +1,34 @@
-//! `Request` and `Reply`: every op, with its fields. What the neuron protocol has stands first in each table.
+//! `Request` and `Reply`: every op, with its fields. The ops of the neuron protocol come first in each table.
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::bounded;
+use super::bounded::BoundedVec;
 use super::error::{ErrorKind, clean};
 use super::join::{Activations, JoinTimeouts, Secret};
 use super::limits::{FILES_MAX, IMAGES_MAX, POSITIONS_MAX, RANKS_MAX};
 use super::output::WireOutput;
 use super::plan::WirePlan;
 use super::session::{RankStats, WireCapacity, WirePrefix};
-use super::share::Share;
+use super::shard::ShardSpec;
 
-/// One line's worth: an object with the name of its `op` and that op's fields.
-pub trait Message: Serialize + Sized {
+/// The message of one line: an object with the name of its `op` and that op's fields.
+pub trait LineMessage: Serialize + Sized {
     fn op(&self) -> &'static str;
 
-    /// Of our own ops, and of `error` where it answers one of them.
+    /// The id of consort's own ops, and of an `error` in reply to one of them.
     fn id(&self) -> Option<u64>;
 
-    /// The fields of an op from the line's object, fields that it does not know apart. `None`: there is no such op.
-    fn parse(op: &str, line: &str) -> Result<Option<Self>, serde_json::Error>;
+    /// Parses the fields of an op from the line's object; unknown fields are ignored. A `spare` message of the same op
+    /// is taken, and its memory is reused. `None`: there is no such op.
+    fn parse(op: &str, line: &str, spare: &mut Option<Self>) -> Result<Option<Self>, serde_json::Error>;
 }
 
-/// Makes a message from a table of ops. Each op's fields are read directly into their types: serde's own tagged enums first copy
-/// the whole line into a tree, sixteen times as large as a list of small numbers, and can not tell an unknown op from a
-/// bad field.
+/// Makes a message type from a table of ops. Each op's fields are parsed directly into their types. Serde's tagged
+/// enums first copy the whole line into a tree, which takes sixteen times the memory of a list of small numbers, and
+/// cannot tell an unknown op from a bad field.
 macro_rules! messages {
     ($(#[$meta:meta])* pub enum $Message:ident {
         $($(#[$doc:meta])* $op:literal => $Variant:ident
@@ -39,7 +41,7 @@ macro_rules! messages {
             $($(#[$doc])* #[serde(rename = $op)] $Variant $({ $($(#[$attr])* $field: $Type),* })?,)*
         }
 
-        impl Message for $Message {
+        impl LineMessage for $Message {
             fn op(&self) -> &'static str {
                 match self {
                     $(Self::$Variant { .. } => $op,)*
@@ -50,12 +52,23 @@ macro_rules! messages {
                 self.own_id()
             }
 
-            fn parse(op: &str, line: &str) -> Result<Option<Self>, serde_json::Error> {
+            fn parse(op: &str, line: &str, spare: &mut Option<Self>) -> Result<Option<Self>, serde_json::Error> {
                 Ok(Some(match op {
                     $($op => {
                         #[derive(Deserialize)]
-                        struct Fields { $($($(#[$attr])* $field: $Type),*)? }
-                        let Fields { $($($field),*)? } = serde_json::from_str(line)?;
+                        struct Fields {
+                            #[serde(rename = "op")]
+                            _op: IgnoredAny, // a second one is refused
+                            $($($(#[$attr])* $field: $Type),*)?
+                        }
+                        let Fields { _op, $($($field),*)? } = match spare.take_if(|spare| spare.op() == op) {
+                            Some(Self::$Variant { $($($field),*)? }) => {
+                                let mut fields = Fields { _op: IgnoredAny, $($($field),*)? };
+                                read_into(line, &mut fields)?;
+                                fields
+                            }
+                            _ => serde_json::from_str(line)?,
+                        };
                         Self::$Variant $({ $($field),* })?
                     })*
                     _ => return Ok(None),
@@ -70,8 +83,14 @@ macro_rules! messages {
     };
 }
 
+fn read_into<'de, T: Deserialize<'de>>(line: &'de str, place: &mut T) -> Result<(), serde_json::Error> {
+    let mut deserializer = serde_json::Deserializer::from_str(line);
+    T::deserialize_in_place(&mut deserializer, place)?;
+    deserializer.end()
+}
+
 messages! {
-    /// What a leader asks of a rank.
+    /// A request from a supervisor, or a foreign leader, to a rank.
     pub enum Request {
         "ping" => Ping,
         /// `comm_id` is NCCL's unique id in hexadecimal digits.
@@ -81,36 +100,32 @@ messages! {
             model_id: String,
             /// The text of the model's `config.json`.
             config_json: String,
-            /// Absolute, and the same for all ranks.
-            #[serde(deserialize_with = "bounded::list::<FILES_MAX, _, _>")]
-            safetensors_paths: Vec<String>,
+            /// Absolute paths, the same for all ranks.
+            safetensors_paths: BoundedVec<String, FILES_MAX>,
             #[serde(skip_serializing_if = "Option::is_none")]
             quant: Option<String>,
         },
         "generate_step" => GenerateStep {
             model_id: String,
-            #[serde(deserialize_with = "bounded::list::<POSITIONS_MAX, _, _>")]
-            tokens: Vec<u32>,
+            tokens: BoundedVec<u32, POSITIONS_MAX>,
             offset: u64,
         },
         "generate_step_with_images" => GenerateStepWithImages {
             model_id: String,
-            #[serde(deserialize_with = "bounded::list::<POSITIONS_MAX, _, _>")]
-            tokens: Vec<u32>,
+            tokens: BoundedVec<u32, POSITIONS_MAX>,
             offset: u64,
             image_token_id: u32,
-            #[serde(deserialize_with = "bounded::list::<IMAGES_MAX, _, _>")]
-            image_data_uris: Vec<String>,
+            image_data_uris: BoundedVec<String, IMAGES_MAX>,
             chunk_size: u64,
         },
         "clear_kv_cache" => ClearKvCache { model_id: String },
         "unload_model" => UnloadModel { model_id: String },
         "shutdown" => Shutdown,
 
-        /// The first of ours: see [`check_hello`](super::check_hello).
+        /// The first of consort's own ops: see [`check_hello`](super::check_hello).
         "hello" => Hello { id: u64, protocol: u32, build: String },
-        /// Joins the group of a shared-memory segment, whose descriptor the rank has inherited. A model that is loaded
-        /// stays; its sessions are gone.
+        /// Joins the group of a shared-memory segment, whose descriptor the rank has inherited. A loaded model stays;
+        /// its sessions are closed.
         "attach" => Attach {
             id: u64,
             segment_fd: u32,
@@ -119,38 +134,39 @@ messages! {
             elements_max: u64,
             epoch: u32,
         },
-        /// Opens a port of `host`, an address of the rank's own, for the other ranks of a group that is to be joined.
+        /// Opens a port on `host`, an address of the rank's machine, to which the other ranks of the next `join`
+        /// connect.
         "listen" => Listen { id: u64, host: IpAddr },
-        /// As `attach`, in a group of several hosts: connects with the other ranks at their ports.
+        /// As `attach`, in a group on several hosts: connects to the other ranks at their ports.
         "join" => Join {
             id: u64,
             world_size: u16,
             rank: u16,
             epoch: u32,
-            /// Of all ranks in their order, as this one reaches them.
-            #[serde(deserialize_with = "bounded::list::<RANKS_MAX, _, _>")]
-            addresses: Vec<SocketAddr>,
-            /// Of this epoch.
+            /// Addresses of all ranks in their order, as this rank reaches them.
+            addresses: BoundedVec<SocketAddr, RANKS_MAX>,
+            /// The key of this epoch.
             key: Secret,
             encoding: Activations,
-            patience: JoinTimeouts,
+            timeouts: JoinTimeouts,
         },
-        /// Loads this rank's share of a model, which steps then run. A rank that is in a group already loads for that group.
-        "load" => Load { id: u64, model_id: String, share: Share },
+        /// Loads this rank's shard of a model, for the steps that follow. If the rank is in a group, the model uses
+        /// that group.
+        "load" => Load { id: u64, model_id: String, shard: ShardSpec },
         "open" => Open { id: u64, tokens_max: u64, prefix: WirePrefix },
         "truncate" => Truncate { id: u64, session: u64, tokens: u64 },
         "close" => Close { id: u64, session: u64 },
         "step" => Step { id: u64, plan: WirePlan },
-        /// The request with the id `target` need not be run any more, if it has not begun.
+        /// Cancels the request with the id `target`, unless it has begun.
         "cancel" => Cancel { id: u64, target: u64 },
-        /// Ends an epoch of the group: its collectives give way at once, its requests are stale.
+        /// Aborts an epoch of the group: its collectives fail at once.
         "abort" => Abort { id: u64, epoch: u32 },
         "stats" => Stats { id: u64 },
     }
 }
 
 messages! {
-    /// What a rank answers.
+    /// A rank's reply.
     pub enum Reply {
         "pong" => Pong { rank: u16, world_size: u16, cuda_device: u32 },
         "init_ok" => InitOk,
@@ -159,7 +175,7 @@ messages! {
         "generate_step_ok" => GenerateStepOk,
         "kv_cache_cleared" => KvCacheCleared,
         "unloaded" => Unloaded,
-        /// The last reply: the process ends.
+        /// The last reply, before the process exits.
         "bye" => Bye,
         "error" => Error {
             kind: ErrorKind,
@@ -169,17 +185,17 @@ messages! {
         },
 
         "hello_ok" => HelloOk { id: u64, protocol: u32, build: String, pid: u32 },
-        /// To `attach` and `join`.
+        /// The reply to `attach` and `join`.
         "attach_ok" => AttachOk { id: u64 },
         "listening" => Listening { id: u64, port: u16 },
-        /// So many layers are there. Comes any number of times before `load_ok`.
+        /// Progress: the number of layers loaded so far. Sent any number of times before `load_ok`.
         "loading" => Loading { id: u64, layers: u64 },
         "load_ok" => LoadOk { id: u64, capacity: WireCapacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
         "opened" => Opened { id: u64, session: u64, computed: u64 },
         "truncated" => Truncated { id: u64, computed: u64 },
         "closed" => Closed { id: u64 },
         "step_ok" => StepOk { id: u64, output: WireOutput },
-        /// `found`: the target had not begun, and will not be answered.
+        /// `found`: the target had not begun, and gets no reply.
         "cancelled" => Cancelled { id: u64, found: bool },
         "aborted" => Aborted { id: u64, epoch: u32 },
         "stats_ok" => StatsOk { id: u64, stats: RankStats },
@@ -215,7 +231,7 @@ impl Request {
 }
 
 impl Reply {
-    /// To the request with this id, or to one that has none. The message is [cleaned](clean).
+    /// An error reply to the request with this id, or to one that has none. The message is [cleaned](clean).
     pub fn error(id: Option<u64>, kind: ErrorKind, message: &str) -> Self {
         Self::Error { kind, message: clean(message), id }
     }

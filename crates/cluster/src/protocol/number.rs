@@ -1,8 +1,8 @@
-//! `Number`: an `f32` that comes through JSON with all its bits.
+//! `Number`: an `f32` that keeps all its bits in JSON.
 //!
-//! It is written in the digits of an `f64`. A reader may be off by a few units in the last place of those; that is far less than
-//! half a unit of the `f32`, which is therefore found again. JSON has no infinities and no NaN: they are the strings
-//! `"inf"`, `"-inf"` and `"nan"`. Of a NaN only that it is one is kept.
+//! It is written with the digits of an `f64`. A parser may be off by a few units in the last place of the `f64`, which
+//! is far less than half a unit of the `f32`, so the `f32` is recovered exactly. JSON has no infinities and no NaN:
+//! they are the strings `"inf"`, `"-inf"` and `"nan"`. The payload of a NaN is lost.
 
 use std::fmt;
 

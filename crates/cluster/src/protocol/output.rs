@@ -1,30 +1,30 @@
-//! What a step gave, on the wire: see [`engine::StepOutput`].
+//! The output of a step in the line protocol: see [`engine::StepOutput`].
 //!
-//! `WireOutput::fill` holds it against the plan of the step: a rank that gives what was not asked for, or in another order, is
-//! found out here and not in the decode loop.
+//! `WireOutput::fill` checks it against the plan of the step: output that was not requested, or in another order, is
+//! detected here and not in the decode loop.
 
 use engine::{Entry, RequestedOutput, SampleError, StepOutput, StepPlan, TOP_LOGPROBS_MAX};
 use serde::{Deserialize, Serialize};
 use types::{SessionId, TokenId};
 
-use super::bounded;
+use super::bounded::BoundedVec;
 use super::limits::{EMBEDDING_VALUES_MAX, ENTRIES_MAX, LOGIT_VALUES_MAX, LimitError, ROWS_MAX};
 use super::limits::{at_most, in_vocab};
 use super::number::Number;
 use super::packed::Packed;
 
-/// Empty for all ranks but the one that samples.
+/// Empty on all ranks but rank 0, which samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WireOutput {
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ROWS_MAX, _, _>")]
-    pub samples: Vec<WireSample>,
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub prompt_logprobs: Vec<WirePromptLogprobs>,
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub embeddings: Vec<WireEmbedding>,
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub logits: Vec<WireLogitRows>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub samples: BoundedVec<WireSample, ROWS_MAX>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prompt_logprobs: BoundedVec<WirePromptLogprobs, ENTRIES_MAX>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub embeddings: BoundedVec<WireEmbedding, ENTRIES_MAX>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub logits: BoundedVec<WireLogitRows, ENTRIES_MAX>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,8 +67,7 @@ pub struct WireSampled {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WireLogprobs {
     pub chosen: Number,
-    #[serde(deserialize_with = "bounded::list::<TOP_LOGPROBS_MAX, _, _>")]
-    pub top: Vec<(u32, Number)>,
+    pub top: BoundedVec<(u32, Number), TOP_LOGPROBS_MAX>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +80,15 @@ pub enum WireOutcome<T> {
 
 impl From<&StepOutput> for WireOutput {
     fn from(output: &StepOutput) -> Self {
+        let mut wire = Self::default();
+        wire.assign(output);
+        wire
+    }
+}
+
+impl WireOutput {
+    /// Overwrites this with the wire form of `output` and reuses its memory.
+    pub fn assign(&mut self, output: &StepOutput) {
         let sample = |sample: &engine::Sample| WireSample {
             session: sample.session.0,
             position: sample.position as u64,
@@ -106,18 +114,15 @@ impl From<&StepOutput> for WireOutput {
             rows: rows.rows as u64,
             values: Packed::of_f32(output.values(rows)),
         };
-        Self {
-            samples: output.samples.iter().map(sample).collect(),
-            prompt_logprobs: output.prompt_logprobs.iter().map(prompt_logprobs).collect(),
-            embeddings: output.embeddings.iter().map(embedding).collect(),
-            logits: output.logits.iter().map(logits).collect(),
-        }
+        self.samples.clear();
+        self.samples.extend(output.samples.iter().map(sample));
+        self.prompt_logprobs = output.prompt_logprobs.iter().map(prompt_logprobs).collect();
+        self.embeddings = output.embeddings.iter().map(embedding).collect();
+        self.logits = output.logits.iter().map(logits).collect();
     }
-}
 
-impl WireOutput {
-    /// Replaces `output` with what the step of `plan` gave, for a model with this vocabulary. What is missing is no error:
-    /// sessions may have been closed since. After an error it is empty.
+    /// Replaces `output` with this output of the step `plan`, for a model with this vocabulary. Missing output is no
+    /// error: sessions may have been closed since. After an error `output` is empty.
     pub fn fill(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
         output.clear();
         let filled = self
@@ -136,10 +141,10 @@ impl WireOutput {
             let positions = entry.end() - entry.logit_rows() + 1..entry.end() + 1;
             positions.map(|position| (entry.session, position))
         });
-        for sample in &self.samples {
+        for sample in &*self.samples {
             let (session, position) = asked
                 .find(|&(session, position)| is_at(sample.session, sample.position, session, position))
-                .ok_or(LimitError::Unasked { what: "a sample", session: sample.session })?;
+                .ok_or(LimitError::NotRequested { what: "a sample", session: sample.session })?;
             let outcome = sample.outcome.checked(|sampled| {
                 in_vocab([sampled.token], vocab)?;
                 let logprobs = sampled.logprobs.as_ref().map(|logprobs| logprobs.checked(vocab)).transpose()?;
@@ -153,10 +158,10 @@ impl WireOutput {
     fn push_prompt_logprobs(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
         let mut asked =
             plan.entries().iter().filter(|entry| matches!(entry.requested, RequestedOutput::PromptLogprobs { .. }));
-        for logprobs in &self.prompt_logprobs {
+        for logprobs in &*self.prompt_logprobs {
             let entry = asked
                 .find(|entry| is_at(logprobs.session, logprobs.position, entry.session, entry.position + 1))
-                .ok_or(LimitError::Unasked { what: "log probabilities", session: logprobs.session })?;
+                .ok_or(LimitError::NotRequested { what: "log probabilities", session: logprobs.session })?;
             let outcome = logprobs.outcome.checked(|logprobs| {
                 expect("log probabilities", logprobs.len(), entry.rows())?;
                 logprobs.iter().map(|logprobs| logprobs.checked(vocab)).collect()
@@ -173,10 +178,10 @@ impl WireOutput {
     fn push_embeddings(&self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), LimitError> {
         let mut asked =
             plan.entries().iter().filter(|entry| matches!(entry.requested, RequestedOutput::Embed { last: true, .. }));
-        for embedding in &self.embeddings {
+        for embedding in &*self.embeddings {
             let entry = asked
                 .find(|entry| entry.session.0 == embedding.session)
-                .ok_or(LimitError::Unasked { what: "an embedding", session: embedding.session })?;
+                .ok_or(LimitError::NotRequested { what: "an embedding", session: embedding.session })?;
             let values = embedding.values.f32s("embedding")?;
             at_most("values of an embedding", values.len(), EMBEDDING_VALUES_MAX)?;
             output.embeddings.push(engine::PooledEmbedding { session: entry.session, values });
@@ -187,12 +192,12 @@ impl WireOutput {
     fn push_logits(&self, plan: &StepPlan, vocab: usize, output: &mut StepOutput) -> Result<(), LimitError> {
         let mut asked = plan.entries().iter().filter(|entry| matches!(entry.requested, RequestedOutput::Logits { .. }));
         let mut total = 0;
-        for logits in &self.logits {
+        for logits in &*self.logits {
             let start = |entry: &Entry| entry.end() - entry.logit_rows();
             let entry = asked
                 .find(|entry| is_at(logits.session, logits.position, entry.session, start(entry)))
                 .filter(|entry| logits.rows == entry.logit_rows() as u64)
-                .ok_or(LimitError::Unasked { what: "a row of logits", session: logits.session })?;
+                .ok_or(LimitError::NotRequested { what: "a row of logits", session: logits.session })?;
             let values = logits.values.f32s("logits")?;
             total += values.len();
             at_most("logits of a step", total, LOGIT_VALUES_MAX)?;

@@ -1,5 +1,5 @@
-//! `Packed`: many values of one size as one string, base64 of their little-endian bytes: every bit is kept, at half of what
-//! digits would take.
+//! `Packed`: many values of one size as one string, base64 of their little-endian bytes. Every bit is kept, in half the
+//! space that digits would take.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::limits::LimitError;
 
-/// Bytes that stand for values. How many bytes each has is known to whoever reads them.
+/// The bytes of values. The reader knows the size of a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packed(Vec<u8>);
 
@@ -35,11 +35,11 @@ impl Packed {
         Ok(self.arrays(what)?.iter().copied().map(u32::from_le_bytes).collect())
     }
 
-    /// As values of `N` bytes; `what` names them where there is a part of one.
+    /// The values, of `N` bytes each; `what` names them in the error for an incomplete one.
     pub fn arrays<const N: usize>(&self, what: &'static str) -> Result<&[[u8; N]], LimitError> {
         match self.0.as_chunks() {
             (arrays, []) => Ok(arrays),
-            _ => Err(LimitError::Ragged { what, bytes: self.0.len() }),
+            _ => Err(LimitError::IncompleteValue { what, bytes: self.0.len() }),
         }
     }
 }
@@ -66,7 +66,7 @@ impl Visitor<'_> for PackedVisitor {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Packed, E> {
-        // The text itself stays out of the error: it may be megabytes.
+        // The error does not contain the text, which may be megabytes.
         STANDARD.decode(text).map(Packed).map_err(|error| E::custom(format_args!("not base64: {error}")))
     }
 }

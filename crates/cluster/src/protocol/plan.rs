@@ -1,25 +1,28 @@
-//! A step's plan on the wire: see [`engine::StepPlan`].
+//! A step's plan in the line protocol: see [`engine::StepPlan`].
 //!
-//! `WirePlan::fill` makes the inner plan again, and with it every promise that the engine relies on: counts within [`limits`], tokens
-//! within the vocabulary, sampling settings in their ranges, entries in order. Whether the sessions are open and the pages
-//! suffice is for the executor to say.
+//! `WirePlan::fill` converts it back and checks every invariant that the engine relies on: counts within [`limits`],
+//! tokens within the vocabulary, sampling parameters in their ranges, entries in order. The executor checks whether the
+//! sessions are open and the pages suffice.
 //!
 //! [`limits`]: super::limits
 
 use engine::{SamplingParams, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use types::{SessionId, TokenId};
 
-use super::bounded;
+use super::bounded::BoundedVec;
 use super::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
 use super::limits::{at_most, count, in_vocab};
 use super::number::Number;
 use super::packed::Packed;
 
+/// Tokens of an entry that are copied without an allocation: a generated token, and draft tokens after it.
+const TOKENS_INLINE: usize = 16;
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WirePlan {
-    #[serde(deserialize_with = "bounded::list::<ENTRIES_MAX, _, _>")]
-    pub entries: Vec<WireEntry>,
+    pub entries: BoundedVec<WireEntry, ENTRIES_MAX>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,10 +30,9 @@ pub struct WireEntry {
     pub session: u64,
     pub phase: WirePhase,
     pub position: u64,
-    #[serde(deserialize_with = "bounded::list::<ROWS_MAX, _, _>")]
-    pub tokens: Vec<u32>,
+    pub tokens: BoundedVec<u32, ROWS_MAX>,
     pub requested: WireRequestedOutput,
-    /// Words of 32 bits: which tokens may be sampled.
+    /// Bit mask of the tokens that may be sampled, in words of 32 bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<Packed>,
 }
@@ -80,7 +82,7 @@ pub struct WireSuppressedTokens {
     pub tokens: Vec<u32>,
 }
 
-/// See [`engine::SamplingParams`]. What is off is left out: every step of every sequence carries it.
+/// See [`engine::SamplingParams`]. Defaults are left out, because every step of every sequence carries it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WireSampling {
@@ -121,7 +123,7 @@ impl From<&StepPlan> for WirePlan {
 }
 
 impl WirePlan {
-    /// Becomes the wire form of `plan`, in the memory that is there.
+    /// Overwrites this with the wire form of `plan` and reuses its memory.
     pub fn assign(&mut self, plan: &StepPlan) {
         self.entries.truncate(plan.entries().len());
         for (index, entry) in plan.entries().iter().enumerate() {
@@ -144,7 +146,7 @@ impl WirePlan {
         }
     }
 
-    /// Replaces `plan`, for a model with this vocabulary. After an error it is empty.
+    /// Replaces `plan` with this plan, for a model with this vocabulary. After an error `plan` is empty.
     pub fn fill(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
         plan.clear();
         let filled = self.push_entries(vocab, plan);
@@ -157,7 +159,7 @@ impl WirePlan {
     fn push_entries(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
         at_most("sequences of a step", self.entries.len(), ENTRIES_MAX)?;
         let mut before = None;
-        for entry in &self.entries {
+        for entry in &*self.entries {
             let (order, session) = (entry.order(), entry.session);
             if before.replace(order).is_some_and(|before| before > order) {
                 return Err(LimitError::OutOfOrder { session });
@@ -169,7 +171,7 @@ impl WirePlan {
 }
 
 impl WireEntry {
-    /// Where the engine wants it: see [`StepPlan`].
+    /// The sort key of the order that the engine requires: see [`StepPlan`].
     fn order(&self) -> (bool, bool) {
         (self.phase == WirePhase::Prefill, matches!(self.requested, WireRequestedOutput::Embed { .. }))
     }
@@ -191,7 +193,8 @@ impl WireEntry {
         }
         let mask = self.mask.as_ref().map(|mask| mask.u32s("mask")).transpose()?;
         at_most("words of a mask", mask.as_ref().map_or(0, Vec::len), VOCAB_MAX.div_ceil(32))?;
-        plan.push(SessionId(self.session), self.phase.into(), position, &tokens(&self.tokens), requested);
+        let tokens: SmallVec<[TokenId; TOKENS_INLINE]> = self.tokens.iter().copied().map(TokenId).collect();
+        plan.push(SessionId(self.session), self.phase.into(), position, &tokens, requested);
         if let Some(mask) = mask {
             plan.mask_last(&mask);
         }
@@ -223,7 +226,7 @@ impl WireRequestedOutput {
 }
 
 impl WireSuppressedTokens {
-    /// Tokens that the model does not have can be forbidden: a tokenizer may have more than the head has rows.
+    /// Tokens beyond the model's vocabulary are accepted: a tokenizer may have more tokens than the head has rows.
     fn checked(&self) -> Result<SuppressedTokens, LimitError> {
         at_most("tokens that are not chosen before a position", self.tokens.len(), VOCAB_MAX)?;
         let until = count("position", self.until, POSITIONS_MAX)?;

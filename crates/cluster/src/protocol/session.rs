@@ -1,4 +1,4 @@
-//! What surrounds steps: how a session begins, and what a rank holds and has done.
+//! Sessions and statistics in the line protocol: the prefix of a new session, a rank's counters and its capacity.
 
 use engine::PageHash;
 use kernels::PAGE_TOKENS;
@@ -9,11 +9,11 @@ use super::limits::{LimitError, PAGE_TOKENS_MAX, PAGES_MAX, POSITIONS_MAX, ROWS_
 use super::limits::{at_most, count, in_vocab};
 use super::packed::Packed;
 
-/// How a session begins: see [`engine::Prefix`].
+/// The prefix of a new session: see [`engine::Prefix`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WirePrefix {
     pub tokens: Vec<u32>,
-    /// Of 32 bytes each.
+    /// Hashes of 32 bytes each.
     pub pages: Packed,
     pub reuse_max: u64,
 }
@@ -29,7 +29,7 @@ impl From<engine::Prefix<'_>> for WirePrefix {
 }
 
 impl WirePrefix {
-    /// For a model with this vocabulary.
+    /// Checks it for a model with this vocabulary.
     pub fn check(&self, vocab: usize) -> Result<CheckedPrefix, LimitError> {
         at_most("tokens of a prefix", self.tokens.len(), POSITIONS_MAX)?;
         in_vocab(self.tokens.iter().copied(), vocab)?;
@@ -43,7 +43,7 @@ impl WirePrefix {
     }
 }
 
-/// What an [`engine::Prefix`] borrows from.
+/// The owned data that an [`engine::Prefix`] borrows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedPrefix {
     tokens: Vec<TokenId>,
@@ -57,21 +57,21 @@ impl CheckedPrefix {
     }
 }
 
-/// What a rank holds now, and what it has done since it began.
+/// A rank's memory, and its counters since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStats {
-    /// Of the group that it is in.
+    /// The epoch of its group.
     pub epoch: u32,
-    /// Sessions that are open.
+    /// Open sessions.
     pub sessions: u64,
-    /// Bytes of its slices of the weights, and of its part of the K/V cache.
+    /// Bytes of its shard of the weights, and of its shard of the KV cache.
     pub weight_bytes: u64,
     pub kv_bytes: u64,
-    /// Bytes of the whole process that are in memory.
+    /// Resident bytes of the process.
     pub resident_bytes: u64,
     pub steps: u64,
     pub collectives: u64,
-    /// Time in steps, and that part of it in which it waited for other ranks.
+    /// Time in steps, and the time in collectives.
     pub step_us: u64,
     pub collective_us: u64,
     /// `None` while no model is loaded.

@@ -1,5 +1,5 @@
-//! The barrier of a group, its abort and its epochs, on words that lie anywhere: in a mapping, or in a model
-//! checker that tries their interleavings. It moves no data. See the parent module for the argument why it is right.
+//! The barrier of a group, its abort and its epochs, on atomic words of a [`SharedState`]: a mapping, or a model
+//! checker's atomics. It moves no data. The parent module argues why it is correct.
 
 use std::fmt;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -8,7 +8,7 @@ use types::{Rank, WorldSize};
 
 use crate::comm::CommError;
 
-/// Which forming of a group. It grows each time that the group is formed anew on the same segment.
+/// The number of times a group was formed on the same segment. It grows each time the group is formed anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u32);
 
@@ -25,17 +25,17 @@ impl fmt::Display for Epoch {
 /// The words of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A [`Stamp`]: the present epoch, and 0 or why it ended.
+    /// A [`Stamp`]: the current epoch, and 0 or why it ended.
     State,
-    /// A [`Stamp`], written by this rank alone: how many barriers it has arrived at.
+    /// A [`Stamp`], written by this rank alone within an epoch: how many barriers it has arrived at.
     Arrived(Rank),
     /// The epoch in which this rank is parked or about to be; 0 while it is awake.
     Asleep(Rank),
-    /// What this rank does in the phases of this parity.
-    Call(Rank, usize),
+    /// The operation of this rank in the phases of this parity.
+    ShmOp(Rank, usize),
 }
 
-/// An atomic number. The orderings are arguments, so that a model checker sees those that are used.
+/// An atomic integer. The orderings are arguments, so that the model checker sees the ones that are used.
 pub(super) trait Atomic<V> {
     fn load(&self, order: Ordering) -> V;
     fn swap(&self, value: V, order: Ordering) -> V;
@@ -44,7 +44,7 @@ pub(super) trait Atomic<V> {
     fn fetch_max(&self, value: V, order: Ordering) -> V;
 }
 
-/// Gives the atomics of a module the trait.
+/// Implements the trait for the atomics of std or loom.
 macro_rules! atomics {
     ($($atomic:ty: $value:ty),*) => {$(
         impl $crate::shared_memory::barrier::Atomic<$value> for $atomic {
@@ -74,38 +74,38 @@ macro_rules! atomics {
 }
 pub(super) use atomics;
 
-/// Where the words of a group lie, and how to wait there.
+/// The words that the ranks of a group share, and how to wait for them.
 pub(super) trait SharedState {
     type Word: Atomic<u64>;
-    type Bell: Atomic<u32>;
+    type Futex: Atomic<u32>;
 
     fn world(&self) -> WorldSize;
     fn word(&self, word: Word) -> &Self::Word;
-    /// What parked ranks sleep on. It changes whenever one of them may have to look again.
-    fn bell(&self) -> &Self::Bell;
+    /// The futex that parked ranks sleep on. Its value changes whenever one of them may have to check again.
+    fn futex(&self) -> &Self::Futex;
     fn fence(&self, order: Ordering);
-    /// One turn of waiting, the `turn`th: false when it is time to park instead.
+    /// Waits for a moment, the `turn`th time: false when it is time to park instead.
     fn pause(&self, turn: u32) -> bool;
-    /// Sleeps until woken if the bell still shows `seen`. May return for no reason, and must after a while if memory
-    /// can be corrupted: then a wake may be missing.
+    /// Sleeps until woken if the futex still has the value `seen`. May return spuriously. Where a peer can corrupt the
+    /// memory it must have a timeout, because a wake may be missing.
     fn park(&self, seen: u32);
-    /// Wakes all who are parked.
+    /// Wakes all parked ranks.
     fn wake(&self);
 
-    fn ring(&self) {
-        self.bell().fetch_add(1, Release);
+    fn notify(&self) {
+        self.futex().fetch_add(1, Release);
         self.wake();
     }
 }
 
 /// Why an epoch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(super) enum ShmAbortCause {
     Aborted,
     Lost(Rank),
 }
 
-impl Cause {
+impl ShmAbortCause {
     fn number(self) -> u32 {
         match self {
             Self::Aborted => 1,
@@ -113,7 +113,7 @@ impl Cause {
         }
     }
 
-    /// A number that means nothing still ends the epoch.
+    /// An invalid number still ends the epoch.
     fn error(number: u32, world: WorldSize) -> CommError {
         let rank =
             number.checked_sub(2).and_then(|index| u16::try_from(index).ok()).and_then(|index| world.rank(index));
@@ -121,14 +121,14 @@ impl Cause {
     }
 }
 
-/// A epoch and a number of it, in one word: what belongs to an old epoch is never taken for new.
+/// An epoch and a number within it, in one word: a number of an old epoch is never taken for one of a new epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct EpochCounter {
     pub epoch: Epoch,
     pub number: u32,
 }
 
-impl Stamp {
+impl EpochCounter {
     pub fn word(self) -> u64 {
         u64::from(self.epoch.0) << 32 | u64::from(self.number)
     }
@@ -138,59 +138,59 @@ impl Stamp {
     }
 }
 
-pub(super) fn present(board: &impl SharedState) -> Epoch {
-    Stamp::from_word(board.word(Word::State).load(Acquire)).epoch
+pub(super) fn present(state: &impl SharedState) -> Epoch {
+    EpochCounter::from_word(state.word(Word::State).load(Acquire)).epoch
 }
 
-/// That `epoch` is the present one and goes on.
-pub(super) fn check(board: &impl SharedState, epoch: Epoch) -> Result<(), CommError> {
-    let state = Stamp::from_word(board.word(Word::State).load(Acquire));
-    if state.epoch != epoch {
-        return Err(CommError::Stale { own: epoch.0, present: state.epoch.0 });
+/// Checks that `epoch` is the current one and has not ended.
+pub(super) fn check(state: &impl SharedState, epoch: Epoch) -> Result<(), CommError> {
+    let stamp = EpochCounter::from_word(state.word(Word::State).load(Acquire));
+    if stamp.epoch != epoch {
+        return Err(CommError::Stale { own: epoch.0, present: stamp.epoch.0 });
     }
-    if state.number == 0 { Ok(()) } else { Err(Cause::error(state.number, board.world())) }
+    if stamp.number == 0 { Ok(()) } else { Err(ShmAbortCause::error(stamp.number, state.world())) }
 }
 
-/// Ends `epoch` if it still goes on: the first cause stays. A epoch that is over is left alone.
-pub(super) fn abort(board: &impl SharedState, epoch: Epoch, cause: Cause) {
-    let going = Stamp { epoch, number: 0 };
-    let ended = Stamp { epoch, number: cause.number() };
-    // Rings also if another was first: it may have died before it rang.
-    let _ = board.word(Word::State).compare_exchange(going.word(), ended.word(), AcqRel, Relaxed);
-    board.ring();
+/// Ends `epoch` unless it has ended: the first cause stays. Another epoch is not touched.
+pub(super) fn abort(state: &impl SharedState, epoch: Epoch, cause: ShmAbortCause) {
+    let going = EpochCounter { epoch, number: 0 };
+    let ended = EpochCounter { epoch, number: cause.number() };
+    // Notifies also if another process set the cause first: it may have died before it notified.
+    let _ = state.word(Word::State).compare_exchange(going.word(), ended.word(), AcqRel, Relaxed);
+    state.notify();
 }
 
-/// Ends the present epoch and begins the next. Nobody may be within an exchange.
-pub(super) fn reform(board: &impl SharedState) -> Result<Epoch, CommError> {
-    let old = present(board);
-    abort(board, old, Cause::Aborted);
+/// Ends the current epoch and begins the next. No rank may be in a collective.
+pub(super) fn begin_epoch(state: &impl SharedState) -> Result<Epoch, CommError> {
+    let old = present(state);
+    abort(state, old, ShmAbortCause::Aborted);
     let epoch = Epoch(old.0.checked_add(1).ok_or(CommError::EpochsExhausted)?);
-    for rank in board.world().ranks() {
-        // A member of the old epoch that arrives all the same finds another word than it left, and stops.
-        board.word(Word::Arrived(rank)).swap(0, AcqRel);
+    for rank in state.world().ranks() {
+        // A member of the old epoch that arrives nevertheless finds its word changed, and stops.
+        state.word(Word::Arrived(rank)).swap(0, AcqRel);
     }
-    board.word(Word::State).swap(Stamp { epoch, number: 0 }.word(), AcqRel);
+    state.word(Word::State).swap(EpochCounter { epoch, number: 0 }.word(), AcqRel);
     Ok(epoch)
 }
 
 /// A rank in one epoch of a group.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct BarrierMember {
     rank: Rank,
-    /// As it stands in the rank's word.
-    arrived: Stamp,
+    /// The value of the rank's `Arrived` word.
+    arrived: EpochCounter,
 }
 
-impl Member {
-    /// Takes the place of `rank`, which only one can in an epoch.
-    pub fn join(board: &impl SharedState, rank: Rank, epoch: Epoch) -> Result<Self, CommError> {
-        if rank.world() != board.world() {
+impl BarrierMember {
+    /// Joins as `rank`. Only one member can do so in an epoch.
+    pub fn join(state: &impl SharedState, rank: Rank, epoch: Epoch) -> Result<Self, CommError> {
+        if rank.world() != state.world() {
             return Err(CommError::World(rank));
         }
-        check(board, epoch)?;
-        let (own, arrived) = (board.word(Word::Arrived(rank)), Stamp { epoch, number: 0 });
+        check(state, epoch)?;
+        let (own, arrived) = (state.word(Word::Arrived(rank)), EpochCounter { epoch, number: 0 });
         let before = own.load(Relaxed);
-        let is_free = Stamp::from_word(before).epoch < epoch;
+        let is_free = EpochCounter::from_word(before).epoch < epoch;
         if !is_free || own.compare_exchange(before, arrived.word(), AcqRel, Relaxed).is_err() {
             return Err(CommError::Taken(rank));
         }
@@ -211,63 +211,63 @@ impl Member {
         self.arrived.epoch
     }
 
-    /// Which of its two slots a rank writes before it passes the barrier the next time.
+    /// Which of its two slots the rank writes before it next passes the barrier.
     pub fn parity(&self) -> usize {
         (self.arrived.number & 1) as usize
     }
 
-    /// Arrives and waits until all have.
-    pub fn pass(&mut self, board: &impl SharedState) -> Result<(), CommError> {
-        let next = Stamp { number: self.arrived.number.wrapping_add(1), ..self.arrived };
-        let own = board.word(Word::Arrived(self.rank));
+    /// Arrives and waits until all ranks have arrived.
+    pub fn pass(&mut self, state: &impl SharedState) -> Result<(), CommError> {
+        let next = EpochCounter { number: self.arrived.number.wrapping_add(1), ..self.arrived };
+        let own = state.word(Word::Arrived(self.rank));
         if own.compare_exchange(self.arrived.word(), next.word(), AcqRel, Relaxed).is_err() {
-            check(board, self.epoch())?;
+            check(state, self.epoch())?;
             return Err(CommError::OutOfTurn(self.rank));
         }
         self.arrived = next;
-        board.fence(SeqCst);
-        if self.all_arrived(board)? {
-            let is_asleep = |rank| board.word(Word::Asleep(rank)).load(Relaxed) >= self.asleep();
+        state.fence(SeqCst);
+        if self.all_arrived(state)? {
+            let is_asleep = |rank| state.word(Word::Asleep(rank)).load(Relaxed) >= self.asleep();
             if self.others().any(is_asleep) {
-                board.ring();
+                state.notify();
             }
             return Ok(());
         }
         let mut turn = 0;
-        while !self.is_complete(board)? {
-            if board.pause(turn) {
+        while !self.is_complete(state)? {
+            if state.pause(turn) {
                 turn += 1;
-            } else if self.park(board)? {
+            } else if self.park(state)? {
                 break;
             }
         }
         Ok(())
     }
 
-    /// After reading: that it was not a later epoch's data.
-    pub fn confirm(&self, board: &impl SharedState) -> Result<(), CommError> {
-        board.fence(Acquire);
-        let (own, present) = (self.epoch(), present(board));
+    /// To be called after reading slots: checks that they did not hold a later epoch's data.
+    pub fn confirm(&self, state: &impl SharedState) -> Result<(), CommError> {
+        state.fence(Acquire);
+        let (own, present) = (self.epoch(), present(state));
         if own == present { Ok(()) } else { Err(CommError::Stale { own: own.0, present: present.0 }) }
     }
 
-    /// As if it had arrived `number` times.
+    /// Sets the number of arrivals.
     #[cfg(test)]
-    pub fn skip_to(&mut self, board: &impl SharedState, number: u32) {
+    pub fn skip_to(&mut self, state: &impl SharedState, number: u32) {
         self.arrived.number = number;
-        board.word(Word::Arrived(self.rank)).swap(self.arrived.word(), AcqRel);
+        state.word(Word::Arrived(self.rank)).swap(self.arrived.word(), AcqRel);
     }
 
-    /// Sleeps once, unless a last look shows that all have arrived.
-    fn park(&self, board: &impl SharedState) -> Result<bool, CommError> {
-        let asleep = board.word(Word::Asleep(self.rank));
-        // A member of an old epoch that still waits neither hides nor wakes its successor.
+    /// Sleeps once, unless a last check shows that all have arrived. Returns the result of that check.
+    fn park(&self, state: &impl SharedState) -> Result<bool, CommError> {
+        let asleep = state.word(Word::Asleep(self.rank));
+        // The larger epoch wins, so a member of an old epoch that still waits does not hide its successor.
         asleep.fetch_max(self.asleep(), Relaxed);
-        board.fence(SeqCst);
-        let seen = board.bell().load(Acquire);
-        let complete = self.is_complete(board);
+        state.fence(SeqCst);
+        let seen = state.futex().load(Acquire);
+        let complete = self.is_complete(state);
         if complete == Ok(false) {
-            board.park(seen);
+            state.park(seen);
         }
         let _ = asleep.compare_exchange(self.asleep(), 0, Relaxed, Relaxed);
         complete
@@ -277,22 +277,23 @@ impl Member {
         u64::from(self.epoch().0)
     }
 
-    /// Whether all have arrived. An error if they have not and the epoch is over.
-    fn is_complete(&self, board: &impl SharedState) -> Result<bool, CommError> {
-        if self.all_arrived(board)? {
+    /// Whether all ranks have arrived. An error if they have not and the epoch is over.
+    fn is_complete(&self, state: &impl SharedState) -> Result<bool, CommError> {
+        if self.all_arrived(state)? {
             return Ok(true);
         }
-        let Err(over) = check(board, self.epoch()) else { return Ok(false) };
-        // One that arrived and then left has not taken from this rank what it waited for.
-        if self.all_arrived(board)? { Ok(true) } else { Err(over) }
+        let Err(over) = check(state, self.epoch()) else { return Ok(false) };
+        // A rank may have arrived and then left the group: this barrier is complete nevertheless.
+        if self.all_arrived(state)? { Ok(true) } else { Err(over) }
     }
 
-    fn all_arrived(&self, board: &impl SharedState) -> Result<bool, CommError> {
+    fn all_arrived(&self, state: &impl SharedState) -> Result<bool, CommError> {
         let own = self.arrived;
         let mut all = true;
         for rank in self.others() {
-            let theirs = Stamp::from_word(board.word(Word::Arrived(rank)).load(Acquire));
-            // One that has not come to this epoch yet has not arrived; nor one of a later, as `check` will tell.
+            let theirs = EpochCounter::from_word(state.word(Word::Arrived(rank)).load(Acquire));
+            // A rank that has not joined this epoch has not arrived. If it is in a later epoch, `check` returns the
+            // error.
             all &= theirs.epoch == own.epoch
                 && match theirs.number.wrapping_sub(own.number) {
                     0 | 1 => true,

@@ -1,6 +1,6 @@
-//! The barrier on loom's atomics: every interleaving and every outcome that the memory model allows, up to a number of
-//! preemptions. Parking has no timeout here, so a wake that gets lost is a deadlock, which loom reports; a slot that is
-//! written while another reads it is a race, which loom reports too.
+//! The barrier on loom's atomics: loom tries every interleaving and every outcome that the memory model allows, up to a
+//! number of preemptions. Parking has no timeout here, so a lost wake is a deadlock, which loom reports. A slot that is
+//! written while another rank reads it is a data race, which loom reports too.
 #![allow(unsafe_code)]
 
 use loom::cell::UnsafeCell;
@@ -9,7 +9,9 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use types::{Rank, WorldSize};
 
-use super::barrier::{Cause, Epoch, Member, SharedState, Stamp, Word, abort, atomics, check, reform};
+use super::barrier::{
+    BarrierMember, Epoch, EpochCounter, SharedState, ShmAbortCause, Word, abort, atomics, begin_epoch, check,
+};
 use crate::comm::CommError;
 
 atomics!(AtomicU64: u64, AtomicU32: u32);
@@ -19,8 +21,8 @@ struct Model {
     state: AtomicU64,
     arrived: Vec<AtomicU64>,
     asleep: Vec<AtomicU64>,
-    bell: AtomicU32,
-    /// Stands for the kernel's list of those who sleep on the bell.
+    futex: AtomicU32,
+    /// Models the kernel's list of threads that sleep on the futex.
     list: Mutex<()>,
     woken: Condvar,
     slots: Vec<[UnsafeCell<u32>; 2]>,
@@ -31,10 +33,10 @@ impl Model {
         let world = WorldSize::new(size).unwrap();
         Arc::new(Self {
             world,
-            state: AtomicU64::new(Stamp { epoch: Epoch::FIRST, number: 0 }.word()),
+            state: AtomicU64::new(EpochCounter { epoch: Epoch::FIRST, number: 0 }.word()),
             arrived: world.ranks().map(|_| AtomicU64::new(0)).collect(),
             asleep: world.ranks().map(|_| AtomicU64::new(0)).collect(),
-            bell: AtomicU32::new(0),
+            futex: AtomicU32::new(0),
             list: Mutex::new(()),
             woken: Condvar::new(),
             slots: world.ranks().map(|_| [UnsafeCell::new(0), UnsafeCell::new(0)]).collect(),
@@ -45,16 +47,16 @@ impl Model {
         self.world.rank(index).unwrap()
     }
 
-    /// What rank `rank` publishes in a phase.
+    /// The value that `rank` writes in a phase.
     fn value(rank: Rank, phase: u32) -> u32 {
         10 * phase + rank.index() as u32
     }
 
-    /// As a comm does: publish, pass, read all.
-    fn exchange(&self, member: &mut Member, phases: u32) -> Result<(), CommError> {
+    /// As `ShmComm` does: write the own slot, pass the barrier, read all slots.
+    fn exchange(&self, member: &mut BarrierMember, phases: u32) -> Result<(), CommError> {
         for phase in 0..phases {
             let parity = member.parity();
-            // SAFETY: the barrier, whose test this is, keeps others away; loom would report them.
+            // SAFETY: the barrier under test keeps other ranks from accessing the slot; loom reports it if they do.
             self.slots[member.rank().index()][parity]
                 .with_mut(|slot| unsafe { *slot = Self::value(member.rank(), phase) });
             member.pass(self)?;
@@ -70,7 +72,7 @@ impl Model {
 
 impl SharedState for Model {
     type Word = AtomicU64;
-    type Bell = AtomicU32;
+    type Futex = AtomicU32;
 
     fn world(&self) -> WorldSize {
         self.world
@@ -81,12 +83,12 @@ impl SharedState for Model {
             Word::State => &self.state,
             Word::Arrived(rank) => &self.arrived[rank.index()],
             Word::Asleep(rank) => &self.asleep[rank.index()],
-            Word::Call(..) => unreachable!("the barrier does not use it"),
+            Word::ShmOp(..) => unreachable!("the barrier does not use it"),
         }
     }
 
-    fn bell(&self) -> &AtomicU32 {
-        &self.bell
+    fn futex(&self) -> &AtomicU32 {
+        &self.futex
     }
 
     fn fence(&self, order: Ordering) {
@@ -99,7 +101,7 @@ impl SharedState for Model {
 
     fn park(&self, seen: u32) {
         let list = self.list.lock().unwrap();
-        if self.bell.load(Ordering::Relaxed) == seen {
+        if self.futex.load(Ordering::Relaxed) == seen {
             drop(self.woken.wait(list).unwrap());
         }
     }
@@ -116,13 +118,13 @@ fn explore(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     builder.check(test);
 }
 
-/// Every rank runs `phases` phases in a thread of its own; rank 0 in this one.
+/// Every rank runs `phases` phases in its own thread, rank 0 in this one.
 fn all_pass(size: u16, phases: u32) {
     let model = Model::new(size);
     let run = |index: u16| {
         let model = Arc::clone(&model);
         move || {
-            let mut member = Member::join(&*model, model.rank(index), Epoch::FIRST).unwrap();
+            let mut member = BarrierMember::join(&*model, model.rank(index), Epoch::FIRST).unwrap();
             model.exchange(&mut member, phases).unwrap();
         }
     };
@@ -147,7 +149,7 @@ fn a_count_of_arrivals_that_overflows_goes_on() {
     explore(2, || {
         let model = Model::new(2);
         let [mut own, mut other] = [0, 1].map(|index| {
-            let mut member = Member::join(&*model, model.rank(index), Epoch::FIRST).unwrap();
+            let mut member = BarrierMember::join(&*model, model.rank(index), Epoch::FIRST).unwrap();
             member.skip_to(&*model, u32::MAX - 1);
             member
         });
@@ -168,13 +170,13 @@ fn an_abort_ends_every_wait() {
             .map(|index| {
                 let model = Arc::clone(&model);
                 thread::spawn(move || {
-                    let joined = Member::join(&*model, model.rank(index), Epoch::FIRST);
+                    let joined = BarrierMember::join(&*model, model.rank(index), Epoch::FIRST);
                     joined.and_then(|mut member| member.pass(&*model))
                 })
             })
             .collect();
         let lost = model.rank(2);
-        abort(&*model, Epoch::FIRST, Cause::Lost(lost));
+        abort(&*model, Epoch::FIRST, ShmAbortCause::Lost(lost));
         for wait in waits {
             assert_eq!(wait.join().unwrap(), Err(CommError::Lost(lost)));
         }
@@ -188,12 +190,12 @@ fn a_rank_that_leaves_after_the_last_phase_disturbs_nobody() {
         let leaver = {
             let model = Arc::clone(&model);
             thread::spawn(move || {
-                let mut member = Member::join(&*model, model.rank(1), Epoch::FIRST).unwrap();
+                let mut member = BarrierMember::join(&*model, model.rank(1), Epoch::FIRST).unwrap();
                 model.exchange(&mut member, 1).unwrap();
-                abort(&*model, Epoch::FIRST, Cause::Lost(member.rank()));
+                abort(&*model, Epoch::FIRST, ShmAbortCause::Lost(member.rank()));
             })
         };
-        let mut member = Member::join(&*model, model.rank(0), Epoch::FIRST).unwrap();
+        let mut member = BarrierMember::join(&*model, model.rank(0), Epoch::FIRST).unwrap();
         model.exchange(&mut member, 1).unwrap();
         leaver.join().unwrap();
         assert_eq!(check(&*model, Epoch::FIRST), Err(CommError::Lost(model.rank(1))));
@@ -204,21 +206,21 @@ fn a_rank_that_leaves_after_the_last_phase_disturbs_nobody() {
 fn a_member_of_an_old_generation_fails_and_does_not_disturb_the_new_one() {
     explore(2, || {
         let model = Model::new(2);
-        let mut stale = Member::join(&*model, model.rank(0), Epoch::FIRST).unwrap();
+        let mut stale = BarrierMember::join(&*model, model.rank(0), Epoch::FIRST).unwrap();
         let stale = {
             let model = Arc::clone(&model);
             thread::spawn(move || stale.pass(&*model))
         };
-        // Against the contract: it may be anywhere in its wait now, or not have begun.
-        let epoch = reform(&*model).unwrap();
+        // This breaks the contract of `reform`: the stale member may be anywhere in its wait now, or not have begun.
+        let epoch = begin_epoch(&*model).unwrap();
         let peer = {
             let model = Arc::clone(&model);
             thread::spawn(move || {
-                let mut member = Member::join(&*model, model.rank(1), epoch).unwrap();
+                let mut member = BarrierMember::join(&*model, model.rank(1), epoch).unwrap();
                 model.exchange(&mut member, 2).unwrap();
             })
         };
-        let mut member = Member::join(&*model, model.rank(0), epoch).unwrap();
+        let mut member = BarrierMember::join(&*model, model.rank(0), epoch).unwrap();
         model.exchange(&mut member, 2).unwrap();
         peer.join().unwrap();
         stale.join().unwrap().unwrap_err();
@@ -231,9 +233,9 @@ fn of_two_that_want_the_same_seat_one_gets_it() {
         let model = Model::new(2);
         let rival = {
             let model = Arc::clone(&model);
-            thread::spawn(move || Member::join(&*model, model.rank(0), Epoch::FIRST).is_ok())
+            thread::spawn(move || BarrierMember::join(&*model, model.rank(0), Epoch::FIRST).is_ok())
         };
-        let own = Member::join(&*model, model.rank(0), Epoch::FIRST).is_ok();
+        let own = BarrierMember::join(&*model, model.rank(0), Epoch::FIRST).is_ok();
         assert!(own != rival.join().unwrap());
     });
 }

@@ -1,16 +1,17 @@
-//! `ShmComm`: one rank's membership in a group on shared memory. Each collective is one or two phases of: copy into the own slot, pass the
-//! barrier, read the slots of the others.
+//! `ShmComm`: one rank's communicator over shared memory. Each collective is one or two phases: copy into the own slot,
+//! pass the barrier, read the slots of the other ranks.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use types::{Rank, WorldSize};
 
-use super::barrier::{self, Epoch, Member, SharedState as _, Word};
+use super::barrier::{self, BarrierMember, Epoch, SharedState as _, Word};
 use super::segment::{Abort, Segment};
 use crate::comm::{CommError, Communicator};
 
-/// Elements that every rank may read beyond its shard of a sum, to save a barrier. With two ranks a shard saves no reading at all.
+/// Elements that a rank may read in excess of its shard of a sum, to save a barrier. With two ranks shards save no
+/// reading.
 const EXTRA_ELEMENTS_MAX: usize = 1 << 14;
 
 /// Rows with fewer elements than this are summed by every rank: a barrier costs more.
@@ -22,11 +23,11 @@ const SUM_ELEMENTS: usize = 1024;
 #[derive(Debug)]
 pub struct ShmComm {
     segment: Segment,
-    member: Member,
+    member: BarrierMember,
 }
 
 impl ShmComm {
-    pub(super) fn new(segment: Segment, member: Member) -> Self {
+    pub(super) fn new(segment: Segment, member: BarrierMember) -> Self {
         Self { segment, member }
     }
 
@@ -34,12 +35,12 @@ impl ShmComm {
         self.member.epoch()
     }
 
-    /// What ends this group's epoch for all its ranks.
+    /// Aborts the epoch on all ranks.
     pub fn abort(&self) -> Abort {
         self.segment.abort(self.epoch())
     }
 
-    /// The rows that `rank` owns of `rows` rows of `cols` columns: all, if they are not worth scattering.
+    /// The rows that `rank` owns of `rows` rows of `cols` columns: all, if there are too few to scatter.
     fn rows_of(rank: Rank, rows: usize, cols: usize) -> Range<usize> {
         if Self::is_scattered(rank.world(), rows, cols) { rank.shard(rows) } else { 0..rows }
     }
@@ -48,8 +49,9 @@ impl ShmComm {
         world != WorldSize::ONE && rows >= world.get() && rows * cols >= SCATTER_ELEMENTS_MIN
     }
 
-    /// Publishes and passes the barrier. Returns the parity of the slots that can be read until the next phase.
-    fn phase(&mut self, call: Call, elements: usize, publish: impl FnOnce(&Self, usize)) -> Result<usize, CommError> {
+    /// Writes the own slot by `publish` and passes the barrier. Returns the parity of the slots, readable until the
+    /// next phase.
+    fn phase(&mut self, call: ShmOp, elements: usize, publish: impl FnOnce(&Self, usize)) -> Result<usize, CommError> {
         let elements_max = self.elements_max();
         if elements > elements_max {
             return Err(CommError::TooLarge { elements, elements_max });
@@ -59,26 +61,27 @@ impl ShmComm {
         publish(self, parity);
         let passed = self.pass(call, elements, parity);
         if let Err(CommError::OutOfTurn(_) | CommError::Mismatch(_)) = passed {
-            // The ranks disagree about where they are: nothing good can follow for any of them.
+            // The ranks run different operations, so all further results would be wrong.
             self.abort().stop();
         }
         passed.map(|()| parity)
     }
 
-    fn pass(&mut self, call: Call, elements: usize, parity: usize) -> Result<(), CommError> {
-        let (board, call) = (self.segment.mapping(), call.word(elements));
-        // The barrier publishes it with the slot.
-        board.word(Word::Call(self.member.rank(), parity)).store(call, Relaxed);
-        self.member.pass(board)?;
-        let is_other = |&rank: &Rank| board.word(Word::Call(rank, parity)).load(Relaxed) != call;
+    fn pass(&mut self, call: ShmOp, elements: usize, parity: usize) -> Result<(), CommError> {
+        let (state, call) = (self.segment.mapping(), call.word(elements));
+        // The barrier's release makes it visible together with the slot.
+        state.word(Word::ShmOp(self.member.rank(), parity)).store(call, Relaxed);
+        self.member.pass(state)?;
+        let is_other = |&rank: &Rank| state.word(Word::ShmOp(rank, parity)).load(Relaxed) != call;
         self.member.others().find(is_other).map_or(Ok(()), |rank| Err(CommError::Mismatch(rank)))
     }
 
-    /// Replaces `values`, which are this rank's own, with the sum over all ranks in their order. The other ranks have them in their slots,
-    /// from element `first` on.
+    /// Replaces this rank's own `values` with the sum over all ranks, in their order. The other ranks have their values
+    /// in their slots, from element `first` on.
     fn sum(&self, parity: usize, first: usize, values: &mut [f32]) {
         let (mapping, own_index) = (self.segment.mapping(), self.rank().index());
-        // The sum of two terms does not depend on their order, so only the terms of several ranks before this one are summed apart.
+        // The sum of two terms does not depend on their order, so a separate sum is needed only if several ranks
+        // precede this one.
         let (several, mut before) = (own_index > 1, [0.0; SUM_ELEMENTS]);
         for (index, own) in values.chunks_mut(SUM_ELEMENTS).enumerate() {
             let at = first + index * SUM_ELEMENTS;
@@ -114,7 +117,7 @@ impl Communicator for ShmComm {
 
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let world = self.rank().world().get();
-        let parity = self.phase(Call::Sum, values.len(), |comm, parity| {
+        let parity = self.phase(ShmOp::Sum, values.len(), |comm, parity| {
             comm.segment.mapping().put(comm.rank(), parity, 0, values);
         })?;
         if world.saturating_sub(2).saturating_mul(values.len()) <= EXTRA_ELEMENTS_MAX {
@@ -122,12 +125,12 @@ impl Communicator for ShmComm {
         } else {
             let own = self.rank().shard(values.len());
             self.sum(parity, own.start, &mut values[own.clone()]);
-            let parity = self.phase(Call::Summed, values.len(), |comm, parity| {
+            let parity = self.phase(ShmOp::Summed, values.len(), |comm, parity| {
                 comm.segment.mapping().put(comm.rank(), parity, own.start, &values[own.clone()]);
             })?;
             for rank in self.member.others() {
-                let share = rank.shard(values.len());
-                self.segment.mapping().get(rank, parity, share.start, &mut values[share]);
+                let shard = rank.shard(values.len());
+                self.segment.mapping().get(rank, parity, shard.start, &mut values[shard]);
             }
         }
         self.member.confirm(self.segment.mapping())
@@ -142,7 +145,7 @@ impl Communicator for ShmComm {
             let rows = Self::rows_of(rank, rows, cols);
             rows.start * cols..rows.end * cols
         };
-        let parity = self.phase(Call::Scatter, values.len(), |comm, parity| {
+        let parity = self.phase(ShmOp::Scatter, values.len(), |comm, parity| {
             for rank in comm.member.others() {
                 comm.segment.mapping().put(comm.rank(), parity, elements(rank).start, &values[elements(rank)]);
             }
@@ -163,7 +166,7 @@ impl Communicator for ShmComm {
             rows.start * cols..rows.end * cols
         };
         let own = elements(self.rank());
-        let parity = self.phase(Call::Rows, values.len(), |comm, parity| {
+        let parity = self.phase(ShmOp::Rows, values.len(), |comm, parity| {
             comm.segment.mapping().put(comm.rank(), parity, own.start, &values[own.clone()]);
         })?;
         for rank in self.member.others() {
@@ -181,14 +184,14 @@ impl Communicator for ShmComm {
     ) -> Result<(), CommError> {
         let own = self.rank().shard(cols);
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
-        let parity = self.phase(Call::Columns, rows * cols, |comm, parity| {
+        let parity = self.phase(ShmOp::Columns, rows * cols, |comm, parity| {
             comm.segment.mapping().put(comm.rank(), parity, 0, part);
         })?;
         for (row, values) in whole.into_iter().flat_map(|whole| whole.chunks_exact_mut(cols)).enumerate() {
             values[own.clone()].copy_from_slice(&part[row * own.len()..][..own.len()]);
             for rank in self.member.others() {
-                let share = rank.shard(cols);
-                self.segment.mapping().get(rank, parity, row * share.len(), &mut values[share]);
+                let shard = rank.shard(cols);
+                self.segment.mapping().get(rank, parity, row * shard.len(), &mut values[shard]);
             }
         }
         self.member.confirm(self.segment.mapping())
@@ -201,9 +204,9 @@ impl Drop for ShmComm {
     }
 }
 
-/// What a phase does. The ranks compare it, so that a disagreement is an error and not a wrong sum.
+/// The operation of a phase. The ranks compare it, so that a disagreement is an error and not a wrong sum.
 #[derive(Clone, Copy, Debug)]
-enum Call {
+enum ShmOp {
     Sum,
     Summed,
     Scatter,
@@ -211,8 +214,9 @@ enum Call {
     Columns,
 }
 
-impl Call {
-    /// Together with the number of elements. Zero, the word of a rank that has called nothing yet, is none of them.
+impl ShmOp {
+    /// The operation with its number of elements. It is never zero, which is the word of a rank without an operation so
+    /// far.
     fn word(self, elements: usize) -> u64 {
         (self as u64 + 1) << 56 | elements as u64
     }

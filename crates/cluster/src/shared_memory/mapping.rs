@@ -1,4 +1,5 @@
-//! `Mapping`: a segment in this process's memory: words, a bell and slots of numbers, at offsets that the limits alone determine. All of the module's `unsafe` is here.
+//! `Mapping`: a segment in this process's memory: words, a futex and slots of numbers, at offsets that the limits alone
+//! determine. All `unsafe` of the shared memory is here.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,23 +14,26 @@ use types::{Rank, WorldSize};
 
 use super::barrier::{SharedState, Word, atomics};
 
-/// Words that different ranks write lie on different lines, and so do slots. Two cache lines: processors fetch pairs.
+/// Words that different ranks write are on different lines, and so are slots. Two cache lines, because CPUs prefetch
+/// pairs.
 const LINE_BYTES: usize = 128;
 
-/// The first line says what the segment is and never changes; then come one line for the state, one for the bell, and one for each rank.
+/// The first line identifies the segment and never changes. Then come one line for the state, one for the futex, and
+/// one per rank.
 const STATE_LINE: usize = 1;
-const BELL_LINE: usize = 2;
+const FUTEX_LINE: usize = 2;
 const RANK_LINES: usize = 3;
 
 const SPINS: u32 = 2_000;
-/// Turns after which a wait parks: tens of milliseconds. Until then they give way to others, because the rank that is waited for may need
-/// this core. Ranks that park within a step pay for it: in a virtual machine of two cores both were half as fast for most of a prompt.
+/// Turns after which a wait parks: tens of milliseconds. Until then it yields, because the rank that it waits for may
+/// need this core. Parking within a step is expensive: with two ranks on a virtual machine of two cores it halved the
+/// speed of prefill.
 const TURNS: u32 = 100_000;
-/// A parked rank looks again after this even if nobody wakes it: a peer may have spoiled the bell.
+/// A parked rank checks again after this time even if nothing wakes it: a peer may have corrupted the futex.
 const PARK_MAX: Duration = Duration::from_millis(20);
 atomics!(AtomicU64: u64, AtomicU32: u32);
 
-/// Where everything lies in a segment.
+/// The offsets of everything in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub world: WorldSize,
@@ -39,7 +43,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// `None` if it cannot be counted.
+    /// `None` if the size overflows.
     pub fn new(world: WorldSize, elements_max: usize) -> Option<Self> {
         let slot_bytes = elements_max.checked_mul(size_of::<f32>())?.checked_next_multiple_of(LINE_BYTES)?;
         let slots = slot_bytes.checked_mul(2 * world.get())?;
@@ -56,12 +60,12 @@ impl Layout {
             Word::State => (STATE_LINE, 0),
             Word::Arrived(rank) => (RANK_LINES + rank.index(), 0),
             Word::Asleep(rank) => (RANK_LINES + rank.index(), 1),
-            Word::Call(rank, parity) => (RANK_LINES + rank.index(), 2 + parity),
+            Word::ShmOp(rank, parity) => (RANK_LINES + rank.index(), 2 + parity),
         };
         line * LINE_BYTES + index * size_of::<u64>()
     }
 
-    /// Where one of the two slots of a rank begins.
+    /// The offset of one of the two slots of a rank.
     fn slot_offset(&self, rank: Rank, parity: usize) -> usize {
         assert!(rank.world() == self.world && parity < 2, "slot {parity} of {rank}");
         Self::slots_offset(self.world) + (parity * self.world.get() + rank.index()) * self.slot_bytes
@@ -75,7 +79,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `fd`, which the caller has shown to have the layout's size and to be sealed: else a touch could be fatal.
+    /// Maps `fd`. The caller has checked that it has the layout's size and is sealed: otherwise an access could raise
+    /// SIGBUS.
     pub fn new(fd: &OwnedFd, layout: Layout) -> io::Result<Self> {
         Ok(Self { layout, memory: Memory::map(fd, layout.bytes)? })
     }
@@ -93,8 +98,9 @@ impl Mapping {
     /// Copies `values` into a slot, from its element `first` on.
     pub fn put(&self, rank: Rank, parity: usize, first: usize, values: &[f32]) {
         let slot = self.slot(rank, parity, first, values.len());
-        // SAFETY: `slot` has shown that the elements lie in the mapping, and no reference leads into a slot. Ranks that keep to the barrier
-        // do not touch them now. One that does not can only spoil numbers: every bit pattern is an `f32`.
+        // SAFETY: `slot` has checked that the elements are within the mapping, and no reference points into a slot.
+        // Ranks that follow the barrier do not access them now. One that does not can only corrupt numbers: every bit
+        // pattern is an `f32`.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), slot, values.len()) };
     }
 
@@ -118,14 +124,14 @@ impl Mapping {
         let max = self.layout.elements_max;
         assert!(first <= max && elements <= max - first, "{elements} elements from {first} of a slot of {max}");
         let offset = self.layout.slot_offset(rank, parity) + first * size_of::<f32>();
-        // SAFETY: with the above, it is within `layout.bytes`, which are mapped.
+        // SAFETY: by the checks above, the offset is within `layout.bytes`, which are mapped.
         unsafe { self.memory.start.as_ptr().add(offset).cast() }
     }
 
     fn atomic(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(size_of::<u64>()) && offset < Layout::slots_offset(self.layout.world));
-        // SAFETY: the place lies before the slots, so it is mapped for as long as `self`; it is aligned, as the mapping
-        // begins on a page; and it is only ever used as an atomic, here and in every other process.
+        // SAFETY: the offset is before the slots, so it is mapped for as long as `self`; it is aligned, as the mapping
+        // begins on a page; and it is only ever accessed as an atomic, here and in every other process.
         unsafe { AtomicU64::from_ptr(self.memory.start.as_ptr().add(offset).cast()) }
     }
 }
@@ -137,7 +143,8 @@ struct Memory {
     bytes: usize,
 }
 
-// SAFETY: it stays where it is until it is dropped; who uses its bytes, from whatever thread, answers for that.
+// SAFETY: the mapping stays in place until it is dropped, on whatever thread; accesses to its bytes have their own
+// SAFETY arguments.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -145,7 +152,7 @@ unsafe impl Sync for Memory {}
 impl Memory {
     fn map(fd: &OwnedFd, bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, wherever the system places it.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mm::mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0)? };
         Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
@@ -153,14 +160,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map`, and nobody refers to it any more. It fails only for what is not mapped.
+        // SAFETY: mapped in `map`, and no reference to it is left. It fails only for an address that is not mapped.
         let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
 impl SharedState for Mapping {
     type Word = AtomicU64;
-    type Bell = AtomicU32;
+    type Futex = AtomicU32;
 
     fn world(&self) -> WorldSize {
         self.layout.world
@@ -170,9 +177,9 @@ impl SharedState for Mapping {
         self.atomic(self.layout.word_offset(word))
     }
 
-    fn bell(&self) -> &AtomicU32 {
+    fn futex(&self) -> &AtomicU32 {
         // SAFETY: as in `atomic`: the line is before the slots, and no other word overlaps it.
-        unsafe { AtomicU32::from_ptr(self.memory.start.as_ptr().add(BELL_LINE * LINE_BYTES).cast()) }
+        unsafe { AtomicU32::from_ptr(self.memory.start.as_ptr().add(FUTEX_LINE * LINE_BYTES).cast()) }
     }
 
     fn fence(&self, order: Ordering) {
@@ -190,12 +197,12 @@ impl SharedState for Mapping {
 
     fn park(&self, seen: u32) {
         let timeout = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(PARK_MAX.subsec_nanos()) };
-        // Woken, interrupted, too late or refused: the caller looks again in any case.
-        let _ = futex::wait(self.bell(), futex::Flags::empty(), seen, Some(&timeout));
+        // Woken, interrupted, timed out or failed: the caller checks again in any case.
+        let _ = futex::wait(self.futex(), futex::Flags::empty(), seen, Some(&timeout));
     }
 
     fn wake(&self) {
-        // It fails only for an address that is not there; this one is mapped.
-        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
+        // It fails only for an invalid address; this one is mapped.
+        let _ = futex::wake(self.futex(), futex::Flags::empty(), i32::MAX as u32);
     }
 }

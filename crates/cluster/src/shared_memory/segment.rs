@@ -1,5 +1,5 @@
-//! `Segment`: the memory of one group. It has no name in any file system, so nothing is left behind when the last
-//! process that maps it ends, however it ends.
+//! `Segment`: the shared memory of one group. It has no name in any file system, so nothing is left behind when the
+//! last process that maps it ends, however it ends.
 
 use std::fs::File;
 use std::io;
@@ -10,24 +10,24 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use types::{Rank, WorldSize};
 
-use super::barrier::{self, Cause, Epoch, Member, SharedState as _, Stamp, Word};
+use super::barrier::{self, BarrierMember, Epoch, EpochCounter, SharedState as _, ShmAbortCause, Word};
 use super::comm::ShmComm;
 use super::mapping::{Layout, Mapping};
 use crate::comm::CommError;
 
-/// The largest segment. What no exchange touches takes no memory.
+/// The largest segment. Pages that no collective touches take no memory.
 pub const SEGMENT_BYTES_MAX: usize = 1 << 34;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"consort\0");
 const VERSION: u64 = 7;
 
-/// Places in the first line.
+/// Indices of words in the first line.
 const MAGIC_PLACE: usize = 0;
 const VERSION_PLACE: usize = 1;
 const WORLD_PLACE: usize = 2;
 const ELEMENTS_PLACE: usize = 3;
 
-/// The file can never change its size, so a mapping of it can be touched without fear.
+/// The file can never change its size, so an access to a mapping of it never raises SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[derive(Debug, thiserror::Error)]
@@ -48,11 +48,11 @@ pub enum SegmentError {
     Io { what: &'static str, source: io::Error },
 }
 
-/// What a group is made for.
+/// The limits that a segment is laid out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimits {
     pub world: WorldSize,
-    /// The most elements (rows times columns) of one exchange.
+    /// The most elements (rows times columns) of one collective.
     pub elements_max: usize,
 }
 
@@ -72,8 +72,8 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A new segment, in its first epoch, and the descriptor that other processes attach to. The descriptor is
-    /// closed on exec: whoever spawns a rank lets that child inherit it.
+    /// A new segment, in its first epoch, and the descriptor that other processes attach to. The descriptor is closed
+    /// on exec: a supervisor that spawns ranks has to let them inherit it.
     pub fn create(limits: GroupLimits) -> Result<(Self, OwnedFd), SegmentError> {
         let layout = limits.layout()?;
         let io = |source: io::Error| SegmentError::Io { what: "create", source };
@@ -87,7 +87,7 @@ impl Segment {
         for (place, value) in title(limits) {
             mapping.title(place).store(value, Relaxed);
         }
-        mapping.word(Word::State).store(Stamp { epoch: Epoch::FIRST, number: 0 }.word(), Relaxed);
+        mapping.word(Word::State).store(EpochCounter { epoch: Epoch::FIRST, number: 0 }.word(), Relaxed);
         Ok((Self { mapping: Arc::new(mapping) }, fd))
     }
 
@@ -104,30 +104,30 @@ impl Segment {
             return Err(SegmentError::Size { expected: layout.bytes, found });
         }
         let mapping = Mapping::new(&OwnedFd::from(file), layout).map_err(io)?;
-        check_title(limits, |place| mapping.title(place).load(Relaxed))?;
+        check_header(limits, |place| mapping.title(place).load(Relaxed))?;
         Ok(Self { mapping: Arc::new(mapping) })
     }
 
-    /// The present epoch.
+    /// The current epoch.
     pub fn epoch(&self) -> Epoch {
         barrier::present(&*self.mapping)
     }
 
-    /// Joins as `rank`, which one can do once in an epoch.
+    /// Joins as `rank`. This succeeds once per rank and epoch.
     pub fn join(&self, rank: Rank, epoch: Epoch) -> Result<ShmComm, CommError> {
-        let member = Member::join(&*self.mapping, rank, epoch)?;
+        let member = BarrierMember::join(&*self.mapping, rank, epoch)?;
         Ok(ShmComm::new(self.clone(), member))
     }
 
-    /// What ends `epoch` for all its ranks.
+    /// Aborts `epoch` on all ranks.
     pub fn abort(&self, epoch: Epoch) -> Abort {
         Abort { segment: self.clone(), epoch }
     }
 
-    /// Ends the present epoch and begins the next, which all ranks may join. The one supervisor of the group calls
-    /// it, when it knows that no rank is within an exchange: all have left it with an error, or are dead.
-    pub fn reform(&self) -> Result<Epoch, CommError> {
-        barrier::reform(&*self.mapping)
+    /// Ends the current epoch and begins the next, which all ranks may join. Only the group's one supervisor calls it,
+    /// when it knows that no rank is in a collective: all have left with an error, or are dead.
+    pub fn begin_epoch(&self) -> Result<Epoch, CommError> {
+        barrier::begin_epoch(&*self.mapping)
     }
 
     pub(super) fn mapping(&self) -> &Mapping {
@@ -135,7 +135,7 @@ impl Segment {
     }
 }
 
-/// Ends one epoch of a group, from any thread of any process that is attached. The first cause stays.
+/// Aborts one epoch of a group, from any thread of any attached process. The first cause stays.
 #[derive(Clone, Debug)]
 pub struct Abort {
     segment: Segment,
@@ -143,14 +143,14 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Every wait, and every exchange from now on, fails with [`CommError::Aborted`].
+    /// Every wait, and every collective from now on, fails with [`CommError::Aborted`].
     pub fn stop(&self) {
-        barrier::abort(self.segment.mapping(), self.epoch, Cause::Aborted);
+        barrier::abort(self.segment.mapping(), self.epoch, ShmAbortCause::Aborted);
     }
 
-    /// Every wait, and every exchange from now on, fails with [`CommError::Lost`].
+    /// Every wait, and every collective from now on, fails with [`CommError::Lost`].
     pub fn lost(&self, rank: Rank) {
-        barrier::abort(self.segment.mapping(), self.epoch, Cause::Lost(rank));
+        barrier::abort(self.segment.mapping(), self.epoch, ShmAbortCause::Lost(rank));
     }
 
     /// Why the epoch is over, if it is.
@@ -168,7 +168,7 @@ fn title(limits: GroupLimits) -> [(usize, u64); 4] {
     ]
 }
 
-fn check_title(limits: GroupLimits, word: impl Fn(usize) -> u64) -> Result<(), SegmentError> {
+fn check_header(limits: GroupLimits, word: impl Fn(usize) -> u64) -> Result<(), SegmentError> {
     if word(MAGIC_PLACE) != MAGIC {
         return Err(SegmentError::Magic);
     }

@@ -1,14 +1,15 @@
-//! `TcpAbort`: ends a group from any thread, and tells the other ranks.
+//! `TcpAbort`: aborts a communicator from any thread, and sends the goodbye to the other ranks.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use types::Rank;
 
-use super::message::Cause;
-use super::wire::Wire;
+use super::connection::Connection;
+use super::message::TcpAbortCause;
 use crate::comm::CommError;
 
-/// Ends one comm, also while it is being formed; made before it, one for each. The first cause stays.
+/// Aborts one [`TcpComm`](super::TcpComm), also while it is being formed. It is made before the communicator, one for
+/// each. The first cause stays.
 #[derive(Clone, Debug, Default)]
 pub struct TcpAbort {
     shared: Arc<Shared>,
@@ -16,23 +17,23 @@ pub struct TcpAbort {
 
 #[derive(Debug, Default)]
 struct Shared {
-    cause: OnceLock<Cause>,
-    /// Held by an exchange while it runs. Empty before the comm is formed.
-    wires: Mutex<Vec<Wire>>,
+    cause: OnceLock<TcpAbortCause>,
+    /// Locked by a collective while it runs. Empty before the communicator is formed.
+    connections: Mutex<Vec<Connection>>,
 }
 
 impl TcpAbort {
-    /// Every wait, and every exchange from now on, fails with [`CommError::Aborted`], on all ranks.
+    /// Every wait, and every collective from now on, fails with [`CommError::Aborted`], on all ranks.
     pub fn stop(&self) {
-        self.end(Cause::Aborted);
+        self.end(TcpAbortCause::Aborted);
     }
 
-    /// Every wait, and every exchange from now on, fails with [`CommError::Lost`], on all ranks.
+    /// Every wait, and every collective from now on, fails with [`CommError::Lost`], on all ranks.
     pub fn lost(&self, rank: Rank) {
-        self.end(Cause::Lost(rank));
+        self.end(TcpAbortCause::Lost(rank));
     }
 
-    /// Why the comm is over, if it is.
+    /// Why the communicator is over, if it is.
     pub fn cause(&self) -> Option<CommError> {
         self.check().err()
     }
@@ -41,30 +42,31 @@ impl TcpAbort {
         self.shared.cause.get().map_or(Ok(()), |&cause| Err(cause.into()))
     }
 
-    pub(super) fn wires(&self) -> MutexGuard<'_, Vec<Wire>> {
-        self.shared.wires.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn connections(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the wires of a comm that is formed, and ends it at once if that was wished meanwhile.
-    pub(super) fn hold(&self, wires: Vec<Wire>) {
-        let mut held = self.wires();
-        *held = wires;
+    /// Takes the connections of a communicator that is formed. If it was aborted meanwhile, they get the goodbye at
+    /// once.
+    pub(super) fn hold(&self, connections: Vec<Connection>) {
+        let mut held = self.connections();
+        *held = connections;
         if let Some(&cause) = self.shared.cause.get() {
-            held.iter_mut().for_each(|wire| wire.farewell(cause));
+            held.iter_mut().for_each(|connection| connection.goodbye(cause));
         }
     }
 
-    /// Ends it, while the wires are held.
-    pub(super) fn end_with(&self, wires: &mut [Wire], cause: Cause) {
+    /// Aborts with the connections already locked by the caller.
+    pub(super) fn end_with(&self, connections: &mut [Connection], cause: TcpAbortCause) {
         if self.shared.cause.set(cause).is_ok() {
-            wires.iter_mut().for_each(|wire| wire.farewell(cause));
+            connections.iter_mut().for_each(|connection| connection.goodbye(cause));
         }
     }
 
-    fn end(&self, cause: Cause) {
+    fn end(&self, cause: TcpAbortCause) {
         if self.shared.cause.set(cause).is_ok() {
-            // An exchange that runs sees the cause, and lets go of the wires within a tick.
-            self.wires().iter_mut().for_each(|wire| wire.farewell(cause));
+            // A running collective sees the cause and unlocks the connections within a tick.
+            self.connections().iter_mut().for_each(|connection| connection.goodbye(cause));
         }
     }
 }

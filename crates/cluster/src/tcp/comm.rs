@@ -1,5 +1,5 @@
-//! `TcpComm`: one rank's connections to all others, and the collectives on plain slices. Each is one or two phases of: send
-//! a message to some, receive one from some, all at the same time.
+//! `TcpComm`: one rank's connections to all others, and the collectives on plain slices. A collective is one or two
+//! phases. In a phase a rank sends a message to some ranks and receives one from some, all at the same time.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,59 +9,59 @@ use rustix::event::{PollFd, PollFlags, poll};
 use types::Rank;
 
 use super::abort::TcpAbort;
+use super::connection::{Connection, ConnectionError};
 use super::encoding::Encoding;
-use super::message::{Call, Cause, HEAD_BYTES, Head};
-use super::watch::POLL_TICK;
-use super::wire::{Wire, WireError};
+use super::message::{HEAD_BYTES, MessageHeader, TcpAbortCause, TcpOp};
+use super::wait_limit::POLL_TICK;
 use crate::comm::{CommError, Communicator};
 
-/// Elements that every rank may send beyond what sharing the sum would have it send, to save a phase. Between two ranks
-/// sharing saves nothing.
+/// Elements that a rank may send in excess of reduce-scatter and all-gather, to save a phase. Between two ranks the two
+/// ways send the same.
 const EXTRA_ELEMENTS_MAX: usize = 1 << 13;
 
-/// How long an exchange goes on without progress when a rank that it needs nothing more from has left of its own accord:
-/// who leaves after the group's last exchange does not break it for those who are still at it.
+/// How long a collective goes on without progress after a rank that it needs nothing more from has left by itself. A
+/// rank that leaves after the group's last collective must not break it for ranks that are still in it.
 const LEAVE_GRACE: Duration = Duration::from_millis(50);
 
-/// What [`TcpCommOptions::elements_max`] may be at most.
+/// Upper limit of [`TcpCommOptions::elements_max`].
 pub(super) const ELEMENTS_MAX: usize = 1 << 28;
 
-impl From<Cause> for CommError {
-    fn from(cause: Cause) -> Self {
+impl From<TcpAbortCause> for CommError {
+    fn from(cause: TcpAbortCause) -> Self {
         match cause {
-            Cause::Aborted => Self::Aborted,
-            Cause::Lost(rank) => Self::Lost(rank),
+            TcpAbortCause::Aborted => Self::Aborted,
+            TcpAbortCause::Lost(rank) => Self::Lost(rank),
         }
     }
 }
 
-/// What all ranks of a comm agree on, except for the deadlines.
+/// Options of a communicator. All but the deadlines must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpCommOptions {
-    /// The most elements (rows times columns) of one exchange.
+    /// The most elements (rows times columns) of one collective.
     pub elements_max: usize,
-    /// Of the terms of sums. What is gathered or broadcast travels as it is: it may be logits.
+    /// How the terms of sums are sent. Gathered values are sent as f32: they may be logits.
     pub encoding: Encoding,
-    /// How long an exchange waits for bytes from a rank that is connected. Ranks wait for each other's work: it has to
-    /// be longer than the slowest step may take.
+    /// How long a collective waits for bytes from a connected rank. Ranks wait for each other's computation, so this
+    /// must be longer than the slowest step.
     pub stall_deadline: Duration,
-    /// How long the host of a rank may show no sign of life: about that, from [`SILENCE_MIN`](super::SILENCE_MIN) to
+    /// About how long a rank's host may be silent, from [`SILENCE_MIN`](super::SILENCE_MIN) to
     /// [`SILENCE_MAX`](super::SILENCE_MAX).
     pub silence_deadline: Duration,
 }
 
-/// An error ends it for all ranks.
+/// A communicator over TCP. An error in a collective ends it for all ranks.
 pub struct TcpComm {
     rank: Rank,
     options: TcpCommOptions,
     abort: TcpAbort,
-    /// Phases so far.
+    /// Number of phases so far.
     sequence: u64,
     /// The messages of a phase, one after the other.
     outgoing: Vec<u8>,
 }
 
-/// Without the bytes that it carries.
+/// Without the buffers.
 impl fmt::Debug for TcpComm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TcpComm").field("rank", &self.rank).field("options", &self.options).finish_non_exhaustive()
@@ -69,76 +69,78 @@ impl fmt::Debug for TcpComm {
 }
 
 impl TcpComm {
-    /// Over connections to all others, which `abort` holds, in the order of the ranks.
+    /// `abort` holds the connections to all other ranks, in the order of ranks.
     pub(super) fn new(rank: Rank, options: TcpCommOptions, abort: TcpAbort) -> Self {
         Self { rank, options, abort, sequence: 0, outgoing: Vec::new() }
     }
 
-    /// That all ranks have the same options: the first phase of a comm.
-    pub(super) fn greet(&mut self, deadline: Instant) -> Result<(), CommError> {
+    /// The first phase of a communicator: checks that all ranks have the same options.
+    pub(super) fn check_options(&mut self, deadline: Instant) -> Result<(), CommError> {
         let TcpCommOptions { elements_max, encoding, .. } = self.options;
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let call = Call::Greet(encoding);
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let call = TcpOp::CheckOptions(encoding);
         let abort = self.abort.clone();
-        let mut wires = abort.wires();
+        let mut connections = abort.connections();
         let message = self.compose(call, elements_max, |_| {});
-        self.phase_within(patience, &mut wires, call, elements_max, |_| message.clone(), |_| Some(0))
+        self.phase_within(timeout, &mut connections, call, elements_max, |_| message.clone(), |_| Some(0))
     }
 
-    /// What ends this comm for all its ranks.
+    /// Aborts this communicator on all ranks.
     pub fn abort(&self) -> TcpAbort {
         self.abort.clone()
     }
 
-    /// Everyone sends everything to all.
+    /// Every rank sends all its values to all others.
     fn sum_all(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let (encoding, elements) = (self.options.encoding, values.len());
         self.check(elements)?;
         let abort = self.abort.clone();
-        let mut wires = abort.wires();
-        let message = self.compose(Call::Sum, elements, |bytes| encoding.append(values, bytes));
-        self.phase(&mut wires, Call::Sum, elements, |_| message.clone(), |_| Some(encoding.bytes(elements)))?;
-        self.sum(&wires, message, values);
+        let mut connections = abort.connections();
+        let message = self.compose(TcpOp::Sum, elements, |bytes| encoding.append(values, bytes));
+        self.phase(&mut connections, TcpOp::Sum, elements, |_| message.clone(), |_| Some(encoding.bytes(elements)))?;
+        self.sum(&connections, message, values);
         Ok(())
     }
 
-    /// Everyone sums its share and sends the sums to all.
-    fn sum_shares(&mut self, values: &mut [f32]) -> Result<(), CommError> {
+    /// Every rank sums its shard and sends the sums to all others.
+    fn sum_shards(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let (encoding, elements) = (self.options.encoding, values.len());
         self.check(elements)?;
         let abort = self.abort.clone();
-        let mut wires = abort.wires();
-        let share = |rank| encoding.shard(rank, elements);
-        let own = share(self.rank);
+        let mut connections = abort.connections();
+        let shard = |rank| encoding.shard(rank, elements);
+        let own = shard(self.rank);
 
         let mut messages = Vec::with_capacity(self.rank.world().get());
         self.outgoing.clear();
         for rank in self.rank.world().ranks() {
             let start = self.outgoing.len();
-            self.outgoing.extend_from_slice(&Head::new(self.sequence, Call::Scatter, elements).bytes());
-            encoding.append(&values[share(rank)], &mut self.outgoing);
+            self.outgoing.extend_from_slice(&MessageHeader::new(self.sequence, TcpOp::Scatter, elements).bytes());
+            encoding.append(&values[shard(rank)], &mut self.outgoing);
             messages.push(start..self.outgoing.len());
         }
         let due = |_| Some(encoding.bytes(own.len()));
-        self.phase(&mut wires, Call::Scatter, elements, |rank| messages[rank.index()].clone(), due)?;
-        self.sum(&wires, messages[self.rank.index()].clone(), &mut values[own.clone()]);
+        self.phase(&mut connections, TcpOp::Scatter, elements, |rank| messages[rank.index()].clone(), due)?;
+        self.sum(&connections, messages[self.rank.index()].clone(), &mut values[own.clone()]);
 
-        let message = self.compose(Call::Summed, elements, |bytes| encoding.append(&values[own.clone()], bytes));
-        let due = |rank| Some(encoding.bytes(share(rank).len()));
-        self.phase(&mut wires, Call::Summed, elements, |_| message.clone(), due)?;
+        let message = self.compose(TcpOp::GatherSums, elements, |bytes| encoding.append(&values[own.clone()], bytes));
+        let due = |rank| Some(encoding.bytes(shard(rank).len()));
+        self.phase(&mut connections, TcpOp::GatherSums, elements, |_| message.clone(), due)?;
         encoding.round(&mut values[own]);
-        wires.iter().for_each(|wire| encoding.read(wire.payload(), &mut values[share(wire.peer())]));
+        connections
+            .iter()
+            .for_each(|connection| encoding.read(connection.payload(), &mut values[shard(connection.peer())]));
         Ok(())
     }
 
-    /// The sum of what came from all others and of the own `message`, in the order of the ranks.
-    fn sum(&self, wires: &[Wire], message: Range<usize>, sums: &mut [f32]) {
-        let (encoding, mut wires) = (self.options.encoding, wires.iter());
+    /// Sums the payloads of all other ranks and the own `message`, in the order of ranks.
+    fn sum(&self, connections: &[Connection], message: Range<usize>, sums: &mut [f32]) {
+        let (encoding, mut connections) = (self.options.encoding, connections.iter());
         for rank in self.rank.world().ranks() {
             let terms = if rank == self.rank {
                 &self.outgoing[message.start + HEAD_BYTES..message.end]
             } else {
-                wires.next().expect("a wire to every other rank").payload()
+                connections.next().expect("a connection to every other rank").payload()
             };
             if rank.index() == 0 {
                 encoding.read(terms, sums);
@@ -156,82 +158,85 @@ impl TcpComm {
         self.abort.check()
     }
 
-    /// Makes a message of the coming phase the only one. Returns its place.
-    fn compose(&mut self, call: Call, elements: usize, append: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
+    /// Writes a message of the next phase as the only one in `outgoing`. Returns its range.
+    fn compose(&mut self, call: TcpOp, elements: usize, append: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
         self.outgoing.clear();
-        self.outgoing.extend_from_slice(&Head::new(self.sequence, call, elements).bytes());
+        self.outgoing.extend_from_slice(&MessageHeader::new(self.sequence, call, elements).bytes());
         append(&mut self.outgoing);
         0..self.outgoing.len()
     }
 
     fn phase(
         &mut self,
-        wires: &mut [Wire],
-        call: Call,
+        connections: &mut [Connection],
+        call: TcpOp,
         elements: usize,
         send: impl Fn(Rank) -> Range<usize>,
         due: impl Fn(Rank) -> Option<usize>,
     ) -> Result<(), CommError> {
-        self.phase_within(self.options.stall_deadline, wires, call, elements, send, due)
+        self.phase_within(self.options.stall_deadline, connections, call, elements, send, due)
     }
 
     /// Sends to each rank the bytes of `outgoing` that `send` gives, and receives from each as many as are `due`. An
-    /// error ends the comm.
+    /// error ends the communicator.
     fn phase_within(
         &mut self,
-        patience: Duration,
-        wires: &mut [Wire],
-        call: Call,
+        timeout: Duration,
+        connections: &mut [Connection],
+        call: TcpOp,
         elements: usize,
         send: impl Fn(Rank) -> Range<usize>,
         due: impl Fn(Rank) -> Option<usize>,
     ) -> Result<(), CommError> {
         self.abort.check()?;
-        let head = Head::new(self.sequence, call, elements);
+        let head = MessageHeader::new(self.sequence, call, elements);
         self.sequence += 1;
-        for wire in wires.iter_mut() {
-            wire.begin(send(wire.peer()), due(wire.peer()).map(|bytes| (head, bytes)));
+        for connection in connections.iter_mut() {
+            connection.begin(send(connection.peer()), due(connection.peer()).map(|bytes| (head, bytes)));
         }
-        let run = self.run(patience, wires);
+        let run = self.run(timeout, connections);
         if let Err(error) = run {
             let cause = match error {
                 CommError::Lost(rank)
                 | CommError::Stalled { rank, .. }
                 | CommError::Forged(rank)
-                | CommError::Malformed(rank) => Cause::Lost(rank),
-                _ => Cause::Aborted,
+                | CommError::Malformed(rank) => TcpAbortCause::Lost(rank),
+                _ => TcpAbortCause::Aborted,
             };
-            self.abort.end_with(wires, cause);
+            self.abort.end_with(connections, cause);
         }
         run
     }
 
-    fn run(&self, patience: Duration, wires: &mut [Wire]) -> Result<(), CommError> {
+    fn run(&self, timeout: Duration, connections: &mut [Connection]) -> Result<(), CommError> {
         let mut moved_at = Instant::now();
         loop {
             self.abort.check()?;
             let mut moved = false;
-            for wire in wires.iter_mut() {
-                let pushed = wire.push(&self.outgoing);
-                let pulled = pushed.and_then(|pushed| wire.pull().map(|pulled| pushed | pulled));
-                moved |= pulled.map_err(|error| blame(wire.peer(), error))?;
+            for connection in connections.iter_mut() {
+                let pushed = connection.push(&self.outgoing);
+                let pulled = pushed.and_then(|pushed| connection.pull().map(|pulled| pushed | pulled));
+                moved |= pulled.map_err(|error| blame(connection.peer(), error))?;
             }
-            let Some(open) = wires.iter().find(|wire| !(wire.is_sent() && wire.is_received())) else { return Ok(()) };
+            let Some(open) = connections.iter().find(|connection| !(connection.is_sent() && connection.is_received()))
+            else {
+                return Ok(());
+            };
             if moved {
                 moved_at = Instant::now();
                 continue;
             }
             let waited = moved_at.elapsed();
-            if waited >= patience {
+            if waited >= timeout {
                 return Err(CommError::Stalled { rank: open.peer(), waited });
             }
-            for wire in wires.iter_mut().filter(|wire| wire.is_closed()) {
-                let error = blame(wire.peer(), wire.reason());
-                if error != CommError::Lost(wire.peer()) || waited >= LEAVE_GRACE {
+            for connection in connections.iter_mut().filter(|connection| connection.is_closed()) {
+                let error = blame(connection.peer(), connection.reason());
+                if error != CommError::Lost(connection.peer()) || waited >= LEAVE_GRACE {
                     return Err(error);
                 }
             }
-            wait(wires);
+            wait(connections);
         }
     }
 }
@@ -249,7 +254,7 @@ impl Communicator for TcpComm {
         self.abort.lost(self.rank);
     }
 
-    /// With [`Encoding::Q8`] the terms are rounded, and with more than two ranks the sums too, whichever way they are taken.
+    /// With [`Encoding::Q8`] the terms are rounded, and with more than two ranks the sums too, in both algorithms.
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), CommError> {
         let world = self.rank.world().get();
         if world == 1 {
@@ -262,11 +267,11 @@ impl Communicator for TcpComm {
             }
             Ok(())
         } else {
-            self.sum_shares(values)
+            self.sum_shards(values)
         }
     }
 
-    /// Sums all rows on every rank: to gather them afterwards would cost a second round trip.
+    /// Sums all rows on every rank: gathering them afterwards would cost a second round trip.
     fn reduce_scatter_rows(&mut self, cols: usize, values: &mut [f32]) -> Result<Range<usize>, CommError> {
         self.all_reduce(values)?;
         Ok(0..values.len().checked_div(cols).unwrap_or(0))
@@ -283,20 +288,22 @@ impl Communicator for TcpComm {
         part: &[f32],
         whole: Option<&mut [f32]>,
     ) -> Result<(), CommError> {
-        let (exact, call, elements, own) = (Encoding::F32, Call::Columns, rows * cols, self.rank.shard(cols));
+        let (exact, call, elements, own) = (Encoding::F32, TcpOp::Columns, rows * cols, self.rank.shard(cols));
         let is_first = self.rank.index() == 0;
         assert_eq!(part.len(), rows * own.len(), "{rows} rows of {own:?}");
         assert_eq!(whole.is_some(), is_first, "the first rank, and no other, receives all columns");
         self.check(elements)?;
         let abort = self.abort.clone();
-        let mut wires = abort.wires();
+        let mut connections = abort.connections();
         let message = self.compose(call, elements, |bytes| exact.append(part, bytes));
         let send = |rank: Rank| if rank.index() == 0 { message.clone() } else { 0..0 };
         let due = |rank: Rank| is_first.then(|| exact.bytes(rows * rank.shard(cols).len()));
-        self.phase(&mut wires, call, elements, send, due)?;
+        self.phase(&mut connections, call, elements, send, due)?;
         if let Some(whole) = whole {
             read_columns(&self.outgoing[HEAD_BYTES..], own, cols, whole);
-            wires.iter().for_each(|wire| read_columns(wire.payload(), wire.peer().shard(cols), cols, whole));
+            connections
+                .iter()
+                .for_each(|connection| read_columns(connection.payload(), connection.peer().shard(cols), cols, whole));
         }
         Ok(())
     }
@@ -308,38 +315,41 @@ impl Drop for TcpComm {
     }
 }
 
-/// Fills the columns `share` of rows of `cols` with the values that `bytes` hold.
-fn read_columns(bytes: &[u8], share: Range<usize>, cols: usize, rows: &mut [f32]) {
-    let (exact, width) = (Encoding::F32, share.len());
+/// Fills the columns `shard` of rows of `cols` with the values that `bytes` hold.
+fn read_columns(bytes: &[u8], shard: Range<usize>, cols: usize, rows: &mut [f32]) {
+    let (exact, width) = (Encoding::F32, shard.len());
     let parts = bytes.chunks_exact(exact.bytes(width).max(1));
-    rows.chunks_exact_mut(cols).zip(parts).for_each(|(row, part)| exact.read(part, &mut row[share.clone()]));
+    rows.chunks_exact_mut(cols).zip(parts).for_each(|(row, part)| exact.read(part, &mut row[shard.clone()]));
 }
 
-/// Sleeps until a wire can go on, a tick at most. One whose other side is closed shows all that came when it is used:
-/// there is nothing to wait for.
-fn wait(wires: &mut [Wire]) {
-    let logit_rows = |wire: &Wire| {
+/// Sleeps until a connection is ready, a tick at most. Connections that the peer has closed are left out: reading them
+/// returns at once.
+fn wait(connections: &mut [Connection]) {
+    let events = |connection: &Connection| {
         let mut flags = PollFlags::RDHUP;
-        flags.set(PollFlags::OUT, !wire.is_sent());
-        flags.set(PollFlags::IN, !wire.is_received());
+        flags.set(PollFlags::OUT, !connection.is_sent());
+        flags.set(PollFlags::IN, !connection.is_received());
         flags
     };
-    let waiting = || wires.iter().filter(|wire| !wire.is_closed());
-    let mut fds: Vec<_> = waiting().map(|wire| PollFd::new(wire.stream(), logit_rows(wire))).collect();
-    // Whatever is wrong shows when the wires are used.
+    let waiting = || connections.iter().filter(|connection| !connection.is_closed());
+    let mut fds: Vec<_> = waiting().map(|connection| PollFd::new(connection.stream(), events(connection))).collect();
+    // Errors show when the connections are used.
     let _ = poll(&mut fds, Some(&POLL_TICK));
     let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    let closed: Vec<_> =
-        waiting().zip(&fds).filter(|(_, fd)| fd.revents().intersects(closed)).map(|(wire, _)| wire.peer()).collect();
-    wires.iter_mut().filter(|wire| closed.contains(&wire.peer())).for_each(Wire::mark_closed);
+    let closed: Vec<_> = waiting()
+        .zip(&fds)
+        .filter(|(_, fd)| fd.revents().intersects(closed))
+        .map(|(connection, _)| connection.peer())
+        .collect();
+    connections.iter_mut().filter(|connection| closed.contains(&connection.peer())).for_each(Connection::mark_closed);
 }
 
-fn blame(peer: Rank, error: WireError) -> CommError {
+fn blame(peer: Rank, error: ConnectionError) -> CommError {
     match error {
-        WireError::Gone => CommError::Lost(peer),
-        WireError::Forged => CommError::Forged(peer),
-        WireError::Malformed => CommError::Malformed(peer),
-        WireError::Mismatch => CommError::Mismatch(peer),
-        WireError::Farewell(cause) => cause.into(),
+        ConnectionError::Gone => CommError::Lost(peer),
+        ConnectionError::Forged => CommError::Forged(peer),
+        ConnectionError::Malformed => CommError::Malformed(peer),
+        ConnectionError::Mismatch => CommError::Mismatch(peer),
+        ConnectionError::Goodbye(cause) => cause.into(),
     }
 }

@@ -1,5 +1,6 @@
-//! How a comm is formed: this rank calls all below it and is called by all above, until everyone is there or the deadline
-//! has passed. Calls that fail are made again: the other rank may not have come yet, or still be in the old epoch.
+//! How a [`TcpComm`] is formed: this rank connects to all ranks below it and accepts connections from all above it,
+//! until all are connected or the deadline has passed. Failed attempts are repeated: the other rank may not listen yet,
+//! or may still be in the old epoch.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -14,17 +15,17 @@ use std::time::{Duration, Instant};
 use types::Rank;
 
 use super::abort::TcpAbort;
+use super::accept;
 use super::comm::{ELEMENTS_MAX, TcpComm, TcpCommOptions};
-use super::door;
-use super::handshake::{self, HandshakeError, Secured};
-use super::hello::{Hello, Purpose, Refusal};
+use super::connection::Connection;
+use super::handshake::{self, HandshakeError, SecureStream};
+use super::hello::{Hello, Purpose, RejectReason};
 use super::key::ClusterKey;
-use super::watch::{self, Watch};
-use super::wire::Wire;
+use super::wait_limit::{self, WaitLimit};
 use crate::comm::CommError;
 use crate::shared_memory::Epoch;
 
-/// How long one attempt to connect may take; then there may be a better answer.
+/// How long one attempt to connect may take. The next one may get a more useful error.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -35,40 +36,40 @@ pub enum ConnectError {
     TooLarge { elements_max: usize },
     #[error("rank {rank} at {address} did not answer as it should")]
     Unreachable { rank: Rank, address: SocketAddr, source: HandshakeError },
-    /// With what was wrong with one of those who called, if any.
+    /// `source`: the error of a handshake that failed meanwhile, if any.
     #[error("rank {rank} did not call")]
-    Absent { rank: Rank, source: Option<HandshakeError> },
+    NotConnected { rank: Rank, source: Option<HandshakeError> },
     #[error("the group was stopped while it was formed")]
     Aborted,
     #[error("rank {0} has other options")]
     Options(Rank),
     #[error("a rank left while the group was formed")]
-    TcpComm(#[source] CommError),
+    Comm(#[source] CommError),
     #[error("listen to other ranks")]
     Io(#[from] io::Error),
 }
 
-/// Where a rank stands in the group that is to be formed.
+/// A rank's part in the group that is to be formed.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpGroup<'a> {
     pub rank: Rank,
-    /// Bound to this rank's address. It is set not to block, and can serve one epoch after the other.
+    /// Bound to this rank's address. It is made non-blocking, and can serve one epoch after the other.
     pub listener: &'a TcpListener,
-    /// Of all ranks, in their order. Those of this rank and of the ranks above are not used.
+    /// Addresses of all ranks, in their order. Those of this rank and of the ranks above it are not used.
     pub addresses: &'a [SocketAddr],
     pub epoch: Epoch,
 }
 
 impl TcpComm {
-    /// Connects this rank with all others before the deadline, or says what kept it from doing so.
+    /// Connects this rank with all others before the deadline.
     pub fn connect(
-        place: TcpGroup<'_>,
+        group: TcpGroup<'_>,
         key: &ClusterKey,
         options: TcpCommOptions,
         abort: &TcpAbort,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
-        let (ranks, addresses) = (place.rank.world().get(), place.addresses.len());
+        let (ranks, addresses) = (group.rank.world().get(), group.addresses.len());
         if addresses != ranks {
             return Err(ConnectError::Addresses { addresses, ranks });
         }
@@ -76,44 +77,44 @@ impl TcpComm {
         if elements_max > ELEMENTS_MAX {
             return Err(ConnectError::TooLarge { elements_max });
         }
-        let wires = form(place, key, options.silence_deadline, abort, deadline)?;
-        let mut comm = TcpComm::new(place.rank, options, abort.clone());
-        abort.hold(wires);
-        comm.greet(deadline).map_err(|error| match error {
+        let connections = connect_all(group, key, options.silence_deadline, abort, deadline)?;
+        let mut comm = TcpComm::new(group.rank, options, abort.clone());
+        abort.hold(connections);
+        comm.check_options(deadline).map_err(|error| match error {
             CommError::Aborted => ConnectError::Aborted,
             CommError::Mismatch(rank) => ConnectError::Options(rank),
-            other => ConnectError::TcpComm(other),
+            other => ConnectError::Comm(other),
         })?;
         Ok(comm)
     }
 }
 
-type Found = Result<(Rank, Secured), ConnectError>;
+type Found = Result<(Rank, SecureStream), ConnectError>;
 
-/// Wires to all other ranks, in their order.
-fn form(
-    place: TcpGroup<'_>,
+/// Connections to all other ranks, in their order.
+fn connect_all(
+    group: TcpGroup<'_>,
     key: &ClusterKey,
     silence: Duration,
     abort: &TcpAbort,
     deadline: Instant,
-) -> Result<Vec<Wire>, ConnectError> {
+) -> Result<Vec<Connection>, ConnectError> {
     let has_failed = AtomicBool::new(false);
     let is_over = || has_failed.load(Acquire) || abort.cause().is_some();
-    let watch = &Watch::new(Some(deadline), &is_over);
-    let mut secured: Vec<Option<Secured>> = place.rank.world().ranks().map(|_| None).collect();
+    let limit = &WaitLimit::new(Some(deadline), &is_over);
+    let mut secured: Vec<Option<SecureStream>> = group.rank.world().ranks().map(|_| None).collect();
     let formed = thread::scope(|scope| {
         let (found, finds) = channel::<Found>();
-        for peer in place.rank.world().ranks().take(place.rank.index()) {
+        for peer in group.rank.world().ranks().take(group.rank.index()) {
             let found = found.clone();
             scope.spawn(move || {
-                // Who gave up listening has an error to tell already.
-                let _ = found.send(reach(place, peer, key, silence, watch).map(|secured| (peer, secured)));
+                // An error means that the receiver has returned another error already.
+                let _ = found.send(connect_to_peer(group, peer, key, silence, limit).map(|secured| (peer, secured)));
             });
         }
-        if place.rank.index() + 1 < place.rank.world().get() {
+        if group.rank.index() + 1 < group.rank.world().get() {
             scope.spawn(move || {
-                if let Err(error) = be_called(place, key, watch, &found) {
+                if let Err(error) = accept_peers(group, key, limit, &found) {
                     let _ = found.send(Err(error));
                 }
             });
@@ -122,7 +123,7 @@ fn form(
         }
         for find in finds {
             match find {
-                // One who calls again has lost its first connection.
+                // A peer that connects again has lost its first connection.
                 Ok((peer, found)) => secured[peer.index()] = Some(found),
                 Err(error) => {
                     has_failed.store(true, Release);
@@ -136,81 +137,81 @@ fn form(
         return Err(ConnectError::Aborted);
     }
     formed?;
-    let ranks = place.rank.world().ranks();
-    let wires = ranks.zip(secured).filter_map(|(peer, secured)| Some(Wire::new(peer, secured?)));
-    Ok(wires.collect::<Result<_, _>>()?)
+    let ranks = group.rank.world().ranks();
+    let connections = ranks.zip(secured).filter_map(|(peer, secured)| Some(Connection::new(peer, secured?)));
+    Ok(connections.collect::<Result<_, _>>()?)
 }
 
-/// Calls `peer` until it accepts.
-fn reach(
-    place: TcpGroup<'_>,
+/// Connects to `peer`, repeatedly until it accepts.
+fn connect_to_peer(
+    group: TcpGroup<'_>,
     peer: Rank,
     key: &ClusterKey,
     silence: Duration,
-    watch: &Watch<'_>,
-) -> Result<Secured, ConnectError> {
-    let address = place.addresses[peer.index()];
-    let hello = Hello { purpose: Purpose::TcpComm, from: place.rank, to: peer, epoch: place.epoch, silence };
+    limit: &WaitLimit<'_>,
+) -> Result<SecureStream, ConnectError> {
+    let address = group.addresses[peer.index()];
+    let hello = Hello { purpose: Purpose::JoinComm, from: group.rank, to: peer, epoch: group.epoch, silence };
     let mut reason = None;
     loop {
-        let error = match dial(address, key, &hello, &watch.within(ATTEMPT)) {
+        let error = match dial(address, key, &hello, &limit.within(ATTEMPT)) {
             Ok(secured) => return Ok(secured),
             Err(error) => error,
         };
-        let is_passing = match &error {
-            HandshakeError::Refused(refusal) => refusal.is_passing(),
+        let is_transient = match &error {
+            HandshakeError::RejectedByPeer(reason) => reason.is_transient(),
             HandshakeError::Key | HandshakeError::Version { .. } => false,
-            // A stranger at this address may yet be replaced by the rank.
-            HandshakeError::Stranger | HandshakeError::Refusing(_) | HandshakeError::Io(_) => true,
+            // Another program at this address may still be replaced by the rank.
+            HandshakeError::UnknownProtocol | HandshakeError::Rejected(_) | HandshakeError::Io(_) => true,
         };
-        // That the last call ran out of time says less than why those before failed.
-        let is_silent = matches!(&error, HandshakeError::Io(error) if watch::is_passing(error));
+        // An earlier error says more than the timeout of the last attempt.
+        let is_silent = matches!(&error, HandshakeError::Io(error) if wait_limit::is_transient(error));
         reason = if is_silent { reason.or(Some(error)) } else { Some(error) };
-        if !is_passing || watch.check().is_err() {
+        if !is_transient || limit.check().is_err() {
             let source = reason.expect("the last call failed");
             return Err(ConnectError::Unreachable { rank: peer, address, source });
         }
-        thread::sleep(watch.left());
+        thread::sleep(limit.left());
     }
 }
 
-/// One call.
+/// One attempt to connect.
 pub(super) fn dial(
     address: SocketAddr,
     key: &ClusterKey,
     hello: &Hello,
-    watch: &Watch<'_>,
-) -> Result<Secured, HandshakeError> {
-    handshake::call(watch.connect(address)?, key, hello, watch)
+    limit: &WaitLimit<'_>,
+) -> Result<SecureStream, HandshakeError> {
+    handshake::initiate(limit.connect(address)?, key, hello, limit)
 }
 
-/// Waits until all ranks above have called.
-fn be_called(
-    place: TcpGroup<'_>,
+/// Waits until all ranks above this one have connected.
+fn accept_peers(
+    group: TcpGroup<'_>,
     key: &ClusterKey,
-    watch: &Watch<'_>,
+    limit: &WaitLimit<'_>,
     found: &Sender<Found>,
 ) -> Result<(), ConnectError> {
-    let mut missing: Vec<_> = place.rank.world().ranks().skip(place.rank.index() + 1).collect();
+    let mut missing: Vec<_> = group.rank.world().ranks().skip(group.rank.index() + 1).collect();
     let last_error = Mutex::new(None);
     let admit = |hello: &Hello| {
-        if hello.purpose != Purpose::TcpComm {
-            Err(Refusal::Purpose)
-        } else if hello.to.world() != place.rank.world() {
-            Err(Refusal::World)
-        } else if hello.to != place.rank || hello.from.index() <= place.rank.index() {
-            Err(Refusal::Rank)
-        } else if hello.epoch != place.epoch {
-            Err(Refusal::Epoch)
+        if hello.purpose != Purpose::JoinComm {
+            Err(RejectReason::Purpose)
+        } else if hello.to.world() != group.rank.world() {
+            Err(RejectReason::World)
+        } else if hello.to != group.rank || hello.from.index() <= group.rank.index() {
+            Err(RejectReason::Rank)
+        } else if hello.epoch != group.epoch {
+            Err(RejectReason::Epoch)
         } else {
             Ok(hello.from)
         }
     };
-    let answer = |stream, watch: &Watch<'_>| match handshake::answer(stream, key, watch, admit) {
+    let answer = |stream, limit: &WaitLimit<'_>| match handshake::respond(stream, key, limit, admit) {
         Ok(answered) => Some(answered),
         Err(error) => {
             let mut last = last_error.lock().unwrap_or_else(PoisonError::into_inner);
-            // That one hung up says less than why another was refused.
+            // The reason of a rejection says more than a closed connection.
             if last.is_none() || !matches!(error, HandshakeError::Io(_)) {
                 *last = Some(error);
             }
@@ -222,12 +223,13 @@ fn be_called(
         let heard = found.send(Ok((peer, secured)));
         if heard.is_err() || missing.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let received = door::receive(place.listener, watch, answer, take);
+    let received = accept::accept_all(group.listener, limit, answer, take);
     match (received, missing.first()) {
         (_, None) => Ok(()),
-        (Err(error), Some(&rank)) if error.kind() == io::ErrorKind::TimedOut => {
-            Err(ConnectError::Absent { rank, source: last_error.into_inner().unwrap_or_else(PoisonError::into_inner) })
-        }
+        (Err(error), Some(&rank)) if error.kind() == io::ErrorKind::TimedOut => Err(ConnectError::NotConnected {
+            rank,
+            source: last_error.into_inner().unwrap_or_else(PoisonError::into_inner),
+        }),
         (Err(error), _) => Err(error.into()),
         (Ok(()), _) => Ok(()),
     }

@@ -1,5 +1,5 @@
-//! How the terms of a sum travel: as they are, or rounded to eight bits in blocks of 32 with a scale of their own. Whoever
-//! rounds uses the rounded values too, so that all ranks have the same bits.
+//! How the terms of a sum are sent: as f32, or rounded to eight bits in blocks of 32 with one scale each. A rank uses
+//! its own values rounded too, so that all ranks have the same bits.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use crate::protocol::join::Activations;
 const BLOCK: usize = 32;
 const SCALE_BYTES: usize = size_of::<f32>();
 const Q_MAX: f32 = 127.0;
-/// A block of smaller numbers becomes zero: the inverse of its scale would not be finite.
+/// A block whose largest value is smaller becomes zero: the inverse of its scale would not be finite.
 const TINY: f32 = 1e-30;
-/// At this size the steps of an f32 are integers.
+/// At this magnitude the spacing of f32 values is 1.
 const ROUNDER: f32 = (3 << 22) as f32;
 const LANES: usize = 8;
 
@@ -20,7 +20,7 @@ const LANES: usize = 8;
 pub enum Encoding {
     #[default]
     F32,
-    /// Off by 1/254 of the largest of its block at most. A block that holds an infinity or NaN becomes all NaN.
+    /// The error is at most 1/254 of the largest value of the block. A block with an infinity or NaN becomes all NaN.
     Q8,
 }
 
@@ -41,7 +41,7 @@ impl Encoding {
         }
     }
 
-    /// A rank's share of `elements`, in whole blocks: cut there, they are rounded as if they had not been cut.
+    /// A rank's shard of `elements`, in whole blocks, so that splitting does not change the rounding.
     pub(super) fn shard(self, rank: Rank, elements: usize) -> Range<usize> {
         let unit = match self {
             Self::F32 => 1,
@@ -70,17 +70,17 @@ impl Encoding {
         }
     }
 
-    /// Fills `values` from what `append` made of as many.
+    /// Decodes what `append` wrote for as many values.
     pub(super) fn read(self, bytes: &[u8], values: &mut [f32]) {
         self.each(bytes, values, |value, term| *value = term);
     }
 
-    /// Adds to `sums` what `append` made of as many values.
+    /// Decodes what `append` wrote for as many values, and adds it to `sums`.
     pub(super) fn add(self, bytes: &[u8], sums: &mut [f32]) {
         self.each(bytes, sums, |sum, term| *sum += term);
     }
 
-    /// Makes of `values` what the others read of them.
+    /// Rounds `values` to what the other ranks decode.
     pub(super) fn round(self, values: &mut [f32]) {
         match self {
             Self::F32 => {}
@@ -112,11 +112,11 @@ impl Encoding {
     }
 }
 
-/// The scale of a block and its quants. In a full block, whose length is known, the loops are vectors.
+/// The scale of a block and its quants. The block is padded to a constant length, so that the loops are vectorised.
 fn quantise(block: &[f32]) -> (f32, [i8; BLOCK]) {
     let mut whole = [0.0; BLOCK];
     whole[..block.len()].copy_from_slice(block);
-    // Zero times infinity or NaN is NaN, which poisons the sum; a maximum would pass over NaN.
+    // Zero times infinity or NaN is NaN, which makes the sum NaN; a maximum would ignore NaN.
     let mut poison = [0.0; LANES];
     let mut largest = [0.0_f32; LANES];
     for values in whole.as_chunks::<LANES>().0 {
@@ -129,7 +129,7 @@ fn quantise(block: &[f32]) -> (f32, [i8; BLOCK]) {
         return (poison, [0; BLOCK]);
     }
     let inverse = Q_MAX / largest;
-    // The sum's last bits are the nearest integer.
+    // The low bits of the f32 sum are the nearest integer.
     let quants = whole.map(|value| (value * inverse + ROUNDER).to_bits() as i8);
     (largest / Q_MAX + poison, quants)
 }
@@ -195,10 +195,10 @@ mod tests {
         fn shares_cover_everything_in_whole_blocks(world in 1_u16..6, elements in 0_usize..500) {
             let mut next = 0;
             for rank in WorldSize::new(world).unwrap().ranks() {
-                let share = Encoding::Q8.shard(rank, elements);
-                prop_assert!(share.start == next && (share.start.is_multiple_of(BLOCK) || share.start == elements));
+                let shard = Encoding::Q8.shard(rank, elements);
+                prop_assert!(shard.start == next && (shard.start.is_multiple_of(BLOCK) || shard.start == elements));
                 prop_assert_eq!(Encoding::F32.shard(rank, elements), rank.shard(elements));
-                next = share.end;
+                next = shard.end;
             }
             prop_assert_eq!(next, elements);
         }

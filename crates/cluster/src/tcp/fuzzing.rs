@@ -1,26 +1,28 @@
-//! What a peer can send, read without a socket: whatever the bytes are, each reader ends with a value or an error. Only
-//! builds for tests and fuzzing have this module; `fuzz/fuzz_targets/tcp_wire.rs` drives it.
+//! Parses what a peer can send, without a socket: whatever the bytes are, each parser ends with a value or an error.
+//! Only builds for tests and fuzzing have this module; `fuzz/fuzz_targets/tcp_wire.rs` drives it.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::LazyLock;
 
 use types::WorldSize;
 
+use super::connection::{Connection, ConnectionError};
 use super::encoding::Encoding;
-use super::hello::{HELLO_BYTES, Hello, Refusal};
+use super::hello::{HELLO_BYTES, Hello, RejectReason};
 use super::key::ClusterKey;
-use super::message::{Call, HEAD_BYTES, Head};
-use super::noise::{Forged, HANDSHAKE_BYTES, Handshake, Opener, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, Sealer, pair};
-use super::wire::{Wire, WireError};
+use super::message::{HEAD_BYTES, MessageHeader, TcpOp};
+use super::noise::{
+    Forged, HANDSHAKE_BYTES, Handshake, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, pair,
+};
 
 /// Messages that one input may hold.
 const MESSAGES_MAX: usize = 3;
-/// Bytes on the wire that one input may become.
+/// Limit of the raw bytes that one input may become.
 const RAW_BYTES_MAX: usize = 1 << 19;
-/// Reads that a message takes, at most about.
+/// Approximate limit of the reads per message.
 const READS_MAX: usize = 100;
 
-/// Reads `input` as one of the things that come over a connection; its first byte says which.
+/// Parses `input` as one kind of data that a connection carries; the first byte selects the kind.
 pub fn read_any(input: &[u8]) {
     let Some((&reader, input)) = input.split_first() else { return };
     match reader % 3 {
@@ -30,7 +32,7 @@ pub fn read_any(input: &[u8]) {
     }
 }
 
-/// The beginning of a connection: a hello, a message of the handshake, and the verdict on a call.
+/// The start of a connection: a hello, a handshake message, and the responder's verdict.
 fn read_call(input: &[u8]) {
     let Some((hello, rest)) = input.split_first_chunk::<HELLO_BYTES>() else { return };
     if let Ok(parsed) = Hello::parse(hello) {
@@ -38,20 +40,20 @@ fn read_call(input: &[u8]) {
     }
     let Some((message, rest)) = rest.split_first_chunk::<HANDSHAKE_BYTES>() else { return };
     let key = ClusterKey::from_passphrase("a key that no input has").expect("it is long enough");
-    let (mut caller, mut called) = (Handshake::caller(&key, hello), Handshake::called(&key, hello));
-    caller.write();
-    for side in [&mut caller, &mut called] {
+    let (mut initiator, mut responder) = (Handshake::initiator(&key, hello), Handshake::responder(&key, hello));
+    initiator.write();
+    for side in [&mut initiator, &mut responder] {
         assert_eq!(side.read(message), Err(Forged), "nobody speaks without the key");
     }
-    if let Some((&byte, refusal)) = rest.first().and_then(|byte| Some((byte, Refusal::parse(*byte)?))) {
-        assert_eq!(refusal.byte(), byte, "a refusal reads back");
+    if let Some((&byte, reason)) = rest.first().and_then(|byte| Some((byte, RejectReason::parse(*byte)?))) {
+        assert_eq!(reason.byte(), byte, "a reason reads back");
     }
 }
 
-/// Messages in records, of a peer that has the key and sends what it likes. Returns how many were accepted.
+/// Messages in records, from a peer that has the key and sends arbitrary bytes. Returns how many were accepted.
 fn read_messages(input: &[u8]) -> usize {
-    // One handshake serves all inputs: it takes longer than everything else.
-    static SIDES: LazyLock<[(Sealer, Opener); 2]> = LazyLock::new(|| pair().into());
+    // One handshake serves all inputs, because it is by far the slowest part.
+    static SIDES: LazyLock<[(RecordEncryptor, RecordDecryptor); 2]> = LazyLock::new(|| pair().into());
     let [(mut sealer, _), (own_sealer, opener)] = SIDES.clone();
     let mut script = Script(input);
     // Most messages are short; the longest ones take two records.
@@ -61,20 +63,23 @@ fn read_messages(input: &[u8]) -> usize {
     let mut reads_max = 2 * sent.raw.len() + 2;
     let stream = Chunks { bytes: &sent.raw, chunk, is_ready: false };
     let peer = WorldSize::new(2).and_then(|world| world.rank(1)).expect("a world of two has a rank 1");
-    let mut wire = Wire::over(stream, peer, own_sealer, opener);
+    let mut connection = Connection::over(stream, peer, own_sealer, opener);
     let mut plain = &sent.plain[..];
     for sequence in 0..MESSAGES_MAX {
-        wire.begin(0..0, Some((head(sequence), payload)));
-        while !wire.is_received() {
+        connection.begin(0..0, Some((head(sequence), payload)));
+        while !connection.is_received() {
             reads_max = reads_max.checked_sub(1).expect("every other read gives bytes, or the end");
-            if wire.pull().is_err() {
+            if connection.pull().is_err() {
                 return sequence;
             }
         }
-        assert_eq!(wire.payload(), &plain[HEAD_BYTES..][..payload], "a message is what the peer sealed");
+        assert_eq!(connection.payload(), &plain[HEAD_BYTES..][..payload], "a message is what the peer sealed");
         plain = &plain[HEAD_BYTES + payload..];
     }
-    assert!(matches!(wire.reason(), WireError::Gone | WireError::Farewell(_)), "a message that came is not taken back");
+    assert!(
+        matches!(connection.reason(), ConnectionError::Gone | ConnectionError::Goodbye(_)),
+        "a message that came is not taken back"
+    );
     MESSAGES_MAX
 }
 
@@ -95,11 +100,11 @@ fn read_values(encoding: Encoding, input: &[u8]) {
     assert!(values.iter().zip(&read).all(is_same), "{encoding:?}: {values:?} are read as {read:?}");
 }
 
-fn head(sequence: usize) -> Head {
-    Head::new(sequence as u64, Call::Sum, 7)
+fn head(sequence: usize) -> MessageHeader {
+    MessageHeader::new(sequence as u64, TcpOp::Sum, 7)
 }
 
-/// The rest of an input, of which numbers and bytes are taken.
+/// The rest of an input, from which numbers and bytes are taken.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -118,20 +123,20 @@ impl<'a> Script<'a> {
     }
 }
 
-/// What a peer sends: the bytes on the wire, and what its records carry.
+/// What a peer sends: the raw bytes, and the plaintext of its records.
 struct Sent {
     raw: Vec<u8>,
     plain: Vec<u8>,
 }
 
 impl Sent {
-    fn new(mut script: Script<'_>, sealer: &mut Sealer, payload: usize) -> Self {
+    fn new(mut script: Script<'_>, sealer: &mut RecordEncryptor, payload: usize) -> Self {
         let right: Vec<u8> = (0..MESSAGES_MAX).flat_map(|sequence| message(sequence, payload)).collect();
         let mut right = &right[..];
         let mut sent = Self { raw: Vec::new(), plain: Vec::new() };
         while let Some(kind) = script.byte().filter(|_| sent.raw.len() < RAW_BYTES_MAX) {
             match kind % 4 {
-                // All that the next record of the right messages carries.
+                // The next record of the expected messages.
                 0 => {
                     let left = match right.len() % (HEAD_BYTES + payload) {
                         0 => HEAD_BYTES + payload,
@@ -139,14 +144,14 @@ impl Sent {
                     };
                     sent.part(sealer, &mut right, left.min(PLAIN_BYTES_MAX));
                 }
-                // Some of that, or more.
+                // A record with fewer or more of the expected bytes.
                 1 => sent.part(sealer, &mut right, usize::from(script.number()).min(PLAIN_BYTES_MAX)),
-                // Something else.
+                // A record with other bytes.
                 2 => {
                     let count = usize::from(script.byte().unwrap_or(0));
                     sent.record(sealer, script.bytes(count));
                 }
-                // No record.
+                // Bytes that are not a record.
                 _ => {
                     let count = usize::from(script.byte().unwrap_or(0));
                     sent.raw.extend_from_slice(script.bytes(count));
@@ -156,13 +161,13 @@ impl Sent {
         sent
     }
 
-    fn part(&mut self, sealer: &mut Sealer, right: &mut &[u8], bytes: usize) {
+    fn part(&mut self, sealer: &mut RecordEncryptor, right: &mut &[u8], bytes: usize) {
         let (part, rest) = right.split_at(bytes.min(right.len()));
         self.record(sealer, part);
         *right = rest;
     }
 
-    fn record(&mut self, sealer: &mut Sealer, plain: &[u8]) {
+    fn record(&mut self, sealer: &mut RecordEncryptor, plain: &[u8]) {
         let mut record = Box::new([0; RECORD_BYTES_MAX]);
         let bytes = sealer.seal(plain, &mut record);
         self.raw.extend_from_slice(&record[..bytes]);

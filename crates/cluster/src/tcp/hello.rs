@@ -1,4 +1,4 @@
-//! `Hello`: what a caller wants, in clear, before the handshake that it is the prologue of; and how it can be refused.
+//! `Hello`: what the initiator wants, in clear, as the prologue of the handshake; and the reasons for a rejection.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use types::{Rank, WorldSize};
 
 use crate::shared_memory::Epoch;
 
-/// Changes with every change that an older build would misread.
+/// Increased with every change that an older build would misread.
 pub(super) const VERSION: u16 = 2;
 
 pub(super) const HELLO_BYTES: usize = 25;
@@ -16,36 +16,36 @@ const MAGIC: [u8; 8] = *b"consort\0";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// A connection between two ranks of a group.
-    TcpComm,
-    /// A supervisor that wants the called to start a rank.
-    Link,
+    /// The initiator is a rank that connects to another rank of its group.
+    JoinComm,
+    /// The initiator is a supervisor: the responder starts a rank for it.
+    StartRank,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub purpose: Purpose,
-    /// Who calls. For a link: the rank to be started.
+    /// The initiator's rank. For [`Purpose::StartRank`]: the rank to be started.
     pub from: Rank,
-    /// Who is called, of the same world. For a link: the rank to be started.
+    /// The responder's rank, in the same world. For [`Purpose::StartRank`]: the rank to be started.
     pub to: Rank,
     pub epoch: Epoch,
-    /// How long either side may show no sign of life. Of whole milliseconds.
+    /// How long either side may be silent, in whole milliseconds.
     pub silence: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HelloError {
     /// Not the first bytes of this protocol.
-    Stranger,
+    UnknownProtocol,
     Version(u16),
 }
 
 impl Hello {
     pub fn bytes(&self) -> [u8; HELLO_BYTES] {
         let purpose = match self.purpose {
-            Purpose::TcpComm => 1,
-            Purpose::Link => 2,
+            Purpose::JoinComm => 1,
+            Purpose::StartRank => 2,
         };
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -62,44 +62,44 @@ impl Hello {
 
     pub fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
         if bytes[..8] != MAGIC {
-            return Err(HelloError::Stranger);
+            return Err(HelloError::UnknownProtocol);
         }
         let number = |place: usize| u16::from_le_bytes([bytes[place], bytes[place + 1]]);
         if number(8) != VERSION {
             return Err(HelloError::Version(number(8)));
         }
         let purpose = match bytes[10] {
-            1 => Purpose::TcpComm,
-            2 => Purpose::Link,
-            _ => return Err(HelloError::Stranger),
+            1 => Purpose::JoinComm,
+            2 => Purpose::StartRank,
+            _ => return Err(HelloError::UnknownProtocol),
         };
         let rank = |place| WorldSize::new(number(11)).and_then(|world| world.rank(number(place)));
-        let (Some(from), Some(to)) = (rank(13), rank(15)) else { return Err(HelloError::Stranger) };
+        let (Some(from), Some(to)) = (rank(13), rank(15)) else { return Err(HelloError::UnknownProtocol) };
         let word = |place: usize| u32::from(number(place)) | u32::from(number(place + 2)) << 16;
         let (epoch, silence) = (Epoch(word(17)), Duration::from_millis(word(21).into()));
         Ok(Self { purpose, from, to, epoch, silence })
     }
 }
 
-/// Why a call was refused, as the called says. Not authenticated: good for a message, and for giving up early.
+/// Why the responder rejected the connection. Not authenticated: it serves only for messages and to give up early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RejectReason {
     Version,
     Key,
-    /// It serves ranks where it was called as a rank, or the other way round.
+    /// The responder starts ranks but was addressed as a rank, or the other way round.
     Purpose,
     World,
-    /// The called is another rank, or the caller is not one that calls it.
+    /// The responder is another rank, or the initiator's rank does not connect to it.
     Rank,
     Epoch,
-    /// It has as much to do as it can.
+    /// The responder has no free slot.
     Busy,
 }
 
-impl Refusal {
+impl RejectReason {
     const ALL: [Self; 7] = [Self::Version, Self::Key, Self::Purpose, Self::World, Self::Rank, Self::Epoch, Self::Busy];
 
-    /// The byte on the wire; 0 is none of them: the call is accepted.
+    /// The byte that is sent. 0 is none of them: it means accepted.
     pub(super) fn byte(self) -> u8 {
         self as u8 + 1
     }
@@ -108,13 +108,13 @@ impl Refusal {
         Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
     }
 
-    /// Whether the same call may be accepted later.
-    pub fn is_passing(self) -> bool {
+    /// Whether the same hello may be accepted later.
+    pub fn is_transient(self) -> bool {
         matches!(self, Self::Epoch | Self::Busy)
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "it speaks another version",
@@ -136,20 +136,20 @@ mod tests {
 
     #[test]
     fn every_refusal_has_a_byte_of_its_own() {
-        for refusal in Refusal::ALL {
-            assert_eq!(Refusal::parse(refusal.byte()), Some(refusal));
+        for reason in RejectReason::ALL {
+            assert_eq!(RejectReason::parse(reason.byte()), Some(reason));
         }
-        assert_eq!((Refusal::parse(0), Refusal::parse(8)), (None, None));
+        assert_eq!((RejectReason::parse(0), RejectReason::parse(8)), (None, None));
     }
 
     proptest! {
         #[test]
         fn a_hello_is_read_as_it_was_written(
-            world in 1_u16.., from: u16, to: u16, epoch: u32, silence_ms: u32, is_link: bool,
+            world in 1_u16.., from: u16, to: u16, epoch: u32, silence_ms: u32, is_rank_stream: bool,
         ) {
             let world = WorldSize::new(world).unwrap();
             let rank = |index: u16| world.rank(index % world.get() as u16).unwrap();
-            let purpose = if is_link { Purpose::Link } else { Purpose::TcpComm };
+            let purpose = if is_rank_stream { Purpose::StartRank } else { Purpose::JoinComm };
             let (epoch, silence) = (Epoch(epoch), Duration::from_millis(silence_ms.into()));
             let hello = Hello { purpose, from: rank(from), to: rank(to), epoch, silence };
             prop_assert_eq!(Hello::parse(&hello.bytes()), Ok(hello));

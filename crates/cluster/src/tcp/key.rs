@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::protocol::join::Secret;
 
-/// A passphrase is tried offline by whoever records a handshake, so it has to be long: better random than memorable.
+/// An attacker who records a handshake can try passphrases offline, so it has to be long: better random than memorable.
 pub const PASSPHRASE_BYTES_MIN: usize = 16;
 
 const CONTEXT: &str = "consort cluster key from a passphrase, version 1";

@@ -1,5 +1,5 @@
-//! The head of every message between ranks: which phase it belongs to and what is done there, so that a disagreement is
-//! an error and not a wrong sum; or the last words of a rank that leaves.
+//! The head of every message between ranks. It holds the number of the phase and its operation, so that ranks which
+//! disagree get an error and not a wrong sum; or it is the goodbye of a rank that leaves.
 
 use types::{Rank, WorldSize};
 
@@ -7,62 +7,62 @@ use super::encoding::Encoding;
 
 pub(super) const HEAD_BYTES: usize = 16;
 
-/// What a phase does.
+/// The operation of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
-    /// The ranks tell each other their options.
-    Greet(Encoding),
-    /// Everyone has everything and sums all of it.
+pub(super) enum TcpOp {
+    /// The ranks compare their options.
+    CheckOptions(Encoding),
+    /// Every rank receives all values of all others and sums them.
     Sum,
-    /// Everyone has its share of everything and sums that.
+    /// Every rank receives its shard of all others' values and sums it.
     Scatter,
-    /// Everyone tells the sums of its share.
-    Summed,
-    /// The first rank has the columns of all.
+    /// Every rank sends the sums of its shard.
+    GatherSums,
+    /// Rank 0 receives the columns of all others.
     Columns,
 }
 
 /// Why a group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(super) enum TcpAbortCause {
     Aborted,
     Lost(Rank),
 }
 
-/// The number of a phase, and its call with the number of elements.
+/// The number of a phase, its operation and the number of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct MessageHeader {
     sequence: u64,
     word: u64,
 }
 
-const FAREWELL: u64 = 0xff;
+const GOODBYE: u64 = 0xff;
 
-impl Head {
-    pub fn new(sequence: u64, call: Call, elements: usize) -> Self {
+impl MessageHeader {
+    pub fn new(sequence: u64, call: TcpOp, elements: usize) -> Self {
         let (kind, detail) = match call {
-            Call::Greet(encoding) => (1, encoding as u64),
-            Call::Sum => (2, 0),
-            Call::Scatter => (3, 0),
-            Call::Summed => (4, 0),
-            Call::Columns => (6, 0),
+            TcpOp::CheckOptions(encoding) => (1, encoding as u64),
+            TcpOp::Sum => (2, 0),
+            TcpOp::Scatter => (3, 0),
+            TcpOp::GatherSums => (4, 0),
+            TcpOp::Columns => (6, 0),
         };
         Self { sequence, word: kind << 56 | detail << 40 | elements as u64 }
     }
 
-    pub fn farewell(cause: Cause) -> Self {
+    pub fn goodbye(cause: TcpAbortCause) -> Self {
         let number = match cause {
-            Cause::Aborted => 0,
-            Cause::Lost(rank) => 1 + rank.index() as u64,
+            TcpAbortCause::Aborted => 0,
+            TcpAbortCause::Lost(rank) => 1 + rank.index() as u64,
         };
-        Self { sequence: u64::MAX, word: FAREWELL << 56 | number }
+        Self { sequence: u64::MAX, word: GOODBYE << 56 | number }
     }
 
-    /// If these are last words. A number that means nothing still says that the group is over.
-    pub fn cause(self, world: WorldSize) -> Option<Cause> {
-        let (kind, number) = (self.word >> 56, self.word & !(FAREWELL << 56));
-        let lost = || world.rank(u16::try_from(number.checked_sub(1)?).ok()?).map(Cause::Lost);
-        (kind == FAREWELL).then(|| lost().unwrap_or(Cause::Aborted))
+    /// The cause, if this is a goodbye. An invalid number still means that the group is over.
+    pub fn cause(self, world: WorldSize) -> Option<TcpAbortCause> {
+        let (kind, number) = (self.word >> 56, self.word & !(GOODBYE << 56));
+        let lost = || world.rank(u16::try_from(number.checked_sub(1)?).ok()?).map(TcpAbortCause::Lost);
+        (kind == GOODBYE).then(|| lost().unwrap_or(TcpAbortCause::Aborted))
     }
 
     pub fn bytes(self) -> [u8; HEAD_BYTES] {
@@ -72,7 +72,7 @@ impl Head {
         bytes
     }
 
-    /// From the first bytes of a message; `None`: there are too few.
+    /// Parses the first bytes of a message; `None` if there are too few.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (sequence, rest) = bytes.split_first_chunk()?;
         Some(Self { sequence: u64::from_le_bytes(*sequence), word: u64::from_le_bytes(*rest.first_chunk()?) })
@@ -88,17 +88,17 @@ mod tests {
     #[test]
     fn last_words_say_why() {
         let world = WorldSize::new(3).unwrap();
-        for cause in world.ranks().map(Cause::Lost).chain([Cause::Aborted]) {
-            assert_eq!(Head::parse(&Head::farewell(cause).bytes()).unwrap().cause(world), Some(cause));
+        for cause in world.ranks().map(TcpAbortCause::Lost).chain([TcpAbortCause::Aborted]) {
+            assert_eq!(MessageHeader::parse(&MessageHeader::goodbye(cause).bytes()).unwrap().cause(world), Some(cause));
         }
         let beyond = WorldSize::new(9).unwrap().rank(8).unwrap();
-        assert_eq!(Head::farewell(Cause::Lost(beyond)).cause(world), Some(Cause::Aborted));
+        assert_eq!(MessageHeader::goodbye(TcpAbortCause::Lost(beyond)).cause(world), Some(TcpAbortCause::Aborted));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_a_head_or_too_few(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            let head = Head::parse(&bytes);
+            let head = MessageHeader::parse(&bytes);
             prop_assert_eq!(head.map(|head| head.bytes().to_vec()), bytes.get(..HEAD_BYTES).map(<[u8]>::to_vec));
             let _ = head.map(|head| head.cause(WorldSize::ONE));
         }
@@ -106,14 +106,14 @@ mod tests {
         #[test]
         fn calls_differ_in_their_heads(sequence: u64, elements in 0_usize..1 << 40) {
             let calls = [
-                Call::Greet(Encoding::F32), Call::Greet(Encoding::Q8), Call::Sum, Call::Scatter, Call::Summed, Call::Columns,
+                TcpOp::CheckOptions(Encoding::F32), TcpOp::CheckOptions(Encoding::Q8), TcpOp::Sum, TcpOp::Scatter, TcpOp::GatherSums, TcpOp::Columns,
             ];
             for (index, call) in calls.into_iter().enumerate() {
-                let head = Head::new(sequence, call, elements);
+                let head = MessageHeader::new(sequence, call, elements);
                 prop_assert_eq!(head.cause(WorldSize::ONE), None);
-                prop_assert!(head != Head::new(sequence.wrapping_add(1), call, elements));
-                prop_assert!(head != Head::new(sequence, call, elements ^ 1));
-                prop_assert!(calls[..index].iter().all(|&other| Head::new(sequence, other, elements) != head));
+                prop_assert!(head != MessageHeader::new(sequence.wrapping_add(1), call, elements));
+                prop_assert!(head != MessageHeader::new(sequence, call, elements ^ 1));
+                prop_assert!(calls[..index].iter().all(|&other| MessageHeader::new(sequence, other, elements) != head));
             }
         }
     }

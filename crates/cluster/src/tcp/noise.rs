@@ -1,6 +1,6 @@
-//! The Noise protocol of a connection: its two handshake messages, and the records that follow them. A record is a length
-//! (u16, little endian) and a Noise message; its nonce is its number, so one that is missing, doubled, moved or altered
-//! fails.
+//! The Noise protocol of a connection: two handshake messages, and the records that follow them. A record is a length
+//! (u16, little endian) and a Noise message. Its nonce is its number, so a record that is missing, repeated, moved or
+//! altered fails to decrypt.
 
 use std::sync::Arc;
 
@@ -8,34 +8,34 @@ use snow::{Builder, HandshakeState, StatelessTransportState};
 
 use super::key::ClusterKey;
 
-/// AES-GCM: all hosts that run models have it in hardware. Its two thirds of a nonce never repeat: each connection has
-/// keys of its own, and counts.
+/// AES-GCM: all hosts that run models have it in hardware. Nonces never repeat: each connection has its own keys, and
+/// the nonce is a counter.
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_BLAKE2s";
 
-/// Each of the two messages of the handshake: an ephemeral key and the tag of nothing.
+/// Each of the two handshake messages: an ephemeral key and the tag of an empty payload.
 pub(super) const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
 
 pub(super) const TAG_BYTES: usize = 16;
 pub(super) const LENGTH_BYTES: usize = 2;
-/// The longest Noise message, by its specification, and what stands before it.
+/// The longest Noise message, by the specification, with the length before it.
 pub(super) const RECORD_BYTES_MAX: usize = LENGTH_BYTES + 65535;
-/// What a record carries at most.
+/// The largest plaintext of a record.
 pub(super) const PLAIN_BYTES_MAX: usize = RECORD_BYTES_MAX - LENGTH_BYTES - TAG_BYTES;
 
-/// It was not written by who has the key, or not at this place.
+/// A message that was not written with the key, or not at this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not authentic")]
 pub(super) struct Forged;
 
-/// A handshake under way, of either side.
+/// A handshake in progress, of either side.
 pub(super) struct Handshake(HandshakeState);
 
 impl Handshake {
-    pub fn caller(key: &ClusterKey, prologue: &[u8]) -> Self {
+    pub fn initiator(key: &ClusterKey, prologue: &[u8]) -> Self {
         Self(builder(key, prologue).build_initiator().expect(COMPLETE))
     }
 
-    pub fn called(key: &ClusterKey, prologue: &[u8]) -> Self {
+    pub fn responder(key: &ClusterKey, prologue: &[u8]) -> Self {
         Self(builder(key, prologue).build_responder().expect(COMPLETE))
     }
 
@@ -52,10 +52,10 @@ impl Handshake {
         self.0.read_message(message, &mut nothing).map(drop).map_err(|_| Forged)
     }
 
-    /// After both messages.
-    pub fn finish(self) -> (Sealer, Opener) {
+    /// To be called after both messages.
+    pub fn finish(self) -> (RecordEncryptor, RecordDecryptor) {
         let state = Arc::new(self.0.into_stateless_transport_mode().expect("both messages have passed"));
-        (Sealer { state: Arc::clone(&state), nonce: 0 }, Opener { state, nonce: 0 })
+        (RecordEncryptor { state: Arc::clone(&state), nonce: 0 }, RecordDecryptor { state, nonce: 0 })
     }
 }
 
@@ -66,16 +66,17 @@ fn builder<'a>(key: &'a ClusterKey, prologue: &'a [u8]) -> Builder<'a> {
     builder.psk(0, key.bytes()).and_then(|builder| builder.prologue(prologue)).expect(COMPLETE)
 }
 
-/// Makes the records that this side sends.
+/// Encrypts the records that this side sends.
 #[derive(Debug)]
 #[cfg_attr(any(test, fuzzing), derive(Clone))]
-pub(super) struct Sealer {
+pub(super) struct RecordEncryptor {
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
 
-impl Sealer {
-    /// Writes the record of `plain`, of [`PLAIN_BYTES_MAX`] bytes at most, to the start of `record`. Returns its length.
+impl RecordEncryptor {
+    /// Encrypts `plain`, of at most [`PLAIN_BYTES_MAX`] bytes, as a record at the start of `record`. Returns the
+    /// record's length.
     pub fn seal(&mut self, plain: &[u8], record: &mut [u8; RECORD_BYTES_MAX]) -> usize {
         assert!(plain.len() <= PLAIN_BYTES_MAX, "{} bytes for a record", plain.len());
         let (length, message) = record.split_at_mut(LENGTH_BYTES);
@@ -86,31 +87,31 @@ impl Sealer {
     }
 }
 
-/// Opens the records that the other side sent.
+/// Decrypts the records that the other side sent.
 #[derive(Debug)]
 #[cfg_attr(any(test, fuzzing), derive(Clone))]
-pub(super) struct Opener {
+pub(super) struct RecordDecryptor {
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
 
-impl Opener {
-    /// Writes what a record's `message` carries to the start of `plain`, which has at least the message's length.
-    /// Returns how many bytes that are.
+impl RecordDecryptor {
+    /// Decrypts a record's `message` to the start of `plain`, which has at least the message's length. Returns the
+    /// length of the plaintext.
     pub fn open(&mut self, message: &[u8], plain: &mut [u8]) -> Result<usize, Forged> {
         let bytes = self.peek(message, plain)?;
         self.nonce += 1;
         Ok(bytes)
     }
 
-    /// The same, but the record is still to be opened.
+    /// The same without advancing the nonce, so that the record can still be opened.
     pub fn peek(&self, message: &[u8], plain: &mut [u8]) -> Result<usize, Forged> {
         assert!(plain.len() >= message.len(), "{} bytes for a message of {}", plain.len(), message.len());
         self.state.read_message(self.nonce, message, plain).map_err(|_| Forged)
     }
 }
 
-/// The message of the record that `bytes` begin with, once all of it is there.
+/// The message of the record at the start of `bytes`, if the record is complete.
 pub(super) fn split_record(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_at_checked(LENGTH_BYTES)?;
     rest.get(..usize::from(u16::from_le_bytes([length[0], length[1]])))
@@ -118,12 +119,12 @@ pub(super) fn split_record(bytes: &[u8]) -> Option<&[u8]> {
 
 /// The two sides of a connection, after their handshake.
 #[cfg(any(test, fuzzing))]
-pub(super) fn pair() -> ((Sealer, Opener), (Sealer, Opener)) {
+pub(super) fn pair() -> ((RecordEncryptor, RecordDecryptor), (RecordEncryptor, RecordDecryptor)) {
     let key = ClusterKey::from_passphrase("a passphrase for tests").expect("it is long enough");
-    let (mut caller, mut called) = (Handshake::caller(&key, b"p"), Handshake::called(&key, b"p"));
-    called.read(&caller.write()).expect("both have the key");
-    caller.read(&called.write()).expect("both have the key");
-    (caller.finish(), called.finish())
+    let (mut initiator, mut responder) = (Handshake::initiator(&key, b"p"), Handshake::responder(&key, b"p"));
+    responder.read(&initiator.write()).expect("both have the key");
+    initiator.read(&responder.write()).expect("both have the key");
+    (initiator.finish(), responder.finish())
 }
 
 #[cfg(test)]
@@ -135,8 +136,8 @@ mod tests {
     #[test]
     fn another_prologue_fails_the_handshake() {
         let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
-        let mut called = Handshake::called(&key, b"epoch 2");
-        assert_eq!(called.read(&Handshake::caller(&key, b"epoch 1").write()), Err(Forged));
+        let mut responder = Handshake::responder(&key, b"epoch 2");
+        assert_eq!(responder.read(&Handshake::initiator(&key, b"epoch 1").write()), Err(Forged));
     }
 
     #[test]

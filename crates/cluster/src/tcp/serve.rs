@@ -1,5 +1,6 @@
-//! The host of ranks that supervisors elsewhere drive: who has the key gets a rank process, with its lines at the other end
-//! of the link. Neither outlives the other, and the supervisor is told if the process is stopped.
+//! Starts rank processes for supervisors on other hosts. A supervisor that has the key gets a rank process, and a
+//! stream that carries its lines. When one of the two ends, the other is ended. The supervisor is informed when the
+//! process is stopped.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,20 +16,19 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::info;
 use types::Rank;
 
-use super::door;
+use super::accept;
 use super::handshake;
-use super::hello::{Hello, Purpose, Refusal};
+use super::hello::{Hello, Purpose, RejectReason};
 use super::key::ClusterKey;
-use super::link::{Link, LinkEnd, LinkWriter};
-use super::watch::{POLL_TICK, Watch};
+use super::rank_stream::{RankStream, RankStreamHandle, RankStreamWriter};
+use super::wait_limit::{POLL_TICK, WaitLimit};
 use crate::stopped::is_stopped;
 
 /// Ranks that one host runs at once.
 pub const RANKS_MAX: usize = 64;
 
-/// How often a supervisor is told that the host is there, and how the rank is. It is several times in the shortest
-/// [silence](super::SILENCE_MIN).
-const BEAT: Duration = Duration::from_millis(250);
+/// How often a host sends a heartbeat: several times within the shortest [silence](super::SILENCE_MIN).
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
 const PUMP_BYTES: usize = 1 << 16;
 
@@ -37,12 +37,12 @@ pub struct RankProcess {
     pub pid: u32,
     pub stdin: Box<dyn Write + Send>,
     pub stdout: Box<dyn Read + Send>,
-    /// Ends it, if it still runs, and reaps it. Called once the link or the process has ended.
+    /// Kills the process, if it still runs, and reaps it. Called once the stream or the process has ended.
     pub kill: Box<dyn FnOnce() + Send>,
 }
 
-/// Starts a rank by `spawn` for each supervisor that calls, until `is_over`; then ends them all. A supervisor whose rank
-/// cannot be started finds its link closed.
+/// Starts a rank by `spawn` for each supervisor that connects, until `is_over`; then kills them all. If a rank cannot
+/// be started, the supervisor's stream is closed.
 pub fn serve_ranks(
     listener: &TcpListener,
     key: &ClusterKey,
@@ -52,55 +52,55 @@ pub fn serve_ranks(
     let running = &AtomicUsize::new(0);
     let (spawn, is_over) = (&spawn, &is_over);
     let admit = |hello: &Hello| {
-        if hello.purpose != Purpose::Link {
-            return Err(Refusal::Purpose);
+        if hello.purpose != Purpose::StartRank {
+            return Err(RejectReason::Purpose);
         }
-        Ok((ShmComm::take(running).ok_or(Refusal::Busy)?, hello.from))
+        Ok((RankSlot::take(running).ok_or(RejectReason::Busy)?, hello.from))
     };
-    let answer = |stream: TcpStream, watch: &Watch<'_>| {
+    let answer = |stream: TcpStream, limit: &WaitLimit<'_>| {
         let caller = stream.peer_addr().ok();
-        let answered = handshake::answer(stream, key, watch, admit);
+        let answered = handshake::respond(stream, key, limit, admit);
         answered.inspect_err(|error| info!(?caller, "a caller was not let in: {error}")).ok()
     };
     thread::scope(|scope| {
-        let take = |((comm, rank), secured)| {
+        let take = |((slot, rank), secured)| {
             let run = move || {
-                let _seat = comm;
-                if let (Ok(link), Ok(process)) = (Link::new(secured), spawn(rank)) {
-                    attend(link, process, is_over);
+                let _slot = slot;
+                if let (Ok(stream), Ok(process)) = (RankStream::new(secured), spawn(rank)) {
+                    serve_rank(stream, process, is_over);
                 }
             };
-            // Without a thread there is no rank, and the link is closed.
-            let _ = thread::Builder::new().name("consort-link".to_owned()).spawn_scoped(scope, run);
+            // If no thread can be started, there is no rank, and the stream is closed.
+            let _ = thread::Builder::new().name("consort-stream".to_owned()).spawn_scoped(scope, run);
             ControlFlow::Continue(())
         };
-        match door::receive(listener, &Watch::new(None, is_over), answer, take) {
+        match accept::accept_all(listener, &WaitLimit::new(None, is_over), answer, take) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
             received => received,
         }
     })
 }
 
-/// One of the [`RANKS_MAX`].
-struct ShmComm<'a>(&'a AtomicUsize);
+/// A slot of the [`RANKS_MAX`].
+struct RankSlot<'a>(&'a AtomicUsize);
 
-impl<'a> ShmComm<'a> {
+impl<'a> RankSlot<'a> {
     fn take(running: &'a AtomicUsize) -> Option<Self> {
         let more = |count: usize| (count < RANKS_MAX).then_some(count + 1);
         running.fetch_update(AcqRel, Acquire, more).is_ok().then_some(Self(running))
     }
 }
 
-impl Drop for ShmComm<'_> {
+impl Drop for RankSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, AcqRel);
     }
 }
 
-/// Carries bytes both ways until one side ends; then ends the other.
-fn attend(link: Link, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync)) {
+/// Copies bytes both ways until one side ends; then ends the other.
+fn serve_rank(stream: RankStream, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync)) {
     let RankProcess { pid, mut stdin, mut stdout, kill } = process;
-    let (mut reader, writer, end) = link.split();
+    let (mut reader, writer, end) = stream.split();
     let writer = &Mutex::new(writer);
     let (running, over) = channel::<()>();
     let has_ended = &AtomicBool::new(false);
@@ -111,28 +111,28 @@ fn attend(link: Link, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync))
         });
         scope.spawn(move || {
             if pump(&mut stdout, &mut Shared(writer)) {
-                // If the supervisor has gone there is nobody to tell.
+                // The supervisor may have disconnected already, so the error is ignored.
                 let _ = lock(writer).finish();
             }
             has_ended.store(true, Release);
         });
         scope.spawn(move || {
-            while over.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
-                if lock(writer).tell(is_stopped(pid)).is_err() {
+            while over.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if lock(writer).send_status(is_stopped(pid)).is_err() {
                     break;
                 }
             }
         });
-        // A pump that is stuck on one side does not see the other side end.
+        // A copying thread that is blocked on one side does not see the other side end.
         while !has_ended.load(Acquire) && !is_over() && !is_hung_up(end.stream()) {}
         kill();
-        LinkEnd::close(&end);
+        RankStreamHandle::close(&end);
         drop(running);
     });
 }
 
-/// The link's writer, which several threads have.
-struct Shared<'a>(&'a Mutex<LinkWriter>);
+/// The stream's writer, shared by several threads.
+struct Shared<'a>(&'a Mutex<RankStreamWriter>);
 
 impl Write for Shared<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -144,11 +144,11 @@ impl Write for Shared<'_> {
     }
 }
 
-fn lock(writer: &Mutex<LinkWriter>) -> MutexGuard<'_, LinkWriter> {
+fn lock(writer: &Mutex<RankStreamWriter>) -> MutexGuard<'_, RankStreamWriter> {
     writer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Carries bytes until either end is. Whether it was that of the input.
+/// Copies bytes until input or output ends. Returns whether the input ended.
 fn pump(input: &mut dyn Read, output: &mut dyn Write) -> bool {
     let mut bytes = vec![0; PUMP_BYTES];
     loop {

@@ -1,18 +1,18 @@
-//! `build_id`: what tells this very binary from every other.
+//! `build_id`: identifies the binary.
 
 use std::fs::File;
 use std::path::Path;
 
-/// What the running binary is called. The same in every process of one binary, also after its file was replaced, and on
-/// every host that has a copy of it.
+/// The id of the running binary. It is the same in every process of one binary, also after the file was replaced, and
+/// on every host that has a copy of it.
 pub fn build_id() -> String {
     build_id_of(Path::new("/proc/self/exe"))
 }
 
-/// The version, and a hash of all that a binary is.
+/// The version and a hash of the file.
 pub fn build_id_of(program: &Path) -> String {
     let mut hash = blake3::Hasher::new();
-    // Without /proc, the version has to do.
+    // Without /proc, only the version identifies the build.
     let _ = File::open(program).and_then(|file| hash.update_reader(file).map(drop));
     format!("{}-{}", env!("CARGO_PKG_VERSION"), &hash.finalize().to_hex()[..16])
 }

@@ -1,6 +1,6 @@
-//! `DenseModel`: a model that a foreign leader has loaded by `load_dense_shard`, with the one sequence of `generate_step`.
-//! What the leader samples from is not ours to know: a step only computes keys and values, and takes part in the
-//! collectives. A step that fails leaves the cache as nobody knows it: nothing runs then until it was cleared.
+//! `DenseModel`: a model that a foreign leader has loaded by `load_dense_shard`, with the one sequence of
+//! `generate_step`. The leader samples elsewhere: a step only fills the KV cache and takes part in the collectives. A
+//! step that fails leaves the cache in an unknown state, so no further step runs until it is cleared.
 
 use std::path::PathBuf;
 
@@ -17,16 +17,16 @@ use crate::collective::GroupCollective;
 use crate::memory::memory_available;
 use crate::protocol::ErrorKind;
 
-/// Tokens that run at once.
+/// Tokens of a prefill chunk.
 const CHUNK_TOKENS: usize = 512;
 
 pub struct DenseModel {
     local: LocalExecutor<CpuBackend>,
     kv_bytes: u64,
-    /// What the model is made for. Memory may allow less.
+    /// The model's context length. Memory may allow less.
     context: usize,
     sequence: Option<Sequence>,
-    /// A step has failed, and the cache was not cleared since.
+    /// A step has failed, and the cache has not been cleared since.
     has_failed: bool,
     plan: StepPlan,
     output: StepOutput,
@@ -38,14 +38,14 @@ struct Sequence {
     computed: usize,
 }
 
-/// What `load_dense_shard` gives.
+/// The arguments of `load_dense_shard`.
 pub struct DenseSource<'a> {
     pub config: &'a str,
     pub files: &'a [String],
     pub quant: Option<&'a str>,
 }
 
-/// A `generate_step` that can run.
+/// A `generate_step` that has passed all checks.
 pub struct CheckedStep {
     offset: usize,
     tokens: Vec<TokenId>,
@@ -56,7 +56,7 @@ impl DenseModel {
         parts: &DenseSource<'_>,
         rank: Rank,
         threads_max: usize,
-        link: GroupCollective,
+        collective: GroupCollective,
     ) -> Result<Self, RequestError> {
         let keep = parts.quant.map(format_of).transpose()?;
         let files: Vec<PathBuf> = parts.files.iter().map(PathBuf::from).collect();
@@ -65,11 +65,11 @@ impl DenseModel {
         }
         let checkpoint = Checkpoint::from_parts(parts.config, &files)?.with_embedding_as_stored();
         let context = checkpoint.description().positions_max;
-        let cpu = own_part_of_the_cpu(rank, threads_max);
+        let cpu = cpu_options(rank, threads_max);
         let backend = CpuBackend::new(cpu).map_err(|error| RequestError::of(ErrorKind::LoadFailed, &error))?;
         let all = Footprint::new(&backend, &checkpoint, &load_options(keep, context), rank)?;
         let options = load_options(keep, context_that_fits(context, all, rank.world(), memory_available()));
-        let (local, footprint) = shard::load(&checkpoint, &options, backend, rank, link, &mut |_| {})?;
+        let (local, footprint) = shard::load(&checkpoint, &options, backend, rank, collective, &mut |_| {})?;
         Ok(Self {
             local,
             kv_bytes: footprint.kv,
@@ -81,7 +81,7 @@ impl DenseModel {
         })
     }
 
-    /// Checks a step. Nothing has changed if it is refused here.
+    /// Checks a step. If it fails, nothing has changed.
     pub fn prepare(&mut self, tokens: &[u32], offset: u64) -> Result<CheckedStep, RequestError> {
         let error = |message: String| RequestError::new(ErrorKind::ForwardFailed, message);
         let (capacity, offset) = (self.local.capacity(), count(offset)?);
@@ -127,20 +127,20 @@ impl DenseModel {
         Ok(())
     }
 
-    /// The next step begins at zero, whatever became of the one before.
-    pub fn clear(&mut self, link: GroupCollective) {
+    /// Clears the cache, also after a failed step. The next step begins at position 0.
+    pub fn clear(&mut self, collective: GroupCollective) {
         if self.has_failed {
-            self.regroup(link);
+            self.regroup(collective);
         } else if let Some(Sequence { session, .. }) = self.sequence.take() {
             self.local.close(session);
         }
     }
 
-    /// The sequence is gone, the weights stay.
-    pub fn regroup(&mut self, link: GroupCollective) {
+    /// Drops the sequence and keeps the weights.
+    pub fn regroup(&mut self, collective: GroupCollective) {
         self.sequence = None;
         self.has_failed = false;
-        self.local.regroup(Box::new(link));
+        self.local.regroup(Box::new(collective));
     }
 
     pub fn weight_bytes(&self) -> u64 {
@@ -155,7 +155,7 @@ impl DenseModel {
         self.local.sessions() as u64
     }
 
-    /// The sequence, cut back to its first `offset` tokens.
+    /// The sequence, truncated to its first `offset` tokens.
     fn at(&mut self, offset: usize) -> Result<Sequence, RequestError> {
         let Some(Sequence { session, computed }) = self.sequence else {
             let opened = self.local.open(self.local.capacity().tokens_max(), Prefix::NONE)?;
@@ -170,15 +170,15 @@ impl DenseModel {
     }
 }
 
-/// For one sequence of up to `positions` tokens.
+/// Options for one sequence of up to `positions` tokens.
 fn load_options(keep: Option<DType>, positions: usize) -> LoadOptions {
     let pages = positions.div_ceil(PAGE_TOKENS);
     let step = StepLimits { rows: CHUNK_TOKENS.min(positions), sequences: 1, pages };
     LoadOptions { keep, limits: Limits { step, logit_rows: 1, kv_pages: pages, positions } }
 }
 
-/// How much of `context` there is memory for, if a rank takes `all` for the whole of it and every rank of this host as much. An
-/// eighth of the memory is left alone. A page is the least: what does not even have memory for that is refused later.
+/// How much of `context` fits in memory, if a rank needs `all` for the whole context and every rank of this host as
+/// much. An eighth of the memory stays free. The minimum is one page: if not even that fits, loading fails later.
 fn context_that_fits(context: usize, all: Footprint, world: WorldSize, available: Option<u64>) -> usize {
     let Some(available) = available else { return context };
     let own = (available - available / 8) / world.get() as u64;
@@ -191,13 +191,13 @@ fn context_that_fits(context: usize, all: Footprint, world: WorldSize, available
     context.min(fitting.clamp(1, pages) as usize * PAGE_TOKENS)
 }
 
-/// The ranks of a host share its cores.
-fn own_part_of_the_cpu(rank: Rank, threads_max: usize) -> CpuOptions {
+/// This rank's part of the host's cores.
+fn cpu_options(rank: Rank, threads_max: usize) -> CpuOptions {
     let all = CpuOptions::default();
     CpuOptions { threads: (all.threads / rank.world().get()).min(threads_max).max(1), ..all }
 }
 
-/// A format by one of the names that leaders use: candle's, in letters of either case, with underscores or without.
+/// A format by one of the names that leaders use: candle's, in either case, with or without underscores.
 fn format_of(name: &str) -> Result<DType, RequestError> {
     let plain = |name: &str| name.to_ascii_lowercase().replace('_', "");
     let asked = match plain(name).as_str() {

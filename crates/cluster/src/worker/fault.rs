@@ -1,9 +1,9 @@
-//! `Fault`: one thing that goes wrong in a rank on purpose, so that tests can see what the group makes of it.
+//! `Fault`: a fault that is injected into a rank, so that tests can check how the group recovers.
 //!
-//! Written as `rank=1,at=step,after=2,do=exit,once=/tmp/claimed`: on rank 1, when it has run two steps, the third does not
-//! happen, because the process exits. Without `once` the fault hits each process that is started with it; with it, only
-//! the first that can create the file. It hits once per process, except `slow`, which stays: ten times as long, or longer by
-//! `seconds`, if these are given.
+//! Written as `rank=1,at=step,after=2,do=exit,once=/tmp/claimed`: rank 1 runs two steps and exits at the third. Without
+//! `once` the fault hits each process that is started with it; with it, only the first that can create the file. It
+//! hits once per process, except `slow`, which stays: requests take ten times as long, or longer by `seconds`, if
+//! given.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use types::Rank;
 
-/// The status of a rank that exits by a fault.
+/// The exit status of a rank that exits by a fault.
 const EXIT_CODE: i32 = 86;
 
-/// How many times as long it takes when it is slow.
+/// How many times as long a slow request takes.
 const SLOW_FACTOR: u32 = 10;
 
 #[derive(Debug)]
 pub struct Fault {
     rank: Option<u16>,
     at: Point,
-    /// Times that the point is passed before.
+    /// How often the point is passed before the fault hits.
     after: u32,
     action: FaultAction,
-    /// How much longer it takes when it is slow, whatever it does.
+    /// A fixed delay of slow requests.
     seconds: Option<u32>,
     once: Option<PathBuf>,
     state: State,
@@ -39,35 +39,35 @@ enum State {
     Spent,
 }
 
-/// Where it happens.
+/// Where the fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// Before anything is read.
+    /// Before the first request is read.
     Spawn,
     /// `attach` or `init`.
     Init,
     Load,
     Step,
-    /// A step was run, no session is open, and no request waits.
+    /// At least one step was run, no session is open, and no request waits.
     Idle,
     /// `unload_model` or `shutdown`.
     Unload,
 }
 
-/// What happens.
+/// What the fault does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultAction {
     Exit,
     /// By SIGKILL.
     Kill,
-    /// By SIGSTOP: the process is there and does nothing.
+    /// By SIGSTOP: the process exists and does nothing.
     Stop,
-    /// A line that means nothing instead of the reply.
+    /// A malformed line instead of the reply.
     Garbage,
     CloseStdout,
-    /// An answer as for memory that was not to be had; where nothing is to be answered, the end of the process.
+    /// An out-of-memory error as the reply; SIGKILL where there is no reply.
     Oom,
-    /// In the middle of the code that serves.
+    /// In the code that handles the request.
     Panic,
     Slow,
 }
@@ -124,8 +124,8 @@ fn named<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
 }
 
 impl Fault {
-    /// What happens when `rank` is at `point`. What a process can do to itself has happened when this returns.
-    pub fn strike(&mut self, rank: Rank, point: Point) -> Option<FaultAction> {
+    /// The action when `rank` is at `point`. Exits and signals have already happened when this returns.
+    pub fn trigger(&mut self, rank: Rank, point: Point) -> Option<FaultAction> {
         let is_here = self.at == point && self.rank.is_none_or(|own| usize::from(own) == rank.index());
         if !is_here || self.state == State::Spent {
             return None;
@@ -154,7 +154,7 @@ impl Fault {
         Some(self.action)
     }
 
-    /// How much longer a slow rank takes for what took it `this`.
+    /// The extra time of a slow request that took `this`.
     pub fn delay(&self, this: Duration) -> Duration {
         let seconds = self.seconds.map(|seconds| Duration::from_secs(seconds.into()));
         seconds.unwrap_or(this * (SLOW_FACTOR - 1))
@@ -183,16 +183,16 @@ mod tests {
     #[test]
     fn a_fault_hits_its_rank_at_its_time_and_only_once() {
         let mut fault: Fault = "rank=1,at=step,after=2,do=garbage".parse().unwrap();
-        assert_eq!(fault.strike(rank(0), Point::Step), None);
-        assert_eq!(fault.strike(rank(1), Point::Load), None);
-        let struck: Vec<_> = (0..5).map(|_| fault.strike(rank(1), Point::Step)).collect();
+        assert_eq!(fault.trigger(rank(0), Point::Step), None);
+        assert_eq!(fault.trigger(rank(1), Point::Load), None);
+        let struck: Vec<_> = (0..5).map(|_| fault.trigger(rank(1), Point::Step)).collect();
         assert_eq!(struck, [None, None, Some(FaultAction::Garbage), None, None]);
     }
 
     #[test]
     fn slowness_stays() {
         let mut fault: Fault = "at=step,after=1,do=slow".parse().unwrap();
-        let struck: Vec<_> = (0..3).map(|_| fault.strike(rank(2), Point::Step)).collect();
+        let struck: Vec<_> = (0..3).map(|_| fault.trigger(rank(2), Point::Step)).collect();
         assert_eq!(struck, [None, Some(FaultAction::Slow), Some(FaultAction::Slow)]);
         assert_eq!(fault.delay(Duration::from_millis(10)), Duration::from_millis(90));
         let fault: Fault = "at=step,do=slow,seconds=3".parse().unwrap();
@@ -204,10 +204,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("consort-fault-{}", std::process::id()));
         let text = format!("at=load,do=oom,once={}", path.display());
         let [mut first, mut second]: [Fault; 2] = [text.parse().unwrap(), text.parse().unwrap()];
-        assert_eq!(first.strike(rank(0), Point::Load), Some(FaultAction::Oom));
-        assert_eq!(second.strike(rank(0), Point::Load), None);
+        assert_eq!(first.trigger(rank(0), Point::Load), Some(FaultAction::Oom));
+        assert_eq!(second.trigger(rank(0), Point::Load), None);
         std::fs::remove_file(path).unwrap();
-        assert_eq!(second.strike(rank(0), Point::Load), None, "it has missed its time");
+        assert_eq!(second.trigger(rank(0), Point::Load), None, "it has missed its time");
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! `Peers`: the connections between the ranks of one `init`. They stay open for as long as the group lives.
+//! `Peers`: the connections between the ranks of one `init`. They stay open as long as the group exists.
 //!
-//! Rank 0 is the host: it has a connection to each of the other ranks, its guests, and these have one to it. They carry
-//! no activations. They serve three purposes:
+//! Rank 0 is the host: it has a connection to each of the other ranks, the guests, and each guest has one to it. They
+//! carry no activations. They serve three purposes:
 //!
-//! - **Agreement.** Before a step, each rank tells the host which step it was given and whether it can run it. The host
-//!   answers when it knows of all ranks. So a step that one rank refuses is refused by all, before any of them has changed
-//!   its cache, and a rank that was given no step, or another one, is found out.
-//! - **Loss.** A connection that ends, ends the group. A thread watches them, also while a collective runs.
-//! - **Renewal.** A step that fails on the way ends the epoch of the group. When every rank has said that it is out of that
-//!   epoch, the host begins the next one on the same segment.
+//! - **Agreement.** Before a step, each rank sends the host a digest of the step and whether it can run it. The host
+//!   replies when it has heard from all ranks. So a step that one rank rejects is rejected by all, before any of them
+//!   has changed its cache, and a rank that got no step, or another one, is detected.
+//! - **Loss.** A connection that ends, ends the group. A thread watches the connections, also while a collective runs.
+//! - **Renewal.** A step that fails while it runs ends the epoch. When every rank has reported that it left that epoch,
+//!   the host begins the next one on the same segment.
 //!
-//! The watching thread also ends an epoch in which the collectives of a step do not get on for the timeout.
+//! The watching thread also ends the epoch if a step completes no collective for the timeout.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -25,18 +25,18 @@ use types::Rank;
 use crate::comm::CommError;
 use crate::shared_memory::{Abort, Epoch, Segment, ShmComm};
 
-/// How often a rank that waits for a message looks whether the epoch has ended.
+/// How often a rank that waits for a message checks whether the epoch has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long the hang-up of a rank that is gone may take to be seen here, after another rank has seen it.
+/// How long this rank waits to see the closed connection of a rank that another rank has reported lost.
 const HANG_UP_GRACE: Duration = Duration::from_millis(50);
 
-/// How long the rest of a message may take. Ranks write messages whole.
+/// How long the rest of a message may take. Ranks write a message at once.
 const MESSAGE_REST_MAX: Duration = Duration::from_secs(1);
 
 const MESSAGE_BYTES: usize = 48;
 
-/// What a rank was asked to do together with the others.
+/// A hash of the request that the ranks agree on.
 pub type RequestDigest = [u8; 32];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,22 +63,22 @@ pub enum PeerError {
 
 const CLEAR: &str = "`clear_kv_cache` on all ranks makes the group usable again";
 
-/// What is said on a connection.
+/// The kinds of message on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// From a guest: it was given the step `digest` and can run it.
+    /// From a guest: it got the step `digest` and can run it.
     Ready,
-    /// From a guest: it was given the step `digest` and has refused it.
+    /// From a guest: it got the step `digest` and has rejected it.
     Refused,
-    /// From the host: run it.
+    /// From the host: run the step.
     Go,
-    /// From the host: `rank` has refused it.
+    /// From the host: `rank` has rejected the step.
     No,
-    /// From the host: `rank` did not come. The epoch is over.
+    /// From the host: nothing came from `rank` within the timeout. The epoch is over.
     Missing,
-    /// From the host: `rank` was given another request. The epoch is over.
+    /// From the host: `rank` got another request. The epoch is over.
     OutOfStep,
-    /// From a guest: it is out of `epoch`, which has ended.
+    /// From a guest: it has left `epoch`, which has ended.
     Left,
     /// From the host: `epoch` begins.
     Begin,
@@ -88,16 +88,16 @@ const KINDS: [Kind; 8] =
     [Kind::Ready, Kind::Refused, Kind::Go, Kind::No, Kind::Missing, Kind::OutOfStep, Kind::Left, Kind::Begin];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Message {
+struct PeerMessage {
     kind: Kind,
     rank: u16,
     epoch: u32,
-    /// Requests that the ranks have come together for in this epoch.
+    /// Number of agreements in this epoch.
     round: u64,
     digest: RequestDigest,
 }
 
-impl Message {
+impl PeerMessage {
     fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[0] = KINDS.iter().position(|&kind| kind == self.kind).expect("the list has all kinds") as u8;
@@ -130,16 +130,16 @@ pub struct Peers {
     timeout: Duration,
     epoch: Epoch,
     round: u64,
-    /// This rank is out of `epoch`, which has ended, and waits for the next.
+    /// This rank has left `epoch`, which has ended, and waits for the next.
     is_out: bool,
-    /// Of the host's connections: which ranks have said the same.
+    /// On the host, by connection: which ranks have reported the same.
     are_out: Vec<bool>,
     shared: Arc<Shared>,
-    /// Its other end is the watching thread's, which ends with it.
+    /// The watching thread has the other end, and ends when this one is dropped.
     _alive: UnixStream,
 }
 
-/// What the watching thread and the rank both see.
+/// Shared by the watching thread and the rank.
 #[derive(Debug)]
 struct Shared(Mutex<State>);
 
@@ -147,7 +147,7 @@ struct Shared(Mutex<State>);
 struct State {
     abort: Abort,
     is_stepping: bool,
-    /// In this epoch, for longer than the timeout.
+    /// A step of this epoch made no progress for longer than the timeout.
     has_stalled: bool,
     gone: Option<Rank>,
 }
@@ -159,7 +159,8 @@ impl Shared {
 }
 
 impl Peers {
-    /// Watches these connections, which rank 0 has with all others and each of these with rank 0. `progress` counts collectives.
+    /// Watches the connections: on rank 0 those to all others, on each other rank the one to rank 0. `progress` counts
+    /// collectives.
     pub fn new(
         rank: Rank,
         segment: Segment,
@@ -183,8 +184,8 @@ impl Peers {
         Ok(Self { rank, segment, connections, timeout, epoch, round: 0, is_out: false, are_out, shared, _alive: alive })
     }
 
-    /// Comes to terms with the other ranks about what `digest` stands for: all run it, or none. A rank that `is_ready` waits
-    /// for the others, one that is not only tells them.
+    /// Agrees with the other ranks on the request of `digest`: all run it, or none. A rank that `is_ready` waits for
+    /// the others; one that is not only sends its rejection.
     pub fn agree(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), PeerError> {
         self.check()?;
         self.round += 1;
@@ -195,25 +196,26 @@ impl Peers {
         }
     }
 
-    /// From now on until the returned value is dropped, collectives that do not get on end the epoch.
-    pub fn stepping(&self) -> Stepping {
+    /// Until the returned value is dropped, collectives without progress end the epoch.
+    pub fn stepping(&self) -> StepGuard {
         self.shared.lock().is_stepping = true;
-        Stepping(Arc::clone(&self.shared))
+        StepGuard(Arc::clone(&self.shared))
     }
 
-    /// If the epoch has ended, this rank is ready for the next one. Waits for nobody.
+    /// If the epoch has ended, reports that this rank has left it. Does not wait.
     pub fn leave_epoch(&mut self) {
         if self.is_out || self.shared.lock().abort.cause().is_none() {
             return;
         }
         self.is_out = true;
         if self.rank.index() != 0 {
-            // If the host is gone, the watching thread finds out.
+            // If the host is gone, the watching thread detects it.
             let _ = self.send(0, Kind::Left, self.rank, [0; 32]);
         }
     }
 
-    /// This rank's communicator of the next epoch, if it has left the one before. Waits for the others to leave it.
+    /// This rank's communicator of the next epoch, if it has left the previous one. Waits until the others have left
+    /// it.
     pub fn renew(&mut self, is_over: &dyn Fn() -> bool) -> Result<Option<ShmComm>, PeerError> {
         if !self.is_out {
             return Ok(None);
@@ -239,7 +241,7 @@ impl Peers {
             };
             self.are_out[from] |= message.kind == Kind::Left && message.epoch == self.epoch.0;
         }
-        self.epoch = self.segment.reform()?;
+        self.epoch = self.segment.begin_epoch()?;
         self.tell_guests(Kind::Begin, self.rank)?;
         Ok(self.epoch)
     }
@@ -267,7 +269,7 @@ impl Peers {
             };
             let rank = self.connections[from].0;
             if message.epoch != self.epoch.0 || message.round < self.round {
-                continue; // the answer to a request that this rank has refused, or that failed
+                continue; // about a request that this rank has rejected, or that failed
             }
             match message.kind {
                 Kind::Ready if message.round == self.round && message.digest == digest => {
@@ -306,12 +308,13 @@ impl Peers {
                 Kind::OutOfStep => return Err(PeerError::OutOfStep(rank)),
                 Kind::Go if message.round == self.round => return Ok(()),
                 Kind::No if message.round == self.round => return Err(PeerError::Refused(rank)),
-                _ => {} // the answer to a request that this rank has refused
+                _ => {} // the reply to a request that this rank has rejected
             }
         }
     }
 
-    /// Why the epoch is over. A rank that is lost has failed, or is gone: that is seen a little later.
+    /// Why the epoch is over. A lost rank has failed or its process is gone; the closed connection shows a little
+    /// later.
     pub fn why_ended(&self) -> PeerError {
         let until = Instant::now() + HANG_UP_GRACE;
         loop {
@@ -328,7 +331,7 @@ impl Peers {
         }
     }
 
-    /// That nobody is gone and the epoch goes on.
+    /// Checks that no rank is gone and the epoch has not ended.
     fn check(&self) -> Result<(), PeerError> {
         let is_over = self.gone().is_some() || self.shared.lock().abort.cause().is_some();
         if is_over { Err(self.why_ended()) } else { Ok(()) }
@@ -340,7 +343,7 @@ impl Peers {
 
     fn end_epoch(&self, kind: Kind, rank: Rank) {
         self.shared.lock().abort.stop();
-        // Who can not be told sees that the epoch has ended, or is gone.
+        // A guest that cannot be reached sees in the segment that the epoch has ended, or is gone.
         let _ = self.tell_guests(kind, rank);
     }
 
@@ -349,32 +352,32 @@ impl Peers {
     }
 
     fn send(&self, index: usize, kind: Kind, rank: Rank, digest: RequestDigest) -> Result<(), PeerError> {
-        let message = Message { kind, rank: rank.index() as u16, epoch: self.epoch.0, round: self.round, digest };
+        let message = PeerMessage { kind, rank: rank.index() as u16, epoch: self.epoch.0, round: self.round, digest };
         let (peer, mut stream) = (self.connections[index].0, &self.connections[index].1);
         stream.write_all(&message.encode()).map_err(|_| PeerError::Gone(self.gone().unwrap_or(peer)))
     }
 
-    /// The next message of one of these connections; `None` at the deadline. While this rank takes part in the epoch, its
-    /// end is the end of waiting.
+    /// The next message of one of these connections; `None` at the deadline. Unless this rank has left the epoch, the
+    /// end of the epoch ends the wait.
     fn receive(
         &self,
         pending: &[usize],
         deadline: Instant,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Option<(usize, Message)>, PeerError> {
+    ) -> Result<Option<(usize, PeerMessage)>, PeerError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let flags = PollFlags::IN;
             let mut polled: Vec<_> =
                 pending.iter().map(|&index| PollFd::new(&self.connections[index].1, flags)).collect();
-            // An interrupted wait is one that ended early.
+            // An interrupted poll counts as one that ended early.
             let _ = poll(&mut polled, Some(&timespec(left.min(LOOK_EVERY))));
             if let Some(at) = polled.iter().position(|polled| !polled.revents().is_empty()) {
                 return self.read(pending[at]).map(Some);
             }
             match self.gone() {
                 Some(rank) => return Err(PeerError::Gone(rank)),
-                // Between two epochs, the old one has ended.
+                // Between two epochs the old one has ended, so there is nothing to check.
                 None if self.is_out => {}
                 None => self.check()?,
             }
@@ -387,11 +390,11 @@ impl Peers {
         }
     }
 
-    fn read(&self, index: usize) -> Result<(usize, Message), PeerError> {
+    fn read(&self, index: usize) -> Result<(usize, PeerMessage), PeerError> {
         let (peer, mut stream) = (self.connections[index].0, &self.connections[index].1);
         let mut bytes = [0; MESSAGE_BYTES];
-        let read = stream.read_exact(&mut bytes).ok().and_then(|()| Message::decode(&bytes));
-        // The watching thread knows which rank was gone first.
+        let read = stream.read_exact(&mut bytes).ok().and_then(|()| PeerMessage::decode(&bytes));
+        // The watching thread knows which rank was lost first.
         let gone = || match self.why_ended() {
             error @ PeerError::Gone(_) => error,
             _ => PeerError::Gone(peer),
@@ -402,15 +405,15 @@ impl Peers {
 
 /// See [`Peers::stepping`].
 #[derive(Debug)]
-pub struct Stepping(Arc<Shared>);
+pub struct StepGuard(Arc<Shared>);
 
-impl Drop for Stepping {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         self.0.lock().is_stepping = false;
     }
 }
 
-/// What the watching thread has.
+/// The state of the watching thread.
 struct PeerWatch {
     rank: Rank,
     connections: Vec<(Rank, UnixStream)>,
@@ -421,7 +424,7 @@ struct PeerWatch {
 
 impl PeerWatch {
     fn run(self, progress: &dyn Fn() -> u64) {
-        // A stall is noticed after a quarter of the timeout more at most.
+        // A stall is detected at most a quarter of the timeout late.
         let look_every = (self.timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let (mut seen, mut since) = (progress(), Instant::now());
         loop {
@@ -431,7 +434,7 @@ impl PeerWatch {
             let _ = poll(&mut polled, Some(&timespec(look_every)));
             let is_over = |polled: &PollFd<'_>| !polled.revents().is_empty();
             if polled.last().is_some_and(is_over) {
-                return; // the group was given up here
+                return; // `Peers` was dropped
             }
             if let Some(at) = polled.iter().position(is_over) {
                 return self.lose(self.connections[at].0);
@@ -446,7 +449,8 @@ impl PeerWatch {
         }
     }
 
-    /// A rank is gone for good. The host hangs up, so that the others know. They find which rank it was in the segment.
+    /// A rank's process is gone. Closes all connections, so that the others detect it. They read from the segment which
+    /// rank it was.
     fn lose(&self, peer: Rank) {
         let mut state = self.shared.lock();
         state.abort.lost(peer);
@@ -456,7 +460,7 @@ impl PeerWatch {
         });
         drop(state);
         for (_, stream) in &self.connections {
-            // An error means that it is closed already.
+            // An error means that the connection is closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -491,13 +495,13 @@ mod tests {
         ranks.iter().zip(connections).map(new).collect()
     }
 
-    /// All ranks at once, each with its own digest or `None` where it refuses.
+    /// All ranks at once, each with its own digest, or `None` if it rejects.
     fn agree(peers: &mut [Peers], digests: &[Option<RequestDigest>]) -> Vec<Result<(), PeerError>> {
         thread::scope(|scope| {
             let agree = |(peers, digest): (_, &Option<RequestDigest>)| {
                 let (peers, digest): (&mut Peers, _) = (peers, *digest);
                 scope.spawn(move || {
-                    // A rank keeps its seat for as long as the epoch lives: dropped, it would end it.
+                    // A rank keeps its communicator for the whole epoch: dropping it would end the epoch.
                     std::mem::forget(peers.renew(&|| false)?);
                     peers.agree(digest.unwrap_or(STEP), digest.is_some())
                 })
@@ -553,7 +557,7 @@ mod tests {
                 }
             });
             assert!(matches!(peers[missing].agree(STEP, true), Err(PeerError::Ended(_))));
-            // Until all have left the epoch, the next does not begin.
+            // The next epoch does not begin before all ranks have left this one.
             peers[1].leave_epoch();
             assert!(matches!(peers[1].renew(&|| false), Err(PeerError::NotRenewed { .. })));
             assert!(matches!(peers[1].renew(&|| true), Err(PeerError::NoLeader)));
@@ -567,7 +571,7 @@ mod tests {
             let expected = rank(&peers, gone);
             drop(peers.remove(gone));
             for peers in &mut peers {
-                // It waits for the others, or finds that they are gone.
+                // The rank waits for the others, or finds that they are gone.
                 let error = peers.agree(STEP, true).unwrap_err();
                 assert!(matches!(error, PeerError::Gone(_) | PeerError::Ended(_)), "{error}");
                 peers.leave_epoch();
@@ -597,9 +601,9 @@ mod tests {
     #[test]
     fn messages_read_back_and_others_are_none() {
         for kind in KINDS {
-            let message = Message { kind, rank: 3, epoch: 9, round: u64::MAX, digest: STEP };
-            assert_eq!(Message::decode(&message.encode()), Some(message));
+            let message = PeerMessage { kind, rank: 3, epoch: 9, round: u64::MAX, digest: STEP };
+            assert_eq!(PeerMessage::decode(&message.encode()), Some(message));
         }
-        assert_eq!(Message::decode(&[0xff; MESSAGE_BYTES]), None);
+        assert_eq!(PeerMessage::decode(&[0xff; MESSAGE_BYTES]), None);
     }
 }

@@ -1,5 +1,5 @@
-//! `Process`: a rank's state, and what each request does to it. One request at a time; whatever happens in one, it is
-//! answered and the next is served.
+//! `Process`: a rank's state, and what each request does to it. It handles one request at a time. Whatever happens in
+//! one, it sends a reply and handles the next.
 
 #[cfg(debug_assertions)]
 mod faults;
@@ -25,39 +25,42 @@ use super::replies::ReplyWriter;
 use super::request_error::RequestError;
 use super::shard::LoadedShard;
 use crate::collective::GroupCollective;
+use crate::protocol::output::WireOutput;
 use crate::protocol::session::RankStats;
-use crate::protocol::share::Share;
-use crate::protocol::{ErrorKind, Message as _, Reply, Request, VERSION, WriteError, check_hello};
+use crate::protocol::shard::ShardSpec;
+use crate::protocol::{ErrorKind, LineMessage as _, Reply, Request, VERSION, WriteError, check_hello};
 use crate::shared_memory::Epoch;
 
-/// The least time between two `loading` lines.
+/// The minimum time between two `loading` lines.
 const LOADING_EVERY: Duration = Duration::from_millis(100);
 
-pub struct Process {
+pub struct RankServer {
     rank: Rank,
     cuda_device: u32,
     build: String,
     #[cfg(debug_assertions)]
     fault: Option<Fault>,
     replies: ReplyWriter,
-    link: GroupCollective,
-    /// What `load` loaded.
+    collective: GroupCollective,
+    /// The model of `load`.
     shard: Option<LoadedShard>,
-    /// What `load_dense_shard` loaded, by `model_id`.
+    /// The models of `load_dense_shard`, by `model_id`.
     dense: BTreeMap<String, DenseModel>,
     /// The other ranks of an `init`.
     peers: Option<Peers>,
     init_timeout: Duration,
     collective_timeout: Duration,
     threads_max: usize,
-    /// Where the ranks of other hosts call, until the group is joined.
+    /// Where ranks on other hosts connect, until the group is joined.
     listener: Option<TcpListener>,
     steps: u64,
     stepping: Duration,
+    /// The output of the previous step, kept for its memory.
+    spare_output: WireOutput,
 }
 
-impl Process {
-    pub fn new(options: Options, replies: ReplyWriter, link: GroupCollective) -> Self {
+impl RankServer {
+    pub fn new(options: Options, replies: ReplyWriter, collective: GroupCollective) -> Self {
         let Options { rank, cuda_device, build, init_timeout, collective_timeout, threads_max, .. } = options;
         Self {
             rank,
@@ -66,7 +69,7 @@ impl Process {
             #[cfg(debug_assertions)]
             fault: options.fault,
             replies,
-            link,
+            collective,
             shard: None,
             dense: BTreeMap::new(),
             peers: None,
@@ -76,17 +79,18 @@ impl Process {
             listener: None,
             steps: 0,
             stepping: Duration::ZERO,
+            spare_output: WireOutput::default(),
         }
     }
 
-    /// Works off requests until one is `shutdown` or the queue has ended. An error: nobody takes the answers.
+    /// Handles requests until one is `shutdown` or the queue has ended. An error means that replies cannot be written.
     pub fn serve(mut self, queue: &RequestQueue) -> Result<(), WriteError> {
         #[cfg(debug_assertions)]
-        self.fail_unasked(Point::Spawn)?;
+        self.inject_idle_fault(Point::Spawn)?;
         loop {
             #[cfg(debug_assertions)]
             if self.is_idle() && queue.is_empty() {
-                self.fail_unasked(Point::Idle)?;
+                self.inject_idle_fault(Point::Idle)?;
             }
             match queue.pop() {
                 None => return Ok(()),
@@ -94,7 +98,7 @@ impl Process {
                 Some(QueuedLine::Run(request)) => {
                     let is_last = request == Request::Shutdown;
                     #[cfg(debug_assertions)]
-                    self.answer_or_fail(request, queue)?;
+                    self.handle_with_fault(request, queue)?;
                     #[cfg(not(debug_assertions))]
                     self.answer(request, queue)?;
                     if is_last {
@@ -107,13 +111,15 @@ impl Process {
 
     fn answer(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
         let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
-        let done = self.guard(kind, |process| process.handle(request));
+        let done = self.guard(kind, |process| process.handle(&request));
         debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
+        // Before the reply, because the next request may arrive right after it.
+        queue.recycle(request);
         self.write(queue, op, id, done)
     }
 
     fn write(
-        &self,
+        &mut self,
         queue: &RequestQueue,
         op: &'static str,
         id: Option<u64>,
@@ -123,69 +129,73 @@ impl Process {
             warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
             Reply::error(id, kind, &message)
         });
-        self.replies.write_after(|| queue.finish(), &reply)
+        let written = self.replies.write_after(|| queue.finish(), &reply);
+        if let Reply::StepOk { output, .. } = reply {
+            self.spare_output = output;
+        }
+        written
     }
 
-    /// A panic becomes an error of this kind. The models' sessions may be half-changed then: they are closed.
+    /// Turns a panic into an error of this kind. The models' sessions may be inconsistent then, so they are closed.
     fn guard(
         &mut self,
         kind: ErrorKind,
         handle: impl FnOnce(&mut Self) -> Result<Reply, RequestError>,
     ) -> Result<Reply, RequestError> {
         catch_unwind(AssertUnwindSafe(|| handle(self))).unwrap_or_else(|_| {
-            self.link.abandon();
+            self.collective.abandon();
             self.forget_sessions();
             Err(RequestError::new(kind, "a panic: see the log of the rank"))
         })
     }
 
-    fn handle(&mut self, request: Request) -> Result<Reply, RequestError> {
-        match request {
+    fn handle(&mut self, request: &Request) -> Result<Reply, RequestError> {
+        match *request {
             Request::Ping => Ok(pong(self.rank, self.cuda_device)),
-            Request::Init { comm_id } => self.init(&comm_id),
+            Request::Init { ref comm_id } => self.init(comm_id),
             Request::NcclSanityCheck => self.sanity_check(),
-            Request::LoadDenseShard { model_id, config_json, safetensors_paths, quant } => {
-                let parts = DenseSource { config: &config_json, files: &safetensors_paths, quant: quant.as_deref() };
-                self.load_dense(model_id, &parts)
+            Request::LoadDenseShard { ref model_id, ref config_json, ref safetensors_paths, ref quant } => {
+                let source = DenseSource { config: config_json, files: safetensors_paths, quant: quant.as_deref() };
+                self.load_dense(model_id, &source)
             }
-            Request::GenerateStep { model_id, tokens, offset } => {
-                let digest = step_digest(&model_id, &tokens, offset);
-                let prepared = self.dense(&model_id).and_then(|dense| dense.prepare(&tokens, offset));
+            Request::GenerateStep { ref model_id, ref tokens, offset } => {
+                let digest = step_digest(model_id, tokens, offset);
+                let prepared = self.dense(model_id).and_then(|dense| dense.prepare(tokens, offset));
                 let tokens = self.agree(digest, prepared)?;
-                self.step(|process| process.dense(&model_id)?.step(&tokens))?;
+                self.step(|process| process.dense(model_id)?.step(&tokens))?;
                 Ok(Reply::GenerateStepOk)
             }
-            Request::GenerateStepWithImages { model_id, tokens, offset, .. } => {
+            Request::GenerateStepWithImages { ref model_id, ref tokens, offset, .. } => {
                 let unsupported = || RequestError::new(ErrorKind::ForwardFailed, "images are not supported");
-                let refused = self.dense(&model_id).and_then(|_| Err(unsupported()));
-                self.agree(step_digest(&model_id, &tokens, offset), refused)
+                let refused = self.dense(model_id).and_then(|_| Err(unsupported()));
+                self.agree(step_digest(model_id, tokens, offset), refused)
             }
-            Request::ClearKvCache { model_id } => {
+            Request::ClearKvCache { ref model_id } => {
                 if let Some(peers) = &mut self.peers {
                     peers.leave_epoch();
                 }
-                let link = self.link.clone();
-                self.dense(&model_id)?.clear(link);
+                let collective = self.collective.clone();
+                self.dense(model_id)?.clear(collective);
                 Ok(Reply::KvCacheCleared)
             }
-            Request::UnloadModel { model_id } => self.unload(&model_id),
+            Request::UnloadModel { ref model_id } => self.unload(model_id),
             Request::Shutdown => Ok(Reply::Bye),
 
-            Request::Hello { id, protocol, build } => self.hello(id, protocol, &build),
+            Request::Hello { id, protocol, ref build } => self.hello(id, protocol, build),
             Request::Attach { id, segment_fd, world_size, rank, elements_max, epoch } => {
-                self.check_place(world_size, rank)?;
+                self.check_rank(world_size, rank)?;
                 self.attach(segment_fd, elements_max, Epoch(epoch))?;
                 Ok(Reply::AttachOk { id })
             }
             Request::Listen { id, host } => self.listen(id, host),
-            Request::Join { id, world_size, rank, epoch, addresses, key, encoding, patience } => {
-                self.check_place(world_size, rank)?;
-                self.join(Epoch(epoch), &addresses, &key, encoding, patience)?;
+            Request::Join { id, world_size, rank, epoch, ref addresses, ref key, encoding, timeouts } => {
+                self.check_rank(world_size, rank)?;
+                self.join(Epoch(epoch), addresses, key, encoding, timeouts)?;
                 Ok(Reply::AttachOk { id })
             }
-            Request::Load { id, model_id, share } => self.load(id, model_id, share),
-            Request::Open { id, tokens_max, prefix } => {
-                let opened = self.shard()?.open(tokens_max, &prefix)?;
+            Request::Load { id, ref model_id, ref shard } => self.load(id, model_id, shard),
+            Request::Open { id, tokens_max, ref prefix } => {
+                let opened = self.shard()?.open(tokens_max, prefix)?;
                 Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
             }
             Request::Truncate { id, session, tokens } => {
@@ -195,9 +205,10 @@ impl Process {
                 self.shard()?.close(session);
                 Ok(Reply::Closed { id })
             }
-            Request::Step { id, plan } => {
-                self.shard()?.prepare(&plan)?;
-                let output = self.step(|process| process.shard()?.step())?;
+            Request::Step { id, ref plan } => {
+                self.shard()?.prepare(plan)?;
+                let mut output = std::mem::take(&mut self.spare_output);
+                self.step(|process| process.shard()?.step(&mut output))?;
                 Ok(Reply::StepOk { id, output })
             }
             Request::Stats { id } => Ok(Reply::StatsOk { id, stats: self.stats() }),
@@ -205,11 +216,11 @@ impl Process {
         }
     }
 
-    fn load_dense(&mut self, model_id: String, parts: &DenseSource<'_>) -> Result<Reply, RequestError> {
-        self.check_unused(&model_id)?;
-        let dense = DenseModel::load(parts, self.rank, self.threads_max, self.link.clone())?;
+    fn load_dense(&mut self, model_id: &str, source: &DenseSource<'_>) -> Result<Reply, RequestError> {
+        self.check_unused(model_id)?;
+        let dense = DenseModel::load(source, self.rank, self.threads_max, self.collective.clone())?;
         info!(rank = self.rank.index(), model = model_id, "loaded");
-        self.dense.insert(model_id, dense);
+        self.dense.insert(model_id.to_owned(), dense);
         Ok(Reply::LoadDenseShardOk)
     }
 
@@ -230,23 +241,24 @@ impl Process {
         Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
     }
 
-    fn load(&mut self, id: u64, model_id: String, mut spec: Share) -> Result<Reply, RequestError> {
-        self.check_unused(&model_id)?;
+    fn load(&mut self, id: u64, model_id: &str, spec: &ShardSpec) -> Result<Reply, RequestError> {
+        self.check_unused(model_id)?;
         if let Some(loaded) = &self.shard {
             let message = format!("sessions and steps are those of model {}", loaded.model_id());
             return Err(RequestError::new(ErrorKind::AlreadyLoaded, message));
         }
-        let (replies, mut told) = (self.replies.clone(), Instant::now());
+        let (replies, mut reported) = (self.replies.clone(), Instant::now());
         let mut progress = |layers: usize| {
-            if told.elapsed() >= LOADING_EVERY {
-                told = Instant::now();
-                // If nobody takes it, the last reply will show.
+            if reported.elapsed() >= LOADING_EVERY {
+                reported = Instant::now();
+                // The error is ignored: writing the last reply will fail as well.
                 let _ = replies.write(&Reply::Loading { id, layers: layers as u64 });
             }
         };
         let begun = Instant::now();
+        let mut spec = spec.clone();
         spec.cpu.threads = spec.cpu.threads.min(self.threads_max as u64);
-        let loaded = LoadedShard::load(model_id, &spec, self.rank, self.link.clone(), &mut progress)?;
+        let loaded = LoadedShard::load(model_id.to_owned(), &spec, self.rank, self.collective.clone(), &mut progress)?;
         info!(rank = self.rank.index(), model = loaded.model_id(), took = ?begun.elapsed(), "loaded");
         let reply = loaded.load_ok(id);
         self.shard = Some(loaded);
@@ -262,9 +274,10 @@ impl Process {
         self.shard.as_mut().ok_or_else(|| RequestError::new(ErrorKind::ModelNotLoaded, "no model is loaded"))
     }
 
-    /// Runs a step, timed. If it fails, the epoch is over: the others shall not wait for this rank.
+    /// Runs a step and counts its time. If it fails, the epoch is aborted, so that the other ranks do not wait for this
+    /// one.
     fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RequestError>) -> Result<T, RequestError> {
-        if !self.link.is_complete() {
+        if !self.collective.is_complete() {
             return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank is in no group"));
         }
         let begun = Instant::now();
@@ -274,7 +287,7 @@ impl Process {
         self.steps += 1;
         self.stepping += begun.elapsed();
         if result.is_err() {
-            self.link.abandon();
+            self.collective.abandon();
         }
         match (result, &self.peers) {
             (Err(RequestError { kind: ErrorKind::Aborted, .. }), Some(peers)) => Err(peers.why_ended().into()),
@@ -284,15 +297,15 @@ impl Process {
 
     fn forget_sessions(&mut self) {
         if let Some(shard) = &mut self.shard {
-            shard.regroup(self.link.clone());
+            shard.regroup(self.collective.clone());
         }
-        self.dense.values_mut().for_each(|dense| dense.regroup(self.link.clone()));
+        self.dense.values_mut().for_each(|dense| dense.regroup(self.collective.clone()));
     }
 
     fn stats(&self) -> RankStats {
-        let (collectives, collective_us) = self.link.spent();
+        let (collectives, collective_us) = self.collective.spent();
         RankStats {
-            epoch: self.link.epoch().map_or(0, |epoch| epoch.0),
+            epoch: self.collective.epoch().map_or(0, |epoch| epoch.0),
             sessions: self.sum(LoadedShard::sessions, DenseModel::sessions),
             weight_bytes: self.sum(LoadedShard::weight_bytes, DenseModel::weight_bytes),
             kv_bytes: self.sum(LoadedShard::kv_bytes, DenseModel::kv_bytes),
@@ -305,7 +318,7 @@ impl Process {
         }
     }
 
-    /// Over all models.
+    /// Sum over all models.
     fn sum(&self, shard: impl Fn(&LoadedShard) -> u64, dense: impl Fn(&DenseModel) -> u64) -> u64 {
         self.shard.as_ref().map_or(0, shard) + self.dense.values().map(dense).sum::<u64>()
     }
@@ -327,7 +340,7 @@ pub fn pong(rank: Rank, cuda_device: u32) -> Reply {
     Reply::Pong { rank: rank.index() as u16, world_size: rank.world().get() as u16, cuda_device }
 }
 
-/// What tells one step from another.
+/// A hash of a step's arguments.
 fn step_digest(model_id: &str, tokens: &[u32], offset: u64) -> RequestDigest {
     let mut hash = blake3::Hasher::new_derive_key("consort 2026 a step of one sequence");
     hash.update(&(model_id.len() as u64).to_le_bytes()).update(model_id.as_bytes()).update(&offset.to_le_bytes());

@@ -1,22 +1,22 @@
-//! `RequestQueue`: requests between the thread that reads them and the one that works them off.
+//! `RequestQueue`: requests between the thread that reads them and the thread that handles them.
 //!
-//! It is bounded, and who adds to it never waits: what does not fit is refused, so that the reading thread always comes to
-//! an `abort` that follows.
+//! It is bounded, and `push` never blocks: a request that does not fit is rejected, so that the reading thread always
+//! gets to an `abort` behind it.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::protocol::{Message as _, Reply, Request};
+use crate::protocol::{LineMessage as _, Reply, Request};
 
-/// Requests that may wait, and bytes of their lines.
+/// Limits of the waiting requests and of the bytes of their lines.
 pub const REQUESTS_MAX: usize = 1 << 10;
 pub const BYTES_MAX: usize = 256 << 20;
 
-/// What a line asks for.
+/// A line that was read.
 #[derive(Debug)]
 pub enum QueuedLine {
     Run(Request),
-    /// The line was bad. It is answered in its turn.
+    /// The line was malformed. The reply is sent in its turn.
     Answer(Reply),
 }
 
@@ -30,13 +30,15 @@ pub struct RequestQueue {
 struct State {
     waiting: VecDeque<(QueuedLine, usize)>,
     bytes: usize,
-    /// Whether what was popped last may take long; `None` if it is done.
+    /// Whether the request that was popped last may take long; `None` if it is done.
     running: Option<bool>,
     ended: bool,
+    /// A finished step request, whose memory is reused for the next one.
+    spare: Option<Request>,
 }
 
 impl RequestQueue {
-    /// Adds what a line of so many bytes asks for. Gives it back if the queue is full.
+    /// Adds a line of so many bytes. Returns it if the queue is full.
     pub fn push(&self, work: QueuedLine, bytes: usize) -> Option<QueuedLine> {
         let mut state = self.lock();
         if state.waiting.len() >= REQUESTS_MAX || bytes > BYTES_MAX - state.bytes {
@@ -48,7 +50,7 @@ impl RequestQueue {
         None
     }
 
-    /// Waits for the next. `None`: there is nothing left and nothing will come.
+    /// Waits for the next line. `None`: the queue is empty and has ended.
     pub fn pop(&self) -> Option<QueuedLine> {
         let mut state = self.lock();
         state.running = None;
@@ -65,12 +67,23 @@ impl RequestQueue {
         }
     }
 
-    /// What was popped last is done, and its reply is the next to be written.
+    /// Keeps the memory of a request that was handled.
+    pub fn recycle(&self, request: Request) {
+        if matches!(request, Request::Step { .. }) {
+            self.lock().spare = Some(request);
+        }
+    }
+
+    pub fn take_spare(&self) -> Option<Request> {
+        self.lock().spare.take()
+    }
+
+    /// The request that was popped last is done, and its reply is the next to be written.
     pub fn finish(&self) {
         self.lock().running = None;
     }
 
-    /// Takes out the request with this id. False if it has begun, or never came.
+    /// Removes the request with this id. False if it has begun, or is unknown.
     pub fn cancel(&self, id: u64) -> bool {
         let mut state = self.lock();
         let is_target =
@@ -82,7 +95,7 @@ impl RequestQueue {
         found.is_some()
     }
 
-    /// Nothing more will come.
+    /// No more lines will be pushed.
     pub fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
@@ -93,7 +106,7 @@ impl RequestQueue {
         self.lock().waiting.is_empty()
     }
 
-    /// Whether there is something to do, and all of it may take long.
+    /// Whether there are unfinished requests, all of which may take long.
     pub fn is_at_long_work(&self) -> bool {
         let state = self.lock();
         let waiting = state.waiting.iter().map(|(line, _)| may_take_long(line));
@@ -106,7 +119,7 @@ impl RequestQueue {
     }
 }
 
-/// Whether it computes much or waits for other ranks.
+/// Whether a request computes much or waits for other ranks.
 fn may_take_long(line: &QueuedLine) -> bool {
     let QueuedLine::Run(request) = line else { return false };
     matches!(
@@ -166,7 +179,8 @@ mod tests {
     fn only_long_work_can_be_overtaken() {
         let queue = RequestQueue::default();
         assert!(!queue.is_at_long_work(), "there is none");
-        let step = || QueuedLine::Run(Request::GenerateStep { model_id: String::new(), tokens: vec![1], offset: 0 });
+        let step =
+            || QueuedLine::Run(Request::GenerateStep { model_id: String::new(), tokens: vec![1].into(), offset: 0 });
         assert!(queue.push(step(), 1).is_none() && queue.is_at_long_work(), "also before it has begun");
         queue.pop().unwrap();
         assert!(queue.is_at_long_work());

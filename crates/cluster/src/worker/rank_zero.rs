@@ -1,5 +1,5 @@
-//! Whether there is a process that could be rank 0. A leader that is rank 0 itself, as with NCCL, starts all ranks but that one,
-//! and these would wait for it in vain.
+//! Whether there is a process that could be rank 0. A leader that is rank 0 itself, as with NCCL, starts only the other
+//! ranks, which would wait for rank 0 in vain.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use rustix::process::{geteuid, getppid};
 use types::WorldSize;
 
-/// True if a process of this user was started as rank 0 of so many, or if that can not be told.
+/// True if a process of this user was started as rank 0 of `world`, or if that cannot be determined.
 pub fn has_rank_zero(world: WorldSize) -> bool {
-    // The leader is in another namespace, so rank 0 may be too.
+    // Otherwise the leader is in another pid namespace, and so may be rank 0.
     let Some(parent) = getppid() else { return true };
     if fs::metadata(format!("/proc/{}", parent.as_raw_nonzero())).is_err() {
         return true;
@@ -21,7 +21,7 @@ pub fn has_rank_zero(world: WorldSize) -> bool {
     })
 }
 
-/// Whether these arguments, each with a zero at its end, start rank 0.
+/// Whether these NUL-terminated arguments start rank 0.
 fn is_rank_zero(arguments: &[u8], world: WorldSize) -> bool {
     let arguments: Vec<_> = arguments.split(|&byte| byte == 0).filter_map(|bytes| str::from_utf8(bytes).ok()).collect();
     let value = |name: &str| {

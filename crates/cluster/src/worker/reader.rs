@@ -1,6 +1,5 @@
-//! `RequestReader`: the reading thread. It never waits for the work at hand, so `cancel` and `abort` take effect during it, and `ping`
-//! is answered.
-//! It waits only where the leader does not take replies, which is for the leader to end.
+//! `RequestReader`: the reading thread. It never waits for the running request, so `cancel` and `abort` take effect
+//! during it, and `ping` gets a reply. It blocks only while the leader does not read replies.
 
 use std::io::{BufReader, Read};
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use tracing::warn;
 use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
 use crate::collective::AbortHandle;
-use crate::protocol::{ErrorKind, Lines, Message as _, Reply, Request, WriteError};
+use crate::protocol::{ErrorKind, LineMessage as _, Lines, Reply, Request, WriteError};
 
 pub struct RequestReader {
     queue: Arc<RequestQueue>,
@@ -24,10 +23,10 @@ impl RequestReader {
         Self { queue, replies, abort, pong }
     }
 
-    /// Until the input ends, or the output: then nobody is left to work for.
+    /// Reads until the input ends or replies cannot be written.
     pub fn read(self, input: impl Read) {
         let mut lines = Lines::new(BufReader::new(input));
-        while let Some(read) = lines.read() {
+        while let Some(read) = lines.read_reusing(|| self.queue.take_spare()) {
             let taken = match read {
                 Ok(request) => self.take(request, lines.bytes()),
                 Err(error) => match error.reply() {
@@ -70,7 +69,7 @@ impl RequestReader {
     }
 }
 
-/// However the reading ends, nobody waits for more of it.
+/// However reading ends, the epoch is aborted and the queue ends, so that no thread waits for more requests.
 impl Drop for RequestReader {
     fn drop(&mut self) {
         self.abort.end();

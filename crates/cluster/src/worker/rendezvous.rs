@@ -1,11 +1,11 @@
-//! How the ranks of one `comm_id` find each other on this host without anybody's help, as NCCL's do.
+//! How the ranks of one `comm_id` find each other on this host, as NCCL's do.
 //!
-//! Rank 0 makes the segment and listens on a socket whose name follows from the id. It is an abstract one: nothing is in
-//! the file system, and nothing is left when its process ends. The others connect and say who they are. When all are
-//! there they get the segment's descriptor, join its group and say so; when all have joined, rank 0 tells them to go on.
-//! Both sides check that the other is the same user. Every wait ends at the deadline, and whoever gives up closes its
-//! connections, by which the others know. The connections stay open as long as the group lives: see
-//! [`Peers`](super::peers::Peers).
+//! Rank 0 makes the segment and listens on a Unix socket whose name is derived from the id. The socket is abstract: it
+//! is not in the file system, and it is gone when its process ends. The other ranks connect and send a greeting with
+//! their rank. When all are connected, rank 0 sends them the segment's descriptor; they join its group and confirm.
+//! When all have joined, rank 0 sends them the go-ahead. Both sides check that the other belongs to the same user.
+//! Every wait ends at the deadline, and a rank that gives up closes its connections, which the others see. The
+//! connections stay open as long as the group exists: see [`Peers`](super::peers::Peers).
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -27,21 +27,21 @@ use types::Rank;
 use crate::comm::CommError;
 use crate::shared_memory::{GroupLimits, Segment, SegmentError, ShmComm};
 
-/// NCCL's unique id has so many digits. Shorter ones do as well.
+/// Digits of NCCL's unique id. Shorter ids are valid too.
 const COMM_ID_DIGITS_MAX: usize = 256;
 
-/// How often a rank looks whether rank 0 listens yet.
+/// How often a rank tries to connect to rank 0.
 const RETRY_EVERY: Duration = Duration::from_millis(10);
-/// How long one who connects may take to say who it is: others wait behind it.
+/// How long a greeting may take: other connections wait meanwhile.
 const GREETING_MAX: Duration = Duration::from_millis(500);
 
-/// How long rank 0 may take to listen, if no process on this host is rank 0.
+/// How long a rank tries to connect before it checks whether a process on this host is rank 0.
 const RANK_ZERO_GRACE: Duration = Duration::from_secs(2);
 
 const MAGIC: [u8; 8] = *b"consort2";
 const GREETING_BYTES: usize = MAGIC.len() + 32 + 4;
 
-/// One byte each: join the group (comes with the descriptor), I have joined, go on.
+/// Messages of one byte: join the group (sent with the descriptor), joined, go ahead.
 const JOIN: u8 = 1;
 const JOINED: u8 = 2;
 const GO: u8 = 3;
@@ -71,16 +71,16 @@ pub enum RendezvousError {
     Group(#[from] CommError),
 }
 
-/// A rank that has found the others.
+/// A rank after its rendezvous.
 #[derive(Debug)]
 pub struct JoinedGroup {
     pub comm: ShmComm,
     pub segment: Segment,
-    /// Of rank 0: to each of the others. Of these: to rank 0.
+    /// On rank 0: to each other rank. On the other ranks: to rank 0.
     pub connections: Vec<(Rank, UnixStream)>,
 }
 
-/// What the ranks of a group have in common.
+/// The parameters that all ranks of a rendezvous share.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     key: blake3::Hash,
@@ -100,8 +100,8 @@ impl Rendezvous {
         Ok(Self { key: hash.finalize(), limits, deadline })
     }
 
-    /// Waits until all ranks have joined the group. `is_over`: nobody wants it any more. `has_rank_zero`: whether a process that
-    /// could be rank 0 is there.
+    /// Waits until all ranks have joined the group. `is_over` cancels it. `has_rank_zero` tells whether a process
+    /// exists that could be rank 0.
     pub fn meet(
         &self,
         rank: Rank,
@@ -142,7 +142,7 @@ impl Rendezvous {
                 .map_err(|error| io("wait for ranks")(error.into()))?;
             match listener.accept() {
                 Ok((stream, _)) => match self.greeted(stream) {
-                    // One that comes twice has given up its first connection.
+                    // A rank that connects twice has given up its first connection.
                     Some((index, stream)) => drop(guests.insert(index, stream)),
                     None => tracing::warn!("someone connected who is no rank of this group"),
                 },
@@ -156,14 +156,14 @@ impl Rendezvous {
     fn listen(&self, is_over: &dyn Fn() -> bool) -> Result<UnixListener, RendezvousError> {
         loop {
             match self.address().and_then(|address| UnixListener::bind_addr(&address)) {
-                // Another group of the same id may be about to be ready.
+                // Another group of the same id may be about to finish its rendezvous.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => self.pause(is_over)?,
                 bound => return bound.map_err(io("listen for the other ranks")),
             }
         }
     }
 
-    /// Which rank of this group is at the other end; `None` if it is none.
+    /// Reads the greeting. Returns the peer's rank; `None` if it is not of this group.
     fn greeted(&self, mut stream: UnixStream) -> Option<(u16, UnixStream)> {
         let mut greeting = [0; GREETING_BYTES];
         check_user(&stream).ok()?;
@@ -182,7 +182,7 @@ impl Rendezvous {
     ) -> Result<JoinedGroup, RendezvousError> {
         let mut alone_since = Some(Instant::now());
         let (mut host, fd) = loop {
-            // Until rank 0 has answered, it may be the listener of an attempt that failed: then there will be another.
+            // Until rank 0 has replied, its listener may belong to a failed attempt; then a new one follows.
             match self.call(rank) {
                 Ok(called) => break called,
                 Err(RendezvousError::Io { .. } | RendezvousError::BrokenOff) => {}
@@ -192,7 +192,7 @@ impl Rendezvous {
                 if !has_rank_zero() {
                     return Err(RendezvousError::NoRankZero);
                 }
-                alone_since = None; // it is there, and has the time of all
+                alone_since = None; // rank 0 exists, so only the deadline limits the wait
             }
             self.pause(is_over).map_err(|_| RendezvousError::NoHost)?;
         };
@@ -204,7 +204,7 @@ impl Rendezvous {
         Ok(JoinedGroup { comm, segment, connections: vec![(first, host)] })
     }
 
-    /// Connects to rank 0 and waits until it hands out the segment.
+    /// Connects to rank 0 and waits until it sends the segment's descriptor.
     fn call(&self, rank: Rank) -> Result<(UnixStream, OwnedFd), RendezvousError> {
         let address = self.address().map_err(io("name the socket of rank 0"))?;
         let mut host = UnixStream::connect_addr(&address).map_err(io("connect to rank 0"))?;
@@ -230,7 +230,7 @@ impl Rendezvous {
         }
     }
 
-    /// Lets reading from `stream` end at the deadline.
+    /// Sets the read timeout of `stream` to the deadline.
     fn limit(&self, stream: &UnixStream) -> Result<(), RendezvousError> {
         stream.set_read_timeout(Some(self.left(&|| false)?)).map_err(io("set a deadline"))
     }
@@ -274,7 +274,7 @@ fn send_with(stream: &UnixStream, byte: u8, fd: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// A byte, and a descriptor if one came with it; the byte is 0 at the end of the stream.
+/// Receives a byte, and a descriptor if one came with it; the byte is 0 at the end of the stream.
 fn receive_with(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -302,13 +302,13 @@ mod tests {
     use crate::comm::Communicator as _;
     use types::WorldSize;
 
-    /// Far beyond what a test takes.
+    /// Far longer than a test takes.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn meeting(test: &str, world: u16, patience: Duration) -> Rendezvous {
+    fn meeting(test: &str, world: u16, timeout: Duration) -> Rendezvous {
         let id = blake3::hash(format!("{test} {}", std::process::id()).as_bytes()).to_hex();
         let limits = GroupLimits { world: WorldSize::new(world).unwrap(), elements_max: 64 };
-        Rendezvous::new(&id, limits, Instant::now() + patience).unwrap()
+        Rendezvous::new(&id, limits, Instant::now() + timeout).unwrap()
     }
 
     fn meet(meeting: &Rendezvous, rank: Rank) -> Result<JoinedGroup, RendezvousError> {
@@ -327,7 +327,7 @@ mod tests {
     fn the_ranks_of_one_id_find_each_other_and_can_add() {
         for world in 1..=4 {
             let meeting = meeting("add", world, PATIENCE);
-            // A second time with the same id: nothing of the first is in the way.
+            // A second time with the same id: the first run leaves nothing behind.
             for _ in 0..2 {
                 let met: Vec<_> = all_meet(&meeting).into_iter().map(Result::unwrap).collect();
                 thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! `RequestError`: why a request is answered with an error, and with which kind: decided on the variants of errors alone.
+//! `RequestError`: the error reply to a request. Its kind is decided on the variants of errors alone.
 
 use std::error::Error;
 
@@ -26,11 +26,11 @@ impl RequestError {
         Self { kind, message: message.into() }
     }
 
-    /// The error and what caused it.
+    /// The error with its causes.
     pub fn of(kind: ErrorKind, error: &(dyn Error + 'static)) -> Self {
         let (mut message, mut cause) = (error.to_string(), error.source());
         while let Some(error) = cause {
-            // Some errors show their cause themselves.
+            // Some errors include their cause in their text.
             let text = error.to_string();
             if !message.ends_with(&text) {
                 message = format!("{message}: {text}");
@@ -80,9 +80,7 @@ impl From<PeerError> for RequestError {
 impl From<ConnectError> for RequestError {
     fn from(error: ConnectError) -> Self {
         let kind = match &error {
-            ConnectError::Aborted | ConnectError::TcpComm(CommError::Aborted | CommError::Lost(_)) => {
-                ErrorKind::Aborted
-            }
+            ConnectError::Aborted | ConnectError::Comm(CommError::Aborted | CommError::Lost(_)) => ErrorKind::Aborted,
             _ => ErrorKind::NcclInitFailed,
         };
         Self::of(kind, &error)

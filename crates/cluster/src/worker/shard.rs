@@ -1,5 +1,5 @@
-//! `LoadedShard`: a rank's shard of a model, loaded by our own `load`, with the sessions and steps of a leader that
-//! keeps the same session table.
+//! `LoadedShard`: a rank's shard of a model, loaded by consort's own `load`, with the sessions and steps of a
+//! supervisor that keeps the same session table.
 
 use engine::{Capacity, Executor as _, LocalExecutor, OpenedSession, StepOutput, StepPlan};
 use kernels::cpu::CpuBackend;
@@ -13,7 +13,7 @@ use crate::memory::check_memory;
 use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
 use crate::protocol::session::WirePrefix;
-use crate::protocol::share::Share;
+use crate::protocol::shard::ShardSpec;
 use crate::protocol::{ErrorKind, Reply};
 
 pub struct LoadedShard {
@@ -27,9 +27,9 @@ pub struct LoadedShard {
 impl LoadedShard {
     pub fn load(
         model_id: String,
-        spec: &Share,
+        spec: &ShardSpec,
         rank: Rank,
-        link: GroupCollective,
+        collective: GroupCollective,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, RequestError> {
         let (path, options, cpu) = (spec.path(), spec.options()?, spec.cpu.options()?);
@@ -38,7 +38,7 @@ impl LoadedShard {
         }
         let checkpoint = Checkpoint::open(&path)?;
         let backend = CpuBackend::new(cpu).map_err(|error| RequestError::of(ErrorKind::LoadFailed, &error))?;
-        let (local, Footprint { kv, .. }) = load(&checkpoint, &options, backend, rank, link, progress)?;
+        let (local, Footprint { kv, .. }) = load(&checkpoint, &options, backend, rank, collective, progress)?;
         Ok(Self { model_id, local, kv_bytes: kv, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
@@ -64,7 +64,7 @@ impl LoadedShard {
         self.local.sessions() as u64
     }
 
-    /// Of the layers and the ends.
+    /// Bytes of the layers' and the head's weights.
     pub fn weight_bytes(&self) -> u64 {
         (self.local.weight_bytes() + self.local.head_bytes()) as u64
     }
@@ -73,9 +73,9 @@ impl LoadedShard {
         self.kv_bytes
     }
 
-    /// The sessions are gone, the weights stay.
-    pub fn regroup(&mut self, link: GroupCollective) {
-        self.local.regroup(Box::new(link));
+    /// Drops the sessions and keeps the weights.
+    pub fn regroup(&mut self, collective: GroupCollective) {
+        self.local.regroup(Box::new(collective));
     }
 
     pub fn open(&mut self, tokens_max: u64, prefix: &WirePrefix) -> Result<OpenedSession, RequestError> {
@@ -91,31 +91,32 @@ impl LoadedShard {
         self.local.close(SessionId(session));
     }
 
-    /// Checks what can be told from the plan alone: all ranks then refuse it alike.
+    /// Checks what depends on the plan alone, so that all ranks reject it alike.
     pub fn prepare(&mut self, plan: &WirePlan) -> Result<(), RequestError> {
         Ok(plan.fill(self.capacity().vocab, &mut self.plan)?)
     }
 
     /// Runs the plan that was prepared.
-    pub fn step(&mut self) -> Result<WireOutput, RequestError> {
+    pub fn step(&mut self, output: &mut WireOutput) -> Result<(), RequestError> {
         self.local.submit(&self.plan)?;
         self.local.collect(&mut self.output)?;
-        Ok(WireOutput::from(&self.output))
+        output.assign(&self.output);
+        Ok(())
     }
 }
 
-/// A rank's shard of a model on the CPU, and what it takes. Refused before anything is allocated if memory does not suffice.
+/// Loads a rank's shard of a model on the CPU. Fails before anything is allocated if memory does not suffice.
 pub fn load(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     backend: CpuBackend,
     rank: Rank,
-    link: GroupCollective,
+    collective: GroupCollective,
     progress: &mut dyn FnMut(usize),
 ) -> Result<(LocalExecutor<CpuBackend>, Footprint), RequestError> {
     let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
     check_memory(&[footprint]).map_err(|error| RequestError::of(ErrorKind::InsufficientMemory, &error))?;
-    let local = LocalExecutor::load_shard(backend, checkpoint, options, rank, Box::new(link), progress)?;
+    let local = LocalExecutor::load_shard(backend, checkpoint, options, rank, Box::new(collective), progress)?;
     checkpoint.release();
     Ok((local, footprint))
 }

@@ -1,4 +1,4 @@
-//! A comm as the collective of a backend. The segment holds three rows.
+//! `ShmComm` as the collective of a backend. The segment holds three rows.
 
 use std::sync::{Barrier, Mutex};
 
@@ -14,7 +14,7 @@ const ROWS: usize = 4;
 const COLS: usize = 11;
 const MANY: usize = 10;
 
-/// Runs `part` as every rank with a collective and a backend of its own.
+/// Runs `part` as every rank, each with its own collective and backend.
 fn all(size: u16, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, Rank) + Sync) {
     within(Group::new(size, 3 * COLS), part);
 }
@@ -49,7 +49,7 @@ fn the_rows_of_a_buffer_are_summed_and_those_after_them_stay() {
     });
 }
 
-/// A buffer with this rank's shard of the columns, gathered by the first rank.
+/// Gathers buffers with each rank's shard of the columns on rank 0.
 fn gather(collective: &dyn Collective<CpuBackend>, backend: &CpuBackend, rank: Rank, rows: usize) {
     let width = rank.shard(COLS).len();
     let mut part = backend.output(rows, width).unwrap();
@@ -77,7 +77,7 @@ fn the_shards_of_columns_are_gathered_by_the_first_rank() {
 fn rows_that_are_made_from_sums_are_shared_when_there_are_many_and_are_the_same_everywhere() {
     const COLS: usize = 1024;
     watched(|| {
-        // Of the chunks of 64 rows the last is short: too short to be scattered, or not.
+        // Of the chunks of 64 rows the last is short: in some cases too short to be scattered.
         for (size, rows, is_shared) in [(1, 130, false), (2, 130, true), (3, 100, true), (2, 5, false)] {
             let (size, rows): (u16, usize) = (size, rows);
             within(Group::new(size, 64 * COLS), |collective, backend, rank| {
@@ -141,7 +141,7 @@ fn a_rank_that_leaves_before_or_between_the_halves_of_shared_rows_is_noticed() {
     }
 }
 
-/// What a rank of three has after `exchange` of all rows that it filled, several segments full of them.
+/// The rows of a rank of three after `exchange`. There are more rows than the segment holds at once.
 fn exchanged(
     exchange: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, &mut Buffer) + Sync,
     check: impl Fn(Rank, &[f32]) + Sync,

@@ -1,4 +1,4 @@
-//! Aborts, old epochs, disagreement, nonsense in the segment: an error each time, and nobody waits for ever.
+//! Aborts, old epochs, mismatched operations, garbage in the segment: an error each time, and no rank waits for ever.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -57,7 +57,7 @@ fn a_seat_that_is_dropped_frees_the_others() {
             if comm.rank().index() == 1 { Ok(()) } else { comm.all_reduce(&mut [1.0; 8]) }
         });
         assert_eq!(results[1], Ok(()));
-        // Who left first is lost for the other two; the second to leave adds nothing.
+        // Both other ranks report the rank that left first; the second rank to leave changes nothing.
         assert_eq!(results[0], Err(CommError::Lost(group.rank(1))));
         assert_eq!(results[2], Err(CommError::Lost(group.rank(1))));
     });
@@ -85,14 +85,14 @@ fn a_group_that_is_formed_anew_works_and_knows_no_old_seat() {
         let old = group.segment.epoch();
         let (mut stale, abort) = (group.comm(0), group.segment.abort(old));
         abort.lost(group.rank(1));
-        let new = group.segment.reform().unwrap();
+        let new = group.segment.begin_epoch().unwrap();
         assert!(new > old && group.segment.epoch() == new);
 
         let over = CommError::Stale { own: old.0, present: new.0 };
         assert_eq!(stale.all_reduce(&mut [1.0; 100]), Err(over));
         assert_eq!(group.segment.join(group.rank(0), old).unwrap_err(), over);
         assert_eq!(abort.cause(), Some(over));
-        // Neither an abort of the old epoch nor the end of an old comm touches the new one.
+        // Neither an abort of the old epoch nor dropping an old communicator affects the new epoch.
         abort.stop();
         group.all(|comm| {
             for op in 0..20 {
@@ -158,7 +158,7 @@ fn ranks_that_disagree_get_an_error_and_no_sum() {
     });
 }
 
-/// Where the segment's state ends and the words of bell and ranks begin, and where those end, for two ranks.
+/// The bytes of the futex and of the words of two ranks, which follow the segment's state.
 const SPOILT: std::ops::Range<u64> = 256..640;
 
 #[test]
@@ -199,6 +199,6 @@ fn a_state_that_means_nothing_ends_the_group() {
         memory.write_all_at(&u64::MAX.to_le_bytes(), 128).unwrap();
         let over = CommError::Stale { own: 1, present: u32::MAX };
         assert_eq!(comm.all_reduce(&mut [1.0; 64]), Err(over));
-        assert_eq!(group.segment.reform(), Err(CommError::EpochsExhausted));
+        assert_eq!(group.segment.begin_epoch(), Err(CommError::EpochsExhausted));
     });
 }

@@ -1,4 +1,4 @@
-//! A group whose ranks are threads, the numbers that they exchange, and a watchdog.
+//! A group whose ranks are threads, the numbers that they sum, and a watchdog.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use cluster::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
 use types::{Rank, WorldSize};
 
-/// No test takes this long unless it hangs.
+/// Far longer than a test takes.
 const HANGS: Duration = Duration::from_secs(300);
 
 pub struct Group {
@@ -32,7 +32,7 @@ impl Group {
         self.fd.try_clone().unwrap()
     }
 
-    /// A comm in the present epoch, over a new mapping.
+    /// A communicator of the current epoch, over a new mapping.
     pub fn comm(&self, index: u16) -> ShmComm {
         self.comm_in(index, self.segment.epoch())
     }
@@ -52,7 +52,7 @@ impl Group {
     }
 }
 
-/// What `rank` brings to its `op`th operation: numbers of many magnitudes, whose sum depends on its order.
+/// The values of `rank` in its `op`th operation: numbers of many magnitudes, whose sum depends on the order.
 pub fn numbers(rank: Rank, op: usize, len: usize) -> Vec<f32> {
     let seed = (rank.index() as u64) << 48 ^ (op as u64) << 32;
     let number = |index: usize| {

@@ -1,4 +1,4 @@
-//! Collectives over shared memory: ranks as threads, each with a mapping of its own, and as processes.
+//! Collectives over shared memory: ranks as threads, each with its own mapping, and as processes.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod backend;

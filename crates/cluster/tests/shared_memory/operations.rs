@@ -6,7 +6,7 @@ use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};
 
-/// Enough that three ranks share the summing.
+/// Enough elements for three ranks to sum in shards.
 const SHARED: usize = 20_011;
 
 #[test]
@@ -48,7 +48,7 @@ fn infinities_and_nan_travel_as_they_are() {
     });
 }
 
-/// What [`Communicator::gather_columns`] gives the first rank when each brings its numbers of operation `op`.
+/// The result of [`Communicator::gather_columns`] on rank 0 with the numbers of operation `op`.
 fn columns(world: WorldSize, op: usize, rows: usize, cols: usize) -> Vec<f32> {
     let mut whole = vec![f32::NAN; rows * cols];
     for rank in world.ranks() {
@@ -82,7 +82,7 @@ fn the_first_rank_gets_the_columns_of_all() {
     });
 }
 
-/// Sums rows, negates those that the rank owns, and gathers: every rank must have the negated sums.
+/// Reduce-scatters rows, negates those that the rank owns, and gathers: every rank must have the negated sums.
 fn check_rows(comm: &mut ShmComm, op: usize, rows: usize, cols: usize) {
     let mut values = numbers(comm.rank(), op, rows * cols);
     let own = comm.reduce_scatter_rows(cols, &mut values).unwrap();

@@ -1,4 +1,4 @@
-//! Ranks as processes: this test binary runs itself again, and its child inherits the segment as standard input.
+//! Ranks as processes: the test binary starts itself again, and the child inherits the segment as standard input.
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -27,7 +27,7 @@ fn spawn(group: &Group, name: &str, rank: u16, epoch: Epoch) -> Child {
         .unwrap()
 }
 
-/// The comm of this process, if it is a child.
+/// The communicator of this process, if it is a child.
 fn inherited() -> Option<ShmComm> {
     let part = std::env::var(PART).ok()?;
     let (rank, epoch) = part.split_once(' ').unwrap();
@@ -83,7 +83,7 @@ fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
             let (progress, is_running) = channel();
             let own = thread::spawn(move || {
                 until_lost(&mut comm, &|op| {
-                    // Nobody listens any more once it runs.
+                    // The receiver is dropped after the first operations, so the error is ignored.
                     let _ = progress.send(op);
                 })
             });
@@ -93,7 +93,7 @@ fn a_killed_process_is_lost_and_the_group_works_again_when_formed_anew() {
             group.segment.abort(epoch).lost(group.rank(2));
             assert_eq!(own.join().unwrap(), CommError::Lost(group.rank(2)));
             assert!(survivor.wait().unwrap().success());
-            assert!(group.segment.reform().unwrap() > epoch);
+            assert!(group.segment.begin_epoch().unwrap() > epoch);
         }
     });
 }

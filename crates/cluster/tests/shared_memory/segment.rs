@@ -1,4 +1,4 @@
-//! What can be created and what can be attached to.
+//! Which segments can be created and attached to.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -58,7 +58,7 @@ fn a_segment_of_another_size_or_of_other_limits_is_not_attached_to() {
     assert!(matches!(empty, SegmentError::Size { found: 0, .. }), "{empty}");
     let larger = GroupLimits { elements_max: 1 << 20, ..group.limits };
     assert!(matches!(Segment::attach(group.fd(), larger), Err(SegmentError::Size { .. })));
-    // The same size, because slots are whole lines.
+    // The segment has the same size, because slots are whole cache lines.
     let other = GroupLimits { elements_max: 99, ..group.limits };
     let error = Segment::attach(group.fd(), other).unwrap_err();
     assert!(matches!(error, SegmentError::Limits { world: 2, elements_max: 100 }), "{error}");

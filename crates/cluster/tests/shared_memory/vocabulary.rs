@@ -1,4 +1,4 @@
-//! Embedding and head, of which each rank holds a share of the vocabulary, give the bits that one process gives.
+//! Embedding and head with the vocabulary split over ranks give the same bits as one process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use cluster::shared_memory::ShmComm;
 use cluster::{Communicator as _, GroupCollective};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{Backend, Span, StepInputs, StepLimits};
-use model::{Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, Solo};
+use model::{Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, SingleRank};
 use serde_json::{Value, json};
 use types::{DType, Rank, WorldSize};
 
@@ -19,7 +19,7 @@ const ROWS: usize = 5;
 const LIMITS: Limits =
     Limits { step: StepLimits { rows: ROWS, sequences: 1, pages: 1 }, logit_rows: ROWS, kv_pages: 1, positions: 32 };
 
-/// A model's folder with no layer in it: nothing here asks for one.
+/// Writes a model folder without layers, which no test here needs.
 fn write(folder: &Path, vocab: usize, tied: bool) {
     let config = json!({
         "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -31,7 +31,7 @@ fn write(folder: &Path, vocab: usize, tied: bool) {
     let (mut header, mut data) = (BTreeMap::<&str, Value>::new(), Vec::<u8>::new());
     for (seed, (name, shape)) in tables.into_iter().chain([("model.norm.weight", vec![HIDDEN])]).enumerate() {
         let start = data.len();
-        let values = numbers(Rank::SOLO, seed, shape.iter().product());
+        let values = numbers(Rank::SINGLE, seed, shape.iter().product());
         data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
         header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] }));
     }
@@ -40,7 +40,7 @@ fn write(folder: &Path, vocab: usize, tied: bool) {
     fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 
-/// Embedded tokens, and the logits that they would have without layers.
+/// Embedded tokens, and their logits without layers.
 fn run(
     checkpoint: &Checkpoint,
     keep: Option<DType>,
@@ -73,11 +73,11 @@ fn run(
 }
 
 fn check(checkpoint: &Checkpoint, keep: Option<DType>, world: u16) {
-    let (states, logits) = run(checkpoint, keep, Rank::SOLO, &Solo);
+    let (states, logits) = run(checkpoint, keep, Rank::SINGLE, &SingleRank);
     let logits = logits.unwrap();
     let vocab = checkpoint.description().vocab;
     let what = format!("{vocab} tokens as {keep:?} on {world} ranks");
-    // A segment that takes two rows of logits, or one of the hidden states.
+    // The segment holds two rows of logits, or one of the hidden states.
     let group = Group::new(world, HIDDEN.max(2 * vocab));
     let run = |comm: ShmComm| (comm.rank(), run(checkpoint, keep, comm.rank(), &GroupCollective::over(comm)));
     let comms: Vec<_> = (0..world).map(|index| group.comm(index)).collect();
@@ -96,7 +96,7 @@ fn check(checkpoint: &Checkpoint, keep: Option<DType>, world: u16) {
 fn a_vocabulary_sharded_over_ranks_gives_the_bits_of_a_whole_one() {
     watched(|| {
         for tied in [true, false] {
-            // Fewer tokens than ranks, uneven shares, more than a panel of each.
+            // Fewer tokens than ranks, uneven shards, more than a panel per rank.
             for vocab in [1, 2, 3, 33, 1003] {
                 let folder = tempfile::tempdir().unwrap();
                 write(folder.path(), vocab, tied);
@@ -134,6 +134,6 @@ fn the_vocabulary_is_held_once_by_all_ranks() {
     };
     for world in [2, 3, 4] {
         let each: Vec<usize> = WorldSize::new(world).unwrap().ranks().map(bytes).collect();
-        assert_eq!(each, vec![bytes(Rank::SOLO) / usize::from(world); usize::from(world)]);
+        assert_eq!(each, vec![bytes(Rank::SINGLE) / usize::from(world); usize::from(world)]);
     }
 }

@@ -1,4 +1,4 @@
-//! A comm as the collective of a backend.
+//! `TcpComm` as the collective of a backend.
 
 use cluster::tcp::TcpCommOptions;
 use cluster::{Communicator as _, GroupCollective};
@@ -12,7 +12,7 @@ use crate::shared::{bits, numbers, sum, watched};
 const ROWS: usize = 4;
 const COLS: usize = 11;
 
-/// Runs `part` as every rank with a collective and a backend of its own.
+/// Runs `part` as every rank, each with its own collective and backend.
 fn all(size: u16, elements_max: usize, part: impl Fn(&dyn Collective<CpuBackend>, &CpuBackend, types::Rank) + Sync) {
     let comms = Group::new(size).comms(TcpCommOptions { elements_max, ..OPTIONS });
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Ranks that leave, stall or disagree, and aborts: an error each time, and nobody waits for ever.
+//! Ranks that leave, stall or disagree, and aborts: an error each time, and no rank waits for ever.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -10,7 +10,7 @@ use cluster::{CommError, Communicator as _};
 use crate::group::{Group, LONG, OPTIONS, SHORT, all, each};
 use crate::shared::watched;
 
-/// What leaving takes is printed; it is asserted only far above the 100 ms that are aimed at.
+/// Limit of the time until all ranks have left. The time is printed; the goal is 100 ms, the limit is far above it.
 const LEFT: Duration = Duration::from_secs(30);
 
 #[test]
@@ -102,7 +102,7 @@ fn a_rank_that_dies_within_a_large_exchange_is_lost() {
         let results = each(group.comms(OPTIONS), |comm| {
             let mut values = vec![1.0; 1 << 20];
             if comm.rank().index() == 2 {
-                // Nobody sends it anything that it takes: full buffers, then an end.
+                // Its operation differs from the others': they fill their buffers, then it leaves.
                 return comm.all_reduce(&mut values[..1]);
             }
             comm.all_reduce(&mut values)

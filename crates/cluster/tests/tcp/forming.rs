@@ -1,4 +1,4 @@
-//! How groups form, and how they do not: a typed error before the deadline, whatever the others do.
+//! How groups form or fail to form: a typed error before the deadline, whatever the other ranks do.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use cluster::Communicator as _;
 use cluster::shared_memory::Epoch;
 use cluster::tcp::{
-    ClusterKey, ConnectError, Encoding, HANDSHAKES_MAX, HandshakeError, Refusal, TcpAbort, TcpComm, TcpCommOptions,
-    TcpGroup, WeakPassphrase,
+    ClusterKey, ConnectError, Encoding, HANDSHAKES_MAX, HandshakeError, RejectReason, TcpAbort, TcpComm,
+    TcpCommOptions, TcpGroup, WeakPassphrase,
 };
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, each, key};
@@ -25,7 +25,7 @@ fn a_short_passphrase_is_refused_and_white_space_does_not_count() {
 fn ranks_may_come_in_any_order_and_late() {
     watched(|| {
         let mut group = Group::new(3);
-        // Calls are refused at first: nobody listens there yet.
+        // Connections are refused at first: no socket listens there yet.
         drop(std::mem::replace(&mut group.listeners[0], TcpListener::bind("127.0.0.1:0").unwrap()));
         thread::scope(|scope| {
             let others = [2, 1].map(|index| {
@@ -46,12 +46,12 @@ fn ranks_that_do_not_come_are_named_at_the_deadline() {
     watched(|| {
         let mut group = Group::new(3);
         let error = group.connect(0, OPTIONS, SHORT).unwrap_err();
-        assert!(matches!(error, ConnectError::Absent { rank, source: None } if rank.index() == 1), "{error}");
-        // Bound but not accepting: silent.
+        assert!(matches!(error, ConnectError::NotConnected { rank, source: None } if rank.index() == 1), "{error}");
+        // Bound but not accepting: the attempt times out.
         let error = group.connect(2, OPTIONS, SHORT).unwrap_err();
         let ConnectError::Unreachable { rank, source: HandshakeError::Io(_), .. } = error else { panic!("{error}") };
         assert!(rank.index() < 2);
-        // Not even bound: refused.
+        // Not bound: the connection is refused.
         group.listeners.clear();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let place =
@@ -61,8 +61,8 @@ fn ranks_that_do_not_come_are_named_at_the_deadline() {
     });
 }
 
-/// What the caller, rank 1, and the called, rank 0, get when they differ.
-fn check_refused(refusal: Refusal, called: &Group, caller: &Group, caller_key: &ClusterKey) {
+/// Checks the errors of the initiator, rank 1, and the responder, rank 0, when their parameters differ.
+fn check_refused(reason: RejectReason, called: &Group, caller: &Group, caller_key: &ClusterKey) {
     thread::scope(|scope| {
         let absent = scope.spawn(|| called.connect(0, OPTIONS, 2 * SHORT).unwrap_err());
         let mut place = caller.place(1);
@@ -71,12 +71,15 @@ fn check_refused(refusal: Refusal, called: &Group, caller: &Group, caller_key: &
         place.addresses = &addresses;
         let error =
             TcpComm::connect(place, caller_key, OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err();
-        let ConnectError::Unreachable { source: HandshakeError::Refused(found), .. } = error else { panic!("{error}") };
-        assert_eq!(found, refusal);
-        let ConnectError::Absent { source: Some(HandshakeError::Refusing(found)), .. } = absent.join().unwrap() else {
+        let ConnectError::Unreachable { source: HandshakeError::RejectedByPeer(found), .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(found, reason);
+        let ConnectError::NotConnected { source: Some(HandshakeError::Rejected(found)), .. } = absent.join().unwrap()
+        else {
             panic!("who was called knows why too")
         };
-        assert_eq!(found, refusal);
+        assert_eq!(found, reason);
     });
 }
 
@@ -84,9 +87,14 @@ fn check_refused(refusal: Refusal, called: &Group, caller: &Group, caller_key: &
 fn another_key_size_place_or_generation_is_refused_with_the_reason() {
     watched(|| {
         let group = || Group::new(2);
-        check_refused(Refusal::Key, &group(), &group(), &ClusterKey::from_passphrase("another passphrase").unwrap());
-        check_refused(Refusal::World, &group(), &Group::new(3), &key());
-        check_refused(Refusal::Epoch, &group(), &Group { epoch: Epoch(2), ..group() }, &key());
+        check_refused(
+            RejectReason::Key,
+            &group(),
+            &group(),
+            &ClusterKey::from_passphrase("another passphrase").unwrap(),
+        );
+        check_refused(RejectReason::World, &group(), &Group::new(3), &key());
+        check_refused(RejectReason::Epoch, &group(), &Group { epoch: Epoch(2), ..group() }, &key());
         // Rank 2 takes the address of rank 1 for that of rank 0.
         let called = Group::new(3);
         let error = thread::scope(|scope| {
@@ -96,7 +104,7 @@ fn another_key_size_place_or_generation_is_refused_with_the_reason() {
             place.addresses = &addresses;
             TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
         });
-        let ConnectError::Unreachable { source: HandshakeError::Refused(Refusal::Rank), .. } = error else {
+        let ConnectError::Unreachable { source: HandshakeError::RejectedByPeer(RejectReason::Rank), .. } = error else {
             panic!("{error}")
         };
     });
@@ -133,7 +141,7 @@ fn a_wrong_number_of_addresses_and_too_large_a_limit_are_refused() {
     assert!(matches!(error, ConnectError::TooLarge { .. }), "{error}");
 }
 
-/// Calls with these bytes and keeps the connection.
+/// Connects, sends these bytes and keeps the connection.
 fn stranger(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(bytes).unwrap();
@@ -145,7 +153,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
     watched(|| {
         let group = Group::new(2);
         let address = group.addresses[0];
-        // Silent ones, one that speaks something else, one that begins well: more than there is room for.
+        // More connections than [`HANDSHAKES_MAX`]: silent ones, another protocol, the start of a valid hello, garbage.
         let mut strangers: Vec<_> = (0..HANDSHAKES_MAX + 8).map(|_| stranger(address, b"")).collect();
         strangers.push(stranger(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
         strangers.push(stranger(address, b"consort\0\x02\x00\x01\x02\x00\x01\x00"));
@@ -154,7 +162,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
         for mut stranger in strangers {
             stranger.set_read_timeout(Some(LONG)).unwrap();
             let mut said = Vec::new();
-            // Dropped, whether politely or not, and told nothing.
+            // The connection is closed or reset, and nothing was sent on it.
             let _ = stranger.read_to_end(&mut said);
             assert_eq!(said, Vec::<u8>::new());
         }
@@ -164,7 +172,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
 #[test]
 fn a_recorded_call_played_again_takes_no_place() {
     watched(|| {
-        // The caller's first bytes are heard by a listener that is not the rank.
+        // A listener that is not the rank records the initiator's first bytes.
         let (group, ear) = (Group::new(2), TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = [ear.local_addr().unwrap(), group.addresses[1]];
         let recorded = thread::scope(|scope| {
@@ -184,7 +192,7 @@ fn a_recorded_call_played_again_takes_no_place() {
             assert_eq!(answer[0], 0, "so far it cannot be told from the caller");
             again.write_all(&[0; 18]).unwrap();
             let error = called.join().unwrap();
-            let ConnectError::Absent { source: Some(HandshakeError::Key), .. } = error else { panic!("{error}") };
+            let ConnectError::NotConnected { source: Some(HandshakeError::Key), .. } = error else { panic!("{error}") };
         });
     });
 }
@@ -198,7 +206,7 @@ fn an_abort_ends_the_forming() {
             let forming = scope.spawn(|| {
                 TcpComm::connect(group.place(1), &key(), OPTIONS, &abort, Instant::now() + LONG).unwrap_err()
             });
-            // It calls rank 0, which accepts nothing: the call shows that it is under way.
+            // The connection to rank 0, which does no handshake, shows that connecting has begun.
             let _call = group.listeners[0].accept().unwrap();
             let stopped = Instant::now();
             abort.stop();

@@ -1,4 +1,4 @@
-//! Bytes that were altered, held back or cut on the way: typed errors, no panic, no hang, and never a wrong sum.
+//! Bytes that were altered, held back or cut in transit: typed errors, no panic, no hang, and never a wrong sum.
 
 use std::thread;
 
@@ -6,33 +6,33 @@ use cluster::tcp::TcpCommOptions;
 use cluster::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT};
-use crate::proxy::{Mischief, proxy};
+use crate::proxy::{TransitFault, proxy};
 use crate::shared::watched;
 
-/// The bytes of a handshake and of the first phase, of the caller and of the called.
-const CALLER_BYTES: usize = 25 + 48 + 18 + 34;
-const CALLED_BYTES: usize = 1 + 48 + 34;
+/// The bytes of a handshake and of the first phase, sent by the initiator and by the responder.
+const INITIATOR_BYTES: usize = 25 + 48 + 18 + 34;
+const RESPONDER_BYTES: usize = 1 + 48 + 34;
 
 const LEN: usize = 100_000;
 
-/// How far a rank came.
-type Came = Result<(), Option<CommError>>;
+/// A rank's result: `Err(None)` if it did not connect.
+type RankResult = Result<(), Option<CommError>>;
 
 /// How long the ranks wait: for each other to form a group, and for bytes.
 #[derive(Clone, Copy)]
 enum JoinTimeouts {
-    /// Where the other side sees the mischief and says so.
+    /// Where the other side detects the fault and reports it.
     Long,
-    /// Where nothing comes, or what cannot be understood.
+    /// Where nothing arrives, or nothing that can be parsed.
     ShortForming,
     ShortStall,
 }
 
-/// Both ranks of a group of two whose connection goes through a proxy: how far each came with sums of ones.
-fn run(patience: JoinTimeouts, there: Mischief, back: Mischief) -> [Came; 2] {
+/// Runs sums of ones on two ranks whose connection goes through a proxy. Returns the result of each rank.
+fn run(timeouts: JoinTimeouts, there: TransitFault, back: TransitFault) -> [RankResult; 2] {
     let mut group = Group::new(2);
     group.addresses[0] = proxy(group.addresses[0], there, back);
-    let (forming, stall_deadline) = match patience {
+    let (forming, stall_deadline) = match timeouts {
         JoinTimeouts::Long => (LONG, LONG),
         JoinTimeouts::ShortForming => (SHORT, LONG),
         JoinTimeouts::ShortStall => (LONG, SHORT),
@@ -53,7 +53,7 @@ fn run(patience: JoinTimeouts, there: Mischief, back: Mischief) -> [Came; 2] {
     })
 }
 
-/// Checks each of the places at the same time.
+/// Runs `check` for all offsets in parallel.
 fn at_each<const N: usize>(places: [usize; N], check: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let check = &check;
@@ -63,18 +63,18 @@ fn at_each<const N: usize>(places: [usize; N], check: impl Fn(usize) + Sync) {
 
 #[test]
 fn a_proxy_that_only_forwards_does_no_harm() {
-    watched(|| assert_eq!(run(JoinTimeouts::Long, Mischief::None, Mischief::None), [Ok(()), Ok(())]));
+    watched(|| assert_eq!(run(JoinTimeouts::Long, TransitFault::None, TransitFault::None), [Ok(()), Ok(())]));
 }
 
 #[test]
 fn a_handshake_with_an_altered_byte_forms_no_group() {
     watched(|| {
         at_each([0, 8, 10, 11, 13, 15, 17, 21, 25, 72, 73, 74, 75, 90], |at| {
-            let found = run(JoinTimeouts::ShortForming, Mischief::Flip(at), Mischief::None);
+            let found = run(JoinTimeouts::ShortForming, TransitFault::Flip(at), TransitFault::None);
             assert_eq!(found, [Err(None), Err(None)], "the caller's byte {at}");
         });
         at_each([0, 1, 33, 48], |at| {
-            let found = run(JoinTimeouts::ShortForming, Mischief::None, Mischief::Flip(at));
+            let found = run(JoinTimeouts::ShortForming, TransitFault::None, TransitFault::Flip(at));
             assert_eq!(found, [Err(None), Err(None)], "the byte {at} of the called");
         });
     });
@@ -85,16 +85,16 @@ fn an_altered_byte_of_a_message_is_an_error_for_who_gets_it_and_ends_the_group()
     watched(|| {
         // Within a message, its tag, and within a later record.
         at_each([2, 100, 65_536, 70_000, 200_000], |at| {
-            let found = run(JoinTimeouts::Long, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
+            let found = run(JoinTimeouts::Long, TransitFault::Flip(INITIATOR_BYTES + at), TransitFault::None);
             assert!(matches!(found[0], Err(Some(CommError::Forged(rank))) if rank.index() == 1), "{at}: {found:?}");
             assert!(found[1].is_err(), "{at}: {found:?}");
-            let found = run(JoinTimeouts::Long, Mischief::None, Mischief::Flip(CALLED_BYTES + at));
+            let found = run(JoinTimeouts::Long, TransitFault::None, TransitFault::Flip(RESPONDER_BYTES + at));
             assert!(matches!(found[1], Err(Some(CommError::Forged(rank))) if rank.index() == 0), "{at}: {found:?}");
             assert!(found[0].is_err(), "{at}: {found:?}");
         });
-        // A length that promises more, or less, than there is.
+        // A length that is too large or too small.
         at_each([0, 1], |at| {
-            let found = run(JoinTimeouts::ShortStall, Mischief::Flip(CALLER_BYTES + at), Mischief::None);
+            let found = run(JoinTimeouts::ShortStall, TransitFault::Flip(INITIATOR_BYTES + at), TransitFault::None);
             assert!(found.iter().all(|found| matches!(found, Err(Some(_)))), "{at}: {found:?}");
         });
     });
@@ -104,7 +104,7 @@ fn an_altered_byte_of_a_message_is_an_error_for_who_gets_it_and_ends_the_group()
 fn a_connection_that_is_cut_loses_the_peer() {
     watched(|| {
         at_each([0, 5, 1000, 66_000, 300_000], |at| {
-            let found = run(JoinTimeouts::Long, Mischief::Cut(CALLER_BYTES + at), Mischief::None);
+            let found = run(JoinTimeouts::Long, TransitFault::Cut(INITIATOR_BYTES + at), TransitFault::None);
             for (index, found) in found.iter().enumerate() {
                 assert!(matches!(found, Err(Some(CommError::Lost(rank))) if rank.index() != index), "{at}: {found:?}");
             }
@@ -116,12 +116,12 @@ fn a_connection_that_is_cut_loses_the_peer() {
 fn bytes_that_are_held_back_are_a_stall() {
     watched(|| {
         at_each([0, 5, 1000, 66_000], |at| {
-            let found = run(JoinTimeouts::ShortStall, Mischief::None, Mischief::Hold(CALLED_BYTES + at));
+            let found = run(JoinTimeouts::ShortStall, TransitFault::None, TransitFault::Hold(RESPONDER_BYTES + at));
             let Err(Some(CommError::Stalled { rank, waited })) = found[1] else { panic!("{at}: {found:?}") };
             assert!(rank.index() == 0 && waited >= SHORT);
         });
-        at_each([0, 60, CALLED_BYTES - 1], |at| {
-            let found = run(JoinTimeouts::ShortForming, Mischief::None, Mischief::Hold(at));
+        at_each([0, 60, RESPONDER_BYTES - 1], |at| {
+            let found = run(JoinTimeouts::ShortForming, TransitFault::None, TransitFault::Hold(at));
             assert_eq!(found[1], Err(None), "held in the handshake at {at}");
         });
     });

@@ -8,9 +8,9 @@ use cluster::shared_memory::Epoch;
 use cluster::tcp::{ClusterKey, ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use types::{Rank, WorldSize};
 
-/// Longer than anything takes that does not hang.
+/// Far longer than a test takes.
 pub const LONG: Duration = Duration::from_secs(120);
-/// For what has to end by a deadline.
+/// For waits that have to end by a deadline.
 pub const SHORT: Duration = Duration::from_millis(700);
 
 pub const OPTIONS: TcpCommOptions =
@@ -44,11 +44,11 @@ impl Group {
         TcpGroup { rank, listener, addresses: &self.addresses, epoch: self.epoch }
     }
 
-    pub fn connect(&self, index: u16, options: TcpCommOptions, patience: Duration) -> Result<TcpComm, ConnectError> {
-        TcpComm::connect(self.place(index), &key(), options, &TcpAbort::default(), Instant::now() + patience)
+    pub fn connect(&self, index: u16, options: TcpCommOptions, timeout: Duration) -> Result<TcpComm, ConnectError> {
+        TcpComm::connect(self.place(index), &key(), options, &TcpAbort::default(), Instant::now() + timeout)
     }
 
-    /// The comms of all ranks.
+    /// The communicators of all ranks.
     pub fn comms(&self, options: TcpCommOptions) -> Vec<TcpComm> {
         thread::scope(|scope| {
             let connect = |rank: Rank| scope.spawn(move || self.connect(rank.index() as u16, options, LONG).unwrap());
@@ -63,7 +63,7 @@ pub fn all<T: Send>(size: u16, options: TcpCommOptions, part: impl Fn(&mut TcpCo
     each(Group::new(size).comms(options), part)
 }
 
-/// Runs `part` for every comm at once.
+/// Runs `part` for every communicator at once.
 pub fn each<T: Send>(comms: Vec<TcpComm>, part: impl Fn(&mut TcpComm) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let part = &part;

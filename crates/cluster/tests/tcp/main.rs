@@ -1,5 +1,5 @@
-//! Collectives over TCP between ranks that are threads, on loopback; links to ranks elsewhere; and what strangers and
-//! broken peers can do to them.
+//! Collectives over TCP between ranks that are threads, on loopback; rank streams to other hosts; and what
+//! unauthenticated and broken peers can do to them.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -8,8 +8,8 @@ mod failure;
 mod forming;
 mod garbled;
 mod group;
-mod link;
 mod operations;
 mod proxy;
+mod rank_stream;
 #[path = "../shared_memory/group.rs"]
 mod shared;

@@ -7,9 +7,9 @@ use types::{Rank, WorldSize};
 use crate::group::{OPTIONS, all};
 use crate::shared::{self, bits, numbers, sum, watched};
 
-/// Enough that three ranks share the summing.
+/// Enough elements for three ranks to sum in shards.
 const SHARED: usize = 20_011;
-/// More than the sockets buffer.
+/// More than the sockets' buffers hold.
 const LARGE: usize = 1 << 20;
 
 const Q8: TcpCommOptions = TcpCommOptions { encoding: Encoding::Q8, ..OPTIONS };
@@ -53,7 +53,7 @@ fn messages_larger_than_all_buffers_do_not_lock() {
     });
 }
 
-/// Gathers parts on the first rank and compares each column with what its owner has.
+/// Gathers columns on rank 0 and compares each with its owner's values.
 fn check_columns(comm: &mut TcpComm, rows: usize, cols: usize) {
     let part = |rank: Rank| numbers(rank, 0, rows * rank.shard(cols).len());
     let (own, is_first) = (part(comm.rank()), comm.rank().index() == 0);
@@ -118,7 +118,7 @@ fn eight_bits_give_all_ranks_the_same_sum_near_the_exact_one() {
     });
 }
 
-/// Half a step for each term, and half a step of the sums.
+/// The error is at most half a quantisation step for each term, and half a step of the sums.
 fn check_near(size: u16, len: usize, found: &[u32]) {
     let world = WorldSize::new(size).unwrap();
     let terms: Vec<_> = world.ranks().map(|rank| numbers(rank, 0, len)).collect();
@@ -129,7 +129,7 @@ fn check_near(size: u16, len: usize, found: &[u32]) {
     };
     for (at, (found, exact_sum)) in found.iter().zip(&exact).enumerate() {
         let of_terms: f32 = terms.iter().map(|terms| largest(terms, at) / 254.0).sum();
-        // The sums that are rounded are of rounded terms.
+        // The sums are of rounded terms.
         let of_sums = (largest(&exact, at) + of_terms) / 254.0;
         let apart = (f32::from_bits(*found) - exact_sum).abs();
         assert!(apart <= (of_terms + of_sums) * 1.001, "{apart} at {at} of {len}, {size} ranks");
@@ -139,7 +139,7 @@ fn check_near(size: u16, len: usize, found: &[u32]) {
 #[test]
 fn eight_bits_give_the_same_sum_whichever_way_it_is_taken() {
     watched(|| {
-        // Alone the first 4096 are summed by everyone, among all of them in shares.
+        // The first 4096 alone are summed whole by every rank; as part of all elements they are summed in shards.
         let head = 4096;
         all(4, Q8, |comm| {
             let mut many = numbers(comm.rank(), 0, SHARED);

@@ -1,23 +1,23 @@
-//! Somebody in the middle, who forwards bytes and may alter, hold back or cut them.
+//! A proxy that forwards bytes and may alter, hold back or cut them.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-/// What happens to the bytes of one direction.
+/// The fault in the bytes of one direction.
 #[derive(Clone, Copy, Debug)]
-pub enum Mischief {
+pub enum TransitFault {
     None,
-    /// Alters the byte at this place.
+    /// Alters the byte at this offset.
     Flip(usize),
-    /// Closes both sides before the byte at this place.
+    /// Closes both sides before the byte at this offset.
     Cut(usize),
-    /// Forwards nothing from this place on, and keeps the connections open.
+    /// Forwards nothing from this offset on, and keeps the connections open.
     Hold(usize),
 }
 
-/// The address to call instead of `target`. It serves calls until the test ends.
-pub fn proxy(target: SocketAddr, there: Mischief, back: Mischief) -> SocketAddr {
+/// Starts a proxy to `target`, which accepts connections until the test ends. Returns its address.
+pub fn proxy(target: SocketAddr, there: TransitFault, back: TransitFault) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -34,23 +34,23 @@ pub fn proxy(target: SocketAddr, there: Mischief, back: Mischief) -> SocketAddr 
     address
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, mischief: Mischief) {
+fn forward(mut from: TcpStream, mut to: TcpStream, mischief: TransitFault) {
     let (mut bytes, mut place) = ([0; 4096], 0);
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         let piece = &mut bytes[..count];
         let here = |at: usize| at.checked_sub(place).filter(|&at| at < count);
         let is_sent = match mischief {
-            Mischief::Flip(at) => {
+            TransitFault::Flip(at) => {
                 here(at).into_iter().for_each(|at| piece[at] ^= 0x41);
                 to.write_all(piece).is_ok()
             }
-            Mischief::Cut(at) if here(at).is_some() => {
+            TransitFault::Cut(at) if here(at).is_some() => {
                 let _ = to.write_all(&piece[..at - place]);
                 false
             }
-            Mischief::Hold(at) if here(at).is_some() => {
+            TransitFault::Hold(at) if here(at).is_some() => {
                 let _ = to.write_all(&piece[..at - place]);
-                // Until the sender closes.
+                // Reads until the sender closes.
                 while let Ok(1..) = from.read(&mut bytes) {}
                 return;
             }

@@ -1,5 +1,5 @@
-//! The tokens per second that a machine could reach: every step reads the weights once and multiplies with each of
-//! them, so memory and arithmetic each set a limit, and the lower one counts.
+//! The upper limit of tokens per second on a machine. Every step reads all weights once and multiplies with each of them, so
+//! memory bandwidth and arithmetic each set a limit. The lower one counts.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use kernels::cpu::Level;
 use kernels::probe::{self, Rate};
 use model::{Description, FeedForward};
 
-/// What some threads of this machine reach at most.
+/// The measured peak rates of this machine, for a number of threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     pub read: Rate,
@@ -35,16 +35,16 @@ impl fmt::Display for Machine {
     }
 }
 
-/// What holds a test back.
+/// The resource that limits a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum Bottleneck {
     Reads,
     Int8,
     Bf16,
     F32,
 }
 
-impl Bound {
+impl Bottleneck {
     pub fn name(self) -> &'static str {
         match self {
             Self::Reads => "reads",
@@ -58,24 +58,24 @@ impl Bound {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
     pub tokens_per_s: f64,
-    pub bound: Bound,
+    pub bound: Bottleneck,
 }
 
-/// What one token costs. Of a mixture of experts, those that one token chooses: a batch that chooses others reads more,
-/// but need not.
+/// The cost of one token. For a mixture of experts: of the experts that one token uses. A batch may use more experts and
+/// read more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenCost {
     layer_parameters: f64,
     layer_bytes: f64,
     head_parameters: f64,
     head_bytes: f64,
-    /// Keys and values of one position, in all layers.
+    /// Bytes of the KV cache for one token, in all layers.
     position_bytes: f64,
-    arithmetic: Bound,
+    arithmetic: Bottleneck,
 }
 
 impl TokenCost {
-    /// `layer_bytes` and `head_bytes` as the weights are held in memory, `kv_element_bytes` of the K/V cache.
+    /// `layer_bytes` and `head_bytes` are sizes in memory. `kv_element_bytes` is the size of an element of the KV cache.
     pub fn new(description: &Description, layer_bytes: usize, head_bytes: usize, kv_element_bytes: usize) -> Self {
         let Description { hidden, heads, kv_heads, head_dim, vocab, .. } = *description;
         let attention = hidden * head_dim * (2 * heads + 2 * kv_heads);
@@ -98,42 +98,43 @@ impl TokenCost {
             head_parameters: (vocab * hidden) as f64,
             head_bytes: head_bytes as f64,
             position_bytes: (description.layers.len() * 2 * kv_heads * head_dim * kv_element_bytes) as f64,
-            // Which arithmetic suits the weights follows from their size: quantised ones are multiplied as integers.
+            // The average bits per weight tell the arithmetic: quantised weights are multiplied as integers.
             arithmetic: match bits {
-                ..14.0 => Bound::Int8,
-                ..24.0 => Bound::Bf16,
-                _ => Bound::F32,
+                ..14.0 => Bottleneck::Int8,
+                ..24.0 => Bottleneck::Bf16,
+                _ => Bottleneck::F32,
             },
         }
     }
 
-    /// Of a prompt that runs in chunks. The head runs once for the whole prompt, and is not counted; nor is attention.
+    /// The limit for a prompt that is computed in chunks. Attention is not counted, nor the head, which runs once per
+    /// prompt.
     pub fn prefill(&self, machine: &Machine, chunk: usize) -> Limit {
         let reads = chunk as f64 * machine.read.best / self.layer_bytes;
         self.lower(reads, self.layer_parameters, machine)
     }
 
-    /// Of `batch` sequences that each take one token per step after `context` tokens on average.
+    /// The limit for `batch` sequences that decode one token per step, with `context` tokens each on average.
     pub fn decode(&self, machine: &Machine, batch: usize, context: f64) -> Limit {
         let bytes = self.layer_bytes + self.head_bytes + batch as f64 * context * self.position_bytes;
         let reads = batch as f64 * machine.read.best / bytes;
         self.lower(reads, self.layer_parameters + self.head_parameters, machine)
     }
 
-    /// Bytes that a step reads at least.
+    /// Minimum bytes that a step reads.
     pub fn weight_bytes(&self) -> f64 {
         self.layer_bytes + self.head_bytes
     }
 
     fn lower(&self, reads: f64, parameters: f64, machine: &Machine) -> Limit {
         let peak = match self.arithmetic {
-            Bound::Int8 => machine.int8,
-            Bound::Bf16 => machine.bf16,
-            Bound::F32 | Bound::Reads => machine.f32,
+            Bottleneck::Int8 => machine.int8,
+            Bottleneck::Bf16 => machine.bf16,
+            Bottleneck::F32 | Bottleneck::Reads => machine.f32,
         };
         let arithmetic = peak.best / (2.0 * parameters);
         match reads < arithmetic {
-            true => Limit { tokens_per_s: reads, bound: Bound::Reads },
+            true => Limit { tokens_per_s: reads, bound: Bottleneck::Reads },
             false => Limit { tokens_per_s: arithmetic, bound: self.arithmetic },
         }
     }
@@ -149,7 +150,7 @@ mod tests {
     }
 
     /// 100 million parameters in the layers, 10 million in the head.
-    fn cost(bytes_each: f64, arithmetic: Bound) -> TokenCost {
+    fn cost(bytes_each: f64, arithmetic: Bottleneck) -> TokenCost {
         TokenCost {
             layer_parameters: 100e6,
             layer_bytes: 100e6 * bytes_each,
@@ -161,31 +162,31 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(limit: Limit, tokens_per_s: f64, bound: Bound) {
+    fn check(limit: Limit, tokens_per_s: f64, bound: Bottleneck) {
         assert!((limit.tokens_per_s / tokens_per_s - 1.0).abs() < 1e-9, "{limit:?}");
         assert_eq!(limit.bound, bound);
     }
 
     #[test]
     fn decode_of_one_sequence_reads_all_weights_and_its_cache_for_each_token() {
-        check(cost(1.0, Bound::Int8).decode(&machine(), 1, 0.0), 30e9 / 110e6, Bound::Reads);
-        check(cost(1.0, Bound::Int8).decode(&machine(), 1, 40.0), 30e9 / 150e6, Bound::Reads);
+        check(cost(1.0, Bottleneck::Int8).decode(&machine(), 1, 0.0), 30e9 / 110e6, Bottleneck::Reads);
+        check(cost(1.0, Bottleneck::Int8).decode(&machine(), 1, 40.0), 30e9 / 150e6, Bottleneck::Reads);
     }
 
     #[test]
     fn a_batch_shares_the_reading_of_weights_but_not_of_caches() {
-        check(cost(1.0, Bound::Int8).decode(&machine(), 8, 10.0), 8.0 * 30e9 / 190e6, Bound::Reads);
+        check(cost(1.0, Bottleneck::Int8).decode(&machine(), 8, 10.0), 8.0 * 30e9 / 190e6, Bottleneck::Reads);
     }
 
     #[test]
     fn a_long_prompt_is_bound_by_the_arithmetic_of_its_weights() {
-        check(cost(1.0, Bound::Int8).prefill(&machine(), 512), 10e12 / 200e6, Bound::Int8);
-        check(cost(2.0, Bound::Bf16).prefill(&machine(), 512), 5e12 / 200e6, Bound::Bf16);
-        check(cost(4.0, Bound::F32).prefill(&machine(), 512), 0.3e12 / 200e6, Bound::F32);
+        check(cost(1.0, Bottleneck::Int8).prefill(&machine(), 512), 10e12 / 200e6, Bottleneck::Int8);
+        check(cost(2.0, Bottleneck::Bf16).prefill(&machine(), 512), 5e12 / 200e6, Bottleneck::Bf16);
+        check(cost(4.0, Bottleneck::F32).prefill(&machine(), 512), 0.3e12 / 200e6, Bottleneck::F32);
     }
 
     #[test]
     fn a_prompt_of_one_token_is_bound_by_reads() {
-        check(cost(1.0, Bound::Int8).prefill(&machine(), 1), 30e9 / 100e6, Bound::Reads);
+        check(cost(1.0, Bottleneck::Int8).prefill(&machine(), 1), 30e9 / 100e6, Bottleneck::Reads);
     }
 }

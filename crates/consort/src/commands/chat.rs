@@ -15,25 +15,25 @@ use rustyline::error::ReadlineError;
 use text::Message;
 use types::TokenId;
 
-use crate::generate::{AnswerEnd, generate};
+use crate::generate::{GenerationEnd, generate};
 use crate::interrupt;
-use crate::language::Language;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::store::Store;
+use crate::text_assets::TextAssets;
 
 const CONTEXT_DEFAULT: usize = 8192;
-/// The part of the context that is kept free for an answer.
-const ANSWER_PART: usize = 4;
+/// One part in this many of the context is reserved for the answer.
+const ANSWER_CONTEXT_DIVISOR: usize = 4;
 
-/// Talk to a model
+/// Chat with a model in the terminal
 ///
 /// Ctrl-C stops an answer, Ctrl-D or /exit leaves, /clear begins a new conversation.
 #[derive(Args, Debug)]
 pub struct ChatArgs {
-    /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file; none is the default model
+    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
     model: Option<String>,
-    /// Instructions that come before the conversation
+    /// System prompt
     #[arg(long)]
     system: Option<String>,
     #[command(flatten)]
@@ -49,8 +49,8 @@ impl ChatArgs {
         interrupt::install()?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
-        let language = Language::open(&files.path, &checkpoint)
-            .with_context(|| format!("read the text side of {}", files.name))?;
+        let text = TextAssets::open(&files.path, &checkpoint)
+            .with_context(|| format!("read the tokenizer and template of {}", files.name))?;
         let positions = self.options.context(&checkpoint, CONTEXT_DEFAULT)?;
         let capacity = RequestedCapacity::full(1, positions, 1);
         let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
@@ -58,11 +58,11 @@ impl ChatArgs {
         eprintln!("{}. Ctrl-C stops an answer, /clear begins anew, /exit leaves.", files.name);
 
         let system = self.system.as_ref().map(|text| Message::new("system", text));
-        let mut conversation = Conversation { engine, language, options: self.sampling, system, turns: Vec::new() };
+        let mut conversation = Conversation { engine, text, options: self.sampling, system, turns: Vec::new() };
         let mut editor = DefaultEditor::new().context("open the terminal")?;
         let history = history_file();
         if let Some(path) = &history {
-            // A first conversation has no history yet.
+            // On the first run there is no history file.
             let _ = editor.load_history(path);
         }
         loop {
@@ -88,7 +88,7 @@ impl ChatArgs {
             }
         }
         if let Some(path) = &history {
-            // Not worth an error at the end of a good conversation.
+            // A history that cannot be saved is not an error.
             let _ = path.parent().map(fs::create_dir_all).and_then(|_| editor.save_history(path).ok());
         }
         Ok(ExitCode::SUCCESS)
@@ -97,48 +97,48 @@ impl ChatArgs {
 
 struct Conversation<E: Executor> {
     engine: Engine<E>,
-    language: Language,
+    text: TextAssets,
     options: SamplingOptions,
     system: Option<Message>,
-    /// User and assistant in turn.
+    /// Alternating messages of user and assistant.
     turns: Vec<Message>,
 }
 
 impl<E: Executor> Conversation<E> {
-    /// One turn: what the user says, and the answer as it comes.
+    /// One turn: sends the user's message and prints the answer as it is generated.
     fn say(&mut self, line: &str) -> Result<()> {
         self.turns.push(Message::new("user", line));
         let prompt = match self.prompt() {
             Ok(prompt) => prompt,
-            Err(error) => return self.give_up(error),
+            Err(error) => return self.discard_turn(error),
         };
-        let params: SamplingParams = self.options.params(&self.language.defaults);
+        let params: SamplingParams = self.options.params(&self.text.defaults);
         let mut out = stdout().lock();
         let max = self.options.max_tokens;
-        let answered = generate(&mut self.engine, &self.language.tokenizer, prompt, params, max, |piece| {
+        let answered = generate(&mut self.engine, &self.text.tokenizer, prompt, params, max, |piece| {
             out.write_all(piece.as_bytes())?;
             Ok(out.flush()?)
         });
         let answered = match answered {
             Ok(answered) => answered,
             Err(error) if error.is::<std::io::Error>() => return Err(error),
-            Err(error) => return self.give_up(error),
+            Err(error) => return self.discard_turn(error),
         };
         writeln!(out)?;
-        if answered.ending == AnswerEnd::Length {
+        if answered.ending == GenerationEnd::Length {
             eprintln!("(cut off: no room for more)");
         }
         self.turns.push(Message::new("assistant", answered.text));
         Ok(())
     }
 
-    /// The tokens of the conversation. When they do not leave enough of the context for an answer, its oldest turns are forgotten.
+    /// The tokens of the conversation. If they leave too little of the context for an answer, the oldest turns are removed.
     fn prompt(&mut self) -> Result<Vec<TokenId>> {
         let positions = self.engine.capacity().tokens_max();
         loop {
             let messages: Vec<_> = self.system.iter().chain(&self.turns).cloned().collect();
-            let tokens = self.language.conversation(&messages)?;
-            if tokens.len() <= positions - positions / ANSWER_PART || self.turns.len() < 3 {
+            let tokens = self.text.conversation(&messages)?;
+            if tokens.len() <= positions - positions / ANSWER_CONTEXT_DIVISOR || self.turns.len() < 3 {
                 return Ok(tokens);
             }
             eprintln!("(the conversation is too long: its oldest turn is forgotten)");
@@ -146,15 +146,15 @@ impl<E: Executor> Conversation<E> {
         }
     }
 
-    /// A turn that cannot be answered is told and forgotten; the conversation goes on.
-    fn give_up(&mut self, error: anyhow::Error) -> Result<()> {
+    /// Prints the error and removes the turn that failed. The conversation continues.
+    fn discard_turn(&mut self, error: anyhow::Error) -> Result<()> {
         eprintln!("error: {error:#}");
         self.turns.pop();
         Ok(())
     }
 }
 
-/// Where the lines that were typed are kept between conversations.
+/// The file that keeps typed lines between conversations.
 fn history_file() -> Option<PathBuf> {
     let state = match env::var_os("XDG_STATE_HOME").filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),

@@ -1,4 +1,4 @@
-//! `consort debug`: what a model computes, for tests. Token ids in, logits or greedy ids out.
+//! `consort debug`: the logits or greedy tokens of a model for given token ids, for tests.
 
 use std::fs::File;
 use std::io::{BufWriter, Write, stdout};
@@ -13,7 +13,7 @@ use types::TokenId;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::store::{ModelFiles, Store};
 
-/// Look at what a model computes
+/// Print what a model computes, for tests
 #[derive(Args, Debug)]
 pub struct DebugArgs {
     #[command(subcommand)]
@@ -26,7 +26,7 @@ enum DebugCommand {
     Logits {
         #[command(flatten)]
         input: DebugInput,
-        /// The file to write
+        /// Output file
         #[arg(long)]
         out: PathBuf,
     },
@@ -34,7 +34,7 @@ enum DebugCommand {
     Tokens {
         #[command(flatten)]
         input: DebugInput,
-        /// Tokens to generate; no end-of-sequence token ends the continuation before
+        /// Tokens to generate; end-of-sequence tokens do not stop the generation
         #[arg(long, default_value_t = 32)]
         max_tokens: usize,
     },
@@ -42,9 +42,9 @@ enum DebugCommand {
 
 #[derive(Args, Debug)]
 struct DebugInput {
-    /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file
+    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file
     model: String,
-    /// Token ids of the prompt, with commas between them
+    /// Token ids of the prompt, separated by commas
     #[arg(long, value_name = "IDS", required = true, value_delimiter = ',')]
     tokens: Vec<u32>,
     #[command(flatten)]

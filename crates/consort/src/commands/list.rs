@@ -12,7 +12,7 @@ use crate::store::Store;
 /// List the models on this machine
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// One JSON object per line: name, bytes, complete, path
+    /// Print one JSON object per line: name, bytes, complete, path
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `consort pull`: a model into the store, ahead of its use.
+//! `consort pull`: downloads a model into the store.
 
 use std::io::{Write, stdout};
 
@@ -7,13 +7,13 @@ use clap::Args;
 
 use crate::store::Store;
 
-/// Download a model, or bring it up to date
+/// Download or update a model
 ///
-/// Models are kept in the Hugging Face cache (HF_HOME, HF_HUB_CACHE). HF_TOKEN opens private and gated repositories,
-/// HF_ENDPOINT names another hub. A download that was cut off goes on where it stopped.
+/// Models are kept in the Hugging Face cache (HF_HOME, HF_HUB_CACHE). HF_TOKEN gives access to private and gated
+/// repositories, HF_ENDPOINT sets another hub. An interrupted download is resumed.
 #[derive(Args, Debug)]
 pub struct PullArgs {
-    /// A hub repository (owner/name), with :Q4_K_M or :FILE.gguf to choose a GGUF; none is the default model
+    /// Hub repository (owner/name), with :Q4_K_M or :FILE.gguf to choose a GGUF [default: a small model]
     model: Option<String>,
 }
 

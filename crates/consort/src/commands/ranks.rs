@@ -1,4 +1,5 @@
-//! `consort ranks`: lends this machine to supervisors on others. Each gets a rank process, which ends with its connection.
+//! `consort ranks`: runs rank processes for supervisors on other machines. A rank process ends with its supervisor's
+//! connection.
 
 use std::io;
 use std::net::TcpListener;
@@ -15,28 +16,28 @@ use types::Rank;
 
 use super::serve::logs::{self, LogFormat};
 use crate::cluster_key::KeyOptions;
-use crate::options::{cpus, own_program, thread_count};
+use crate::options::{cpus, current_executable, thread_count};
 
-/// The CUDA device of a rank that has a host to itself.
+/// The CUDA device of a rank that is alone on its host.
 const CUDA_DEVICE: usize = 0;
 
-static IS_OVER: AtomicBool = AtomicBool::new(false);
+static SHUTDOWN: AtomicBool = AtomicBool::new(false);
 
-/// Lend this machine's CPUs to models that run on several machines
+/// Run ranks for models that are split over several machines
 ///
-/// Those who have the cluster's key start ranks here, by --tp-hosts. A model has to lie under the same path as there. Ctrl-C
-/// ends all ranks.
+/// Any machine that has the cluster key can start ranks here, with --tp-hosts. The model must have the same path on both
+/// machines. Ctrl-C ends all ranks.
 #[derive(Args, Debug)]
 pub struct RanksArgs {
-    /// Where to listen; 0.0.0.0 is all of this machine's addresses, port 0 any that is free
+    /// Address to listen on; 0.0.0.0 is every address of this machine, port 0 any free port
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: String,
-    /// Threads of a rank at most [default: one for each CPU]
+    /// Maximum compute threads of a rank [default: one per CPU]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
     #[command(flatten)]
     key: KeyOptions,
-    /// How to write the log, on standard error
+    /// Log format, on standard error
     #[arg(long, value_enum, default_value_t)]
     log: LogFormat,
 }
@@ -46,17 +47,17 @@ impl RanksArgs {
         logs::install(self.log, "info")?;
         let key = self.key.key()?;
         let listener = TcpListener::bind(&self.listen).with_context(|| format!("listen on {}", self.listen))?;
-        ctrlc::set_handler(|| IS_OVER.store(true, Ordering::SeqCst)).context("take over Ctrl-C")?;
+        ctrlc::set_handler(|| SHUTDOWN.store(true, Ordering::SeqCst)).context("take over Ctrl-C")?;
         info!("ranks run here for those who have the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);
-        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), || IS_OVER.load(Ordering::SeqCst))
+        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), || SHUTDOWN.load(Ordering::SeqCst))
             .context("serve ranks")
     }
 }
 
-/// Called in a thread that lives as long as the rank, which asks the kernel to end it with that thread.
+/// Must run in a thread that lives as long as the rank: the rank asks the kernel to kill it when that thread ends.
 fn spawn(rank: Rank, threads_max: usize) -> io::Result<RankProcess> {
-    let mut command = worker::command(&own_program(), rank, CUDA_DEVICE);
+    let mut command = worker::command(&current_executable(), rank, CUDA_DEVICE);
     command.args(["--threads-max", &threads_max.to_string()]);
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.inspect_err(|cause| error!(%rank, "a rank can not be started: {cause}"))?;
@@ -66,7 +67,7 @@ fn spawn(rank: Rank, threads_max: usize) -> io::Result<RankProcess> {
     let pid = child.id();
     info!(%rank, pid, "rank started");
     let kill = move || {
-        let _ = child.kill(); // an error means that it has ended
+        let _ = child.kill(); // an error means that the process has ended already
         let ended = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         info!(%rank, pid, "rank ended: {ended}");
     };

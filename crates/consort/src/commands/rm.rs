@@ -1,4 +1,4 @@
-//! `consort rm`: a model out of the store.
+//! `consort rm`: deletes models from the store.
 
 use std::io::{Write, stdout};
 
@@ -11,7 +11,7 @@ use crate::store::Store;
 /// Delete models from this machine
 #[derive(Args, Debug)]
 pub struct RmArgs {
-    /// Names as `consort list` shows them; owner/name without a :choice is the whole repository
+    /// Names as `consort list` prints them; owner/name without :Q4_K_M deletes the whole repository
     #[arg(required = true)]
     models: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! `consort run`: one prompt, one answer.
+//! `consort run`: generates one answer to one prompt.
 
 use std::io::{Read, Write, stdin, stdout};
 use std::path::Path;
@@ -12,32 +12,32 @@ use model::Checkpoint;
 use serde_json::json;
 use text::Message;
 
-use crate::generate::{AnswerEnd, GeneratedAnswer, generate};
+use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
 use crate::interrupt;
-use crate::language::Language;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::store::Store;
+use crate::text_assets::TextAssets;
 
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
-/// RequestedCapacity for prompt and answer when nothing else is said, and for the answer behind a long prompt.
+/// The default context, and the tokens reserved for the answer when the prompt needs a larger context.
 const CONTEXT_DEFAULT: usize = 8192;
-const ANSWER_ROOM: usize = 2048;
+const ANSWER_TOKENS_RESERVED: usize = 2048;
 
-/// Answer one prompt
+/// Generate an answer to one prompt
 ///
-/// MODEL is a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF files), a folder or a .gguf file; without
-/// it the default model answers. PROMPT is a text, or - to read one from standard input.
+/// MODEL is a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF files), a folder or a .gguf file; the default
+/// is a small model. PROMPT is a text, or - to read it from standard input.
 #[derive(Args, Debug)]
 #[command(override_usage = "consort run [OPTIONS] [MODEL] <PROMPT>")]
 pub struct RunArgs {
-    /// One word is the prompt, two are the model and the prompt.
+    /// One argument is the prompt, two are the model and the prompt.
     #[arg(required = true, num_args = 1..=2, value_name = "[MODEL] PROMPT", hide = true)]
     words: Vec<String>,
-    /// Instructions that come before the prompt
+    /// System prompt
     #[arg(long)]
     system: Option<String>,
-    /// Let the model continue the prompt as it is, without its chat template
+    /// Continue the prompt as plain text, without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
     /// Print one JSON object at the end: text, tokens, finish_reason, prompt_tokens, timings
@@ -68,16 +68,16 @@ impl RunArgs {
 
         let start = Instant::now();
         let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
-        let language = Language::open(&files.path, &checkpoint)
-            .with_context(|| format!("read the text side of {}", files.name))?;
-        let tokens = if self.raw { language.raw(&prompt)? } else { language.conversation(&self.messages(prompt))? };
-        let wished = match self.sampling.max_tokens {
+        let text = TextAssets::open(&files.path, &checkpoint)
+            .with_context(|| format!("read the tokenizer and template of {}", files.name))?;
+        let tokens = if self.raw { text.raw(&prompt)? } else { text.conversation(&self.messages(prompt))? };
+        let default_context = match self.sampling.max_tokens {
             Some(max) => tokens.len().saturating_add(max),
-            None => CONTEXT_DEFAULT.max(tokens.len() + ANSWER_ROOM),
+            None => CONTEXT_DEFAULT.max(tokens.len() + ANSWER_TOKENS_RESERVED),
         };
-        let positions = self.options.context(&checkpoint, wished.max(tokens.len() + 1))?;
-        // No step has more tokens than the prompt: working memory for more would only be wasted. When ranks were lost, though,
-        // the answer is computed again too.
+        let positions = self.options.context(&checkpoint, default_context.max(tokens.len() + 1))?;
+        // A step never has more tokens than the prompt, so a larger working memory would be wasted. After the loss of a
+        // rank, however, the tokens of the answer are computed again as well.
         let most = if self.options.ranks() == 1 { tokens.len().max(1) } else { positions };
         let chunk = self.options.chunk().min(most);
         let capacity = RequestedCapacity { rows: chunk, ..RequestedCapacity::full(1, positions, 1) };
@@ -86,8 +86,8 @@ impl RunArgs {
         let loaded = start.elapsed();
 
         let mut out = stdout().lock();
-        let params = self.sampling.params(&language.defaults);
-        let answer = generate(&mut engine, &language.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
+        let params = self.sampling.params(&text.defaults);
+        let answer = generate(&mut engine, &text.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
             if !self.json {
                 out.write_all(piece.as_bytes())?;
                 out.flush()?;
@@ -99,7 +99,11 @@ impl RunArgs {
         } else if !answer.text.ends_with('\n') {
             writeln!(out)?;
         }
-        Ok(if answer.ending == AnswerEnd::Cancelled { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
+        Ok(if answer.ending == GenerationEnd::Cancelled {
+            ExitCode::from(interrupt::EXIT_CODE)
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 
     fn messages(&self, prompt: String) -> Vec<Message> {
@@ -136,14 +140,14 @@ fn read_stdin() -> Result<String> {
     if text.len() as u64 > PROMPT_BYTES_MAX {
         bail!("the prompt is longer than {} MiB", PROMPT_BYTES_MAX >> 20);
     }
-    // The newline that a shell puts behind the last line is not part of the question.
+    // The final newline from the shell is not part of the prompt.
     if text.ends_with('\n') {
         text.pop();
     }
     Ok(text)
 }
 
-/// Whether a lone word, which stands for the prompt, was surely meant as the model.
+/// Whether a single argument, which should be the prompt, is the path of a model.
 fn is_model(word: &str) -> bool {
     let path = Path::new(word);
     (word.ends_with(".gguf") && path.is_file()) || path.join("config.json").is_file()

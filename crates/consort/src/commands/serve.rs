@@ -1,4 +1,4 @@
-//! `consort serve`: a model behind the APIs that people's tools already speak.
+//! `consort serve`: serves a model over HTTP.
 
 mod load;
 pub(super) mod logs;
@@ -22,19 +22,20 @@ use load::CacheOptions;
 use logs::LogFormat;
 use shutdown::Signals;
 
-/// The longest file of keys, certificates or a private key.
+/// The maximum size of a file of API keys, certificates or a private key.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Threads that talk to clients. They hardly compute; the model's threads do.
+/// Threads of the HTTP server. The model has compute threads of its own.
 const HTTP_THREADS: usize = 2;
-/// Threads that write prompts and compile grammars.
+/// Threads that render prompts and compile grammars.
 const PROMPT_THREADS: usize = 16;
 
-/// Serve a model over HTTP: OpenAI's and Anthropic's APIs, metrics, and a page to chat on
+/// Serve a model over HTTP: OpenAI's and Anthropic's APIs, metrics, and a chat page
 ///
-/// The server answers at once; `/ready` says when the model is loaded. Ctrl-C lets answers finish, twice ends at once.
+/// The server listens at once; `/ready` tells when the model is loaded. Ctrl-C lets running requests finish, a second one
+/// ends at once.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file; none is the default model
+    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
     model: Option<String>,
     #[command(flatten)]
     http: HttpOptions,
@@ -49,37 +50,37 @@ pub struct ServeArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Who may ask, and where")]
 struct HttpOptions {
-    /// The address to listen on; 0.0.0.0 is all of this machine's
+    /// Address to listen on; 0.0.0.0 is every address of this machine
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
-    /// The port to listen on; 0 is any that is free
+    /// Port to listen on; 0 is any free port
     #[arg(long, default_value_t = 8000)]
     port: u16,
-    /// A key that clients must send; may be given several times, each is a tenant of its own
+    /// API key that clients must send; may be repeated, each key is a tenant of its own
     #[arg(long = "api-key", value_name = "KEY", env = "CONSORT_API_KEY", hide_env_values = true)]
     api_keys: Vec<String>,
-    /// A file of such keys, one on each line
+    /// File of API keys, one per line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// A certificate (PEM, with those that vouch for it): serve HTTPS
+    /// TLS certificate chain (PEM): serve HTTPS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's private key (PEM)
+    /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// An origin whose pages may call this server, or *; may be given several times
+    /// Origin that CORS allows, or *; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<HeaderValue>,
-    /// The name that clients call the model by [default: what it is called here]; further ones are aliases
+    /// Model name in the API [default: the model's own name]; may be repeated for aliases
     #[arg(long = "served-model-name", value_name = "NAME")]
     names: Vec<String>,
-    /// The longest request, in bytes
+    /// Maximum size of a request body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = server::BODY_BYTES_MAX)]
     max_body: usize,
-    /// Seconds that answers get to finish when the server is told to stop
+    /// Seconds that running requests get to finish at shutdown
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
-    /// How to write the log, on standard error
+    /// Log format, on standard error
     #[arg(long, value_enum, default_value_t)]
     log: LogFormat,
 }
@@ -97,7 +98,7 @@ impl ServeArgs {
             .build()
             .context("start the threads of the server")?;
         let result = runtime.block_on(self.serve(App::new(config), tls));
-        // A model that is still loading does not keep the program alive.
+        // Does not wait for a model that is still loading.
         runtime.shutdown_background();
         result
     }
@@ -111,7 +112,7 @@ impl ServeArgs {
         info!(model = app.config().model, "listening on {scheme}://{address}");
 
         let (failed, failure) = oneshot::channel();
-        load::in_background(self, Arc::clone(&app), failed)?;
+        load::spawn_loader(self, Arc::clone(&app), failed)?;
         shutdown::run(listener, &app, &mut signals, failure, grace).await
     }
 
@@ -153,7 +154,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
-/// What to call a model that is a file or a folder: nobody else needs to know where it lies.
+/// The name of a model that is a local file or folder. Clients do not see its path.
 fn short_name(given: &str) -> &str {
     let path = Path::new(given);
     if !path.exists() {

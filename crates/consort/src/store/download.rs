@@ -1,5 +1,5 @@
-//! One file from the hub into one blob of the cache: resumed where an earlier attempt stopped, checked against its
-//! digest, and given its final name only when every byte is right.
+//! Downloads one file from the hub into one blob of the cache. Resumes an earlier attempt, verifies the digest, and renames
+//! the file only when it is right.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -15,9 +15,9 @@ use ureq::http::StatusCode;
 use super::hub::{Digest, Hub, HubError, RemoteFile};
 use super::name::{FileName, RepoId};
 
-/// Attempts in a row that bring nearly nothing before a download is given up.
-const FRUITLESS_MAX: u32 = 3;
-const FRUITFUL_BYTES_MIN: u64 = 64 << 10;
+/// A download fails after this many attempts in a row that each bring fewer than `PROGRESS_BYTES_MIN` bytes.
+const STALLED_ATTEMPTS_MAX: u32 = 3;
+const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(300);
 const READ_BYTES: usize = 256 << 10;
 
@@ -49,14 +49,14 @@ impl DownloadError {
     }
 }
 
-/// Where a file is fetched from.
+/// The hub, repository and commit that files are downloaded from.
 pub struct Source<'a> {
     pub hub: &'a Hub,
     pub repo: &'a RepoId,
     pub commit: &'a str,
 }
 
-/// Brings `file` to the path `blob`. The bar moves by the file's bytes, those of an earlier attempt included.
+/// Downloads `file` to the path `blob`. The bar counts the file's bytes, including those of an earlier attempt.
 pub fn download(source: &Source<'_>, file: &RemoteFile, blob: &Path, bar: &ProgressBar) -> Result<(), DownloadError> {
     let path = blob.with_extension("incomplete");
     let at_start = bar.position();
@@ -66,14 +66,14 @@ pub fn download(source: &Source<'_>, file: &RemoteFile, blob: &Path, bar: &Progr
         bar.set_position(at_start + part.len);
         part.fill(source, bar, at_start)?;
         match part.finish(blob) {
-            // What an earlier attempt left may be the part that is wrong.
+            // The bytes of the earlier attempt may be the wrong ones, so the download starts again.
             Err(DownloadError::Checksum { .. }) if resumed => bar.set_position(at_start),
             done => return done,
         }
     }
 }
 
-/// The beginning of a file, on disk, with the hash of what is there.
+/// The downloaded beginning of a file, with its running hash.
 struct Partial<'a> {
     file: &'a RemoteFile,
     path: &'a Path,
@@ -101,14 +101,14 @@ impl<'a> Partial<'a> {
         open().map_err(|source| DownloadError::Write { path: path.to_owned(), source })
     }
 
-    /// Asks as often as needed for what is missing.
+    /// Sends requests until no bytes are missing.
     fn fill(&mut self, source: &Source<'_>, bar: &ProgressBar, at_start: u64) -> Result<(), DownloadError> {
         let mut fruitless = 0;
         while self.len < self.file.bytes {
             let before = self.len;
             let Err(error) = self.receive(source, bar, at_start) else { break };
-            fruitless = if self.len >= before + FRUITFUL_BYTES_MIN { 1 } else { fruitless + 1 };
-            if !error.is_retryable() || fruitless == FRUITLESS_MAX {
+            fruitless = if self.len >= before + PROGRESS_BYTES_MIN { 1 } else { fruitless + 1 };
+            if !error.is_retryable() || fruitless == STALLED_ATTEMPTS_MAX {
                 return Err(error);
             }
             thread::sleep(PAUSE * fruitless);
@@ -116,7 +116,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// One request for everything that is missing.
+    /// Sends one request for all missing bytes.
     fn receive(&mut self, source: &Source<'_>, bar: &ProgressBar, at_start: u64) -> Result<(), DownloadError> {
         let want = self.file.bytes;
         let response = source.hub.file(source.repo, source.commit, &self.file.name, self.len)?;
@@ -127,7 +127,7 @@ impl<'a> Partial<'a> {
                     return Err(DownloadError::WrongRange { name: self.file.name.clone() });
                 }
             }
-            // The server does not know ranges: it begins again, and so do we.
+            // The server does not support ranges and sends the whole file: starts again.
             StatusCode::OK => {
                 self.restart().map_err(|source| DownloadError::Write { path: self.path.to_owned(), source })?;
                 bar.set_position(at_start);
@@ -166,7 +166,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Gives the file its name, or deletes it when its bytes are wrong.
+    /// Renames the file to `blob`, or deletes it if its digest is wrong.
     fn finish(self, blob: &Path) -> Result<(), DownloadError> {
         let want = self.file.digest.hex();
         let got = self.hash.clone().hex();
@@ -178,13 +178,13 @@ impl<'a> Partial<'a> {
         kept.map_err(|source| DownloadError::Write { path: blob.to_owned(), source })
     }
 
-    /// Best effort: an error is already on its way to the user.
+    /// Best effort: the caller reports another error already.
     fn delete(&self) {
         let _ = fs::remove_file(self.path);
     }
 }
 
-/// The running digest of a file, of the kind that its listing gives.
+/// A running hash, of the kind that the listing gives for the file.
 #[derive(Clone)]
 enum Hash {
     Sha256(Sha256),
@@ -219,7 +219,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads to the end, a block at a time, and says how many bytes there were.
+/// Reads to the end, one block at a time, and returns the number of bytes.
 pub fn copy_blocks(from: &mut impl Read, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
     let mut block = vec![0; READ_BYTES];
     let mut total = 0;

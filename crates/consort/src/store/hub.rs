@@ -1,7 +1,7 @@
-//! A client for the two questions that consort asks a Hugging Face hub: what a repository holds, and a file's bytes.
+//! A client for a Hugging Face hub, with two requests: list a repository, and download a file.
 //!
-//! Nothing that a hub sends is trusted: listings are bounded and their names checked, redirects are counted and never
-//! leave HTTPS, and the token goes to the hub itself only, not to where it redirects.
+//! Responses of a hub are not trusted: listings are bounded and their names checked, redirects are limited and never leave
+//! HTTPS, and the token is sent to the hub only, not to redirect targets.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::name::{FileName, RepoId};
 use super::settings::HubAccess;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two reads of a body, and before its first byte.
+/// Maximum time until the first byte of a body, and between two reads.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 const REDIRECTS_MAX: u32 = 5;
 const LISTING_BYTES_MAX: u64 = 16 << 20;
 const LISTING_FILES_MAX: usize = 20_000;
-/// No single file of any model is near this; a listing that says so is wrong.
+/// No file of any model is this large; a listing with such a size is wrong.
 const FILE_BYTES_MAX: u64 = 1 << 40;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the same question may get an answer in a moment.
+    /// Whether the same request may succeed soon.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -56,7 +56,7 @@ impl HubError {
     }
 }
 
-/// What a repository holds at one commit.
+/// The files of a repository at one commit.
 #[derive(Debug)]
 pub struct Listing {
     /// 40 hexadecimal digits.
@@ -71,12 +71,12 @@ pub struct RemoteFile {
     pub digest: Digest,
 }
 
-/// What a file's bytes must hash to; in hexadecimal it is also the name of the blob in the cache.
+/// The expected hash of a file. In hexadecimal it is also the name of the blob in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Digest {
-    /// SHA-256 of the bytes: large files.
+    /// SHA-256 of the bytes, for large files.
     Sha256(String),
-    /// The id that Git gives the bytes: small files.
+    /// The Git object id, for small files.
     GitBlob(String),
 }
 
@@ -103,7 +103,8 @@ impl Hub {
             .http_status_as_error(false)
             .https_only(https)
             .max_redirects(REDIRECTS_MAX)
-            // A renamed repository redirects within the hub. Without TLS "the same host" proves nothing.
+            // A renamed repository redirects within the hub. Without TLS, the host's identity is not proven, so the token is
+            // never forwarded.
             .redirect_auth_headers(if https { RedirectAuthHeaders::SameHost } else { RedirectAuthHeaders::Never })
             .timeout_resolve(Some(CONNECT_TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
@@ -129,7 +130,7 @@ impl Hub {
         parse_listing(&text).map_err(bad)
     }
 
-    /// Asks for a file's bytes from `start` on. Any status that is not an error comes back to the caller.
+    /// Requests a file's bytes from `start` on. Returns any status that is not an error.
     pub fn file(&self, repo: &RepoId, commit: &str, name: &FileName, start: u64) -> Result<Response<Body>, HubError> {
         let url = format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, name.url_path());
         let response = self.get(&url, (start > 0).then(|| format!("bytes={start}-")))?;
@@ -141,7 +142,7 @@ impl Hub {
         if self.offline {
             return Err(HubError::Offline(self.endpoint.clone()));
         }
-        // Bytes are checked against digests of the files themselves, not of a compressed form.
+        // Digests are of the uncompressed files, so compression is refused.
         let mut request = self.agent.get(url).header("Accept-Encoding", "identity");
         if let Some(range) = range {
             request = request.header("Range", range);
@@ -177,7 +178,7 @@ impl Hub {
         Err(match (status, code) {
             (200..=299 | 416, _) => return Ok(()),
             (_, Some("GatedRepo")) | (403, _) => HubError::Gated { endpoint, repo },
-            // The hub does not say whether a repository is missing or private.
+            // The hub does not tell whether a repository is missing or private.
             (401, _) if self.token.is_none() => HubError::Hidden { endpoint, repo },
             (401, _) => HubError::TokenRefused { endpoint, repo },
             (404, _) => HubError::NotFound { endpoint, what: what() },
@@ -187,7 +188,7 @@ impl Hub {
     }
 }
 
-/// The listing as the hub sends it.
+/// The listing in the hub's format.
 #[derive(Deserialize)]
 struct WireListing {
     sha: String,

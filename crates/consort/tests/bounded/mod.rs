@@ -1,5 +1,5 @@
-//! Waits that end: what never comes fails the test, and the failure says what was waited for.
-#![allow(dead_code)] // each test program uses some of these
+//! Waits with a time limit. At the limit the test fails with a message that names the event.
+#![allow(dead_code)] // each test program uses only some of these
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Far beyond what anything takes that is waited for.
+/// Far longer than any event in the tests takes.
 pub const WAIT_MAX: Duration = Duration::from_secs(120);
-/// Far beyond what a whole program takes, on a machine that has much else to do.
+/// Far longer than a whole program takes, even on a busy machine.
 pub const RUN_MAX: Duration = Duration::from_secs(600);
 
 /// Waits until `is_true`.
@@ -33,21 +33,21 @@ pub fn ended(child: &mut Child) -> ExitStatus {
     status.unwrap()
 }
 
-/// The lines of a log as they come. It is read to its end even if nobody takes them, so that its writer never waits.
+/// The lines of a log as they are written. A thread reads the log to its end, so that the writer never blocks.
 pub struct Log(Receiver<String>);
 
 impl Log {
     pub fn read(log: impl Read + Send + 'static) -> Self {
         let (lines, taken) = channel();
         let each = move |line: std::io::Result<String>| {
-            // Nobody may want the rest.
+            // The receiver may have been dropped already.
             let _ = lines.send(line.unwrap());
         };
         thread::spawn(move || BufReader::new(log).lines().for_each(each));
         Self(taken)
     }
 
-    /// The next line with these words.
+    /// The next line that contains `words`.
     #[track_caller]
     pub fn line_with(&self, words: &str) -> String {
         let mut seen = String::new();
@@ -65,7 +65,7 @@ impl Log {
         }
     }
 
-    /// What is left, once its writer has ended.
+    /// The remaining lines, up to the end of the log.
     #[track_caller]
     pub fn rest(&self) -> String {
         let mut rest = String::new();
@@ -86,14 +86,14 @@ pub fn output(command: &mut Command) -> Output {
     output_of(child)
 }
 
-/// The same with a program that was started already. Its standard input is closed.
+/// Like [`output`], for a process that was started already. Closes its standard input.
 #[track_caller]
 pub fn output_of(child: Child) -> Output {
     let pid = child.id();
     let (done, result) = channel();
     thread::spawn(move || done.send(child.wait_with_output()));
     let Ok(output) = result.recv_timeout(RUN_MAX) else {
-        // It may end just now; then there is nothing to kill.
+        // The process may have ended already, so the result is ignored.
         let _ = Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status();
         panic!("a program did not end within {RUN_MAX:?}");
     };

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use cluster::group::{Deadlines, Group, GroupConfig};
-use cluster::protocol::share::Share;
+use cluster::protocol::shard::ShardSpec;
 use engine::{
     Engine, EngineOptions, EventKind, EventSink, FinishReason, Finished, Health, LocalExecutor, Request, RequestHandle,
     Service,
@@ -17,10 +17,10 @@ use model::{Checkpoint, Limits, LoadOptions};
 use types::{TokenId, WorldSize};
 
 use crate::bounded::{WAIT_MAX, wait_until};
-use crate::lent::Lent;
+use crate::rank_hosts::LocalRankHosts;
 use crate::traces;
 
-/// Prompts are read in several steps, so that a fault finds some of them half read.
+/// Prompts take several prefill steps, so that a fault can happen within a prefill.
 const CHUNK: usize = 8;
 const PROMPT_TOKENS: usize = 30;
 const ANSWER_TOKENS: usize = 24;
@@ -35,7 +35,7 @@ pub struct Cell {
     pub moment: &'static str,
     pub rank: u16,
     /// All ranks but the first are on other hosts.
-    pub elsewhere: bool,
+    pub remote: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -49,7 +49,7 @@ pub struct Outcome {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = if self.elsewhere { " elsewhere" } else { "" };
+        let place = if self.remote { " remote" } else { "" };
         write!(f, "{} at {} of rank {}{place}", self.action, self.moment, self.rank)
     }
 }
@@ -63,7 +63,7 @@ impl fmt::Display for Outcome {
 }
 
 impl Cell {
-    /// `expected`: the answers that requests get without a fault.
+    /// `expected`: the tokens that requests get without a fault.
     pub fn run(self, expected: &[Vec<TokenId>]) -> Outcome {
         let begun = Instant::now();
         let folder = tempfile::tempdir().unwrap();
@@ -76,16 +76,17 @@ impl Cell {
     fn try_run(self, expected: &[Vec<TokenId>], claim: &Path, outcome: &mut Outcome) -> Result<(), String> {
         let mark = claim.display().to_string();
         let mut config = self.config(&mark);
-        let lent = self.elsewhere.then(|| Lent::start(RANKS - 1, &config.environment));
-        config.hosts = lent.as_ref().map(|lent| lent.hosts.clone());
+        let rank_hosts = self.remote.then(|| LocalRankHosts::start(RANKS - 1, &config.environment));
+        config.hosts = rank_hosts.as_ref().map(|rank_hosts| rank_hosts.hosts.clone());
         let group = Group::start(config, &mut |_| {}).map_err(|error| format!("start: {error}"))?;
         let options = EngineOptions { chunk: CHUNK, ..EngineOptions::default() };
         let service = Service::start(Engine::with_options(group, options)).unwrap();
-        // The first requests meet the fault if it waits for steps; the second ones find a group that is whole again.
+        // A fault that waits for steps happens during the first requests. The second requests run after the group is
+        // rebuilt.
         ask(&service, expected).map_err(|problem| format!("first requests: {problem}"))?;
         self.wait_for_idle_fault(&service, claim);
         ask(&service, expected).map_err(|problem| format!("second requests: {problem}"))?;
-        // What the last answer held is given back after it was told.
+        // The pages of a request are freed after its last event is sent.
         wait_until("no request runs", || service.stats().running == 0);
         let stats = service.stats();
         outcome.replays = stats.replays;
@@ -104,7 +105,7 @@ impl Cell {
             return Err("the fault never happened: the cell shows nothing".to_owned());
         }
         let (meant, restarts) = (self.action != "slow" && self.moment != "unload", outcome.restarts);
-        // A rank that could not get memory for a step says so and lives on.
+        // A rank that runs out of memory in a step reports it and stays alive.
         let lives = self.action == "oom" && matches!(self.moment, "prefill" | "decode");
         if meant && (restarts == 0) != lives || !meant && restarts > 0 {
             return Err(format!("{restarts} ranks were started anew"));
@@ -121,12 +122,12 @@ impl Cell {
         let fault = format!("rank={},at={at},after={after},do={},once={claim}", self.rank, self.action);
         let path = model_path();
         let checkpoint = Checkpoint::open(&path).unwrap();
-        let share = Share::new(path.to_str().unwrap().to_owned(), &load_options(), cpu());
+        let shard = ShardSpec::new(path.to_str().unwrap().to_owned(), &load_options(), cpu());
         GroupConfig {
             world: WorldSize::new(RANKS as u16).unwrap(),
             program: env!("CARGO_BIN_EXE_consort").into(),
             model_id: "model".to_owned(),
-            share,
+            shard,
             limits: LIMITS,
             vocab: checkpoint.description().vocab,
             deadlines: deadlines(),
@@ -135,12 +136,12 @@ impl Cell {
         }
     }
 
-    /// A fault of an idle rank happens by itself, a moment after the last request has ended.
+    /// A fault of an idle rank happens on its own, shortly after the last request has ended.
     fn wait_for_idle_fault(self, service: &Service, claim: &Path) {
         if self.moment == "idle" {
             wait_until("the fault happens", || claim.exists());
             if self.action != "slow" {
-                // Nobody asks for anything: the group has to notice by itself.
+                // No request runs, so the group has to notice the loss by polling.
                 wait_until("the group notices the loss", || {
                     service.health() != Health::Ready || service.ranks().iter().any(|rank| rank.restarts > 0)
                 });
@@ -149,7 +150,7 @@ impl Cell {
     }
 }
 
-/// What the requests are answered by one process.
+/// The tokens that one process without faults generates.
 pub fn answers_without_faults() -> Vec<Vec<TokenId>> {
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
     let backend = CpuBackend::new(cpu()).unwrap();
@@ -158,7 +159,7 @@ pub fn answers_without_faults() -> Vec<Vec<TokenId>> {
     (0..REQUESTS).map(|index| engine::inspect::greedy(&mut engine, &prompt(index), ANSWER_TOKENS).unwrap()).collect()
 }
 
-/// Runs the requests side by side and holds their answers against `expected`.
+/// Runs the requests concurrently and compares their tokens with `expected`.
 fn ask(service: &Service, expected: &[Vec<TokenId>]) -> Result<(), String> {
     let asked: Vec<_> = (0..REQUESTS).map(|index| submit(service, index)).collect();
     for ((_handle, events), expected) in asked.iter().zip(expected) {

@@ -1,12 +1,12 @@
-//! The fault matrix: what can go wrong with a rank, at every moment of a group's life, for the first rank, another, and one on
-//! another host, while requests run. Each must be answered with exactly the tokens that it gets without a fault, the group must serve again, and
-//! nothing may be left behind. A watchdog ends what hangs.
+//! The fault matrix: every fault of a rank, at every stage of a group's life, on rank 0, on another rank, and on a rank on
+//! another host, while requests run. Each request must get exactly the tokens that it gets without a fault, the group must
+//! serve again, and no process or memory may be left. A watchdog ends a test that hangs.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 #[path = "../bounded/mod.rs"]
 mod bounded;
 mod cell;
-mod lent;
+mod rank_hosts;
 mod traces;
 
 use std::process::ExitCode;
@@ -20,11 +20,11 @@ use cell::{Cell, Outcome};
 
 const ACTIONS: [&str; 6] = ["kill", "stop", "garbage", "close_stdout", "oom", "slow"];
 const MOMENTS: [&str; 7] = ["spawn", "init", "load", "prefill", "decode", "idle", "unload"];
-/// Whose fault it is, and whether all but the first rank are on other hosts.
-const SEATS: [(u16, bool); 3] = [(0, false), (1, false), (1, true)];
-/// Cells that run side by side: most of their time is waiting.
+/// The rank with the fault, and whether all ranks but the first are on other hosts.
+const FAULT_PLACEMENTS: [(u16, bool); 3] = [(0, false), (1, false), (1, true)];
+/// Cells that run at once: they mostly wait.
 const WORKERS: usize = 4;
-/// The longest that a cell may take before it counts as hung.
+/// The maximum time of a cell before it counts as hung.
 const WATCHDOG: Duration = Duration::from_secs(180);
 
 fn main() -> ExitCode {
@@ -78,12 +78,12 @@ fn main() -> ExitCode {
 fn cells() -> impl Iterator<Item = Cell> {
     let pairs = ACTIONS.into_iter().flat_map(|action| MOMENTS.into_iter().map(move |moment| (action, moment)));
     pairs.flat_map(|(action, moment)| {
-        SEATS.into_iter().map(move |(rank, elsewhere)| Cell { action, moment, rank, elsewhere })
+        FAULT_PLACEMENTS.into_iter().map(move |(rank, remote)| Cell { action, moment, rank, remote })
     })
 }
 
-/// For each cell: processes that were started anew, requests that began again, the longest time from the loss to the
-/// moment when the last survivor had left the step, and the time of the whole cell.
+/// Prints for each cell: restarted processes, requeued requests, the longest time from the loss until the last survivor left
+/// the step, and the time of the whole cell.
 fn print_table(cells: &[Cell], outcomes: &[Option<Outcome>]) {
     println!("restarts / replays / drain ms / s, for rank 0 and rank 1 of 3, and for rank 1 on another host");
     print!("{:>14}", "");
@@ -92,11 +92,11 @@ fn print_table(cells: &[Cell], outcomes: &[Option<Outcome>]) {
     for action in ACTIONS {
         print!("{action:>14}");
         for moment in MOMENTS {
-            let of = |(rank, elsewhere)| {
-                let index = cells.iter().position(|cell| *cell == Cell { action, moment, rank, elsewhere }).unwrap();
+            let of = |(rank, remote)| {
+                let index = cells.iter().position(|cell| *cell == Cell { action, moment, rank, remote }).unwrap();
                 outcomes[index].as_ref().map_or("hung".to_owned(), Outcome::to_string)
             };
-            print!("{:>44}", SEATS.map(of).join(" | "));
+            print!("{:>44}", FAULT_PLACEMENTS.map(of).join(" | "));
         }
         println!();
     }

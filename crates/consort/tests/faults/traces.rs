@@ -1,8 +1,8 @@
-//! What a group could leave behind: processes, and memory that ranks share.
+//! Finds what a group could leave behind: processes and shared memory.
 
 use std::fs;
 
-/// Processes whose environment holds this text.
+/// Processes whose environment contains `mark`.
 pub fn processes(mark: &str) -> Vec<u32> {
     let folders = fs::read_dir("/proc").unwrap().flatten();
     let numbers = folders.filter_map(|folder| folder.file_name().to_str()?.parse().ok());
@@ -13,7 +13,7 @@ pub fn processes(mark: &str) -> Vec<u32> {
     numbers.filter(holds).collect()
 }
 
-/// Zombies of this program, and segments that it still maps or holds.
+/// Zombies of this process, and shared memory segments that it still maps or holds open.
 pub fn of_this_program() -> Vec<String> {
     let own = std::process::id();
     let mut found = Vec::new();

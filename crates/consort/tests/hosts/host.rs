@@ -1,4 +1,4 @@
-//! `Host`: a machine that lends its CPUs, as a process of `consort ranks`.
+//! `Host`: a process of `consort ranks` that stands for a machine.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -8,7 +8,7 @@ use crate::serving::{children, consort};
 
 pub const KEY: &str = "a key that only tests have";
 
-/// A machine that lends its CPUs.
+/// A running `consort ranks`.
 pub struct Host {
     pub child: Child,
     pub address: String,
@@ -45,7 +45,7 @@ impl Drop for Host {
     }
 }
 
-/// As `--tp-hosts` has them.
+/// The value for `--tp-hosts`.
 pub fn addresses(hosts: &[Host]) -> String {
     hosts.iter().map(|host| host.address.as_str()).collect::<Vec<_>>().join(",")
 }

@@ -20,11 +20,11 @@ use network::Network;
 use serving::bounded::{self, ended, wait_until};
 use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
 
-/// How far logits, which reach from -8 to 8, may be from the exact ones when the terms of sums are rounded to eight bits. Over all
-/// oracles 0.42 was the most.
+/// The largest difference of logits (range -8 to 8) from the exact ones when partial sums are rounded to eight bits. The
+/// largest one measured is 0.42.
 const APART_Q8_MAX: f32 = 0.5;
 
-/// One answer of a model on these hosts.
+/// Generates tokens with a model on these hosts.
 fn ask(hosts: &str, options: &[&str]) -> Output {
     let model = oracle("llama/model-f32");
     let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", "1,2,3", "--tp-hosts", hosts];
@@ -34,37 +34,37 @@ fn ask(hosts: &str, options: &[&str]) -> Output {
 const REQUEST: &str =
     r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
 
-/// An answer that nothing disturbs.
+/// The text of a completion without faults.
 fn whole_answer(server: &Server) -> String {
     let answer = completion(&server.ask("POST /v1/completions", &REQUEST.replace("STREAM", "false")));
     assert!(!answer.is_empty());
     answer
 }
 
-/// The same answer as a stream, of which a part has come.
-struct Begun {
+/// The same completion as a stream, of which the first event has arrived.
+struct PartialStream {
     stream: BufReader<TcpStream>,
     text: String,
 }
 
-fn begun_answer(server: &Server) -> Begun {
+fn begun_answer(server: &Server) -> PartialStream {
     let mut stream = BufReader::new(server.open("POST /v1/completions", &REQUEST.replace("STREAM", "true")));
     let mut text = String::new();
     while !text.contains("\"text\"") {
         assert_ne!(stream.read_line(&mut text).unwrap(), 0, "{text}");
     }
-    Begun { stream, text }
+    PartialStream { stream, text }
 }
 
-impl Begun {
-    /// All of it, at its end.
+impl PartialStream {
+    /// Reads to the end and returns the whole text.
     fn rest(mut self) -> String {
         self.stream.read_to_string(&mut self.text).unwrap();
         completion(&self.text)
     }
 }
 
-/// Until the server tells of a loss in these words.
+/// Waits until `/ready` reports a loss with these words.
 fn wait_for_loss(server: &Server, words: &str) {
     wait_until(&format!("the server says: {words}"), || {
         let ready = server.ask("GET /ready", "");
@@ -87,7 +87,7 @@ fn greedy_tokens_are_the_oracles_on_several_hosts() {
             let prompt = &manifest["prompts"][0];
             let greedy: Vec<u32> = serde_json::from_value(prompt["greedy"]["f32"]["tokens"].clone()).unwrap();
             let model = oracle(architecture).join("model-f32");
-            // Rounded activations choose another expert now and then.
+            // Rounded activations sometimes select another expert.
             let activations = if architecture == "llama" { &["f32", "q8"][..] } else { &["f32"] };
             for hosts in [addresses(&hosts[..1]), addresses(&hosts)] {
                 for form in activations {
@@ -151,7 +151,7 @@ fn hosts_that_can_not_help_are_named() {
         let log = refused(&ask(&gone, &options));
         assert!(log.contains(&format!("rank 1 on {gone}: it can not be reached")), "{log}");
 
-        // A path that leads elsewhere there than here.
+        // A path that refers to another folder on the host than here.
         let model = "/proc/self/cwd/model-f32";
         let elsewhere = Host::start_at("127.0.0.1:0", Path::new("/"));
         let mut command = consort(&["debug", "tokens", model, "--tokens", "1", "--tp-hosts", &elsewhere.address]);
@@ -194,7 +194,7 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_killed() {
     });
 }
 
-/// Deadlines that pass long after the watchdog has ended a test: what is found is not found by them.
+/// Deadlines that are longer than a test, so that losses are not found by them.
 const NEVER: &str = "load=3600,session=3600,step=3600,drain=3600";
 
 #[test]
@@ -214,7 +214,7 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_stopped() {
         stop(&hosts[1]);
         assert_eq!(stream.rest(), whole);
         server.wait_until_ready();
-        // Nobody asks for anything.
+        // No request runs.
         stop(&hosts[0]);
         assert_eq!(whole_answer(&server), whole);
         assert_eq!(server.ranks(), own, "the rank here keeps its weights");

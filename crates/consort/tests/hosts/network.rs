@@ -1,5 +1,5 @@
-//! `Network`: machines with a network of their own, as namespaces that a bridge joins. They need root, and
-//! Debian's iproute2.
+//! `Network`: machines with separate networks, made of network namespaces that a bridge connects. Needs root and Debian's
+//! iproute2.
 
 use std::env;
 use std::fs::File;
@@ -15,17 +15,17 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::host::Host;
 
 const PORT: u16 = 7000;
-/// The variable that makes it a failure if there can be no namespaces.
+/// If this variable is `required`, a test fails where namespaces cannot be created.
 const REQUIRED: &str = "CONSORT_TEST_NAMESPACES";
 
-/// The first machine is the supervisor's. Dropped, they are gone.
+/// The first machine is the supervisor's. Dropping the value deletes the namespaces.
 pub struct Network {
     names: Vec<String>,
 }
 
 impl Network {
-    /// One machine and so many hosts. `None` where nobody may make network namespaces: the test then does not run, and says
-    /// so. With `CONSORT_TEST_NAMESPACES=required` that is a failure.
+    /// One supervisor machine and `hosts` hosts. Where network namespaces cannot be created, prints a message and returns
+    /// `None`; with `CONSORT_TEST_NAMESPACES=required` it panics.
     #[track_caller]
     pub fn new(hosts: usize) -> Option<Self> {
         if let Err(reason) = can_make_namespaces() {
@@ -55,14 +55,14 @@ impl Network {
         Some(network)
     }
 
-    /// `consort ranks` on each host.
+    /// Starts `consort ranks` on each host.
     pub fn hosts(&self) -> Vec<Host> {
         let start =
             |index: usize| self.within(index, || Host::start_at(&format!("{}:{PORT}", address(index)), Path::new(".")));
         (1..self.names.len()).map(start).collect()
     }
 
-    /// Runs `task`, and the processes that it starts, on a machine.
+    /// Runs `task`, and the processes that it starts, in the namespace of a machine.
     pub fn within<T: Send>(&self, index: usize, task: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(format!("/run/netns/{}", self.names[index])).unwrap();
         let enter = || {
@@ -72,7 +72,7 @@ impl Network {
         thread::scope(|scope| scope.spawn(enter).join().unwrap())
     }
 
-    /// Has every packet to a host wait, where the kernel can do so.
+    /// Delays every packet to a host, if the kernel supports it.
     pub fn delay(&self, time: &str) {
         for index in 1..self.names.len() {
             let arguments = format!("-n {} qdisc add dev host{index} root netem delay {time}", self.names[0]);
@@ -83,7 +83,7 @@ impl Network {
         }
     }
 
-    /// Nothing reaches a host, and nobody is told.
+    /// Drops all packets to a host, without an error to either side.
     pub fn unplug(&self, index: usize) {
         ip(&format!("-n {} link set host{index} down", self.names[0]));
     }
@@ -110,7 +110,7 @@ fn ip(arguments: &str) {
     assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
 }
 
-/// Makes a namespace and deletes it again. The error says what is missing.
+/// Creates a namespace and deletes it again. The error says what is missing.
 fn can_make_namespaces() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root makes them".to_owned());
@@ -126,13 +126,13 @@ fn can_make_namespaces() -> Result<(), String> {
     Ok(())
 }
 
-/// A number that no other network of this process has.
+/// A number that is unique in this process.
 fn unique() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Writes a line that the test harness does not capture, as it does with `eprintln!`.
+/// Writes a line that the test harness does not capture, unlike `eprintln!`.
 fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! The binary as tests run it: to its end, or as a server whose processes they look at and kill.
+//! Runs the binary for tests: to its end, or as a server with rank processes that tests inspect and kill.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,13 +16,13 @@ pub mod bounded;
 
 use bounded::{Log, WAIT_MAX, wait_until};
 
-/// Far beyond what a test takes.
+/// Far longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A test that hangs fails, wherever it waits.
+/// Runs a test with a time limit, so that a test that hangs fails.
 pub fn watched(test: impl FnOnce() + Send + 'static) {
     let (done, result) = channel();
-    // It keeps the name of the test, which panics and messages show.
+    // The thread gets the name of the test, which panic messages show.
     let named = thread::Builder::new().name(thread::current().name().unwrap_or("test").to_owned());
     let tested = named.spawn(move || {
         test();
@@ -89,7 +89,7 @@ pub fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// A server with ranks, and what it writes to its log.
+/// A server with ranks.
 pub struct Server {
     pub child: Child,
     pub address: String,
@@ -100,7 +100,7 @@ impl Server {
         Self::start_with(options, &[])
     }
 
-    /// With variables for it and its ranks.
+    /// `environment`: variables for the server and its ranks.
     pub fn start_with(options: &[&str], environment: &[(&str, &str)]) -> Self {
         let model = oracle("qwen3/model-f32");
         let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];

@@ -1,4 +1,4 @@
-//! A hub on loopback that serves one repository, truthfully unless a test tells it to lie.
+//! A fake hub on loopback that serves one repository. Tests can replace single responses with wrong ones.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,9 +21,9 @@ pub struct Reply {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// What `Content-Length` says; the body is sent as it is.
+    /// The value of `Content-Length`, which may differ from the length of the body.
     pub declared: Option<usize>,
-    /// Sends the body again and again, until nobody reads it.
+    /// Sends the body repeatedly, until the client closes the connection.
     pub endless: bool,
 }
 
@@ -56,7 +56,7 @@ impl HubFile {
         Self { name: name.to_owned(), bytes: text.as_bytes().to_vec(), large: false }
     }
 
-    /// The name of its blob in the cache.
+    /// The name of the file's blob in the cache.
     pub fn digest(&self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         if self.large {
@@ -86,7 +86,7 @@ impl FakeHub {
         Self::start(repo, files, |_| None)
     }
 
-    /// `lie` may answer a request in place of the truth.
+    /// `lie` may return a response that replaces the right one.
     pub fn start(
         repo: &str,
         files: &[HubFile],
@@ -97,7 +97,7 @@ impl FakeHub {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (repo, files, seen) = (repo.to_owned(), files.to_vec(), requests.clone());
         let lie: Lie = Box::new(lie);
-        // Ends with the test's process.
+        // The thread ends with the test process.
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let Some(request) = read_request(&stream) else { continue };
@@ -113,7 +113,7 @@ impl FakeHub {
         self.requests.lock().unwrap().clone()
     }
 
-    /// The files that were asked for, with the ranges.
+    /// The files that were requested, with the ranges.
     pub fn fetched(&self) -> Vec<(String, Option<String>)> {
         let requests = self.requests().into_iter().filter(|request| request.path.contains("/resolve/"));
         requests.map(|r| (r.path.split_once(COMMIT).unwrap().1[1..].to_owned(), r.range)).collect()

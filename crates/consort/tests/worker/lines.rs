@@ -1,4 +1,4 @@
-//! Single ranks: what is answered to good and to bad lines.
+//! Single ranks: replies to valid and invalid lines.
 
 use std::fs;
 use std::io::Write;
@@ -83,7 +83,7 @@ fn weights_are_quantised_by_candles_names() {
         check_error(&reply, "load_failed");
         assert!(reply["message"].as_str().unwrap().contains("multiple of 256"), "{reply}");
     }
-    // Of the layers and the head. The embedding is not counted: see the test of footprints.
+    // Parameters of the layers and the head. The embedding is not counted: see the test of footprints.
     const LINEAR: u64 = 4 * 49_152 + 320 * 64;
     for (name, block_bytes) in [
         ("f32", None),
@@ -117,7 +117,7 @@ fn threads_are_limited_for_foreign_leaders_too() {
         command.args(["--worker", "--rank", "0", "--tp-size", "1"]).args(arguments);
         let mut rank = Rank::spawn(command);
         rank.check(&load_dense("llama", "m"), &json!({"op": "load_dense_shard_ok"}));
-        // All threads: one gets its name only when it first runs.
+        // Counts all threads: a thread has its name only once it runs.
         let count = fs::read_dir(format!("/proc/{}/task", rank.child.id())).unwrap().count();
         rank.shut_down();
         count

@@ -1,4 +1,4 @@
-//! `consort --worker` driven by hand, over pipes, with the lines of the protocol.
+//! Drives `consort --worker` over pipes, with lines of the protocol.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 

@@ -1,6 +1,6 @@
-//! What becomes of the ranks of a foreign leader when one of them is killed, stalls, fails alone or never gets its line. The
-//! leader knows only the ops of the neuron protocol. No test waits for a deadline unless it is about that deadline: where
-//! none is expected to pass, it is set to a day.
+//! Failures of a group with a foreign leader: a rank is killed, stalls, fails alone or never gets its line. The leader knows
+//! only the ops of the neuron protocol. No test waits for a deadline unless it tests that deadline; other deadlines are set
+//! to a day.
 
 use std::fs;
 
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::rank::{Rank, ask_all, check_all, check_error, comm_id, load_dense, model};
 
 const TIMEOUT: &str = "CONSORT_COLLECTIVE_TIMEOUT";
-/// Nobody waits for so long: what ends, ends for another reason.
+/// Longer than any test, so this deadline never passes.
 const DAY: &str = "86400";
-/// For tests that wait for it.
+/// For tests that wait until the deadline passes.
 const SHORT: &str = "3";
 
 const DONE: &str = "generate_step_ok";
@@ -24,7 +24,7 @@ struct Leader {
 }
 
 impl Leader {
-    /// A group of `world` ranks, all with the model of `load`.
+    /// A group of `world` ranks that have all loaded the model of `load`.
     fn start(world: usize, timeout: &str, fault: Option<&str>, load: &Value) -> Self {
         let mut leader = Self::without_model(world, timeout, fault);
         check_all(&mut leader.ranks, load, &json!({"op": "load_dense_shard_ok"}));
@@ -57,7 +57,7 @@ impl Leader {
     #[track_caller]
     fn clear(&mut self) {
         let clear = json!({"op": "clear_kv_cache", "model_id": "m"});
-        // One after the other: none of them waits for another.
+        // One after the other: this op waits for no other rank.
         for rank in &mut self.ranks {
             rank.check(&clear, &json!({"op": "kv_cache_cleared"}));
         }
@@ -94,7 +94,7 @@ fn step(tokens: &[u32], offset: usize) -> Value {
     json!({"op": "generate_step", "model_id": "m", "tokens": tokens, "offset": offset})
 }
 
-/// A model for sequences of so many tokens.
+/// A `load` op for a model with this context.
 fn load_with_context(context: usize) -> Value {
     let text = fs::read_to_string(model("llama").join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
@@ -296,13 +296,13 @@ fn init_forms_a_group_again_on_the_same_processes() {
         leader.steps_run(0);
         check_error(&leader.ranks[1 - starved].ask(&step(&[6], 5)), "aborted");
         leader.init();
-        // The models stay, their sequences do not.
+        // The models stay loaded; their sequences are gone.
         for reply in ask_all(&mut leader.ranks, &step(&[6], 5)) {
             check_error(&reply, "forward_failed");
         }
     }
     leader.steps_run(0);
-    // In the middle of a healthy group too, and with an id that was used before.
+    // `init` also works in a healthy group, and with an id that was used before.
     let init = json!({"op": "init", "comm_id": comm_id(77)});
     for _ in 0..2 {
         check_all(&mut leader.ranks, &init, &json!({"op": "init_ok"}));
@@ -313,7 +313,7 @@ fn init_forms_a_group_again_on_the_same_processes() {
 
 #[test]
 fn a_leader_that_is_rank_zero_itself_is_told_so() {
-    // A size that no other test has: a rank 0 of it is nowhere.
+    // A world size that no other test uses, so no rank 0 of it exists.
     let environment = [("CONSORT_INIT_TIMEOUT", DAY)];
     let mut workers: Vec<_> = (1..7).map(|rank| Rank::start_with(rank, 7, &environment)).collect();
     for reply in ask_all(&mut workers, &json!({"op": "init", "comm_id": comm_id(50)})) {

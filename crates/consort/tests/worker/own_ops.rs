@@ -1,10 +1,10 @@
-//! Our own ops: a group on a segment that the ranks inherit.
+//! consort's own ops: a group on a shared memory segment that the ranks inherit.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use cluster::protocol::VERSION;
-use cluster::protocol::share::Share;
+use cluster::protocol::shard::ShardSpec;
 use cluster::shared_memory::{GroupLimits, Segment};
 use cluster::worker::build_id;
 use kernels::StepLimits;
@@ -17,7 +17,7 @@ use crate::rank::{Rank, ask_all, check_all, check_error, model};
 
 pub const ELEMENTS_MAX: usize = 1 << 16;
 
-/// A group of our own: a segment that the ranks inherit.
+/// Ranks that inherit a shared memory segment.
 pub struct Group {
     pub segment: Segment,
     pub fd: OwnedFd,
@@ -32,7 +32,7 @@ impl Group {
     pub fn start_with(world: u16, environment: &[(&str, &str)]) -> Self {
         let limits = GroupLimits { world: WorldSize::new(world).unwrap(), elements_max: ELEMENTS_MAX };
         let (segment, fd) = Segment::create(limits).unwrap();
-        // Without the flag that closes it on exec.
+        // A duplicate without the close-on-exec flag.
         let fd = rustix::io::dup(fd.as_fd()).unwrap();
         let ranks = (0..usize::from(world)).map(|rank| Rank::start_with(rank, world.into(), environment)).collect();
         Self { segment, fd, ranks }
@@ -57,9 +57,9 @@ impl Group {
             positions: 400,
         };
         let cpu = CpuOptions { threads: 1, ..CpuOptions::default() };
-        let share =
-            Share::new(model(architecture).to_str().unwrap().to_owned(), &LoadOptions { keep: None, limits }, cpu);
-        let load = json!({"op": "load", "id": 3, "model_id": "m", "share": share});
+        let shard =
+            ShardSpec::new(model(architecture).to_str().unwrap().to_owned(), &LoadOptions { keep: None, limits }, cpu);
+        let load = json!({"op": "load", "id": 3, "model_id": "m", "shard": shard});
         for reply in ask_all(&mut self.ranks, &load) {
             assert_eq!((&reply["op"], &reply["id"]), (&json!("load_ok"), &json!(3)), "{reply}");
             assert!(reply["weight_bytes"].as_u64().unwrap() > 0 && reply["kv_bytes"].as_u64().unwrap() > 0);
@@ -143,7 +143,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     let (prompt, expected) = oracle("qwen3");
     assert_eq!(group.greedy(&prompt, expected.len()), expected);
 
-    // One rank runs a step that the other does not: only an abort ends it.
+    // One rank runs a step that the other does not run: only an abort ends it.
     let session = group.open();
     group.ranks[0].send(&step_line(session, 0, &[1, 2, 3]).to_string());
     group.ranks[0].abort(1);
@@ -170,7 +170,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     group.ranks.into_iter().for_each(Rank::shut_down);
 }
 
-/// What the binary calls itself: this test is another one.
+/// The build id of the binary, which differs from that of this test.
 pub fn binary_build() -> String {
     let mut rank = Rank::start(0, 1);
     let reply = rank.ask(&json!({"op": "hello", "id": 1, "protocol": VERSION, "build": ""}));
@@ -185,7 +185,7 @@ fn a_rank_that_leaves_ends_the_steps_of_the_others() {
     group.load("llama");
     let session = group.open();
     group.ranks[1].send(&step_line(session, 0, &[1, 2, 3]).to_string());
-    // Its plan names a session that is not open here: the rank fails, and takes the epoch with it.
+    // The plan names a session that is not open here: the rank fails and aborts the epoch.
     check_error(&group.ranks[0].ask(&step_line(session + 99, 0, &[1, 2, 3])), "forward_failed");
     check_error(&group.ranks[1].reply(), "aborted");
 }
@@ -197,7 +197,7 @@ fn requests_that_have_not_begun_can_be_cancelled() {
     group.load("llama");
     let session = group.open();
     let rank = &mut group.ranks[0];
-    // It waits for the other rank, and what follows waits for it.
+    // The step waits for the other rank, and later lines wait for the step.
     rank.send(&step_line(session, 0, &[1, 2, 3]).to_string());
     rank.send(&json!({"op": "stats", "id": 21}).to_string());
     rank.send(&json!({"op": "stats", "id": 22}).to_string());

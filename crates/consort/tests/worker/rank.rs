@@ -1,4 +1,4 @@
-//! A rank process, and a leader's end of its pipes.
+//! A rank process, and the leader's end of its pipes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Far beyond what any of this takes: what needs longer hangs.
+/// Far longer than any reply takes: a longer wait means a hang.
 pub const WATCHDOG: Duration = Duration::from_secs(120);
 
 pub struct Rank {
@@ -53,7 +53,7 @@ impl Rank {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The next line, as text. `None`: there will be none.
+    /// The next line as text; `None` at the end of the output.
     pub fn line(&self) -> Option<String> {
         match self.replies.recv_timeout(WATCHDOG) {
             Ok(line) => Some(line),
@@ -71,7 +71,7 @@ impl Rank {
         self.reply()
     }
 
-    /// Asks, and holds the whole reply against `expected`.
+    /// Sends a request and compares the whole reply with `expected`.
     pub fn check(&mut self, request: &Value, expected: &Value) {
         assert_eq!(self.ask(request), *expected, "{request}");
     }
@@ -80,7 +80,7 @@ impl Rank {
         check_error(&self.ask(request), kind);
     }
 
-    /// Ends an epoch of the group that this rank waits for: the wait ends with it. Either may be told first.
+    /// Aborts an epoch that this rank waits in. The replies to the abort and to the interrupted op may come in either order.
     pub fn abort(&mut self, epoch: u32) {
         self.send(&json!({"op": "abort", "id": 7, "epoch": epoch}).to_string());
         let (answers, others): (Vec<_>, _) =
@@ -121,7 +121,7 @@ pub fn check_error(reply: &Value, kind: &str) {
     assert!(reply["message"].as_str().is_some_and(|message| !message.is_empty()), "{reply}");
 }
 
-/// All ranks get the same line before any of them is waited for, as a leader does it.
+/// Sends the same line to all ranks before it waits for any reply, as a leader does.
 pub fn ask_all(ranks: &mut [Rank], request: &Value) -> Vec<Value> {
     ranks.iter_mut().for_each(|rank| rank.send(&request.to_string()));
     ranks.iter().map(Rank::reply).collect()
@@ -149,7 +149,7 @@ pub fn load_dense(architecture: &str, model_id: &str) -> Value {
     })
 }
 
-/// An id that no other test, and no other run, uses.
+/// An id that no other test and no other run uses.
 pub fn comm_id(test: u8) -> String {
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos();
     format!("{test:02x}{:08x}{now:032x}", std::process::id()).repeat(6)

@@ -44,7 +44,7 @@ struct Open {
     cells: Vec<(TokenId, Phase)>,
 }
 
-/// PageTables above pages whose contents are written down.
+/// `PageTables` with a record of the contents of each page.
 struct Model {
     tables: PageTables,
     open: Vec<Open>,
@@ -159,7 +159,7 @@ proptest! {
             model.tables.close(session);
         }
         assert_eq!(model.tables.pool().free(), PAGES);
-        // Pages that are still found hold what their hashes say.
+        // Pages that are still found have the contents of their hashes.
         for kind in 0..3 {
             model.apply(Op::Open(kind, 150, 150));
         }

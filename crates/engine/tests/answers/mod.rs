@@ -1,4 +1,4 @@
-//! What an engine answered, by request, checked for order on the way.
+//! The answers of an engine, by request. The order of events is checked as they arrive.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Its one end, as text.
+    /// The reason of its end, as text.
     pub fn reason(&self) -> String {
         assert_eq!(self.ends.len(), 1, "a request ends once");
         format!("{:?}", self.ends[0].reason)
@@ -56,7 +56,7 @@ impl Answers {
     }
 }
 
-/// Runs until nothing is left, and sees that no page is.
+/// Runs until no request is left, and checks that no page is in use.
 pub fn run<E: Executor>(engine: &mut Engine<E>) -> Answers {
     let (mut answers, mut events) = (Answers::default(), Vec::new());
     while engine.step(&mut events).unwrap() || !events.is_empty() {

@@ -20,7 +20,7 @@ use types::{SessionId, TokenId};
 pub const VOCAB: usize = 53;
 /// More steps than any test needs.
 const STEPS_MAX: usize = 100_000;
-/// After this token the toy model's logits are not numbers.
+/// After this token the toy model's logits are NaN.
 pub const POISON: TokenId = TokenId(13);
 
 pub struct Fake {
@@ -35,11 +35,11 @@ pub struct Fake {
     pub fail_after: usize,
     /// Makes the next step fail, once.
     pub breaks: Arc<AtomicBool>,
-    /// A step begins when something comes through here, or nothing ever will.
+    /// A step begins when a permit is received, or when the sender is dropped.
     pub gate: Option<Receiver<()>>,
     pages: usize,
     positions_max: usize,
-    /// What each page holds.
+    /// The contents of each page.
     kv: Vec<[(TokenId, Phase); PAGE_TOKENS]>,
     pools: HashMap<SessionId, Vec<f64>>,
     flights: VecDeque<StepOutput>,
@@ -76,7 +76,7 @@ impl Fake {
         self.page_tables.count() == 0 && self.page_tables.pool().free() == self.pages && self.flights.is_empty()
     }
 
-    /// What the pages of a session hold.
+    /// The contents of a session's pages.
     fn history(&self, session: SessionId, tokens: usize) -> (Vec<TokenId>, Vec<Phase>) {
         let table = self.page_tables.pages(session).unwrap();
         let cells = table.iter().flat_map(|&page| self.kv[page as usize]);
@@ -222,7 +222,7 @@ fn logits_of(history: &[TokenId], phases: &[Phase]) -> Vec<f32> {
     (0..VOCAB as u64).map(logit).collect()
 }
 
-/// What the toy model answers, computed one token at a time without an engine. Stops at poison.
+/// The toy model's answer, computed one token at a time without an engine. Stops at [`POISON`].
 pub fn answer(prompt: &[TokenId], sampling: &SamplingParams, tokens: usize) -> Vec<TokenId> {
     let (mut history, mut phases) = (prompt.to_vec(), vec![Phase::Prefill; prompt.len()]);
     let mut sampler = Sampler::new();
@@ -237,13 +237,13 @@ pub fn answer(prompt: &[TokenId], sampling: &SamplingParams, tokens: usize) -> V
     history.split_off(prompt.len())
 }
 
-/// A prompt without poison.
+/// A prompt without [`POISON`].
 pub fn prompt(length: usize, seed: u32) -> Vec<TokenId> {
     let token = |index: usize| (index as u32 * 31 + seed * 17 + (index as u32 * seed) % 5) % VOCAB as u32;
     (0..length).map(|index| TokenId(token(index))).map(|id| if id == POISON { TokenId(0) } else { id }).collect()
 }
 
-/// Sampling that never chooses the poison.
+/// Sampling that never chooses [`POISON`].
 pub fn safe(sampling: SamplingParams) -> SamplingParams {
     SamplingParams { logit_bias: Some([(POISON, f32::NEG_INFINITY)].into()), ..sampling }
 }

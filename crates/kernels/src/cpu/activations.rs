@@ -1,45 +1,45 @@
-//! Activations in the layouts that the linear kernels multiply with: int8 with a scale per 32 or per 256 inputs, or
-//! bf16 in one or two parts.
+//! Activations in the layouts that the linear kernels read: int8 with a scale per 32 or per 256 inputs, or bf16 in one
+//! or two parts.
 //!
-//! Rows are dealt into *tiles* of 16 and inputs into superblocks of 256; the bytes of one (superblock, tile) lie together,
-//! 16 rows by the depth of a hardware tile, so that a tile load reads one contiguous kilobyte and a vector kernel finds
-//! four consecutive inputs of a row in one 32-bit word. Rounding is the same on every level, so the integers are too.
+//! Rows are grouped into *tiles* of 16 and inputs into superblocks of 256. The bytes of one (superblock, tile) are
+//! contiguous, 16 rows by the depth of a hardware tile: a tile load reads one contiguous kilobyte, and a vector kernel
+//! reads four consecutive inputs of a row as one 32-bit word. Rounding, and so every integer, is the same on all levels.
 //!
-//! Where vectors multiply few rows with a scale per 32 inputs, a tile has no more rows than it needs: other threads have to fetch
-//! what one thread has just written, line by line, and one row of sixteen would use a little of every line.
+//! With a scale per 32 inputs and fewer than 16 rows, a tile holds only as many rows as needed (rounded up to a power of
+//! two). Other threads fetch the activations that one thread has just written, so the data should fill whole cache lines.
 
 use super::lanes::for_each_level;
 use super::level::Level;
 use super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, SUPER, SendPtr};
 use super::memory::Aligned;
 use super::pool::Pool;
-use super::rows::for_runs;
+use super::rows::for_row_chunks;
 use crate::BackendError;
 
-/// Rows of a tile.
+/// Rows in a tile.
 pub(crate) const TILE: usize = 16;
 /// Bytes of the int8 values of one (superblock, tile).
 pub(crate) const BLOCK: usize = TILE * SUPER;
 
 /// Int8 activations with one scale per row and group: for the formats with a scale per 32 weights.
-pub(crate) struct GroupActivations {
+pub(crate) struct Q8Activations {
     /// `[superblock][tile][group 8][row][32]`
     pub(crate) values: Aligned<i8>,
     /// `[superblock][tile][group 8][row]`
     pub(crate) scales: Aligned<f32>,
-    /// `-1.5 * 2^23 * scale`, exactly, same shape: takes a float that an integer was added to back to `integer * scale`.
+    /// `-1.5 * 2^23 * scale`, exactly; same shape. `fma(1.5 * 2^23 + integer, scale, rebase)` is `integer * scale`.
     pub(crate) rebase: Aligned<f32>,
     /// Sums of the integers, same shape.
     pub(crate) sums: Aligned<i32>,
-    /// `scale * sum`, same shape: what a weight's minimum is multiplied with.
+    /// `scale * sum`, same shape: the factor of a weight group's minimum.
     pub(crate) weighted: Aligned<f32>,
     pub(crate) tiles: usize,
-    /// Rows of a tile: 16, or fewer if there are no more.
+    /// Rows in a tile: 16, or a smaller power of two if there are fewer rows.
     lanes: usize,
 }
 
 /// Int8 activations with one scale per row and superblock: for the K formats.
-pub(crate) struct SuperActivations {
+pub(crate) struct Q8KActivations {
     /// `[superblock][tile][4][row 16][64]`
     pub(crate) values: Aligned<i8>,
     /// `[superblock][tile][row 16]`
@@ -51,15 +51,16 @@ pub(crate) struct SuperActivations {
     pub(crate) tiles: usize,
 }
 
-/// An f32 row as the sum of bf16 parts, each the rounding of what the ones before left: one part keeps 8 bits, two 16.
-pub(crate) struct SplitActivations<const PARTS: usize> {
+/// An f32 row as the sum of bf16 parts. Each part is the rounded remainder of the parts before it: one part keeps 8 bits,
+/// two keep 16.
+pub(crate) struct Bf16SplitActivations<const PARTS: usize> {
     /// `[superblock][tile][part][8][row 16][32]`: tiles of 16 rows by 32 inputs (64 bytes a row).
     pub(crate) values: Aligned<u16>,
     pub(crate) tiles: usize,
 }
 
-/// Where the rows of [`SplitActivations`] go.
-pub(crate) struct SplitTarget<const PARTS: usize> {
+/// Write access to the rows of a [`Bf16SplitActivations`] from several threads.
+pub(crate) struct Bf16SplitWriter<const PARTS: usize> {
     values: SendPtr<u16>,
     tiles: usize,
 }
@@ -68,7 +69,7 @@ fn supers(cols: usize) -> usize {
     cols.div_ceil(SUPER)
 }
 
-impl GroupActivations {
+impl Q8Activations {
     /// Bytes that `new` would allocate.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         const PER_GROUP: usize = 3 * size_of::<f32>() + size_of::<i32>();
@@ -89,15 +90,15 @@ impl GroupActivations {
         })
     }
 
-    /// Where a group of a row is, counted in groups. Kernels may read up to 16 rows from there on, whether they exist or not.
+    /// The offset of a row's group, in groups. Kernels may read 16 rows from this offset, even if fewer rows exist.
     #[inline]
     pub(crate) fn at(&self, group: usize, row: usize) -> usize {
         place(group, row, self.tiles, self.lanes)
     }
 
-    /// Asks for the first row, of `cols` inputs: another thread may just have written it.
+    /// Prefetches the first row, of `cols` inputs: it may be in another core's cache.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn ask(&self, cols: usize) {
+    pub(crate) fn prefetch(&self, cols: usize) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let numbers = [&self.scales, &self.rebase, &self.weighted].map(|numbers| numbers.as_ptr().cast::<i8>());
         let sums = [self.sums.as_ptr().cast::<i8>()];
@@ -110,11 +111,11 @@ impl GroupActivations {
         }
     }
 
-    /// Makes place for `rows` rows.
-    pub(crate) fn begin(&mut self, rows: usize) -> GroupTarget {
+    /// Sets the layout for `rows` rows and returns the pointers to write them.
+    pub(crate) fn begin(&mut self, rows: usize) -> Q8Writer {
         self.tiles = rows.div_ceil(TILE);
         self.lanes = rows.next_power_of_two().min(TILE);
-        GroupTarget {
+        Q8Writer {
             values: SendPtr(self.values.as_mut_ptr()),
             scales: SendPtr(self.scales.as_mut_ptr()),
             rebase: SendPtr(self.rebase.as_mut_ptr()),
@@ -128,21 +129,21 @@ impl GroupActivations {
     /// Quantises `rows` rows of `x` `[rows, cols]`.
     pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
         let places = self.begin(rows);
-        for_runs(pool, rows, cols, TILE, &|row| {
-            // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); `new` allocated places for these rows and columns, and
-            // each row writes its own.
+        for_row_chunks(pool, rows, cols, TILE, &|row| {
+            // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); `new` allocated space for these rows and columns,
+            // and each call writes only its own row.
             unsafe { places.round(level, row, 0, &x[row * cols..(row + 1) * cols]) };
         });
     }
 }
 
-impl GroupTarget {
-    /// Quantises groups of a row, `first` and those after it.
+impl Q8Writer {
+    /// Quantises `x` into consecutive groups of a row, from group `first` on.
     ///
     /// # Safety
-    /// The CPU has `level`, there are places for these groups, and nobody else writes to them.
+    /// The CPU has `level`, space for these groups is allocated, and no other thread accesses them.
     pub(crate) unsafe fn round(&self, level: Level, row: usize, first: usize, x: &[f32]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match level {
                 #[cfg(target_arch = "x86_64")]
@@ -157,21 +158,22 @@ impl GroupTarget {
 
 const REBASE: f32 = -1.5 * (1 << 23) as f32;
 
-/// A scale with two bits less of mantissa, so that its product with [`REBASE`] is exact, and within a range where that is finite.
+/// Clears the last two mantissa bits of a scale, so that its product with [`REBASE`] is exact, and clamps it so that the
+/// product is finite.
 fn short_scale(scale: f32) -> f32 {
     const MOST: f32 = (1u128 << 100) as f32;
     f32::from_bits(scale.min(MOST).to_bits() & !3)
 }
 
-/// The place of a row's group among those of `tiles` tiles of `lanes` rows.
+/// The offset, in groups, of a row's group in a layout of `tiles` tiles of `lanes` rows.
 #[inline]
 fn place(group: usize, row: usize, tiles: usize, lanes: usize) -> usize {
     let block = group / GROUPS_PER_SUPER * tiles + row / TILE;
     (block * GROUPS_PER_SUPER + group % GROUPS_PER_SUPER) * lanes + row % TILE
 }
 
-/// Where rows go in [`GroupActivations`].
-pub(crate) struct GroupTarget {
+/// Write access to the rows of a [`Q8Activations`] from several threads.
+pub(crate) struct Q8Writer {
     values: SendPtr<i8>,
     scales: SendPtr<f32>,
     rebase: SendPtr<f32>,
@@ -181,7 +183,7 @@ pub(crate) struct GroupTarget {
     lanes: usize,
 }
 
-impl SuperActivations {
+impl Q8KActivations {
     /// Bytes that `new` would allocate.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         const PER_ROW: usize = size_of::<f32>() + (16 + 8) * size_of::<i16>();
@@ -205,11 +207,11 @@ impl SuperActivations {
         let tiles = self.tiles;
         let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
         let (sums, sums32) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.sums32.as_mut_ptr()));
-        for_runs(pool, rows, cols, TILE, &|row| {
+        for_row_chunks(pool, rows, cols, TILE, &|row| {
             let (tile, lane) = (row / TILE, row % TILE);
             for (index, block) in x[row * cols..(row + 1) * cols].chunks_exact(SUPER).enumerate() {
                 let at = index * tiles + tile;
-                // SAFETY: as in `GroupActivations::fill`.
+                // SAFETY: as in `Q8Activations::fill`.
                 unsafe {
                     let out = values.get().add(at * BLOCK + lane * 64);
                     let sums = std::slice::from_raw_parts_mut(sums.get().add((at * TILE + lane) * 16), 16);
@@ -228,7 +230,7 @@ impl SuperActivations {
     }
 }
 
-impl<const PARTS: usize> SplitActivations<PARTS> {
+impl<const PARTS: usize> Bf16SplitActivations<PARTS> {
     /// Bytes that `new` would allocate.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         supers(cols) * rows.div_ceil(TILE) * PARTS * BLOCK * size_of::<u16>()
@@ -239,8 +241,8 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         Ok(Self { values: Aligned::working("activations", supers(cols) * tiles * PARTS * BLOCK)?, tiles })
     }
 
-    /// Makes place for `rows` rows of `cols` columns. What lies between the last column and a multiple of 32 is zero: whatever a step
-    /// with another number of rows left there would be multiplied too.
+    /// Sets the layout for `rows` rows of `cols` columns. Zeroes the padding from the last column to a multiple of 32,
+    /// because kernels multiply it too, and an earlier step with another number of rows may have left other values there.
     pub(crate) fn begin(&mut self, rows: usize, cols: usize) {
         self.tiles = rows.div_ceil(TILE);
         let last = supers(cols) * self.tiles * PARTS * BLOCK;
@@ -253,27 +255,29 @@ impl<const PARTS: usize> SplitActivations<PARTS> {
         }
     }
 
-    /// Where the rows go that there is place for.
-    pub(crate) fn target(&mut self) -> SplitTarget<PARTS> {
-        SplitTarget { values: SendPtr(self.values.as_mut_ptr()), tiles: self.tiles }
+    /// Write access to the rows that [`Self::begin`] made space for.
+    pub(crate) fn target(&mut self) -> Bf16SplitWriter<PARTS> {
+        Bf16SplitWriter { values: SendPtr(self.values.as_mut_ptr()), tiles: self.tiles }
     }
 
     /// Splits `rows` rows of `x` `[rows, cols]`.
     pub(crate) fn fill(&mut self, pool: &Pool, rows: usize, cols: usize, x: &[f32]) {
         self.begin(rows, cols);
         let places = self.target();
-        for_runs(pool, rows, cols, TILE, &|row| {
-            // SAFETY: only a CPU with tiles asks for this form; there is place for these rows, and each writes its own.
+        for_row_chunks(pool, rows, cols, TILE, &|row| {
+            // SAFETY: this layout is used only on CPUs with tiles; there is space for these rows, and each call writes only
+            // its own row.
             unsafe { places.split(row, &x[row * cols..(row + 1) * cols], None) };
         });
     }
 }
 
-impl<const PARTS: usize> SplitTarget<PARTS> {
-    /// Splits a row, or its norm: the row times the scale and, each input, the weight that `norm` has.
+impl<const PARTS: usize> Bf16SplitWriter<PARTS> {
+    /// Splits a row into bf16 parts. With `norm = (scale, weight)`, the row is first multiplied by `scale` and, element by
+    /// element, by `weight`.
     ///
     /// # Safety
-    /// The CPU has tiles, there is place for the row, and nobody else writes it.
+    /// The CPU has tiles, space for the row is allocated, and no other thread accesses it.
     #[inline]
     pub(crate) unsafe fn split(&self, row: usize, x: &[f32], norm: Option<(f32, &[f32])>) {
         let at = row / TILE * PARTS * BLOCK + row % TILE * GROUP;
@@ -283,13 +287,13 @@ impl<const PARTS: usize> SplitTarget<PARTS> {
             split_row::<PARTS>(x, norm, self.tiles, self.values.get().add(at));
         }
         #[cfg(not(target_arch = "x86_64"))]
-        unreachable!("no level here has tiles: {at}, {x:?}, {norm:?}");
+        unreachable!("no level on this architecture has tiles: {at}, {x:?}, {norm:?}");
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<const PARTS: usize> SplitTarget<PARTS> {
-    /// Where the first part of a row's numbers is, from column `first` on up to the next multiple of 32.
+impl<const PARTS: usize> Bf16SplitWriter<PARTS> {
+    /// Pointer to the first part of element `first` of a row. The elements up to the next multiple of 32 are contiguous.
     #[inline]
     pub(super) fn at(&self, row: usize, first: usize) -> *mut u16 {
         let group = first / GROUP;
@@ -298,18 +302,19 @@ impl<const PARTS: usize> SplitTarget<PARTS> {
         self.values.get().wrapping_add(block * PARTS * BLOCK + line * GROUP + first % GROUP)
     }
 
-    /// Splits the first `count` numbers, up to 16, into a row from column `first` on. They may lie in two groups.
+    /// Splits the first `count` (at most 16) of `values` and writes them to a row from column `first` on. They may span two
+    /// groups.
     ///
     /// # Safety
-    /// The CPU has AVX-512, there is place for these numbers, and nobody else writes them.
+    /// The CPU has AVX-512, space for these elements is allocated, and no other thread accesses them.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn put(&self, row: usize, first: usize, count: usize, values: std::arch::x86_64::__m512) {
         let all = (1u32 << count) - 1;
         let in_group = GROUP - first % GROUP;
         let here = all & ((1u64 << in_group) - 1) as u32;
-        // SAFETY: the caller's promise. Lanes outside of a mask are not written, so that the second pointer may begin before its
-        // group.
+        // SAFETY: guaranteed by the caller. Lanes outside the mask are not written, so the second pointer may start before
+        // its group.
         unsafe {
             put_parts::<PARTS>(self.at(row, first), here as u16, values);
             if here != all {
@@ -320,10 +325,10 @@ impl<const PARTS: usize> SplitTarget<PARTS> {
     }
 }
 
-/// Splits up to 16 numbers, those in `mask`.
+/// Splits the lanes of `values` in `mask`.
 ///
 /// # Safety
-/// The CPU has AVX-512, and each part of the block that `out` leads into has room for these numbers.
+/// The CPU has AVX-512, and `out` points into a block whose parts all have space for these elements.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -333,15 +338,17 @@ unsafe fn put_parts<const PARTS: usize>(out: *mut u16, mask: u16, values: std::a
     for part in 0..PARTS {
         let high = round_bf16(rest);
         rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_mask_cvtepi32_storeu_epi16(out.add(part * BLOCK).cast(), mask, high) };
     }
 }
 
-/// Splits a row, or its norm, whose first line is at `out`. Inputs beyond the last stay zero, as `begin` left them.
+/// Splits a row (with `norm`: its normed values) whose first line is at `out`. The padding after the last input stays zero,
+/// as `begin` set it.
 ///
 /// # Safety
-/// The CPU has AVX-512, `out` leads into the values of `tiles` tiles for at least this many inputs, and there are as many weights.
+/// The CPU has AVX-512, `out` points into the values of `tiles` tiles with at least this many inputs, and `norm` has as
+/// many weights.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn split_row<const PARTS: usize>(x: &[f32], norm: Option<(f32, &[f32])>, tiles: usize, out: *mut u16) {
@@ -352,7 +359,7 @@ unsafe fn split_row<const PARTS: usize>(x: &[f32], norm: Option<(f32, &[f32])>, 
             + group % GROUPS_PER_SUPER * TILE * GROUP
             + index % 2 * (GROUP / 2);
         let mask = ((1u32 << values.len()) - 1) as __mmask16;
-        // SAFETY: masked loads and stores touch only these values and their places.
+        // SAFETY: masked loads and stores access only these values and their destinations.
         unsafe {
             let mut numbers = _mm512_maskz_loadu_ps(mask, values.as_ptr());
             if let Some((scale, weight)) = norm {
@@ -364,7 +371,7 @@ unsafe fn split_row<const PARTS: usize>(x: &[f32], norm: Option<(f32, &[f32])>, 
     }
 }
 
-/// bf16 in the low half of each lane: to the nearest, ties to even, as the hardware does; NaN stays NaN.
+/// Rounds to bf16, in the low half of each lane: to nearest, ties to even, as the hardware does. NaN stays NaN.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -379,7 +386,7 @@ pub(super) fn round_bf16(values: std::arch::x86_64::__m512) -> std::arch::x86_64
 
 for_each_level! {
     /// Rounds numbers (a multiple of 16) to int8 so that the largest magnitude becomes 127, and sums every 16 integers.
-    /// Returns the scale that undoes it; zeros have scale zero.
+    /// Returns the scale that dequantises them; if all inputs are zero, the scale is zero.
     unsafe fn round(values: &[f32], out: &mut [i8], sums: &mut [i16]) -> f32 {
         let mut most = splat(0.0);
         for chunk in values.chunks_exact(16) {
@@ -393,7 +400,7 @@ for_each_level! {
         most / 127.0
     }
 
-    unsafe fn group_row(x: &[f32], places: &GroupTarget, row: usize, first: usize) {
+    unsafe fn group_row(x: &[f32], places: &Q8Writer, row: usize, first: usize) {
         for (index, group) in x.chunks_exact(GROUP).enumerate() {
             let at = place(first + index, row, places.tiles, places.lanes);
             let halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
@@ -432,10 +439,10 @@ mod tests {
     #[test]
     fn two_parts_keep_sixteen_bits() {
         if Level::detect() < Level::Avx512 {
-            return; // without AVX-512 there are no tiles either, and nobody splits
+            return; // without AVX-512 there are no tiles, so this layout is not used
         }
         let values = [0.0, 1.0, -1.0 / 3.0, 1e-20, 3.3e37, -123456.79, f32::NAN, f32::INFINITY, 0.1];
-        let mut split = SplitActivations::<2>::new(17, values.len()).unwrap();
+        let mut split = Bf16SplitActivations::<2>::new(17, values.len()).unwrap();
         let x: Vec<f32> = std::iter::repeat_n(values, 17).flatten().collect();
         split.fill(&Pool::new(1).unwrap(), 17, values.len(), &x);
         let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
@@ -458,7 +465,7 @@ mod tests {
             return; // as above
         }
         let (pool, cols) = (Pool::new(1).unwrap(), SUPER + 40);
-        let mut split = SplitActivations::<2>::new(2 * TILE, cols).unwrap();
+        let mut split = Bf16SplitActivations::<2>::new(2 * TILE, cols).unwrap();
         split.fill(&pool, 2 * TILE, cols, &vec![f32::NAN; 2 * TILE * cols]);
         split.fill(&pool, TILE, cols, &vec![1.0; TILE * cols]);
         for (row, part) in (0..TILE).flat_map(|row| [(row, 0), (row, 1)]) {
@@ -479,7 +486,7 @@ mod tests {
         for (dim, heads) in [(2, 40), (16, 5), (20, 8), (24, 12), (100, 6), (120, 5)] {
             let cols = heads * dim;
             let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin() * 100.0).collect();
-            let [mut whole, mut parts] = [(); 2].map(|()| SplitActivations::<2>::new(rows, cols).unwrap());
+            let [mut whole, mut parts] = [(); 2].map(|()| Bf16SplitActivations::<2>::new(rows, cols).unwrap());
             whole.fill(&pool, rows, cols, &x);
             parts.begin(rows, cols);
             let places = parts.target();
@@ -488,7 +495,7 @@ mod tests {
                     let count = 16.min(dim - first);
                     let mut numbers = [f32::NAN; 16];
                     numbers[..count].copy_from_slice(&x[row * cols + head * dim + first..][..count]);
-                    // SAFETY: the CPU has AVX-512; there is place for all rows and columns.
+                    // SAFETY: the CPU has AVX-512; there is space for all rows and columns.
                     unsafe {
                         let numbers = std::arch::x86_64::_mm512_loadu_ps(numbers.as_ptr());
                         places.put(row, head * dim + first, count, numbers);

@@ -1,5 +1,5 @@
-//! Where weights lie: one tensor after the other in large blocks, so that all but the end of a block is on huge pages. A tensor by
-//! itself seldom fills whole ones, and on small pages its weights arrive more slowly.
+//! The allocator for packed weights. It places tensors one after the other in large blocks backed by huge pages, because
+//! weights on small pages are read more slowly. A single tensor seldom fills a whole number of huge pages.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::memory::{Aligned, HUGE_PAGE, LINE};
 use crate::BackendError;
 
-/// Bytes of a block, except for a tensor that is larger. Only those that are written to take up memory.
+/// Bytes of a block; a larger tensor has a larger block. Only bytes that have been written are resident.
 const BLOCK: usize = 256 << 20;
-/// Tensors below this have their own memory: all of a small model, which then takes no more than it needs.
+/// Tensors below this size are allocated separately, so that a small model does not make whole huge pages resident.
 const SMALL: usize = 160 << 10;
 
-/// Hands out pieces of blocks. A block lives as long as one of its pieces.
+/// Allocates pieces of blocks. A block is freed with its last piece.
 #[derive(Default)]
 pub(crate) struct Arena {
     open: Mutex<Open>,
 }
 
-/// The block that the next piece may come from, and how much of it is taken.
+/// The block from which the next piece is allocated, and how many of its bytes are in use.
 #[derive(Default)]
 struct Open {
     block: Weak<Aligned<u8>>,
@@ -27,9 +27,9 @@ struct Open {
 }
 
 impl Arena {
-    pub(crate) fn zeroed(&self, what: &'static str, len: usize) -> Result<Piece, BackendError> {
+    pub(crate) fn zeroed(&self, what: &'static str, len: usize) -> Result<Allocation, BackendError> {
         if len < SMALL {
-            return Ok(Piece::new(Block::Own(Aligned::zeroed(what, len)?), 0, len));
+            return Ok(Allocation::new(Block::Own(Aligned::zeroed(what, len)?), 0, len));
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let aligned = len.checked_next_multiple_of(LINE).ok_or(BackendError::OutOfMemory { what, bytes: len })?;
@@ -38,29 +38,29 @@ impl Arena {
             && block.len() - taken >= aligned
         {
             open.taken += aligned;
-            return Ok(Piece::new(Block::Shared(block.clone()), *taken, len));
+            return Ok(Allocation::new(Block::Shared(block.clone()), *taken, len));
         }
         let size = aligned.max(BLOCK);
         let block = Aligned::huge(what, size.checked_next_multiple_of(HUGE_PAGE).unwrap_or(size));
-        // Where address space is short, no more than is needed.
+        // If the address space is limited, allocate only what this tensor needs.
         let block = Arc::new(block.or_else(|_| Aligned::huge(what, aligned))?);
-        // The next piece comes from whichever block has more left.
+        // The next piece is allocated from the block with more free bytes.
         let left = present.map_or(0, |(block, taken)| block.len() - taken);
         if block.len() - aligned >= left {
             *open = Open { block: Arc::downgrade(&block), taken: aligned };
         }
-        Ok(Piece::new(Block::Shared(block), 0, len))
+        Ok(Allocation::new(Block::Shared(block), 0, len))
     }
 }
 
-/// Some bytes of a block, which nobody else has.
-pub(crate) struct Piece {
+/// A range of bytes of a block, owned exclusively.
+pub(crate) struct Allocation {
     start: NonNull<u8>,
     len: usize,
     _block: Block,
 }
 
-/// What keeps the bytes of a piece.
+/// The allocation that contains a piece.
 enum Block {
     Own(Aligned<u8>),
     Shared(Arc<Aligned<u8>>),
@@ -78,11 +78,11 @@ impl Deref for Block {
 }
 
 // SAFETY: it owns its bytes, like a `Box<[u8]>`.
-unsafe impl Send for Piece {}
+unsafe impl Send for Allocation {}
 // SAFETY: shared access only reads.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for Allocation {}
 
-impl Piece {
+impl Allocation {
     fn new(block: Block, at: usize, len: usize) -> Self {
         assert!(at + len <= block.len());
         // SAFETY: within the block, as was just checked.
@@ -91,7 +91,7 @@ impl Piece {
     }
 }
 
-impl Deref for Piece {
+impl Deref for Allocation {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -100,7 +100,7 @@ impl Deref for Piece {
     }
 }
 
-impl DerefMut for Piece {
+impl DerefMut for Allocation {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
@@ -111,7 +111,7 @@ impl DerefMut for Piece {
 mod tests {
     use super::*;
 
-    fn shared(piece: &Piece) -> Option<&Arc<Aligned<u8>>> {
+    fn shared(piece: &Allocation) -> Option<&Arc<Aligned<u8>>> {
         match &piece._block {
             Block::Own(_) => None,
             Block::Shared(block) => Some(block),
@@ -122,7 +122,7 @@ mod tests {
     fn pieces_share_blocks_and_nothing_else() {
         let arena = Arena::default();
         let lens = [100, HUGE_PAGE + 1, 0, SMALL, SMALL + 100, HUGE_PAGE];
-        let mut pieces: Vec<Piece> = lens.iter().map(|&len| arena.zeroed("test", len).unwrap()).collect();
+        let mut pieces: Vec<Allocation> = lens.iter().map(|&len| arena.zeroed("test", len).unwrap()).collect();
         for (i, piece) in pieces.iter_mut().enumerate() {
             assert_eq!(piece.len(), lens[i]);
             assert!(piece.as_ptr().addr().is_multiple_of(LINE));

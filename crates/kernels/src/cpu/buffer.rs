@@ -1,8 +1,8 @@
-//! `Buffer`: the CPU's activations.
+//! `Buffer`: activations of the CPU backend.
 
 use std::cell::{RefCell, RefMut};
 
-use super::activations::{GroupActivations, SplitActivations, SplitTarget, SuperActivations};
+use super::activations::{Bf16SplitActivations, Bf16SplitWriter, Q8Activations, Q8KActivations};
 use super::level::Level;
 use super::linear::RequiredLayouts;
 use super::matrix::SendPtr;
@@ -10,25 +10,25 @@ use super::memory::Aligned;
 use super::pool::Pool;
 use crate::BackendError;
 
-/// Activations `[rows, cols]`, and the layouts of them that linear layers multiply with, made when one is asked for.
+/// Activations `[rows, cols]` in f32, and the layouts of them that linear kernels read, which are computed on demand.
 pub struct Buffer {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) data: Aligned<f32>,
-    /// `None`: no linear layer reads this.
+    /// `None` if no linear layer reads this buffer.
     pub(super) layouts: Option<RefCell<ActivationLayouts>>,
 }
 
 pub(super) struct ActivationLayouts {
-    pub(super) group: GroupActivations,
-    pub(super) superblock: SuperActivations,
-    pub(super) split: SplitActivations<2>,
-    pub(super) rounded: SplitActivations<1>,
-    /// The rows whose present contents each form holds.
+    pub(super) group: Q8Activations,
+    pub(super) superblock: Q8KActivations,
+    pub(super) split: Bf16SplitActivations<2>,
+    pub(super) rounded: Bf16SplitActivations<1>,
+    /// The rows for which each layout is up to date.
     pub(super) filled: FilledRows,
 }
 
-/// For each form the first row that it holds, and how many.
+/// For each layout, the first row that it holds and the number of rows.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FilledRows {
     pub(super) group: (usize, usize),
@@ -37,7 +37,7 @@ pub(super) struct FilledRows {
     pub(super) rounded: (usize, usize),
 }
 
-/// A form in which rows can be left for others.
+/// The layout in which an op writes its output rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ActivationLayout {
     Plain,
@@ -45,28 +45,28 @@ pub(super) enum ActivationLayout {
     Split,
 }
 
-/// Where rows go that are made in such a form.
-pub(super) enum RowTarget {
+/// Write access to a buffer's rows in one layout, from several threads.
+pub(super) enum RowWriter {
     Plain(SendPtr<f32>),
-    Rounded(SplitTarget<1>),
-    Split(SplitTarget<2>),
+    Rounded(Bf16SplitWriter<1>),
+    Split(Bf16SplitWriter<2>),
 }
 
 impl ActivationLayouts {
     fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
         Ok(Self {
-            group: GroupActivations::new(rows, cols)?,
-            superblock: SuperActivations::new(rows, cols)?,
-            split: SplitActivations::new(rows, cols)?,
-            rounded: SplitActivations::new(rows, cols)?,
+            group: Q8Activations::new(rows, cols)?,
+            superblock: Q8KActivations::new(rows, cols)?,
+            split: Bf16SplitActivations::new(rows, cols)?,
+            rounded: Bf16SplitActivations::new(rows, cols)?,
             filled: FilledRows::default(),
         })
     }
 
     /// Bytes that `new` would allocate.
     fn bytes(rows: usize, cols: usize) -> usize {
-        let split = SplitActivations::<2>::bytes(rows, cols) + SplitActivations::<1>::bytes(rows, cols);
-        GroupActivations::bytes(rows, cols) + SuperActivations::bytes(rows, cols) + split
+        let split = Bf16SplitActivations::<2>::bytes(rows, cols) + Bf16SplitActivations::<1>::bytes(rows, cols);
+        Q8Activations::bytes(rows, cols) + Q8KActivations::bytes(rows, cols) + split
     }
 
     /// Makes sure that the layouts in `required` hold `x`, which is a buffer's rows from `first` on.
@@ -104,7 +104,7 @@ impl ActivationLayouts {
 
 impl Buffer {
     pub(super) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
-        // Memory becomes resident when it is touched: a form that no layer asks for costs nothing.
+        // Memory becomes resident when it is touched, so an unused layout costs nothing.
         let layouts = Some(RefCell::new(ActivationLayouts::new(rows, cols)?));
         Ok(Self { layouts, ..Self::output(rows, cols)? })
     }
@@ -126,10 +126,10 @@ impl Buffer {
     }
 
     pub(super) fn layouts(&self) -> RefMut<'_, ActivationLayouts> {
-        self.layouts.as_ref().expect("linear layers read no outputs").borrow_mut()
+        self.layouts.as_ref().expect("linear layers do not read `output` buffers").borrow_mut()
     }
 
-    /// The first `rows` rows, to be overwritten: what was derived from the old contents is void.
+    /// The first `rows` rows, to be overwritten. Invalidates all layouts.
     pub(super) fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
         assert!(rows <= self.rows, "{rows} rows in a buffer of {}", self.rows);
         if let Some(layouts) = &mut self.layouts {
@@ -143,26 +143,26 @@ impl Buffer {
         &self.data[..rows * self.cols]
     }
 
-    /// Where the first `rows` rows go, all in this form.
-    pub(super) fn target(&mut self, rows: usize, kind: ActivationLayout) -> RowTarget {
+    /// Write access to the first `rows` rows in layout `kind`.
+    pub(super) fn target(&mut self, rows: usize, kind: ActivationLayout) -> RowWriter {
         match kind {
-            ActivationLayout::Plain => RowTarget::Plain(SendPtr(self.rows_mut(rows).as_mut_ptr())),
-            ActivationLayout::Rounded => RowTarget::Rounded(self.rounded(rows).target()),
-            ActivationLayout::Split => RowTarget::Split(self.split(rows).target()),
+            ActivationLayout::Plain => RowWriter::Plain(SendPtr(self.rows_mut(rows).as_mut_ptr())),
+            ActivationLayout::Rounded => RowWriter::Rounded(self.rounded(rows).target()),
+            ActivationLayout::Split => RowWriter::Split(self.split(rows).target()),
         }
     }
 
-    /// The first `rows` rows, rounded: all that there will be of them.
-    pub(super) fn rounded(&mut self, rows: usize) -> &mut SplitActivations<1> {
-        let layouts = self.layouts.as_mut().expect("a linear layer reads this").get_mut();
+    /// The first `rows` rows in bf16. Invalidates the other layouts; the f32 rows are not written.
+    pub(super) fn rounded(&mut self, rows: usize) -> &mut Bf16SplitActivations<1> {
+        let layouts = self.layouts.as_mut().expect("this buffer has layouts").get_mut();
         layouts.filled = FilledRows { rounded: (0, rows), ..FilledRows::default() };
         layouts.rounded.begin(rows, self.cols);
         &mut layouts.rounded
     }
 
-    /// The same in two parts.
-    pub(super) fn split(&mut self, rows: usize) -> &mut SplitActivations<2> {
-        let layouts = self.layouts.as_mut().expect("a linear layer reads this").get_mut();
+    /// The same in two bf16 parts.
+    pub(super) fn split(&mut self, rows: usize) -> &mut Bf16SplitActivations<2> {
+        let layouts = self.layouts.as_mut().expect("this buffer has layouts").get_mut();
         layouts.filled = FilledRows { split: (0, rows), ..FilledRows::default() };
         layouts.split.begin(rows, self.cols);
         &mut layouts.split

@@ -1,17 +1,17 @@
-//! A mixture of experts: route every row to its best experts, run each expert on the rows that chose it, add up.
+//! Mixture of experts: route every row to its top experts, run each expert on the rows routed to it, sum the results.
 //!
-//! A row's result is the sum over its experts in the order of their numbers, whatever other rows chose.
+//! A row's result is summed in the order of expert numbers, independently of the other rows.
 
 use super::{Buffer, CpuBackend, Matrix, rows};
 use crate::{Activation, Backend, BackendError, Gated, Routing, Rows};
 
-/// Working memory for one mixture, for up to as many rows as it was made for.
+/// Scratch memory for up to `rows` rows (the argument of `new`).
 pub struct Scratch {
     /// `[rows][chosen]`: expert and weight, experts ascending.
     choices: Vec<(u32, f32)>,
-    /// Probabilities of one row.
+    /// Router probabilities of one row.
     probabilities: Vec<f32>,
-    /// Rows of one expert, and their weights.
+    /// Rows routed to one expert, and their weights.
     members: Vec<(u32, f32)>,
     gathered: Buffer,
     inner: Buffer,
@@ -61,10 +61,10 @@ pub(super) fn run(
     }
     out.rows_mut(all).fill(0.0);
     for (index, expert) in experts.iter().enumerate() {
-        let logit_rows = (first + index) as u32;
+        let expert_id = (first + index) as u32;
         scratch.members.clear();
         for (row, choices) in scratch.choices.chunks_exact(routing.chosen).enumerate() {
-            if let Some((_, weight)) = choices.iter().find(|(expert, _)| *expert == logit_rows) {
+            if let Some((_, weight)) = choices.iter().find(|(expert, _)| *expert == expert_id) {
                 scratch.members.push((row as u32, *weight));
             }
         }
@@ -87,7 +87,7 @@ pub(super) fn run(
     }
 }
 
-/// Appends the best experts of one row, ascending, with their weights.
+/// Appends the top experts of one row, in ascending order, with their weights.
 fn route(logits: &[f32], routing: Routing, probabilities: &mut Vec<f32>, choices: &mut Vec<(u32, f32)>) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     probabilities.clear();
@@ -99,7 +99,7 @@ fn route(logits: &[f32], routing: Routing, probabilities: &mut Vec<f32>, choices
         let taken = |expert: usize, choices: &[(u32, f32)]| choices.iter().any(|(e, _)| *e as usize == expert);
         let mut best = None::<(usize, f32)>;
         for (expert, &p) in probabilities.iter().enumerate() {
-            // Ties, and NaN, go to the lower number.
+            // On ties, and with NaN, the lower expert number wins.
             if !taken(expert, &choices[start..]) && best.is_none_or(|(_, top)| p > top) {
                 best = Some((expert, p));
             }

@@ -1,10 +1,10 @@
-//! Sixteen f32 lanes on each instruction set, under the same names, so that a kernel is written once.
+//! Vectors of 16 f32 lanes with the same functions on each instruction set, so that a kernel is written once.
 //!
 //! [`for_each_level!`] expands a kernel into one module per level (`scalar`, `avx2`, `avx512`), where `V` is the vector and
 //! the functions below work on it. All levels compute the same bits: each op is a single IEEE operation per lane.
 
 /// Expands functions into modules `scalar`, `avx2` and `avx512`, each compiled for its instructions with the vector ops
-/// of that level in scope. The functions are `unsafe`: the caller shows that the CPU has the level.
+/// of that level in scope. The functions are `unsafe`: the caller guarantees that the CPU has the level.
 macro_rules! for_each_level {
     ($($body:tt)*) => {
         mod scalar {
@@ -58,9 +58,9 @@ pub(crate) mod exp_constants {
     /// `ln 2` in two parts, so that `x - n ln 2` is exact enough.
     pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
     pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// Taylor coefficients of `e^r` from the fifth power down; on |r| <= ln 2 / 2 they suffice with the sixth for f32.
+    /// Taylor coefficients of `e^r` from the sixth power down: accurate enough for f32 on |r| <= ln 2 / 2.
     pub(crate) const POLY: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-    /// Below this the result is zero, above it infinite.
+    /// Below `LOWEST` the result is zero, above `HIGHEST` infinite.
     pub(crate) const LOWEST: f32 = -87.336_54;
     pub(crate) const HIGHEST: f32 = 88.722_84;
 }
@@ -71,7 +71,7 @@ pub(crate) mod scalar {
     use super::exp_constants::{HIGHEST, LN2_HIGH, LN2_LOW, LOG2_E, LOWEST, POLY};
 
     pub(crate) type V = [f32; 16];
-    /// Vectors that fit into the registers.
+    /// Vectors that fit in the registers.
     pub(crate) const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -92,21 +92,21 @@ pub(crate) mod scalar {
     /// `from` points to 16 f32.
     #[inline(always)]
     pub(crate) unsafe fn load(from: *const f32) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { from.cast::<V>().read_unaligned() }
     }
     /// # Safety
     /// `to` points to 16 f32.
     #[inline(always)]
     pub(crate) unsafe fn store(to: *mut f32, a: V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.cast::<V>().write_unaligned(a) }
     }
     /// # Safety
     /// `from` points to 16 f16.
     #[inline(always)]
     pub(crate) unsafe fn load_f16(from: *const u16) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         std::array::from_fn(|i| f16::from_bits(unsafe { from.add(i).read_unaligned() }).to_f32())
     }
     /// # Safety
@@ -114,7 +114,7 @@ pub(crate) mod scalar {
     #[inline(always)]
     pub(crate) unsafe fn store_f16(to: *mut u16, a: V) {
         for (i, value) in a.into_iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { to.add(i).write_unaligned(f16::from_f32(value).to_bits()) }
         }
     }
@@ -123,7 +123,7 @@ pub(crate) mod scalar {
     /// `from` points to 32 bf16.
     #[inline(always)]
     pub(crate) unsafe fn load_bf16_pairs(from: *const u16) -> (V, V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let at = |i: usize| f32::from_bits(u32::from(unsafe { from.add(i).read_unaligned() }) << 16);
         (std::array::from_fn(|i| at(2 * i)), std::array::from_fn(|i| at(2 * i + 1)))
     }
@@ -151,12 +151,12 @@ pub(crate) mod scalar {
     pub(crate) fn max(a: V, b: V) -> V {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
-    /// `a` in the lanes below `count`, `b` above.
+    /// `a` in the lanes below `count`, `b` in the others.
     #[inline(always)]
     pub(crate) fn first_lanes(count: usize, a: V, b: V) -> V {
         std::array::from_fn(|i| if i < count { a[i] } else { b[i] })
     }
-    /// The sum of the lanes, by halves.
+    /// The sum of the lanes, by pairwise halving.
     #[inline(always)]
     pub(crate) fn sum(a: V) -> f32 {
         let mut a = a;
@@ -181,7 +181,7 @@ pub(crate) mod scalar {
     #[inline(always)]
     pub(crate) unsafe fn store_i8(to: *mut i8, a: V) -> i32 {
         let rounded = a.map(|value| value.round_ties_even() as i32);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.cast::<[i8; 16]>().write_unaligned(rounded.map(|value| value as i8)) };
         rounded.into_iter().sum()
     }
@@ -208,7 +208,7 @@ pub(crate) mod avx2 {
 
     #[derive(Clone, Copy)]
     pub(crate) struct V(__m256, __m256);
-    /// Vectors that fit into the registers.
+    /// Vectors that fit in the registers.
     pub(crate) const REGISTERS: usize = 8;
 
     macro_rules! ops {
@@ -344,7 +344,7 @@ pub(crate) mod avx512 {
     use super::exp_constants::{HIGHEST, LN2_HIGH, LN2_LOW, LOG2_E, LOWEST, POLY};
 
     pub(crate) type V = __m512;
-    /// Vectors that fit into the registers.
+    /// Vectors that fit in the registers.
     pub(crate) const REGISTERS: usize = 32;
 
     macro_rules! ops {

@@ -1,4 +1,4 @@
-//! Which instructions the kernels may use: found once at run time, or forced lower so that every variant is tested.
+//! The instruction set that the kernels may use: detected once at run time, or set lower so that tests cover every variant.
 
 use std::fmt;
 use std::str::FromStr;
@@ -84,8 +84,8 @@ fn amx_granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
     // CPUID leaf 7, EDX: bit 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8.
-    let logit_rows = 1 << 22 | 1 << 24 | 1 << 25;
-    if __cpuid_count(0, 0).eax < 7 || __cpuid_count(7, 0).edx & logit_rows != logit_rows {
+    let required_bits = 1 << 22 | 1 << 24 | 1 << 25;
+    if __cpuid_count(0, 0).eax < 7 || __cpuid_count(7, 0).edx & required_bits != required_bits {
         return false;
     }
     // SAFETY: `arch_prctl` with this code reads no memory; it asks for permission and returns 0 or an error.

@@ -1,34 +1,34 @@
-//! Weights in the one packed form that every CPU kernel reads, whatever its instructions.
+//! Weights in the packed layout that every CPU kernel reads, on every level.
 //!
 //! A matrix is cut into *panels* of 16 output features (the last one padded with zeros). Within a panel, four
 //! consecutive inputs of the 16 features make a 64-byte *line*: byte `4 f + i` is input `i` of feature `f`. That is
 //! one row of an int8 tile and one operand of a VNNI dot product, and one vector lane is one feature, so no kernel ever
 //! adds across lanes. Every 32 inputs make a *group*, every 256 a *superblock*, as in the formats themselves.
 //!
-//! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]), and the scales of a
-//! block lie right before its records ([`Blocks`]). So a panel is one linear stream, and is read once per step: from two
-//! streams, weights and scales, one thread reads more slowly on some machines. bf16 weights lose a quarter of their bits without a loss
-//! where the kernels have tiles to multiply them with ([`super::short`]).
+//! Quantised weights keep their bits: a group of `b`-bit weights is a record of `64 b` bytes ([`Bits`]). The scales of a
+//! block are stored directly before its records ([`Blocks`]), so a panel is one linear stream that is read once per step; on
+//! some machines a thread reads two separate streams more slowly. On AMX, bf16 weights are packed in 12 bits without loss
+//! ([`super::packed12`]).
 
 use half::f16;
 use types::DType;
 
-use super::arena::{Arena, Piece};
+use super::arena::{Allocation, Arena};
 use super::level::Level;
-use super::packed12::{self, Found, Uncommon};
+use super::packed12::{self, Found, Outliers};
 use super::pool::Pool;
 use crate::{BackendError, MatrixSource};
 
-/// Output features of a panel: the lanes of a 512-bit vector of f32.
+/// Output features in a panel: the lanes of a 512-bit vector of f32.
 pub(crate) const PANEL: usize = 16;
-/// Inputs of a group: what shares a scale in the simple formats.
+/// Inputs in a group, which share a scale in the non-K formats.
 pub(crate) const GROUP: usize = 32;
-/// Inputs of a superblock of the K formats, and the depth at which kernels work through a panel.
+/// Inputs in a superblock of the K formats, and the depth of one kernel iteration over a panel.
 pub(crate) const SUPER: usize = 256;
 pub(crate) const GROUPS_PER_SUPER: usize = SUPER / GROUP;
 pub(crate) const LINE: usize = 64;
 
-/// Bits of a stored weight. The record of a group holds, in this order, those of:
+/// Bits of a stored weight. The record of a group consists of some of these bit planes, in this order:
 /// a low nibble plane (4 lines: nibbles of lines `j` and `j + 4` share a byte), a two-bit plane (2 lines: field `f` of
 /// line `j` belongs to line `4 j + f`), a one-bit plane (8 words of 64 bits, one per line), or 8 lines of whole bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +48,16 @@ impl Bits {
     }
 }
 
-/// How the integers of a panel become numbers.
+/// The storage format of a panel, and how its integers are dequantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     F32,
     F16,
-    /// Pairs of inputs interleaved, as the bf16 tiles want them: `[cols / 2][feature][2]`.
+    /// Pairs of inputs interleaved, as bf16 tiles require: `[cols / 2][feature][2]`.
     Bf16,
-    /// The same in fewer bytes: see [`super::short`].
+    /// The same weights in 12 bits: see [`super::packed12`].
     Bf16Packed12,
-    /// `w = scale * (q - offset) + min`, one f16 scale (and min) per feature and group: 32 (or 64) bytes a group.
+    /// `w = scale * (q - offset) + min`, one f16 scale (and min) per feature and group: 32 (or 64) bytes per group.
     Group {
         bits: Bits,
         offset: i32,
@@ -111,8 +111,9 @@ impl Format {
     }
 }
 
-/// Where the blocks of a panel lie, which are its groups or its superblocks: scales, then weights. Where scales end amid a line,
-/// those of two blocks lie before the weights of both, so that all weights begin with a line.
+/// The layout of a panel's blocks (groups or superblocks): the scales of a block, then its weights. If the scales of one
+/// block are not a whole number of lines, the scales of two blocks precede the weights of both, so that weights are always
+/// aligned to a line.
 ///
 /// Scales of a group are 16 f16, then 16 f16 minimums if the format has them.
 #[derive(Clone, Copy)]
@@ -131,27 +132,27 @@ impl Blocks {
         Self { scales: SuperScales::bytes(subs, mins), weights: GROUPS_PER_SUPER * bits * LINE }
     }
 
-    /// How many blocks lie together: the scales of all, then the weights of all.
+    /// How many blocks are stored together: the scales of all, then the weights of all.
     pub(crate) const fn together(self) -> usize {
         if self.scales.is_multiple_of(LINE) { 1 } else { 2 }
     }
 
-    /// Where such blocks begin.
+    /// The offset of the blocks that are stored together with `block`.
     pub(crate) const fn start(self, block: usize) -> usize {
         block / self.together() * self.together() * (self.scales + self.weights)
     }
 
-    /// Where the scales of a block begin.
+    /// The offset of a block's scales.
     pub(crate) const fn scales(self, block: usize) -> usize {
         self.start(block) + block % self.together() * self.scales
     }
 
-    /// Where the weights of a block begin.
+    /// The offset of a block's weights.
     pub(crate) const fn weights(self, block: usize) -> usize {
         self.start(block) + self.together() * self.scales + block % self.together() * self.weights
     }
 
-    /// Bytes of so many blocks.
+    /// Bytes of `blocks` blocks.
     pub(crate) const fn bytes(self, blocks: usize) -> usize {
         match blocks {
             0 => 0,
@@ -160,8 +161,8 @@ impl Blocks {
     }
 }
 
-/// Scales of a superblock: `subs` rows of 16 integers (with mins of 8 sub-blocks: 8 rows more; of 16, both share a
-/// byte: scale in the low nibble), then 16 f16 `d`, then 16 f16 `dmin` if the format has minimums.
+/// Scales of a superblock: `subs` rows of 16 integers, then 16 f16 `d`, then 16 f16 `dmin` if the format has minimums. With
+/// 8 sub-blocks, the integer minimums are 8 more rows; with 16, scale (low nibble) and minimum share a byte.
 pub(crate) struct SuperScales;
 
 impl SuperScales {
@@ -183,10 +184,10 @@ pub struct Matrix {
     pub(crate) segments: Vec<Segment>,
 }
 
-/// Panels that lie one after the other, of which several are read together: to be prefetched.
+/// Consecutive panels, for prefetching.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
-    /// The address of the first.
+    /// The address of the first panel.
     pub(super) start: usize,
     /// Bytes of a panel.
     pub(super) stride: usize,
@@ -200,9 +201,9 @@ pub(crate) struct Segment {
     pub(crate) format: Format,
     /// Bytes from one panel to the next.
     pub(crate) stride: usize,
-    pub(crate) bytes: Piece,
-    /// Of [`Format::Bf16Packed12`].
-    uncommon: Option<Box<Uncommon>>,
+    pub(crate) bytes: Allocation,
+    /// Only for [`Format::Bf16Packed12`].
+    uncommon: Option<Box<Outliers>>,
 }
 
 impl Matrix {
@@ -218,7 +219,7 @@ impl Matrix {
             part.check()?;
             assert_eq!(part.cols, cols, "parts of a stack have the same columns");
         }
-        for parts in of_segments(parts) {
+        for parts in merge_segments(parts) {
             let segment = Segment::pack(parts, rows, arena, pool, level)?;
             rows += segment.rows;
             segments.push(segment);
@@ -226,7 +227,7 @@ impl Matrix {
         Ok(Self { rows, cols, segments })
     }
 
-    /// Bytes that `pack` would allocate, or a few more.
+    /// An upper bound of the bytes that `pack` would allocate.
     pub(crate) fn packed_bytes(parts: &[MatrixSource<'_>], level: Level) -> usize {
         let bytes = |parts: &[MatrixSource<'_>]| {
             let format = Segment::format(parts, level);
@@ -237,7 +238,7 @@ impl Matrix {
             };
             parts.iter().map(|part| panels(part) + uncommon(part)).sum::<usize>()
         };
-        of_segments(parts).map(bytes).sum()
+        merge_segments(parts).map(bytes).sum()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -248,31 +249,31 @@ impl Matrix {
         self.segments.iter().any(Segment::is_quantised)
     }
 
-    /// Row `row` as numbers.
+    /// Dequantises row `row`.
     pub(crate) fn unpack_row(&self, row: usize, out: &mut [f32]) {
         let segment = self.segments.iter().rfind(|segment| segment.first <= row).expect("row is in range");
         segment.unpack_row(row - segment.first, out);
     }
 }
 
-/// Parts of one kind become one segment, so that kernels walk from one on into the next. Two stay apart: they may be gate and up,
-/// which are walked side by side.
-fn of_segments<'a, 'b>(parts: &'a [MatrixSource<'b>]) -> impl Iterator<Item = &'a [MatrixSource<'b>]> {
+/// Groups adjacent parts of the same format into one segment, so that kernels process them as one. Exactly two parts stay
+/// separate: they may be the gate and up projections, which are processed side by side.
+fn merge_segments<'a, 'b>(parts: &'a [MatrixSource<'b>]) -> impl Iterator<Item = &'a [MatrixSource<'b>]> {
     parts.chunk_by(|part, next| parts.len() > 2 && part.keep == next.keep && part.rows.is_multiple_of(PANEL))
 }
 
 impl Segment {
-    /// How parts that are kept in one format are packed.
+    /// The packed format of parts that have the same `keep`.
     fn format(parts: &[MatrixSource<'_>], level: Level) -> Format {
         match Format::of(parts[0].keep) {
-            Format::Bf16 if level == Level::Amx && parts.iter().all(|part| is_short(part, level)) => {
+            Format::Bf16 if level == Level::Amx && parts.iter().all(|part| should_pack12(part, level)) => {
                 Format::Bf16Packed12
             }
             format => format,
         }
     }
 
-    /// Parts that are kept in one format, all but the last in whole panels.
+    /// Packs parts that have the same `keep`. All parts but the last are whole panels.
     fn pack(
         parts: &[MatrixSource<'_>],
         first: usize,
@@ -282,12 +283,12 @@ impl Segment {
     ) -> Result<Self, BackendError> {
         match Self::pack_as(Self::format(parts, level), parts, first, arena, pool, level)? {
             Some(packed) => Ok(packed),
-            // What was sampled did not stand for the rest.
-            None => Ok(Self::pack_as(Format::Bf16, parts, first, arena, pool, level)?.expect("any weights fit")),
+            // The sample that `should_pack12` looked at was not representative.
+            None => Ok(Self::pack_as(Format::Bf16, parts, first, arena, pool, level)?.expect("Bf16 holds any weights")),
         }
     }
 
-    /// The same in one format; `None` if it turns out that weights are not as that one wants them.
+    /// Packs parts in `format`; `None` if the format does not suit the weights.
     fn pack_as(
         format: Format,
         parts: &[MatrixSource<'_>],
@@ -319,7 +320,7 @@ impl Segment {
             rest = others;
         }
         let uncommon = match format {
-            Format::Bf16Packed12 if found.are_few() => Some(Box::new(found.sorted(panels, cols)?)),
+            Format::Bf16Packed12 if found.within_limit() => Some(Box::new(found.sorted(panels, cols)?)),
             Format::Bf16Packed12 => return Ok(None),
             _ => None,
         };
@@ -330,9 +331,9 @@ impl Segment {
         self.bytes.len() + self.uncommon.as_ref().map_or(0, |uncommon| uncommon.bytes())
     }
 
-    /// The uncommon quarters of a panel of [`Format::Bf16Packed12`] and of those after it: see [`Uncommon::from`].
+    /// The uncommon quarters of a [`Format::Bf16Packed12`] panel and of the panels after it: see [`Outliers::from`].
     pub(super) fn uncommon(&self, panel: usize) -> (&[u32], &[u8]) {
-        self.uncommon.as_ref().expect("short weights").from(panel)
+        self.uncommon.as_ref().expect("a Bf16Packed12 segment").from(panel)
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
@@ -351,7 +352,7 @@ impl Segment {
         &self.bytes[panel * self.stride..(panel + 1) * self.stride]
     }
 
-    /// The panels from one on, to be prefetched.
+    /// The panels from `panel` on, for prefetching.
     pub(super) fn from(&self, panel: usize) -> Panels {
         Panels { start: self.panel(panel).as_ptr().addr(), stride: self.stride }
     }
@@ -368,15 +369,15 @@ impl Segment {
     }
 }
 
-/// A panel of bf16 weights as they are.
+/// A panel of unpacked bf16 weights.
 fn plain_panel(part: &MatrixSource<'_>, panel: usize, level: Level) -> Vec<u8> {
     let mut plain = vec![0; Format::Bf16.stride(part.cols)];
     super::pack::panel(part, panel, Format::Bf16, &mut plain, level);
     plain
 }
 
-/// Whether bf16 weights are worth packing in short, as far as some panels tell.
-fn is_short(part: &MatrixSource<'_>, level: Level) -> bool {
+/// Whether bf16 weights should be packed in 12 bits, judged from a sample of panels.
+fn should_pack12(part: &MatrixSource<'_>, level: Level) -> bool {
     const SAMPLES: usize = 2;
     let (panels, cols) = (part.rows.div_ceil(PANEL), part.cols);
     let samples = (0..panels).step_by(panels.div_ceil(SAMPLES).max(1));
@@ -385,10 +386,10 @@ fn is_short(part: &MatrixSource<'_>, level: Level) -> bool {
         super::pack::packed12_panel(level, &plain_panel(part, panel, level), &mut out, panel, cols, &found);
     }
     let quarters = packed12::first(panels, cols);
-    (1..u32::MAX as usize).contains(&quarters) && found.are_few()
+    (1..u32::MAX as usize).contains(&quarters) && found.within_limit()
 }
 
-/// One feature of a panel as numbers: the definition of what a panel means.
+/// Dequantises one feature of a panel. This function defines the meaning of the packed layout.
 fn unpack_feature(format: Format, panel: &[u8], feature: usize, out: &mut [f32]) {
     let half_at = |bytes: &[u8], at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
     match format {
@@ -409,7 +410,7 @@ fn unpack_feature(format: Format, panel: &[u8], feature: usize, out: &mut [f32])
                 *value = f32::from_bits(u32::from(u16::from_le_bytes([panel[at], panel[at + 1]])) << 16);
             }
         }
-        Format::Bf16Packed12 => unreachable!("unpacked with its uncommon quarters"),
+        Format::Bf16Packed12 => unreachable!("`packed12::unpack_feature` handles this format"),
         Format::Group { bits, offset, mins } => {
             let blocks = Blocks::groups(bits as usize, mins);
             for (group, values) in out.chunks_exact_mut(GROUP).enumerate() {
@@ -448,7 +449,7 @@ pub(crate) fn sub_scale(scales: &[u8], subs: usize, mins: bool, sub: usize, feat
     }
 }
 
-/// Weight `k` of a feature in a group's record, as the integer that is stored: unsigned but for whole bytes.
+/// Weight `k` of a feature in a group's record, as the stored integer: signed for 8 bits, else unsigned.
 pub(crate) fn stored(bits: Bits, record: &[u8], feature: usize, k: usize) -> i32 {
     let (line, byte) = (k / 4, feature * 4 + k % 4);
     let nibble = || i32::from(record[line % 4 * LINE + byte] >> (line / 4 * 4) & 15);
@@ -466,7 +467,7 @@ pub(crate) fn stored(bits: Bits, record: &[u8], feature: usize, k: usize) -> i32
 
 /// A pointer that several workers use for disjoint parts.
 pub(crate) struct SendPtr<T>(pub(crate) *mut T);
-// SAFETY: whoever dereferences it shows that the parts are disjoint.
+// SAFETY: every dereference is unsafe, and its `SAFETY` comment shows that the accesses are disjoint.
 unsafe impl<T> Send for SendPtr<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for SendPtr<T> {}
@@ -499,7 +500,7 @@ mod tests {
                     place.fill(true);
                 }
             }
-            // What stays free are the scales of a block that would have lain with the last one.
+            // The only free bytes are the scales of the missing second block of the last pair.
             let free = taken.iter().filter(|&&byte| !byte).count();
             assert_eq!(free, count % blocks.together() * blocks.scales);
         }

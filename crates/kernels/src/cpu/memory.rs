@@ -1,5 +1,5 @@
-//! Zeroed memory at cache-line alignment. Large blocks come straight from the operating system and become
-//! resident only where they are touched, so a buffer for the largest step costs nothing until that step comes.
+//! Zeroed memory at cache-line alignment. Large allocations come directly from the operating system and become resident
+//! only where they are touched, so a buffer for the largest step costs nothing until a step of that size runs.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::BackendError;
 
-/// Number types for which all zero bits are a value and which need no drop.
+/// Number types for which all-zero bits are a valid value and which need no drop.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
 impl Plain for i32 {}
@@ -17,21 +17,22 @@ impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u64 {}
 
-/// A cache line.
+/// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 /// Blocks from this size on may be backed by huge pages.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
-/// Working memory from this size on is filled by steps that need them.
+/// Working memory from this size on is backed by huge pages.
 const LARGE: usize = 1 << 20;
 
-/// A fixed-length slice of zeroed, line-aligned numbers.
+/// A fixed-length slice of numbers, zeroed at first and aligned to cache lines.
 pub(crate) struct Aligned<T: Plain> {
     start: NonNull<T>,
     len: usize,
     _allocation: Allocation,
 }
 
-/// What the allocator gave: more than needed, because only at its own alignment does it hand out zeroed memory without touching it.
+/// The underlying allocation. It is larger than needed, because the allocator returns zeroed memory without touching it only
+/// at its default alignment.
 struct Allocation {
     block: *mut u8,
     layout: Layout,
@@ -47,8 +48,8 @@ impl<T: Plain> Aligned<T> {
         Self::allocate(what, len, LINE)
     }
 
-    /// The same, backed by huge pages where the operating system has them: for memory that is read or written as a whole, at
-    /// the price of becoming resident in large pieces.
+    /// The same, backed by huge pages if the operating system supports them: for memory that is read or written as a whole.
+    /// It becomes resident in units of huge pages.
     pub(crate) fn huge(what: &'static str, len: usize) -> Result<Self, BackendError> {
         let bytes = len.saturating_mul(size_of::<T>());
         if bytes < HUGE_PAGE {
@@ -80,14 +81,14 @@ impl<T: Plain> Aligned<T> {
         })
     }
 
-    /// The first number, through which also those who share the block may write to their parts of it.
+    /// Pointer to the first element. Owners of parts of a shared block write through it.
     pub(crate) fn start(&self) -> NonNull<T> {
         self.start
     }
 }
 
 impl<T: Plain> Aligned<T> {
-    /// Working memory of a step: by huge pages only if it is so large that the steps which fill it need them.
+    /// Working memory of a step, backed by huge pages only if it is large.
     pub(crate) fn working(what: &'static str, len: usize) -> Result<Self, BackendError> {
         if len.saturating_mul(size_of::<T>()) < LARGE { Self::zeroed(what, len) } else { Self::huge(what, len) }
     }

@@ -1,5 +1,5 @@
-//! The CPU backend: f32 activations, weights in panels, one pool of threads, instructions chosen at run time.
-#![allow(clippy::needless_range_loop)] // in kernels an index is a row, a panel or a lane of several arrays at once
+//! The CPU backend: f32 activations, weights packed in panels, one thread pool, instruction sets chosen at run time.
+#![allow(clippy::needless_range_loop)] // in kernels one index (row, panel or lane) often indexes several arrays
 
 mod activations;
 mod arena;
@@ -33,7 +33,7 @@ pub use step::Step;
 use activations::TILE;
 use arena::Arena;
 use attention::{AttentionCall, RowNormRope};
-use buffer::{ActivationLayout, ActivationLayouts, FilledRows, RowTarget};
+use buffer::{ActivationLayout, ActivationLayouts, FilledRows, RowWriter};
 use linear::{GatedOutput, Inputs, RequiredLayouts};
 use matrix::{Segment, SendPtr};
 
@@ -42,7 +42,7 @@ use crate::{
     RopeLayout, Routing, Rows, StepInputs, StepLimits,
 };
 
-/// Compiles a function for each level; the result takes the level first and calls the right one.
+/// Compiles a function once per level. The generated function takes the level as its first argument and dispatches on it.
 macro_rules! per_level {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -78,25 +78,25 @@ pub struct CpuOptions {
     pub threads: usize,
     pub level: Level,
     pub kv: KvType,
-    pub prompt: PromptMath,
+    pub prompt: PrefillMath,
 }
 
-/// How the rows of prompts are multiplied with quantised weights.
+/// The arithmetic of prefill rows with quantised weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PromptMath {
-    /// Both rounded to bf16 and multiplied by tiles: on a CPU that has them faster, and closer to the exact product. Other CPUs
-    /// do as for `Int8`.
+pub enum PrefillMath {
+    /// Rows and weights are rounded to bf16 and multiplied with AMX tiles: faster than `Int8`, and closer to the exact
+    /// product. CPUs without AMX use `Int8`.
     #[default]
     Bf16,
-    /// Activations rounded to int8, as for generated tokens: the same bits on every level.
+    /// Activations are rounded to int8, as for decode rows. All levels give bit-identical results.
     Int8,
 }
 
 impl Default for CpuOptions {
-    /// All cores, the best instructions, an exact K/V cache, prompts as fast as they go.
+    /// All cores, the highest level, an f32 KV cache, and the fastest prefill.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, level: Level::detect(), kv: KvType::F32, prompt: PromptMath::default() }
+        Self { threads, level: Level::detect(), kv: KvType::F32, prompt: PrefillMath::default() }
     }
 }
 
@@ -105,7 +105,7 @@ pub struct CpuBackend {
     pool: Pool,
     level: Level,
     kv: KvType,
-    /// Whether prompt rows are rounded to bf16 for quantised weights.
+    /// Whether prefill rows are rounded to bf16 for quantised weights.
     rounds: bool,
 }
 
@@ -116,11 +116,11 @@ impl CpuBackend {
             return Err(BackendError::Device(format!("this CPU has {best}, not {}", options.level)));
         }
         let Some(kv) = options.kv.on(options.level) else {
-            return Err(BackendError::Device(format!("a K/V cache for tiles required amx, not {}", options.level)));
+            return Err(BackendError::Device(format!("a KV cache for tiles requires amx, not {}", options.level)));
         };
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
-        let rounds = options.level == Level::Amx && options.prompt == PromptMath::Bf16;
+        let rounds = options.level == Level::Amx && options.prompt == PrefillMath::Bf16;
         Ok(Self { arena: Arena::default(), pool, level: options.level, kv, rounds })
     }
 
@@ -132,7 +132,7 @@ impl CpuBackend {
         self.level
     }
 
-    /// How rows are left for the only op that will read them.
+    /// The layout in which to write rows, given the matrix of the only op that reads them.
     fn layout_for(&self, rows: Rows, consumer: Option<&Matrix>) -> ActivationLayout {
         let reads = |is_such: fn(&Segment) -> bool| consumer.is_some_and(|it| it.segments.iter().all(is_such));
         if self.rounds && rows.decode == 0 && reads(Segment::is_quantised) {
@@ -149,7 +149,7 @@ impl CpuBackend {
         attention::attend(&self.pool, self.level, step, kv, asked);
     }
 
-    /// `gated = activation(gate x) * (up x)`; `inner` is working memory.
+    /// `gated = activation(gate x) * (up x)`; `inner` is scratch memory.
     fn gate_up(
         &self,
         rows: Rows,
@@ -161,8 +161,8 @@ impl CpuBackend {
     ) {
         let (stack, all, required) =
             (&weights.gate_up, rows.all(), RequiredLayouts::of(&weights.down, self.level, false));
-        let are_few = (1..=TILE).contains(&all) && (rows.prefill == 0 || !self.rounds);
-        if !are_few || !linear::is_pair(stack) {
+        let within_limit = (1..=TILE).contains(&all) && (rows.prefill == 0 || !self.rounds);
+        if !within_limit || !linear::has_gate_up(stack) {
             self.linear(rows, inner, x, stack, None);
             self.gate(all, gated, inner, activation);
             return;
@@ -173,11 +173,11 @@ impl CpuBackend {
         let ActivationLayouts { group, superblock, split, rounded, .. } = &*layouts;
         let inputs = Inputs { rows: all, x: data, group, superblock, split, rounded, rounds: false };
         let Buffer { data: values, layouts: made, .. } = gated;
-        let made = made.as_mut().expect("a linear layer reads this").get_mut();
+        let made = made.as_mut().expect("this buffer has layouts").get_mut();
         made.filled = FilledRows { group: (0, if required.group { all } else { 0 }), ..FilledRows::default() };
         let group = required.group.then(|| made.group.begin(all));
         let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
-        linear::gated_rows(&self.pool, self.level, stack, &inputs, activation, out);
+        linear::gated_decode(&self.pool, self.level, stack, &inputs, activation, out);
     }
 }
 
@@ -420,12 +420,12 @@ impl Backend for CpuBackend {
     ) {
         assert!(x.cols == weights.gate_up.cols && 2 * gated.cols == weights.gate_up.rows);
         let (decode, prefill, all) = (rows.decode, rows.prefill, rows.all());
-        let stack = linear::as_gated(&weights.gate_up)
+        let stack = linear::quantised_gate_up(&weights.gate_up)
             .filter(|_| self.rounds && prefill > 0 && weights.down.segments.iter().all(Segment::is_quantised));
         let separate = if stack.is_some() { Rows::decode(decode) } else { rows };
         self.gate_up(separate, gated, x, weights, activation, inner);
         if let Some(stack) = stack {
-            // Prefill rows go straight to the layout that `down` is multiplied with and never exist as f32.
+            // Prefill rows are written directly in the layout that the `down` multiplication reads, never as f32.
             let data = &x.rows(all)[decode * x.cols..];
             let layouts = &mut *x.layouts();
             let required = RequiredLayouts { rounded: true, ..RequiredLayouts::default() };
@@ -477,15 +477,15 @@ impl Backend for CpuBackend {
             }
             let norm = || Some((rows::norm_scale(self.level, x, eps), &weight[..]));
             match &out {
-                RowTarget::Plain(out) => {
+                RowWriter::Plain(out) => {
                     // SAFETY: as above.
                     let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), cols) };
                     rows::rms_norm(self.level, out, x, weight, eps);
                 }
-                // SAFETY: as above; a level that has such layouts has tiles, and there is place in them for all rows.
-                RowTarget::Rounded(out) => unsafe { out.split(row, x, norm()) },
+                // SAFETY: as above; these layouts are used only on a level with tiles, and they have space for all rows.
+                RowWriter::Rounded(out) => unsafe { out.split(row, x, norm()) },
                 // SAFETY: as above.
-                RowTarget::Split(out) => unsafe { out.split(row, x, norm()) },
+                RowWriter::Split(out) => unsafe { out.split(row, x, norm()) },
             }
         });
     }

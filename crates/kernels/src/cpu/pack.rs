@@ -1,4 +1,4 @@
-//! From rows as they lie in a file to the panels that the kernels read (see [`super::matrix`]).
+//! Packs rows in file layout into the panels that the kernels read (see [`super::matrix`]).
 
 use half::f16;
 use types::DType;
@@ -29,7 +29,7 @@ pub(super) fn panel(part: &MatrixSource<'_>, panel: usize, format: Format, out: 
     pack_panel(level, part.keep, format, &rows[..count], out);
 }
 
-/// One row of numbers in a format: rounded to a float type, or quantised.
+/// Converts one f32 row to a format: rounds to a float type, or quantises.
 fn store_row(keep: DType, values: &[f32], out: &mut [u8]) {
     match keep {
         DType::F32 => {
@@ -65,7 +65,7 @@ super::per_level! {
 }
 
 super::per_level! {
-    /// Packs a panel of bf16 weights in fewer bytes.
+    /// Packs a panel of bf16 weights in 12 bits each (see [`super::packed12`]).
     pub(super) fn packed12_panel(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, found: &Found) {
         packed12::pack(plain, out, panel, cols, found);
     }
@@ -81,7 +81,7 @@ fn interleave<const N: usize>(rows: &[&[u8]], out: &mut [u8]) {
     }
 }
 
-/// `[feature][k]` to `[k / 2][feature][2]`, elements of 2 bytes; an odd last one is paired with zero.
+/// `[feature][k]` to `[k / 2][feature][2]`, elements of 2 bytes; an odd last element is paired with zero.
 #[inline(always)]
 fn pairs(rows: &[&[u8]], out: &mut [u8]) {
     for (feature, row) in rows.iter().enumerate() {
@@ -98,7 +98,7 @@ fn groups(dtype: DType, bits: Bits, mins: bool, rows: &[&[u8]], out: &mut [u8]) 
         let scales = &mut out[places.scales(index)..];
         let mut lines = [[0u8; LINE]; 8];
         for (feature, row) in rows.iter().enumerate() {
-            let group = quant::groups32(dtype, &row[index * block..(index + 1) * block]);
+            let group = quant::decode_block32(dtype, &row[index * block..(index + 1) * block]);
             scatter(&mut lines, feature, &group.quants.map(|q| q as u8));
             scales[feature * 2..feature * 2 + 2].copy_from_slice(&group.scale.to_le_bytes());
             if mins {
@@ -143,7 +143,7 @@ fn superblocks(dtype: DType, bits: Bits, subs: usize, mins: bool, rows: &[&[u8]]
     }
 }
 
-/// Puts a feature's group into its four bytes of every line.
+/// Writes a feature's group to its four bytes of every line.
 #[inline(always)]
 fn scatter(lines: &mut [[u8; LINE]; 8], feature: usize, quants: &[u8; GROUP]) {
     for (line, four) in lines.iter_mut().zip(quants.chunks_exact(4)) {
@@ -151,7 +151,7 @@ fn scatter(lines: &mut [[u8; LINE]; 8], feature: usize, quants: &[u8; GROUP]) {
     }
 }
 
-/// Eight lines of bytes as the planes of their record (see [`Bits`]).
+/// Stores eight lines of bytes as the bit planes of their record (see [`Bits`]).
 #[inline(always)]
 fn store_record(bits: Bits, lines: &[[u8; LINE]; 8], record: &mut [u8]) {
     let nibbles = |out: &mut [u8]| {

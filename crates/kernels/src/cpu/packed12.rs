@@ -1,15 +1,14 @@
-//! bf16 weights in twelve bits, with nothing lost.
+//! bf16 weights packed in 12 bits, without loss.
 //!
-//! The high byte of a bf16 number is its sign and all of its exponent but the last bit. The weights of a panel have few exponents in common use:
-//! eight such seven-bit *powers* cover all but some of ten thousand. So a weight is its low byte and a *code* of four bits, its
-//! sign and which of its panel's eight powers it has. Generated tokens take as long as their weights take to arrive, and a
-//! quarter fewer bytes arrive sooner.
+//! The high byte of a bf16 number is its sign and all of its exponent but the last bit (the *power*, seven bits). Nearly all
+//! weights of a panel have one of eight powers. So a weight is stored as its low byte and a *code* of four bits: its sign
+//! and the index of its power among the panel's eight. Decode is memory-bound, and this reads a quarter fewer bytes.
 //!
-//! A panel begins with a line whose first 16 bytes are the high bytes that codes stand for. Then come, for every *quarter* of a group
-//! (8 inputs of 16 features), a line of codes and two of low bytes, in an order that lets vectors interleave high and low bytes to the
-//! four lines of [`Format::Bf16`](super::matrix::Format): byte `16 l + 8 i + w` of low bytes `h` is that of word `8 l + w` of line
-//! `2 h + i`, and its code is in the low (`h = 0`) or high nibble of the same byte of the codes. A quarter with a weight that has none of
-//! the eight powers is *uncommon*: its high bytes lie in full beside the panels.
+//! A panel starts with a line whose first 16 bytes are the table from codes to high bytes. Every *quarter* of a group (8
+//! inputs of 16 features) is a line of codes and two lines of low bytes. Their order lets vectors interleave high and low
+//! bytes to the four lines of [`Format::Bf16`](super::matrix::Format): byte `16 l + 8 i + w` of the low bytes `h` belongs to
+//! word `8 l + w` of line `2 h + i`, and its code is the low (`h = 0`) or high nibble of the same byte of the codes. A
+//! quarter with a weight that has none of the eight powers is *uncommon*: its high bytes are stored separately in full.
 
 use std::cmp::Reverse;
 use std::sync::{Mutex, PoisonError};
@@ -19,19 +18,20 @@ use super::memory::Aligned;
 use crate::BackendError;
 
 pub(crate) const QUARTERS_PER_GROUP: usize = 4;
-/// Bytes of a quarter, plain and packed, and of its high bytes in full.
+/// Bytes of a quarter, unpacked and packed, and of its high bytes.
 pub(crate) const PLAIN: usize = GROUP / QUARTERS_PER_GROUP * PANEL * 2;
 pub(crate) const PACKED: usize = 3 * LINE;
 pub(crate) const HIGHS: usize = 2 * LINE;
 /// Bytes before the first quarter of a panel.
 pub(crate) const HEAD: usize = LINE;
-/// Powers of a panel.
+/// Powers in a panel's table.
 const POWERS: usize = 8;
-/// Of a high byte.
+/// The sign bit of a high byte.
 const SIGN: u8 = 0x80;
-/// Stands for all other powers while a quarter is packed.
+/// The code of a power that is not in the table, used only during packing.
 const NO_CODE: u8 = 0x40;
-/// One in so many quarters of a sample may be uncommon if its weights are to be worth packing, and so many in all when they are packed.
+/// Weights are packed if at most one in `UNCOMMON_SAMPLED` quarters of the sample is uncommon. Packing is abandoned if more
+/// than one in `UNCOMMON_MOST` of all quarters is.
 const UNCOMMON_SAMPLED: usize = 8;
 const UNCOMMON_MOST: usize = 4;
 
@@ -40,30 +40,30 @@ pub(crate) fn stride(cols: usize) -> usize {
     HEAD + cols.div_ceil(GROUP) * QUARTERS_PER_GROUP * PACKED
 }
 
-/// The quarters that hold uncommon powers, of all panels one after the other.
-pub(crate) struct Uncommon {
-    /// For each panel how many come before it.
+/// The uncommon quarters of all panels, in order.
+pub(crate) struct Outliers {
+    /// For each panel, the number of uncommon quarters before it.
     starts: Vec<u32>,
-    /// Which ones, counted through all panels; then one that never comes.
+    /// Indices of the uncommon quarters, counted across all panels, with `u32::MAX` as the end marker.
     quarters: Vec<u32>,
-    /// High bytes, in the order of the low ones.
+    /// High bytes, in the same order as the low bytes.
     highs: Aligned<u8>,
 }
 
-/// Uncommon quarters in the order in which panels happen to be packed.
+/// Outliers quarters found by the packing threads, unsorted.
 pub(crate) struct Found {
-    /// More than these are not worth keeping.
+    /// With more than this many, the weights are not packed.
     most: usize,
     quarters: Mutex<Vec<(u32, [u8; HIGHS])>>,
 }
 
 impl Found {
-    /// For so many panels of which all are packed.
+    /// For packing all `panels` panels.
     pub(crate) fn in_all(panels: usize, cols: usize) -> Self {
         Self { most: first(panels, cols) / UNCOMMON_MOST, quarters: Mutex::default() }
     }
 
-    /// For so many panels that stand for others.
+    /// For a sample of `panels` panels.
     pub(crate) fn in_sample(panels: usize, cols: usize) -> Self {
         Self { most: first(panels, cols) / UNCOMMON_SAMPLED, quarters: Mutex::default() }
     }
@@ -75,11 +75,11 @@ impl Found {
         }
     }
 
-    pub(crate) fn are_few(&self) -> bool {
+    pub(crate) fn within_limit(&self) -> bool {
         self.quarters.lock().unwrap_or_else(PoisonError::into_inner).len() <= self.most
     }
 
-    pub(crate) fn sorted(self, panels: usize, cols: usize) -> Result<Uncommon, BackendError> {
+    pub(crate) fn sorted(self, panels: usize, cols: usize) -> Result<Outliers, BackendError> {
         let mut found = self.quarters.into_inner().unwrap_or_else(PoisonError::into_inner);
         found.sort_unstable_by_key(|&(quarter, _)| quarter);
         let mut highs = Aligned::zeroed("weights", found.len() * HIGHS)?;
@@ -90,30 +90,30 @@ impl Found {
             |panel: usize| found.partition_point(|&(quarter, _)| (quarter as usize) < first(panel, cols)) as u32;
         let starts = (0..panels).map(before).collect();
         let quarters = found.iter().map(|&(quarter, _)| quarter).chain([u32::MAX]).collect();
-        Ok(Uncommon { starts, quarters, highs })
+        Ok(Outliers { starts, quarters, highs })
     }
 }
 
-/// The first quarter of a panel, counted through all.
+/// The index of a panel's first quarter, counted across all panels.
 pub(crate) fn first(panel: usize, cols: usize) -> usize {
     panel * cols.div_ceil(GROUP) * QUARTERS_PER_GROUP
 }
 
-impl Uncommon {
+impl Outliers {
     pub(crate) fn bytes(&self) -> usize {
         size_of::<u32>() * (self.starts.len() + self.quarters.len()) + self.highs.len()
     }
 
-    /// Those of a panel and of the ones after it: their numbers, and the high bytes of each.
+    /// The uncommon quarters of a panel and of all panels after it: their indices and their high bytes.
     pub(crate) fn from(&self, panel: usize) -> (&[u32], &[u8]) {
         let start = self.starts[panel] as usize;
         (&self.quarters[start..], &self.highs[start * HIGHS..])
     }
 }
 
-/// The powers that most weights of a plain panel have, as far as every fourth quarter tells.
+/// The most frequent powers of an unpacked panel, counted in every fourth quarter.
 fn powers(plain: &[u8]) -> [u8; POWERS] {
-    // Two tables: an increment need not wait for the one before it.
+    // Two tables, so that consecutive increments do not depend on each other.
     let mut counts = [[0u32; 128]; 2];
     for words in plain.chunks_exact(PLAIN).step_by(4).flat_map(|quarter| quarter.chunks_exact(4)) {
         counts[0][usize::from(words[1] & 0x7f)] += 1;
@@ -127,7 +127,7 @@ fn powers(plain: &[u8]) -> [u8; POWERS] {
     std::array::from_fn(|i| by_count[i])
 }
 
-/// Packs a plain panel, which is number `panel`.
+/// Packs panel number `panel`.
 #[inline(always)]
 pub(crate) fn pack(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, found: &Found) {
     let powers = powers(plain);
@@ -167,12 +167,12 @@ pub(crate) fn pack(plain: &[u8], out: &mut [u8], panel: usize, cols: usize, foun
     }
 }
 
-/// What uncommon quarters take at most in panels like those of a sample that is worth packing.
+/// The most bytes that uncommon quarters need, if the weights are like the sample that was accepted.
 pub(crate) fn uncommon_bytes_max(panels: usize, cols: usize) -> usize {
     first(panels, cols) / UNCOMMON_SAMPLED * (HIGHS + size_of::<u32>()) + (panels + 1) * size_of::<u32>()
 }
 
-/// One feature of a packed panel as numbers: the definition of what it means.
+/// Unpacks one feature of a packed panel. This function defines the meaning of the packed layout.
 pub(crate) fn unpack_feature(panel: &[u8], first: usize, uncommon: (&[u32], &[u8]), feature: usize, out: &mut [f32]) {
     let (head, quarters) = panel.split_at(HEAD);
     let (mut numbers, mut highs) = uncommon;
@@ -196,7 +196,7 @@ pub(crate) fn unpack_feature(panel: &[u8], first: usize, uncommon: (&[u32], &[u8
 mod tests {
     use super::*;
 
-    /// Bit for bit, whatever they are: all 65,536 of them, few powers, zeros.
+    /// All 65,536 bit patterns, panels with few powers, and zeros survive packing bit for bit.
     #[test]
     fn packed_panels_hold_all_bits() {
         let cols = 70_usize;
@@ -214,7 +214,7 @@ mod tests {
             let plain: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             pack(&plain, &mut packed[panel * stride(cols)..][..stride(cols)], panel, cols, &found);
         }
-        assert!(seen.iter().all(|&seen| seen), "all numbers there are");
+        assert!(seen.iter().all(|&seen| seen), "the panels contain every bf16 bit pattern");
         let uncommon = found.sorted(panels.len(), cols).unwrap();
         for (panel, words) in panels.iter().enumerate() {
             for feature in 0..PANEL {
@@ -232,14 +232,14 @@ mod tests {
     #[test]
     fn weights_with_many_powers_are_not_worth_it() {
         let (cols, mut out) = (256, vec![0; stride(256)]);
-        let mut are_few = |word: fn(usize) -> u16| {
+        let mut within_limit = |word: fn(usize) -> u16| {
             let plain: Vec<u8> = (0..cols * PANEL).flat_map(|i| word(i).to_le_bytes()).collect();
             let found = Found::in_sample(1, cols);
             pack(&plain, &mut out, 0, cols, &found);
-            found.are_few()
+            found.within_limit()
         };
-        assert!(are_few(|_| 0));
-        assert!(are_few(|i| 0x3c00 + (i * 769 % 2048) as u16));
-        assert!(!are_few(|i| (i * 40_503) as u16));
+        assert!(within_limit(|_| 0));
+        assert!(within_limit(|i| 0x3c00 + (i * 769 % 2048) as u16));
+        assert!(!within_limit(|i| (i * 40_503) as u16));
     }
 }

@@ -1,10 +1,10 @@
-//! One persistent set of threads. Between ops of a step they spin, because the next op follows within microseconds;
-//! after a quiet moment they sleep.
+//! The thread pool. Workers spin between the ops of a step, because the next op follows within microseconds; when idle for
+//! longer they sleep.
 //!
-//! A job is a number of chunks and a function of (worker, chunk). Each worker, the calling thread among them as worker 0,
-//! has an equal share of the chunks and takes them in order; then it takes what others have left. Which worker runs a chunk
-//! never changes a result. A worker that comes late finds the job closed: the caller waits only for those who took part, so a
-//! thread that the system keeps from running costs its share of the work, not the whole.
+//! A job is a number of chunks and a function of (worker, chunk). The calling thread is worker 0. Each worker has an equal
+//! number of chunks of its own and runs them in order; then it takes chunks that other workers have not started. Which
+//! worker runs a chunk never changes a result. The caller closes a job when no chunk is left, and waits only for workers
+//! that have joined it. So a worker that the operating system does not schedule delays only the chunk that it is running.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -13,20 +13,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// How long a worker waits for the next job before it sleeps: longer than the host-side work between two steps of a
-/// decode loop, short enough not to burn a core when nothing runs.
+/// Spins of a worker before it sleeps: longer than the work between two steps of a decode loop, short enough not to keep
+/// a core busy when nothing runs.
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
 
 type Job = dyn Fn(usize, usize) + Sync;
 
-/// A line of its own for each counter, so that writers do not disturb each other.
+/// Aligns each counter to its own cache line (and its prefetch pair), to avoid false sharing.
 #[repr(align(128))]
 struct Line<T>(T);
 
 struct Shared {
-    offer: Line<Offer>,
-    /// Of each worker's share.
-    taken: Box<[Line<Taken>]>,
+    slot: Line<JobSlot>,
+    /// One counter per worker: how many of that worker's chunks have been taken.
+    taken: Box<[Line<ChunkCounter>]>,
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
@@ -34,17 +34,17 @@ struct Shared {
     panicked: AtomicBool,
 }
 
-/// What a worker looks at while it waits, and what it then needs, on one line.
-struct Offer {
+/// The state that a worker polls and the job that it then needs, on one cache line.
+struct JobSlot {
     /// See [`State`].
     state: AtomicU64,
-    /// Written only while no job is open and nobody takes part in one.
-    current: UnsafeCell<Option<Current>>,
+    /// Written only while no job is open and no worker is in one.
+    current: UnsafeCell<Option<RunningJob>>,
 }
 
-/// The job on offer.
+/// The current job.
 #[derive(Clone, Copy)]
-struct Current {
+struct RunningJob {
     job: *const Job,
     chunks: usize,
 }
@@ -55,7 +55,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Which job is on offer (its number, in the upper bits), whether it may still be joined, and how many workers are in it.
+/// The number of the current job (in the upper bits), whether workers may still join it, and how many workers are in it.
 #[derive(Clone, Copy)]
 struct State(u64);
 
@@ -77,13 +77,13 @@ impl State {
     }
 }
 
-/// How many chunks of a share are taken (the lower half), and of which job (the upper half).
+/// How many of a worker's own chunks have been taken (lower half), and of which job (upper half).
 #[derive(Default)]
-struct Taken(AtomicU64);
+struct ChunkCounter(AtomicU64);
 
-impl Taken {
-    /// Asks for the counter's line, to be written soon: whoever looked for chunks here last has it too.
-    fn ask(&self) {
+impl ChunkCounter {
+    /// Prefetches the counter's cache line for writing: a worker that looked for chunks here may hold it in its cache.
+    fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch reads nothing; SSE is part of the architecture.
         unsafe {
@@ -92,12 +92,12 @@ impl Taken {
         }
     }
 
-    /// Takes the next chunk of a share of `job`.
+    /// Takes the next chunk of `share`, the chunks of one worker in `job`.
     fn take(&self, job: u64, share: Range<usize>) -> Option<usize> {
         let job = job << 32;
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {
-            // What is left of an older job counts for nothing.
+            // A count of an older job is zero for this job.
             let count = if (seen ^ job) >> 32 == 0 { seen & u64::from(u32::MAX) } else { 0 };
             let chunk = Some(share.start + count as usize).filter(|chunk| share.contains(chunk))?;
             match self.0.compare_exchange_weak(seen, job | (count + 1), Ordering::Relaxed, Ordering::Relaxed) {
@@ -111,24 +111,24 @@ impl Taken {
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
-    /// Only one job at a time. Whoever has it is worker 0.
+    /// Held by the thread that runs a job (worker 0): only one job runs at a time.
     turn: Mutex<()>,
 }
 
 impl Pool {
-    /// `threads` workers in all, the caller of [`Pool::run`] being one of them. Fails if the system gives no more threads.
+    /// A pool of `threads` workers, including the caller of [`Pool::run`]. Fails if the system cannot start the threads.
     pub fn new(threads: usize) -> io::Result<Self> {
         let threads = threads.clamp(1, State::WORKERS as usize);
         let shared = Arc::new(Shared {
-            offer: Line(Offer { state: AtomicU64::new(0), current: UnsafeCell::new(None) }),
-            taken: (0..threads).map(|_| Line(Taken::default())).collect(),
+            slot: Line(JobSlot { state: AtomicU64::new(0), current: UnsafeCell::new(None) }),
+            taken: (0..threads).map(|_| Line(ChunkCounter::default())).collect(),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        // Dropped on the way out of an error, the pool ends the threads that it has.
+        // If a thread cannot be started, dropping `pool` stops the threads started so far.
         let mut pool = Self { shared, handles: Vec::new(), turn: Mutex::new(()) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -142,8 +142,8 @@ impl Pool {
         self.handles.len() + 1
     }
 
-    /// The chunks that a worker has before it looks for those of others. The first, which is the caller and does not have to be told,
-    /// has one more rather than one less.
+    /// The own chunks of a worker. If the chunks do not divide evenly, worker 0 has more rather than fewer, because the
+    /// caller starts without having to be notified.
     fn own_chunks(chunks: usize, threads: usize, worker: usize) -> Range<usize> {
         (chunks * worker).div_ceil(threads)..(chunks * (worker + 1)).div_ceil(threads)
     }
@@ -159,26 +159,26 @@ impl Pool {
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        shared.taken[0].0.ask();
+        shared.taken[0].0.prefetch();
         // SAFETY: only the lifetime is changed. When this function returns the job is closed and every worker has left
         // it, also when a chunk panicked, so the pointer never outlives the borrow.
         let job: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Job>(job) };
-        // SAFETY: no job is open and nobody takes part in one: nobody reads `current`.
-        unsafe { *shared.offer.0.current.get() = Some(Current { job, chunks }) };
-        let number = State(shared.offer.0.state.load(Ordering::Relaxed)).job() + 1;
-        // SeqCst orders this against a worker that registers as a sleeper and then looks at the state once more.
-        shared.offer.0.state.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
+        // SAFETY: no job is open and no worker is in one, so no thread reads `current`.
+        unsafe { *shared.slot.0.current.get() = Some(RunningJob { job, chunks }) };
+        let number = State(shared.slot.0.state.load(Ordering::Relaxed)).job() + 1;
+        // SeqCst orders this store against a worker that registers as a sleeper and then checks the state once more.
+        shared.slot.0.state.store((number * State::JOB) | State::OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = shared.sleep.lock().unwrap_or_else(PoisonError::into_inner);
             shared.wake.notify_all();
         }
         take_chunks(shared, 0, number, job, chunks);
-        shared.offer.0.state.fetch_and(!State::OPEN, Ordering::AcqRel);
+        shared.slot.0.state.fetch_and(!State::OPEN, Ordering::AcqRel);
         let mut spins = 0;
-        while State(shared.offer.0.state.load(Ordering::Acquire)).workers() > 0 {
+        while State(shared.slot.0.state.load(Ordering::Acquire)).workers() > 0 {
             relax(&mut spins);
         }
-        // Looked at first: writing would take the line from workers that read what else is on it while they wait.
+        // Load before the swap: a write would take the cache line from workers that poll other fields on it.
         assert!(
             !shared.panicked.load(Ordering::Relaxed) || !shared.panicked.swap(false, Ordering::Relaxed),
             "a kernel panicked"
@@ -199,8 +199,8 @@ impl Drop for Pool {
     }
 }
 
-/// One turn of waiting. Others may need this core, the very worker that is waited for among them: after some turns each
-/// gives way to whoever is ready to run.
+/// One iteration of a spin loop. After some iterations it yields the core to other threads, because the worker that this
+/// thread waits for may need it.
 fn relax(spins: &mut u32) {
     const SPINS_BEFORE_YIELD: u32 = 2_000;
     *spins += 1;
@@ -225,25 +225,26 @@ fn take_chunks(shared: &Shared, worker: usize, number: u64, job: *const Job, chu
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     while let Some(state) = await_job(shared, seen) {
-        shared.taken[worker].0.ask();
+        shared.taken[worker].0.prefetch();
         let Some(current) = join(shared, state) else { continue };
         seen = state.job();
         take_chunks(shared, worker, seen, current.job, current.chunks);
-        shared.offer.0.state.fetch_sub(1, Ordering::Release);
+        shared.slot.0.state.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Joins the open job of `state`, unless others joined or left it meanwhile, or it was closed. Who joined leaves it again.
-fn join(shared: &Shared, state: State) -> Option<Current> {
+/// Joins the open job of `state`. Returns `None` if the state has changed: another worker joined or left, or the job was
+/// closed. A worker that has joined must leave by decrementing the state.
+fn join(shared: &Shared, state: State) -> Option<RunningJob> {
     let joined = State(state.0 + 1);
-    shared.offer.0.state.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-    // SAFETY: it was joined while it was open, so `current` holds it and stays until this worker leaves.
-    Some(unsafe { *shared.offer.0.current.get() }.expect("set before the job was opened"))
+    shared.slot.0.state.compare_exchange(state.0, joined.0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+    // SAFETY: this worker joined while the job was open, so `current` is the job and is not written until this worker leaves.
+    Some(unsafe { *shared.slot.0.current.get() }.expect("set before the job was opened"))
 }
 
 /// An open job other than `seen`.
 fn open_job(shared: &Shared, seen: u64, order: Ordering) -> Option<State> {
-    let state = State(shared.offer.0.state.load(order));
+    let state = State(shared.slot.0.state.load(order));
     (state.is_open() && state.job() != seen).then_some(state)
 }
 

@@ -1,4 +1,4 @@
-//! Ops that work row by row: norms, rotation, gates, sums.
+//! Ops that work row by row: norms, RoPE, gates, sums.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -8,17 +8,17 @@ use super::memory::Aligned;
 use super::pool::Pool;
 use crate::{Activation, BackendError, Heads, RopeLayout};
 
-/// Below this many elements an op is done by the calling thread: handing it over would cost more.
-const ALONE: usize = 16 * 1024;
+/// Up to this many elements the calling thread runs an op alone, because dispatching it to the pool would cost more.
+const SERIAL_ELEMENTS_MAX: usize = 16 * 1024;
 
-/// Calls `work` for every row, in parallel if there is enough to do.
+/// Calls `work` for every row, in parallel if there is enough work.
 pub(super) fn for_rows(pool: &Pool, rows: usize, cols: usize, work: &(dyn Fn(usize) + Sync)) {
-    for_runs(pool, rows, cols, 4, work);
+    for_row_chunks(pool, rows, cols, 4, work);
 }
 
-/// The same, runs of `at_once` rows going to one worker: so that workers do not write to the same cache lines.
-pub(super) fn for_runs(pool: &Pool, rows: usize, cols: usize, at_once: usize, work: &(dyn Fn(usize) + Sync)) {
-    if rows * cols <= ALONE {
+/// The same, with runs of `at_once` rows per chunk, so that workers do not write to the same cache lines.
+pub(super) fn for_row_chunks(pool: &Pool, rows: usize, cols: usize, at_once: usize, work: &(dyn Fn(usize) + Sync)) {
+    if rows * cols <= SERIAL_ELEMENTS_MAX {
         (0..rows).for_each(work);
     } else {
         pool.run(rows.div_ceil(at_once), &|_, run| {
@@ -76,7 +76,7 @@ for_each_level! {
             store(out.as_mut_ptr().add(i), value);
         }
         if whole < len {
-            // The tail goes through a full vector of its own.
+            // The tail is copied to a full vector.
             let (mut g, mut u) = ([0f32; 16], [0f32; 16]);
             g[..len - whole].copy_from_slice(&gate[whole..len]);
             u[..len - whole].copy_from_slice(&up[whole..len]);
@@ -141,12 +141,12 @@ pub(super) fn rms_norm(level: Level, out: &mut [f32], x: &[f32], weight: &[f32],
     at_level!(level, norm_row(out.as_mut_ptr(), x.as_ptr(), weight, eps));
 }
 
-/// What `x` and the weights are multiplied with in a norm.
+/// The factor `1 / sqrt(mean(x * x) + eps)` of an RMS norm.
 pub(super) fn norm_scale(level: Level, x: &[f32], eps: f32) -> f32 {
     at_level!(level, norm_scale(x.as_ptr(), x.len(), eps))
 }
 
-/// The same within each head, in place.
+/// RMS norm within each head, in place.
 pub(super) fn rms_norm_heads(level: Level, row: &mut [f32], heads: Heads, weight: &[f32], eps: f32) {
     for head in row[heads.columns()].chunks_exact_mut(heads.dim) {
         assert!(head.len() == weight.len());
@@ -170,7 +170,7 @@ pub(super) fn add_scaled_to(level: Level, x: &mut [f32], y: &[f32], weight: f32)
     at_level!(level, add_scaled_row(x, y, weight));
 }
 
-/// Sines and cosines of every position, made the first time a position is reached.
+/// RoPE sines and cosines of every position, computed when a position is first needed.
 pub struct Rope {
     inv_freq: Vec<f32>,
     scale: f32,
@@ -181,7 +181,7 @@ pub struct Rope {
 struct Table {
     /// `[position][cosines, then sines]`
     values: Aligned<f32>,
-    /// Positions made so far.
+    /// Positions computed so far.
     filled: usize,
 }
 
@@ -199,9 +199,9 @@ impl Rope {
         Ok(Self { inv_freq: inv_freq.to_vec(), scale, layout, table })
     }
 
-    /// Makes sure that all positions below `end` can be turned.
+    /// Computes the table for all positions below `end`, if it is not there yet.
     fn reach(&self, end: usize) {
-        /// Positions made beyond what is asked for, so that a decode loop seldom comes here.
+        /// Positions computed in advance, so that a decode loop seldom takes the write lock.
         const AHEAD: usize = 64;
         if self.table.read().unwrap_or_else(PoisonError::into_inner).filled >= end {
             return;
@@ -209,13 +209,13 @@ impl Rope {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let half = self.inv_freq.len();
         let positions = table.values.len() / (2 * half).max(1);
-        assert!(end <= positions, "positions below {positions} can be turned, {end} were asked for");
+        assert!(end <= positions, "{end} positions needed, RoPE table has {positions}");
         let from = table.filled;
         let to = (end + AHEAD).min(positions);
         for position in from..to {
             let (cos, sin) = table.values[position * 2 * half..(position + 1) * 2 * half].split_at_mut(half);
             for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
-                // The angle is rounded to f32 first, as everyone else does: models were trained with that.
+                // The angle is rounded to f32 first, as in other implementations: models were trained with that.
                 let (s, c) = f64::from(position as f32 * freq).sin_cos();
                 (*cos, *sin) = (c as f32 * self.scale, s as f32 * self.scale);
             }
@@ -231,7 +231,7 @@ impl Rope {
     }
 }
 
-/// Sines and cosines that have been made.
+/// Read access to the computed sines and cosines.
 pub(super) struct Angles<'a> {
     table: RwLockReadGuard<'a, Table>,
     width: usize,
@@ -239,7 +239,7 @@ pub(super) struct Angles<'a> {
 }
 
 impl Angles<'_> {
-    /// Turns the heads of one row.
+    /// Applies RoPE to the heads of one row.
     pub(super) fn rotate(&self, level: Level, row: &mut [f32], heads: Heads, position: usize) {
         let width = self.width;
         assert!(width <= heads.dim, "a rotation is at most as wide as a head");

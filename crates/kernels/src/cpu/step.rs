@@ -1,9 +1,9 @@
-//! `Step`: what the CPU keeps of the inputs of a step.
+//! `Step`: the inputs of a step on the CPU backend.
 
 use super::attention::Sequence;
 use crate::{BackendError, PAGE_TOKENS, Span, StepInputs, StepLimits};
 
-/// The inputs of one step, copied into memory that was set aside for them.
+/// The inputs of one step, copied into preallocated memory.
 pub struct Step {
     limits: StepLimits,
     pub(super) tokens: Vec<u32>,
@@ -58,7 +58,7 @@ impl Step {
         self.tokens.len()
     }
 
-    /// The position after the last of all.
+    /// One more than the largest position.
     pub(super) fn end(&self) -> usize {
         self.positions.iter().max().map_or(0, |&last| last as usize + 1)
     }

@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-/// Shapes of the eight tiles, as the hardware reads them.
+/// Shapes of the eight tiles, in the format of `ldtilecfg`.
 #[repr(C, align(64))]
 pub(super) struct TileConfig {
     palette: u8,
@@ -27,16 +27,16 @@ impl TileConfig {
     /// # Safety
     /// This process may use tiles.
     pub(super) unsafe fn load(&self) {
-        // SAFETY: a valid configuration of 64 bytes; the caller's promise.
+        // SAFETY: a valid configuration of 64 bytes; the caller guarantees that tiles may be used.
         unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly)) };
     }
 }
 
-/// Gives the tiles up, so that the system need not save them.
+/// Releases the tiles, so that the operating system does not save them on a context switch.
 ///
 /// # Safety
 /// This process may use tiles.
 pub(super) unsafe fn release() {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }

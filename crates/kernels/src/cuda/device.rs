@@ -1,8 +1,8 @@
-//! The device: one context, one stream, the compiled kernels, and what has gone wrong so far.
+//! The CUDA device: one context, one stream, the compiled kernels, and the first error.
 //!
-//! All work goes to one stream, so ops follow one another without events between them, and a whole step can be
-//! captured. Ops cannot fail in their signature: the first fault is kept here and returned by every later call that can
-//! fail, which is also how CUDA itself behaves after a sticky error.
+//! All work is queued on one stream, so ops run in order without events between them, and a whole step can be captured. Ops
+//! do not return errors: the first error is stored here and returned by every later call that returns a `Result`, which is
+//! also how CUDA behaves after a sticky error.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,7 +17,7 @@ use crate::{BackendError, PAGE_TOKENS};
 
 const SOURCE: &str = include_str!("kernels.cu");
 
-/// A piece of device memory. Clones share it; a captured graph keeps what it touches alive through such clones.
+/// A piece of device memory. Clones share it; a captured graph holds clones to keep the memory that it uses alive.
 #[derive(Clone)]
 pub struct Memory {
     slice: Arc<CudaSlice<u8>>,
@@ -37,7 +37,7 @@ impl Memory {
 /// An argument of a kernel, as `kernels.cu` declares it: a pointer, `u32` or `float`.
 pub enum Arg<'a> {
     Memory(&'a Memory),
-    /// The memory from this byte on.
+    /// The memory from this byte offset on.
     From(&'a Memory, usize),
     Count(usize),
     Real(f32),
@@ -54,7 +54,7 @@ pub struct Kernels {
     pub add_bias: CudaFunction,
     pub rotate: CudaFunction,
     pub write_kv: CudaFunction,
-    /// By the elements of a head that each lane of a warp holds: 1, 2, 4, 8.
+    /// Indexed by the elements of a head per lane of a warp: 1, 2, 4, 8.
     pub attend: [CudaFunction; 4],
     pub gate: CudaFunction,
     pub add: CudaFunction,
@@ -65,7 +65,7 @@ pub struct Device {
     pub stream: Arc<CudaStream>,
     pub kernels: Kernels,
     fault: OnceLock<String>,
-    /// While a graph is captured: the memory that it touches.
+    /// While a graph is captured: the memory that it uses.
     held: Mutex<Option<Vec<Memory>>>,
 }
 
@@ -73,14 +73,14 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Self, BackendError> {
         check_libraries()?;
         let context = CudaContext::new(ordinal).map_err(|error| fault("open CUDA device", error))?;
-        // SAFETY: everything this backend does goes to the one stream made below, so no slice is ever used on two.
+        // SAFETY: this backend queues all work on the one stream created below, so no slice is ever used on two streams.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(|error| fault("make CUDA stream", error))?;
         let kernels = Kernels::load(&compile(&context)?).map_err(|error| fault("load CUDA kernels", error))?;
         Ok(Self { stream, kernels, fault: OnceLock::new(), held: Mutex::new(None) })
     }
 
-    /// Zeroed device memory; at least one byte, so that every memory has an address.
+    /// Zeroed device memory; at least one byte, so that every `Memory` has an address.
     pub fn allocate(&self, what: &'static str, bytes: usize) -> Result<Memory, BackendError> {
         let slice = self.stream.alloc_zeros(bytes.max(1)).map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => BackendError::OutOfMemory { what, bytes },
@@ -90,31 +90,32 @@ impl Device {
         Ok(Memory { address, slice: Arc::new(slice) })
     }
 
-    /// Copies `values` to element `from` of `memory` and on; they may be reused when this returns.
+    /// Copies `values` to `memory` from element `from` on. `values` may be reused when this returns.
     pub fn upload<T: DeviceRepr>(&self, memory: &Memory, from: usize, values: &[T]) -> Result<(), BackendError> {
         assert!((from + values.len()) * size_of::<T>() <= memory.bytes());
         self.bind()?;
         let to = memory.address + (from * size_of::<T>()) as u64;
-        // SAFETY: the destination has room for `values`, and CUDA takes its own copy of pageable memory before it returns.
+        // SAFETY: the destination has space for `values`, and CUDA copies pageable memory before the call returns.
         unsafe { result::memcpy_htod_async(to, values, self.stream.cu_stream()) }
             .map_err(|error| fault("copy to CUDA device", error))
     }
 
-    /// Waits for everything before it, then copies from element `from` of `memory` on.
+    /// Waits for all work queued before, then copies from element `from` of `memory` on.
     pub fn download<T: DeviceRepr>(&self, memory: &Memory, from: usize, out: &mut [T]) -> Result<(), BackendError> {
         assert!((from + out.len()) * size_of::<T>() <= memory.bytes());
         self.bind()?;
         let source = memory.address + (from * size_of::<T>()) as u64;
-        // SAFETY: the source holds as many elements from there on, and `out` stays borrowed until the stream is drained.
+        // SAFETY: the source holds that many elements from `from` on, and `out` stays borrowed until the stream is
+        // synchronised.
         unsafe { result::memcpy_dtoh_async(out, source, self.stream.cu_stream()) }
             .and_then(|()| self.stream.synchronize())
             .map_err(|error| fault("copy from CUDA device", error))?;
         self.healthy()
     }
 
-    /// Queues a kernel. Does nothing when there is nothing to do.
+    /// Queues a kernel. An empty grid is a no-op.
     ///
-    /// `args` are the kernel's parameters in order and kind; each memory is as large as the kernel takes it to be.
+    /// `args` must match the kernel's parameters in order and kind, and each memory must be as large as the kernel expects.
     pub fn launch(&self, kernel: &CudaFunction, grid: [usize; 3], threads: usize, shared: usize, args: &[Arg<'_>]) {
         if grid.contains(&0) {
             return;
@@ -135,9 +136,9 @@ impl Device {
         }));
         let mut pointers: [*mut c_void; ARGS_MAX] = std::array::from_fn(|i| (&raw mut values[i]).cast());
         let launched = self.stream.context().bind_to_thread().and_then(|()| {
-            // SAFETY: each pointer leads to eight bytes whose low ones are the value in the width the kernel declares
-            // (CUDA hosts are little-endian); the callers in this module pass what `kernels.cu` expects, with shapes
-            // that they have checked against the memories' sizes.
+            // SAFETY: each pointer refers to eight bytes whose low bytes are the value in the width that the kernel declares
+            // (CUDA hosts are little-endian); the callers in this module pass what `kernels.cu` expects, with shapes that
+            // they have checked against the memories' sizes.
             unsafe {
                 result::launch_kernel(
                     kernel.cu_function(),
@@ -152,7 +153,7 @@ impl Device {
         self.note("launch CUDA kernel", launched);
     }
 
-    /// Keeps the first fault of an op, for the next call that can return it.
+    /// Stores the first error of an op, for the next call that can return it.
     pub fn note<E: std::fmt::Debug>(&self, what: &str, outcome: Result<(), E>) {
         if let Err(error) = outcome {
             self.fault.get_or_init(|| format!("{what}: {error:?}"));
@@ -166,12 +167,12 @@ impl Device {
         }
     }
 
-    /// Makes the context current on this thread; any thread may use a backend.
+    /// Makes the context current on the calling thread, because any thread may use a backend.
     pub fn bind(&self) -> Result<(), BackendError> {
         self.stream.context().bind_to_thread().map_err(|error| fault("use CUDA device", error))
     }
 
-    /// During a capture, keeps these alive for the graph.
+    /// During a capture, keeps these memories alive for the graph.
     pub fn hold<'a>(&self, memories: impl Iterator<Item = &'a Memory>) {
         if let Some(held) = self.held().as_mut() {
             held.extend(memories.cloned());
@@ -206,7 +207,7 @@ impl Kernels {
     }
 }
 
-/// cudarc panics on a library that it cannot find; a machine without one is an ordinary answer here.
+/// cudarc panics if a library is missing; this check returns an error instead.
 fn check_libraries() -> Result<(), BackendError> {
     // SAFETY: loading NVIDIA's libraries runs their initialisers, which have no preconditions.
     let (driver, nvrtc, cublaslt) = unsafe {
@@ -236,7 +237,7 @@ fn compile(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>, BackendError> 
     context.load_module(ptx).map_err(|error| fault("load CUDA kernels", error))
 }
 
-/// Sizes of a step fit in 32 bits: its limits were checked when its buffers were made.
+/// Sizes of a step fit in 32 bits: its limits were checked when its buffers were allocated.
 fn small(count: usize) -> u32 {
     u32::try_from(count).expect("counts of a step fit in 32 bits")
 }

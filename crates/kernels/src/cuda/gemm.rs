@@ -1,7 +1,7 @@
-//! Matrix products through cuBLASLt: bf16 weights and activations, f32 sums and results.
+//! GEMM through cuBLASLt: bf16 weights and activations, f32 sums and results.
 //!
-//! What cuBLASLt needs for a shape (descriptors, the chosen algorithm) is made on its first use and kept: later products
-//! of that shape allocate nothing, and can be captured.
+//! The descriptors and the chosen algorithm of a shape are created on its first use and cached, so later products of that
+//! shape allocate nothing and can be captured.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,13 +11,13 @@ use cudarc::cublaslt::{result, result::CublasError, sys};
 use super::device::{Device, Memory, fault};
 use crate::BackendError;
 
-/// What NVIDIA advises for Hopper.
+/// The size that NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Products of up to this many rows use the algorithm that suits this many, so that a row's sums are taken in the same
-/// order in every decode step: chosen for each number of rows, algorithms split the sums differently. A step of one row
-/// then takes 7 % longer (Qwen3-8B's shape, H200, median of 30). Above it, the algorithm still depends on the rows;
-/// forbidding split sums makes all of them agree, and a decode step 2.6 times as long.
+/// Products of up to this many rows use the algorithm that is chosen for this many, so that a row is summed in the same
+/// order in every decode step: algorithms chosen for each number of rows would split the sums differently. Steps of few rows
+/// are a little slower for it. Above this, the algorithm still depends on the number of rows; forbidding split sums would
+/// make all agree, but decode much slower.
 const PLANNED_ROWS: usize = 64;
 
 /// `CUBLAS_OP_T`, which cudarc names only in its bindings of the older cuBLAS.
@@ -29,7 +29,7 @@ pub struct Gemm {
     plans: Mutex<HashMap<Shape, Plan>>,
 }
 
-// SAFETY: cuBLASLt handles may be used from any thread; plans are only used under their lock.
+// SAFETY: cuBLASLt handles may be used from any thread; plans are used only under their lock.
 unsafe impl Send for Gemm {}
 // SAFETY: as above.
 unsafe impl Sync for Gemm {}
@@ -72,8 +72,8 @@ impl Gemm {
     fn run(&self, device: &Device, plan: &Plan, out: &Memory, x: &Memory, weight: &Memory) -> Result<(), CublasError> {
         let (one, zero) = (1f32, 0f32);
         let pointer = |memory: &Memory| memory.address() as *mut std::ffi::c_void;
-        // SAFETY: the plan's layouts describe memory that `multiply` has shown to be large enough; the scalars are f32, as
-        // the plan's descriptor says, and are read before the call returns.
+        // SAFETY: the plan's layouts describe memory whose size `multiply` has checked; the scalars are f32, as in the plan's
+        // descriptor, and are read before the call returns.
         unsafe {
             result::matmul(
                 self.handle,
@@ -99,12 +99,12 @@ impl Gemm {
 
 impl Drop for Gemm {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, used by nobody else, destroyed once.
+        // SAFETY: created in `new`, not used elsewhere any more, destroyed once.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 
-/// How cuBLASLt does products of one shape. In its column-major terms: `out = weight^T x`, with `weight`
+/// The cuBLASLt descriptors and algorithm of one shape. In its column-major terms: `out = weight^T x`, with `weight`
 /// `[inner, outer]` and `x` `[inner, rows]`.
 struct Plan {
     product: Product,
@@ -124,7 +124,7 @@ impl Plan {
         let planned = rows.max(PLANNED_ROWS);
         let planned_x = Layout::new(sys::cudaDataType::CUDA_R_16BF, inner, planned)?;
         let planned_out = Layout::new(sys::cudaDataType::CUDA_R_32F, outer, planned)?;
-        // SAFETY: all of these were just made, and live until the end of this function.
+        // SAFETY: all of these were just created and live until the end of this function.
         let found = unsafe {
             let (x, out) = (planned_x.0, planned_out.0);
             result::get_matmul_algo_heuristic(handle, product.0, weight.0, x, out, out, preference.0)
@@ -156,7 +156,7 @@ impl Product {
 
 impl Drop for Product {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once.
+        // SAFETY: created in `new`, destroyed once.
         let _ = unsafe { result::destroy_matmul_desc(self.0) };
     }
 }
@@ -171,7 +171,7 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once.
+        // SAFETY: created in `new`, destroyed once.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
     }
 }
@@ -193,7 +193,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once.
+        // SAFETY: created in `new`, destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! A step's ops, recorded once and queued again as one.
+//! CUDA graphs: captures the ops of a step once and replays them with one launch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -8,22 +8,22 @@ use super::CudaBackend;
 use super::device::{Memory, fault};
 use crate::BackendError;
 
-/// Recorded ops, with the memory that they read and write kept alive.
+/// Captured ops. Keeps the memory that they use alive.
 pub struct Graph {
     graph: CudaGraph,
     _held: Vec<Memory>,
 }
 
-// SAFETY: a CUDA graph may move between threads, and `replay` takes it by `&mut`, so no two use it at once.
+// SAFETY: a CUDA graph may move between threads, and `replay` takes it by `&mut`, so no two threads use it at once.
 unsafe impl Send for Graph {}
 
 impl CudaBackend {
-    /// Records the ops that `ops` calls, without running them.
+    /// Captures the ops that `ops` calls, without running them.
     ///
-    /// The same ops must have run once before, so that matrix products of these shapes have their plans. A recording
-    /// holds for the step, the buffers and the numbers of rows that it was made with; a later [`begin`] of the same step
-    /// changes everything else. That step may have fewer rows or logit rows, not more: the rows past its own hold nothing
-    /// of meaning.
+    /// The same ops must have run once before, so that matrix products of these shapes have their plans. A graph is valid
+    /// for the step, the buffers and the numbers of rows that it was captured with; a later [`begin`] of the same step
+    /// changes all other inputs. The step may then have fewer rows or logit rows, but not more; rows after its last one
+    /// are undefined.
     ///
     /// [`begin`]: crate::Backend::begin
     pub fn capture(&self, ops: impl FnOnce()) -> Result<Graph, BackendError> {
@@ -44,7 +44,7 @@ impl CudaBackend {
         }
     }
 
-    /// Queues the recorded ops.
+    /// Queues the captured ops.
     pub fn replay(&self, graph: &mut Graph) {
         self.device.note("replay graph", graph.graph.launch());
     }

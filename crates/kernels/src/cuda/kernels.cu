@@ -1,9 +1,9 @@
-// The CUDA backend's own kernels. Compiled at run time by NVRTC for the device at hand, without any header; PAGE_TOKENS
-// comes from the host. bf16 values travel as `unsigned short`.
+// The kernels of the CUDA backend. NVRTC compiles them at run time for the device, without any header; the host defines
+// PAGE_TOKENS. bf16 values are passed as `unsigned short`.
 //
-// A launch's grid is the only thing a captured graph fixes. Whatever varies from step to step is read from the step's
-// device buffer, and rows beyond the step's own are left alone, so a graph captured for n rows serves any step of up to
-// n. No kernel's arithmetic for one row depends on any other row: a row's result is the same in every batch.
+// A captured graph fixes only the grid of each launch. Everything that varies from step to step is read from the step's
+// device buffer, and rows after the step's last are not written, so a graph captured for n rows serves any step of up to n.
+// A row's arithmetic does not depend on any other row, so a row's result is the same in every batch.
 
 typedef unsigned short bf16;
 typedef unsigned int u32;
@@ -26,7 +26,7 @@ struct Step {
 
 __device__ float widen(bf16 x) { return __uint_as_float((u32)x << 16); }
 
-// To nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 __device__ bf16 narrow(float x) {
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
@@ -46,7 +46,7 @@ __device__ float warp_max(float x) {
     return x;
 }
 
-// The sum over a block of up to 32 warps, known to every thread.
+// The sum over a block of up to 32 warps, returned to every thread.
 __device__ float block_sum(float x) {
     __shared__ float parts[32];
     u32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -56,7 +56,7 @@ __device__ float block_sum(float x) {
     return warp_sum(lane < warps ? parts[lane] : 0.0f);
 }
 
-// One block per row. A token outside the table's `held` rows, which begin at token `first`, gives a row of zeros.
+// One block per row. The table holds `held` tokens from token `first` on; a token outside it gives a row of zeros.
 extern "C" __global__ void embed(
     const u32* step_data, float* out, const bf16* table, u32 first, u32 held, u32 cols, float scale) {
     Step step{step_data};
@@ -123,7 +123,7 @@ extern "C" __global__ void rotate(
     }
 }
 
-// Keys and values lie as [pages, kv_heads, PAGE_TOKENS, dim]. One block per row.
+// Keys and values are [pages, kv_heads, PAGE_TOKENS, dim]. One block per row.
 extern "C" __global__ void write_kv(
     const u32* step_data, bf16* keys, bf16* values, const float* qkv, u32 cols, u32 key_first, u32 value_first,
     u32 kv_heads, u32 dim, u32 pages) {
@@ -142,10 +142,10 @@ extern "C" __global__ void write_kv(
 }
 
 // Attention of one row and up to GROUP query heads of one K/V head: blockIdx is (row, K/V head, part of the group).
-// Each of WARPS warps takes every WARPS-th page with an online softmax, lanes being tokens for the scores and elements
-// of the head (N each) for the weighted sum; the warps' results are joined at the end, in warp order. What a row sums,
-// and in which order, follows from its position alone. Every row reads its sequence's pages anew, and few blocks work on
-// a single long sequence: both are for a later kernel to improve.
+// Each of WARPS warps processes every WARPS-th page with an online softmax. Lanes are tokens for the scores and elements of
+// the head (N each) for the weighted sum; the warps' results are combined at the end, in warp order. The order of a row's
+// summation depends only on its position. Known limits: every row reads its sequence's pages again, and a single long
+// sequence has few blocks.
 constexpr u32 GROUP = 4, WARPS = 8;
 
 template <u32 N> struct alignas(2 * N) Elements { bf16 at[N]; };
@@ -210,7 +210,7 @@ __device__ void attend(
             maximum[h] = raised;
             for (u32 j = 0; j < N; j++) acc[h][j] *= keep;
         }
-        // Slots past the position were never written, and 0 * NaN is NaN: the loop stays within the visible tokens.
+        // Slots after the position may be unwritten, and 0 * NaN is NaN, so the loop covers only the visible tokens.
         u32 element = min(lane * N, dim - N);
         #pragma unroll 4
         for (u32 t = begin; t < end; t++) {
@@ -260,7 +260,7 @@ __device__ float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
-// `inner` is the columns of `out`, half those of `x`; one thread per element.
+// `inner` is the number of columns of `out`, half that of `x`; one thread per element.
 extern "C" __global__ void gate(bf16* out, const float* x, u32 rows, u32 inner, u32 gelu) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (u64)rows * inner) return;

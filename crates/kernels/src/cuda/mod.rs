@@ -1,11 +1,11 @@
-//! The CUDA backend: own kernels, compiled at run time for the device at hand, and cuBLASLt for matrix products.
+//! The CUDA backend: its own kernels, compiled at run time for the device, and cuBLASLt for matrix products.
 //!
-//! NVIDIA's libraries are loaded when a backend is opened; a build needs none of them. Weights are bf16, and so are keys,
-//! values and whatever a matrix product reads; the residual stream, sums and the results of products are f32. A residual
-//! stream in bf16 would round at every layer and save next to nothing: its traffic is a small part of that of the weights.
-//! A buffer has room for f32; which of the two it holds is decided by the op that last wrote it.
+//! NVIDIA's libraries are loaded when a backend is opened; a build needs none of them. Weights, keys, values and the inputs
+//! of matrix products are bf16; the residual stream, sums and the results of products are f32. A residual stream in bf16
+//! would round at every layer and save little, because its traffic is small compared with that of the weights. A buffer has
+//! space for f32; the op that last wrote it decides whether it holds f32 or bf16.
 //!
-//! Left to later work: quantised matrix products, mixtures of experts, attention that is fast for long prompts, sampling.
+//! Not implemented: quantised matrix products, mixtures of experts, attention that is fast for long prompts, sampling.
 
 mod device;
 mod gemm;
@@ -28,20 +28,20 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Opens the device, and compiles the kernels for it. Fails on a machine without one.
+    /// Opens the device and compiles the kernels for it. Fails on a machine without a CUDA device.
     pub fn open(ordinal: usize) -> Result<Self, BackendError> {
         let device = Device::open(ordinal)?;
         Ok(Self { gemm: Gemm::new(&device)?, device })
     }
 
-    /// Waits for everything that was queued.
+    /// Waits for all queued work.
     pub fn synchronise(&self) -> Result<(), BackendError> {
         self.device.stream.synchronize().map_err(|error| fault("wait for CUDA device", error))?;
         self.device.healthy()
     }
 }
 
-/// What a buffer's memory holds now.
+/// The element type that a buffer holds now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Element {
     F32,
@@ -75,7 +75,7 @@ pub struct CudaRope {
     layout: RopeLayout,
 }
 
-/// Keys, and behind them values: each `[pages, kv_heads, PAGE_TOKENS, head_dim]` in bf16.
+/// Keys, then values: each `[pages, kv_heads, PAGE_TOKENS, head_dim]` in bf16.
 pub struct CudaKv {
     memory: Memory,
     shape: KvShape,
@@ -83,11 +83,11 @@ pub struct CudaKv {
 }
 
 impl CudaKv {
-    /// The byte at which the values begin.
+    /// The byte offset of the values.
     fn values_at(&self) -> usize {
         2 * self.pages * self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim
     }
 }
 
-/// Working memory of the op that is not there yet: it cannot be made, so the op cannot be called.
-pub enum NoExperts {}
+/// Scratch memory of `experts`, which is not implemented. It has no value, so the op cannot be called.
+pub enum UnsupportedExperts {}

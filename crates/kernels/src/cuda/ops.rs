@@ -1,4 +1,4 @@
-//! The ops: shapes are checked, a grid is chosen, a kernel is queued.
+//! The ops. Each checks shapes, chooses a grid and queues a kernel.
 
 use std::ops::Range;
 
@@ -6,18 +6,20 @@ use half::bf16;
 
 use super::device::Arg;
 use super::gemm::Shape;
-use super::{CudaBackend, CudaBuffer, CudaKv, CudaMatrix, CudaRope, CudaStep, CudaVector, Element, NoExperts, weights};
+use super::{
+    CudaBackend, CudaBuffer, CudaKv, CudaMatrix, CudaRope, CudaStep, CudaVector, Element, UnsupportedExperts, weights,
+};
 use crate::{
     Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, PAGE_TOKENS, RopeLayout,
     Routing, Rows, StepInputs, StepLimits,
 };
 
-/// Threads of a block where nothing speaks for another number.
+/// The default number of threads in a block.
 const THREADS: usize = 256;
 /// `GROUP` and `WARPS` of `attend` in `kernels.cu`.
 const ATTEND_GROUP: usize = 4;
 const ATTEND_WARPS: usize = 8;
-/// What the widest `attend` kernel holds.
+/// The largest head size of the `attend` kernels.
 const HEAD_DIM_MAX: usize = 256;
 
 impl Backend for CudaBackend {
@@ -27,7 +29,7 @@ impl Backend for CudaBackend {
     type Rope = CudaRope;
     type Kv = CudaKv;
     type Step = CudaStep;
-    type Scratch = NoExperts;
+    type Scratch = UnsupportedExperts;
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<CudaBuffer, BackendError> {
         let memory = self.device.allocate("activations", self.buffer_bytes(rows, cols))?;
@@ -78,7 +80,7 @@ impl Backend for CudaBackend {
         CudaStep::new(&self.device, limits)
     }
 
-    fn scratch(&self, _: usize, _: usize, _: usize, _: Routing) -> Result<NoExperts, BackendError> {
+    fn scratch(&self, _: usize, _: usize, _: usize, _: Routing) -> Result<UnsupportedExperts, BackendError> {
         Err(BackendError::Device("mixtures of experts are not supported on a CUDA device yet".into()))
     }
 
@@ -308,20 +310,20 @@ impl Backend for CudaBackend {
         _: usize,
         _: &[Gated<CudaMatrix>],
         _: Activation,
-        scratch: &mut NoExperts,
+        scratch: &mut UnsupportedExperts,
     ) {
         match *scratch {}
     }
 }
 
 impl CudaBuffer {
-    /// Checks an operand: room for `rows`, and the kind of element that the op reads.
+    /// Checks an operand: it has at least `rows` rows and holds the element type that the op reads.
     fn holds(&self, rows: usize, element: Element) {
         assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
         assert_eq!(self.element, element, "an op of another kind wrote this buffer");
     }
 
-    /// Its rows from this one on.
+    /// The rows from `row` on.
     fn from(&self, row: usize) -> Arg<'_> {
         let bytes = match self.element {
             Element::F32 => 4,
@@ -330,7 +332,7 @@ impl CudaBuffer {
         Arg::From(&self.memory, row * self.cols * bytes)
     }
 
-    /// Checks a result's shape, and notes what the op leaves in it.
+    /// Checks a result's shape and sets its element type.
     fn written(&mut self, rows: usize, cols: usize, element: Element) {
         assert!(rows <= self.rows, "{rows} rows of a buffer of {}", self.rows);
         assert_eq!(cols, self.cols, "columns of the result");

@@ -1,8 +1,8 @@
-//! The inputs of a step, in one device buffer that one copy fills.
+//! The inputs of a step, in one device buffer that is filled by one copy.
 //!
-//! Its layout is mirrored by `Step` in `kernels.cu`: rows, logit rows; then for each row its token, its position and
-//! where its page table starts; the logit rows; the page tables. It is packed without gaps, so a decode step copies a
-//! few hundred bytes whatever the limits are. The host side also remembers how many rows there are, for grid sizes.
+//! `Step` in `kernels.cu` mirrors its layout: the number of rows and of logit rows; the token, the position and the start
+//! of the page table of each row; the logit rows; the page tables. There are no gaps, so a decode step copies a few hundred
+//! bytes, independently of the limits. The host side also stores the number of rows, for grid sizes.
 
 use cudarc::driver::{CudaEvent, PinnedHostSlice, result};
 
@@ -16,7 +16,7 @@ pub struct CudaStep {
     pub(super) rows: usize,
     pub(super) logit_rows: usize,
     staging: PinnedHostSlice<u32>,
-    /// Recorded behind the copy out of `staging`, which must not be overwritten before.
+    /// Recorded after the copy from `staging`, which must not be overwritten before that.
     copied: CudaEvent,
     limits: StepLimits,
 }
@@ -40,18 +40,18 @@ impl CudaStep {
             let (sequences, pages) = (spans.len(), pages.len());
             return Err(BackendError::StepTooLarge { rows, sequences, pages, limits });
         }
-        assert!(logit_rows.iter().all(|&row| (row as usize) < rows), "a logit_rows row is a row of the step");
-        // Only for the copy of the step before to have been read, not for that step to be done.
+        assert!(logit_rows.iter().all(|&row| (row as usize) < rows), "a logit row is a row of the step");
+        // Waits only until the previous step's inputs have been copied, not until that step has run.
         self.copied.synchronize().map_err(|error| fault("wait for step inputs", error))?;
         let words = self.staging.as_mut_slice().map_err(|error| fault("write step inputs", error))?;
         let (header, rest) = words.split_at_mut(HEADER_WORDS);
         let (token_words, rest) = rest.split_at_mut(rows);
         let (positions, rest) = rest.split_at_mut(rows);
         let (tables, rest) = rest.split_at_mut(rows);
-        let (wanted_words, rest) = rest.split_at_mut(logit_rows.len());
+        let (logit_row_words, rest) = rest.split_at_mut(logit_rows.len());
         header.copy_from_slice(&[rows as u32, logit_rows.len() as u32]);
         token_words.copy_from_slice(tokens);
-        wanted_words.copy_from_slice(logit_rows);
+        logit_row_words.copy_from_slice(logit_rows);
         rest[..pages.len()].copy_from_slice(pages);
         let mut row = 0;
         for span in spans {
@@ -68,7 +68,7 @@ impl CudaStep {
 
         device.bind()?;
         let used = HEADER_WORDS + 3 * rows + logit_rows.len() + pages.len();
-        // SAFETY: the memory has room for all of `words`, which stay in place until `copied` has passed.
+        // SAFETY: the memory has space for all of `words`, which are not changed until `copied` has been reached.
         unsafe { result::memcpy_htod_async(self.memory.address(), &words[..used], device.stream.cu_stream()) }
             .and_then(|()| self.copied.record(&device.stream))
             .map_err(|error| fault("copy step inputs", error))?;
@@ -79,7 +79,7 @@ impl CudaStep {
 
 impl Drop for CudaStep {
     fn drop(&mut self) {
-        // The pinned memory goes next. If waiting fails, the device is lost and reads nothing any more.
+        // The pinned memory is freed next. If waiting fails, the device is lost and no longer reads it.
         let _ = self.copied.synchronize();
     }
 }

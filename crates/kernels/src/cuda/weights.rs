@@ -1,4 +1,4 @@
-//! Weights on their way to the device: whatever the file holds becomes bf16, a bounded run of rows at a time.
+//! Converts weights of any format to bf16 and uploads them, a bounded number of rows at a time.
 
 use half::bf16;
 use types::DType;

@@ -1,38 +1,38 @@
-//! One stored block, taken apart into integers and scales in their natural order.
+//! Decodes one stored block into integers and scales, in the order of the weights.
 //!
-//! Formats split the bits of an integer between planes (low nibbles here, high bits there) and interleave groups; after
-//! this file nobody needs to know. The arithmetic on the integers is left to others.
+//! Formats split the bits of an integer between planes (low nibbles, high bits) and interleave groups; only this file knows
+//! how. `dequantise.rs` and the kernels compute with the integers.
 
 use half::f16;
 use types::DType;
 
 /// A block of 32 weights with one scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Group32 {
-    /// In the order of the weights. Q4 and Q5: unsigned, `0..16` and `0..32`, before [`zero_point`] is taken off.
-    /// Q8_0: signed.
+pub struct Block32 {
+    /// In the order of the weights. Q4 and Q5: unsigned, `0..16` and `0..32`, before [`zero_point`] is subtracted. Q8_0:
+    /// signed.
     pub quants: [i8; 32],
     pub scale: f16,
-    /// What is added: zero but for Q4_1 and Q5_1.
+    /// Added to `scale * q` in Q4_1 and Q5_1; zero in the other formats.
     pub min: f16,
 }
 
 /// A block of 256 weights in 16 groups of 16 (Q2_K, Q3_K, Q6_K) or 8 groups of 32 (Q4_K, Q5_K), with small integer
-/// scales for the groups and one f16 scale for those.
+/// scales for the groups and one f16 scale for these.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Superblock {
-    /// In the order of the weights, unsigned, before [`zero_point`] is taken off.
+    /// In the order of the weights, unsigned, before [`zero_point`] is subtracted.
     pub quants: [u8; 256],
-    /// One per group, Q3_K's without its offset: `-32..32`. Eight are used by Q4_K and Q5_K, the others are zero.
+    /// One per group. In Q3_K after the offset is subtracted: `-32..32`. Q4_K and Q5_K use eight; the others are zero.
     pub scales: [i8; 16],
     /// One per group; zero in Q3_K and Q6_K.
     pub mins: [u8; 16],
     pub d: f16,
-    /// Scale of `mins`, whose products are taken off; zero in Q3_K and Q6_K.
+    /// Scale of `mins`; `dmin * min` is subtracted. Zero in Q3_K and Q6_K.
     pub dmin: f16,
 }
 
-/// What the stored integer of weight zero is.
+/// The stored integer of a zero weight.
 pub const fn zero_point(dtype: DType) -> u8 {
     match dtype {
         DType::Q4_0 => 8,
@@ -43,31 +43,31 @@ pub const fn zero_point(dtype: DType) -> u8 {
     }
 }
 
-/// Takes a block of Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0 apart.
+/// Decodes a block of Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0.
 #[inline]
-pub fn groups32(dtype: DType, block: &[u8]) -> Group32 {
+pub fn decode_block32(dtype: DType, block: &[u8]) -> Block32 {
     assert_eq!(block.len(), dtype.block_bytes(), "bytes of a {dtype} block");
     let zero = f16::ZERO;
     match dtype {
-        DType::Q4_0 => Group32 { quants: nibbles(part(block, 2)), scale: half(block, 0), min: zero },
-        DType::Q4_1 => Group32 { quants: nibbles(part(block, 4)), scale: half(block, 0), min: half(block, 2) },
+        DType::Q4_0 => Block32 { quants: nibbles(part(block, 2)), scale: half(block, 0), min: zero },
+        DType::Q4_1 => Block32 { quants: nibbles(part(block, 4)), scale: half(block, 0), min: half(block, 2) },
         DType::Q5_0 => {
             let quants = with_fifth_bits(nibbles(part(block, 6)), part(block, 2));
-            Group32 { quants, scale: half(block, 0), min: zero }
+            Block32 { quants, scale: half(block, 0), min: zero }
         }
         DType::Q5_1 => {
             let quants = with_fifth_bits(nibbles(part(block, 8)), part(block, 4));
-            Group32 { quants, scale: half(block, 0), min: half(block, 2) }
+            Block32 { quants, scale: half(block, 0), min: half(block, 2) }
         }
         DType::Q8_0 => {
             let quants = part::<32>(block, 2).map(|byte| byte as i8);
-            Group32 { quants, scale: half(block, 0), min: zero }
+            Block32 { quants, scale: half(block, 0), min: zero }
         }
         _ => panic!("{dtype} is not a format of 32-weight blocks"),
     }
 }
 
-/// Takes a block of Q2_K, Q3_K, Q4_K, Q5_K or Q6_K apart.
+/// Decodes a block of Q2_K, Q3_K, Q4_K, Q5_K or Q6_K.
 #[inline]
 pub fn superblock(dtype: DType, block: &[u8]) -> Superblock {
     assert_eq!(block.len(), dtype.block_bytes(), "bytes of a {dtype} block");
@@ -143,7 +143,7 @@ fn q6_k(block: &[u8]) -> Superblock {
     Superblock { quants, scales, mins: [0; 16], d: half(block, 208), dmin: f16::ZERO }
 }
 
-/// The first 16 weights are the low nibbles, the other 16 the high ones.
+/// The first 16 weights are the low nibbles, the other 16 the high nibbles.
 #[inline]
 fn nibbles(packed: &[u8; 16]) -> [i8; 32] {
     let mut quants = [0; 32];
@@ -205,8 +205,8 @@ fn add_bit_plane(quants: &mut [u8; 256], bits: &[u8; 32], position: usize) {
     }
 }
 
-/// Eight 6-bit scales and eight 6-bit mins in twelve bytes. The first four of each lie in the low six bits of bytes
-/// 0..4 and 4..8. The other four have their low nibbles in bytes 8..12, and their high bits above the first four.
+/// Eight 6-bit scales and eight 6-bit mins in twelve bytes. The first four of each are in the low six bits of bytes 0..4
+/// and 4..8. The other four have their low nibbles in bytes 8..12, and their high bits above the first four.
 #[inline]
 fn six_bit_pairs(packed: &[u8; 12]) -> ([i8; 16], [u8; 16]) {
     let (mut scales, mut mins) = ([0; 16], [0; 16]);

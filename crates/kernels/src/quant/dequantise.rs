@@ -1,25 +1,25 @@
-//! From stored bytes to weights.
+//! Dequantises stored bytes to f32 weights.
 //!
-//! The order of the multiplications is part of the meaning: results agree with the reference bit for bit.
+//! The order of the multiplications matters: results agree with the reference (PyPI's `gguf`) bit for bit.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use types::DType;
 
-use super::block::{groups32, superblock, zero_point};
+use super::block::{decode_block32, superblock, zero_point};
 
-/// Writes the weights that `bytes` stand for. `out` must have exactly as many elements as `bytes` hold.
+/// Dequantises `bytes` to `out`, which must have exactly as many elements as `bytes` hold.
 pub fn dequantise(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(dtype.row_bytes(out.len()), Some(bytes.len()), "bytes of {} {dtype} weights", out.len());
     match dtype {
         DType::F32 => from_f32(bytes, out),
         DType::F16 => from_f16(bytes, out),
         DType::BF16 => from_bf16(bytes, out),
-        DType::Q4_0 => each_block(dtype, bytes, out, |block, out| centred(DType::Q4_0, block, out)),
-        DType::Q5_0 => each_block(dtype, bytes, out, |block, out| centred(DType::Q5_0, block, out)),
-        DType::Q8_0 => each_block(dtype, bytes, out, |block, out| centred(DType::Q8_0, block, out)),
-        DType::Q4_1 => each_block(dtype, bytes, out, |block, out| shifted(DType::Q4_1, block, out)),
-        DType::Q5_1 => each_block(dtype, bytes, out, |block, out| shifted(DType::Q5_1, block, out)),
+        DType::Q4_0 => each_block(dtype, bytes, out, |block, out| symmetric(DType::Q4_0, block, out)),
+        DType::Q5_0 => each_block(dtype, bytes, out, |block, out| symmetric(DType::Q5_0, block, out)),
+        DType::Q8_0 => each_block(dtype, bytes, out, |block, out| symmetric(DType::Q8_0, block, out)),
+        DType::Q4_1 => each_block(dtype, bytes, out, |block, out| affine(DType::Q4_1, block, out)),
+        DType::Q5_1 => each_block(dtype, bytes, out, |block, out| affine(DType::Q5_1, block, out)),
         DType::Q3_K => each_block(dtype, bytes, out, |block, out| centred_super(DType::Q3_K, block, out)),
         DType::Q6_K => each_block(dtype, bytes, out, |block, out| centred_super(DType::Q6_K, block, out)),
         DType::Q2_K => each_block(dtype, bytes, out, |block, out| shifted_super(DType::Q2_K, block, out)),
@@ -42,7 +42,7 @@ fn from_f32(bytes: &[u8], out: &mut [f32]) {
 }
 
 fn from_f16(bytes: &[u8], out: &mut [f32]) {
-    // Through a short run of aligned halves, which the conversion takes eight at a time.
+    // Copied to a small aligned buffer first, because the conversion works on eight f16 at a time.
     const RUN: usize = 64;
     let mut halves = [f16::ZERO; RUN];
     for (out, bytes) in out.chunks_mut(RUN).zip(bytes.chunks(2 * RUN)) {
@@ -62,8 +62,8 @@ fn from_bf16(bytes: &[u8], out: &mut [f32]) {
 
 /// `scale * (q - zero_point)`.
 #[inline(always)]
-fn centred(dtype: DType, block: &[u8], out: &mut [f32]) {
-    let group = groups32(dtype, block);
+fn symmetric(dtype: DType, block: &[u8], out: &mut [f32]) {
+    let group = decode_block32(dtype, block);
     let (scale, zero) = (group.scale.to_f32(), zero_point(dtype) as i8);
     for (out, quant) in out.iter_mut().zip(group.quants) {
         *out = scale * f32::from(quant - zero);
@@ -72,8 +72,8 @@ fn centred(dtype: DType, block: &[u8], out: &mut [f32]) {
 
 /// `scale * q + min`.
 #[inline(always)]
-fn shifted(dtype: DType, block: &[u8], out: &mut [f32]) {
-    let group = groups32(dtype, block);
+fn affine(dtype: DType, block: &[u8], out: &mut [f32]) {
+    let group = decode_block32(dtype, block);
     let (scale, min) = (group.scale.to_f32(), group.min.to_f32());
     for (out, quant) in out.iter_mut().zip(group.quants) {
         *out = scale * f32::from(quant) + min;

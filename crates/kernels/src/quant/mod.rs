@@ -1,9 +1,8 @@
-//! Block formats of GGUF: what each stored byte means, and how weights are written in them.
+//! The block formats of GGUF: dequantisation and quantisation.
 //!
-//! This is the definition of correct that the fast kernels are tested against. [`dequantise`] gives the weights that a
-//! block stands for; [`groups32`] and [`superblock`] give the integers and scales in it, for those who pack blocks
-//! anew; [`quantise`] goes the other way. Nothing here allocates, and every function gives the same bits on every CPU.
-//! All multi-byte numbers are little-endian.
+//! This is the reference that the fast kernels are tested against. [`dequantise`] returns the weights of blocks;
+//! [`decode_block32`] and [`superblock`] return the integers and scales of a block, for repacking; [`quantise`] writes blocks.
+//! Nothing here allocates, and every function gives the same bits on every CPU. All multi-byte numbers are little-endian.
 //!
 //! | format | elements | weight |
 //! |---|---|---|
@@ -18,6 +17,6 @@ mod dequantise;
 mod quantise;
 mod superblock_fit;
 
-pub use block::{Group32, Superblock, groups32, superblock, zero_point};
+pub use block::{Block32, Superblock, decode_block32, superblock, zero_point};
 pub use dequantise::dequantise;
 pub use quantise::{can_quantise, quantise};

@@ -1,11 +1,11 @@
-//! From weights to stored bytes.
+//! Quantises f32 weights to stored bytes.
 //!
-//! Q8_0 and Q4_0 give the reference's bits; the other formats with blocks of 32 round as these do. The K formats search
-//! for good scales (see `superblock_fit`).
+//! Q8_0 and Q4_0 give the same bits as the reference; the other formats with blocks of 32 use the same rounding. The K
+//! formats search for good scales (see `superblock_fit`).
 //!
-//! Any input gives finite scales: a NaN is taken as 0, and what a format cannot hold (an infinity, a number beyond its
-//! largest scale) as the nearest value that it can. Every CPU writes the same bytes, because sums have a fixed order
-//! and no multiplication is fused: two machines that quantise one file for themselves hold one model.
+//! Any input gives finite scales: a NaN is treated as 0, and a value that the format cannot represent (an infinity, a number
+//! beyond its largest scale) as the nearest one that it can. Every CPU writes the same bytes, because sums have a fixed
+//! order and no multiplication is fused. So all machines that quantise the same file have the same model.
 
 use half::f16;
 use types::DType;
@@ -14,9 +14,9 @@ use super::superblock_fit::{self, Affine, Symmetric};
 
 /// The largest finite f16.
 const F16_MAX: f32 = 65504.0;
-/// No weight of a K format is larger: mins, at most `63 * dmin`, could not follow.
+/// The largest weight of a K format: mins are at most `63 * dmin`.
 const SUPERBLOCK_LIMIT: f32 = 63.0 * F16_MAX;
-/// Likewise of Q2_K, whose mins are at most `15 * dmin`.
+/// The largest weight of Q2_K, whose mins are at most `15 * dmin`.
 const Q2_K_LIMIT: f32 = 15.0 * F16_MAX;
 
 /// Whether [`quantise`] can write this format: all but plain floats.
@@ -24,14 +24,14 @@ pub const fn can_quantise(dtype: DType) -> bool {
     dtype.is_quantised()
 }
 
-/// Writes `values` as blocks of `dtype`, which must be one that [`can_quantise`] names. `out` must have exactly the
-/// bytes that the values need.
+/// Writes `values` as blocks of `dtype`, for which [`can_quantise`] must hold. `out` must have exactly the bytes that the
+/// values need.
 pub fn quantise(dtype: DType, values: &[f32], out: &mut [u8]) {
     assert!(can_quantise(dtype), "weights cannot be quantised to {dtype}");
     assert_eq!(dtype.row_bytes(values.len()), Some(out.len()), "bytes of {} {dtype} weights", values.len());
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has just been found to have AVX2.
+        // SAFETY: the CPU has AVX2, as was just checked.
         unsafe { each_block_avx2(dtype, values, out) };
         return;
     }
@@ -98,7 +98,7 @@ fn each_block(dtype: DType, values: &[f32], out: &mut [u8]) {
                 q6_k(values, out);
             }
         }
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("can_quantise was asked"),
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("`quantise` checks `can_quantise`"),
     }
 }
 
@@ -124,14 +124,14 @@ fn q8_0(values: &[f32; 32], out: &mut [u8; 34]) {
 
 #[inline(always)]
 fn q4_0(values: &[f32; 32], out: &mut [u8; 18]) {
-    let (scale, quants) = centred::<8>(values);
+    let (scale, quants) = symmetric::<8>(values);
     out[..2].copy_from_slice(&scale.to_le_bytes());
     low_nibbles(&quants, &mut out[2..]);
 }
 
 #[inline(always)]
 fn q5_0(values: &[f32; 32], out: &mut [u8; 22]) {
-    let (scale, quants) = centred::<16>(values);
+    let (scale, quants) = symmetric::<16>(values);
     out[..2].copy_from_slice(&scale.to_le_bytes());
     fifth_bits(&quants, &mut out[2..6]);
     low_nibbles(&quants, &mut out[6..]);
@@ -139,7 +139,7 @@ fn q5_0(values: &[f32; 32], out: &mut [u8; 22]) {
 
 #[inline(always)]
 fn q4_1(values: &[f32; 32], out: &mut [u8; 20]) {
-    let (scale, min, quants) = shifted::<15>(values);
+    let (scale, min, quants) = affine::<15>(values);
     out[..2].copy_from_slice(&scale.to_le_bytes());
     out[2..4].copy_from_slice(&min.to_le_bytes());
     low_nibbles(&quants, &mut out[4..]);
@@ -147,33 +147,34 @@ fn q4_1(values: &[f32; 32], out: &mut [u8; 20]) {
 
 #[inline(always)]
 fn q5_1(values: &[f32; 32], out: &mut [u8; 24]) {
-    let (scale, min, quants) = shifted::<31>(values);
+    let (scale, min, quants) = affine::<31>(values);
     out[..2].copy_from_slice(&scale.to_le_bytes());
     out[2..4].copy_from_slice(&min.to_le_bytes());
     fifth_bits(&quants, &mut out[4..8]);
     low_nibbles(&quants, &mut out[8..]);
 }
 
-/// `2 * ZERO` levels around `ZERO`. The value of largest magnitude (the first of them) becomes 0, so that the scale has the other
-/// sign.
+/// `2 * ZERO` levels around `ZERO`. The value of largest magnitude (the first, if there are several) becomes 0, so the scale
+/// has the opposite sign.
 #[inline(always)]
-fn centred<const ZERO: u8>(values: &[f32; 32]) -> (f16, [u8; 32]) {
+fn symmetric<const ZERO: u8>(values: &[f32; 32]) -> (f16, [u8; 32]) {
     let zero = f32::from(ZERO);
     let values = bounded(values, zero * F16_MAX);
     let magnitude = magnitude(&values);
     let extreme = values.iter().copied().find(|value| value.abs() == magnitude).unwrap_or(0.0);
     let scale = extreme / -zero;
     let inverse = inverse(scale);
-    // Half a level above the last one at most: that is taken off.
+    // A value near `-extreme` is above the last level and is clamped.
     let top = i32::from(2 * ZERO - 1);
     (f16::from_f32(scale), values.map(|value| ((value * inverse + (zero + 0.5)) as i32).min(top) as u8))
 }
 
-/// `TOP + 1` levels from the lowest value to the highest. Where the lowest is beyond f16, they reach from the highest down.
+/// `TOP + 1` levels from the lowest value to the highest. If the lowest is below the range of f16, they start at the highest
+/// value and go down.
 #[inline(always)]
-fn shifted<const TOP: u8>(values: &[f32; 32]) -> (f16, f16, [u8; 32]) {
+fn affine<const TOP: u8>(values: &[f32; 32]) -> (f16, f16, [u8; 32]) {
     let top = f32::from(TOP);
-    // One step less than `top`, so that a scale can reach from the lowest f16 to there.
+    // `top - 1`, so that the range from the lowest f16 to this limit fits `top` steps of an f16 scale.
     let values = bounded(values, (top - 1.0) * F16_MAX);
     let low = values.iter().copied().fold(f32::INFINITY, |low, value| if value < low { value } else { low });
     let high = values.iter().copied().fold(f32::NEG_INFINITY, |high, value| if value > high { value } else { high });
@@ -185,7 +186,7 @@ fn shifted<const TOP: u8>(values: &[f32; 32]) -> (f16, f16, [u8; 32]) {
     (f16::from_f32(scale), f16::from_f32(first), values.map(level))
 }
 
-/// The low nibbles of the first 16 weights, and of the other 16 above them.
+/// Packs the low nibbles of the first 16 weights in the low halves of the bytes, those of the other 16 in the high halves.
 #[inline(always)]
 fn low_nibbles(quants: &[u8; 32], out: &mut [u8]) {
     for (i, out) in out.iter_mut().enumerate() {
@@ -225,7 +226,7 @@ fn q3_k(values: &[f32; 256], out: &mut [u8; 110]) {
         *out = (0..8).fold(0, |bits, run| bits | (quants[32 * run + i] >> 2) << run);
     }
     pairs_of_bits(&quants.map(|quant| quant & 3), &mut out[32..96]);
-    // As `block::q3_k` reads them.
+    // In the layout that `block::q3_k` reads.
     let scales = scales.map(|scale| (scale + 32) as u8);
     for i in 0..8 {
         out[96 + i] = scales[i] & 15 | scales[8 + i] << 4;
@@ -287,7 +288,7 @@ fn q6_k(values: &[f32; 256], out: &mut [u8; 210]) {
     out[208..].copy_from_slice(&d.to_le_bytes());
 }
 
-/// `d`, `dmin`, then the 6-bit scales and mins as `block::six_bit_pairs` reads them.
+/// `d`, `dmin`, then the 6-bit scales and mins in the layout that `block::six_bit_pairs` reads.
 #[inline(always)]
 fn affine_header(block: &Affine<32, 8>, out: &mut [u8]) {
     out[..2].copy_from_slice(&block.d.to_le_bytes());
@@ -300,7 +301,7 @@ fn affine_header(block: &Affine<32, 8>, out: &mut [u8]) {
     }
 }
 
-/// Of each pair of groups, the first in the low nibbles and the second in the high.
+/// Each pair of groups shares bytes: the first is in the low nibbles and the second in the high nibbles.
 #[inline(always)]
 fn nibbles_of_groups(block: &Affine<32, 8>, out: &mut [u8]) {
     for (pair, out) in out.chunks_exact_mut(32).enumerate() {
@@ -310,7 +311,7 @@ fn nibbles_of_groups(block: &Affine<32, 8>, out: &mut [u8]) {
     }
 }
 
-/// NaN as 0, everything else within `-limit..=limit`.
+/// Replaces NaN with 0 and clamps everything else to `-limit..=limit`.
 #[inline(always)]
 fn bounded<const LEN: usize>(values: &[f32; LEN], limit: f32) -> [f32; LEN] {
     let mut bounded = *values;
@@ -320,7 +321,7 @@ fn bounded<const LEN: usize>(values: &[f32; LEN], limit: f32) -> [f32; LEN] {
     bounded
 }
 
-/// The largest absolute value, in lanes: a maximum does not depend on its order.
+/// The largest absolute value. It is computed in lanes, because a maximum does not depend on the order.
 #[inline(always)]
 fn magnitude(values: &[f32; 32]) -> f32 {
     let mut lanes = [0.0f32; 8];
@@ -333,15 +334,15 @@ fn magnitude(values: &[f32; 32]) -> f32 {
     lanes.into_iter().fold(0.0, f32::max)
 }
 
-/// `1 / scale`, or 0 where that is not finite: then the scale is far below the smallest f16, and the weights are zeros.
+/// `1 / scale`, or 0 if that is not finite: then the scale is far below the smallest f16, and all weights become zero.
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Rounds to the nearest integer. The addend is the largest f32 below a half: a half itself would lift
-/// 0.49999997 to 1.
+/// Rounds to the nearest integer, halves away from zero. The addend is the largest f32 below 0.5, because adding 0.5 would
+/// round 0.49999997 to 1.
 #[inline(always)]
 fn away_from_zero(value: f32) -> i32 {
     (value + f32::copysign(0.499_999_97, value)) as i32

@@ -1,12 +1,12 @@
-//! Scales for the groups of a superblock that lose little.
+//! Searches scales for the groups of a superblock that minimise the quantisation error.
 //!
-//! For each group a range of candidate scales is tried. A candidate rounds the weights to integers; weighted least
-//! squares then give the best real scale (and offset) for these integers, and the error that is left. The best
-//! candidate's scales are rounded to the format, and the integers are chosen again for the rounded scales. Large
-//! weights count for more, since they act more strongly on what the layer computes.
+//! For each group the search tries a range of candidate scales. A candidate rounds the weights to integers; weighted least
+//! squares then give the best real scale (and offset) for these integers, and the remaining error. The best candidate's
+//! scales are rounded to the format, and the integers are computed again for the rounded scales. Large weights count for
+//! more, because they affect the layer's output more.
 //!
-//! A superblock is held transposed, `[element][group]`, so that the groups are the lanes of a vector: each lane does the
-//! same arithmetic, and choices are selections without branches.
+//! A superblock is stored transposed, `[element][group]`, so that the groups are the lanes of a vector: each lane does the
+//! same arithmetic, and conditions are selections without branches.
 
 use half::f16;
 
@@ -26,20 +26,20 @@ pub(super) struct Symmetric {
     pub d: f16,
 }
 
-/// A candidate spreads a group's range over its levels' steps and so many more; the first is the coarsest. Twice as many,
-/// half as far apart, gained less than 0.2 % of the error on gaussian noise.
+/// A candidate divides a group's range into as many steps as the format has, plus an offset from `*_FIRST` on in increments
+/// of `CANDIDATE_DISTANCE`; the first is the coarsest.
 const CANDIDATES: usize = 11;
 const CANDIDATE_DISTANCE: f32 = 0.2;
 const AFFINE_FIRST: f32 = -1.2;
 const SYMMETRIC_FIRST: f32 = -1.0;
 
-/// Ranges below this are taken as empty, so that quotients stay finite. The smallest f16 is `6e-8`.
+/// Ranges below this are treated as empty, so that quotients stay finite. The smallest f16 is `6e-8`.
 const RANGE_MIN: f32 = 1e-30;
-/// A determinant that is this small a part of its first term is noise: the integers of the group are all the same.
+/// A determinant below this fraction of its first term is rounding noise: all integers of the group are equal.
 const DETERMINANT_MIN: f32 = 1e-5;
 
-/// Finds `TOP + 1` levels for each group of `LEN`, with scales and mins of at most `MULTIPLE` steps. The values must be finite and
-/// so small that their fourth power is.
+/// Finds `TOP + 1` levels for each group of `LEN`, with scales and mins of at most `MULTIPLE` steps. The values and their
+/// fourth powers must be finite.
 #[inline(always)]
 pub(super) fn affine<const TOP: u8, const MULTIPLE: u8, const LEN: usize, const GROUPS: usize>(
     values: &[f32; 256],
@@ -65,8 +65,8 @@ pub(super) fn affine<const TOP: u8, const MULTIPLE: u8, const LEN: usize, const 
     Affine { quants, scales, mins, d, dmin }
 }
 
-/// Finds `2 * ZERO` levels around zero for each group of 16, with scales of `-MULTIPLE..MULTIPLE` steps. The values must be as for
-/// [`affine`].
+/// Finds `2 * ZERO` levels around zero for each group of 16, with scales of `-MULTIPLE..MULTIPLE` steps. The values must
+/// satisfy the condition of [`affine`].
 #[inline(always)]
 pub(super) fn symmetric<const ZERO: u8, const MULTIPLE: u8>(values: &[f32; 256]) -> Symmetric {
     let zero = f32::from(ZERO);
@@ -109,7 +109,7 @@ fn fit_affine<const LEN: usize, const GROUPS: usize>(
         }
     }
 
-    // Without a better candidate the levels reach from the lowest value to the highest.
+    // If no candidate is better, the levels span the lowest value to the highest.
     let mut scale = [0.0; GROUPS];
     for group in 0..GROUPS {
         scale[group] = (high[group] - low[group]) / top;
@@ -119,7 +119,7 @@ fn fit_affine<const LEN: usize, const GROUPS: usize>(
         let steps = top + AFFINE_FIRST + CANDIDATE_DISTANCE * candidate as f32;
         let mut inverse = [0.0; GROUPS];
         for group in 0..GROUPS {
-            // From the best offset so far, which the later candidates thus refine.
+            // Relative to the best offset so far, so that later candidates refine it.
             let range = high[group] - offset[group];
             inverse[group] = if range > RANGE_MIN { steps / range } else { 0.0 };
         }
@@ -134,8 +134,8 @@ fn fit_affine<const LEN: usize, const GROUPS: usize>(
             }
         }
         for group in 0..GROUPS {
-            // x = s q + m with the least weighted error, or with m = 0 where m would be above zero. In both cases the
-            // error is a constant less `s sum_qx + m sum_x`.
+            // x = s q + m with the least weighted error, or with m = 0 if m would be positive. In both cases the error is a
+            // constant minus `s sum_qx + m sum_x`.
             let (w, q, qq) = (sum_w[group], sum_q[group], sum_qq[group]);
             let (x, qx) = (sum_x[group], sum_qx[group]);
             let determinant = w * qq - q * q;
@@ -151,7 +151,7 @@ fn fit_affine<const LEN: usize, const GROUPS: usize>(
     (scale, offset.map(|offset| -offset))
 }
 
-/// The scale of each group; negative where the value of largest magnitude is positive, since there is one more level
+/// The scale of each group. It is negative if the value of largest magnitude is positive, because there is one more level
 /// below zero than above.
 #[inline(always)]
 fn fit_symmetric(x: &[[f32; 16]; 16], zero: f32) -> [f32; 16] {
@@ -183,7 +183,7 @@ fn fit_symmetric(x: &[[f32; 16]; 16], zero: f32) -> [f32; 16] {
             }
         }
         for group in 0..16 {
-            // x = s q with the least weighted error, which is a constant less `s sum_qx`.
+            // x = s q with the least weighted error, which is a constant minus `s sum_qx`.
             let s = sum_qx[group] / sum_qq[group];
             let gain = s * sum_qx[group];
             let better = gain > best[group];
@@ -194,7 +194,7 @@ fn fit_symmetric(x: &[[f32; 16]; 16], zero: f32) -> [f32; 16] {
     scale
 }
 
-/// The weight of each value's squared error: its magnitude, and the group's root mean square, so that small ones count.
+/// The weight of each value's squared error: its magnitude plus the group's root mean square, so that small values count.
 #[inline(always)]
 fn importance<const LEN: usize, const GROUPS: usize>(x: &[[f32; GROUPS]; LEN]) -> [[f32; GROUPS]; LEN] {
     let mut mean = [0.0; GROUPS];
@@ -233,8 +233,8 @@ fn signed_multiples(values: [f32; 16], end: f32) -> (f16, [i8; 16]) {
     (step, values.map(|value| nearest(value * inverse, -end, end - 1.0) as i8))
 }
 
-/// The f16 nearest to `value / multiple`, or the next larger one where rounding down would leave `value` out of reach of
-/// the multiple: below 6e-5, as with small weights, f16 is coarse.
+/// The f16 nearest to `value / multiple`, or the next larger one if rounding down would make `value` unreachable: below
+/// 6e-5, as with small weights, f16 is coarse.
 #[inline(always)]
 fn step(value: f32, multiple: f32) -> f16 {
     let limit = f16::MAX.to_f32();
@@ -244,7 +244,7 @@ fn step(value: f32, multiple: f32) -> f16 {
     if reach < exact.abs() * multiple.abs() { f16::from_bits(nearest.to_bits() + 1) } else { nearest }
 }
 
-/// From here on f32 has no fractional bits: adding it rounds, in one instruction on every CPU.
+/// Adding this rounds to an integer, in one instruction on every CPU, because f32 has no fractional bits at this size.
 const INTEGERS: f32 = 12_582_912.0; // 1.5 * 2^23
 
 /// The nearest integer in `low..=high`, halves to even. `value` must not be NaN.
@@ -255,7 +255,7 @@ fn nearest(value: f32, low: f32, high: f32) -> f32 {
     (value + INTEGERS) - INTEGERS
 }
 
-/// An integer of `0..256` as a byte: by its last bits, since a checked cast of a float does not vectorise.
+/// An integer of `0..256` as a byte, taken from its last bits, because a saturating float cast does not vectorise.
 #[inline(always)]
 fn level(integer: f32) -> u8 {
     (integer + INTEGERS).to_bits() as u8

@@ -1,5 +1,5 @@
-//! The CUDA backend in whole steps: against a scalar reference, captured and replayed, alone and in batches. Without a
-//! GPU each test says so and passes.
+//! Tests the CUDA backend with whole steps: against a scalar reference, captured and replayed, alone and in batches. Without
+//! a GPU each test prints that it was skipped and passes.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used)] // also in the helpers below
@@ -24,8 +24,8 @@ const SHAPES: [Sizes; 4] = [
     Sizes { layers: 2, hidden: 128, heads: 12, kv_heads: 2, head_dim: 256, inner: 256, vocab: 520, window: 31 },
 ];
 
-/// Against f64, relative to the spread of the logits: what rounding the operands of products, keys and values to bf16
-/// costs over these few layers, with room to spare. A wrong page, position or head moves them by about one.
+/// Difference from f64, relative to the standard deviation of the logits. It allows, with a margin, for rounding the operands
+/// of products, keys and values to bf16 in these few layers. A wrong page, position or head gives about one.
 const TOLERANCE: f64 = 0.08;
 
 fn device() -> Option<CudaBackend> {
@@ -38,7 +38,7 @@ fn device() -> Option<CudaBackend> {
     }
 }
 
-/// One sequence: its tokens, how many are computed, and its pages, which lie anywhere.
+/// One sequence: its tokens, how many have been computed, and its page table.
 struct Sequence {
     tokens: Vec<u32>,
     computed: usize,
@@ -46,7 +46,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Takes every `KV_PAGES / 4`-th page, backwards: no table is ascending or contiguous.
+    /// Takes every fourth page, backwards, so that no page table is ascending or contiguous.
     fn new(sizes: &Sizes, index: usize, len: usize) -> Self {
         let tokens = noise(len, 77 + index as u64).map(|x| ((x + 1.0) / 2.0 * (sizes.vocab - 1) as f32) as u32);
         let pages = (0..len.div_ceil(PAGE_TOKENS)).map(|page| (KV_PAGES - 1 - 4 * page - index) as u32);
@@ -54,7 +54,7 @@ impl Sequence {
     }
 }
 
-/// A stack on the device, with sequences that advance in it.
+/// A decoder stack on the device and its step.
 struct Run<'a> {
     backend: &'a CudaBackend,
     stack: Stack<CudaBackend>,
@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
         Self { backend, stack, step: backend.step(LIMITS).unwrap(), vocab: sizes.vocab }
     }
 
-    /// Fills the step with the next `rows` tokens of each sequence, all logits logit_rows; gives the number of rows.
+    /// Fills the step with the next `rows` tokens of each sequence, all of them logit rows. Returns the number of rows.
     fn begin(&mut self, sequences: &[(&Sequence, usize)]) -> usize {
         let (mut tokens, mut spans, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         for &(sequence, rows) in sequences {
@@ -98,7 +98,7 @@ impl<'a> Run<'a> {
         out.chunks(self.vocab).map(<[f32]>::to_vec).collect()
     }
 
-    /// Makes sure that whatever is read next was computed after this.
+    /// Overwrites the logits with NaN, so that the next read can only pass with values computed after this.
     fn poison(&mut self, rows: usize) {
         self.backend.write(&mut self.stack.logits, &vec![f32::NAN; rows * self.vocab]).unwrap();
     }
@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The largest difference, in units of the standard deviation of what is logit_rows.
+/// The largest difference, in units of the standard deviation of `want`.
 fn distance(got: &[f32], want: &[f64]) -> f64 {
     let deviation = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
     let worst = |worst: f64, (got, want): (&f32, &f64)| match (f64::from(*got) - want).abs() {
@@ -162,7 +162,7 @@ fn a_captured_decode_step_replays_with_other_tokens_positions_and_pages() {
         run.forward(rows); // chooses the products' algorithms
         let (stack, step) = (&mut run.stack, &run.step);
         let mut graph = backend.capture(|| stack.forward(&backend, step, rows, rows)).unwrap();
-        // Sequences come, go and change places under one graph of three rows.
+        // Sequences join, leave and change rows with one graph of three rows.
         let batches: [&[usize]; 6] = [&[0, 1, 2], &[3, 0, 1], &[2, 3, 1], &[1], &[3, 2], &[0, 2, 3]];
         for batch in batches {
             let chosen: Vec<_> = batch.iter().map(|&index| (&sequences[index], 1)).collect();
@@ -193,7 +193,7 @@ fn a_decoded_row_does_not_depend_on_the_others_of_its_step() {
         }
         let alone: Vec<_> = sequences.iter().map(|sequence| run.eager(&[(sequence, 1)]).remove(0)).collect();
         for others in [0, 7, 20] {
-            // The last sequence has more rows than one, as when a prompt is computed beside those that decode.
+            // The last sequence has more than one row, as when a prefill chunk shares a step with decode rows.
             let mut batch: Vec<_> = sequences.iter().map(|sequence| (sequence, 1)).collect();
             batch[3].1 += others;
             let together = run.eager(&batch);

@@ -1,4 +1,4 @@
-//! The same decoder for one whole sequence, in f64 and without pages: what `stack.rs` should compute.
+//! The reference for `stack.rs`: the same decoder for one whole sequence, in f64 and without pages.
 
 use half::bf16;
 

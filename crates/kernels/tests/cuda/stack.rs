@@ -1,5 +1,4 @@
-//! A small decoder on any backend, with random weights: enough of a model to try a backend's ops in a whole step, without
-//! the crate that knows models.
+//! A small decoder with random weights on any backend. It tests a backend's ops in a whole step without the `model` crate.
 
 use half::bf16;
 use kernels::{
@@ -16,7 +15,7 @@ pub struct Sizes {
     pub head_dim: usize,
     pub inner: usize,
     pub vocab: usize,
-    /// Seen by the odd layers; the even ones see everything.
+    /// The attention window of odd layers; even layers attend to all positions.
     pub window: usize,
 }
 
@@ -40,7 +39,7 @@ impl Sizes {
 pub const EPS: f32 = 1e-5;
 pub const ROPE_BASE: f32 = 10_000.0;
 
-/// Weights as a file would hold them.
+/// Weights in file layout.
 pub struct Table {
     pub rows: usize,
     pub cols: usize,
@@ -178,7 +177,7 @@ impl<B: Backend> Stack<B> {
         })
     }
 
-    /// Queues a whole step of `rows` rows, of which the logits of `logit_rows` are left in `logits`.
+    /// Queues a whole step of `rows` rows. The logits of its `logit_rows` logit rows are in `logits` afterwards.
     pub fn forward(&mut self, backend: &B, step: &B::Step, rows: usize, logit_rows: usize) {
         backend.embed(step, &mut self.hidden, &self.embedding, 0, 1.0);
         for layer in &mut self.layers {
@@ -208,7 +207,7 @@ pub fn frequencies(head_dim: usize) -> Vec<f32> {
     (0..head_dim / 2).map(|i| ROPE_BASE.powf(-2.0 * i as f32 / head_dim as f32)).collect()
 }
 
-/// Values in -1..1 that follow from the seed (splitmix64).
+/// Pseudorandom values in -1..1 (splitmix64).
 pub fn noise(len: usize, seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..len).map(move |_| {

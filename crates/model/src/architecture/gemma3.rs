@@ -1,5 +1,6 @@
-//! Gemma 3, text: norms before and after attention and feed-forward, query and key normalised within each head, an
-//! embedding scaled by the root of the width, and five layers with a window and their own rotation to one without.
+//! Gemma 3, text only: norms before and after attention and feed-forward, query and key normalised within each head, the
+//! embedding scaled by the square root of the hidden size, and five sliding-window layers with their own RoPE base for each
+//! full-attention layer.
 
 use kernels::{Activation, RopeLayout};
 
@@ -8,7 +9,7 @@ use super::Split::{Column, Replicated, Row};
 use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Key as Fact, ModelMetadata};
+use crate::metadata::{Key, ModelMetadata};
 use crate::rope::{Rope, Scaling};
 
 pub static GEMMA3: Architecture = Architecture {
@@ -44,39 +45,39 @@ static TENSORS: [Tensor; 13] = [
     tensor(FeedForwardPostNorm, "post_feedforward_layernorm.weight", "post_ffw_norm.weight", Replicated),
 ];
 
-/// Every so many layers one sees all positions.
+/// Every `PATTERN`-th layer has full attention.
 const PATTERN: usize = 6;
 const WINDOW: usize = 4096;
 const ROPE_BASE: f64 = 1e6;
 const LOCAL_ROPE_BASE: f64 = 1e4;
-/// Layers of the 27B model, the one whose GGUF files do not say that its attention scale is its own.
+/// Layers of the 27B model. It has a different attention scale, which its GGUF files do not contain.
 const LAYERS_27B: usize = 62;
 
-fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
-    facts.refuse_flag("use_bidirectional_attention")?;
-    for softcap in [Fact::ATTENTION_SOFTCAP, Fact::FINAL_SOFTCAP] {
-        if facts.number_if(softcap)?.is_some_and(|cap| cap != 0.0) {
+fn refine(metadata: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+    metadata.refuse_flag("use_bidirectional_attention")?;
+    for softcap in [Key::ATTENTION_SOFTCAP, Key::FINAL_SOFTCAP] {
+        if metadata.number_if(softcap)?.is_some_and(|cap| cap != 0.0) {
             return Err(DescriptionError::Unsupported(format!("gemma3 with {}", softcap.config)));
         }
     }
 
     description.embedding_scale = (description.hidden as f32).sqrt();
-    description.attention_scale = attention_scale(facts, description)?;
-    if !facts.is_gguf() {
-        description.norm_offset = 1.0; // the files hold w of 1 + w; GGUF's converter has added it
+    description.attention_scale = attention_scale(metadata, description)?;
+    if !metadata.is_gguf() {
+        description.norm_offset = 1.0; // a norm multiplies by 1 + w; GGUF's converter has already added the 1
     }
 
-    let window = facts.count_if(Fact::WINDOW)?.unwrap_or(WINDOW);
-    let pattern = match facts.count_if(Fact::WINDOW_PATTERN)? {
+    let window = metadata.count_if(Key::WINDOW)?.unwrap_or(WINDOW);
+    let pattern = match metadata.count_if(Key::WINDOW_PATTERN)? {
         Some(pattern) => pattern,
-        None => facts.count_if(Fact::config("_sliding_window_pattern"))?.unwrap_or(PATTERN),
+        None => metadata.count_if(Key::config("_sliding_window_pattern"))?.unwrap_or(PATTERN),
     };
-    let sliding = facts.sliding_layers(description.layers.len())?;
-    let full = facts.rope("full_attention", Fact::ROPE_BASE, ROPE_BASE, description.head_dim)?;
-    let local = facts.rope("sliding_attention", Fact::LOCAL_ROPE_BASE, LOCAL_ROPE_BASE, description.head_dim)?;
-    // One `rope_scaling` for all, in the older form, means the layers without a window.
+    let sliding = metadata.sliding_layers(description.layers.len())?;
+    let full = metadata.rope("full_attention", Key::ROPE_BASE, ROPE_BASE, description.head_dim)?;
+    let local = metadata.rope("sliding_attention", Key::LOCAL_ROPE_BASE, LOCAL_ROPE_BASE, description.head_dim)?;
+    // In the older form there is one `rope_scaling`, which applies only to the full-attention layers.
     let local =
-        if facts.has_rope_of_kind("sliding_attention") { local } else { Rope { scaling: Scaling::None, ..local } };
+        if metadata.has_rope_of_kind("sliding_attention") { local } else { Rope { scaling: Scaling::None, ..local } };
 
     for (index, layer) in description.layers.iter_mut().enumerate() {
         let by_pattern = pattern == 0 || !(index + 1).is_multiple_of(pattern);
@@ -87,16 +88,16 @@ fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<()
     Ok(())
 }
 
-fn attention_scale(facts: &ModelMetadata<'_>, description: &Description) -> Result<f32, DescriptionError> {
-    if facts.is_gguf() {
-        let given = facts.number_if(Fact::gguf("attention.scale"))?;
+fn attention_scale(metadata: &ModelMetadata<'_>, description: &Description) -> Result<f32, DescriptionError> {
+    if metadata.is_gguf() {
+        let given = metadata.number_if(Key::gguf("attention.scale"))?;
         let per_head = match description.layers.len() {
             LAYERS_27B => description.hidden / description.heads,
             _ => description.head_dim,
         };
         return Ok(given.map_or_else(|| (per_head as f32).sqrt().recip(), |scale| scale as f32));
     }
-    let scalar = facts.number_if(Fact::config("query_pre_attn_scalar"))?.unwrap_or(256.0);
+    let scalar = metadata.number_if(Key::config("query_pre_attn_scalar"))?.unwrap_or(256.0);
     if !(scalar.is_finite() && scalar > 0.0) {
         return Err(DescriptionError::Value { key: "query_pre_attn_scalar".into(), found: scalar.to_string() });
     }

@@ -1,4 +1,4 @@
-//! Llama 2 and 3, and the many models with their layer (SmolLM2, TinyLlama). GGUF has Mistral under this name too.
+//! Llama 2 and 3, and models with the same layer (SmolLM2, TinyLlama). GGUF files of Mistral also have this name.
 
 use kernels::{Activation, RopeLayout};
 
@@ -7,7 +7,7 @@ use super::Split::{Column, Replicated, Row};
 use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Key, ModelMetadata};
+use crate::metadata::{Key, ModelMetadata};
 
 pub static LLAMA: Architecture = Architecture {
     name: "llama",
@@ -32,12 +32,12 @@ pub(super) static TENSORS: [Tensor; 9] = [
     tensor(Down, "mlp.down_proj.weight", "ffn_down.weight", Row(Inner)),
 ];
 
-fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
-    if facts.count_if(Key::EXPERTS)?.is_some_and(|experts| experts > 0) {
+fn refine(metadata: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+    if metadata.count_if(Key::EXPERTS)?.is_some_and(|experts| experts > 0) {
         return Err(DescriptionError::Unsupported("a llama with experts (Mixtral)".into()));
     }
-    if facts.is_gguf() {
-        description.slide_every_layer(facts.count_if(Key::WINDOW)?);
+    if metadata.is_gguf() {
+        description.set_window(metadata.count_if(Key::WINDOW)?);
     }
     Ok(())
 }

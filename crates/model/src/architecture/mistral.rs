@@ -1,10 +1,10 @@
-//! Mistral 7B and its kin: Llama's layer; in the first version every layer sees only a window of positions.
+//! Mistral 7B and related models: Llama's layer. In the first version every layer has a sliding window.
 
 use kernels::Activation;
 
 use super::{Architecture, llama};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Key, ModelMetadata};
+use crate::metadata::{Key, ModelMetadata};
 
 pub static MISTRAL: Architecture = Architecture {
     name: "mistral",
@@ -20,8 +20,8 @@ pub static MISTRAL: Architecture = Architecture {
 /// The window that transformers assumes when config.json does not mention one; `null` means none.
 const WINDOW: usize = 4096;
 
-fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
-    let window = if facts.mentions(Key::WINDOW) { facts.count_if(Key::WINDOW)? } else { Some(WINDOW) };
-    description.slide_every_layer(window);
+fn refine(metadata: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+    let window = if metadata.mentions(Key::WINDOW) { metadata.count_if(Key::WINDOW)? } else { Some(WINDOW) };
+    description.set_window(window);
     Ok(())
 }

@@ -1,15 +1,15 @@
-//! The architectures that consort runs: one file each, which lists the tensors of a decoder layer, what each is for,
-//! what the two file formats call it and how it is split over ranks, and reads what only this architecture's
-//! configuration says. Slicing and loading are derived from these lists.
+//! The supported architectures, one file each. A file lists the tensors of a decoder layer with their kind, their names in
+//! both file formats and their split over ranks, and reads configuration that only this architecture has. Slicing and
+//! loading are derived from these lists.
 //!
-//! All of them are pre-norm decoders with rotary positions, grouped-query attention and a gated feed-forward:
+//! All are pre-norm decoders with RoPE, grouped-query attention and a gated feed-forward:
 //!
 //! ```text
 //! x += post(output(attend(rotate(norm(query n)), rotate(norm(key n)), value n)))     n = norm(x)
 //! x += post(down(activation(gate n) * (up n)))                                       n = norm(x)
 //! ```
 //!
-//! where a norm that the list does not name is absent, and a layer of experts has a router and many feed-forwards.
+//! A norm that is not in the list is absent. A layer with experts has a router and many feed-forwards.
 
 mod gemma3;
 mod llama;
@@ -23,26 +23,26 @@ use std::fmt;
 use kernels::{Activation, RopeLayout};
 
 use crate::description::{Description, DescriptionError};
-use crate::facts::ModelMetadata;
+use crate::metadata::ModelMetadata;
 
 pub(crate) static SUPPORTED: [&Architecture; 6] =
     [&llama::LLAMA, &qwen2::QWEN2, &qwen3::QWEN3, &mistral::MISTRAL, &qwen3_moe::QWEN3_MOE, &gemma3::GEMMA3];
 
 pub struct Architecture {
-    /// What config.json calls it in `model_type`.
+    /// Its name in `model_type` of config.json.
     pub name: &'static str,
     /// Other values of `model_type` that mean the same.
     pub(crate) aliases: &'static [&'static str],
-    /// What a GGUF file calls it in `general.architecture`, and which pairs of elements its query and key rows are
-    /// ordered for. `None`: GGUF has another name for it, under which it runs.
+    /// Its name in `general.architecture` of GGUF files, and the RoPE layout of their query and key rows. `None` if GGUF
+    /// files use the name of another architecture.
     pub(crate) gguf: Option<(&'static str, RopeLayout)>,
     pub(crate) tensors: &'static [Tensor],
     pub(crate) activation: Activation,
-    /// Sizes that config.json may leave out, as transformers fills them in.
+    /// Sizes that config.json may omit, with the defaults of transformers.
     pub(crate) defaults: &'static [(&'static str, usize)],
-    /// Whether the head is the embedding when config.json does not say.
+    /// Whether the head shares the embedding's weights if config.json does not say.
     pub(crate) tied: bool,
-    /// Completes a description that holds the sizes and identical full-attention layers.
+    /// Completes a description that has the sizes and identical full-attention layers.
     pub(crate) refine: fn(&ModelMetadata<'_>, &mut Description) -> Result<(), DescriptionError>,
 }
 
@@ -72,8 +72,8 @@ impl fmt::Debug for Architecture {
     }
 }
 
-/// One tensor of a decoder layer. A name is what follows `model.layers.N.` or `blk.N.`; one with `{}` stands for a
-/// tensor per expert, else a file has all experts in one.
+/// One tensor of a decoder layer. Names are given without the prefix `model.layers.N.` or `blk.N.`. A name with `{}` means
+/// one tensor per expert; without it, one tensor holds all experts.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     pub role: WeightKind,
@@ -82,7 +82,7 @@ pub(crate) struct Tensor {
     pub split: Split,
 }
 
-/// What a tensor is for; its shape follows from this and the description.
+/// The purpose of a tensor. It determines the shape, together with the description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightKind {
     AttentionNorm,
@@ -107,20 +107,20 @@ pub(crate) enum WeightKind {
     FeedForwardPostNorm,
 }
 
-/// How a tensor `[out, in]` is divided among the ranks.
+/// How a tensor `[out, in]` is split over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
-    /// Each rank has some of the output features: rows of a matrix, elements of a bias.
+    /// Each rank has some of the output features: rows of the stored matrix, elements of a bias.
     Column(Axis),
-    /// Each rank has some of the input features, and its product is a part of a sum.
+    /// Each rank has some of the input features; the product is the sum over all ranks.
     Row(Axis),
-    /// Each rank has some of the experts, whole.
+    /// Each rank has some of the experts, each one whole.
     Experts,
     /// Every rank has all of it.
     Replicated,
 }
 
-/// What a divided dimension counts. Tensors divided along the same axis are cut at the same places.
+/// The dimension along which a tensor is split. All tensors with the same axis are split at the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Axis {
     /// Query heads, `head_dim` features each.

@@ -7,7 +7,7 @@ use super::Split::{Column, Replicated, Row};
 use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError};
-use crate::facts::{Key, ModelMetadata};
+use crate::metadata::{Key, ModelMetadata};
 
 pub static QWEN2: Architecture = Architecture {
     name: "qwen2",
@@ -17,7 +17,7 @@ pub static QWEN2: Architecture = Architecture {
     activation: Activation::Silu,
     defaults: &[],
     tied: false,
-    refine: slide_the_upper_layers,
+    refine: set_upper_windows,
 };
 
 static TENSORS: [Tensor; 12] = [
@@ -35,18 +35,18 @@ static TENSORS: [Tensor; 12] = [
     tensor(Down, "mlp.down_proj.weight", "ffn_down.weight", Row(Inner)),
 ];
 
-/// `use_sliding_window` (rare) gives a window to the layers from `max_window_layers` on, unless `layer_types` says
-/// which. Without it a `sliding_window` in the file means nothing.
-pub(super) fn slide_the_upper_layers(
-    facts: &ModelMetadata<'_>,
+/// `use_sliding_window` (rare) gives a window to the layers from `max_window_layers` on, or to those that `layer_types`
+/// lists. Without it, `sliding_window` in the file is ignored.
+pub(super) fn set_upper_windows(
+    metadata: &ModelMetadata<'_>,
     description: &mut Description,
 ) -> Result<(), DescriptionError> {
-    if !facts.flag("use_sliding_window", false)? {
+    if !metadata.flag("use_sliding_window", false)? {
         return Ok(());
     }
-    let window = facts.count_if(Key::WINDOW)?;
-    let sliding = facts.sliding_layers(description.layers.len())?;
-    let full = facts.count_if(Key::config("max_window_layers"))?.unwrap_or(28);
+    let window = metadata.count_if(Key::WINDOW)?;
+    let sliding = metadata.sliding_layers(description.layers.len())?;
+    let full = metadata.count_if(Key::config("max_window_layers"))?.unwrap_or(28);
     for (index, layer) in description.layers.iter_mut().enumerate() {
         let slides = sliding.as_ref().map_or(index >= full, |sliding| sliding[index]);
         layer.window = window.filter(|_| slides);

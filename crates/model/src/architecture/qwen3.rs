@@ -15,7 +15,7 @@ pub static QWEN3: Architecture = Architecture {
     activation: Activation::Silu,
     defaults: &[("head_dim", 128)],
     tied: false,
-    refine: qwen2::slide_the_upper_layers,
+    refine: qwen2::set_upper_windows,
 };
 
 static TENSORS: [Tensor; 11] = [

@@ -1,5 +1,5 @@
-//! Qwen3 MoE: Qwen3's attention; most layers have many small feed-forwards and a router that chooses a few of them
-//! for each token, the rest a dense one. The router runs on every rank, so all choose alike without an exchange.
+//! Qwen3 MoE: Qwen3's attention. Most layers have many small experts and a router that chooses a few of them for each token;
+//! the other layers are dense. The router runs on every rank, so all ranks choose the same experts without communication.
 
 use kernels::{Activation, RopeLayout, Routing};
 
@@ -8,7 +8,7 @@ use super::Split::{Column, Experts, Replicated, Row};
 use super::WeightKind::*;
 use super::{Architecture, Tensor, tensor};
 use crate::description::{Description, DescriptionError, FeedForward};
-use crate::facts::{Key as Fact, ModelMetadata};
+use crate::metadata::{Key, ModelMetadata};
 
 pub static QWEN3_MOE: Architecture = Architecture {
     name: "qwen3_moe",
@@ -39,22 +39,22 @@ static TENSORS: [Tensor; 15] = [
     tensor(ExpertDown, "mlp.experts.{}.down_proj.weight", "ffn_down_exps.weight", Experts),
 ];
 
-fn refine(facts: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
-    if facts.flag("use_sliding_window", false)? {
+fn refine(metadata: &ModelMetadata<'_>, description: &mut Description) -> Result<(), DescriptionError> {
+    if metadata.flag("use_sliding_window", false)? {
         return Err(DescriptionError::Unsupported("qwen3_moe with use_sliding_window".into()));
     }
-    let experts = match facts.count_if(Fact::EXPERTS)? {
+    let experts = match metadata.count_if(Key::EXPERTS)? {
         Some(experts) => experts,
-        None => facts.count(Fact::config("num_local_experts"))?,
+        None => metadata.count(Key::config("num_local_experts"))?,
     };
-    let chosen = facts.count(Fact::EXPERTS_CHOSEN)?;
-    let inner = facts.count(Fact::EXPERT_INNER)?;
-    // transformers' class says "no" when the config is silent; every GGUF reader says "yes".
-    let normalise = facts.flag_if(Fact::EXPERTS_NORMALISED)?.unwrap_or(facts.is_gguf());
+    let chosen = metadata.count(Key::EXPERTS_CHOSEN)?;
+    let inner = metadata.count(Key::EXPERT_INNER)?;
+    // If the file does not say, transformers defaults to false and GGUF readers to true.
+    let normalise = metadata.flag_if(Key::EXPERTS_NORMALISED)?.unwrap_or(metadata.is_gguf());
     let routing = Routing { experts, chosen, normalise };
 
-    let every = facts.count_if(Fact::config("decoder_sparse_step"))?.unwrap_or(1);
-    let dense = facts.counts("mlp_only_layers")?;
+    let every = metadata.count_if(Key::config("decoder_sparse_step"))?.unwrap_or(1);
+    let dense = metadata.counts("mlp_only_layers")?;
     for (index, layer) in description.layers.iter_mut().enumerate() {
         if every > 0 && (index + 1).is_multiple_of(every) && !dense.contains(&index) {
             layer.feed_forward = FeedForward::Experts { inner, routing };

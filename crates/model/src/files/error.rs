@@ -1,4 +1,4 @@
-//! Why a file is refused. Names that come from the file are cut and escaped: they may be long and hold anything.
+//! Errors of the file readers. Names from a file are truncated and escaped, because they may be long and contain anything.
 
 use std::io;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub enum FileError {
     TensorDType { tensor: String, dtype: String },
 }
 
-/// The bytes of one file do not follow its format, or go beyond a limit.
+/// The bytes of one file violate its format or exceed a limit.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     #[error("not a GGUF file: it does not start with \"GGUF\"")]
@@ -77,7 +77,7 @@ pub enum FormatError {
     Header(#[source] serde_json::Error),
 }
 
-/// A name fit for a message.
+/// Truncates a name for use in an error message.
 pub(super) fn shown(name: &str) -> String {
     const CHARS_MAX: usize = 120;
     match name.char_indices().nth(CHARS_MAX) {

@@ -1,5 +1,5 @@
-//! GGUF: metadata and tensors in one file, or in parts that lie side by side. Little-endian, versions 2 and 3, with the
-//! tensor types of [`DType`].
+//! GGUF: metadata and tensors in one file, or in several parts in the same folder. Little-endian, versions 2 and 3, with
+//! the tensor types of [`DType`].
 
 mod cursor;
 mod header;
@@ -17,7 +17,7 @@ use super::map::FileBytes;
 use super::tensors::Table;
 use super::{FileError, FormatError, TensorView};
 
-/// An open GGUF model. Each view it gives is in bounds: `open` has checked all of them.
+/// An open GGUF model. All tensor views are in bounds: `open` checks them.
 pub struct Gguf {
     files: Vec<FileBytes>,
     metadata: Metadata,
@@ -25,14 +25,14 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens a file, and with the first part of a split model the other parts too, which lie beside it.
+    /// Opens a file. For the first part of a split model, also opens the other parts, in the same folder.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let (files, Header { metadata, tensors }) = split::open_parts(path)?;
         let tensors = Table::new(tensors).map_err(|source| FileError::Format { path: path.to_owned(), source })?;
         Ok(Self { files, metadata, tensors })
     }
 
-    /// The same reader on bytes in memory. A part of a split model is refused.
+    /// Reads a file from memory. A part of a split model is refused.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, FormatError> {
         let Header { metadata, tensors } = Header::read(&bytes, 0)?;
         match split::count(&metadata) {
@@ -46,7 +46,7 @@ impl Gguf {
         self.metadata.get(key)
     }
 
-    /// All metadata, in the order of the keys.
+    /// All metadata, sorted by key.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.metadata.iter()
     }
@@ -57,20 +57,20 @@ impl Gguf {
         Some(TensorView { dtype: tensor.dtype, shape: tensor.shape.dims(), bytes })
     }
 
-    /// All tensors, in the order of their names.
+    /// The names of all tensors, sorted.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.names()
     }
 
-    /// Asks the system to start reading a tensor that is needed soon.
+    /// Asks the operating system to start reading a tensor that will be needed soon.
     pub fn prefetch(&self, name: &str) {
         if let Some(tensor) = self.tensors.get(name) {
             self.files[tensor.file as usize].prefetch(tensor.range.clone());
         }
     }
 
-    /// Drops the file's pages from this process's memory, for when the weights have been packed elsewhere. Views stay
-    /// valid; reading one fetches its pages again.
+    /// Drops the file's pages from this process's memory, after the weights have been packed. Views stay valid; reading one
+    /// reads its pages from the file again.
     pub fn release(&self) {
         self.files.iter().for_each(FileBytes::release);
     }

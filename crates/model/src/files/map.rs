@@ -1,4 +1,4 @@
-//! The bytes of one file: mapped, or held in memory for tests and fuzzing. The only unsafe code of this crate.
+//! The bytes of one file: memory-mapped, or owned for tests and fuzzing. The only unsafe code of this crate.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -14,29 +14,29 @@ pub enum FileBytes {
 }
 
 impl FileBytes {
-    /// Maps a regular file. Anything else is refused before it is opened: opening a pipe would wait for a writer.
+    /// Maps a regular file. Other files are refused before they are opened, because opening a pipe would block.
     pub fn map(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: the map is private and read-only, and nothing in this process writes to the files it opens here. That
-        // no other process changes the file meanwhile is the contract that `files` states.
+        // SAFETY: the map is private and read-only, and nothing in this process writes to the files that it opens here. The
+        // contract of `files` is that no other process changes the file while it is open.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self::Mapped(map))
     }
 
-    /// Gives the pages back to the system. A later read fetches them from the file again.
+    /// Returns the pages to the operating system. A later access reads them from the file again.
     pub fn release(&self) {
         if let Self::Mapped(map) = self {
-            // SAFETY: the map is file-backed and was never written, so dropped pages come back with the same bytes.
+            // SAFETY: the map is file-backed and was never written, so dropped pages are read again with the same bytes.
             let advised = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
-            // Advice that the system does not take costs memory, not correctness.
+            // If the advice fails, memory use is higher but results are correct, so the error is ignored.
             advised.ok();
         }
     }
 
-    /// Asks the system to start reading `range`, which is in bounds, before it is needed.
+    /// Asks the operating system to start reading `range`, which must be in bounds.
     pub fn prefetch(&self, range: Range<usize>) {
         if let Self::Mapped(map) = self {
             map.advise_range(Advice::WillNeed, range.start, range.len()).ok();

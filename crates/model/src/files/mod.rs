@@ -1,8 +1,8 @@
-//! The two file formats that weights come in, read in place: a file is mapped, checked once when it is opened, and its
-//! tensors are views into the map. Everything in a file is untrusted: whatever it holds, opening it gives a reader whose
-//! views are in bounds, or one error, within the memory that the named limits allow.
+//! Readers of the two weight file formats. A file is memory-mapped and checked once when it is opened, and its tensors are
+//! views into the map. Files are untrusted: for any contents, opening returns a reader whose views are in bounds, or an
+//! error, and allocates no more than the named limits allow.
 //!
-//! A file must not be changed while it is open, as with every program that maps its input.
+//! A file must not be changed while it is open.
 
 mod error;
 mod gguf;
@@ -17,8 +17,8 @@ pub use tensors::{RANK_MAX, TENSORS_MAX};
 
 use types::DType;
 
-/// A stored tensor. The shape is outermost first, so a linear weight is `[out, in]`; the bytes are exactly the rows that
-/// the shape and the format call for, at any alignment.
+/// A stored tensor. The shape is outermost first, so a linear weight is `[out, in]`. The length of the bytes matches the
+/// shape and the format; their alignment is arbitrary.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub dtype: DType,

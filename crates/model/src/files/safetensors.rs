@@ -1,8 +1,8 @@
-//! Safetensors: one file, a folder that has `model.safetensors`, or shards that `model.safetensors.index.json` lists.
+//! Safetensors: one file, a folder with `model.safetensors`, or the shards listed in `model.safetensors.index.json`.
 //!
-//! The `safetensors` crate reads the header too, but refuses a whole file for one tensor of a number format it does not
-//! know and lets the last of two tensors of one name win. Here a format matters only for the tensor that is asked for,
-//! and two of one name are an error.
+//! The `safetensors` crate refuses a whole file if one tensor has an unknown number format, and keeps the last of two
+//! tensors with the same name. Here an unknown format is an error only for the tensor that is requested, and duplicate names
+//! are an error.
 
 mod header;
 mod index;
@@ -17,18 +17,18 @@ use super::map::FileBytes;
 use super::tensors::{Table, Tensor};
 use super::{FileError, FormatError, TensorView};
 
-/// A number format: one that we read, or the name of another.
+/// A supported number format, or the name of an unsupported one.
 type Stored = Result<DType, Box<str>>;
 
-/// An open safetensors model. Each view it gives is in bounds: `open` has checked all of them.
+/// An open safetensors model. All tensor views are in bounds: `open` checks them.
 pub struct SafeTensors {
     files: Vec<FileBytes>,
     tensors: Table<Stored>,
 }
 
 impl SafeTensors {
-    /// Opens a `.safetensors` file, an index and the shards beside it, or the folder that has one or the other.
-    /// With both in a folder, the single file is the model, as it is for transformers.
+    /// Opens a `.safetensors` file, an index with the shards in its folder, or a folder that contains either. If a folder
+    /// contains both, the single file is used, as in transformers.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         const SINGLE: &str = "model.safetensors";
         const INDEX: &str = "model.safetensors.index.json";
@@ -46,7 +46,7 @@ impl SafeTensors {
         }
     }
 
-    /// Opens files that make up one model together. All their tensors count.
+    /// Opens the files of one model. The model has the tensors of all files.
     pub fn open_all(paths: &[PathBuf]) -> Result<Self, FileError> {
         let format = |path: &Path, source| FileError::Format { path: path.to_owned(), source };
         let (mut files, mut tensors) = (Vec::with_capacity(paths.len()), Vec::new());
@@ -60,12 +60,12 @@ impl SafeTensors {
         Ok(Self { files, tensors })
     }
 
-    /// The same reader on the bytes of a single file in memory.
+    /// Reads a single file from memory.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, FormatError> {
         Self::new(FileBytes::Owned(bytes))
     }
 
-    /// A tensor's view, `None` if there is no such tensor, an error if its number format is not one that we read.
+    /// A view of a tensor; `None` if there is no such tensor, an error if its number format is not supported.
     pub fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, FileError> {
         let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
         let dtype = match &tensor.dtype {
@@ -76,20 +76,20 @@ impl SafeTensors {
         Ok(Some(TensorView { dtype, shape: tensor.shape.dims(), bytes }))
     }
 
-    /// All tensors, in the order of their names.
+    /// The names of all tensors, sorted.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.names()
     }
 
-    /// Asks the system to start reading a tensor that is needed soon.
+    /// Asks the operating system to start reading a tensor that will be needed soon.
     pub fn prefetch(&self, name: &str) {
         if let Some(tensor) = self.tensors.get(name) {
             self.files[tensor.file as usize].prefetch(tensor.range.clone());
         }
     }
 
-    /// Drops the files' pages from this process's memory, for when the weights have been packed elsewhere. Views stay
-    /// valid; reading one fetches its pages again.
+    /// Drops the files' pages from this process's memory, after the weights have been packed. Views stay valid; reading one
+    /// reads its pages from the file again.
     pub fn release(&self) {
         self.files.iter().for_each(FileBytes::release);
     }
@@ -104,7 +104,7 @@ impl SafeTensors {
         Self::new(bytes).map_err(|source| FileError::Format { path: path.to_owned(), source })
     }
 
-    /// Opens the shards of an index. The index decides: what a shard holds besides is left out.
+    /// Opens the shards of an index. Tensors that are not listed in the index are ignored.
     fn open_shards(path: &Path) -> Result<Self, FileError> {
         let index = Index::read(path)?;
         let format = |path: &Path, source| FileError::Format { path: path.to_owned(), source };

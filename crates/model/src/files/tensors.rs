@@ -1,16 +1,16 @@
-//! The tensors of a model by name: where each lies in which file. Building the table checks what holds between tensors:
-//! names are unique and no two tensors of one file share a byte.
+//! The table of a model's tensors: the file and byte range of each name. Building it checks that names are unique and that
+//! no two tensors of one file overlap.
 
 use std::ops::Range;
 
 use super::error::{FormatError, shown};
 
-/// Dimensions of a tensor.
+/// The most dimensions of a tensor.
 pub const RANK_MAX: usize = 8;
-/// Tensors of a model, all its files together.
+/// The most tensors of a model, in all its files.
 pub const TENSORS_MAX: usize = 1 << 20;
 
-/// Where a tensor lies. `D` is how its number format is known.
+/// The location of a tensor. `D` is the type of its number format.
 #[derive(Clone)]
 pub struct Tensor<D> {
     pub name: Box<str>,
@@ -30,7 +30,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Appends an inner dimension, or says that there are too many.
+    /// Appends an inner dimension; `None` if there are too many.
     pub fn push(&mut self, dim: usize) -> Option<()> {
         *self.dims.get_mut(usize::from(self.rank))? = dim;
         self.rank += 1;
@@ -45,7 +45,7 @@ impl Shape {
         self.dims[..usize::from(self.rank)].reverse();
     }
 
-    /// How many elements, unless they are too many to count.
+    /// The number of elements; `None` on overflow.
     pub fn elements(&self) -> Option<usize> {
         self.dims().iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))
     }
@@ -81,7 +81,7 @@ pub fn limit(tensors: usize) -> Result<(), FormatError> {
     }
 }
 
-/// Checks that the tensors of one file share no bytes. Leaves them in the order they lie in.
+/// Checks that the tensors of one file do not overlap. Sorts them by position.
 pub fn check_disjoint<D>(tensors: &mut [Tensor<D>]) -> Result<(), FormatError> {
     tensors.sort_unstable_by_key(|tensor| (tensor.range.start, tensor.range.end));
     let mut last: Option<&Tensor<D>> = None;

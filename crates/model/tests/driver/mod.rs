@@ -1,18 +1,18 @@
-//! Runs a model of `fixtures/oracle` on any backend, sequence by sequence, and compares with what its manifest says.
-#![allow(dead_code)] // each test program uses its part
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Runs a model of `fixtures/oracle` on any backend, sequence by sequence, and compares it with its manifest.
+#![allow(dead_code)] // each test program uses a part of it
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 use std::fs;
 use std::path::PathBuf;
 
 use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
-use model::{Block, Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, Solo};
+use model::{Block, Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, SingleRank};
 use serde_json::Value as Json;
 use types::{DType, LayerRange, Rank};
 
 pub const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "gemma3"];
 
-/// The folders of `fixtures/oracle`: each architecture, and one whose sizes divide by nothing.
+/// The folders of `fixtures/oracle`: each architecture, and one with odd sizes.
 pub const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
 
 const ROWS: usize = 320;
@@ -51,7 +51,7 @@ impl Fixture {
         Some(self.path(self.manifest["variants"][name].as_str()?))
     }
 
-    /// The folder of the variant with the most goldens, and what these are called: f32, or where there is none bf16.
+    /// The folder of the variant with the most golden files, and their name: f32, or bf16 if there is no f32 variant.
     pub fn primary(&self) -> (PathBuf, &str) {
         let golden = self.manifest["primary"].as_str().unwrap();
         (self.variant(golden.trim_end_matches('w')).unwrap(), golden)
@@ -78,7 +78,7 @@ impl Fixture {
         Some(Golden { shape: entry["shape"].as_array().unwrap().iter().map(count).collect(), values })
     }
 
-    /// Logits of a prompt, and the positions that they are of.
+    /// Logits of a prompt, and their positions.
     pub fn logits(&self, prompt: &Prompt, result: &str) -> Option<(Golden, Vec<usize>)> {
         let golden = self.golden(&prompt.json["logits"][result])?;
         let last = prompt.ids.len() - 1;
@@ -95,7 +95,7 @@ impl Fixture {
         self.golden(&prompt.json["decode_logits"])
     }
 
-    /// What the README allows in f32.
+    /// The tolerance that the fixtures' README states for f32.
     pub fn tolerance(&self) -> f32 {
         if self.manifest["name"] == "qwen3_moe" { 5e-4 } else { 2e-4 }
     }
@@ -111,14 +111,14 @@ impl Prompt {
     }
 }
 
-/// A sequence's pages and how many of its tokens they hold.
+/// A sequence's page table, and how many of its tokens have been computed.
 #[derive(Default)]
 pub struct Sequence {
     pages: Vec<u32>,
     computed: usize,
 }
 
-/// A whole model in this thread: a chain of blocks between the ends, which one rank of a group may hold its part of.
+/// A whole model in this thread: embedding, a chain of blocks and LM head. In a group, one rank's shard of it.
 pub struct Driver<'a, B: Backend> {
     backend: &'a B,
     pub embedding: Embedding<B>,
@@ -133,10 +133,10 @@ pub struct Driver<'a, B: Backend> {
 impl<'a, B: Backend> Driver<'a, B> {
     pub fn new(backend: &'a B, from: &Checkpoint, keep: Option<DType>) -> Self {
         let all = from.description().layers.len() as u32;
-        Self::split(backend, from, keep, &[all], Rank::SOLO)
+        Self::split(backend, from, keep, &[all], Rank::SINGLE)
     }
 
-    /// With the layers cut into blocks that end before the layers `ends`, for one rank.
+    /// Splits the layers into blocks that end before the layers `ends`, for one rank.
     pub fn split(backend: &'a B, from: &Checkpoint, keep: Option<DType>, ends: &[u32], rank: Rank) -> Self {
         let step = StepLimits { rows: ROWS, sequences: 8, pages: 4 * PAGES };
         let limits = Limits { step, logit_rows: ROWS, kv_pages: PAGES, positions: from.description().positions_max };
@@ -158,7 +158,7 @@ impl<'a, B: Backend> Driver<'a, B> {
             step: backend.step(step).unwrap(),
             hidden: backend.buffer(ROWS, from.description().hidden).unwrap(),
             width: from.description().hidden,
-            // In no helpful order, so that no kernel can take pages for neighbours.
+            // Scattered, so that a kernel that assumes adjacent pages fails.
             free: (0..PAGES as u32).map(|i| i * 17 % PAGES as u32).collect(),
         }
     }
@@ -167,8 +167,8 @@ impl<'a, B: Backend> Driver<'a, B> {
         self.free.extend(sequence.pages);
     }
 
-    /// Runs more tokens of several sequences in one step, and gives the logits of all of their rows, in order:
-    /// none on a rank that is not the first. `after` sees the residual stream before the first block and after each.
+    /// Runs more tokens of several sequences in one step. Returns the logits of all of their rows, in order; empty on all
+    /// ranks but rank 0. `after` is called with the residual stream before the first block and after each block.
     pub fn advance_with(
         &mut self,
         batch: &mut [(&mut Sequence, &[u32])],
@@ -209,17 +209,17 @@ impl<'a, B: Backend> Driver<'a, B> {
     }
 
     pub fn advance(&mut self, batch: &mut [(&mut Sequence, &[u32])]) -> Vec<f32> {
-        self.advance_with(batch, &Solo, &mut |_| {})
+        self.advance_with(batch, &SingleRank, &mut |_| {})
     }
 
-    /// Logits of every position of a prompt, `chunk` tokens in a step, and the sequence to go on from.
+    /// Prefills a prompt, `chunk` tokens per step. Returns the logits of every position, and the sequence.
     pub fn prefill(&mut self, ids: &[u32], chunk: usize) -> (Vec<f32>, Sequence) {
         let mut sequence = Sequence::default();
         let logits = ids.chunks(chunk).flat_map(|part| self.advance(&mut [(&mut sequence, part)])).collect();
         (logits, sequence)
     }
 
-    /// The greedy continuation of a prompt, and the logits that each of its tokens was taken from.
+    /// The greedy continuation of a prompt, and the logits from which each token was sampled.
     pub fn greedy(&mut self, ids: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
         let vocab = self.lm_head.vocab();
         let (mut logits, mut sequence) = self.prefill(ids, ids.len());
@@ -240,7 +240,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).fold(0, best) as u32
 }
 
-/// The largest difference; NaN differs by infinity.
+/// The largest difference; NaN counts as infinity.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let apart = |(a, b): (&f32, &f32)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() };

@@ -1,4 +1,4 @@
-//! GGUF files, one property each.
+//! Tests of GGUF files, one property each.
 
 use model::files::{Gguf, Value};
 use types::DType;
@@ -6,7 +6,7 @@ use types::DType;
 use crate::message;
 use crate::writer::{GgufWriter, array, floats, gguf_sample, string};
 
-/// `bytes` are refused with a message that contains `expected`.
+/// Checks that `bytes` are refused with a message that contains `expected`.
 #[track_caller]
 fn refused(bytes: Vec<u8>, expected: &str) {
     let text = message(Gguf::parse(bytes).err().expect("a refusal"));
@@ -130,7 +130,7 @@ fn the_alignment_of_the_file_is_honoured() {
     let text = GgufWriter::default().key(b"general.alignment", 8, &string(b"32"));
     refused(text.bytes(), "general.alignment");
     let huge = GgufWriter::default().key(b"general.alignment", 10, &(1u64 << 63).to_le_bytes());
-    Gguf::parse(huge.bytes()).unwrap(); // no tensor, so no byte is out of place
+    Gguf::parse(huge.bytes()).unwrap(); // accepted, because there is no tensor to place
     refused(huge.entry(b"t", &[1], 0, 0).bytes(), "past the end");
 }
 

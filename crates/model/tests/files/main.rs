@@ -1,4 +1,4 @@
-//! The file readers on files that are right, wrong and hostile.
+//! Tests of the file readers with valid, invalid and hostile files.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod gguf;
@@ -8,7 +8,7 @@ mod safetensors;
 mod split;
 mod writer;
 
-/// The message that a user sees: the error with all its causes.
+/// The full error message: the error with all its causes.
 fn message(error: impl Into<Box<dyn std::error::Error>>) -> String {
     let error = error.into();
     let mut text = error.to_string();

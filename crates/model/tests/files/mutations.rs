@@ -1,4 +1,4 @@
-//! Files with every kind of small damage: each is read or refused, and what is read is in bounds.
+//! Files with random small damage: each is accepted or refused, and accepted tensors are in bounds.
 
 use model::files::{Gguf, SafeTensors};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::sample::Index;
 
 use crate::writer::{gguf_sample, safetensors_sample};
 
-/// Reads a GGUF file to the last byte of the last tensor; true if it was accepted.
+/// Reads all bytes of all tensors of a GGUF file; true if it was accepted.
 fn gguf(bytes: Vec<u8>) -> bool {
     let Ok(file) = Gguf::parse(bytes) else { return false };
     for name in file.tensor_names() {
@@ -55,7 +55,7 @@ fn every_byte_may_have_any_value() {
     }
 }
 
-/// A piece of damage, at a place that is chosen when the length is known.
+/// One change to a file, at a position that is chosen when the length is known.
 #[derive(Clone, Debug)]
 enum Damage {
     Set(Index, u8),

@@ -1,4 +1,4 @@
-//! Files that other programs wrote: the oracle's models.
+//! Files written by other programs: the models of `fixtures/oracle`.
 
 use std::path::{Path, PathBuf};
 

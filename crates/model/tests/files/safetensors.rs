@@ -1,4 +1,4 @@
-//! Safetensors files, folders and indexes, one property each.
+//! Tests of safetensors files, folders and indexes, one property each.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn refused<E: std::error::Error + 'static>(result: Result<SafeTensors, E>, expec
     assert!(text.len() < 600, "a message of {} bytes", text.len());
 }
 
-/// A header with one entry is refused.
+/// Checks that a header with one entry is refused.
 #[track_caller]
 fn entry_refused(entry: &str, data: &[u8], expected: &str) {
     refused(SafeTensors::parse(safetensors(&format!(r#"{{"the.tensor":{entry}}}"#), data)), expected);

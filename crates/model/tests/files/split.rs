@@ -1,4 +1,4 @@
-//! GGUF models in parts.
+//! Tests of GGUF models that are split into several files.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
-//! Writes small model files, well-formed or not: every field is what the caller says. The fuzz targets' seeds come from
-//! here too.
+//! Writes small model files, well-formed or not: the caller sets every field. The seeds of the fuzz targets are also written
+//! with it.
 
-/// A GGUF file in the making. Type codes, dimensions (innermost first) and offsets are written as given.
+/// Builds a GGUF file. Type codes, dimensions (innermost first) and offsets are written as given.
 #[derive(Clone)]
 pub struct GgufWriter {
     pub magic: [u8; 4],
     pub version: u32,
-    /// The counts that the header states; by default the true ones.
+    /// The counts in the header; by default the correct ones.
     pub tensor_count: Option<u64>,
     pub key_count: Option<u64>,
     pub alignment: usize,
@@ -36,7 +36,7 @@ impl GgufWriter {
         self
     }
 
-    /// An entry of the tensor list only.
+    /// Adds an entry to the tensor list only.
     pub fn entry(mut self, name: &[u8], dims: &[u64], code: u32, offset: u64) -> Self {
         let dims_bytes: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
         let rank = (dims.len() as u32).to_le_bytes();
@@ -44,7 +44,7 @@ impl GgufWriter {
         self
     }
 
-    /// A tensor with its data, at the next free place.
+    /// Adds a tensor with its data at the next aligned offset.
     pub fn tensor(mut self, name: &[u8], dims: &[u64], code: u32, data: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
         let offset = self.data.len() as u64;
@@ -74,7 +74,7 @@ pub fn string(text: &[u8]) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text].concat()
 }
 
-/// An array value: the code of its entries, their stated number, their bytes.
+/// An array value: the type code of its entries, their count as written in the file, and their bytes.
 pub fn array(code: u32, count: u64, entries: &[u8]) -> Vec<u8> {
     [&code.to_le_bytes()[..], &count.to_le_bytes(), entries].concat()
 }
@@ -109,7 +109,7 @@ pub fn floats(count: usize) -> Vec<u8> {
     (0..count).flat_map(|value| (value as f32).to_le_bytes()).collect()
 }
 
-/// A safetensors file with the header given.
+/// A safetensors file with the given header.
 pub fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }

@@ -1,6 +1,7 @@
-//! Models with random weights, of any sizes, as folders with config.json and model.safetensors. Also used by tests of other crates.
-#![allow(dead_code)] // each test program uses its part
-#![allow(clippy::unwrap_used)] // in helpers of tests too
+//! Writes models with random weights, of any sizes, as folders with config.json and model.safetensors. Tests of other crates
+//! also use it.
+#![allow(dead_code)] // each test program uses a part of it
+#![allow(clippy::unwrap_used)] // also in test helpers
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value as Json, json};
 use types::DType;
 
-/// Sizes of a Qwen 3 model: it has norms of each query and key head. Query heads are four times as many as K/V heads.
+/// Sizes of a Qwen3 model, which normalises each query and key head. There are four query heads per K/V head.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub kv_heads: usize,
@@ -17,10 +18,10 @@ pub struct Sizes {
     pub inner: usize,
 }
 
-/// Heads that are not whole vectors.
+/// Head sizes that are not a multiple of the vector size.
 pub const ODD_HEADS: [usize; 4] = [20, 24, 100, 120];
 
-/// Tokens to try a model with: more than a page.
+/// A test prompt, longer than a page.
 pub const PROMPT: [u32; 40] = {
     let mut ids = [0; 40];
     let mut i = 0;
@@ -36,12 +37,12 @@ const LAYERS: usize = 2;
 const GROUP: usize = 4;
 
 impl Sizes {
-    /// Three ranks can share it, and all of its rows are whole blocks of 32.
+    /// A model that can be split over three ranks and whose rows are whole blocks of 32.
     pub fn of_heads(head_dim: usize) -> Self {
         Self { kv_heads: 6, head_dim, hidden: 32, inner: 96 }
     }
 
-    /// Rows are whole blocks of 256.
+    /// A model whose rows are whole blocks of 256.
     pub fn of_heads_in_superblocks(head_dim: usize) -> Self {
         Self { kv_heads: 16, head_dim, hidden: 256, inner: 256 }
     }
@@ -89,7 +90,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Numbers of such a size that results neither vanish nor grow. Vectors are weights of norms, around one.
+    /// Writes random values, scaled so that activations neither vanish nor grow. Vectors are norm weights, around one.
     fn tensor(&mut self, name: &str, shape: &[usize]) {
         let start = self.bytes.len();
         let (offset, scale) = match shape {
@@ -113,7 +114,7 @@ impl Writer {
     }
 }
 
-/// Rounded towards zero; what f16 could hold as a subnormal number only is zero.
+/// Converts to f16, rounding towards zero. Values that would be subnormal in f16 become zero.
 fn f16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let magnitude = (bits >> 13 & 0x3_ffff).checked_sub(112 << 10).filter(|magnitude| *magnitude >= 1 << 10);

@@ -1,5 +1,5 @@
-//! `Reference`: the plainest backend there is. Every op is its formula, written out on `Vec<f32>`, with sums in f64
-//! and all weights dequantised: slow, and what the fast ones are compared with.
+//! `Reference`: the simplest backend. Every op is its formula on `Vec<f32>`, with sums in f64 and all weights dequantised.
+//! It is slow, and the fast backends are compared with it.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub struct Step {
     logit_rows: Vec<u32>,
 }
 
-/// Holds nothing here; a caller who asks for too little is noticed.
+/// Has no memory; it only checks that it was allocated for enough rows.
 pub struct Scratch {
     rows: usize,
 }
@@ -75,7 +75,7 @@ impl Step {
             .flat_map(|span| (0..span.rows).map(move |i| ((span.row + i) as usize, span, (span.position + i) as usize)))
     }
 
-    /// Where in a layer's pages a position of a sequence lies, in tokens.
+    /// The slot of a sequence's position in a layer's pages, in tokens.
     fn slot(&self, span: &Span, position: usize) -> usize {
         let table = &self.pages[span.pages_start as usize..][..span.pages_len as usize];
         table[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS
@@ -125,7 +125,7 @@ impl Backend for Reference {
 
     fn kv(&self, shape: KvShape, pages: usize) -> Result<Kv, BackendError> {
         let len = pages * PAGE_TOKENS * shape.kv_heads * shape.head_dim;
-        // NaN where nothing was written: reading beyond a sequence shows.
+        // Initialised with NaN, so that reading beyond a sequence is detected.
         Ok(Kv { shape, keys: vec![f32::NAN; len], values: vec![f32::NAN; len] })
     }
 
@@ -325,7 +325,7 @@ impl Backend for Reference {
     }
 }
 
-/// The chosen experts and their weights, best first; of equals the lower one.
+/// The chosen experts and their weights, best first; on ties the lower expert number first.
 fn route(logits: &[f32], routing: Routing) -> Vec<(usize, f32)> {
     let most = logits.iter().copied().fold(f32::MIN, f32::max);
     let weights = logits.iter().map(|logit| f64::from(logit - most).exp()).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! A grammar's matcher as the engine's constraint.
+//! Adapts a grammar's matcher to the engine's `Constraint` trait.
 
 use engine::{Constraint, ConstraintError, TokenMask};
 use text::Matcher;

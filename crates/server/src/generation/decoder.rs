@@ -10,16 +10,16 @@ use types::TokenId;
 use super::{ChoiceFinish, GenerationEvent, ScoredToken};
 
 pub(super) struct ChoiceDecoder {
-    /// Dropping the ticket cancels the request; the flag tells metrics that the output was complete.
+    /// Dropping the handle cancels the request. The flag tells the metrics that the output was complete.
     running: Option<(RequestHandle, Arc<AtomicBool>)>,
-    /// Kept where its log probabilities were asked for.
+    /// Kept if its log probabilities were requested.
     prompt: Vec<TokenId>,
     text: Option<(Detokenizer, StopStrings)>,
     /// None: all output is text.
     parser: Option<ReplyParser>,
     wants_tokens: bool,
-    wants_end: bool,
-    one_call_only: bool,
+    include_end_token: bool,
+    single_tool_call: bool,
     /// The last delta was reasoning.
     reasoning: bool,
     called: bool,
@@ -34,47 +34,47 @@ impl ChoiceDecoder {
             text: Some((detokenizer, stops)),
             parser,
             wants_tokens: false,
-            wants_end: false,
-            one_call_only: false,
+            include_end_token: false,
+            single_tool_call: false,
             reasoning: false,
             called: false,
             ended: false,
         }
     }
 
-    /// Events carry their tokens.
+    /// Adds tokens to the events.
     pub fn with_tokens(mut self) -> Self {
         self.wants_tokens = true;
         self
     }
 
-    /// Events carry the token that ends the output as well, though it is not part of the text.
-    pub fn with_end_token(mut self, wants_end: bool) -> Self {
-        self.wants_end = wants_end;
+    /// Adds the token that ends the output to the events, although it is not part of the text.
+    pub fn with_end_token(mut self, include_end_token: bool) -> Self {
+        self.include_end_token = include_end_token;
         self
     }
 
-    /// A second tool call ends the output, and is not part of it.
-    pub fn with_one_call_only(mut self, one_call_only: bool) -> Self {
-        self.one_call_only = one_call_only;
+    /// Ends the output before a second tool call.
+    pub fn with_one_call_only(mut self, single_tool_call: bool) -> Self {
+        self.single_tool_call = single_tool_call;
         self
     }
 
-    /// The prompt opened the reasoning.
+    /// Whether the output starts within reasoning, because the prompt opened it.
     pub fn with_reasoning(mut self, reasoning: bool) -> Self {
         self.reasoning = reasoning;
         self
     }
 
-    /// The first event carries the prompt's tokens.
+    /// Adds the prompt's tokens to the first event.
     pub fn with_prompt(mut self, prompt: Vec<TokenId>) -> Self {
         self.prompt = prompt;
         self
     }
 
-    /// `completed` is set when the output is complete before the engine says so.
-    pub fn run(&mut self, ticket: RequestHandle, completed: Arc<AtomicBool>) {
-        self.running = Some((ticket, completed));
+    /// `completed` is set when the output is complete before the engine ends the request.
+    pub fn run(&mut self, handle: RequestHandle, completed: Arc<AtomicBool>) {
+        self.running = Some((handle, completed));
     }
 
     /// The output is complete. Cancels the request if it still runs.
@@ -93,7 +93,7 @@ impl ChoiceDecoder {
         self.called
     }
 
-    /// Whether the last token was part of reasoning, as far as is known yet.
+    /// Whether the last token was part of reasoning, as far as it is known yet.
     pub fn is_reasoning(&self) -> bool {
         self.reasoning
     }
@@ -103,7 +103,7 @@ impl ChoiceDecoder {
         tokens.map(|(id, logprobs)| ScoredToken { id, logprobs }).collect()
     }
 
-    /// The output that this token makes certain, and whether the output ends with it.
+    /// The output that is final after this token, and the reason if the output ends with it.
     pub fn token(&mut self, sampled: Sampled) -> (Option<GenerationEvent>, Option<ChoiceFinish>) {
         let Some((detokenizer, stops)) = &mut self.text else { return (None, None) };
         let piece = detokenizer.push(sampled.token);
@@ -115,14 +115,14 @@ impl ChoiceDecoder {
                 (deltas, Some(ChoiceFinish::StopString(stop)))
             }
         };
-        if self.one_call_only && cut_second_call(&mut deltas) {
+        if self.single_tool_call && truncate_after_first_call(&mut deltas) {
             finish = Some(ChoiceFinish::ToolCalls);
         }
         let tokens = if self.wants_tokens { vec![sampled.into()] } else { Vec::new() };
         (self.delta(deltas, tokens), finish)
     }
 
-    /// The output that was held back, when no more tokens come; `end` is the token that ended it.
+    /// The output that was held back, after the last token. `end` is the token that ended the output.
     pub fn finish(&mut self, end: Option<Sampled>) -> Option<GenerationEvent> {
         let (detokenizer, mut stops) = self.text.take()?;
         let text = match stops.push(&detokenizer.finish()) {
@@ -131,10 +131,10 @@ impl ChoiceDecoder {
         };
         let mut deltas = self.parse(&text);
         deltas.extend(self.parse_end());
-        if self.one_call_only {
-            cut_second_call(&mut deltas);
+        if self.single_tool_call {
+            truncate_after_first_call(&mut deltas);
         }
-        let wanted = self.wants_tokens && self.wants_end;
+        let wanted = self.wants_tokens && self.include_end_token;
         self.delta(deltas, end.filter(|_| wanted).map(ScoredToken::from).into_iter().collect())
     }
 
@@ -160,7 +160,7 @@ impl ChoiceDecoder {
 }
 
 /// Drops a second tool call and what follows it. Returns whether there was one.
-fn cut_second_call(deltas: &mut Vec<Delta>) -> bool {
+fn truncate_after_first_call(deltas: &mut Vec<Delta>) -> bool {
     let second = deltas
         .iter()
         .position(|delta| matches!(delta, Delta::ToolCall { index: 1.., .. } | Delta::Arguments { index: 1.., .. }));
@@ -178,10 +178,10 @@ mod tests {
         let arguments = |index| Delta::Arguments { index, json: "{}".to_owned() };
         let mut one = vec![Delta::Text("a".to_owned()), call(0), arguments(0), Delta::Text("b".to_owned())];
         let whole = one.clone();
-        assert!(!cut_second_call(&mut one));
+        assert!(!truncate_after_first_call(&mut one));
         assert_eq!(one, whole);
         let mut two = vec![arguments(0), call(1), arguments(1), Delta::Text("b".to_owned())];
-        assert!(cut_second_call(&mut two));
+        assert!(truncate_after_first_call(&mut two));
         assert_eq!(two, [arguments(0)]);
     }
 }

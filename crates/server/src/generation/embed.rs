@@ -16,12 +16,12 @@ use crate::served_model::ServedModel;
 /// The embeddings of a request's prompts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingOutput {
-    /// One for each prompt, of length 1.
+    /// One vector for each prompt, of length 1.
     pub vectors: Vec<Vec<f32>>,
     pub prompt_tokens: usize,
 }
 
-/// The vectors of `prompts`. Dropping the future cancels what still runs.
+/// The vectors of `prompts`. Dropping the future cancels the requests that still run.
 pub async fn embed(
     app: &App,
     model: Arc<ServedModel>,

@@ -1,8 +1,8 @@
-//! Generations: from the inner form of a request to a stream of events, whichever API it came through.
+//! Generations: from a [`GenerationRequest`] to a stream of events, for all APIs.
 //!
-//! [`Generation::start`] encodes the prompt, hands it to the engine and waits until the engine has accepted it, so that a
-//! refused request still gets an HTTP status. Then [`Generation::next`] gives events as the model generates. Dropping the
-//! generation cancels what still runs.
+//! [`Generation::start`] encodes the prompt, submits it to the engine and waits until the engine has accepted it, so that a
+//! refused request still gets an HTTP status. Then [`Generation::next`] returns events as the model generates. Dropping the
+//! generation cancels the requests that still run.
 
 mod constraint;
 mod decoder;
@@ -39,15 +39,15 @@ use sink::{ChannelSink, EVENTS_MAX};
 /// An event of one choice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GenerationEvent {
-    /// The prompt is computed. Its tokens, if their log probabilities were asked for; the first token has none.
+    /// The prompt is computed. Contains its tokens if their log probabilities were requested; the first token has none.
     Prefilled { prompt: Vec<ScoredToken> },
-    /// New output as far as it is certain, and new tokens if their log probabilities were asked for. Either may be empty.
+    /// New output that is final, and new tokens if their log probabilities were requested. Either may be empty.
     Delta { deltas: Vec<Delta>, tokens: Vec<ScoredToken> },
     /// The last event of this choice.
     Finished(ChoiceFinish),
 }
 
-/// A token, with the log probabilities that were asked for.
+/// A token, with its log probabilities if they were requested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
     pub id: TokenId,
@@ -63,10 +63,10 @@ impl From<Sampled> for ScoredToken {
 /// Why a choice ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ChoiceFinish {
-    /// The model ended it.
+    /// The model ended the output.
     #[default]
     Stop,
-    /// This stop string came; it is not part of the output.
+    /// This stop string occurred; it is not part of the output.
     StopString(String),
     /// The token limit or the context is reached.
     Length,
@@ -93,7 +93,7 @@ impl Usage {
 
 /// A generation in progress.
 pub struct Generation {
-    /// Keeps the engine alive while the generation runs, also when the server has let go of the model.
+    /// Keeps the engine alive while the generation runs, even if the server has dropped the model.
     model: Arc<ServedModel>,
     events: Receiver<(usize, EventKind)>,
     /// Set when the channel of events was full.
@@ -161,7 +161,7 @@ impl Generation {
         self.usage
     }
 
-    /// The next event, and of which choice. `None` when all choices have finished; nothing follows an error.
+    /// The next event, with the index of its choice. `None` when all choices have finished; nothing follows an error.
     pub async fn next(&mut self) -> Option<Result<(usize, GenerationEvent), ApiError>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -177,7 +177,7 @@ impl Generation {
         }
     }
 
-    /// Waits for the end: the output of each choice.
+    /// Waits for the end of the generation and returns the output of each choice.
     pub async fn collect(mut self) -> Result<(Vec<ChoiceOutput>, Usage), ApiError> {
         let mut outputs: Vec<_> = self.choices.iter().map(|_| ChoiceOutput::default()).collect();
         while let Some(event) = self.next().await {
@@ -187,7 +187,7 @@ impl Generation {
         Ok((outputs, self.usage()))
     }
 
-    /// Takes one event from the engine, and queues the events that it becomes.
+    /// Receives one event from the engine, and queues the resulting events.
     async fn receive(&mut self) -> Result<(), ApiError> {
         let Some((index, event)) = self.events.recv().await else {
             let overrun = self.overrun.load(Ordering::Relaxed);

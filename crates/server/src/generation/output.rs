@@ -1,4 +1,4 @@
-//! `ChoiceOutput`: the events of one choice, added up.
+//! `ChoiceOutput`: the accumulated events of one choice.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use text::Delta;
 
 use super::{ChoiceFinish, GenerationEvent, ScoredToken};
 
-/// All that was generated for one choice.
+/// The whole output of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChoiceOutput {
     /// Text, reasoning and tool calls, in the order in which they were generated.
     pub blocks: Vec<OutputBlock>,
-    /// Tokens with log probabilities, where these were asked for.
+    /// Tokens with log probabilities, if they were requested.
     pub tokens: Vec<ScoredToken>,
     pub prompt: Vec<ScoredToken>,
     pub finish: ChoiceFinish,
@@ -41,7 +41,7 @@ impl BlockKind {
             Delta::Text(_) => Self::Text,
             Delta::Reasoning(_) => Self::Reasoning,
             Delta::ToolCall { name, .. } => Self::ToolCall { name: name.clone() },
-            // Not reached: the parser names a call before it gives arguments.
+            // Not reached: the parser returns the name of a call before its arguments.
             Delta::Arguments { .. } => Self::ToolCall { name: String::new() },
         }
     }

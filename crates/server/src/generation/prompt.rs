@@ -34,13 +34,18 @@ pub(super) fn prepare(
         for index in 0..request.choices {
             let detokenizer = model.tokenizer.detokenizer(special);
             let mut decoder = match &input.reply {
-                // As in OpenAI's completions: a request for one token gets one log probability, also where that token ends the text.
+                // As in OpenAI's completions: a request for one token returns one log probability, even if that token ends
+                // the text.
                 None => ChoiceDecoder::new(detokenizer, stops.clone(), None).with_end_token(true),
                 Some(reply) => {
                     let parser = ReplyParser::new(&model.format, Arc::clone(&reply.tools)).after_prompt(&reply.prompt);
-                    ChoiceDecoder::new(detokenizer.showing(model.markers.clone()), stops.clone(), Some(parser))
-                        .with_reasoning(model.format.opens_reasoning(&reply.prompt))
-                        .with_one_call_only(reply.one_call_only)
+                    ChoiceDecoder::new(
+                        detokenizer.with_shown_tokens(model.markers.clone()),
+                        stops.clone(),
+                        Some(parser),
+                    )
+                    .with_reasoning(model.format.opens_reasoning(&reply.prompt))
+                    .with_one_call_only(reply.single_tool_call)
                 }
             };
             if request.logprobs.is_some() {
@@ -66,19 +71,19 @@ pub(super) fn prepare(
     Ok(prepared)
 }
 
-/// A request's input as tokens, and what its output is constrained and parsed by.
+/// A request's input as tokens, with its grammar and the context for parsing the output.
 struct EncodedInput {
     prompts: Vec<Vec<TokenId>>,
     grammar: Option<Grammar>,
-    /// None: all output is text.
+    /// `None`: all output is text.
     reply: Option<ReplyContext>,
 }
 
-/// What the decoder of a chat's output needs.
+/// The context for decoding the output of a chat.
 struct ReplyContext {
     prompt: String,
     tools: Arc<[Tool]>,
-    one_call_only: bool,
+    single_tool_call: bool,
 }
 
 impl EncodedInput {
@@ -93,14 +98,14 @@ impl EncodedInput {
         };
         let (prompt, tokens) = render_chat(model, &chat)?;
         let tools: Arc<[Tool]> = if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { tools(&chat.tools) };
-        let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !chat.one_call_only);
+        let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !chat.single_tool_call);
         let calls = calls.map_err(|error| ApiError::invalid("tools", error_chain(&error)))?;
         // A forced tool call takes precedence over a response format.
         let grammar = calls.or(grammar).map(|grammar| model.format.reasoned(grammar, &prompt));
         Ok(Self {
             prompts: vec![tokens],
             grammar,
-            reply: Some(ReplyContext { prompt, tools, one_call_only: chat.one_call_only }),
+            reply: Some(ReplyContext { prompt, tools, single_tool_call: chat.single_tool_call }),
         })
     }
 
@@ -124,7 +129,7 @@ fn tools(tools: &[Value]) -> Arc<[Tool]> {
     tools.iter().map(tool).collect()
 }
 
-/// An error with its causes on one line.
+/// An error with its causes, on one line.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -179,7 +184,7 @@ fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<(String, Vec<Tok
     Ok((text, tokens))
 }
 
-/// The tokens of a prompt that is taken as it is.
+/// The tokens of a plain prompt, without a template.
 pub(super) fn encode(model: &ServedModel, prompt: Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
     match prompt {
         Prompt::Tokens(tokens) => Ok(tokens),

@@ -1,33 +1,33 @@
-//! `GenerationRequest`: a request to a model, in one form for all APIs.
+//! `GenerationRequest`: a request to a model, in one format for all APIs.
 
 use engine::SamplingParams;
 use serde_json::{Map, Value};
 use text::{GenerationDefaults, Grammar, Message, ToolChoice};
 use types::TokenId;
 
-/// The most choices of one request: prompts times choices for each.
+/// The maximum choices of one request: prompts times choices for each.
 pub const CHOICES_MAX: usize = 128;
 
-/// Absent fields take the model's default, or are off.
+/// Absent fields use the model's default, or are off.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
     pub input: GenerationInput,
     /// Choices for each prompt.
     pub choices: usize,
     pub sampling: SamplingOverrides,
-    /// Absent: as many as fit.
+    /// `None`: as many as fit in the context.
     pub tokens_max: Option<usize>,
     pub tokens_min: usize,
-    /// The output ends before these texts.
+    /// Stop strings. They are not part of the output.
     pub stop: Vec<String>,
     /// Tokens that end the output, besides the model's own.
     pub stop_tokens: Vec<TokenId>,
     pub ignore_eos: bool,
-    /// The form that the output must have.
+    /// The grammar that the output must follow.
     pub grammar: Option<Grammar>,
     /// Log probabilities of the generated tokens, with this many alternatives.
     pub logprobs: Option<usize>,
-    /// The same of the prompt's tokens.
+    /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
     /// Keep tokens such as `<|im_end|>` in the text.
     pub show_special: bool,
@@ -54,9 +54,10 @@ impl GenerationRequest {
 
 #[derive(Clone, Debug)]
 pub enum GenerationInput {
-    /// A conversation that the model's template renders to a prompt. The output is split into text, reasoning and tool calls.
+    /// A conversation that the model's template renders to a prompt. The output is parsed into text, reasoning and tool
+    /// calls.
     Chat(ChatInput),
-    /// Prompts as they are. The output is text and nothing else.
+    /// Plain prompts. All output is text.
     Prompts(Vec<Prompt>),
 }
 
@@ -70,11 +71,11 @@ pub enum Prompt {
 #[derive(Clone, Debug)]
 pub struct ChatInput {
     pub messages: Vec<Message>,
-    /// In OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
+    /// In OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
     pub tools: Vec<Value>,
     pub tool_choice: ToolChoice,
     /// The output ends before a second tool call.
-    pub one_call_only: bool,
+    pub single_tool_call: bool,
     /// Further variables of the template, such as `enable_thinking`.
     pub template_args: Map<String, Value>,
     pub ending: PromptEnding,
@@ -86,7 +87,7 @@ impl Default for ChatInput {
             messages: Vec::new(),
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
-            one_call_only: false,
+            single_tool_call: false,
             template_args: Map::new(),
             ending: PromptEnding::GenerationPrompt,
         }
@@ -96,12 +97,12 @@ impl Default for ChatInput {
 /// What the rendered prompt ends with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptEnding {
-    /// The head of a new assistant message.
+    /// The header of a new assistant message.
     #[default]
     GenerationPrompt,
     /// The last message, left open: the output continues it.
     ContinueFinalMessage,
-    /// The last message, closed: the model itself begins the next one.
+    /// The last message, closed: the model itself starts the next one.
     None,
 }
 
@@ -120,8 +121,8 @@ pub struct SamplingOverrides {
 }
 
 impl SamplingOverrides {
-    /// Absent settings take the model's defaults; where it has none, they are off. Penalties are off unless the request
-    /// gives them.
+    /// Absent settings use the model's defaults; where it has none, they are off. Penalties are off unless the request sets
+    /// them.
     pub fn params(&self, model: &GenerationDefaults, logprobs: Option<usize>, seed: u64) -> SamplingParams {
         let greedy = (model.do_sample == Some(false)).then_some(0.0);
         SamplingParams {

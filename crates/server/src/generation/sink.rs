@@ -1,4 +1,4 @@
-//! `ChannelSink`: takes the events of one request from the engine's thread to the handler, and times them.
+//! `ChannelSink`: sends the events of one request from the engine's thread to the handler, and measures their times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::metrics::RequestTimer;
 
-/// Events of one generation that may wait to be read. When the client does not keep up, the generation is cancelled: the
+/// The maximum number of unread events of one generation. If the client does not keep up, the generation is cancelled: the
 /// engine never waits for a client, and memory stays bounded.
 pub const EVENTS_MAX: usize = 1 << 14;
 

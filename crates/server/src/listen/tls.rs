@@ -1,4 +1,4 @@
-//! A certificate and its key, ready for handshakes.
+//! The TLS configuration: a certificate chain and its private key.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ pub enum TlsError {
     Unusable(#[from] rustls::Error),
 }
 
-/// What a server shows to those who connect.
+/// The TLS configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Tls(pub(super) Arc<ServerConfig>);
 
 impl Tls {
-    /// From PEM: the certificate with those that vouch for it, and its private key.
+    /// Reads PEM: the certificate chain and the private key.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         let chain: Vec<_> =
             CertificateDer::pem_slice_iter(certificates).collect::<Result<_, _>>().map_err(TlsError::Certificate)?;

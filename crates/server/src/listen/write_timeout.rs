@@ -1,4 +1,4 @@
-//! `WriteTimeout`: a stream that fails when the peer reads nothing for too long.
+//! `WriteTimeout`: a stream that fails when the peer does not read for too long.
 
 use std::io;
 use std::pin::Pin;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// How long a write may wait.
+/// Maximum time that a write may be pending.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Passes everything through, and fails a write that waits for longer than [`WRITE_TIMEOUT`].
+/// Forwards all calls, and fails a write that is pending for longer than [`WRITE_TIMEOUT`].
 pub struct WriteTimeout<S> {
     stream: S,
-    /// Runs while a write waits.
+    /// Runs while a write is pending.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! From a request of `/v1/messages` to a [`GenerationRequest`].
+//! Converts a request of `/v1/messages` into a [`GenerationRequest`].
 
 use serde_json::{Map, Value, json};
 use text::{Grammar, ToolChoice};
@@ -47,7 +47,7 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
     for (index, message) in request.messages.into_iter().enumerate() {
         add_message(&mut conversation, message, index)?;
     }
-    let (tool_choice, one_call_only) = tool_choice(request.tool_choice);
+    let (tool_choice, single_tool_call) = tool_choice(request.tool_choice);
     let ending = if conversation.ends_with_assistant() {
         PromptEnding::ContinueFinalMessage
     } else {
@@ -57,7 +57,7 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
         messages: conversation.into_messages(),
         tools: request.tools.into_iter().flatten().map(tool).collect(),
         tool_choice,
-        one_call_only,
+        single_tool_call,
         template_args: template_args(request.thinking, request.output_config.and_then(|config| config.effort)),
         ending,
     })
@@ -106,7 +106,7 @@ fn tool(tool: MessagesTool) -> Value {
     json!({"type": "function", "function": function})
 }
 
-/// The choice, and whether at most one call is allowed.
+/// The tool choice, and whether at most one call is allowed.
 fn tool_choice(choice: Option<MessagesToolChoice>) -> (ToolChoice, bool) {
     let (choice, one) = match choice {
         None => (ToolChoice::Auto, None),
@@ -122,7 +122,7 @@ fn tool_choice(choice: Option<MessagesToolChoice>) -> (ToolChoice, bool) {
     (choice, one.unwrap_or(false))
 }
 
-/// The variables by which templates know these settings. Absent settings keep the template's default.
+/// The template variables for these settings. Absent settings keep the template's default.
 fn template_args(thinking: Option<MessagesThinking>, effort: Option<MessagesEffort>) -> Map<String, Value> {
     let thinks = thinking.map(|thinking| !matches!(thinking, MessagesThinking::Disabled {}));
     let thinks = thinks.map(|thinks| ("enable_thinking".to_owned(), json!(thinks)));
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(serde_json::to_value(&chat.messages[0]).unwrap(), json!({"role": "system", "content": "be kind"}));
         let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
         assert_eq!(chat.tools, [json!({"type": "function", "function": function})]);
-        assert_eq!((chat.tool_choice, chat.one_call_only), (ToolChoice::Named("f".to_owned()), true));
+        assert_eq!((chat.tool_choice, chat.single_tool_call), (ToolChoice::Named("f".to_owned()), true));
         assert_eq!(Value::Object(chat.template_args), json!({"enable_thinking": false, "reasoning_effort": "low"}));
         assert_eq!(chat.ending, PromptEnding::GenerationPrompt);
     }

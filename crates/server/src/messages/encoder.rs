@@ -1,4 +1,4 @@
-//! A generation as a message: the events of a stream, or the whole.
+//! Encodes a generation as a message: as a stream of events or as one body.
 //!
 //! One content block is open at a time; a delta of another kind closes it.
 
@@ -15,7 +15,7 @@ use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, GenerationEvent, 
 use crate::ids::new_id;
 use crate::stream::{StreamEncoder, StreamEvent};
 
-/// Clients must send a signature back with each thinking block. We sign nothing and check nothing.
+/// Clients must send a signature back with each thinking block. The server does not sign or check them.
 const SIGNATURE: &str = "unsigned";
 
 pub struct MessagesEncoder {
@@ -90,7 +90,7 @@ impl MessagesEncoder {
         }
     }
 
-    /// Arguments that were cut short are not JSON: the input is then empty, and the stop reason says why.
+    /// Arguments of a call that was cut off are not valid JSON. Then the input is empty, and the stop reason tells why.
     fn tool_use(&self, name: String, arguments: &str) -> MessagesReplyBlock {
         let input = serde_json::from_str(arguments).unwrap_or_else(|_| Map::new());
         MessagesReplyBlock::ToolUse { id: (self.new_call_id)(), name, input }
@@ -116,7 +116,7 @@ impl StreamEncoder for MessagesEncoder {
 
     fn event(&mut self, _choice: usize, event: GenerationEvent, usage: Usage, out: &mut Vec<StreamEvent>) {
         match event {
-            // A message starts with its usage, and cached tokens are known once the prompt is computed.
+            // The first event contains the usage, and the number of cached tokens is known only after prefill.
             GenerationEvent::Prefilled { .. } => {
                 send(MessagesEvent::MessageStart { message: self.message(Vec::new(), None, usage) }, out);
                 send(MessagesEvent::Ping, out);
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Checks the events between the start and the end of a message, and the content of the same message as a whole.
+    /// Checks the events between the start and the end of a message, and the content of the same message in one body.
     fn check(shows_thinking: bool, deltas: Vec<Delta>, events: Value, content: Value) {
         let encoder = || MessagesEncoder {
             id: "msg_1".to_owned(),

@@ -1,4 +1,4 @@
-//! Anthropic's Messages: `/v1/messages` and `/v1/messages/count_tokens`.
+//! Anthropic's Messages API: `/v1/messages` and `/v1/messages/count_tokens`.
 
 mod convert;
 mod encoder;
@@ -31,7 +31,7 @@ pub fn router() -> Router<SharedApp> {
 #[openapi(paths(create, count_tokens), components(schemas(MessagesErrorBody, MessagesEvent)))]
 pub struct MessagesPaths;
 
-/// A message in answer to messages
+/// Create a message
 #[utoipa::path(
     post, path = "/v1/messages", tag = "anthropic", security(("key" = []), ("x-api-key" = [])),
     request_body = MessagesRequest,
@@ -52,7 +52,7 @@ async fn create(
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
-/// The tokens that messages would take as a prompt
+/// Count the prompt tokens of messages
 #[utoipa::path(
     post, path = "/v1/messages/count_tokens", tag = "anthropic", security(("key" = []), ("x-api-key" = [])),
     request_body = MessagesCountRequest,

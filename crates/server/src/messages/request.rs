@@ -1,7 +1,7 @@
-//! The request of `/v1/messages` as it is on the wire.
+//! The request format of `/v1/messages`.
 //!
-//! Unknown fields are ignored, because the API adds fields without notice. Kinds of content, tools and settings that are
-//! not supported are missing here on purpose and are refused by name.
+//! Unknown fields are ignored, because the API adds fields without notice. Types of content, tools and settings that are not
+//! supported are not declared here, so they are refused by name.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -9,13 +9,13 @@ use utoipa::ToSchema;
 
 use crate::text_or_parts::TextOrParts;
 
-/// What `/v1/messages` takes.
+/// Request of `/v1/messages`.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct MessagesRequest {
     pub model: String,
     #[schema(min_items = 1)]
     pub messages: Vec<InputMessage>,
-    /// Tokens of the answer at most. 0 reads the prompt into the cache and answers nothing.
+    /// Maximum tokens of the output. 0 only computes the prompt into the prefix cache.
     #[schema(maximum = 4_294_967_295_u32)]
     pub max_tokens: u32,
     pub system: Option<TextOrParts<MessagesTextBlock>>,
@@ -33,7 +33,7 @@ pub struct MessagesRequest {
     pub stop_sequences: Option<Vec<String>>,
 }
 
-/// What `/v1/messages/count_tokens` takes: all that makes the prompt.
+/// Request of `/v1/messages/count_tokens`: the fields that affect the prompt.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct MessagesCountRequest {
     pub model: String,
@@ -47,7 +47,7 @@ pub struct MessagesCountRequest {
 }
 
 impl From<MessagesCountRequest> for MessagesRequest {
-    /// The request whose prompt is to be counted.
+    /// The request whose prompt is counted.
     fn from(count: MessagesCountRequest) -> Self {
         let MessagesCountRequest { model, messages, system, tools, tool_choice, thinking, output_config } = count;
         Self {
@@ -88,11 +88,11 @@ pub enum InputBlock {
     Text {
         text: String,
     },
-    /// The signature is not checked: we sign nothing.
+    /// The signature is not checked, because the server does not sign.
     Thinking {
         thinking: String,
     },
-    /// Sealed by the service that thought it; there is nothing in it for us.
+    /// Encrypted reasoning of another service. It is ignored.
     RedactedThinking {
         data: String,
     },
@@ -108,7 +108,7 @@ pub enum InputBlock {
     },
 }
 
-/// The only kind of block where nothing but text may stand.
+/// A text block, for fields that allow nothing else.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum MessagesTextBlock {
@@ -125,7 +125,7 @@ pub struct MessagesTool {
     pub input_schema: Map<String, Value>,
 }
 
-/// Tools that a client runs itself; those that Anthropic runs are refused.
+/// Tools that the client runs. Server tools of Anthropic are refused.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MessagesToolKind {
@@ -144,7 +144,7 @@ pub enum MessagesToolChoice {
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum MessagesThinking {
-    /// Its budget is not read: `max_tokens` is what bounds an answer.
+    /// The budget is ignored: `max_tokens` limits the output.
     Enabled {
         display: Option<MessagesThinkingDisplay>,
     },
@@ -155,7 +155,7 @@ pub enum MessagesThinking {
     Disabled {},
 }
 
-/// Whether thoughts are shown. Ours are never shortened: "summarized" shows them whole.
+/// Whether thinking is returned. It is never summarised: "summarized" returns it in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MessagesThinkingDisplay {

@@ -12,7 +12,7 @@ pub struct MessagesReply {
     pub role: MessagesReplyRole,
     pub model: String,
     pub content: Vec<MessagesReplyBlock>,
-    /// Null only while the answer is not finished.
+    /// Null only while the output is not finished.
     #[schema(required)]
     pub stop_reason: Option<MessagesStopReason>,
     #[schema(required)]
@@ -59,8 +59,8 @@ pub enum MessagesStopReason {
     ToolUse,
 }
 
-/// The whole prompt is the sum of the three input counts. Pages of the cache are written as a matter of course and
-/// cost nothing, so nothing is ever counted as cache creation.
+/// The prompt tokens are the sum of the three input counts. Writing to the prefix cache is free, so
+/// `cache_creation_input_tokens` is always 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct MessagesUsage {
     pub input_tokens: usize,
@@ -69,13 +69,13 @@ pub struct MessagesUsage {
     pub output_tokens: usize,
 }
 
-/// What `/v1/messages/count_tokens` answers.
+/// Response of `/v1/messages/count_tokens`.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct MessagesTokenCount {
     pub input_tokens: usize,
 }
 
-/// One event of a streamed answer.
+/// One event of a stream.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum MessagesEvent {
@@ -89,7 +89,7 @@ pub enum MessagesEvent {
 }
 
 impl MessagesEvent {
-    /// The name in the `event:` line, which is the `type` in the data too.
+    /// The name in the `event:` line, which is also the `type` in the data.
     pub fn name(&self) -> &'static str {
         match self {
             Self::MessageStart { .. } => "message_start",
@@ -105,7 +105,7 @@ impl MessagesEvent {
 
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[allow(clippy::enum_variant_names)] // the names on the wire
+#[allow(clippy::enum_variant_names)] // the names in the API
 pub enum MessagesBlockDelta {
     TextDelta { text: String },
     ThinkingDelta { thinking: String },

@@ -36,30 +36,30 @@ impl RankMetrics {
     pub fn register(&self, registry: &mut Registry) {
         registry.register("rank_ready", "1 if the rank can run steps", self.ready.clone());
         let bytes = [
-            ("rank_weight", "Weights that the rank holds", &self.weight_bytes),
-            ("rank_kv", "Memory that the rank has for keys and values", &self.kv_bytes),
-            ("rank_resident", "Memory that the rank's process occupies", &self.resident_bytes),
+            ("rank_weight", "Size of the rank's weights", &self.weight_bytes),
+            ("rank_kv", "Size of the rank's KV cache", &self.kv_bytes),
+            ("rank_resident", "Resident memory of the rank's process", &self.resident_bytes),
         ];
         for (name, help, gauge) in bytes {
             registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
         }
-        registry.register("rank_restarts", "Processes that took the place of another", self.restarts.clone());
-        let drains = "Times that the rank had to leave a step because another was lost";
+        registry.register("rank_restarts", "Restarts of the rank's process", self.restarts.clone());
+        let drains = "Steps that the rank aborted because another rank was lost";
         registry.register("rank_drains", drains, self.drains.clone());
-        let longest = "The longest that the rank took to leave such a step";
+        let longest = "Longest time that the rank took to abort such a step";
         registry.register_with_unit("rank_drain_max", longest, Unit::Seconds, self.drain_max.clone());
         registry.register("rank_steps", "Steps that the rank has run", self.steps.clone());
         let seconds = [
-            ("rank_step", "Time in steps", &self.step_time),
-            ("rank_collective_wait", "Time in steps in which the rank waited for others", &self.wait_time),
-            ("rank_send", "Time that it took to hand the rank its requests", &self.send_time),
+            ("rank_step", "Time that the rank spent in steps", &self.step_time),
+            ("rank_collective_wait", "Time in steps that the rank waited for other ranks", &self.wait_time),
+            ("rank_send", "Time to send steps to the rank", &self.send_time),
         ];
         for (name, help, counter) in seconds {
             registry.register_with_unit(name, help, Unit::Seconds, counter.clone());
         }
     }
 
-    /// `reported` holds the counts that the counters already have.
+    /// `reported` contains the counts that were already added to the counters.
     pub fn update(&self, now: &[RankReport], reported: &[RankReport]) {
         for report in now {
             let reported = reported.iter().find(|reported| reported.rank == report.rank);
@@ -68,12 +68,12 @@ impl RankMetrics {
             self.weight_bytes.get_or_create(&label).set(report.weight_bytes as i64);
             self.kv_bytes.get_or_create(&label).set(report.kv_bytes as i64);
             self.resident_bytes.get_or_create(&label).set(report.resident_bytes as i64);
-            let grow = |family: &Family<Label, Counter>, count: fn(&RankReport) -> u64| {
+            let add_increase = |family: &Family<Label, Counter>, count: fn(&RankReport) -> u64| {
                 family.get_or_create(&label).inc_by(growth(count(report), reported.map(count)));
             };
-            grow(&self.restarts, |report| report.restarts);
-            grow(&self.steps, |report| report.steps);
-            grow(&self.drains, |report| report.drains);
+            add_increase(&self.restarts, |report| report.restarts);
+            add_increase(&self.steps, |report| report.steps);
+            add_increase(&self.drains, |report| report.drains);
             self.drain_max.get_or_create(&label).set(report.drain_max.as_secs_f64());
             let grow_time = |family: &Family<Label, Seconds>, time: fn(&RankReport) -> Duration| {
                 let micros = |report| time(report).as_micros() as u64;
@@ -86,7 +86,7 @@ impl RankMetrics {
     }
 }
 
-/// How far a count has grown. The process that replaces another counts from 0.
+/// The increase of a count. A process that replaces another starts at 0.
 fn growth(now: u64, reported: Option<u64>) -> u64 {
     now.checked_sub(reported.unwrap_or(0)).unwrap_or(now)
 }

@@ -31,7 +31,7 @@ pub fn router() -> Router<SharedApp> {
     Router::new().route("/v1/chat/completions", post(complete))
 }
 
-/// Go on with a conversation
+/// Create a chat completion
 ///
 /// With `stream`, the response is a stream of `chat.completion.chunk` events that ends with `[DONE]`, or with an event
 /// `{"error": …}`.

@@ -1,4 +1,4 @@
-//! The chunks of a stream: what chat completions and completions share.
+//! Stream chunks: the parts that chat completions and completions share.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::generation::Usage;
 use crate::ids;
 use crate::stream::StreamEvent;
 
-/// Writes the chunks of one stream, with the fields that all of them have.
+/// Writes the chunks of one stream, with their common fields.
 pub struct ChunkWriter {
     pub id: String,
     pub model: String,
@@ -23,13 +23,13 @@ struct Chunk<'a, C> {
     created: u64,
     model: &'a str,
     choices: &'a [C],
-    /// Absent unless usage was asked for; then null but in the last chunk.
+    /// Absent unless usage was requested; then null in all chunks but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
 }
 
 impl ChunkWriter {
-    /// For a new generation, whose id begins with `prefix`.
+    /// For a new generation. `prefix` is the prefix of its id.
     pub fn new(prefix: &str, object: &'static str, model: &str, include_usage: bool) -> Self {
         let (id, created) = (ids::new_id(prefix), ids::unix_now());
         Self { id, model: model.to_owned(), object, created, include_usage }
@@ -40,7 +40,7 @@ impl ChunkWriter {
         self.chunk(&[choice], None)
     }
 
-    /// How a stream ends: with its usage, if that was asked for, and `[DONE]`.
+    /// Ends a stream: with a usage chunk, if usage was requested, and `[DONE]`.
     pub fn end(&self, usage: Usage, out: &mut Vec<StreamEvent>) {
         if self.include_usage {
             out.push(self.chunk::<()>(&[], Some(usage.into())));

@@ -1,4 +1,4 @@
-//! The fields that chat completions and completions share, with OpenAI's names, or vLLM's where OpenAI has none.
+//! The fields that chat completions and completions share, with OpenAI's names, or vLLM's for extensions.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -9,61 +9,61 @@ use utoipa::ToSchema;
 use crate::error::ApiError;
 use crate::generation::{GenerationRequest, SamplingOverrides};
 
-/// Declares a request: its own fields, and then those that both APIs share. Flattening one struct into
-/// another would read the same JSON, but could not name the field at fault.
+/// Declares a request: its own fields, then the fields that both APIs share. `serde(flatten)` would accept the same JSON,
+/// but its errors do not name the wrong field.
 macro_rules! generation_request {
     ($(#[$meta:meta])* pub struct $name:ident { $($own:tt)* }) => {
         $(#[$meta])*
         pub struct $name {
             $($own)*
 
-            /// The name of the model; absent: the one that is served
+            /// Model name; the served model by default
             pub model: Option<String>,
-            /// Answers to each prompt
+            /// Number of choices for each prompt
             #[schema(minimum = 1, maximum = 128)]
             pub n: Option<usize>,
-            /// Randomness; 0 always takes the likeliest token
+            /// Sampling temperature; 0 is greedy
             #[schema(minimum = 0, maximum = 1000)]
             pub temperature: Option<f32>,
-            /// Only the likeliest tokens that together have this probability
+            /// Sample from the most probable tokens that together have this probability
             #[schema(exclusive_minimum = 0, maximum = 1)]
             pub top_p: Option<f32>,
-            /// Only this many of the likeliest tokens; 0 and less is off
+            /// Sample from this many of the most probable tokens; 0 or less is off
             #[schema(minimum = -9_223_372_036_854_775_808_i64, maximum = 9_223_372_036_854_775_807_i64)]
             pub top_k: Option<i64>,
-            /// Only tokens with this part of the likeliest one's probability
+            /// Sample from tokens with at least this fraction of the highest probability
             #[schema(minimum = 0, maximum = 1)]
             pub min_p: Option<f32>,
-            /// Divides the logits of tokens that occurred, prompt included; 1 is off
+            /// Divides the logits of tokens that occurred in the prompt or the output; 1 is off
             #[schema(exclusive_minimum = 0, maximum = 1000)]
             pub repetition_penalty: Option<f32>,
-            /// Subtracted from the logits of tokens that the answer has
+            /// Subtracted from the logits of tokens that occurred in the output
             #[schema(minimum = -1000, maximum = 1000)]
             pub presence_penalty: Option<f32>,
-            /// Subtracted once for each time that the answer has a token
+            /// Subtracted from a token's logit once for each occurrence in the output
             #[schema(minimum = -1000, maximum = 1000)]
             pub frequency_penalty: Option<f32>,
-            /// Added to the logits of tokens, by their ids
+            /// Added to the logits of tokens, by token id
             #[schema(value_type = Option<std::collections::HashMap<String, f32>>)]
             pub logit_bias: Option<serde_json::Map<String, serde_json::Value>>,
-            /// The same seed and request give the same answer
+            /// The same seed and request give the same output
             #[schema(minimum = -9_223_372_036_854_775_808_i64, maximum = 9_223_372_036_854_775_807_i64)]
             pub seed: Option<i64>,
-            /// Texts before which the answer ends
+            /// Stop strings: the output ends before them
             pub stop: Option<$crate::openai::common_fields::StopField>,
-            /// Tokens that end the answer
+            /// Tokens that end the output
             pub stop_token_ids: Option<Vec<u32>>,
-            /// Go on when the model would end
+            /// Do not stop at end-of-sequence tokens
             pub ignore_eos: Option<bool>,
-            /// Tokens that the answer has at least
+            /// Minimum tokens of the output
             #[schema(maximum = 4_294_967_295_u32)]
             pub min_tokens: Option<u32>,
-            /// Whether tokens such as `<|im_end|>` are left out of the text; true by default
+            /// Whether special tokens such as `<|im_end|>` are left out of the text; true by default
             pub skip_special_tokens: Option<bool>,
-            /// Send events as the answer comes
+            /// Send the output as server-sent events
             pub stream: Option<bool>,
             pub stream_options: Option<$crate::openai::common_fields::StreamOptions>,
-            /// What the answer must look like, in vLLM's form
+            /// Constraint on the output, in vLLM's format
             pub structured_outputs: Option<$crate::openai::common_fields::StructuredOutputs>,
             pub guided_json: Option<serde_json::Value>,
             pub guided_regex: Option<String>,
@@ -72,7 +72,7 @@ macro_rules! generation_request {
         }
 
         impl $name {
-            /// Moves the shared fields into the inner form.
+            /// Moves the shared fields into the internal format.
             fn apply_common_fields(&mut self, request: &mut $crate::generation::GenerationRequest) -> Result<(), $crate::error::ApiError> {
                 $crate::openai::common_fields::CommonFields {
                     n: self.n,
@@ -108,7 +108,7 @@ macro_rules! generation_request {
 }
 pub(super) use generation_request;
 
-/// One text, or several.
+/// One string, or several.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected a text or a list of texts")]
 #[schema(as = Stop)]
@@ -119,18 +119,18 @@ pub enum StopField {
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StreamOptions {
-    /// Tell at the end of the stream how many tokens were used
+    /// Send the token usage at the end of the stream
     pub include_usage: Option<bool>,
 }
 
-/// One of these
+/// Exactly one of these constraints
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StructuredOutputs {
     /// A JSON schema
     pub json: Option<Value>,
-    /// An expression that matches the whole answer
+    /// Regular expression that matches the whole output
     pub regex: Option<String>,
-    /// Texts of which the answer is one
+    /// Strings, of which the output is one
     pub choice: Option<Vec<String>>,
     /// A Lark grammar
     pub grammar: Option<String>,
@@ -139,7 +139,7 @@ pub struct StructuredOutputs {
 }
 
 impl StructuredOutputs {
-    /// The grammar of either of vLLM's two ways to ask for one.
+    /// The grammar, from either of vLLM's two ways to specify one.
     pub fn grammar(
         structured: Option<Self>,
         json: Option<Value>,
@@ -161,7 +161,7 @@ impl StructuredOutputs {
 
     fn grammars(self) -> Vec<Result<Grammar, ApiError>> {
         let schema = self.json.map(|schema| match schema {
-            // vLLM accepts a schema as text too.
+            // vLLM also accepts a schema as a string.
             Value::String(text) => serde_json::from_str(&text)
                 .map(Grammar::JsonSchema)
                 .map_err(|error| ApiError::invalid("structured_outputs", format!("the schema is no JSON: {error}"))),
@@ -174,12 +174,12 @@ impl StructuredOutputs {
     }
 }
 
-/// A grammar of these texts and no other.
+/// A grammar that accepts exactly these texts.
 fn one_of(texts: Vec<String>) -> Result<Grammar, ApiError> {
     if texts.is_empty() || texts.iter().any(String::is_empty) {
         return Err(ApiError::invalid("structured_outputs", "a choice needs texts that are not empty"));
     }
-    // A JSON string is a Lark string.
+    // A JSON string is also a valid Lark string.
     let quoted: Vec<_> = texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
     Ok(Grammar::Lark(format!("start: {}", quoted.join(" | "))))
 }

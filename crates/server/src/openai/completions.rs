@@ -1,4 +1,4 @@
-//! `/v1/completions`: continues texts, without a chat template.
+//! `/v1/completions`: continues text, without a chat template.
 
 mod encoder;
 mod logprobs;
@@ -30,7 +30,7 @@ pub fn router() -> Router<SharedApp> {
     Router::new().route("/v1/completions", post(complete))
 }
 
-/// Continue texts
+/// Create a completion
 ///
 /// With `stream`, the response is a stream of `text_completion` events that ends with `[DONE]`, or with an event
 /// `{"error": …}`.
@@ -59,7 +59,7 @@ pub async fn complete(
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
-/// The text before each choice: its prompt, if it is to be echoed, else nothing.
+/// The text before each choice: its prompt if `echo` is set, else empty.
 fn echoes(tokenizer: &Tokenizer, input: &GenerationInput, choices: usize, echo: bool) -> Vec<String> {
     let GenerationInput::Prompts(prompts) = input else { return Vec::new() };
     let text = |prompt: &Prompt| match prompt {

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: texts as vectors of length 1.
+//! `/v1/embeddings`: converts texts to vectors of length 1.
 
 use axum::extract::State;
 use axum::routing::post;
@@ -25,13 +25,13 @@ pub fn router() -> Router<SharedApp> {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EmbeddingRequest {
     pub input: PromptField,
-    /// The name of the model; absent: the one that is served
+    /// Model name; the served model by default
     pub model: Option<String>,
-    /// Numbers, or the same as base64 of little-endian 32-bit floats
+    /// Numbers, or base64 of little-endian 32-bit floats
     pub encoding_format: Option<EncodingFormat>,
-    /// Not supported, and refused: vectors are as long as the model makes them
+    /// Not supported: refused. The length of a vector is the model's hidden size
     pub dimensions: Option<usize>,
-    /// How the states of a text's tokens become one vector; `mean` by default
+    /// How the hidden states of the tokens become one vector; `mean` by default
     pub pooling: Option<PoolingField>,
 }
 
@@ -85,7 +85,7 @@ pub struct EmbeddingUsage {
     total_tokens: usize,
 }
 
-/// Turn texts into vectors
+/// Create embeddings
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     request_body = EmbeddingRequest,

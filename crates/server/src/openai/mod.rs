@@ -1,4 +1,4 @@
-//! OpenAI's API: chat, completions, embeddings, models; and vLLM's `/tokenize`, which its users expect beside them.
+//! OpenAI's API: chat, completions, embeddings, models; and vLLM's `/tokenize`.
 
 mod chat;
 mod chunk;

@@ -1,4 +1,4 @@
-//! `/v1/models`: the served model and its aliases. They are listed while the model still loads.
+//! `/v1/models`: the served model and its aliases. They are also listed while the model loads.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -11,11 +11,11 @@ use crate::app::{App, SharedApp};
 use crate::error::{ApiError, OpenAiErrorBody};
 
 pub fn router() -> Router<SharedApp> {
-    // Names of models have slashes in them.
+    // Model names contain slashes.
     Router::new().route("/v1/models", get(list)).route("/v1/models/{*model}", get(one))
 }
 
-/// The models that can be asked
+/// List the models
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     responses(
@@ -28,7 +28,7 @@ pub async fn list(State(app): State<SharedApp>) -> Json<ModelList> {
     Json(ModelList { object: "list", data: names.map(|name| ModelObject::new(&app, name)).collect() })
 }
 
-/// One of the models
+/// Get one model
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     params(("model" = String, Path, description = "Its name")),
@@ -42,7 +42,7 @@ pub async fn one(
     State(app): State<SharedApp>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelObject>, ApiError> {
-    // A name that is not UTF-8 is no model's.
+    // No model has a name that is not UTF-8.
     let Path(name) = name.map_err(|_| ApiError::unknown_model("?"))?;
     if app.has_model(&name) { Ok(Json(ModelObject::new(&app, &name))) } else { Err(ApiError::unknown_model(&name)) }
 }
@@ -66,7 +66,7 @@ pub struct ModelObject {
     created: u64,
     #[schema(value_type = String)]
     owned_by: &'static str,
-    /// Tokens that a prompt and its answer may have together, once the model is loaded
+    /// Context size: maximum tokens of prompt and output together, once the model is loaded
     max_model_len: Option<usize>,
 }
 

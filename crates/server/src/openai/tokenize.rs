@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's form.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's format.
 
 use axum::extract::State;
 use axum::routing::{get, post};
@@ -26,30 +26,30 @@ pub fn router() -> Router<SharedApp> {
 /// A text, or a conversation
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct TokenizeRequest {
-    /// The name of the model; absent: the one that is served
+    /// Model name; the served model by default
     pub model: Option<String>,
     pub prompt: Option<String>,
     #[schema(max_items = 8192)]
     pub messages: Option<Vec<ChatMessage>>,
     #[schema(max_items = 512)]
     pub tools: Option<Vec<ChatTool>>,
-    /// Of a text: put the tokens around it that the model expects; true by default
+    /// For a text: add the special tokens that the model expects around it; true by default
     pub add_special_tokens: Option<bool>,
-    /// Of a conversation: begin the assistant's turn; true by default
+    /// For a conversation: start the assistant's message; true by default
     pub add_generation_prompt: Option<bool>,
-    /// Of a conversation: its last message is not finished
+    /// For a conversation: continue the last message instead of starting a new one
     pub continue_final_message: Option<bool>,
-    /// Variables of the model's template
+    /// Variables of the chat template
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Give the tokens as text too
+    /// Also return the tokens as text
     pub return_token_strs: Option<bool>,
 }
 
 #[derive(Serialize, ToSchema)]
 pub struct Tokenized {
     count: usize,
-    /// Tokens that a prompt and its answer may have together
+    /// Context size: maximum tokens of prompt and output together
     max_model_len: usize,
     tokens: Vec<u32>,
     token_strs: Option<Vec<String>>,
@@ -57,7 +57,7 @@ pub struct Tokenized {
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
-    /// The name of the model; absent: the one that is served
+    /// Model name; the served model by default
     pub model: Option<String>,
     pub tokens: Vec<u32>,
 }
@@ -69,13 +69,13 @@ pub struct Detokenized {
 
 #[derive(Serialize, ToSchema)]
 pub struct TokenizerInfo {
-    /// The token that begins texts, as text; null if there is none
+    /// Begin-of-sequence token as text; null if there is none
     bos_token: Option<String>,
-    /// The token that ends texts, as text; null if there is none
+    /// End-of-sequence token as text; null if there is none
     eos_token: Option<String>,
 }
 
-/// The tokens of a text or of a conversation
+/// Tokenize a text or a conversation
 #[utoipa::path(
     post, path = "/tokenize", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     request_body = TokenizeRequest,
@@ -90,7 +90,7 @@ pub async fn tokenize(
 ) -> Result<Json<Tokenized>, ApiError> {
     let model = app.model(request.model.as_deref())?;
     let (context, tokenizer, names) = (model.context, model.tokenizer.clone(), request.return_token_strs);
-    // Wrong tools are refused beside a text too, which does not use them.
+    // Invalid tools are refused even with a text, which does not use them.
     let tools = tools(request.tools.unwrap_or_default())?;
     let tokens = match (request.prompt, request.messages) {
         (Some(text), None) => text_tokens(model, text, request.add_special_tokens.unwrap_or(true)).await?,
@@ -113,7 +113,7 @@ pub async fn tokenize(
     Ok(Json(Tokenized { count: ids.len(), max_model_len: context, tokens: ids, token_strs: names }))
 }
 
-/// The text of tokens
+/// Convert tokens to text
 #[utoipa::path(
     post, path = "/detokenize", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     request_body = DetokenizeRequest,
@@ -135,9 +135,9 @@ pub async fn detokenize(
     Ok(Json(Detokenized { prompt: model.tokenizer.decode(&tokens, SpecialTokens::Show) }))
 }
 
-/// The tokens that begin and end texts
+/// Get the begin and end tokens of the tokenizer
 ///
-/// With it, lm-eval asks the server for tokens, and needs no tokenizer of its own.
+/// lm-eval needs this to use the server's tokenizer instead of one of its own.
 #[utoipa::path(
     get, path = "/tokenizer_info", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     responses(
@@ -149,10 +149,10 @@ pub async fn detokenize(
 pub async fn describe(State(app): State<SharedApp>) -> Result<Json<TokenizerInfo>, ApiError> {
     let model = app.model(None)?;
     let named = |name: fn(&ChatTemplate) -> Option<&str>| model.template.as_ref().and_then(name).map(str::to_owned);
-    // Without a template the names are not known, but the ids are.
-    let spelled = |ids: &[TokenId]| ids.first().map(|&id| model.tokenizer.decode(&[id], SpecialTokens::Show));
+    // Without a chat template the token names are unknown, but the ids are known.
+    let token_text = |ids: &[TokenId]| ids.first().map(|&id| model.tokenizer.decode(&[id], SpecialTokens::Show));
     Ok(Json(TokenizerInfo {
-        bos_token: named(ChatTemplate::bos).or_else(|| spelled(model.tokenizer.prefix_ids())),
-        eos_token: named(ChatTemplate::eos).or_else(|| spelled(model.tokenizer.eos_ids())),
+        bos_token: named(ChatTemplate::bos).or_else(|| token_text(model.tokenizer.prefix_ids())),
+        eos_token: named(ChatTemplate::eos).or_else(|| token_text(model.tokenizer.eos_ids())),
     }))
 }

@@ -1,4 +1,4 @@
-//! `usage` as OpenAI writes it.
+//! `usage` in OpenAI's format.
 
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -16,7 +16,7 @@ pub struct UsageBody {
 
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct PromptDetails {
-    /// Those that did not have to be computed
+    /// Prompt tokens from the prefix cache
     pub cached_tokens: usize,
 }
 

@@ -1,4 +1,4 @@
-//! From a request of `/v1/responses` to a [`GenerationRequest`].
+//! Converts a request of `/v1/responses` into a [`GenerationRequest`].
 
 use serde_json::{Map, Value, json};
 use text::{Grammar, ToolChoice};
@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding, SamplingOverrides};
 use crate::text_or_parts::TextOrParts;
 
-/// The name in `include` that asks for log probabilities.
+/// The value in `include` that requests log probabilities.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
 pub fn generation_request(request: &ResponsesRequest) -> Result<GenerationRequest, ApiError> {
@@ -80,9 +80,9 @@ fn chat_input(request: &ResponsesRequest) -> Result<ChatInput, ApiError> {
         messages,
         tools: tools.map(tool).collect(),
         tool_choice,
-        one_call_only: request.parallel_tool_calls == Some(false),
+        single_tool_call: request.parallel_tool_calls == Some(false),
         template_args: template_args(request.reasoning.and_then(|reasoning| reasoning.effort)),
-        // The API cannot ask to continue a message: after an assistant's message a new one begins.
+        // The API has no way to continue a message: after an assistant's message a new one starts.
         ending: PromptEnding::GenerationPrompt,
     })
 }
@@ -128,7 +128,7 @@ fn tool(ResponsesTool::Function { name, description, parameters, strict }: &Resp
     json!({"type": "function", "function": function})
 }
 
-/// The choice, and the tools that it is confined to.
+/// The tool choice, and the tools that it is restricted to.
 fn tool_choice(choice: Option<&ResponsesToolChoice>) -> (ToolChoice, Option<Vec<&str>>) {
     match choice {
         None => (ToolChoice::Auto, None),
@@ -153,7 +153,7 @@ impl From<ResponsesToolMode> for ToolChoice {
     }
 }
 
-/// The variables by which templates know how much to reason. Without an effort the template's default holds.
+/// The template variables for the reasoning effort. Without an effort the template's default is used.
 fn template_args(effort: Option<ResponsesEffort>) -> Map<String, Value> {
     let Some(effort) = effort else { return Map::new() };
     let reasons = ("enable_thinking".to_owned(), json!(effort != ResponsesEffort::None));

@@ -1,4 +1,4 @@
-//! A generation as a response: the events of a stream, or the whole.
+//! Encodes a generation as a response: as a stream of events or as one body.
 //!
 //! One output item is open at a time; a delta of another kind closes it.
 
@@ -20,19 +20,19 @@ use crate::stream::{StreamEncoder, StreamEvent};
 /// Each item has at most one part.
 const CONTENT_INDEX: usize = 0;
 
-/// Converts a token's log probabilities; none where they were not asked for.
+/// Converts a token's log probabilities; `None` if they were not requested.
 type EncodeLogprob = Box<dyn Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send>;
 
 pub struct ResponsesEncoder {
-    /// Its output holds the items that are closed.
+    /// `output` contains the closed items.
     response: ResponsesReply,
     open: Option<OpenItem>,
-    /// Of tokens whose text has not come yet.
+    /// Log probabilities of tokens whose text is not final yet.
     pending_logprobs: Vec<ResponsesLogprob>,
-    /// Events so far.
+    /// Number of events sent so far.
     sequence_number: u64,
     encode_logprob: EncodeLogprob,
-    /// Makes an id that begins with a prefix.
+    /// Creates an id with a prefix.
     new_id: fn(&str) -> String,
 }
 
@@ -40,7 +40,7 @@ pub struct ResponsesEncoder {
 struct OpenItem {
     kind: BlockKind,
     id: String,
-    /// Empty where the item is not a call.
+    /// Empty unless the item is a tool call.
     call_id: String,
     text: String,
     logprobs: Vec<ResponsesLogprob>,
@@ -133,7 +133,7 @@ impl ResponsesEncoder {
         self.response.output.push(item);
     }
 
-    /// Closes the open item and sends the last event, which holds the whole response.
+    /// Closes the open item and sends the last event, which contains the whole response.
     fn close(&mut self, status: ResponsesStatus, usage: Option<Usage>, out: &mut Vec<StreamEvent>) {
         let completed = status == ResponsesStatus::Completed;
         self.close_item(if completed { ResponsesStatus::Completed } else { ResponsesStatus::Incomplete }, out);
@@ -183,7 +183,8 @@ impl StreamEncoder for ResponsesEncoder {
         self.close(ResponsesStatus::Failed, None, out);
     }
 
-    /// The response that the last event of a stream holds: each block is encoded as one delta, and the events are dropped.
+    /// The response that the last event of a stream contains: each block is encoded as one delta, and the events are
+    /// dropped.
     fn into_body(mut self, mut outputs: Vec<ChoiceOutput>, usage: Usage) -> ResponsesReply {
         let ChoiceOutput { blocks, tokens, finish, .. } = outputs.pop().unwrap_or_default();
         let mut dropped = Vec::new();
@@ -204,7 +205,7 @@ impl StreamEncoder for ResponsesEncoder {
 }
 
 impl OpenItem {
-    /// What the item holds so far; a call holds no part.
+    /// The content of the item so far; `None` for a tool call.
     fn part(&self) -> Option<ResponsesPart> {
         let (text, logprobs) = (self.text.clone(), self.logprobs.clone());
         match self.kind {
@@ -227,7 +228,7 @@ impl OpenItem {
     }
 }
 
-/// The response before anything is generated, with the settings of its request.
+/// The response before generation starts, with the settings of its request.
 fn in_progress(request: ResponsesRequest) -> ResponsesReply {
     ResponsesReply {
         id: new_id("resp_"),
@@ -307,7 +308,7 @@ mod tests {
         Ok(GenerationEvent::Finished(finish))
     }
 
-    /// The events of these generation events and this end. The last event holds what the whole response is.
+    /// Encodes generation events and an end. The last event must contain the same response as the single body.
     fn encode(events: Vec<GenerationEvent>, end: Result<GenerationEvent, ApiError>) -> Vec<Value> {
         let (mut streaming, mut output, mut sent) = (encoder(), ChoiceOutput::default(), Vec::new());
         streaming.start(&mut sent);

@@ -1,4 +1,4 @@
-//! OpenAI's Responses: `/v1/responses`, without stored state: each request carries the whole conversation.
+//! OpenAI's Responses API: `/v1/responses`, without stored state: each request contains the whole conversation.
 
 mod convert;
 mod encoder;
@@ -31,7 +31,7 @@ pub fn router() -> Router<SharedApp> {
 #[openapi(paths(create), components(schemas(ResponsesEvent)))]
 pub struct ResponsesPaths;
 
-/// A response to an input
+/// Create a response
 #[utoipa::path(
     post, path = "/v1/responses", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     request_body = ResponsesRequest,

@@ -1,7 +1,7 @@
-//! The request of `/v1/responses` as it is on the wire.
+//! The request format of `/v1/responses`.
 //!
-//! Fields that we do not know are ignored. Items, parts and tools that are not supported are missing here on
-//! purpose and are refused by name; settings that need stored state must be null.
+//! Unknown fields are ignored. Items, parts and tools that are not supported are not declared here, so they are refused by
+//! name; settings that need stored state must be null.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::contract;
 use crate::text_or_parts::TextOrParts;
 
-/// What `/v1/responses` takes.
+/// Request of `/v1/responses`.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ResponsesRequest {
     pub model: String,
@@ -49,7 +49,7 @@ pub struct ResponsesRequest {
     pub prompt: Option<Value>,
 }
 
-/// One item of the conversation, as it is sent: a message need not say that it is one.
+/// One item of the conversation. The `type` of a message is optional.
 #[derive(Clone, Debug)]
 pub struct ResponsesInputItem(pub InputItem);
 
@@ -127,7 +127,7 @@ pub enum ResponsesReasoningPart {
     ReasoningText { text: String },
 }
 
-/// A function that the client runs; tools that OpenAI runs are refused.
+/// A function that the client runs. Tools that OpenAI runs are refused.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ResponsesTool {
@@ -164,7 +164,7 @@ pub enum ResponsesNamedChoice {
     Function {
         name: String,
     },
-    /// The mode holds for these tools alone; the others are as if they were not there.
+    /// The mode applies to these tools only; all others are ignored.
     AllowedTools {
         mode: ResponsesToolMode,
         tools: Vec<ResponsesAllowedTool>,
@@ -227,7 +227,7 @@ pub enum ResponsesEffort {
     Max,
 }
 
-/// What to do with a conversation that is too long: we refuse it, and never cut it behind the client's back.
+/// What to do with a conversation that is too long. Only `disabled` is supported: it is refused, never truncated.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponsesTruncation {

@@ -10,7 +10,7 @@ use super::request::{
 };
 use crate::generation::ScoredToken;
 
-/// The answer, and the settings that it was made with.
+/// The response, with the settings of its request.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ResponsesReply {
     pub id: String,
@@ -69,7 +69,7 @@ pub enum ResponsesStatus {
 
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ResponsesFailure {
-    /// The word that an error of every API has, such as `rank_lost`; `server_error` where there is none
+    /// Error code as in all APIs, such as `rank_lost`; `server_error` if there is none
     pub code: &'static str,
     pub message: String,
 }
@@ -79,7 +79,7 @@ pub struct ResponsesIncompleteDetails {
     pub reason: ResponsesIncompleteReason,
 }
 
-/// A full context is said in the same word: the API has no other.
+/// Also used if the context is full, because the API has no other value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponsesIncompleteReason {
@@ -107,7 +107,7 @@ pub enum ResponsesPart {
     ReasoningText { text: String },
 }
 
-/// How likely a token was, and which others could have been.
+/// The log probability of a token, and its alternatives.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ResponsesLogprob {
     pub token: String,
@@ -135,7 +135,7 @@ pub struct ResponsesUsage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ResponsesInputDetails {
     pub cached_tokens: usize,
-    /// Pages of the cache are written as a matter of course and cost nothing.
+    /// Always 0: writing to the prefix cache is free.
     pub cache_write_tokens: usize,
 }
 
@@ -144,12 +144,12 @@ pub struct ResponsesOutputDetails {
     pub reasoning_tokens: usize,
 }
 
-/// One event of a streamed answer.
+/// One event of a stream.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ResponsesEvent {
     #[serde(flatten)]
     pub kind: ResponsesEventKind,
-    /// Counts from 0, without a gap.
+    /// Counts from 0, without gaps.
     pub sequence_number: u64,
 }
 
@@ -201,7 +201,7 @@ pub enum ResponsesEventKind {
 }
 
 impl ResponsesEventKind {
-    /// The name in the `event:` line, which is the `type` in the data too.
+    /// The name in the `event:` line, which is also the `type` in the data.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Created { .. } => "response.created",
@@ -223,11 +223,11 @@ impl ResponsesEventKind {
     }
 }
 
-/// Stands for a probability of 0: JSON has no infinity.
+/// The log probability for a probability of 0, because JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
 
 impl ResponsesLogprob {
-    /// None where log probabilities were not asked for.
+    /// `None` if log probabilities were not requested.
     pub fn new(token: &ScoredToken, tokenizer: &Tokenizer) -> Option<Self> {
         let logprobs = token.logprobs.as_ref()?;
         let top = logprobs.top.iter().map(|&(id, logprob)| {

@@ -71,7 +71,7 @@ async fn log_probabilities_come_with_each_token() {
     assert_eq!(content.len(), 12);
     for token in &content {
         assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 3);
-        // Greedy: the chosen one is the likeliest.
+        // Greedy: the chosen token is the most probable one.
         assert_eq!(token["top_logprobs"][0]["logprob"], token["logprob"]);
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
     }
@@ -97,7 +97,7 @@ async fn a_stop_string_ends_the_answer_and_is_not_part_of_it() {
 #[tokio::test]
 async fn stop_tokens_end_the_answer_but_not_too_early() {
     let client = Client::new();
-    // The only token that can be chosen.
+    // The only token that can be sampled.
     let fields = json!({"logit_bias": {"65": 1e6}, "stop_token_ids": [65]});
     let answer = client.post(CHAT, ask(fields)).await;
     assert_eq!((&answer["usage"]["completion_tokens"], text(&answer)), (&json!(0), ""));

@@ -1,4 +1,4 @@
-//! A client without a socket.
+//! An HTTP client that calls the router directly, without a socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tower::ServiceExt;
 
 use crate::fixture;
 
-/// A test that waits for longer hangs, and fails.
+/// A test that waits longer fails.
 const DEADLINE: Duration = Duration::from_secs(100);
 
 /// Waits until the condition holds.
@@ -39,7 +39,7 @@ pub struct Answer {
 }
 
 impl Client {
-    /// Of the shared model.
+    /// A client of the shared model.
     pub fn new() -> Self {
         Self::of(&fixture::ready(fixture::config(), fixture::shared()))
     }
@@ -76,14 +76,14 @@ impl Client {
         self.call(Method::GET, path, Body::empty()).await
     }
 
-    /// The body of a good answer.
+    /// The body of a successful response.
     pub async fn post(&self, path: &str, body: Value) -> Value {
         let answer = self.call(Method::POST, path, body.to_string()).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
         answer.json()
     }
 
-    /// The status and the inner part of an error.
+    /// The status and the inner object of an error.
     pub async fn error(&self, path: &str, body: &str) -> (u16, Value) {
         let answer = self.call(Method::POST, path, body.to_owned()).await;
         assert_ne!(answer.status, StatusCode::OK, "{}", answer.text());
@@ -114,7 +114,7 @@ impl Answer {
     }
 }
 
-/// The events of a stream that names them.
+/// The events of a stream with event names.
 pub async fn named_events(client: &Client, path: &str, mut body: Value) -> Vec<(String, Value)> {
     body["stream"] = true.into();
     let answer = client.call(Method::POST, path, body.to_string()).await;

@@ -66,7 +66,7 @@ async fn echo_gives_the_prompt_with_its_log_probabilities_and_nothing_else() {
     });
 }
 
-/// What lm-eval relies on: the log probabilities of a text are the same, whether it was written or read.
+/// lm-eval relies on this: the log probabilities of a text are the same as output and as prompt.
 #[tokio::test]
 async fn an_answer_that_is_read_back_has_the_log_probabilities_it_was_written_with() {
     let client = Client::new();
@@ -82,13 +82,13 @@ async fn an_answer_that_is_read_back_has_the_log_probabilities_it_was_written_wi
     let read = &read["choices"][0]["logprobs"];
     assert_eq!(read["token_logprobs"].as_array().unwrap().len(), whole.len() + 1);
     let at = prompt.as_array().unwrap().len();
-    // The likeliest first token is the one that was written, with the same probability.
+    // The most probable first token is the one that was generated, with the same probability.
     let best = numbers(&json!(read["top_logprobs"][at].as_object().unwrap().values().collect::<Vec<_>>()));
     let best = best.into_iter().fold(f64::NEG_INFINITY, f64::max);
     assert!((best - written["token_logprobs"][0].as_f64().unwrap()).abs() < 1e-3);
 }
 
-/// lm-eval asks for one token after a text and leaves the last log probability away, whatever the token was.
+/// lm-eval requests one token after a text and drops the last log probability, whichever token it is.
 #[tokio::test]
 async fn a_token_that_ends_an_answer_has_its_log_probability_but_no_text() {
     let client = Client::new();
@@ -114,7 +114,7 @@ async fn a_token_that_ends_an_answer_has_its_log_probability_but_no_text() {
     assert_eq!(chat["choices"][0]["logprobs"]["content"], json!([]), "a chat tells the tokens of its text");
 }
 
-/// How lm-eval finds out whether an answer was the likeliest.
+/// How lm-eval detects whether a text was the greedy output.
 #[tokio::test]
 async fn the_likeliest_token_has_the_same_number_in_both_lists() {
     let answer = Client::new().post(COMPLETIONS, ask(json!("a river"), json!({"logprobs": 2, "max_tokens": 32}))).await;

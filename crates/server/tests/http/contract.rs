@@ -1,7 +1,7 @@
-//! `/openapi.json` is a promise: a request that breaks it in one place, in one way, is refused.
+//! Checks that the server refuses every request that violates `/openapi.json` in one place.
 //!
-//! Requests that are answered are walked beside their schemas, and broken at every constraint that they meet on the way. That none is
-//! left out is checked too, so that a new field asks for a place in `contract/answered.rs`.
+//! Valid requests are traversed together with their schemas, and broken at every constraint on the way. The test also checks
+//! that every constraint was reached, so a new field needs an entry in `contract/answered.rs`.
 
 mod answered;
 
@@ -54,9 +54,9 @@ fn schema_of<'a>(document: &'a Value, path: &str) -> &'a Value {
 
 struct Walk<'a> {
     document: &'a Value,
-    /// Every schema that some request has met.
+    /// The schemas that some request has reached.
     met: HashSet<*const Value>,
-    /// Bodies that break one constraint each, with the words for it.
+    /// Bodies that violate one constraint each, with a description of it.
     broken: Vec<(String, Value)>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Breaks what this schema demands of the part of `body` that is at `at`, and of what is inside it.
+    /// Creates violations of this schema for the part of `body` at `at`, and for the parts inside it.
     fn visit(&mut self, schema: &'a Value, body: &Value, at: &str) {
         let value = body.pointer(at).unwrap();
         let (whole, schema) = (schema, self.meet(schema, value));
@@ -101,7 +101,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The schema that describes this value, and no choice of others.
+    /// Resolves a schema to the one alternative that describes this value.
     fn meet(&mut self, schema: &'a Value, value: &Value) -> &'a Value {
         let schema = self.resolve(schema);
         self.met.insert(ptr::from_ref(schema));
@@ -118,7 +118,7 @@ impl<'a> Walk<'a> {
         self.broken.push((how, broken));
     }
 
-    /// Whether a value is of the kind that a schema describes, whatever its bounds.
+    /// Whether a value has the type that a schema describes, ignoring its bounds.
     fn fits(&self, schema: &'a Value, value: &Value) -> bool {
         let schema = self.resolve(schema);
         if let Some(alternatives) = schema["oneOf"].as_array() {
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
             })
     }
 
-    /// Lists the schemas that can be broken and that nothing has met.
+    /// Lists the constraints that no request has reached.
     fn miss(&self, schema: &'a Value, at: &str, seen: &mut HashSet<*const Value>, missed: &mut Vec<String>) {
         let schema = self.resolve(schema);
         if !seen.insert(ptr::from_ref(schema)) {
@@ -159,7 +159,7 @@ impl<'a> Walk<'a> {
                 | "maxLength" | "minItems" | "maxItems" => {}
                 "items" | "additionalProperties" => self.miss(inner, &format!("{at}/{keyword}"), seen, missed),
                 "oneOf" => {
-                    // That something may be null is broken where it is something else.
+                    // Nullability is tested by the other types of values.
                     let others = inner.as_array().unwrap().iter().filter(|inner| **inner != json!({"type": "null"}));
                     others
                         .enumerate()
@@ -187,8 +187,8 @@ fn types(schema: &Value) -> Vec<&str> {
     }
 }
 
-/// Values of every other kind, and those that a generous reader could take for this one: the fields of an object without their names,
-/// and a word as the name of nothing or as its number.
+/// Values of every other type, and values that a lenient parser might accept: the fields of an object as a list, and an enum
+/// value as a key with null or as an index.
 fn others(schema: &Value, value: &Value) -> Vec<Value> {
     let mut others =
         vec![json!(null), json!(true), json!(0), json!(0.5), json!("no such word"), json!([]), json!([{}]), json!({})];
@@ -211,7 +211,7 @@ fn others(schema: &Value, value: &Value) -> Vec<Value> {
     others
 }
 
-/// The same kind of value, beyond each of its bounds.
+/// Values of the same type, beyond each of the bounds.
 fn beyond(schema: &Value, value: &Value) -> Vec<Value> {
     let count = |keyword: &str| schema[keyword].as_u64().map(|count| usize::try_from(count).unwrap());
     let mut others = Vec::new();
@@ -237,7 +237,7 @@ fn beyond(schema: &Value, value: &Value) -> Vec<Value> {
     others
 }
 
-/// A number on the other side of a bound, so near that 32 bits cannot tell them apart.
+/// A number just beyond a bound, so close that an f32 cannot distinguish them.
 fn past(bound: &Number, side: i128, whole: bool) -> Value {
     let near = bound.as_f64().unwrap();
     let near = near + side as f64 * (near.abs() * 1e-12).max(1e-60);

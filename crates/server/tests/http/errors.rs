@@ -127,7 +127,7 @@ async fn requests_are_told_to_come_back_while_the_model_loads() {
     let _: Value = client.post(CHAT, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})).await;
 }
 
-/// Ends the engine's thread, as only a mistake of ours could.
+/// Panics on the engine's thread, as a bug would.
 struct Mistake;
 
 impl EventSink for Mistake {

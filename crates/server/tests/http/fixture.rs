@@ -15,18 +15,18 @@ pub const MODEL: &str = "tiny-qwen3";
 const LIMITS: Limits =
     Limits { step: StepLimits { rows: 256, sequences: 16, pages: 512 }, logit_rows: 64, kv_pages: 128, positions: 900 };
 
-/// A model that all tests may ask which do not count anything.
+/// A model for all tests that do not check counters.
 pub fn shared() -> Arc<ServedModel> {
     static SERVED: OnceLock<Arc<ServedModel>> = OnceLock::new();
     Arc::clone(SERVED.get_or_init(|| Arc::new(fresh(EngineOptions::default()))))
 }
 
-/// A model of one's own, on one thread: tests run side by side.
+/// A new model, on one thread, because tests run in parallel.
 pub fn fresh(options: EngineOptions) -> ServedModel {
     fresh_on(options, |local| local)
 }
 
-/// The same on another executor, which is made of the one of this process.
+/// Like [`fresh`], with an executor that wraps the local one.
 pub fn fresh_on<E: Executor + 'static>(
     options: EngineOptions,
     wrap: impl FnOnce(LocalExecutor<CpuBackend>) -> E,

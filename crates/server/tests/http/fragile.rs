@@ -1,4 +1,4 @@
-//! `Fragile`: an executor that loses a part of itself when a test wants it, as a group of ranks does.
+//! `Fragile`: an executor that a test can make fail, as if a group had lost a rank.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use types::{SessionId, WorldSize};
 
 pub const WHY: &str = "rank 1: its process ended";
 
-/// What the test holds of it.
+/// The test's handle to the executor.
 #[derive(Clone, Default)]
 pub struct Switch(Arc<(Mutex<State>, Condvar)>);
 
 #[derive(Default)]
 struct State {
     lost: bool,
-    /// Steps that go well before it is lost.
+    /// Steps that succeed before the loss.
     steps_left: Option<usize>,
     losses: u64,
 }
@@ -28,7 +28,7 @@ impl Switch {
         self.lock().lose();
     }
 
-    /// The step after the next `steps` fails.
+    /// Makes the step after the next `steps` steps fail.
     pub fn lose_after(&self, steps: usize) {
         self.lock().steps_left = Some(steps);
     }

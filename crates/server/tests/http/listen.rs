@@ -15,7 +15,7 @@ use crate::fixture;
 
 const GRACE: Duration = Duration::from_secs(600);
 
-/// A server on a port of its own. Dropping the sender stops it.
+/// A server on a free port. Dropping the sender stops it.
 async fn serve(tls: Option<Tls>) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<bool>) {
     let listener = Listener::bind("127.0.0.1", 0, tls).await.unwrap();
     let address = listener.address().unwrap();
@@ -49,7 +49,7 @@ async fn a_certificate_makes_it_https() {
     let stream = TcpStream::connect(address).await.unwrap();
     let stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
     assert!(exchange(stream, GET).await.starts_with("HTTP/1.1 200"));
-    // Somebody who does not speak TLS gets no HTTP answer, and disturbs nobody.
+    // A client without TLS gets no HTTP response, and does not affect other clients.
     let mut plain = TcpStream::connect(address).await.unwrap();
     plain.write_all(GET.as_bytes()).await.unwrap();
     let mut answer = Vec::new();

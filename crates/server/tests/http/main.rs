@@ -1,4 +1,4 @@
-//! The server from outside: requests in, responses out, with a real engine and a small model of random weights behind it.
+//! HTTP tests: requests and responses, with a real engine and a small model with random weights.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod auth;

@@ -19,7 +19,7 @@ fn ask(fields: Value) -> Value {
     body
 }
 
-/// The message that a client builds from events, and their names.
+/// The message that a client builds from the events, and the event names.
 async fn streamed(client: &Client, body: Value) -> (Value, Vec<String>) {
     let events = named_events(client, MESSAGES, body).await;
     let mut message = events[0].1["message"].clone();
@@ -60,7 +60,7 @@ async fn streamed(client: &Client, body: Value) -> (Value, Vec<String>) {
     (message, events.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Ids differ, and which tokens came from the cache.
+/// Removes ids and cache counts, which differ between requests.
 fn without_what_varies(mut message: Value) -> Value {
     message["id"].take();
     let usage = message["usage"].take();

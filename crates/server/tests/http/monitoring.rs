@@ -12,7 +12,7 @@ async fn metrics_count_what_happened() {
     let served = Arc::new(fixture::fresh(Default::default()));
     let client = Client::of(&fixture::ready(fixture::config(), Arc::clone(&served)));
     client.post("/v1/completions", json!({"prompt": "a river", "max_tokens": 5, "ignore_eos": true})).await;
-    // Numbers are as of the end of a step, and the last token comes a moment before that.
+    // Counters are updated at the end of a step, just after the last token is sent.
     wait_until("nothing runs", async || served.service.stats().running == 0).await;
     let answer = client.get("/metrics").await;
     assert!(answer.headers["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));

@@ -1,4 +1,4 @@
-//! A model whose processes are lost and come back, as clients and operators see it.
+//! Tests of a model that loses its processes and recovers, as clients and operators see it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::client::{Answer, Client, named_events, wait_until};
 use crate::fixture;
 use crate::fragile::{Fragile, Switch, WHY};
 
-/// A server whose requests wait for lost ranks as long as `rebuild_timeout`.
+/// A server whose requests wait up to `rebuild_timeout` for lost ranks.
 fn fragile(rebuild_timeout: Duration) -> (Client, Arc<ServedModel>, Switch) {
     let switch = Switch::default();
     let options = EngineOptions { rebuild_timeout, ..EngineOptions::default() };
@@ -20,7 +20,7 @@ fn fragile(rebuild_timeout: Duration) -> (Client, Arc<ServedModel>, Switch) {
     (Client::of(&fixture::ready(fixture::config(), Arc::clone(&served))), served, switch)
 }
 
-/// What `/ready` says once it says `status`.
+/// The response of `/ready`, once it has this status.
 async fn until_ready_says(client: &Client, status: StatusCode) -> Answer {
     let mut answer = client.get("/ready").await;
     wait_until("/ready has the status", async || {
@@ -31,14 +31,14 @@ async fn until_ready_says(client: &Client, status: StatusCode) -> Answer {
     answer
 }
 
-/// Mends what is lost once everybody knows of it, and waits until that is known too.
+/// Repairs the executor once `/ready` reports the loss, and waits until `/ready` reports the recovery.
 async fn recover(client: &Client, switch: &Switch) {
     until_ready_says(client, StatusCode::SERVICE_UNAVAILABLE).await;
     switch.mend();
     until_ready_says(client, StatusCode::OK).await;
 }
 
-/// Mends what is lost as soon as the engine shows that it noticed.
+/// Repairs the executor as soon as the engine's counters show the loss.
 async fn mend_when(served: &ServedModel, switch: &Switch, noticed: impl Fn(&EngineStats) -> bool) {
     wait_until("the engine notices the loss", async || noticed(&served.service.stats())).await;
     switch.mend();
@@ -90,7 +90,7 @@ async fn who_waited_in_vain_is_told_to_come_back() {
         ("/v1/embeddings", json!({"input": "x"}), false),
         ("/v1/messages", json!({"model": "tiny", "messages": chat["messages"], "max_tokens": 20}), true),
     ] {
-        // At first the step fails; then nothing is taken any more.
+        // The first request fails in its step; the second one is refused.
         switch.lose_after(0);
         for _ in 0..2 {
             let answer = client.call(Method::POST, path, body.to_string()).await;

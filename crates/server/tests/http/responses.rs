@@ -17,7 +17,7 @@ fn ask(fields: Value) -> Value {
     body
 }
 
-/// Ids and times differ, and which tokens came from the cache.
+/// Removes ids, times and cache counts, which differ between requests.
 fn without_what_varies(response: &Value) -> Value {
     let mut response = response.clone();
     for key in ["id", "created_at", "completed_at"] {

@@ -4,7 +4,7 @@ use crate::client::Client;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// What a random model answers when it must answer in this form.
+/// The output of a random model with this constraint.
 async fn answer(fields: Value, seed: u64) -> (String, String) {
     let mut body = json!({
         "messages": [{"role": "user", "content": "Tell me"}],

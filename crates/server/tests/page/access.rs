@@ -1,4 +1,4 @@
-//! The page without a mouse, and for those who hear it or need contrast.
+//! Accessibility of the page: keyboard, screen reader and contrast.
 
 use axum::http::StatusCode;
 use serde_json::json;
@@ -24,7 +24,7 @@ fn tab_to(tab: &Tab, selector: &str) {
 #[test]
 fn the_keyboard_alone_suffices() {
     on_page(|site, tab| {
-        // The page opens with the message box focused: write at once. Shift+Enter is a new line.
+        // The message box has the focus at start. Shift+Enter inserts a line break.
         tab.wait("document.activeElement.id === 'prompt'");
         tab.write("two");
         tab.press("Shift+Enter");
@@ -64,7 +64,7 @@ fn the_keyboard_alone_suffices() {
     });
 }
 
-/// Controls without a name, ids that are not unique, images without text, and headings that skip a level.
+/// Finds controls without a name, duplicate ids, images without text, and headings that skip a level.
 const FAULTS: &str = r##"(() => {
     const faults = [];
     const shown = (e) => e.checkVisibility({ visibilityProperty: true });
@@ -89,7 +89,7 @@ const FAULTS: &str = r##"(() => {
     return faults;
 })()"##;
 
-/// Text whose contrast to what lies behind it is below 4.5 (3 where it is large).
+/// Finds text whose contrast to its background is below 4.5 (3 for large text).
 const FAINT: &str = r##"(() => {
     const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
     const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };

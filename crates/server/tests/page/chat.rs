@@ -1,4 +1,4 @@
-//! Asking, stopping, asking again, and what is sent.
+//! Chat on the page: sending, stopping, regenerating, and the contents of requests.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn an_answer_appears_as_it_is_streamed() {
         answer.write("Because");
         tab.wait_text(ANSWER, "Because");
         assert_eq!(tab.eval("document.querySelector('.assistant').getAttribute('aria-busy')"), "true");
-        // Events arrive in whatever pieces the network makes, a character of several bytes among them.
+        // Events may be split anywhere by the network, even within a character of several bytes.
         answer.raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" light");
         answer.raw(" is scattered – Rayleigh\"}}]}\r\n\r");
         answer.raw("\n");
@@ -142,7 +142,7 @@ fn settings_are_sent_and_wrong_ones_are_not_taken() {
         assert_eq!(asked.body["tools"][0]["function"]["name"], "look_up");
         complete(tab, asked.answer(), "Hi");
 
-        // The next conversation begins with the same; what is emptied is not sent at all.
+        // A new conversation keeps the settings. Empty settings are not sent.
         tab.click("#new-chat");
         tab.wait("!document.querySelector('#welcome').hidden");
         tab.click("#open-settings");

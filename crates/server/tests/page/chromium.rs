@@ -1,5 +1,5 @@
-//! A headless Chromium, driven with the DevTools protocol over a pipe: no port to agree on, and the browser ends by itself
-//! when this process does, however it does.
+//! A headless Chromium, driven with the DevTools protocol over a pipe. It needs no port, and the browser ends with this
+//! process.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A browser that says nothing for so long is broken: the test fails instead of hanging.
+/// If the browser does not reply for this long, the test fails.
 const HANG: Duration = Duration::from_secs(120);
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
@@ -27,7 +27,7 @@ pub struct Chromium {
     _profile: TempDir,
 }
 
-/// What came from the browser.
+/// Replies and events of the browser.
 #[derive(Default)]
 struct Seen {
     waiting: Mutex<HashMap<u64, Sender<Reply>>>,
@@ -36,7 +36,7 @@ struct Seen {
 }
 
 impl Chromium {
-    /// The browser that tests share; it ends with the last of them.
+    /// The browser that all tests share. It ends when the last test drops it.
     pub fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -49,7 +49,7 @@ impl Chromium {
 
     fn start() -> Self {
         let profile = TempDir::new().unwrap();
-        // The protocol is on descriptors 3 and 4; the shell puts our pipes there.
+        // The protocol uses descriptors 3 and 4; the shell connects the pipes to them.
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1"])
             .arg(path())
@@ -57,7 +57,7 @@ impl Chromium {
             .args([
                 "--headless=new",
                 "--remote-debugging-pipe",
-                "--no-sandbox", // root, as in containers, cannot have one
+                "--no-sandbox", // root, as in containers, cannot use the sandbox
                 "--no-first-run",
                 "--disable-gpu",
                 "--disable-dev-shm-usage",
@@ -66,7 +66,7 @@ impl Chromium {
                 "--disable-default-apps",
                 "--disable-extensions",
                 "--disable-sync",
-                // A page that is not in front must run as if it were: tests run side by side.
+                // Background pages must not be throttled, because tests run in parallel.
                 "--disable-background-timer-throttling",
                 "--disable-backgrounding-occluded-windows",
                 "--disable-renderer-backgrounding",
@@ -88,7 +88,7 @@ impl Chromium {
         Self { child: Mutex::new(child), input: Mutex::new(input), seen, next: AtomicU64::new(1), _profile: profile }
     }
 
-    /// One command, and its result. `session`: the page it is for, or none for the browser.
+    /// Sends one command and returns its result. `session` is the page, or `None` for the browser.
     pub fn call(&self, session: Option<&str>, method: &str, params: Value) -> Reply {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = mpsc::channel();
@@ -103,7 +103,7 @@ impl Chromium {
         reply.recv_timeout(HANG).map_err(|_| format!("chromium gave no answer to {method}"))?
     }
 
-    /// The events of a session so far that are called `method`.
+    /// The events of a session so far with this `method`.
     pub fn events(&self, session: &str, method: &str) -> Vec<Value> {
         let events = self.seen.events.lock().unwrap();
         let of_session = events.get(session).into_iter().flatten();
@@ -142,7 +142,7 @@ impl Seen {
     }
 }
 
-/// Where Chromium is. Installs Debian's where it is missing and we may; says what to do where we may not.
+/// The path of Chromium. Installs Debian's package if it is missing and we are root; otherwise says what to do.
 fn path() -> &'static PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {

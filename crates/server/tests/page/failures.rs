@@ -1,4 +1,4 @@
-//! What the page says when the server cannot answer, and how it goes on.
+//! How the page reports errors of the server, and recovers.
 
 use axum::http::StatusCode;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Conversations in the browser: kept, named, exported, deleted.
+//! Conversations in the browser: stored, renamed, exported, deleted.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn an_answer_that_a_reload_cut_off_keeps_its_beginning() {
         let answer = send(site, tab, "Slow").answer();
         answer.write("Beg");
         tab.wait_text(".assistant .body", "Beg");
-        // Kept at most once a second: more comes until the second is over.
+        // The page saves at most once a second, so more events are sent until it has saved.
         let kept = "new Promise((resolve) => { const open = indexedDB.open('consort', 1); open.onsuccess = () => {
             const all = open.result.transaction('conversations').objectStore('conversations').getAll();
             all.onsuccess = () => resolve(all.result[0].messages[1].content); }; })";
@@ -56,7 +56,7 @@ fn an_answer_goes_on_while_another_conversation_is_on_show() {
         first.finish("stop");
         tab.wait("!document.querySelector('#conversations .running')");
         assert_eq!(tab.text(".assistant .body").trim(), "Done");
-        // Its end brings it to the top: clicked before, it would move away from under the pointer.
+        // The end of the generation moves the conversation to the top. A click before that would miss it.
         tab.wait_text("#conversations li:first-child a", "Long story");
         tab.click("#conversations a:not([aria-current])");
         tab.wait_text(".assistant .body", "Once upon a time");

@@ -1,4 +1,4 @@
-//! Light and dark, wide and narrow.
+//! Appearance: light and dark, wide and narrow.
 
 use serde_json::json;
 
@@ -50,7 +50,7 @@ fn the_theme_follows_the_system_until_one_is_chosen() {
     });
 }
 
-/// Nothing sticks out sideways, of the page or of what scrolls in it.
+/// Nothing overflows horizontally, neither in the page nor in its scroll areas.
 fn assert_fits(tab: &Tab, view: &str) {
     let wide = tab.eval(
         "[document.documentElement, document.querySelector('#scroll'), document.querySelector('#status'), ...document.querySelectorAll('dialog[open]')]
@@ -74,7 +74,7 @@ fn a_phone_has_no_sideways_scroll() {
             assert_fits(tab, "welcome");
             tab.click("#prompt");
             tab.write("Compare bubble sort and merge sort, please.");
-            // Enter makes a line here, since a touch keyboard has no other key for it.
+            // On touch screens Enter inserts a line break, because touch keyboards have no other key for it.
             tab.press("Enter");
             tab.click("#send");
             crate::complete(tab, site.asked().answer(), RICH);

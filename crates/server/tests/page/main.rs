@@ -1,4 +1,4 @@
-//! The page in headless Chromium: what a user does and sees. Pictures for people: CONSORT_PAGE_PICTURES=folder.
+//! Tests of the page in headless Chromium. CONSORT_PAGE_PICTURES=folder saves screenshots.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod access;
@@ -20,7 +20,7 @@ mod tab;
 use site::{Answer, Asked, Site};
 use tab::Tab;
 
-/// Runs a test on a page that has just been opened; it must leave no errors in the console but those it announced.
+/// Runs a test on a newly opened page. The console must have no errors but those that the test expects.
 fn on_page(test: impl FnOnce(&Site, &mut Tab)) {
     let site = Site::start();
     let mut tab = Tab::new();
@@ -29,7 +29,7 @@ fn on_page(test: impl FnOnce(&Site, &mut Tab)) {
     tab.assert_quiet();
 }
 
-/// Sends a message and returns the request that it became.
+/// Sends a message and returns the resulting request.
 fn send(site: &Site, tab: &Tab, text: &str) -> Asked {
     tab.click("#prompt");
     tab.write(text);
@@ -37,7 +37,7 @@ fn send(site: &Site, tab: &Tab, text: &str) -> Asked {
     site.asked()
 }
 
-/// Sends a message that is answered at once.
+/// Sends a message and responds at once.
 fn exchange(site: &Site, tab: &Tab, question: &str, answer: &str) {
     complete(tab, send(site, tab, question).answer(), answer);
 }

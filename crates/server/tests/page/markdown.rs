@@ -1,4 +1,4 @@
-//! Answers as markup: what the renderer knows, and what it must never let through.
+//! Markdown in answers: what the renderer supports, and what it must block.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::{exchange, on_page, send};
 
 const BODY: &str = ".assistant:last-child .body";
 
-/// The markup of some text, without classes and buttons.
+/// The HTML of a Markdown text, without classes and buttons.
 fn render(tab: &Tab, source: &str) -> String {
     let script = format!(
         "(async () => {{
@@ -159,7 +159,7 @@ fn the_policy_refuses_to_make_markup_or_code_from_text() {
 #[test]
 fn growing_text_ends_as_the_whole_text_does() {
     on_page(|_, tab| {
-        // Pieces that change each other's meaning, in random order, cut at random places; the seed is fixed.
+        // Fragments that affect each other, in random order, cut at random places, with a fixed seed.
         let script = r##"(async () => {
             const { LiveMarkdown } = await import('/page/app/markdown/live.js');
             let seed = 7;

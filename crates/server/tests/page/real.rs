@@ -1,4 +1,4 @@
-//! The page in front of the real server and a real, if small and untaught, model.
+//! The page with the real server and a small model with random weights.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn a_real_model_answers_and_its_work_is_counted() {
         tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
         assert_eq!(tab.count(".error"), 0);
 
-        // What the page wrote is what the API answers.
+        // The page shows the same text as the API returns.
         tab.eval("navigator.clipboard.writeText = async (text) => { window.copied = text; }");
         tab.click(".assistant [aria-label='Copy message']");
         let shown = tab.wait("window.copied");
@@ -64,7 +64,7 @@ fn a_real_model_answers_and_its_work_is_counted() {
     });
 }
 
-/// Takes its time for every step, so that somebody can be in time to stop it.
+/// Delays every step, so that a test can stop a generation in time.
 struct Slow<E>(E);
 
 impl<E: Executor> Executor for Slow<E> {

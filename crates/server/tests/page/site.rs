@@ -1,5 +1,5 @@
-//! A server whose answers the test writes, word by word, and the real page in front of it. A real model comes in `real.rs`;
-//! here it is the page that is on trial, with answers that no small model would give.
+//! A fake server with the real page: the test writes its responses piece by piece. `real.rs` uses a real model; here
+//! responses are used that no small model would generate.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// A page that sends no request in this time never will.
+/// If the page sends no request in this time, the test fails.
 const WAIT: Duration = Duration::from_secs(100);
 
 pub struct Site {
@@ -27,15 +27,15 @@ pub struct Site {
     _runtime: Runtime,
 }
 
-/// A request for an answer, before anything was answered.
+/// A request for a completion that has no response yet.
 pub struct Asked {
     pub body: Value,
-    /// The key that came with it.
+    /// The API key of the request.
     pub key: Option<String>,
     answer: oneshot::Sender<Response>,
 }
 
-/// An answer under way. Dropping it breaks the stream off.
+/// A response in progress. Dropping it breaks the stream off.
 pub struct Answer(UnboundedSender<String>);
 
 #[derive(Clone)]
@@ -68,12 +68,12 @@ impl Site {
         self.asked.recv_timeout(WAIT).expect("the page asks for an answer")
     }
 
-    /// Whether a request came that nobody looked at.
+    /// Whether there is a request that the test has not taken.
     pub fn was_asked(&self) -> bool {
         self.asked.try_recv().is_ok()
     }
 
-    /// What /status answers from now on.
+    /// Sets the response of `/status`.
     pub fn set_status(&self, code: StatusCode, body: Value) {
         *self.status.lock().unwrap() = (code, body);
     }
@@ -125,7 +125,7 @@ impl Answer {
         self.event("[DONE]");
     }
 
-    /// Waits until the page has hung up.
+    /// Waits until the page has closed the connection.
     pub fn wait_hung_up(&self) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let closed = runtime.block_on(async { tokio::time::timeout(WAIT, self.0.closed()).await });
@@ -133,7 +133,7 @@ impl Answer {
     }
 }
 
-/// Serves a router on a port of its own for as long as the runtime lives; returns its address.
+/// Serves a router on a free port while the runtime lives; returns its address.
 pub fn serve(runtime: &Runtime, router: Router) -> String {
     let listener = runtime.block_on(Listener::bind("127.0.0.1", 0, None)).unwrap();
     let address = format!("http://{}/", listener.address().unwrap());
@@ -152,7 +152,7 @@ pub fn ready_status() -> Value {
     })
 }
 
-/// The same, of a model that two ranks share.
+/// The status of a model with two ranks.
 pub fn shared_status() -> Value {
     let rank = |rank: u32, wait_s: f64| {
         json!({

@@ -1,4 +1,4 @@
-//! The status tab and the line in the header.
+//! The status tab and the status line in the header.
 
 use axum::http::StatusCode;
 use serde_json::json;

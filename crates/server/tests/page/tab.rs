@@ -1,4 +1,4 @@
-//! One page in the browser, as a user has it: looks, clicks, types. Each has its own storage.
+//! One page in the browser, with its own storage: clicks, types and inspects it.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::chromium::Chromium;
 
-/// A page that does not come to the expected state in this time never will.
+/// If the page does not reach the expected state in this time, the test fails.
 const WAIT_MS: u32 = 100_000;
 
 pub struct Tab {
     browser: Arc<Chromium>,
     context: String,
     session: String,
-    /// Parts of console errors that the test provokes.
+    /// Parts of console errors that the test expects.
     expected: Vec<&'static str>,
 }
 
@@ -53,7 +53,7 @@ impl Tab {
 
     /// The value of an expression; promises are awaited.
     pub fn eval(&self, expression: &str) -> Value {
-        // Without the last, the browser would be kinder to the test than to the page.
+        // The last option makes `eval` obey the page's content security policy.
         let params = json!({
             "expression": expression, "awaitPromise": true, "returnByValue": true, "userGesture": true,
             "allowUnsafeEvalBlockedByCSP": false,
@@ -64,7 +64,7 @@ impl Tab {
         result["result"]["value"].clone()
     }
 
-    /// Waits until an expression is true; one that throws is not true yet.
+    /// Waits until an expression is true. An exception counts as false.
     pub fn wait(&self, expression: &str) -> Value {
         let quoted = json!(expression);
         let script = format!(
@@ -79,7 +79,7 @@ impl Tab {
                 }})();
             }})"
         );
-        // A navigation under way takes the promise with it: then the next page is asked.
+        // A navigation drops the promise: then the next page is evaluated.
         for _ in 0..3 {
             let params = json!({ "expression": script, "awaitPromise": true, "returnByValue": true });
             match self.browser.call(Some(&self.session), "Runtime.evaluate", params) {
@@ -124,12 +124,12 @@ impl Tab {
         }
     }
 
-    /// Types into what has the focus.
+    /// Types into the focused element.
     pub fn write(&self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));
     }
 
-    /// Presses a key, `Shift+` before its name if need be.
+    /// Presses a key, optionally with the prefix `Shift+`.
     pub fn press(&self, key: &str) {
         let (shift, key) = key.strip_prefix("Shift+").map_or((0, key), |key| (8, key));
         let (code, number, typed) = match key {
@@ -150,7 +150,7 @@ impl Tab {
         self.call("Input.dispatchKeyEvent", params);
     }
 
-    /// Sets a field's value as typing would.
+    /// Sets a field's value as typing does.
     pub fn fill(&self, selector: &str, value: &str) {
         self.eval(&format!(
             "(() => {{ const field = document.querySelector({}); field.focus(); field.select?.(); }})()",
@@ -165,18 +165,18 @@ impl Tab {
         self.call("Emulation.setTouchEmulationEnabled", json!({ "enabled": mobile }));
     }
 
-    /// What the system wishes: `light` or `dark`.
+    /// Emulates the system's colour scheme: `light` or `dark`.
     pub fn prefer(&self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.call("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
-    /// The test provokes console errors that contain this.
+    /// Expects console errors that contain `part`.
     pub fn expect_error(&mut self, part: &'static str) {
         self.expected.push(part);
     }
 
-    /// No script failed, and the browser had nothing to refuse: policy violations are logged as errors.
+    /// Checks that no script failed and nothing was blocked: policy violations are logged as errors.
     pub fn assert_quiet(&self) {
         let thrown = self.browser.events(&self.session, "Runtime.exceptionThrown");
         assert!(thrown.is_empty(), "a script failed: {thrown:#?}");
@@ -192,7 +192,7 @@ impl Tab {
         assert!(errors.is_empty(), "the console has errors: {errors:#?}");
     }
 
-    /// A picture of the page, for people, if CONSORT_PAGE_PICTURES names a folder.
+    /// Saves a screenshot if CONSORT_PAGE_PICTURES is set.
     pub fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("CONSORT_PAGE_PICTURES") else { return };
         let image = self.call("Page.captureScreenshot", json!({ "format": "png" }));

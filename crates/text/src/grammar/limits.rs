@@ -1,13 +1,13 @@
-//! How large a grammar may be. llguidance bounds itself only once it has begun.
+//! Size limits of grammars. llguidance's own limits apply only after it has started to compile.
 
 use super::GrammarError;
 use serde_json::{Map, Value};
 
-/// The longest grammar, as text, and its most lines; the compiler may recurse through all of them.
+/// The maximum bytes and lines of a grammar; the compiler may recurse for each line.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 pub const GRAMMAR_LINES_MAX: usize = 5_000;
-/// How deep a schema may be nested, how many schemas it may contain, and how many `patternProperties`: the price of some
-/// combinations grows with the square of these.
+/// The maximum nesting depth, subschemas and `patternProperties` of a schema: the cost of some combinations is quadratic in
+/// these.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
 pub const SCHEMA_PARTS_MAX: usize = 2_000;
 pub const SCHEMA_PATTERNS_MAX: usize = 32;
@@ -17,12 +17,12 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), GrammarError> {
     SchemaSize::default().add(schema, SCHEMA_DEPTH_MAX)
 }
 
-/// The schemas in a grammar count as one.
+/// All schemas in a grammar count together.
 pub(super) fn check_lark(source: &str) -> Result<(), GrammarError> {
     check_text(source)?;
     let mut size = SchemaSize::default();
     for rest in source.split("%json").skip(1) {
-        // What is no JSON is refused by the compiler.
+        // Invalid JSON is refused by the compiler later.
         if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter().next() {
             size.add(&schema, SCHEMA_DEPTH_MAX)?;
         }
@@ -39,7 +39,7 @@ pub(super) fn check_text(text: &str) -> Result<(), GrammarError> {
     }
 }
 
-/// What makes schemas dear to compile.
+/// The counts that determine the cost of compiling a schema.
 #[derive(Default)]
 struct SchemaSize {
     parts: usize,

@@ -21,14 +21,14 @@ impl Case {
     }
 
     fn allowed(&self, matcher: &mut Matcher) -> Vec<TokenId> {
-        // Rows that the model has beyond its vocabulary are never allowed.
+        // Logit rows beyond the vocabulary are never allowed.
         let mut words = vec![u32::MAX; self.tokenizer.vocab_size() / 32 + 3];
         matcher.mask(&mut words).unwrap();
         let ids = (0..words.len() as u32 * 32).filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1);
         ids.map(TokenId).collect()
     }
 
-    /// True if the grammar lets an answer be exactly this text, token by token as the mask allows.
+    /// True if the grammar accepts exactly this text, token by token as the mask allows.
     fn accepts(&self, grammar: &Grammar, text: &str) -> bool {
         let mut matcher = self.grammars.compile(grammar).unwrap();
         let mut rest = text.as_bytes();
@@ -218,7 +218,7 @@ fn grammars_that_mean_nothing_are_refused() {
 
 type Schemas = serde_json::Map<String, Value>;
 
-/// Each of these would take for ever, or all memory, if nothing bounded it.
+/// Without limits, each of these grammars would take all memory or never finish.
 #[test]
 fn hostile_grammars_come_to_an_end() {
     let case = Case::new("qwen2");
@@ -279,7 +279,7 @@ fn hostile_grammars_come_to_an_end() {
             let allowed = |id: &u32| words[*id as usize / 32] >> (id % 32) & 1 == 1;
             let last = (0..case.tokenizer.vocab_size() as u32).rev().find(allowed).expect("a mask allows something");
             if matcher.accept(TokenId(last)).is_err() {
-                break; // too dear from here on
+                break; // too expensive from here on
             }
         }
     }

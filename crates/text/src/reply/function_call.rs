@@ -1,9 +1,9 @@
-//! One tool call as tags: `<function=NAME>`, `<parameter=KEY>` value `</parameter>` …, `</function>`.
+//! Parses one tool call in tags: `<function=NAME>`, `<parameter=KEY>` value `</parameter>` …, `</function>`.
 //!
-//! Values are plain text; the tool's schema says which of them are strings. A value is given out when it is whole.
+//! Values are plain text; the tool's schema tells which of them are strings. A value is returned when it is complete.
 
 use super::Tool;
-use super::json_validator::NotJson;
+use super::json_validator::NotACall;
 use super::object_call::NAME_BYTES_MAX;
 use serde_json::Value;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const PARAMETER_END: &str = "</parameter>";
 pub(super) struct FunctionCallParser {
     tools: Arc<[Tool]>,
     state: TagState,
-    /// What has come since the last tag.
+    /// The characters since the last tag.
     text: String,
     name: Option<String>,
     key: String,
@@ -25,7 +25,7 @@ pub(super) struct FunctionCallParser {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TagState {
-    /// In a tag, or where one should be.
+    /// In a tag, or where one is expected.
     Tag,
     Value,
     Done,
@@ -36,8 +36,8 @@ impl FunctionCallParser {
         Self { tools, state: TagState::Tag, text: String::new(), name: None, key: String::new(), parameters: 0 }
     }
 
-    /// As [`ObjectCallParser::push`](super::object_call::ObjectCallParser::push).
-    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
+    /// Like [`ObjectCallParser::push`](super::object_call::ObjectCallParser::push).
+    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotACall> {
         if self.state == TagState::Tag && self.text.is_empty() && c.is_whitespace() {
             return Ok(None);
         }
@@ -54,7 +54,7 @@ impl FunctionCallParser {
         let fits =
             |tag: &&str| tag.starts_with(self.text.as_str()) || (tag.ends_with('=') && self.text.starts_with(*tag));
         if !tags.iter().any(fits) || self.text.len() > NAME_BYTES_MAX {
-            return Err(NotJson);
+            return Err(NotACall);
         }
         if c != '>' {
             return Ok(None);
@@ -91,7 +91,7 @@ impl FunctionCallParser {
         self.parameters += 1;
     }
 
-    /// True if the schema says that this parameter is a string, or says nothing of it.
+    /// True if the parameter is a string in the schema, or is not in the schema.
     fn is_string(&self) -> bool {
         let tool = self.tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
         let parameters = tool.and_then(|tool| tool.parameters.as_ref());

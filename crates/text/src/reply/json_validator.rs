@@ -1,13 +1,12 @@
-//! JSON that arrives a character at a time: what has come so far is checked at once, and known to be the beginning of
-//! valid JSON.
+//! Validates JSON one character at a time: all characters so far are always a prefix of valid JSON.
 //!
-//! Models write line ends into strings, and escapes that JSON does not have. Both have one meaning only, and are written
-//! out as JSON wants them.
+//! Models write line breaks into strings, and escapes that JSON does not have. Both have only one possible meaning, and are
+//! rewritten as valid JSON.
 
-/// Deeper nesting is taken for nonsense. Readers of JSON have such a limit too.
+/// Deeper nesting is an error, as in JSON parsers.
 const DEPTH_MAX: usize = 100;
 
-/// Checks one value. It ends with its last character: numbers, which do not show their end, only occur inside.
+/// Validates one value. The top-level value must not be a number, because a number has no final character.
 #[derive(Debug, Default)]
 pub(crate) struct JsonValidator {
     containers: Vec<Container>,
@@ -16,7 +15,7 @@ pub(crate) struct JsonValidator {
 
 /// The text is not JSON.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NotJson;
+pub(crate) struct NotACall;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Container {
@@ -37,7 +36,7 @@ pub(crate) enum JsonState {
         key: bool,
         escape: EscapeState,
     },
-    /// The letters that are missing of `true`, `false` or `null`.
+    /// The missing letters of `true`, `false` or `null`.
     Word(&'static str),
     Number(NumberState),
     Done,
@@ -47,7 +46,7 @@ pub(crate) enum JsonState {
 pub(crate) enum EscapeState {
     None,
     Began,
-    /// So many hexadecimal digits are missing.
+    /// The number of missing hexadecimal digits.
     Digits(u8),
 }
 
@@ -64,8 +63,8 @@ pub(crate) enum NumberState {
 }
 
 impl JsonValidator {
-    /// Takes the next character and appends what it comes to.
-    pub fn push(&mut self, c: char, out: &mut String) -> Result<(), NotJson> {
+    /// Takes the next character and appends its valid form to `out`.
+    pub fn push(&mut self, c: char, out: &mut String) -> Result<(), NotACall> {
         if let JsonState::Number(number) = self.state {
             if let Some(next) = number.next(c) {
                 self.state = JsonState::Number(next);
@@ -73,7 +72,7 @@ impl JsonValidator {
                 return Ok(());
             }
             if !number.may_end() {
-                return Err(NotJson);
+                return Err(NotACall);
             }
             self.state = JsonState::CommaOrEnd;
         }
@@ -101,12 +100,12 @@ impl JsonValidator {
         self.state
     }
 
-    /// How many objects and lists are open.
+    /// The number of open objects and lists.
     pub fn depth(&self) -> usize {
         self.containers.len()
     }
 
-    fn next(&mut self, c: char) -> Result<JsonState, NotJson> {
+    fn next(&mut self, c: char) -> Result<JsonState, NotACall> {
         let container = self.containers.last().copied();
         Ok(match (self.state, c) {
             (JsonState::ValueOrEnd, ']') => self.close(),
@@ -123,15 +122,15 @@ impl JsonValidator {
             (JsonState::Word(rest), _) => match rest.strip_prefix(c) {
                 Some("") => JsonState::CommaOrEnd,
                 Some(rest) => JsonState::Word(rest),
-                None => return Err(NotJson),
+                None => return Err(NotACall),
             },
-            _ => return Err(NotJson),
+            _ => return Err(NotACall),
         })
     }
 
-    fn open(&mut self, container: Container) -> Result<JsonState, NotJson> {
+    fn open(&mut self, container: Container) -> Result<JsonState, NotACall> {
         if self.containers.len() == DEPTH_MAX {
-            return Err(NotJson);
+            return Err(NotACall);
         }
         self.containers.push(container);
         Ok(if container == Container::Object { JsonState::KeyOrEnd } else { JsonState::ValueOrEnd })
@@ -143,8 +142,8 @@ impl JsonValidator {
     }
 }
 
-/// The state after the first character of a value that is neither object nor list.
-fn value(c: char) -> Result<JsonState, NotJson> {
+/// The state after the first character of a scalar value.
+fn value(c: char) -> Result<JsonState, NotACall> {
     Ok(match c {
         '"' => JsonState::InString { key: false, escape: EscapeState::None },
         't' => JsonState::Word("rue"),
@@ -153,17 +152,17 @@ fn value(c: char) -> Result<JsonState, NotJson> {
         '-' => JsonState::Number(NumberState::Sign),
         '0' => JsonState::Number(NumberState::Zero),
         '1'..='9' => JsonState::Number(NumberState::Whole),
-        _ => return Err(NotJson),
+        _ => return Err(NotACall),
     })
 }
 
-fn in_string(key: bool, escape: EscapeState, c: char, out: &mut String) -> Result<JsonState, NotJson> {
+fn in_string(key: bool, escape: EscapeState, c: char, out: &mut String) -> Result<JsonState, NotACall> {
     let escape = match (escape, c) {
         (EscapeState::None, '"') => {
             out.push('"');
             return Ok(if key { JsonState::Colon } else { JsonState::CommaOrEnd });
         }
-        (EscapeState::None, '\\') => EscapeState::Began, // written when it is known what it begins
+        (EscapeState::None, '\\') => EscapeState::Began, // written when the next character is known
         (EscapeState::None, c) if c < ' ' => {
             out.push_str(&format!("\\u{:04x}", u32::from(c)));
             EscapeState::None
@@ -180,7 +179,7 @@ fn in_string(key: bool, escape: EscapeState, c: char, out: &mut String) -> Resul
             out.push('\'');
             EscapeState::None
         }
-        // A backslash that escapes nothing is meant as one.
+        // A backslash before any other character is a literal backslash.
         (EscapeState::Began, c) if c >= ' ' => {
             out.extend(['\\', '\\', c]);
             EscapeState::None
@@ -189,7 +188,7 @@ fn in_string(key: bool, escape: EscapeState, c: char, out: &mut String) -> Resul
             out.push(c);
             if missing == 1 { EscapeState::None } else { EscapeState::Digits(missing - 1) }
         }
-        _ => return Err(NotJson),
+        _ => return Err(NotACall),
     };
     Ok(JsonState::InString { key, escape })
 }
@@ -218,7 +217,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What the text comes to as one value, if it is one and nothing follows.
+    /// The valid form of the text, if it is one value and nothing follows.
     fn validated(text: &str) -> Option<String> {
         let (mut validator, mut out) = (JsonValidator::default(), String::new());
         for c in text.chars() {

@@ -1,32 +1,32 @@
-//! One tool call with its name in front: `NAME[ARGS]{…}`, with `[CALL_ID]…` in between or not.
+//! Parses one tool call with its name in front: `NAME[ARGS]{…}`, with an optional `[CALL_ID]…` in between.
 
-use super::json_validator::{JsonValidator, NotJson};
+use super::json_validator::{JsonValidator, NotACall};
 use super::object_call::NAME_BYTES_MAX;
 use super::{ARGUMENTS, CALL_ID};
 
 #[derive(Default)]
 pub(super) struct NamedCallParser {
-    /// All before the arguments.
+    /// The text before the arguments.
     head: String,
     arguments: Option<JsonValidator>,
 }
 
 impl NamedCallParser {
-    /// As [`ObjectCallParser::push`](super::object_call::ObjectCallParser::push).
-    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
+    /// Like [`ObjectCallParser::push`](super::object_call::ObjectCallParser::push).
+    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotACall> {
         if let Some(json) = &mut self.arguments {
             json.push(c, arguments)?;
             return Ok(None);
         }
         if c != '{' {
             self.head.push(c);
-            return if self.head.len() > NAME_BYTES_MAX { Err(NotJson) } else { Ok(None) };
+            return if self.head.len() > NAME_BYTES_MAX { Err(NotACall) } else { Ok(None) };
         }
         let head = self.head.trim_end();
         let head = head.strip_suffix(ARGUMENTS).unwrap_or(head);
         let name = head.split(CALL_ID).next().unwrap_or_default().trim_end();
         if name.is_empty() || !name.chars().all(is_name) {
-            return Err(NotJson);
+            return Err(NotACall);
         }
         self.arguments.insert(JsonValidator::default()).push(c, arguments)?;
         Ok(Some(name.to_owned()))
@@ -41,7 +41,7 @@ impl NamedCallParser {
     }
 }
 
-/// True for what the name of a tool is made of.
+/// True for characters of a tool name.
 pub(super) fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/')
 }

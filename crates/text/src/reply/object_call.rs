@@ -1,12 +1,12 @@
-//! One tool call as an object: `{"name": …, "arguments": {…}}`, a character at a time.
+//! Parses one tool call as an object, `{"name": …, "arguments": {…}}`, one character at a time.
 //!
-//! The call is given out once it is certain to be one, that is when its name is known and its arguments begin; from then
-//! on the arguments flow. Keys may come in any order; arguments that come before the name wait for it.
+//! The call is announced when it is certain to be one: when its name is known and its arguments start. From then on the
+//! arguments are streamed. Keys may come in any order; arguments that precede the name are held back.
 
-use super::json_validator::{JsonState, JsonValidator, NotJson};
+use super::json_validator::{JsonState, JsonValidator, NotACall};
 use serde_json::{Map, Value};
 
-/// Longer names are taken for nonsense.
+/// Longer names are an error.
 pub(super) const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug, Default)]
@@ -14,25 +14,25 @@ pub(super) struct ObjectCallParser {
     json: JsonValidator,
     field: CallField,
     key: CallKey,
-    /// The key, name or arguments that are being taken.
+    /// The key, name or arguments that are being read.
     taken: String,
     name: Option<String>,
-    /// Arguments that wait for the name.
+    /// Arguments that came before the name.
     early: Option<String>,
     announced: bool,
     bare: bool,
 }
 
-/// What the characters belong to.
+/// The field that the current characters belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum CallField {
     #[default]
     Nothing,
     Key,
     Name,
-    /// Arguments that are given out as they come.
+    /// Arguments that are streamed.
     Arguments,
-    /// Arguments that must be seen whole.
+    /// Arguments that are held back until they are complete.
     HeldArguments,
 }
 
@@ -45,14 +45,14 @@ enum CallKey {
 }
 
 impl ObjectCallParser {
-    /// For an object without tags, which need not be a call: it may have no keys that a call has not.
+    /// For an object without tags, which may not be a call: only the keys of a call are allowed.
     pub fn bare() -> Self {
         Self { bare: true, ..Self::default() }
     }
 
-    /// Takes the next character; the first is the opening brace. Gives the name when the call becomes certain, and appends
-    /// to `arguments` what is certain of them.
-    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
+    /// Takes the next character; the first is the opening brace. Returns the name when the call is certain, and appends to
+    /// `arguments` their final part.
+    pub fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotACall> {
         self.begin(c)?;
         let start = arguments.len();
         if self.field == CallField::Arguments {
@@ -62,7 +62,7 @@ impl ObjectCallParser {
             self.json.push(c, &mut mended)?;
             self.taken = mended;
             if matches!(self.field, CallField::Key | CallField::Name) && self.taken.len() > NAME_BYTES_MAX {
-                return Err(NotJson);
+                return Err(NotACall);
             }
         }
         let known = self.end(arguments)?;
@@ -74,13 +74,13 @@ impl ObjectCallParser {
         self.json.is_done()
     }
 
-    /// True once the name has been given out.
+    /// True after the name was returned.
     pub fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// Notes what `c` begins, if it stands at the level of the call's keys.
-    fn begin(&mut self, c: char) -> Result<(), NotJson> {
+    /// Sets the field that starts with `c`, if `c` is at the level of the call's keys.
+    fn begin(&mut self, c: char) -> Result<(), NotACall> {
         if self.json.depth() != 1 || self.field != CallField::Nothing {
             return Ok(());
         }
@@ -91,14 +91,14 @@ impl ObjectCallParser {
             (JsonState::Value, CallKey::Name, '"') => CallField::Name,
             (JsonState::Value, CallKey::Arguments, '{') if self.name.is_some() => CallField::Arguments,
             (JsonState::Value, CallKey::Arguments, '{' | '"' | 'n') => CallField::HeldArguments,
-            (JsonState::Value, CallKey::Name | CallKey::Arguments, _) => return Err(NotJson),
+            (JsonState::Value, CallKey::Name | CallKey::Arguments, _) => return Err(NotACall),
             _ => CallField::Nothing,
         };
         Ok(())
     }
 
-    /// Draws the conclusions of what has ended.
-    fn end(&mut self, arguments: &mut String) -> Result<Option<String>, NotJson> {
+    /// Handles the end of a field.
+    fn end(&mut self, arguments: &mut String) -> Result<Option<String>, NotACall> {
         let (state, depth) = (self.json.state(), self.json.depth());
         let ended = match self.field {
             CallField::Nothing => return if self.json.is_done() { self.finish(arguments) } else { Ok(None) },
@@ -110,7 +110,7 @@ impl ObjectCallParser {
             self.field = CallField::Nothing;
         }
         match field {
-            // The opening brace of the arguments is what makes it a call.
+            // The opening brace of the arguments makes the object a call.
             CallField::Arguments if !self.announced => return Ok(self.announce(None, arguments)),
             CallField::Key if ended => {
                 self.key = self.key_taken();
@@ -119,17 +119,17 @@ impl ObjectCallParser {
                     && self.key == CallKey::Other
                     && !matches!(self.taken.as_str(), "\"type\"" | "\"id\"")
                 {
-                    return Err(NotJson);
+                    return Err(NotACall);
                 }
             }
             CallField::Name if ended => {
-                self.name = Some(serde_json::from_str(&self.taken).map_err(|_| NotJson)?);
+                self.name = Some(serde_json::from_str(&self.taken).map_err(|_| NotACall)?);
                 if let Some(early) = self.early.take() {
                     return Ok(self.announce(Some(early), arguments));
                 }
             }
             CallField::HeldArguments if ended => {
-                let object = object_in(&self.taken).ok_or(NotJson)?;
+                let object = object_in(&self.taken).ok_or(NotACall)?;
                 if self.name.is_some() {
                     return Ok(self.announce(Some(object), arguments));
                 }
@@ -140,7 +140,7 @@ impl ObjectCallParser {
         Ok(None)
     }
 
-    /// Each key counts once.
+    /// The key that was read. A repeated key is ignored.
     fn key_taken(&self) -> CallKey {
         let arguments_are_open = !self.announced && self.early.is_none();
         match self.taken.as_str() {
@@ -156,17 +156,17 @@ impl ObjectCallParser {
         self.name.clone()
     }
 
-    /// A call without arguments is known for one at its end.
-    fn finish(&mut self, arguments: &mut String) -> Result<Option<String>, NotJson> {
+    /// An object without arguments is announced as a call at its end.
+    fn finish(&mut self, arguments: &mut String) -> Result<Option<String>, NotACall> {
         match (self.announced, &self.name) {
             (true, _) => Ok(None),
             (false, Some(_)) => Ok(self.announce(Some("{}".to_owned()), arguments)),
-            (false, None) => Err(NotJson),
+            (false, None) => Err(NotACall),
         }
     }
 }
 
-/// Arguments that came whole: an object, an object written as a string, or null.
+/// Complete arguments: an object, an object written as a string, or null.
 fn object_in(text: &str) -> Option<String> {
     match serde_json::from_str(text).ok()? {
         Value::Object(_) => Some(text.to_owned()),

@@ -1,46 +1,46 @@
-//! A reply, a piece at a time, split into text, reasoning and calls of tools.
+//! Splits a streamed reply into text, reasoning and tool calls.
 //!
-//! How the reply is cut into pieces never matters. Only what may still turn out to be a tag is held back, and white space
-//! next to one. What begins like a call but is none is given back as text.
+//! The result does not depend on how the reply is cut into pieces. Only text that may become a tag, and white space next to
+//! it, is held back. Text that starts like a call but is none is returned as text.
 
 use super::function_call::FunctionCallParser;
-use super::json_validator::NotJson;
+use super::json_validator::NotACall;
 use super::named_call::{NamedCallParser, is_name};
 use super::object_call::ObjectCallParser;
 use super::{CALL, CALLS, PYTHON, ReplyFormat, Tool, ToolSyntax};
 use std::sync::Arc;
 
-/// The next bit of a reply.
+/// The next part of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
     Text(String),
     Reasoning(String),
-    /// A call begins. Calls are counted from zero.
+    /// A tool call starts. Calls are counted from 0.
     ToolCall {
         index: usize,
         name: String,
     },
-    /// More of a call's arguments. Joined they are a JSON object; the beginning of one if the reply was cut off.
+    /// More of a call's arguments. Concatenated they are a JSON object, or a prefix of one if the reply was cut off.
     Arguments {
         index: usize,
         json: String,
     },
 }
 
-/// Splits one reply.
+/// Parses one reply.
 pub struct ReplyParser {
     format: ReplyFormat,
-    /// The tools that may be called; calls are looked for only if there are any.
+    /// The tools that may be called. If there are none, calls are not parsed.
     tools: Arc<[Tool]>,
     state: ReplyState,
-    /// White space that belongs to the text, unless a tag follows.
+    /// White space that is part of the text, unless a tag follows.
     space: String,
-    /// The beginning of what may become a tag.
+    /// Text that may become a tag.
     partial: String,
-    /// Text has been given out, so that forms which only begin a reply are past.
+    /// Text was emitted, so formats that are allowed only at the start of a reply no longer apply.
     started: bool,
     reasoned: bool,
-    /// White space is dropped until text comes.
+    /// White space is dropped until text follows.
     trim: bool,
     /// The tag that may still close the last call.
     closing: Option<&'static str>,
@@ -54,9 +54,9 @@ enum ReplyState {
     Calls(Calls),
 }
 
-/// Calls in one pair of tags.
+/// The calls within one pair of tags.
 struct Calls {
-    /// All since the last call that was certain: given back as text if no call comes of it.
+    /// The text since the last announced call: emitted as text if it is not a call.
     raw: String,
     state: CallsState,
     in_list: bool,
@@ -68,7 +68,7 @@ enum CallsState {
     After,
 }
 
-/// Reads one call.
+/// Parses one call.
 enum CallParser {
     Object(ObjectCallParser),
     Function(FunctionCallParser),
@@ -76,7 +76,7 @@ enum CallParser {
 }
 
 impl ReplyParser {
-    /// A parser at the beginning of a reply. Without `tools` nothing is taken for a call.
+    /// A parser at the start of a reply. Without `tools` no calls are parsed.
     pub fn new(format: &ReplyFormat, tools: impl Into<Arc<[Tool]>>) -> Self {
         Self {
             format: format.clone(),
@@ -93,7 +93,7 @@ impl ReplyParser {
         }
     }
 
-    /// Says what the reply answers: it begins in the middle of reasoning if the prompt opened that.
+    /// Sets the prompt. If it opens the reasoning, the reply starts within reasoning.
     pub fn after_prompt(mut self, prompt: &str) -> Self {
         if self.format.opens_reasoning(prompt) {
             self.begin_reasoning();
@@ -101,13 +101,13 @@ impl ReplyParser {
         self
     }
 
-    /// What has become certain with this piece.
+    /// The deltas that are final after this piece.
     pub fn push(&mut self, piece: &str) -> Vec<Delta> {
         piece.chars().for_each(|c| self.take(c));
         std::mem::take(&mut self.deltas)
     }
 
-    /// What is left when the reply ends here.
+    /// The remaining deltas, at the end of the reply.
     pub fn finish(mut self) -> Vec<Delta> {
         match std::mem::replace(&mut self.state, ReplyState::Text) {
             ReplyState::Calls(calls) => self.give_back(&calls.raw),
@@ -152,7 +152,7 @@ impl ReplyParser {
         }
     }
 
-    /// The tags that may come in text, here.
+    /// The tags that are allowed at this place in text.
     fn markers(&self) -> [Option<&'static str>; 3] {
         let reasoning = self.format.reasoning.filter(|_| !self.started && !self.reasoned).map(|tags| tags.open);
         let call = match self.format.tools {
@@ -192,7 +192,7 @@ impl ReplyParser {
         first.into_iter().for_each(|c| self.take_call(c));
     }
 
-    /// A character of text, no part of a tag.
+    /// Handles a character of text that is not part of a tag.
     fn text(&mut self, c: char) {
         if c.is_whitespace() {
             if !self.trim {
@@ -226,7 +226,7 @@ impl ReplyParser {
         }
     }
 
-    /// A character of reasoning, no part of a tag. White space at both ends is dropped.
+    /// Handles a character of reasoning that is not part of a tag. White space at both ends is dropped.
     fn reasoning(&mut self, c: char) {
         if c.is_whitespace() {
             if !self.trim {
@@ -267,7 +267,7 @@ impl ReplyParser {
             }
             match CallParser::begin(syntax, c, &self.tools) {
                 Some(parser) => calls.state = CallsState::Call(parser),
-                None => return self.break_off(c),
+                None => return self.abort_call(c),
             }
         }
         self.take_call_body(c);
@@ -278,12 +278,12 @@ impl ReplyParser {
         let mut arguments = String::new();
         let known = match parser.push(c, &mut arguments) {
             Ok(known) => known,
-            Err(NotJson) => return self.break_off(c),
+            Err(NotACall) => return self.abort_call(c),
         };
         if let Some(name) = known {
-            // A reply that is a JSON object need not be a call: its name must be one we know.
+            // A reply that is a JSON object is a call only if it names a known tool.
             if self.format.tools == ToolSyntax::Bare && !self.tools.iter().any(|tool| tool.name == name) {
-                return self.break_off(c);
+                return self.abort_call(c);
             }
             raw.clear();
             self.deltas.push(Delta::ToolCall { index: self.calls, name });
@@ -300,7 +300,7 @@ impl ReplyParser {
         self.emit_arguments(&arguments);
     }
 
-    /// The calls are over, and `c` is what comes after them.
+    /// Ends the calls. `c` is the character after them.
     fn end_calls(&mut self, c: char) {
         self.state = ReplyState::Text;
         self.trim = true;
@@ -308,8 +308,8 @@ impl ReplyParser {
         self.take_text(c);
     }
 
-    /// What looked like a call is none: it is text after all, and `c` may begin something new.
-    fn break_off(&mut self, c: char) {
+    /// The text is not a call after all: emits it as text. `c` may start a new tag.
+    fn abort_call(&mut self, c: char) {
         let ReplyState::Calls(calls) = std::mem::replace(&mut self.state, ReplyState::Text) else { return };
         self.give_back(&calls.raw);
         self.trim = false;
@@ -339,7 +339,7 @@ impl ReplyParser {
 }
 
 impl CallParser {
-    /// What a call that begins with `c` is read with.
+    /// The parser for a call that starts with `c`.
     fn begin(syntax: ToolSyntax, c: char, tools: &Arc<[Tool]>) -> Option<Self> {
         match (syntax, c) {
             (ToolSyntax::Functions, '<') => Some(Self::Function(FunctionCallParser::new(tools.clone()))),
@@ -351,7 +351,7 @@ impl CallParser {
         }
     }
 
-    fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotJson> {
+    fn push(&mut self, c: char, arguments: &mut String) -> Result<Option<String>, NotACall> {
         match self {
             Self::Object(parser) => parser.push(c, arguments),
             Self::Function(parser) => parser.push(c, arguments),

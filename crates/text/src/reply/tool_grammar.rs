@@ -1,24 +1,24 @@
-//! Grammars that make a model call tools, in the form that its family uses.
+//! Grammars that force a model to call tools, in the format of its family.
 
 use super::{ARGUMENTS, CALL, CALLS, ReplyFormat, Tool, ToolSyntax};
 use crate::grammar::{Grammar, GrammarError, lark_literal, lark_marker, prepare_schema};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// What a model is to do with its tools.
+/// Whether and which tools the model must call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// As it likes.
+    /// The model decides.
     Auto,
-    /// Call none.
+    /// Call no tool.
     None,
-    /// Call at least one.
+    /// Call at least one tool.
     Required,
-    /// Call this one.
+    /// Call this tool.
     Named(String),
 }
 
-/// Why no grammar can be made of tools.
+/// Why a grammar cannot be built from tools.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolGrammarError {
     #[error("there is no tool to call")]
@@ -30,8 +30,9 @@ pub enum ToolGrammarError {
 }
 
 impl ReplyFormat {
-    /// The grammar of a reply that makes this choice; `None` where any reply does. Without `parallel` there is one call at
-    /// most. Arguments follow the tools' schemas. Add [`ReplyFormat::reasoned`] for a model that reasons first.
+    /// The grammar of a reply with this tool choice; `None` if the choice does not constrain the reply. Without `parallel`
+    /// at most one call is allowed. Arguments follow the tools' schemas. Use [`ReplyFormat::reasoned`] for a model that
+    /// reasons first.
     pub fn tool_grammar(
         &self,
         tokenizer: &Tokenizer,
@@ -50,7 +51,7 @@ impl ReplyFormat {
         if tools.is_empty() {
             return Err(ToolGrammarError::NoTools);
         }
-        // Who names a tool wants it once.
+        // A named tool is called only once.
         let parallel = parallel && !matches!(choice, ToolChoice::Named(_));
         let mut lark = self.replies(tokenizer, parallel);
         let alternatives: Vec<String> = (0..tools.len()).map(|number| format!("tool_{number}")).collect();
@@ -62,7 +63,7 @@ impl ReplyFormat {
         Ok(Some(Grammar::Lark(lark)))
     }
 
-    /// What stands around calls, each of which is a `tool`.
+    /// The rules around the calls, each of which is a `tool`.
     fn replies(&self, tokenizer: &Tokenizer, parallel: bool) -> String {
         let marker = |tag| lark_marker(tag, tokenizer);
         let several = |more: &str| if parallel { format!("({more})*") } else { String::new() };
@@ -80,7 +81,7 @@ impl ReplyFormat {
         }
     }
 
-    /// The rule `tool_{number}` and what it needs.
+    /// The rule `tool_{number}` and its helper rules.
     fn rules(&self, tokenizer: &Tokenizer, number: usize, tool: &Tool) -> Result<String, GrammarError> {
         let name = &tool.name;
         let schema = parameters(tool)?;
@@ -111,7 +112,7 @@ fn parameters(tool: &Tool) -> Result<Map<String, Value>, GrammarError> {
     Ok(schema)
 }
 
-/// Each parameter in tags of its own, in the schema's order. Strings are written as they are.
+/// Each parameter in tags of its own, in the schema's order. Strings are written without quotes or escapes.
 fn function(number: usize, name: &str, schema: &Map<String, Value>, lenient: bool) -> Result<String, GrammarError> {
     let none = Map::new();
     let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);

@@ -1,18 +1,18 @@
-//! Requests of a rank that a [`Fault`](crate::worker::Fault) may hit. Only in builds with debug assertions.
+//! Injects a [`Fault`](crate::worker::Fault) into the requests of a rank. Only in builds with debug assertions.
 
 use std::thread;
 use std::time::Instant;
 
-use super::{Process, panic_kind};
-use crate::protocol::{ErrorKind, Message as _, Request, WriteError};
+use super::{RankServer, panic_kind};
+use crate::protocol::{ErrorKind, LineMessage as _, Request, WriteError};
 use crate::worker::fault::{FaultAction, Point};
 use crate::worker::queue::RequestQueue;
 use crate::worker::request_error::RequestError;
 
-impl Process {
-    /// As [`Process::answer`], but for what goes wrong on purpose.
-    pub(super) fn answer_or_fail(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
-        let Some((point, action)) = point(&request).and_then(|point| Some((point, self.strike(point)?))) else {
+impl RankServer {
+    /// As [`Process::answer`], with fault injection.
+    pub(super) fn handle_with_fault(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
+        let Some((point, action)) = point(&request).and_then(|point| Some((point, self.trigger(point)?))) else {
             return self.answer(request, queue);
         };
         let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
@@ -22,9 +22,9 @@ impl Process {
                 self.answer(request, queue)
             }
             FaultAction::Oom => {
-                // It ends a step like any other error.
+                // Like any other error, it aborts the epoch of a step.
                 if point == Point::Step {
-                    self.link.abandon();
+                    self.collective.abandon();
                 }
                 let message = "not enough memory (a fault that was asked for)";
                 self.write(queue, op, id, Err(RequestError::new(ErrorKind::InsufficientMemory, message)))
@@ -34,24 +34,24 @@ impl Process {
                 self.write(queue, op, id, done)
             }
             FaultAction::Slow => {
-                let done = self.guard(kind, |process| process.handle(request));
+                let done = self.guard(kind, |process| process.handle(&request));
                 if let Some(fault) = &self.fault {
                     thread::sleep(fault.delay(begun.elapsed()));
                 }
                 self.write(queue, op, id, done)
             }
             FaultAction::Garbage => {
-                let _ = self.guard(kind, |process| process.handle(request));
+                let _ = self.guard(kind, |process| process.handle(&request));
                 self.replies.garble()
             }
-            // These have ended or stopped the process; a stopped one may be continued.
+            // Exit and kill have ended the process; after a stop it may have been continued.
             FaultAction::Exit | FaultAction::Kill | FaultAction::Stop => self.answer(request, queue),
         }
     }
 
-    /// A fault where there is nothing to answer.
-    pub(super) fn fail_unasked(&mut self, point: Point) -> Result<(), WriteError> {
-        match self.strike(point) {
+    /// Injects a fault at a point without a request.
+    pub(super) fn inject_idle_fault(&mut self, point: Point) -> Result<(), WriteError> {
+        match self.trigger(point) {
             Some(FaultAction::Garbage) => self.replies.garble(),
             Some(FaultAction::CloseStdout) => {
                 self.replies.close();
@@ -61,8 +61,8 @@ impl Process {
         }
     }
 
-    fn strike(&mut self, point: Point) -> Option<FaultAction> {
-        self.fault.as_mut()?.strike(self.rank, point)
+    fn trigger(&mut self, point: Point) -> Option<FaultAction> {
+        self.fault.as_mut()?.trigger(self.rank, point)
     }
 }
 

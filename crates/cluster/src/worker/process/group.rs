@@ -1,5 +1,5 @@
-//! How a rank comes into a group: by a segment that its leader made, by an id that the ranks share, or by the addresses of
-//! ranks on other hosts.
+//! How a rank joins a group: by a segment that its supervisor made, by an id that the ranks share, or by the addresses
+//! of ranks on other hosts.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use model::{Collective as _, CollectiveError};
 use tracing::info;
 use types::WorldSize;
 
-use super::{Process, count};
+use super::{RankServer, count};
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::protocol::{ErrorKind, Reply};
@@ -25,12 +25,12 @@ use crate::worker::rank_zero::has_rank_zero;
 use crate::worker::rendezvous::Rendezvous;
 use crate::worker::request_error::RequestError;
 
-/// What ranks agree on before they add.
+/// The digest of a sanity check.
 const SANITY_CHECK: RequestDigest = [0; 32];
 
-impl Process {
-    /// That a leader takes this rank for what it is.
-    pub(super) fn check_place(&self, world_size: u16, rank: u16) -> Result<(), RequestError> {
+impl RankServer {
+    /// Checks that the request names this rank and world size.
+    pub(super) fn check_rank(&self, world_size: u16, rank: u16) -> Result<(), RequestError> {
         let asked = WorldSize::new(world_size).and_then(|world| world.rank(rank));
         if asked == Some(self.rank) {
             return Ok(());
@@ -43,7 +43,7 @@ impl Process {
         let segment = Segment::attach(inherited(segment_fd)?, limits)?;
         let comm = segment.join(self.rank, epoch)?;
         self.peers = None;
-        self.link.join(comm)?;
+        self.collective.join(comm)?;
         self.forget_sessions();
         info!(rank = self.rank.index(), %epoch, "joined the group");
         Ok(())
@@ -65,21 +65,21 @@ impl Process {
         addresses: &[SocketAddr],
         key: &Secret,
         encoding: Activations,
-        patience: JoinTimeouts,
+        timeouts: JoinTimeouts,
     ) -> Result<(), RequestError> {
-        // The port is closed when all are connected, or can not be.
+        // The port is closed when all ranks are connected, or connecting has failed.
         let unasked = || RequestError::new(ErrorKind::BadRequest, "`listen` comes before `join`");
         let listener = self.listener.take().ok_or_else(unasked)?;
-        let place = TcpGroup { rank: self.rank, listener: &listener, addresses, epoch };
+        let group = TcpGroup { rank: self.rank, listener: &listener, addresses, epoch };
         let options = TcpCommOptions {
             elements_max: EXCHANGE_ELEMENTS_MAX,
             encoding: encoding.into(),
-            stall_deadline: patience.stall()?,
-            silence_deadline: patience.silence()?,
+            stall_deadline: timeouts.stall()?,
+            silence_deadline: timeouts.silence()?,
         };
-        let (key, deadline) = (ClusterKey::of(key), Instant::now() + patience.connect()?);
+        let (key, deadline) = (ClusterKey::of(key), Instant::now() + timeouts.connect()?);
         self.peers = None;
-        let connected = self.link.connect(epoch, |abort| TcpComm::connect(place, &key, options, abort, deadline));
+        let connected = self.collective.connect(epoch, |abort| TcpComm::connect(group, &key, options, abort, deadline));
         self.forget_sessions();
         connected?;
         info!(rank = self.rank.index(), %epoch, "joined the ranks of other hosts");
@@ -89,14 +89,14 @@ impl Process {
     pub(super) fn init(&mut self, comm_id: &str) -> Result<Reply, RequestError> {
         let limits = GroupLimits { world: self.rank.world(), elements_max: EXCHANGE_ELEMENTS_MAX };
         let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_timeout)?;
-        // Whatever comes of it, the group before is over.
+        // Whether this succeeds or not, the previous group is over.
         self.leave();
-        let (abort, world) = (self.link.abort_handle(), self.rank.world());
+        let (abort, world) = (self.collective.abort_handle(), self.rank.world());
         let met = rendezvous.meet(self.rank, &|| abort.has_ended(), &|| has_rank_zero(world))?;
-        self.link.join(met.comm)?;
+        self.collective.join(met.comm)?;
         if world != WorldSize::ONE {
-            let (link, timeout) = (self.link.clone(), self.collective_timeout);
-            let peers = Peers::new(self.rank, met.segment, met.connections, timeout, move || link.spent().0);
+            let (collective, timeout) = (self.collective.clone(), self.collective_timeout);
+            let peers = Peers::new(self.rank, met.segment, met.connections, timeout, move || collective.spent().0);
             let failed =
                 |error: io::Error| RequestError::new(ErrorKind::NcclInitFailed, format!("watch the ranks: {error}"));
             self.peers = Some(peers.map_err(failed)?);
@@ -104,15 +104,15 @@ impl Process {
         Ok(Reply::InitOk)
     }
 
-    /// Comes to terms with the other ranks of an `init` about what `digest` stands for. If one of them can not do it, none does. Gives
-    /// back what this rank has `prepared` for it.
+    /// Agrees with the other ranks of an `init` on the request of `digest`: if one of them cannot run it, none does.
+    /// Returns what this rank has `prepared` for it.
     pub(super) fn agree<T>(
         &mut self,
         digest: RequestDigest,
         prepared: Result<T, RequestError>,
     ) -> Result<T, RequestError> {
         let agreed = self.agreed(digest, prepared.is_ok());
-        // Why this rank refuses says more than what the others make of it.
+        // This rank's own error says more than that the group has rejected the request.
         let prepared = prepared?;
         agreed?;
         Ok(prepared)
@@ -120,29 +120,29 @@ impl Process {
 
     fn agreed(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), RequestError> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
-        let abort = self.link.abort_handle();
+        let abort = self.collective.abort_handle();
         if let Some(comm) = peers.renew(&|| abort.has_ended())? {
             info!(rank = self.rank.index(), epoch = %comm.epoch(), "joined the next epoch");
-            self.link.join(comm)?;
+            self.collective.join(comm)?;
         }
         Ok(peers.agree(digest, is_ready)?)
     }
 
-    /// Without a group again.
+    /// Leaves the group.
     fn leave(&mut self) {
         self.peers = None;
-        self.link.leave();
+        self.collective.leave();
         self.forget_sessions();
     }
 
     pub(super) fn sanity_check(&mut self) -> Result<Reply, RequestError> {
-        if self.link.epoch().is_none() {
+        if self.collective.epoch().is_none() {
             return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank is in no group"));
         }
         self.agree(SANITY_CHECK, Ok(()))?;
         let _stepping = self.peers.as_ref().map(Peers::stepping);
         let failed = |message: String| {
-            self.link.abandon();
+            self.collective.abandon();
             RequestError::new(ErrorKind::NcclSanityFailed, message)
         };
         match self.sum_of_ones() {
@@ -154,34 +154,34 @@ impl Process {
         }
     }
 
-    /// Adds a 1 of each rank.
+    /// All-reduces a 1 from each rank.
     fn sum_of_ones(&self) -> Result<f32, CollectiveError> {
         let backend = CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() })?;
         let (mut buffer, mut sum) = (backend.buffer(1, 1)?, [1.0]);
         backend.write(&mut buffer, &sum)?;
-        self.link.all_reduce(&backend, 1, &mut buffer)?;
+        self.collective.all_reduce(&backend, 1, &mut buffer)?;
         backend.read(&buffer, 0..1, &mut sum)?;
         Ok(sum[0])
     }
 }
 
-/// A free port of `host`; of all addresses where that one is another's, as behind a router that translates addresses.
+/// Binds a free port of `host`. If that is not an address of this machine, as behind NAT, binds all addresses.
 fn bind(host: IpAddr) -> io::Result<TcpListener> {
     let all: &[IpAddr] = match host {
         IpAddr::V4(_) => &[IpAddr::V4(Ipv4Addr::UNSPECIFIED)],
-        // Both kinds, where there are both.
+        // IPv6 and IPv4 together, where the system supports both.
         IpAddr::V6(_) => &[IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)],
     };
     let bind = |&host: &IpAddr| TcpListener::bind((host, 0));
     bind(&host).or_else(|error| all.iter().find_map(|host| bind(host).ok()).ok_or(error))
 }
 
-/// A descriptor of a memfd that this process was started with. It stays open: a later epoch attaches to it again.
+/// Opens an inherited memfd again. The inherited descriptor stays open, because a later epoch attaches to it again.
 fn inherited(fd: u32) -> Result<OwnedFd, RequestError> {
     let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
     let failed =
         |why: String| RequestError::new(ErrorKind::NcclInitFailed, format!("descriptor {fd} is no segment: {why}"));
-    // What else it may be is better not opened again: a device, a pipe.
+    // Opening anything but a memfd again may have side effects: it may be a device or a pipe.
     let target = fs::read_link(&path).map_err(|error| failed(error.to_string()))?;
     if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
         return Err(failed("it is no memory file".to_owned()));

@@ -1,4 +1,4 @@
-//! Loading a model while the server already answers: how much memory it gets, and how far it is.
+//! Loads the model while the server already accepts connections: decides the size of the KV cache and reports progress.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -16,47 +16,48 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
-use crate::language::Language;
 use crate::options::RequestedCapacity;
 use crate::store::Store;
+use crate::text_assets::TextAssets;
 
-/// The context that is offered unless asked otherwise, where the model has a longer one.
+/// The default context, if the model supports that many tokens.
 const CONTEXT_DEFAULT: usize = 32 << 10;
-/// More full contexts than this are not worth their memory.
+/// By default the KV cache holds no more than this many full contexts.
 const CONTEXTS_MAX: usize = 16;
-/// The part of the memory that weights leave free which keys and values may have.
-const MEMORY_PART: u64 = 3;
-/// What to go by where the system does not say how much memory is free.
+/// By default the KV cache gets one part in this many of the memory that the weights leave free.
+const KV_MEMORY_DIVISOR: u64 = 3;
+/// Assumed where the system does not report its free memory.
 const MEMORY_DEFAULT: u64 = 8 << 30;
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How much runs at once")]
 pub struct CacheOptions {
-    /// Tokens of all requests together whose keys and values are kept [default: a third of what the weights leave]
+    /// Size of the KV cache in tokens, all requests together [default: a third of the memory that the weights leave]
     #[arg(long, value_name = "TOKENS")]
     kv_tokens: Option<NonZeroUsize>,
-    /// The same as memory, such as 2G or 512M
+    /// Size of the KV cache in memory, such as 2G or 512M
     #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "kv_tokens")]
     kv_memory: Option<u64>,
-    /// Requests that run side by side at most; others wait
+    /// Maximum requests that run at once; further requests are queued
     #[arg(long, value_name = "COUNT", default_value = "64")]
     max_running: NonZeroUsize,
-    /// Requests that wait at most; others are told when to come back
+    /// Maximum requests in the queue; further requests get status 429 with Retry-After
     #[arg(long, value_name = "COUNT", default_value_t = WAITING_MAX)]
     max_waiting: usize,
-    /// Guess this many tokens ahead where the text repeats itself; answers stay the same
+    /// Speculative decoding: maximum draft tokens per step, copied from earlier text where it repeats; the output stays the
+    /// same
     #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = draft_tokens)]
     speculate: usize,
-    /// Compute every prompt from its beginning, even if another one began alike
+    /// Compute every prompt in full, without reusing the KV cache of a common prefix
     #[arg(long)]
     no_prefix_cache: bool,
-    /// Seconds that requests wait, and then go on, when a rank is lost and comes back
+    /// When a rank is lost: seconds that requests wait for its replacement before they fail
     #[arg(long, value_name = "SECONDS", default_value_t = REBUILD_TIMEOUT_DEFAULT.as_secs())]
     replay: u64,
 }
 
-/// Loads the model on a thread of its own, and tells `app` how far it is. An error goes to `failed`.
-pub fn in_background(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<anyhow::Error>) -> Result<()> {
+/// Loads the model on a thread of its own and reports progress to `app`. An error is sent to `failed`.
+pub fn spawn_loader(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<anyhow::Error>) -> Result<()> {
     let begun = Instant::now();
     let load = move || match load(&serve, &app) {
         Ok(served) => {
@@ -66,7 +67,7 @@ pub fn in_background(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<an
         }
         Err(error) => {
             app.set_stage(LoadStage::Failed(format!("the model could not be loaded: {error:#}")));
-            // Nobody listens if the server is ending anyway.
+            // The receiver is gone if the server is shutting down.
             let _ = failed.send(error);
         }
     };
@@ -82,8 +83,8 @@ fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
     tell("finding its files", 0, 1);
     let files = Store::from_environment()?.resolve(serve.model.as_deref())?;
     let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
-    let language =
-        Language::open(&files.path, &checkpoint).with_context(|| format!("read the text side of {}", files.name))?;
+    let text = TextAssets::open(&files.path, &checkpoint)
+        .with_context(|| format!("read the tokenizer and template of {}", files.name))?;
 
     let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
     let layers = checkpoint.description().layers.len();
@@ -108,15 +109,15 @@ fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
     };
     let engine = Engine::with_options(loaded.into_executor(), options);
     let service = Service::start(engine).context("start the engine's thread")?;
-    let Language { tokenizer, defaults, template } = language;
+    let TextAssets { tokenizer, defaults, template } = text;
     let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
     served.memory_bytes = weights as u64 + kv_bytes;
     Ok(served)
 }
 
 impl CacheOptions {
-    /// What to load the model with, and the bytes that keys and values take at most. The context is as long as memory allows,
-    /// once the weights are in it.
+    /// The capacity to load the model with, and the bytes of the KV cache. By default the context is as long as the memory
+    /// beside the weights allows.
     fn capacity(&self, serve: &ServeArgs, checkpoint: &Checkpoint) -> Result<(RequestedCapacity, u64)> {
         let sequences = self.max_running.get();
         let logit_rows = sequences * (1 + self.speculate);
@@ -129,13 +130,14 @@ impl CacheOptions {
         };
         let least = serve.options.footprint(checkpoint, capacity(PAGE_TOKENS, PAGE_TOKENS))?;
         let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
-        let (fixed, page_bytes) = (sum(|share| share.weights + share.working), sum(|share| share.kv).max(1));
+        let (fixed, page_bytes) =
+            (sum(|footprint| footprint.weights + footprint.working), sum(|footprint| footprint.kv).max(1));
         let fits = |memory: u64| usize::try_from(memory / page_bytes).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
         let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
-        let spare = fits(rest / MEMORY_PART);
+        let spare = fits(rest / KV_MEMORY_DIVISOR);
         let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
-        let wished = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
-        let positions = serve.options.context(checkpoint, wished)?;
+        let default_context = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
+        let positions = serve.options.context(checkpoint, default_context)?;
         let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
         ensure!(
             tokens >= positions,
@@ -146,12 +148,12 @@ impl CacheOptions {
     }
 }
 
-/// More draft tokens than this are hardly ever all accepted.
+/// Parses `--speculate`. Longer drafts are hardly ever accepted in full.
 fn draft_tokens(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count <= 16).ok_or_else(|| "it must be a number from 0 to 16".to_owned())
 }
 
-/// A number of bytes as people write it.
+/// Parses a number of bytes with an optional unit, such as `512M`.
 fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let shift = match unit.trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {

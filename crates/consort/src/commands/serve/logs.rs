@@ -1,4 +1,4 @@
-//! The log: one line for each thing that happened, for people or for programs.
+//! The log: one event per line, as text or JSON.
 
 use anyhow::{Result, anyhow};
 use clap::ValueEnum;
@@ -12,7 +12,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends events to standard error: those that `CONSORT_LOG` names, else those of `level` and above. Once per program.
+/// Writes events to standard error: those that `CONSORT_LOG` selects, else those of `level` and above. Call once per
+/// process.
 pub fn install(format: LogFormat, level: &str) -> Result<()> {
     let filter = EnvFilter::try_from_env("CONSORT_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);

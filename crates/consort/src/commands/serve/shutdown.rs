@@ -1,4 +1,4 @@
-//! How a server ends: by a signal, gracefully; by a second one, at once; or because the model cannot be loaded.
+//! Shutdown of the server: gracefully on a signal, at once on a second one, or when the model cannot be loaded.
 
 use std::pin::pin;
 use std::process::ExitCode;
@@ -12,12 +12,12 @@ use tracing::{info, warn};
 
 use crate::interrupt;
 
-/// Time for the last words after the engine has been stopped.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Time for the engine, and the ranks that it may have, to end.
-const ENGINE_END: Duration = Duration::from_secs(10);
+/// Time to send the last events after the engine has been stopped.
+const FINAL_EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for the engine and its ranks to end.
+const ENGINE_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves until something ends it.
+/// Serves until a signal, an error of the model's loading, or the end of the listener.
 pub async fn run(
     listener: Listener,
     app: &Arc<App>,
@@ -27,10 +27,10 @@ pub async fn run(
 ) -> Result<ExitCode> {
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async {
-        // A sender that is gone means the same.
+        // A dropped sender means stop as well.
         let _ = stopped.await;
     };
-    let mut serving = pin!(listener.serve(server::router(app), stopped, grace + LAST_WORDS));
+    let mut serving = pin!(listener.serve(server::router(app), stopped, grace + FINAL_EVENTS_TIMEOUT));
     tokio::select! {
         _ = &mut serving => return Ok(ExitCode::SUCCESS),
         Ok(error) = failure => return Err(error),
@@ -46,8 +46,8 @@ pub async fn run(
     let finishing = async {
         let (all_closed, unfinished) = tokio::join!(serving, drain);
         if all_closed {
-            // Ranks end in order, if they can.
-            let _ = tokio::task::spawn_blocking(move || thread_exit.wait(ENGINE_END)).await;
+            // Gives the ranks time to shut down cleanly.
+            let _ = tokio::task::spawn_blocking(move || thread_exit.wait(ENGINE_EXIT_TIMEOUT)).await;
         }
         (all_closed, unfinished.unwrap_or(0))
     };
@@ -62,7 +62,7 @@ pub async fn run(
     }
 }
 
-/// Ctrl-C, and what a supervisor sends.
+/// SIGINT (Ctrl-C) and SIGTERM.
 pub struct Signals {
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
@@ -93,7 +93,7 @@ impl Signals {
 
     #[cfg(not(unix))]
     async fn next(&mut self) {
-        // Without the signal there is nothing to wait for but the end of the process.
+        // If the handler cannot be installed, waits for ever: the process is ended from outside.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -1,7 +1,7 @@
-//! Paged attention: keys and values in pages of 32 tokens, scores and sums page after page with a running maximum.
+//! Paged attention: keys and values in pages of 32 tokens, online softmax page by page with a running maximum.
 //!
-//! A query walks the pages of its own sequence in order, at boundaries that depend on positions alone: its result depends
-//! neither on the step it came in with nor on what else is in that step. How a page lies in memory is left to the kernels.
+//! A query visits the pages of its own sequence in order. Page boundaries depend only on positions, so a result does not
+//! depend on chunking or on the rest of the batch. The kernels in `vector` and `tiles` define the layout of a page.
 
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -9,7 +9,7 @@ mod vector;
 
 use std::ops::Range;
 
-use super::buffer::RowTarget;
+use super::buffer::RowWriter;
 use super::level::Level;
 use super::matrix::SendPtr;
 use super::memory::Aligned;
@@ -18,14 +18,14 @@ use super::rows::{self, Angles, for_rows};
 use super::step::Step;
 use crate::{Attention, BackendError, HEAD_DIM_MAX, Heads, KvShape, PAGE_TOKENS, Span};
 
-/// (query, head) pairs that one work item takes together, so that a page is read once for all of them.
-const ITEM_ROWS: usize = 32;
+/// (query, head) pairs of one work item. A page is read once for all of them.
+const TILE_PAIRS: usize = 32;
 
-/// How keys and values are kept.
+/// The element type of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvType {
     F32,
-    /// On [`Level::Amx`] the same as `Bf16`, which its tiles multiply.
+    /// Stored as `Bf16` on [`Level::Amx`], because AMX tiles multiply bf16.
     F16,
     /// Laid out for tiles: only on [`Level::Amx`].
     Bf16,
@@ -34,7 +34,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// How this type is kept on a level, if it can be.
+    /// The type that is stored on `level`; `None` if the level does not support this type.
     pub fn on(self, level: Level) -> Option<Self> {
         match (self, level) {
             (Self::F16, Level::Amx) => Some(Self::Bf16),
@@ -43,7 +43,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of the keys and values of one token in one layer. Heads are padded to whole vectors, or to whole steps of tiles.
+    /// Bytes of the keys and values of one token in one layer. Heads are padded to whole vectors (16) or, for tiles, to 32.
     pub const fn token_bytes(self, shape: KvShape) -> usize {
         let dim = match self {
             Self::F32 | Self::F16 => vector::width(shape.head_dim),
@@ -68,17 +68,17 @@ pub struct Kv {
     store: Store,
 }
 
-/// `[page][head]`, the keys and then the values of each.
+/// `[page][head]`, each with the keys first and then the values.
 enum Store {
     F32(Aligned<f32>),
     F16(Aligned<u16>),
-    /// Each number in so many bf16 parts.
+    /// The number of bf16 parts of an element, and the parts.
     #[cfg(target_arch = "x86_64")]
     Tiles(usize, Aligned<u16>),
 }
 
 impl Kv {
-    /// `kind` can be kept on the level of the backend.
+    /// `kind` must be supported on the backend's level.
     pub(super) fn new(shape: KvShape, pages: usize, kind: KvType) -> Result<Self, BackendError> {
         let dim = shape.head_dim;
         if dim == 0 || dim > HEAD_DIM_MAX || !dim.is_multiple_of(2) {
@@ -106,7 +106,8 @@ impl Kv {
         Ok(Self { shape, pages, store })
     }
 
-    /// Whether the kernels for tiles read this. They turn queries and keys themselves, leave results in any form, and can round.
+    /// Whether the tile kernels read this cache. They apply norm and RoPE themselves, write results in any
+    /// `ActivationLayout`, and can round queries and softmax weights to bf16.
     pub(super) fn is_tiled(&self) -> bool {
         match &self.store {
             Store::F32(_) | Store::F16(_) => false,
@@ -132,14 +133,14 @@ pub(super) struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    /// The pages that the rows go to.
+    /// The pages to which this step's rows are written.
     fn written(&self) -> Range<usize> {
         let (start, end) = (self.span.position as usize, (self.span.position + self.span.rows) as usize);
         start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
     }
 }
 
-/// A [`Store`] for several workers.
+/// The pointers of a [`Store`], for use by several workers.
 enum KvMemory {
     F32(SendPtr<f32>),
     F16(SendPtr<u16>),
@@ -147,7 +148,7 @@ enum KvMemory {
     Tiles(usize, SendPtr<u16>),
 }
 
-/// What queries and keys go through before they meet.
+/// The norm and RoPE that are applied to queries and keys.
 pub(super) struct RowNormRope<'a> {
     pub(super) level: Level,
     pub(super) query_norm: Option<&'a [f32]>,
@@ -157,7 +158,7 @@ pub(super) struct RowNormRope<'a> {
 }
 
 impl RowNormRope<'_> {
-    /// Turns all queries and keys of a row in place.
+    /// Applies norm and RoPE to all queries and keys of a row, in place.
     pub(super) fn apply_row(&self, row: &mut [f32], attention: &Attention, position: usize) {
         for (heads, norm) in [(attention.query, self.query_norm), (attention.key, self.key_norm)] {
             if let Some(norm) = norm {
@@ -167,8 +168,8 @@ impl RowNormRope<'_> {
         self.angles.rotate(self.level, row, attention.query_and_key(), position);
     }
 
-    /// Turns one head, elsewhere.
-    fn turn_head(&self, to: &mut [f32], head: &[f32], norm: Option<&[f32]>, position: usize) {
+    /// Applies norm and RoPE to one head, from `head` into `to`.
+    fn norm_rope_head(&self, to: &mut [f32], head: &[f32], norm: Option<&[f32]>, position: usize) {
         match norm {
             Some(norm) => rows::rms_norm(self.level, to, head, norm, self.eps),
             None => to.copy_from_slice(head),
@@ -177,30 +178,30 @@ impl RowNormRope<'_> {
     }
 }
 
-/// What a step asks for.
+/// The arguments of one attention op.
 pub(super) struct AttentionCall<'a> {
     /// `[rows, cols]`
     pub(super) qkv: &'a [f32],
     pub(super) cols: usize,
     pub(super) attention: &'a Attention,
-    /// What queries and keys still have to go through. Only for tiles.
+    /// Norm and RoPE, if they have not been applied to `qkv` yet. Only for tiles.
     pub(super) turn: Option<RowNormRope<'a>>,
-    /// Queries and weights of the rows from here on are rounded to bf16, if keys and values are. Only for tiles.
+    /// The first row whose queries and softmax weights are rounded to bf16, if keys and values are. Only for tiles.
     pub(super) rounded: usize,
-    /// Only tiles make other rows than plain ones.
-    pub(super) out: RowTarget,
+    /// Only the tile kernels write layouts other than `Plain`.
+    pub(super) out: RowWriter,
 }
 
-/// Consecutive rows of a step that go into one page, for one head.
+/// Consecutive rows of a step that are written to one page, for one head.
 struct PageRows<'a> {
-    /// The slot of the first.
+    /// The slot of the first row in the page.
     slot: usize,
     count: usize,
     /// The position of the page's first slot.
     position: usize,
-    /// What the keys still have to go through.
+    /// Norm and RoPE, if they have not been applied to the keys yet.
     turn: Option<&'a RowNormRope<'a>>,
-    /// From the first row's key, and value, on.
+    /// `qkv` from the first row's key on; `values` likewise.
     keys: &'a [f32],
     values: &'a [f32],
     cols: usize,
@@ -208,14 +209,14 @@ struct PageRows<'a> {
 }
 
 impl PageRows<'_> {
-    /// The key of a slot, turned: in `scratch` if it was not yet.
+    /// The key of a slot after norm and RoPE. If they still have to be applied, the result is in `scratch`.
     fn key<'b>(&'b self, slot: usize, scratch: &'b mut [f32; HEAD_DIM_MAX]) -> &'b [f32] {
         let key = &self.keys[(slot - self.slot) * self.cols..][..self.dim];
         match self.turn {
             None => key,
             Some(turn) => {
                 let scratch = &mut scratch[..self.dim];
-                turn.turn_head(scratch, key, turn.key_norm, self.position + slot);
+                turn.norm_rope_head(scratch, key, turn.key_norm, self.position + slot);
                 scratch
             }
         }
@@ -226,30 +227,31 @@ impl PageRows<'_> {
     }
 }
 
-/// Stores the keys and values of every row of every sequence, and makes `out = softmax(scale q k^T) v` of them.
+/// Stores the keys and values of every row of every sequence, then computes `out = softmax(scale q k^T) v`.
 pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked: AttentionCall<'_>) {
     let KvShape { kv_heads, head_dim: dim } = kv.shape;
     let Attention { query, key, value, .. } = asked.attention;
     assert!(key.count == kv_heads && value.count == kv_heads && query.count.is_multiple_of(kv_heads));
     assert!(key.dim == dim && value.dim == dim && query.dim == dim);
-    assert!(kv.is_tiled() || (asked.turn.is_none() && matches!(asked.out, RowTarget::Plain(_))));
+    assert!(kv.is_tiled() || (asked.turn.is_none() && matches!(asked.out, RowWriter::Plain(_))));
     assert!(asked.rounded <= step.rows());
     let (shape, memory) = (kv.shape, kv.memory());
-    let common = Common { level, shape, memory, asked, group: query.count / kv_heads };
+    let common = AttentionContext { level, shape, memory, asked, group: query.count / kv_heads };
     let count = step.spans.len();
-    let items = |sequence: &Sequence<'_>| (sequence.span.rows as usize * common.group).div_ceil(ITEM_ROWS);
+    let items = |sequence: &Sequence<'_>| (sequence.span.rows as usize * common.group).div_ceil(TILE_PAIRS);
     let (mut total, mut most) = (0, 0);
     for items in (0..count).map(|s| items(&step.sequence(s))) {
         (total, most) = (total + items, most.max(items));
     }
-    // Where nobody else reads what an item needs of them, it stores its keys and values itself: in the cache where it reads them.
+    // If each (sequence, K/V head) has only one item, that item stores the keys and values itself, into the cache of the
+    // core that reads them next.
     let together = most <= 1;
     if !together {
         common.write_all(pool, step);
     }
     pool.run(total * kv_heads, &|_, index| {
-        // Items of the same head one after another, because they read the same pages. Later rows see more keys: they come first,
-        // so that the longest item does not come last.
+        // Items of the same head run one after another, because they read the same pages. Later rows attend to more keys, so
+        // they run first: the longest item should not be the last.
         let (kv_head, mut item) = (index / total, total - 1 - index % total);
         for s in 0..count {
             let sequence = step.sequence(s);
@@ -259,15 +261,15 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
                     // SAFETY: this is the only item of the sequence and the head.
                     sequence.written().for_each(|page| unsafe { common.write(&sequence, page, kv_head) });
                 }
-                return Item { common: &common, sequence, kv_head, first: item * ITEM_ROWS }.run();
+                return AttentionTile { common: &common, sequence, kv_head, first: item * TILE_PAIRS }.run();
             }
             item -= here;
         }
     });
 }
 
-/// What all items of a step share.
-struct Common<'a> {
+/// Data shared by all items of a step.
+struct AttentionContext<'a> {
     level: Level,
     shape: KvShape,
     memory: KvMemory,
@@ -276,14 +278,14 @@ struct Common<'a> {
     group: usize,
 }
 
-impl Common<'_> {
-    /// Stores the keys and values of every row of every sequence. One worker writes all the rows of a page and head, so that workers
-    /// do not share cache lines.
+impl AttentionContext<'_> {
+    /// Stores the keys and values of every row of every sequence. One worker writes all rows of a (page, head), so that
+    /// workers do not share cache lines.
     fn write_all(&self, pool: &Pool, step: &Step) {
         let KvShape { kv_heads, head_dim: dim } = self.shape;
         let count = step.spans.len();
         let total: usize = (0..count).map(|s| step.sequence(s).written().len()).sum();
-        // A number takes several times as long as in the ops that work row by row: it is rounded and goes to a line of its own.
+        // An element costs several times as much as in row ops: it is rounded and written to a different cache line.
         let elements = (step.rows() * 2 * dim * 4).div_ceil(total.max(1));
         for_rows(pool, total * kv_heads, elements, &|index| {
             let (head, mut index) = (index % kv_heads, index / kv_heads);
@@ -299,10 +301,10 @@ impl Common<'_> {
         });
     }
 
-    /// Stores what goes to a page of the sequence, for one head.
+    /// Stores this step's keys and values of one page of the sequence, for one head.
     ///
     /// # Safety
-    /// Nobody else uses that page and head meanwhile.
+    /// No other thread accesses that page and head during the call.
     unsafe fn write(&self, sequence: &Sequence<'_>, page: usize, head: usize) {
         let Sequence { span, pages } = sequence;
         let start = (span.position as usize).max(page * PAGE_TOKENS);
@@ -321,8 +323,8 @@ impl Common<'_> {
             dim,
         };
         let at = pages[page] as usize * kv_heads + head;
-        // SAFETY: pages exist, as the backend has checked; the rest is the caller's promise. The CPU has `level`, and only with tiles a
-        // store for them.
+        // SAFETY: the backend has checked that the pages exist; the caller guarantees exclusive access. The CPU has
+        // `level`, and a `Tiles` store exists only on a CPU with tiles.
         unsafe {
             match &self.memory {
                 KvMemory::F32(store) => {
@@ -342,20 +344,20 @@ impl Common<'_> {
     }
 }
 
-/// Up to [`ITEM_ROWS`] (query, head) pairs of one sequence that share a K/V head.
-struct Item<'a> {
-    common: &'a Common<'a>,
+/// Up to [`TILE_PAIRS`] (query, head) pairs of one sequence that share a K/V head.
+struct AttentionTile<'a> {
+    common: &'a AttentionContext<'a>,
     sequence: Sequence<'a>,
     kv_head: usize,
     /// The first pair; pair `i` is query row `i / group`, head `i % group`.
     first: usize,
 }
 
-impl Item<'_> {
+impl AttentionTile<'_> {
     fn run(&self) {
         let level = self.common.level;
-        // SAFETY: the CPU has `level`, and only with tiles a store for them; pages were checked by the backend; each pair's part of
-        // `out` belongs to this item.
+        // SAFETY: the CPU has `level`, and a `Tiles` store exists only on a CPU with tiles; the backend has checked the
+        // pages; only this item writes its pairs' parts of `out`.
         unsafe {
             match &self.common.memory {
                 KvMemory::F32(store) => vector::item::<false>(level, self, store.get().cast()),
@@ -374,7 +376,7 @@ impl Item<'_> {
 
     /// How many pairs there are.
     fn count(&self) -> usize {
-        ITEM_ROWS.min(self.sequence.span.rows as usize * self.common.group - self.first)
+        TILE_PAIRS.min(self.sequence.span.rows as usize * self.common.group - self.first)
     }
 
     /// The query row and the head of pair `i`.
@@ -383,7 +385,7 @@ impl Item<'_> {
         (query, self.kv_head * self.common.group + head)
     }
 
-    /// As it is in the step, turned or not.
+    /// The query of pair `i` as it is in `qkv`, before or after norm and RoPE.
     fn query(&self, i: usize) -> &[f32] {
         let ((query, head), dim) = (self.pair(i), self.head_dim());
         let row = self.sequence.span.row as usize + query;
@@ -395,7 +397,7 @@ impl Item<'_> {
         self.common.asked.attention.scale
     }
 
-    /// Whether queries and weights are rounded to bf16.
+    /// Whether queries and softmax weights are rounded to bf16.
     #[cfg(target_arch = "x86_64")]
     fn is_rounded(&self) -> bool {
         self.sequence.span.row as usize >= self.common.asked.rounded
@@ -405,37 +407,37 @@ impl Item<'_> {
         self.sequence.span.position as usize + self.pair(i).0
     }
 
-    /// The positions that pair `i` sees.
+    /// The positions that pair `i` attends to.
     fn keys(&self, i: usize) -> Range<usize> {
         let end = self.position(i) + 1;
         self.common.asked.attention.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// The positions that any pair sees: later ones see later.
+    /// The positions that any pair attends to. Both ends of `keys` grow with the pair.
     fn seen(&self) -> Range<usize> {
         self.keys(0).start..self.keys(self.count() - 1).end
     }
 
-    /// Which of the store's (page, head) pairs has a page of the sequence.
+    /// The index of a page of the sequence among the store's (page, head) pairs.
     fn page(&self, page: usize) -> usize {
         self.sequence.pages[page] as usize * self.common.shape.kv_heads + self.kv_head
     }
 
-    /// The row, and its first column, of the result of pair `i`.
+    /// The row and the first column of the result of pair `i`.
     fn place(&self, i: usize) -> (usize, usize) {
         let (query, head) = self.pair(i);
         (self.sequence.span.row as usize + query, head * self.head_dim())
     }
 
-    /// Where pair `i` puts its result, a plain one.
+    /// Pointer to the result of pair `i` in a `Plain` target.
     fn out(&self, i: usize) -> *mut f32 {
         let (row, first) = self.place(i);
         match &self.common.asked.out {
             // `out` is `[rows, heads * head_dim]`.
-            RowTarget::Plain(out) => {
+            RowWriter::Plain(out) => {
                 out.get().wrapping_add(row * self.common.asked.attention.query.count * self.head_dim() + first)
             }
-            RowTarget::Rounded(_) | RowTarget::Split(_) => unreachable!("only tiles make these"),
+            RowWriter::Rounded(_) | RowWriter::Split(_) => unreachable!("only the tile kernels write these layouts"),
         }
     }
 }

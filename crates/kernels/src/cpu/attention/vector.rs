@@ -1,21 +1,21 @@
-//! Attention on vectors, for keys and values in f32 or f16.
+//! Attention with SIMD vectors, for keys and values in f32 or f16.
 //!
-//! A page of one K/V head holds its keys transposed, `[width][32]`, and its values as `[32][width]`, so that a vector is 16 keys
-//! when scores are made and 16 dimensions when values are summed, and nothing is added across lanes. `width` is `head_dim` padded
-//! to whole vectors. Values are zero in the padding; keys and queries are not read there.
+//! A page of one K/V head holds its keys transposed, `[width][32]`, and its values as `[32][width]`. A vector is 16 keys
+//! when scores are computed and 16 dimensions when values are summed, so nothing is added across lanes. `width` is
+//! `head_dim` padded to whole vectors. The padding of values is zero; the padding of keys and queries is not read.
 
 use super::super::lanes::for_each_level;
 use super::super::level::Level;
-use super::{HEAD_DIM_MAX, ITEM_ROWS, Item, PageRows};
+use super::{AttentionTile, HEAD_DIM_MAX, PageRows, TILE_PAIRS};
 use crate::PAGE_TOKENS;
 
 /// Pairs whose scores are kept in registers together.
 const BLOCK_ROWS: usize = 8;
 
-/// Elements that a vector holds.
+/// Elements in a vector.
 const LANES: usize = 16;
 
-/// The size of a head, padded to whole vectors.
+/// `head_dim` padded to whole vectors.
 pub(super) const fn width(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES)
 }
@@ -28,7 +28,7 @@ pub(super) fn page_elements(head_dim: usize) -> usize {
 /// Stores rows of one page and head.
 ///
 /// # Safety
-/// The pointers lead to `page_elements` numbers each, and nobody else uses the rows' slots.
+/// The pointers point to `page_elements` elements each, and no other thread accesses the rows' slots.
 pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, values: *mut f32) {
     let mut turned = [0f32; HEAD_DIM_MAX];
     for slot in rows.slot..rows.slot + rows.count {
@@ -40,7 +40,7 @@ pub(super) unsafe fn write_f32(rows: &PageRows<'_>, dim: usize, keys: *mut f32, 
     }
 }
 
-/// Stores rows of one page and head, rounded.
+/// Stores rows of one page and head, rounded to f16.
 ///
 /// # Safety
 /// As for [`write_f32`], and the CPU has `level`.
@@ -57,7 +57,7 @@ pub(super) unsafe fn write_f16(level: Level, rows: &PageRows<'_>, dim: usize, ke
     }
 }
 
-/// Puts a key into its column of a page.
+/// Writes a key to its column of a page.
 unsafe fn scatter<T: Copy>(key: &[T], column: *mut T) {
     for (d, value) in key.iter().enumerate() {
         // SAFETY: the caller's column has `key.len()` elements, one in each row of 32.
@@ -66,9 +66,9 @@ unsafe fn scatter<T: Copy>(key: &[T], column: *mut T) {
 }
 
 /// # Safety
-/// `out` leads to `width(values.len())` numbers; the CPU has `level`.
+/// `out` points to `width(values.len())` elements; the CPU has `level`.
 unsafe fn to_halves(level: Level, values: &[f32], out: *mut u16) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -81,9 +81,9 @@ unsafe fn to_halves(level: Level, values: &[f32], out: *mut u16) {
 }
 
 /// # Safety
-/// The pointers lead to the pages of the item's K/V store, in f16 if `HALF`, else in f32; the CPU has `level`.
-pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &Item<'_>, pages: *const u8) {
-    // SAFETY: the caller's promise.
+/// `pages` points to the pages of the item's K/V store, in f16 if `HALF`, else in f32; the CPU has `level`.
+pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &AttentionTile<'_>, pages: *const u8) {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -95,20 +95,20 @@ pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &Item<'_>, pages
     }
 }
 
-/// The state of an item's pairs while they walk the pages.
+/// The online-softmax state of an item's pairs.
 struct State {
-    query: [*const f32; ITEM_ROWS],
-    /// Keys that a pair sees: positions `low..high`.
-    low: [usize; ITEM_ROWS],
-    high: [usize; ITEM_ROWS],
-    max: [f32; ITEM_ROWS],
-    sum: [f32; ITEM_ROWS],
+    query: [*const f32; TILE_PAIRS],
+    /// Keys that a pair attends to: positions `low..high`.
+    low: [usize; TILE_PAIRS],
+    high: [usize; TILE_PAIRS],
+    max: [f32; TILE_PAIRS],
+    sum: [f32; TILE_PAIRS],
     /// `[pair][width]`
-    out: [f32; ITEM_ROWS * HEAD_DIM_MAX],
+    out: [f32; TILE_PAIRS * HEAD_DIM_MAX],
 }
 
 for_each_level! {
-    /// Rounds numbers to f16, followed by zeros up to a whole vector.
+    /// Rounds values to f16 and pads with zeros to a whole vector.
     unsafe fn halves(values: &[f32], out: *mut u16) {
         let chunks = values.chunks_exact(LANES);
         let (whole, rest) = (values.len() - chunks.remainder().len(), chunks.remainder());
@@ -128,7 +128,7 @@ for_each_level! {
         if HALF { load_f16(page.cast::<u16>().add(at)) } else { load(page.cast::<f32>().add(at)) }
     }
 
-    unsafe fn item<const HALF: bool>(work: &Item<'_>, pages: *const u8) {
+    unsafe fn item<const HALF: bool>(work: &AttentionTile<'_>, pages: *const u8) {
         let mut state = std::mem::MaybeUninit::<State>::uninit();
         let state = &mut *state.as_mut_ptr();
         let (count, dim, width) = (work.count(), work.head_dim(), width(work.head_dim()));
@@ -169,8 +169,8 @@ for_each_level! {
         }
     }
 
-    /// `R` pairs from `i` with the 32 keys of one page.
-    unsafe fn block<const HALF: bool, const R: usize>(work: &Item<'_>, state: &mut State, i: usize, page: usize, keys: *const u8, values: *const u8) {
+    /// Processes the 32 keys of one page for `R` pairs from `i` on.
+    unsafe fn block<const HALF: bool, const R: usize>(work: &AttentionTile<'_>, state: &mut State, i: usize, page: usize, keys: *const u8, values: *const u8) {
         let (dim, width) = (work.head_dim(), width(work.head_dim()));
         let mut scores = [[splat(0.0); 2]; R];
         let query: [*const f32; R] = std::array::from_fn(|r| state.query[i + r]);
@@ -187,7 +187,7 @@ for_each_level! {
         let mut used = 0;
         for r in 0..R {
             let i = i + r;
-            // The keys of this page that the pair sees, as slots.
+            // The slots of this page that the pair attends to.
             let from = state.low[i].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
             let to = state.high[i].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
             used = used.max(to);
@@ -207,16 +207,16 @@ for_each_level! {
             state.max[i] = max_here;
             scores[r][0] = add(p[0], p[1]);
         }
-        let mut fade = [0f32; 16];
-        store(fade.as_mut_ptr(), exp(load(old.as_ptr())));
+        let mut rescale = [0f32; 16];
+        store(rescale.as_mut_ptr(), exp(load(old.as_ptr())));
         for r in 0..R {
-            state.sum[i + r] = state.sum[i + r].mul_add(fade[r], sum(scores[r][0]));
+            state.sum[i + r] = state.sum[i + r].mul_add(rescale[r], sum(scores[r][0]));
         }
         let mut d = 0;
         while d + 32 <= width {
             let mut sums: [[V; 2]; R] = std::array::from_fn(|r| {
                 let out = state.out.as_ptr().add((i + r) * width + d);
-                [mul(load(out), splat(fade[r])), mul(load(out.add(16)), splat(fade[r]))]
+                [mul(load(out), splat(rescale[r])), mul(load(out.add(16)), splat(rescale[r]))]
             });
             for key in 0..used {
                 let v = [load_kv::<HALF>(values, key * width + d), load_kv::<HALF>(values, key * width + d + 16)];
@@ -236,7 +236,7 @@ for_each_level! {
         if d < width {
             for r in 0..R {
                 let out = state.out.as_mut_ptr().add((i + r) * width + d);
-                let mut sum = mul(load(out), splat(fade[r]));
+                let mut sum = mul(load(out), splat(rescale[r]));
                 for key in 0..used {
                     sum = fma(splat(weights[r][key]), load_kv::<HALF>(values, key * width + d), sum);
                 }

@@ -1,10 +1,12 @@
-//! What the tile kernels for quantised weights share: 16 rows by 16 features at a time, in batches that fit the caches.
+//! Shared code of the int8 tile kernels for quantised weights: 16 rows by 16 features at a time, in batches that fit the
+//! caches.
 //!
-//! Integers come out of the tile unit exact, so scales can be applied by vectors in the order that all kernels share. A format
-//! with a scale per group ([`super::amx_group`]) brings its 16x16 integers back after every 32 inputs, a K format
+//! The tile unit sums integers exactly, and vectors then apply the scales in the order that all kernels share. Formats with
+//! a scale per group ([`super::amx_group`]) store the 16x16 integers to memory after every 32 inputs, K formats
 //! ([`super::amx_super`]) once per superblock.
 //!
-//! On stable Rust tiles are reached through inline assembly; `Level::Amx` says that the kernel granted them to this process.
+//! Stable Rust has no AMX intrinsics, so the kernels use inline assembly. `Level::Amx` means that the operating system has
+//! granted AMX to this process.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -14,11 +16,11 @@ use super::super::activations::TILE;
 use super::super::matrix::{LINE, PANEL, Segment};
 use super::Output;
 
-/// Row tiles that pass by an unpacked superblock of weights before the next one is unpacked.
+/// Row tiles that are multiplied with an unpacked superblock of weights before the next one is unpacked.
 const TILES_AT_ONCE: usize = 16;
 /// Panels that share a load of activations: four superblocks of byte weights fill 16 KiB of the first-level cache.
 pub(super) const PANELS_AT_ONCE: usize = 4;
-/// Activations that stay in the second-level cache while the panels of a chunk pass by.
+/// Activations that stay in the second-level cache while the panels of a chunk are processed.
 const ACTIVATION_BYTES: usize = 768 * 1024;
 
 #[repr(C, align(64))]
@@ -30,10 +32,10 @@ pub(super) struct Lines<const N: usize>(pub(super) [[u8; LINE]; N]);
 #[derive(Clone, Copy)]
 pub(super) struct TileSums([[f32; PANEL]; TILE]);
 
-/// Sums of all tiles and panels that are worked on at once, kept while the superblocks pass by.
+/// Sums of all tiles and panels of a batch, across all superblocks.
 pub(super) type Sums = [[TileSums; PANELS_AT_ONCE]; TILES_AT_ONCE];
 
-/// Batches of row tiles, whose activations of `row_bytes` a row fit the cache, by batches of so many panels.
+/// Batches of row tiles whose activations (`row_bytes` per row) fit the cache, by batches of `at_once` panels.
 pub(super) fn batches(
     rows: usize,
     row_bytes: usize,
@@ -48,22 +50,21 @@ pub(super) fn batches(
     })
 }
 
-/// The weights that come next: a superblock of each panel. They are asked for line by line between the products of this one, and
-/// from all panels in turn: a burst of requests would hold everything up, and a panel that is walked slowly is noticed by the
-/// hardware, which then runs ahead itself.
+/// Prefetches the next superblock of each panel, line by line between the products of the current one, from all panels in
+/// turn. A burst of requests would stall other loads, and slow regular accesses also train the hardware prefetcher.
 pub(super) struct Ahead {
     superblocks: [*const u8; PANELS_AT_ONCE],
     panels: usize,
-    /// The next line to ask for.
+    /// The next line to prefetch.
     line: usize,
-    /// Lines that are due, and those that become due with every step, in 2^16ths.
+    /// Lines that should have been prefetched by now, and the increment per step, in units of 2^-16 lines.
     due: usize,
     rate: usize,
 }
 
 impl Ahead {
-    /// What follows after `done` bytes of some panels, of which `bytes` are a superblock: the next one or the first of the panels
-    /// after them, spread over so many steps.
+    /// Prefetches the `bytes` bytes of the superblock at offset `done` of each panel or, at the end of the panels, the first
+    /// superblock of the panels after them, spread over `steps` calls of [`Self::step`].
     pub(super) fn new(segment: &Segment, panels: &Range<usize>, done: usize, bytes: usize, steps: usize) -> Self {
         let superblocks = std::array::from_fn(|p| {
             let at = match done < segment.stride {
@@ -76,7 +77,7 @@ impl Ahead {
         Self { superblocks, panels: panels.len(), line: 0, due: 0, rate }
     }
 
-    /// Asks for what is due at a step.
+    /// Issues the prefetches that are due.
     #[inline(always)]
     pub(super) fn step(&mut self) {
         self.due += self.rate;
@@ -99,7 +100,7 @@ pub(super) unsafe fn tile_zero() {
 /// Stores the first four tiles, one after the other.
 #[inline(always)]
 pub(super) unsafe fn tile_store(integers: *mut u8) {
-    // SAFETY: the caller has room for four tiles.
+    // SAFETY: the caller's buffer has space for four tiles.
     unsafe {
         asm!(
             "tilestored [{c} + {stride}], tmm0",
@@ -114,7 +115,7 @@ pub(super) unsafe fn tile_store(integers: *mut u8) {
 /// Writes the sums of some tiles and panels.
 ///
 /// # Safety
-/// All of them have been written, and as for [`Output::put`].
+/// All these sums have been written, and the contract of [`Output::put`] holds.
 pub(super) unsafe fn put_tiles(
     segment: &Segment,
     panels: Range<usize>,
@@ -126,7 +127,7 @@ pub(super) unsafe fn put_tiles(
     for tile in tiles.clone() {
         for r in 0..TILE.min(rows - tile * TILE) {
             for (p, panel) in panels.clone().enumerate() {
-                // SAFETY: the caller wrote the sums of these tiles and panels; its promise about `out`.
+                // SAFETY: the caller wrote the sums of these tiles and panels and guarantees the contract of `Output::put`.
                 unsafe {
                     let sums = &*sums.add((tile - tiles.start) * PANELS_AT_ONCE + p);
                     out.put(tile * TILE + r, panel, segment.rows, &sums.0[r]);

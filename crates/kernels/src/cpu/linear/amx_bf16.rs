@@ -1,11 +1,12 @@
-//! bf16 tile kernels: for bf16 weights, and for the prompt rows of quantised weights.
+//! bf16 tile kernels: for bf16 weights, and for prefill rows with quantised weights.
 //!
-//! Activations are bf16 in one part (prompt rows, for quantised weights) or in two, high and low (for bf16 weights). Four tiles of
-//! sums stay in the tile unit while all inputs pass by, and the products of both parts go into the same sums, group after group,
-//! high before low: one order for one row and for many. The four tiles are two panels by 32 rows, so that each load serves at least
-//! two products; a tile of rows without a second one, such as the one row of decoding, takes four panels instead. That counts most
-//! when another program shares the core, for then loads and products take turns, and a load costs nearly as much as a product. All
-//! rows pass by as many panels as the second-level cache holds, which for quantised weights are unpacked to bf16.
+//! Activations are one bf16 part (prefill rows, for quantised weights) or two, high and low (for bf16 weights). Four tiles
+//! of sums stay in the tile unit over all inputs. The products of both parts are added to the same sums, group after group,
+//! high before low, so the order is the same for one row and for many. The four tiles are two panels by 32 rows, so that
+//! each load serves at least two products; a single tile of rows, such as one decode row, uses four panels instead. This
+//! matters most when another program shares the core: loads and products then alternate, and a load costs nearly as much as
+//! a product. All rows are multiplied with as many panels as fit in the second-level cache; quantised panels are first
+//! unpacked to bf16.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,7 +14,7 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, SplitActivations, TILE, round_bf16};
+use super::super::activations::{BLOCK, Bf16SplitActivations, TILE, round_bf16};
 use super::super::matrix::{Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, Segment};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Lines, tile_store, tile_zero};
@@ -23,30 +24,30 @@ use crate::Activation;
 
 /// Tiles of sums.
 const SUMS: usize = 4;
-/// Weights that stay in the second-level cache while all rows pass by.
+/// Weights that stay in the second-level cache while all rows are multiplied with them.
 const BLOCK_BYTES: usize = 768 * 1024;
 
 thread_local! {
-    /// Unpacked panels, one after the other. A thread keeps its memory from call to call.
+    /// Unpacked panels, one after the other. Each thread reuses this buffer between calls.
     static UNPACKED: RefCell<Vec<Lines<{ TILE_BYTES / LINE }>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Multiplies prompt rows, rounded to bf16, with quantised weights, unpacked to bf16.
+/// Multiplies prefill rows, rounded to bf16, with quantised weights, unpacked to bf16.
 ///
 /// # Safety
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn rounded(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe { segment_rows(segment, panels, inputs.rounded, inputs.rows, out) };
 }
 
-/// The same for a stack of gate and up projection, whose products are gated and rounded at once: they go to `out` as the activations
-/// of the next linear layer.
+/// The same for stacked gate and up projections. The products are gated, rounded to bf16 and written to `out` as the
+/// activations of the next linear layer.
 ///
 /// # Safety
-/// As for [`rounded`]; `panels` are panels of both segments, whole ones; `out` has room for the rows and nobody else
-/// writes these columns.
+/// As for [`rounded`]; `panels` are whole panels of both segments; `out` has space for the rows, and no other thread writes
+/// these columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn gated(
     [gate, up]: [&Segment; 2],
@@ -56,7 +57,7 @@ pub(super) unsafe fn gated(
     out: RoundedOutput,
 ) {
     let pair = |pair: usize| [(gate, panels.start + pair), (up, panels.start + pair)];
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe { pass(panels.len(), pair, inputs.rounded, inputs.rows, &Target::Gated(out, activation)) };
 }
 
@@ -66,11 +67,11 @@ pub(super) unsafe fn gated(
 /// As for [`rounded`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe { segment_rows(segment, panels, inputs.split, inputs.rows, out) };
 }
 
-/// Where gated results go: the values of a [`SplitActivations`] of one part.
+/// The output of gated results: the values of a [`Bf16SplitActivations`] of one part.
 #[derive(Clone, Copy)]
 pub(crate) struct RoundedOutput {
     pub(crate) values: *mut u16,
@@ -86,12 +87,12 @@ enum Target<'a> {
 
 type Pair<'a> = [(&'a Segment, usize); 2];
 
-/// Takes all rows past some panels of a segment.
+/// Multiplies all rows with some panels of a segment.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn segment_rows<const PARTS: usize>(
     segment: &Segment,
     panels: Range<usize>,
-    acts: &SplitActivations<PARTS>,
+    acts: &Bf16SplitActivations<PARTS>,
     rows: usize,
     out: Output<'_>,
 ) {
@@ -99,17 +100,17 @@ unsafe fn segment_rows<const PARTS: usize>(
         let first = panels.start + 2 * pair;
         [(segment, first), (segment, (first + 1).min(panels.end - 1))]
     };
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe { pass(panels.len().div_ceil(2), pair, acts, rows, &Target::Rows(out)) };
 }
 
-/// Takes all rows past so many pairs of panels.
+/// Multiplies all rows with `pairs` pairs of panels.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn pass<'a, const PARTS: usize>(
     pairs: usize,
     pair: impl Fn(usize) -> Pair<'a>,
-    acts: &SplitActivations<PARTS>,
+    acts: &Bf16SplitActivations<PARTS>,
     rows: usize,
     target: &Target<'_>,
 ) {
@@ -117,9 +118,9 @@ unsafe fn pass<'a, const PARTS: usize>(
     let groups = first.cols.div_ceil(GROUP);
     let is_packed = first.format != Format::Bf16;
     let panel_bytes = groups * TILE_BYTES;
-    // What only one tile of rows passes by need not stay.
+    // With one tile of rows the weights are used once, so they need not stay in the cache.
     let most = if rows <= TILE { 2 } else { (BLOCK_BYTES / (2 * panel_bytes)).max(1) };
-    // As many each time.
+    // Blocks of equal size.
     let at_once = pairs.div_ceil(pairs.div_ceil(most));
     UNPACKED.with_borrow_mut(|unpacked| {
         let len = if is_packed { at_once * 2 * groups } else { 0 };
@@ -133,10 +134,10 @@ unsafe fn pass<'a, const PARTS: usize>(
                 true => [0, 1].map(|half| scratch.wrapping_add((p % at_once * 2 + half) * panel_bytes).cast_const()),
                 false => panels.map(|(segment, panel)| segment.panel(panel).as_ptr()),
             };
-            Half { panels, weights, rows: tile * TILE..rows.min((tile + 1) * TILE) }
+            TileHalf { panels, weights, rows: tile * TILE..rows.min((tile + 1) * TILE) }
         };
         let mut configured = None;
-        // SAFETY: there is room for `at_once` pairs of panels; the rest is passed on.
+        // SAFETY: the buffer has space for `at_once` pairs of panels; the caller guarantees the rest.
         unsafe {
             for first in (0..pairs).step_by(at_once) {
                 let block = first..pairs.min(first + at_once);
@@ -154,8 +155,8 @@ unsafe fn pass<'a, const PARTS: usize>(
                         let second = (p + panels_on).min(block.end - 1);
                         let halves = [half(p, tile), half(second, tile + rows_on)];
                         let count = if is_square || second > p { 2 } else { 1 };
-                        let quad = Quad { halves, count, is_square, acts, target, groups };
-                        // The unit comes to a halt for it.
+                        let quad = TileBlock { halves, count, is_square, acts, target, groups };
+                        // Reconfiguring stalls the tile unit, so it is done only when the shape changes.
                         if configured.replace(quad.tile_rows()) != Some(quad.tile_rows()) {
                             quad.configure();
                         }
@@ -170,23 +171,22 @@ unsafe fn pass<'a, const PARTS: usize>(
 }
 
 /// Two panels by a tile of rows.
-struct Half<'a> {
+struct TileHalf<'a> {
     panels: Pair<'a>,
-    /// Of each panel, a tile for each group.
+    /// For each panel, one tile per group.
     weights: [*const u8; 2],
-    /// At most a tile of them.
+    /// At most one tile of rows.
     rows: Range<usize>,
 }
 
-/// What is summed at once: the unit's first two tiles are the sums of the first half, one for each panel, the next two those
-/// of the second. Either the halves are two tiles of rows that share their panels, which is a square, or they
-/// are two pairs of panels that share their rows.
-struct Quad<'a, const PARTS: usize> {
-    halves: [Half<'a>; 2],
-    /// How many of the halves are logit_rows.
+/// The four tiles of sums that are computed together: two for the first half, one per panel, and two for the second. The
+/// halves are either two tiles of rows with the same panels (a square) or two pairs of panels with the same rows.
+struct TileBlock<'a, const PARTS: usize> {
+    halves: [TileHalf<'a>; 2],
+    /// How many of the halves are used.
     count: usize,
     is_square: bool,
-    acts: &'a SplitActivations<PARTS>,
+    acts: &'a Bf16SplitActivations<PARTS>,
     target: &'a Target<'a>,
     groups: usize,
 }
@@ -218,8 +218,8 @@ macro_rules! product {
 
 pub(super) use {load, product};
 
-impl<const PARTS: usize> Quad<'_, PARTS> {
-    /// Of the tiles of each half: 16, or fewer at the end.
+impl<const PARTS: usize> TileBlock<'_, PARTS> {
+    /// Rows in the tiles of each half: 16, or fewer at the end.
     fn tile_rows(&self) -> [usize; 2] {
         [0, 1].map(|half| self.halves[half].rows.len())
     }
@@ -227,11 +227,11 @@ impl<const PARTS: usize> Quad<'_, PARTS> {
     unsafe fn configure(&self) {
         let [first, second] = self.tile_rows().map(|rows| (rows, LINE));
         let weights = (16, LINE);
-        // SAFETY: passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { TileConfig::new([first, first, second, second, first, second, weights, weights]).load() };
     }
 
-    /// Sums the products of all inputs.
+    /// Computes the sums over all inputs.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     unsafe fn multiply(&self) {
@@ -250,7 +250,7 @@ impl<const PARTS: usize> Quad<'_, PARTS> {
                 load!(7, b1);
                 product!(1, 4, 7);
                 if self.is_square {
-                    self.ask_ahead(group, [b0, b1]);
+                    self.prefetch_next(group, [b0, b1]);
                     let a1 = a0.add(PARTS * BLOCK);
                     load!(5, a1);
                     product!(2, 5, 6);
@@ -264,7 +264,7 @@ impl<const PARTS: usize> Quad<'_, PARTS> {
                         product!(3, 5, 7);
                     }
                 } else {
-                    self.ask_ahead(group, [b0, b1, b2, b3]);
+                    self.prefetch_next(group, [b0, b1, b2, b3]);
                     if PARTS == 2 {
                         load!(5, a0.add(BLOCK));
                         product!(0, 5, 6);
@@ -281,17 +281,17 @@ impl<const PARTS: usize> Quad<'_, PARTS> {
                         }
                     }
                 }
-                results.ask();
+                results.prefetch();
                 [b0, b1, b2, b3] = [b0, b1, b2, b3].map(|b| b.wrapping_add(TILE_BYTES));
             }
         }
     }
 
-    /// Asks for weights of these panels, a tile further on or, of four panels, two: those are mostly read for the first time.
-    /// Beyond the end of these panels the next ones begin.
+    /// Prefetches weights of these panels: one tile ahead or, with four panels, two, because those are mostly read for the
+    /// first time. Past the end of these panels it prefetches the next panels.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn ask_ahead<const N: usize>(&self, group: usize, weights: [*const u8; N]) {
+    fn prefetch_next<const N: usize>(&self, group: usize, weights: [*const u8; N]) {
         let ahead = N / 2;
         let wrap = if group + ahead < self.groups { 0 } else { (N - 1) * self.groups };
         for line in 0..TILE {
@@ -318,19 +318,20 @@ impl<const PARTS: usize> Quad<'_, PARTS> {
         }
     }
 
-    /// Hands over the sums.
+    /// Writes the sums to the target.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     unsafe fn finish(&self) {
         let halves = &self.halves[..self.count];
-        // SAFETY: whole panels lie within the output, and a tile has as many rows as its half; the rest is passed on.
+        // SAFETY: whole panels lie within the output, and a tile has as many rows as its half; the caller guarantees the
+        // rest.
         unsafe {
             if let Target::Rows(out) = self.target
                 && halves.iter().all(|half| half.is_whole())
                 && out.bias.is_none()
             {
                 let stride = out.stride * size_of::<f32>();
-                let at = |half: &Half<'_>| out.start.add(half.rows.start * out.stride + half.panels[0].1 * PANEL);
+                let at = |half: &TileHalf<'_>| out.start.add(half.rows.start * out.stride + half.panels[0].1 * PANEL);
                 store!(0, at(&halves[0]), stride);
                 store!(1, at(&halves[0]).add(PANEL), stride);
                 if let [_, second] = halves {
@@ -353,20 +354,20 @@ impl<const PARTS: usize> Quad<'_, PARTS> {
     }
 }
 
-/// The lines that results will go to. They are asked for while the products are summed: rows lie far apart, and a store that misses
-/// the caches holds up the ones after it.
+/// Prefetches the cache lines of the results while the products are summed: rows are far apart in memory, and a store that
+/// misses the cache delays the stores after it.
 struct Results {
     next: *const f32,
     stride: usize,
     panels: usize,
-    /// Those that remain.
+    /// Rows that remain.
     rows: usize,
     at_once: usize,
 }
 
 impl Results {
     #[inline]
-    fn ask(&mut self) {
+    fn prefetch(&mut self) {
         if self.rows == 0 {
             return;
         }
@@ -381,7 +382,7 @@ impl Results {
     }
 }
 
-impl Half<'_> {
+impl TileHalf<'_> {
     fn is_whole(&self) -> bool {
         let [(segment, first), (_, second)] = self.panels;
         first < second && (second + 1) * PANEL <= segment.rows
@@ -393,19 +394,20 @@ impl Half<'_> {
         let [(segment, first), (_, second)] = self.panels;
         for row in self.rows.clone() {
             for panel in first..=second {
-                // SAFETY: the sums of both panels; the rest is passed on.
+                // SAFETY: `sums` holds the sums of both panels; the caller guarantees the rest.
                 unsafe { out.put(row, panel, segment.rows, &*sums.add((panel - first) * TILE + row % TILE)) };
             }
         }
     }
 
-    /// Gates finished sums and writes them as halves of rows of the next layer's tiles.
+    /// Gates finished sums and writes them as half rows of the next layer's activation tiles.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     unsafe fn gate(&self, sums: *const [f32; PANEL], out: &RoundedOutput, activation: Activation) {
         let (group, half) = (self.panels[0].1 / 2, self.panels[0].1 % 2);
         for row in self.rows.clone() {
-            // SAFETY: the sums of both panels, on lines; `out` has room for these rows; AVX-512 is there.
+            // SAFETY: `sums` holds the sums of both panels, aligned to lines; `out` has space for these rows; the CPU has
+            // AVX-512.
             unsafe {
                 let [gate, up] = [0, TILE].map(|at| _mm512_load_ps(sums.add(at + row % TILE).cast()));
                 let value = round_bf16(gate_lanes(gate, up, activation));
@@ -417,12 +419,12 @@ impl Half<'_> {
     }
 }
 
-/// `activation(x) * up`, six bits better than its rounding to bf16: `x / (1 + 2^t)` with a short polynomial and the hardware's
-/// reciprocal.
+/// `activation(x) * up`, accurate to six bits more than bf16: `x / (1 + 2^t)` with a short polynomial and the hardware's
+/// approximate reciprocal.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn gate_lanes(x: __m512, up: __m512, activation: Activation) -> __m512 {
-    /// `2^f` for f within a half of zero, to 2^-17.
+    /// Polynomial of `2^f` for |f| <= 1/2, accurate to 2^-17.
     const POWER: [f32; 5] = [0.009_666_369, 0.055_921_976, 0.240_223_5, 0.693_121_1, 1.0];
     let splat = |value: f32| _mm512_set1_ps(value);
     let t = match activation {

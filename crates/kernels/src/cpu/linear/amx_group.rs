@@ -1,11 +1,11 @@
-//! Tile kernels for formats with a scale per group of 32: integers come back after every group.
+//! Tile kernels for formats with a scale per group of 32: integers are stored to memory after every group.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, GroupActivations, TILE};
+use super::super::activations::{BLOCK, Q8Activations, TILE};
 use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Ahead, Lines, PANELS_AT_ONCE, Sums, TileSums, batches, put_tiles, tile_store};
@@ -16,10 +16,10 @@ use super::{Inputs, Output};
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // Sums of four groups; activations and weights of two, so that one's tiles load while the other's multiply.
+    // Four tiles of sums, two of activations and two of weights: the tiles of one group load while another's multiply.
     let (sums, rows, weights) = ((TILE, 64), (TILE, 32), (8, 64));
     let config = TileConfig::new([sums, sums, sums, sums, rows, rows, weights, weights]);
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         config.load();
         for (tiles, panels) in batches(inputs.rows, segment.cols, panels, PANELS_AT_ONCE) {
@@ -95,7 +95,7 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
                 }
                 let at = index * inputs.group.tiles + tile;
                 let mut sums = sums.add((tile - tiles.start) * PANELS_AT_ONCE);
-                // Unpacked weights are at hand; those that come from memory come faster one panel after the other.
+                // Unpacked weights are in the cache. 8-bit weights are read from memory, which is faster one panel at a time.
                 for blocks in blocks[..panels.len()].chunks(if BITS == 8 { 1 } else { 2 }) {
                     match *blocks {
                         [first, second] => {
@@ -116,17 +116,17 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
 /// Up to 8 groups of one panel.
 #[derive(Clone, Copy)]
 struct GroupBlock {
-    /// As they are stored.
+    /// The packed record.
     packed: *const u8,
-    /// Their weights as signed bytes, one group after the other; whole bytes are where they were.
+    /// The weights as signed bytes, one group after the other. With 8 bits, the same address as `packed`.
     unpacked: *const u8,
     count: usize,
-    /// Whether sums begin with this block.
+    /// Whether this is the first block, which initialises the sums.
     first: bool,
 }
 
 impl GroupBlock {
-    /// The weights of a group as signed bytes. Those of the next follow, if the group's number is even.
+    /// The weights of a group as signed bytes. If the group's index is even, the weights of the next group follow.
     #[inline(always)]
     fn lines<const BITS: usize, const MINS: bool>(&self, group: usize) -> *const u8 {
         let whole = const { Blocks::groups(BITS, MINS) }.weights(group);
@@ -138,25 +138,25 @@ impl GroupBlock {
 #[repr(align(64))]
 struct Integers([i32; PANEL]);
 
-/// The bits of `1.5 * 2^23`: an integer below 2^22 added to them makes the float that is so much larger.
+/// The bits of `1.5 * 2^23`: adding an integer below 2^22 to these bits gives the float `1.5 * 2^23 + integer`.
 static REBASE: Integers = Integers([0x4b40_0000; PANEL]);
 
-/// Adds the groups of the blocks of one or two neighbouring panels to the sums of one tile. First all integers, then all vectors: the
-/// tile unit and the vector unit hardly work at the same time, and taking turns at every group was slower.
+/// Adds the groups of the blocks of one or two adjacent panels to the sums of one tile: first all tile products, then all
+/// vector operations, because the tile unit and the vector unit hardly overlap and alternating per group costs more.
 ///
-/// Integers are summed on top of [`REBASE`], so that what comes back are floats, and `fma(float, scale, -1.5 * 2^23 * scale)` is
-/// `integer * scale`, rounded once: see [`GroupActivations::rebase`].
+/// Integer sums start at [`REBASE`], so the stored results are the bits of floats, and
+/// `fma(float, scale, -1.5 * 2^23 * scale)` is `integer * scale`, rounded once: see [`Q8Activations::rebase`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group_tile<const BITS: usize, const P: usize, const MINS: bool>(
     blocks: [GroupBlock; P],
-    acts: &GroupActivations,
+    acts: &Q8Activations,
     at: usize,
     sums: *mut TileSums,
     ahead: &mut Ahead,
 ) {
     /// Rows whose sums stay in registers.
     const AT_ONCE: usize = 8;
-    /// Groups whose products are on the way from tiles to vectors: few enough not to drive weights out of the first-level cache.
+    /// Groups whose products are stored before vectors read them: few enough not to evict weights from the first-level cache.
     const GROUPS_AT_ONCE: usize = 4;
     let mut floats = MaybeUninit::<[[Lines<TILE>; 2]; GROUPS_AT_ONCE]>::uninit();
     let floats = floats.as_mut_ptr().cast::<f32>();
@@ -231,11 +231,12 @@ unsafe fn group_tile<const BITS: usize, const P: usize, const MINS: bool>(
     }
 }
 
-/// A tile of rows by two groups of two panels, or by two and two of one. All are multiplied before the first is stored: a store waits for its
-/// product and holds up what comes after it.
+/// Multiplies a tile of rows by two groups of two panels, or by four groups of one panel. All products are issued before the
+/// first store, because a store waits for its product and delays the instructions after it.
 #[inline(always)]
 unsafe fn multiply_four<const P: usize>(a: *const i8, b: [*const u8; 2], floats: *mut f32) {
-    // SAFETY: the caller points at as many groups of rows of 32 bytes, and of 8 lines of each panel, and at room for four tiles.
+    // SAFETY: the caller's pointers refer to that many groups of rows of 32 bytes, to groups of 8 lines of each panel, and to
+    // space for four tiles.
     unsafe {
         if P == 2 {
             asm!(
@@ -282,10 +283,10 @@ unsafe fn multiply_four<const P: usize>(a: *const i8, b: [*const u8; 2], floats:
     }
 }
 
-/// A tile of rows by a group of 32 inputs by the 16 features of each panel.
+/// Multiplies a tile of rows by one group of 32 inputs of each panel.
 #[inline(always)]
 unsafe fn multiply_group<const P: usize>(a: *const i8, b: [*const u8; 2], floats: *mut f32) {
-    // SAFETY: the caller points at rows of 32 bytes, at 8 lines of each panel, and at room for a tile of each.
+    // SAFETY: the caller's pointers refer to rows of 32 bytes, to 8 lines of each panel, and to space for a tile per panel.
     unsafe {
         if P == 2 {
             asm!(

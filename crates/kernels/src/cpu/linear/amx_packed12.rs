@@ -1,11 +1,11 @@
-//! Few rows by short bf16 weights: they are unpacked for the tile unit group by group, into the first-level cache, and one group is
-//! multiplied while the next is unpacked. The sums are those of [`super::amx_bf16`].
+//! Few rows by 12-bit bf16 weights. Weights are unpacked for the tile unit group by group into the first-level cache, and
+//! one group is multiplied while the next is unpacked. The order of summation is that of [`super::amx_bf16`].
 
 use std::arch::asm;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, SplitActivations, TILE};
+use super::super::activations::{BLOCK, Bf16SplitActivations, TILE};
 use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, Segment};
 use super::super::packed12::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::super::tiles::{TileConfig, release};
@@ -14,19 +14,19 @@ use super::amx_bf16::{load, product};
 use super::packed12_panel::Packed12Panel;
 use super::prefetch::Prefetch;
 use super::unpack_bf16::TILE_BYTES;
-use super::{Inputs, Output, Share};
+use super::{Inputs, Output, PanelRange};
 
 /// Parts of an activation.
 const PARTS: usize = 2;
-/// Panels at once.
+/// Panels that are processed together.
 const SUMS: usize = 4;
 
 /// # Safety
-/// As for [`super::amx_bf16::panels`], and there are no more rows than a tile has.
+/// As for [`super::amx_bf16::panels`], and the rows fit in one tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, share: Share, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &Segment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
     let (rows, weights) = ((inputs.rows, LINE), (16, LINE));
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         TileConfig::new([rows, rows, rows, rows, rows, rows, weights, weights]).load();
         let Range { start: mut panel, end } = share.panels;
@@ -44,13 +44,13 @@ pub(super) unsafe fn panels(segment: &Segment, share: Share, inputs: &Inputs<'_>
     }
 }
 
-/// `P` panels.
+/// Computes `P` panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn block<const P: usize>(
     segment: &Segment,
     panel: usize,
     next: Option<Panels>,
-    acts: &SplitActivations<PARTS>,
+    acts: &Bf16SplitActivations<PARTS>,
     rows: usize,
     out: Output<'_>,
 ) {
@@ -59,23 +59,23 @@ unsafe fn block<const P: usize>(
     let mut weights: [Packed12Panel<'_>; P] = std::array::from_fn(|p| Packed12Panel::new(segment, panel + p));
     let mut room = MaybeUninit::<[[Lines<{ TILE_BYTES / LINE }>; P]; 2]>::uninit();
     let room: *mut u8 = room.as_mut_ptr().cast();
-    // A group of one panel, in the half of the room that is its turn.
+    // The buffer of a group of one panel. There are two buffers, used alternately.
     let tile = |group: usize, p: usize| room.wrapping_add((group % 2 * P + p) * TILE_BYTES);
     let mut unpack = |group: usize, p: usize| {
         for quarter in 0..QUARTERS_PER_GROUP {
             let index = group * QUARTERS_PER_GROUP + quarter;
             for line in (0..PACKED).step_by(LINE) {
-                prefetch.ask(p, Packed12Panel::at(index) + line);
+                prefetch.prefetch(p, Packed12Panel::at(index) + line);
             }
-            // SAFETY: one of the panel's quarters; there is room for a group.
+            // SAFETY: the panel has this quarter; the buffer has space for a group.
             unsafe { weights[p].unpack(index, tile(group, p).add(quarter * PLAIN)) };
         }
     };
     for p in 0..P {
         unpack(0, p);
     }
-    // SAFETY: the tiles are configured for these rows, the activations hold them, and a group was unpacked before it is multiplied;
-    // the caller's promise about `out`.
+    // SAFETY: the tiles are configured for these rows, the activations hold them, and a group is unpacked before it is
+    // multiplied; the caller guarantees the contract of `Output::put`.
     unsafe {
         tile_zero();
         for group in 0..groups {

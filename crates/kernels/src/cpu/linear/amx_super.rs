@@ -1,12 +1,12 @@
-//! Tile kernels for the K formats: multiplied with their integer sub-block scales folded into the weights, which then need two bytes,
-//! `scale * q = 128 high + low`, each with a tile of its own; integers come back once per superblock.
+//! Tile kernels for the K formats. The integer sub-block scales are multiplied into the weights, which then need two bytes,
+//! `scale * q = 128 high + low`, each in its own tile. Integers are stored to memory once per superblock.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, SuperActivations, TILE};
+use super::super::activations::{BLOCK, Q8KActivations, TILE};
 use super::super::matrix::{Bits, Blocks, Format, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Ahead, Lines, PANELS_AT_ONCE, Sums, TileSums, batches, put_tiles, tile_store, tile_zero};
@@ -18,7 +18,7 @@ use super::{Inputs, Output};
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     let config = TileConfig::new([(16, 64); 8]);
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         config.load();
         for (tiles, panels) in batches(inputs.rows, segment.cols, panels, PANELS_AT_ONCE) {
@@ -46,7 +46,7 @@ pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &In
 }
 
 /// A superblock of one panel with its scales folded in: `scale * (q - offset) = 128 high + low`.
-struct Digits {
+struct ScaledWeights {
     high: Lines<64>,
     low: Lines<64>,
 }
@@ -62,8 +62,8 @@ unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
 ) {
     let acts = inputs.superblock;
     let supers = segment.cols / SUPER;
-    let mut digits = MaybeUninit::<[Digits; PANELS_AT_ONCE]>::uninit();
-    let digits = digits.as_mut_ptr().cast::<Digits>();
+    let mut digits = MaybeUninit::<[ScaledWeights; PANELS_AT_ONCE]>::uninit();
+    let digits = digits.as_mut_ptr().cast::<ScaledWeights>();
     let mut sums = MaybeUninit::<Sums>::uninit();
     let sums = sums.as_mut_ptr().cast::<TileSums>();
     for index in 0..supers {
@@ -118,7 +118,7 @@ struct SuperBlock {
     dmin: __m512,
     /// Minimums of pairs of sub-blocks.
     mins: [__m512i; 8],
-    /// Whether sums begin with this block.
+    /// Whether this is the first block, which initialises the sums.
     first: bool,
 }
 
@@ -128,7 +128,7 @@ impl SuperBlock {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     #[inline]
     unsafe fn new<const SUBS: usize, const MINS: bool>(scales: *const u8, first: bool) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let halves = scales.add(SuperScales::integers(SUBS, MINS));
             let d = _mm512_cvtph_ps(_mm256_loadu_si256(halves.cast()));
@@ -148,14 +148,14 @@ impl SuperBlock {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn super_tile<const SUBS: usize, const MINS: bool>(
     block: &SuperBlock,
-    acts: &SuperActivations,
+    acts: &Q8KActivations,
     at: usize,
     integers: *const i32,
     sums: *mut TileSums,
 ) {
     let sums = sums.cast::<f32>();
     for r in 0..TILE {
-        // SAFETY: the caller points at two tiles of integers, and at the sums and activations of one tile.
+        // SAFETY: the caller's pointers refer to two tiles of integers, and to the sums and activations of one tile.
         unsafe {
             let high = _mm512_load_si512(integers.add(r * PANEL).cast());
             let low = _mm512_load_si512(integers.add((TILE + r) * PANEL).cast());
@@ -177,7 +177,7 @@ unsafe fn super_tile<const SUBS: usize, const MINS: bool>(
 /// `sum over sub-blocks of min * sum of activations` of one row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn row_minimum<const SUBS: usize>(mins: &[__m512i; 8], acts: &SuperActivations, row: usize) -> __m512 {
+unsafe fn row_minimum<const SUBS: usize>(mins: &[__m512i; 8], acts: &Q8KActivations, row: usize) -> __m512 {
     let mut minimum = _mm512_setzero_si512();
     for (i, pair) in mins[..SUBS / 2].iter().enumerate() {
         // SAFETY: the caller's row has `SUBS` sums of as many sub-blocks.
@@ -196,12 +196,12 @@ unsafe fn fold<const BITS: usize, const SUBS: usize, const MINS: bool>(
     records: *const u8,
     scales: *const u8,
     offset: i32,
-    digits: *mut Digits,
+    digits: *mut ScaledWeights,
 ) {
     let (offset, low_bits) = (_mm512_set1_epi8(offset as i8), _mm512_set1_epi16(127));
     let low_byte = _mm512_set1_epi16(255);
     for g in 0..GROUPS_PER_SUPER {
-        // SAFETY: the caller points at a superblock's records and scales.
+        // SAFETY: the caller's pointers refer to a superblock's records and scales.
         unsafe {
             let lines = unpack::<BITS>(records.add(g * BITS * LINE));
             for (r, line) in lines.into_iter().enumerate() {
@@ -223,10 +223,11 @@ unsafe fn fold<const BITS: usize, const SUBS: usize, const MINS: bool>(
     }
 }
 
-/// Adds two tiles of rows by a quarter of a superblock: high and low digits of the first, then of the second.
+/// Adds the products of two tiles of rows and a quarter of a superblock: high and low digits of the first tile, then of the
+/// second.
 #[inline(always)]
-unsafe fn multiply_quarter(a0: *const i8, a1: *const i8, digits: *const Digits, quarter: usize) {
-    // SAFETY: the caller points at two tiles of 16 rows by 64 inputs and at a superblock's digits.
+unsafe fn multiply_quarter(a0: *const i8, a1: *const i8, digits: *const ScaledWeights, quarter: usize) {
+    // SAFETY: the caller's pointers refer to two tiles of 16 rows by 64 inputs and to a superblock's digits.
     unsafe {
         let high = (&raw const (*digits).high).cast::<u8>().add(quarter * TILE * LINE);
         let low = (&raw const (*digits).low).cast::<u8>().add(quarter * TILE * LINE);

@@ -1,10 +1,10 @@
 //! Quantised weights with AVX2: half a panel (8 features) at a time.
 //!
-//! `vpmaddubsw` multiplies unsigned by signed bytes and adds pairs into 16 bits. Weights of up to 6 bits are the unsigned
-//! side as they are, and several lines are summed before they could overflow 16 bits. Whole bytes go in as magnitude, their
-//! sign moved to the activation.
+//! `vpmaddubsw` multiplies unsigned by signed bytes and adds pairs into 16 bits. Weights of up to 6 bits are used directly
+//! as the unsigned side, and as many lines are summed as cannot overflow 16 bits. For 8-bit weights the unsigned side is
+//! their magnitude, and their sign is applied to the activation.
 //!
-//! One panel is walked at a time, because registers hold no more; while that goes on, the next four are asked for.
+//! One panel is processed at a time, because registers hold no more; meanwhile the next four are prefetched.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -18,10 +18,10 @@ use super::{Inputs, Output};
 const HALF: usize = PANEL / 2;
 
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; the activations fit the segment; nobody else writes these panels of `out`.
+/// The CPU has AVX2, FMA and F16C; the activations match the segment; no other thread writes these panels of `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match segment.format {
             Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, panels, 0, inputs, out),
@@ -46,12 +46,12 @@ pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &In
                 superblock::<6, 16, false>(segment, panels, offset, inputs, out)
             }
             Format::Super { offset, .. } => superblock::<4, 8, true>(segment, panels, offset, inputs, out),
-            _ => unreachable!("dense formats have a kernel of their own"),
+            _ => unreachable!("`dense` handles float formats"),
         }
     }
 }
 
-/// One half (0 or 1) of the eight lines of a group: unsigned bytes, or signed ones for whole bytes.
+/// One half (0 or 1) of the eight lines of a group: unsigned bytes, or signed ones for 8-bit weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack<const BITS: usize>(record: *const u8, half: usize) -> [__m256i; 8] {
@@ -129,7 +129,7 @@ unsafe fn dots<const BITS: usize, const LINES: usize>(
     };
     let (mut total, mut short) = (_mm256_setzero_si256(), _mm256_setzero_si256());
     for i in 0..LINES {
-        // SAFETY: the caller points at `4 * LINES` activations.
+        // SAFETY: the caller's pointer refers to `4 * LINES` activations.
         let a = _mm256_set1_epi32(unsafe { activations.add(4 * i).cast::<i32>().read_unaligned() });
         let products = if BITS == 8 {
             _mm256_maddubs_epi16(_mm256_abs_epi8(lines[i]), _mm256_sign_epi8(a, lines[i]))
@@ -145,7 +145,7 @@ unsafe fn dots<const BITS: usize, const LINES: usize>(
     total
 }
 
-/// Cuts rows into blocks of four, two and one; the first asks for the weights of later panels.
+/// Splits rows into blocks of four, two and one; the first block prefetches the weights of later panels.
 macro_rules! blocks {
     ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
         let first = $panels.start;
@@ -171,7 +171,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
-    // SAFETY: passed on; rows of a block never cross a tile because blocks divide 16.
+    // SAFETY: the caller upholds the contract; rows of a block never cross a tile because block sizes divide 16.
     unsafe { blocks!(group_block::<BITS, MINS>, segment, panels, offset, inputs, out) }
 }
 
@@ -190,7 +190,7 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_half(from: *const u8, half: usize) -> __m256 {
-    // SAFETY: the caller points at 16 f16.
+    // SAFETY: the caller's pointer refers to 16 f16.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.add(half * 16).cast())) }
 }
 
@@ -237,7 +237,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
             }
         }
     }
-    // SAFETY: the caller's promise about `out`.
+    // SAFETY: the caller guarantees the contract of `Output::put`.
     unsafe { put(segment, panel, row, out, sums) };
 }
 
@@ -264,7 +264,8 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
             let (records, scales) = (weights.add(blocks.weights(index)), weights.add(blocks.scales(index)));
             let halves = scales.add(SuperScales::integers(SUBS, MINS));
             for half in 0..2 {
-                // Integers, and what each unit of the offset adds to them: formats with one have a scale per 16 inputs.
+                // The integers, and the amount that each unit of the offset adds. Formats with an offset have a scale per
+                // 16 inputs.
                 let mut integers = [_mm256_setzero_si256(); R];
                 let mut added = [_mm256_setzero_si256(); R];
                 for g in 0..GROUPS_PER_SUPER {
@@ -313,11 +314,11 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
             }
         }
     }
-    // SAFETY: the caller's promise about `out`.
+    // SAFETY: the caller guarantees the contract of `Output::put`.
     unsafe { put(segment, panel, row, out, sums) };
 }
 
-/// The low 16 bits of each lane of two vectors, in its halves.
+/// The low 16 bits of each lane of `low` and `high`, in the two halves of the lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn in_halves(low: __m256i, high: __m256i) -> __m256i {
@@ -327,7 +328,7 @@ fn in_halves(low: __m256i, high: __m256i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sub_scale<const SUBS: usize, const MINS: bool>(scales: *const u8, sub: usize, half: usize) -> __m256i {
-    // SAFETY: the caller points at the scales of a superblock.
+    // SAFETY: the caller's pointer refers to the scales of a superblock.
     let bytes = unsafe { _mm_loadl_epi64(scales.add(sub * PANEL + half * HALF).cast()) };
     match (SUBS, MINS) {
         (8, _) => _mm256_cvtepu8_epi32(bytes),
@@ -341,7 +342,7 @@ unsafe fn sub_scale<const SUBS: usize, const MINS: bool>(scales: *const u8, sub:
 unsafe fn minimums<const SUBS: usize>(scales: *const u8, sums: *const i16, half: usize) -> __m256i {
     let mut total = _mm256_setzero_si256();
     for sub in 0..SUBS {
-        // SAFETY: the caller points at the scales of a superblock and at 16 sums.
+        // SAFETY: the caller's pointers refer to the scales of a superblock and to 16 sums.
         unsafe {
             let (min, sum) = if SUBS == 8 {
                 let bytes = _mm_loadl_epi64(scales.add((8 + sub) * PANEL + half * HALF).cast());
@@ -362,7 +363,7 @@ unsafe fn minimums<const SUBS: usize>(scales: *const u8, sums: *const i16, half:
 unsafe fn put<const R: usize>(segment: &Segment, panel: usize, row: usize, out: Output<'_>, sums: [[__m256; 2]; R]) {
     for (r, sums) in sums.into_iter().enumerate() {
         let mut values = [0f32; PANEL];
-        // SAFETY: two halves of 8 lanes; the caller's promise about `out`.
+        // SAFETY: two halves of 8 lanes; the caller guarantees the contract of `Output::put`.
         unsafe {
             _mm256_storeu_ps(values.as_mut_ptr(), sums[0]);
             _mm256_storeu_ps(values.as_mut_ptr().add(HALF), sums[1]);

@@ -1,28 +1,28 @@
 //! Quantised weights with AVX-512 VNNI: one lane per feature, four inputs per instruction.
 //!
-//! `vpdpbusd` multiplies unsigned by signed bytes: weights are the unsigned side, and what an offset (128 for whole bytes)
-//! added is taken off beforehand, by starting the sum at `-offset * sum of the activations`.
+//! `vpdpbusd` multiplies unsigned by signed bytes. Weights are the unsigned side, and the contribution of their offset (128
+//! for 8-bit weights) is removed by starting the sum at `-offset * sum of the activations`.
 //!
-//! For few rows several panels are walked together, line by line: the hardware's prefetchers follow slow parallel streams best,
-//! and a burst of a kilobyte from each panel in turn was measurably slower.
+//! For few rows several panels are read together, line by line, because the hardware prefetchers follow slow parallel
+//! streams better than bursts from one panel after the other.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::ops::Range;
 
-use super::super::activations::{BLOCK, GroupActivations, SuperActivations, TILE};
+use super::super::activations::{BLOCK, Q8Activations, Q8KActivations, TILE};
 use super::super::matrix::{
     Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, SUPER, Segment, SuperScales,
 };
 use super::prefetch::{Ahead, Prefetch};
-use super::{Inputs, Output, Share};
+use super::{Inputs, Output, PanelRange};
 
 /// # Safety
-/// The CPU has AVX-512 VNNI; the activations fit the segment; nobody else writes these panels of `out`.
+/// The CPU has AVX-512 VNNI; the activations match the segment; no other thread writes these panels of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, share: Share, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY: passed on.
+pub(super) unsafe fn panels(segment: &Segment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match segment.format {
             Format::Group { bits: Bits::B8, .. } => group::<8, false>(segment, share, 128, inputs, out),
@@ -47,12 +47,12 @@ pub(super) unsafe fn panels(segment: &Segment, share: Share, inputs: &Inputs<'_>
                 superblock::<6, 16, false>(segment, share, offset, inputs, out)
             }
             Format::Super { offset, .. } => superblock::<4, 8, true>(segment, share, offset, inputs, out),
-            _ => unreachable!("dense formats have a kernel of their own"),
+            _ => unreachable!("`dense` handles float formats"),
         }
     }
 }
 
-/// The eight lines of a group as unsigned bytes (whole bytes with their sign bit flipped).
+/// The eight lines of a group as unsigned bytes (8-bit weights with their sign bit flipped).
 ///
 /// # Safety
 /// `record` points to the record of a group of `BITS`-bit weights.
@@ -112,17 +112,18 @@ pub(super) unsafe fn unpack<const BITS: usize>(record: *const u8) -> [__m512i; 8
     lines
 }
 
-/// The bits of `1.5 * 2^23`: integers are summed on top of them, as on tiles.
+/// The bits of `1.5 * 2^23`, at which integer sums start, as in the tile kernels.
 const REBASE: i32 = 0x4b40_0000;
 
-/// Keeps the compiler from loading what comes next before its time: there are no registers for it.
+/// A compiler barrier: it keeps later loads from being moved up, which would spill registers.
 #[inline(always)]
 fn fence() {
     // SAFETY: there is no instruction.
     unsafe { asm!("", options(nostack, preserves_flags)) };
 }
 
-/// Lines `j` and `j + 4` of a group as unsigned bytes (whole bytes with their sign bit flipped): the two that share bytes.
+/// Lines `j` and `j + 4` of a group as unsigned bytes (8-bit weights with their sign bit flipped). With 4 bits and more,
+/// these two lines share bytes in the nibble plane.
 ///
 /// # Safety
 /// `record` points to the record of a group of `BITS`-bit weights.
@@ -175,18 +176,19 @@ unsafe fn unpack_pair<const BITS: usize>(record: *const u8, j: usize) -> [__m512
     }
 }
 
-/// Panels that are walked together, from `panel` on.
+/// Panels that are processed together, from `panel` on.
 #[derive(Clone, Copy)]
-struct Walk {
-    /// The first panel of the share that they belong to.
+struct PanelBlock {
+    /// The first panel of the chunk.
     first: usize,
     panel: usize,
-    /// What is walked after them, if it is not the panels that follow.
+    /// The panels that are processed after these, if they are not the next ones of the segment.
     next: Option<Panels>,
 }
 
-/// Cuts panels and rows into blocks that fill the registers: so many sums (16, or 8 of two parts), of up to four panels. Rows beyond
-/// the last are those of its tile, computed and thrown away: what takes the time is the weights.
+/// Splits panels and rows into blocks that fill the registers: `$sums` sums (16, or 8 of two parts), of up to four panels
+/// (for one row, eight). Rows after the last one are padding of its tile; they are computed and discarded, because the time
+/// is bound by the weights.
 macro_rules! blocks {
     ($block:ident::<$($c:tt),*>, $sums:expr, $segment:expr, $share:expr, $offset:expr, $inputs:expr, $out:expr) => {{
         let (rows, Range { start: first, end }) = ($inputs.rows, $share.panels);
@@ -194,13 +196,13 @@ macro_rules! blocks {
         while panel < end {
             let left = end - panel;
             let wide = match left {
-                // Walks of about the same width: narrow ones take almost as long.
+                // Blocks of about the same width, because a narrow block takes almost as long as a wide one.
                 _ if rows == 1 => left.div_ceil(left.div_ceil(8)).next_multiple_of(2).min(left & !1).max(1),
                 4.. if rows * 4 <= $sums => 4,
                 2.. if rows * 2 <= $sums => 2,
                 _ => 1,
             };
-            let walk = Walk { first, panel, next: $share.next.filter(|_| wide == left) };
+            let walk = PanelBlock { first, panel, next: $share.next.filter(|_| wide == left) };
             let mut row = 0;
             while row < rows {
                 row += match (wide, rows - row) {
@@ -224,22 +226,22 @@ macro_rules! blocks {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group<const BITS: usize, const MINS: bool>(
     segment: &Segment,
-    share: Share,
+    share: PanelRange,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
     if inputs.rows == 1 {
-        inputs.group.ask(segment.cols);
+        inputs.group.prefetch(segment.cols);
     }
-    // SAFETY: passed on; rows of a block never cross a tile because blocks divide 16.
+    // SAFETY: the caller upholds the contract; rows of a block never cross a tile because block sizes divide 16.
     unsafe { blocks!(group_block::<BITS, MINS>, 16, segment, share, offset, inputs, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     segment: &Segment,
-    share: Share,
+    share: PanelRange,
     offset: i32,
     inputs: &Inputs<'_>,
     out: Output<'_>,
@@ -252,7 +254,7 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const P: usize>(
     segment: &Segment,
-    walk: Walk,
+    walk: PanelBlock,
     row: usize,
     offset: i32,
     inputs: &Inputs<'_>,
@@ -260,11 +262,12 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
 ) {
     let (acts, lane) = (inputs.group, row % TILE);
     let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(walk.panel + p).as_ptr());
-    // Few sums have two parts, which do not wait for each other, and stay in registers; many go to the first-level cache and back.
+    // With few sums, each has two independent accumulators in registers; with many, the sums are kept in the first-level
+    // cache.
     let parts = if R * P > 4 { 1 } else { 2 };
     let mut sums = [[_mm512_setzero_ps(); R]; P];
     let sums = if R * P > 4 { black_box(&mut sums) } else { &mut sums };
-    // From memory a lane is spread over a register for nothing.
+    // Kept in memory, because broadcasting a lane from memory is free.
     let mut start = _mm512_setzero_si512();
     let start = black_box(&raw mut start).cast::<i32>();
     let ahead = Ahead::new(segment, walk.first, walk.panel);
@@ -276,7 +279,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
         unsafe {
             let values = acts.values.as_ptr().add(at * GROUP);
             let mut integers = [[[_mm512_setzero_si512(); R]; P]; 2];
-            // What an offset adds is taken off beforehand; formats with minimums have none.
+            // Subtract the contribution of the offset in advance. Formats with minimums have no offset.
             if !MINS {
                 let sums = _mm512_loadu_si512(acts.sums.as_ptr().add(at - lane).cast());
                 let added = _mm512_mullo_epi32(sums, _mm512_set1_epi32(offset));
@@ -292,7 +295,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                     ahead.step::<P>(scales, places.start(2) / 2);
                 }
                 for p in 0..P {
-                    prefetch.ask(p, scales);
+                    prefetch.prefetch(p, scales);
                 }
             }
             for j in 0..4 {
@@ -300,11 +303,11 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
                 for p in 0..P {
                     pairs[p] = unpack_pair::<BITS>(weights[p].add(record), j);
                     if row == 0 {
-                        prefetch.ask(p, record + j * LINE);
+                        prefetch.prefetch(p, record + j * LINE);
                         if BITS == 8 {
-                            prefetch.ask(p, record + (j + 4) * LINE);
+                            prefetch.prefetch(p, record + (j + 4) * LINE);
                         } else if BITS == 5 && j == 0 {
-                            prefetch.ask(p, record + 4 * LINE);
+                            prefetch.prefetch(p, record + 4 * LINE);
                         }
                     }
                 }
@@ -331,7 +334,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
             }
         }
     }
-    // SAFETY: the caller's promise about `out`.
+    // SAFETY: the caller guarantees the contract of `Output::put`.
     unsafe { put(segment, walk.panel, row, inputs.rows, out, sums) };
 }
 
@@ -343,12 +346,12 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn scale_group<const MINS: bool, const R: usize>(
     integers: [__m512i; R],
-    acts: &GroupActivations,
+    acts: &Q8Activations,
     at: usize,
     scales: *const u8,
     sums: &mut [__m512; R],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
         for r in 0..R {
@@ -368,7 +371,7 @@ unsafe fn scale_group<const MINS: bool, const R: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, const R: usize, const P: usize>(
     segment: &Segment,
-    walk: Walk,
+    walk: PanelBlock,
     row: usize,
     offset: i32,
     inputs: &Inputs<'_>,
@@ -376,7 +379,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
 ) {
     let (acts, tile, lane) = (inputs.superblock, row / TILE, row % TILE);
     let weights: [*const u8; P] = std::array::from_fn(|p| segment.panel(walk.panel + p).as_ptr());
-    // As for `group_block`; sums of 16 inputs each are two sub-blocks, which stay apart.
+    // As in `group_block`. With 16 sub-blocks, the two accumulators are two sub-blocks and are scaled separately.
     let many = SUBS == 8 && R * P > 4;
     let mut sums = [[_mm512_setzero_ps(); R]; P];
     let sums = if many { black_box(&mut sums) } else { &mut sums };
@@ -387,7 +390,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     let places = const { Blocks::superblocks(BITS, SUBS, MINS) };
     for index in 0..segment.cols / SUPER {
         let at = index * acts.tiles + tile;
-        // SAFETY: the superblock is one of the segment's, and all rows of a tile are there, filled or not.
+        // SAFETY: the superblock is one of the segment's, and all rows of a tile are allocated, filled or not.
         unsafe {
             let values = acts.values.as_ptr().add(at * BLOCK + lane * 64);
             let act_sums = acts.sums.as_ptr().add((at * TILE + lane) * 16);
@@ -411,7 +414,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                     }
                     if g * LINE < SuperScales::bytes(SUBS, MINS) {
                         for p in 0..P {
-                            prefetch.ask(p, places.scales(index) + g * LINE);
+                            prefetch.prefetch(p, places.scales(index) + g * LINE);
                         }
                     }
                 }
@@ -421,10 +424,10 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
                         pairs[p] = unpack_pair::<BITS>(weights[p].add(record), j);
                         if row == 0 {
                             if j < BITS {
-                                prefetch.ask(p, record + j * LINE);
+                                prefetch.prefetch(p, record + j * LINE);
                             }
                             if j + 4 < BITS {
-                                prefetch.ask(p, record + (j + 4) * LINE);
+                                prefetch.prefetch(p, record + (j + 4) * LINE);
                             }
                         }
                     }
@@ -463,11 +466,11 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
             }
         }
     }
-    // SAFETY: the caller's promise about `out`.
+    // SAFETY: the caller guarantees the contract of `Output::put`.
     unsafe { put(segment, walk.panel, row, inputs.rows, out, sums) };
 }
 
-/// Adds the products of 32 inputs, those of the first and of the second 16, to the integers of a superblock.
+/// Scales the products of the first and the second 16 of 32 inputs and adds them to the integers of a superblock.
 ///
 /// # Safety
 /// `scales` points to the scales of a superblock.
@@ -481,7 +484,7 @@ unsafe fn scale_sub<const SUBS: usize, const MINS: bool, const R: usize>(
     totals: &mut [__m512i; R],
 ) {
     for r in 0..R {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let scaled = unsafe {
             if SUBS == 8 {
                 let scale = sub_scale::<SUBS, MINS>(scales, group);
@@ -502,7 +505,7 @@ unsafe fn scale_sub<const SUBS: usize, const MINS: bool, const R: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn sub_scale<const SUBS: usize, const MINS: bool>(scales: *const u8, sub: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { _mm_loadu_si128(scales.add(sub * PANEL).cast()) };
     match (SUBS, MINS) {
         (8, _) => _mm512_cvtepu8_epi32(bytes),
@@ -518,7 +521,7 @@ pub(super) unsafe fn sub_scale<const SUBS: usize, const MINS: bool>(scales: *con
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn sub_minimum<const SUBS: usize>(scales: *const u8, sub: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if SUBS == 8 {
             _mm512_cvtepu8_epi32(_mm_loadu_si128(scales.add((8 + sub) * PANEL).cast()))
@@ -536,7 +539,7 @@ pub(super) unsafe fn sub_minimum<const SUBS: usize>(scales: *const u8, sub: usiz
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn min_pair<const SUBS: usize>(scales: *const u8, i: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = |row: usize| unsafe { _mm_loadu_si128(scales.add(row * PANEL).cast()) };
     let (first, second) = if SUBS == 8 {
         (bytes(8 + 2 * i), bytes(9 + 2 * i))
@@ -551,13 +554,13 @@ pub(super) unsafe fn min_pair<const SUBS: usize>(scales: *const u8, i: usize) ->
 /// `sum over sub-blocks of min * sum of activations` of one row, one lane per feature.
 ///
 /// # Safety
-/// `scales` points to the scales of a superblock; `row` is one of the activations'.
+/// `scales` points to the scales of a superblock; `row` is a row of the activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn minimums<const SUBS: usize>(scales: *const u8, acts: &SuperActivations, row: usize) -> __m512i {
+unsafe fn minimums<const SUBS: usize>(scales: *const u8, acts: &Q8KActivations, row: usize) -> __m512i {
     let mut total = _mm512_setzero_si512();
     for i in 0..SUBS / 2 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let sums = if SUBS == 8 { acts.sums32.as_ptr().add(row * 8) } else { acts.sums.as_ptr().add(row * 16) };
             let two = _mm512_set1_epi32(sums.add(2 * i).cast::<i32>().read_unaligned());
@@ -580,7 +583,7 @@ pub(super) unsafe fn put<const R: usize, const P: usize>(
     for (p, sums) in sums.iter().enumerate() {
         for (r, sum) in sums.iter().enumerate().take(rows - row) {
             let mut values = [0f32; PANEL];
-            // SAFETY: 16 lanes; the caller's promise about `out`.
+            // SAFETY: 16 lanes; the caller guarantees the contract of `Output::put`.
             unsafe {
                 _mm512_storeu_ps(values.as_mut_ptr(), *sum);
                 out.put(row + r, panel + p, segment.rows, &values);

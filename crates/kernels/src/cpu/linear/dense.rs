@@ -1,7 +1,7 @@
 //! Weights in f32, f16 and (without tiles) bf16: widened to f32 and multiplied with f32 activations.
 //!
-//! One accumulator per output, inputs in ascending order; bf16, whose inputs lie in pairs, has one for the even and one for
-//! the odd inputs, added at the end.
+//! There is one accumulator per output, and inputs are summed in ascending order. bf16, whose inputs are stored in pairs, has
+//! one accumulator for even and one for odd inputs, added at the end.
 
 use std::ops::Range;
 
@@ -109,7 +109,7 @@ for_each_level! {
                 // Four panels at once for few rows: four streams from memory are faster than one.
                 (4.., 1..=3) => { all_rows::<4, 2>(segment, panel, inputs, out); panel += 4; }
                 (2.., _) if REGISTERS >= 32 => { all_rows::<2, 4>(segment, panel, inputs, out); panel += 2; }
-                // Two sums per output.
+                // bf16 has two accumulators per output.
                 _ if REGISTERS < 16 && segment.format == Format::Bf16 => {
                     all_rows::<1, 3>(segment, panel, inputs, out);
                     panel += 1;
@@ -121,7 +121,7 @@ for_each_level! {
 }
 
 pub(super) fn panels(level: Level, segment: &Segment, range: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
-    // SAFETY: the CPU has `level` (`CpuBackend::new`), and the caller hands each panel of `out` to one thread.
+    // SAFETY: the CPU has `level` (`CpuBackend::new` checks it), and the caller gives each panel of `out` to one thread.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]

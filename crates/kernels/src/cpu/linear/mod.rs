@@ -1,12 +1,12 @@
-//! `out = W x + bias`, for every stored format on every level.
+//! `out = W x + bias`, for every weight format on every level.
 //!
-//! Work is cut by panels only, never along the inputs, and each output is summed in one order that depends on neither the
-//! number of rows nor on who computes it. For quantised weights that order is: integers are summed exactly within a group (or
-//! superblock), then `sum = fma(integer * activation scale, weight scale, sum)` group after group. All levels follow it, so
-//! they agree bit for bit. For bf16 the tile unit has an order of its own, the same for 1 row and for 1,000.
+//! Work is split by panels only, never along the inputs. Each output is summed in an order that depends neither on the
+//! number of rows nor on the thread. For quantised weights, integers are summed exactly within a group (or superblock),
+//! then `sum = fma(integer * activation scale, weight scale, sum)` group after group. All levels use this order, so they
+//! agree bit for bit. For bf16 the tile unit has its own order, which is the same for 1 row and for 1,000.
 //!
-//! On a CPU with tiles, prompt rows may be multiplied with quantised weights in bf16 instead ([`PromptMath`]), again in one
-//! order for any number of rows: tiles would spend most of their time on bringing integers back to apply scales.
+//! On a CPU with tiles, prefill rows may be multiplied with quantised weights in bf16 instead ([`PrefillMath`]), also in one
+//! order for any number of rows. In int8, most of the time would go into moving integers out of the tiles to apply scales.
 
 mod dense;
 mod scalar;
@@ -34,19 +34,19 @@ mod unpack_bf16;
 
 use std::ops::Range;
 
-use super::activations::{GroupActivations, GroupTarget, SplitActivations, SuperActivations, TILE};
+use super::activations::{Bf16SplitActivations, Q8Activations, Q8KActivations, Q8Writer, TILE};
 use super::level::Level;
 use super::matrix::{Format, GROUP, Matrix, PANEL, Panels, Segment, SendPtr};
 use super::pool::Pool;
 use super::rows;
 use crate::Activation;
 
-/// Rows that vectors multiply as fast as the tile unit does: they need no more time than the weights take to arrive, or integers
-/// to come back from the tile unit. And they suffer less from whoever uses the core's second thread.
+/// Up to this many rows, the vector kernels are as fast as the tile kernels: the time is bound by reading weights, or by
+/// moving integers out of the tile unit. Vector kernels also lose less when another program uses the core's second thread.
 #[cfg(target_arch = "x86_64")]
 const VECTOR_ROWS: usize = TILE;
 
-/// What a row of activations is turned into for a matrix.
+/// The activation layouts that the kernels of a matrix read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RequiredLayouts {
     pub(crate) group: bool,
@@ -72,19 +72,19 @@ impl RequiredLayouts {
     }
 }
 
-/// The activations of one call, in the layouts that [`RequiredLayouts`] names, and where results go.
+/// The activations of one call, in the layouts that [`RequiredLayouts`] names.
 pub(crate) struct Inputs<'a> {
     pub(crate) rows: usize,
     pub(crate) x: &'a [f32],
-    pub(crate) group: &'a GroupActivations,
-    pub(crate) superblock: &'a SuperActivations,
-    pub(crate) split: &'a SplitActivations<2>,
-    pub(crate) rounded: &'a SplitActivations<1>,
+    pub(crate) group: &'a Q8Activations,
+    pub(crate) superblock: &'a Q8KActivations,
+    pub(crate) split: &'a Bf16SplitActivations<2>,
+    pub(crate) rounded: &'a Bf16SplitActivations<1>,
     /// Whether quantised weights are multiplied with `rounded`.
     pub(crate) rounds: bool,
 }
 
-/// Where the results of a segment go: row `r`, feature `f` at `start + r * stride + f`.
+/// The output of a segment: row `r`, feature `f` is written to `start + r * stride + f`.
 #[derive(Clone, Copy)]
 struct Output<'a> {
     start: *mut f32,
@@ -93,17 +93,17 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the features of one panel of one row, those beyond the matrix left out.
+    /// Writes the features of one panel of one row, except for the padding after the last feature.
     ///
     /// # Safety
-    /// The row and the panel are in range and nobody else writes them.
+    /// The row and the panel are in range and no other thread writes them.
     #[inline(always)]
     unsafe fn put(&self, row: usize, panel: usize, rows: usize, values: &[f32; PANEL]) {
         let first = panel * PANEL;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let out = unsafe { self.start.add(row * self.stride + first) };
         if first + PANEL <= rows && self.bias.is_none() {
-            // SAFETY: a whole panel lies within the row. As one array, so that it becomes one store.
+            // SAFETY: a whole panel lies within the row. It is written as one array, so that it compiles to one store.
             unsafe { out.cast::<[f32; PANEL]>().write_unaligned(*values) };
             return;
         }
@@ -116,8 +116,8 @@ impl Output<'_> {
 
 #[cfg(target_arch = "x86_64")]
 impl Output<'_> {
-    /// Asks for the lines of 16 rows by some panels, which are about to be overwritten: rows lie far apart, and a store that
-    /// misses the caches would hold up the ones after it.
+    /// Prefetches, for writing, the cache lines of 16 rows by some panels. Rows are far apart in memory, and a store that
+    /// misses the cache would delay the stores after it.
     fn prefetch(&self, tile: usize, panels: Range<usize>, rows: usize) {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
         for row in tile * TILE..rows.min((tile + 1) * TILE) {
@@ -149,9 +149,9 @@ pub(crate) fn linear(
     let most = if inputs.rounds { usize::MAX } else { 64 };
     let chunks = Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), most);
     pool.run(chunks.count(), &|_, index| {
-        let mut logit_rows = chunks.get(index);
+        let mut range = chunks.get(index);
         for segment in &matrix.segments {
-            let here = logit_rows.start.min(segment.panels())..logit_rows.end.min(segment.panels());
+            let here = range.start.min(segment.panels())..range.end.min(segment.panels());
             if !here.is_empty() {
                 let output = Output {
                     // SAFETY: the segment's first feature lies within a row of `out`.
@@ -159,46 +159,45 @@ pub(crate) fn linear(
                     stride: matrix.rows,
                     bias: bias.map(|bias| &bias[segment.first..segment.first + segment.rows]),
                 };
-                panels(level, segment, Share { panels: here, next: None }, inputs, output);
+                panels(level, segment, PanelRange { panels: here, next: None }, inputs, output);
             }
-            logit_rows =
-                logit_rows.start.saturating_sub(segment.panels())..logit_rows.end.saturating_sub(segment.panels());
+            range = range.start.saturating_sub(segment.panels())..range.end.saturating_sub(segment.panels());
         }
     });
 }
 
-/// Panels that are walked together: for one row as many as registers hold, because memory delivers several slow streams faster than
-/// one.
+/// Panels that are processed together. For one row, as many as the registers hold, because memory delivers several slow
+/// streams faster than one.
 fn panels_at_once(rows: usize) -> usize {
     if rows == 1 { 8 } else { 4 }
 }
 
-/// The panels of each thread, of the same number but for one or two, and cut into chunks.
+/// Splits `total` panels evenly over the threads, and the panels of each thread into chunks.
 #[derive(Clone, Copy)]
 struct Chunks {
     total: usize,
     threads: usize,
-    /// Panels that stay together.
+    /// Chunks start and end at multiples of this many panels.
     unit: usize,
-    /// Chunks of a thread. Some may be empty.
+    /// Chunks per thread. Some may be empty.
     each: usize,
 }
 
 impl Chunks {
-    /// Chunks of each of several threads: enough for the others to take over from one that the system holds up.
+    /// Chunks per thread if there are several threads: enough for other threads to take over from a descheduled one.
     const PER_THREAD: usize = 6;
 
     fn new(total: usize, threads: usize, at_once: usize, most: usize) -> Self {
         let share = total.div_ceil(threads).next_multiple_of(2);
         let cuts = if threads == 1 { 1 } else { Self::PER_THREAD };
         let chunk = share.div_ceil(cuts).next_multiple_of(at_once).min(most);
-        // The most that kernels walk together is a good width, not a necessary one.
+        // A chunk need not be a multiple of 8 panels, even though 8 at a time is fastest.
         let unit = if at_once == 8 { 2 } else { at_once };
         Self { total, threads, unit, each: share.div_ceil(chunk.max(1)) }
     }
 
-    /// The first panel of a thread. Two panels at least stay together: for few rows one by itself takes almost as long, and two
-    /// make a group of the next layer's inputs.
+    /// The first panel of a thread, always even: for few rows one panel takes almost as long as two, and two panels are a
+    /// group of the next layer's inputs.
     fn start(self, thread: usize) -> usize {
         (self.total * thread / self.threads).next_multiple_of(2).min(self.total)
     }
@@ -207,7 +206,7 @@ impl Chunks {
         self.each * self.threads
     }
 
-    /// Whether a thread has nothing to do after a chunk.
+    /// Whether the chunk is the last one of its thread.
     fn is_last(self, index: usize) -> bool {
         self.get(index).end == self.start(index / self.each + 1)
     }
@@ -221,35 +220,35 @@ impl Chunks {
     }
 }
 
-/// The segments of a stack of gate and up projection, if two panels of each are a group of the next layer's inputs: then threads
-/// can make the gated product as they go.
-fn as_pair(segments: &[Segment]) -> Option<[&Segment; 2]> {
+/// The gate and up segments of a stacked matrix, if their rows are whole groups of the next layer's inputs. Then each thread
+/// can compute the gated product of its own panels.
+fn gate_up_segments(segments: &[Segment]) -> Option<[&Segment; 2]> {
     let [gate, up] = segments else { return None };
     (gate.rows == up.rows && gate.rows.is_multiple_of(2 * PANEL)).then_some([gate, up])
 }
 
-pub(crate) fn is_pair(stack: &Matrix) -> bool {
-    as_pair(&stack.segments).is_some()
+pub(crate) fn has_gate_up(stack: &Matrix) -> bool {
+    gate_up_segments(&stack.segments).is_some()
 }
 
-/// Such a stack, if it is quantised.
-pub(crate) fn as_gated(stack: &Matrix) -> Option<[&Segment; 2]> {
-    as_pair(&stack.segments).filter(|pair| pair.iter().all(|segment| segment.is_quantised()))
+/// The same, if both segments are quantised.
+pub(crate) fn quantised_gate_up(stack: &Matrix) -> Option<[&Segment; 2]> {
+    gate_up_segments(&stack.segments).filter(|pair| pair.iter().all(|segment| segment.is_quantised()))
 }
 
-/// Where [`gated_rows`] leaves what it makes of `rows` rows.
+/// The output buffers of [`gated_decode`].
 pub(crate) struct GatedOutput<'a> {
     /// `[rows, 2 n]`
     pub(crate) inner: &'a mut [f32],
     /// `[rows, n]`
     pub(crate) gated: &'a mut [f32],
-    /// The same, quantised, if the next layer wants it so.
-    pub(crate) group: Option<GroupTarget>,
+    /// The same, quantised, if the next layer reads that layout.
+    pub(crate) group: Option<Q8Writer>,
 }
 
-/// `gated = activation(gate x) * (up x)` in one go, for few rows: what a thread makes it goes on with, so that little is left to do
-/// while others wait.
-pub(crate) fn gated_rows(
+/// `gated = activation(gate x) * (up x)` in one job, for few rows. Each thread gates and quantises the features that it has
+/// computed, so there is no extra synchronisation between the ops.
+pub(crate) fn gated_decode(
     pool: &Pool,
     level: Level,
     stack: &Matrix,
@@ -257,7 +256,7 @@ pub(crate) fn gated_rows(
     activation: Activation,
     out: GatedOutput<'_>,
 ) {
-    let pair = as_pair(&stack.segments).expect("a pair of projections");
+    let pair = gate_up_segments(&stack.segments).expect("a pair of projections");
     let (n, rows) = (stack.rows / 2, inputs.rows);
     assert!(out.inner.len() >= rows * 2 * n && out.gated.len() >= rows * n && inputs.x.len() >= rows * stack.cols);
     let (inner, gated) = (SendPtr(out.inner.as_mut_ptr()), SendPtr(out.gated.as_mut_ptr()));
@@ -273,11 +272,12 @@ pub(crate) fn gated_rows(
         for (which, segment) in pair.into_iter().enumerate() {
             // SAFETY: the segment's first feature lies within a row of `inner`.
             let start = unsafe { inner.get().add(which * n) };
-            let share = Share { panels: here.clone(), next: next[which] };
+            let share = PanelRange { panels: here.clone(), next: next[which] };
             panels(level, segment, share, inputs, Output { start, stride: 2 * n, bias: None });
         }
         for row in 0..rows {
-            // SAFETY: all this lies within the rows, these features are nobody else's, and the first of them begins a group.
+            // SAFETY: all accesses are within the rows, no other chunk has these features, and the first of them starts a
+            // group.
             unsafe {
                 let gate = inner.get().add(row * 2 * n + first);
                 let gate_up = [gate, gate.add(n)].map(|start| std::slice::from_raw_parts(start, len));
@@ -291,14 +291,14 @@ pub(crate) fn gated_rows(
     });
 }
 
-/// `out = activation(gate x) * (up x)` of prompt rows, rounded for the next layer.
+/// `out = activation(gate x) * (up x)` of prefill rows, rounded to bf16 for the next layer.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn gated(
     pool: &Pool,
     stack: [&Segment; 2],
     inputs: &Inputs<'_>,
     activation: Activation,
-    out: &mut SplitActivations<1>,
+    out: &mut Bf16SplitActivations<1>,
 ) {
     out.tiles = inputs.rows.div_ceil(TILE);
     let (values, tiles) = (SendPtr(out.values.as_mut_ptr()), out.tiles);
@@ -307,26 +307,27 @@ pub(crate) fn gated(
     pool.run(chunks.count(), &|_, index| {
         let (panels, out) = (chunks.get(index), amx_bf16::RoundedOutput { values: values.get(), tiles });
         if !panels.is_empty() {
-            // SAFETY: only a backend on a CPU with tiles rounds; the activations were filled for these rows, `out` was made for as
-            // many rows and these columns, and chunks cover disjoint groups of it.
+            // SAFETY: the backend rounds to bf16 only on a CPU with tiles; the activations were filled for these rows,
+            // `out` was allocated for these rows and columns, and chunks cover disjoint groups of it.
             unsafe { amx_bf16::gated(stack, panels, inputs, activation, out) };
         }
     });
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn gated(_: &Pool, _: [&Segment; 2], _: &Inputs<'_>, _: Activation, _: &mut SplitActivations<1>) {
-    unreachable!("no level here has tiles");
+pub(crate) fn gated(_: &Pool, _: [&Segment; 2], _: &Inputs<'_>, _: Activation, _: &mut Bf16SplitActivations<1>) {
+    unreachable!("no level on this architecture has tiles");
 }
 
-/// Some panels of a segment, and those that the same thread reads after them, if they are not the next ones of the segment.
-struct Share {
+/// The panels of a segment that one chunk processes, and the panels that the same thread reads after them, if these are not
+/// the next panels of the segment (for prefetching).
+struct PanelRange {
     panels: Range<usize>,
     next: Option<Panels>,
 }
 
-/// Computes all rows of some panels.
-fn panels(level: Level, segment: &Segment, share: Share, inputs: &Inputs<'_>, out: Output<'_>) {
+/// Computes some panels of all rows.
+fn panels(level: Level, segment: &Segment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
     let panels = share.panels.clone();
     // SAFETY: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations were filled for
     // `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.
@@ -338,7 +339,7 @@ fn panels(level: Level, segment: &Segment, share: Share, inputs: &Inputs<'_>, ou
             }
             #[cfg(target_arch = "x86_64")]
             (Format::Bf16 | Format::Bf16Packed12, Level::Amx) => amx_bf16::panels(segment, panels, inputs, out),
-            (Format::Bf16Packed12, _) => unreachable!("packed for tiles only"),
+            (Format::Bf16Packed12, _) => unreachable!("used only on AMX"),
             (Format::F32 | Format::F16 | Format::Bf16, _) => dense::panels(level, segment, panels, inputs, out),
             #[cfg(target_arch = "x86_64")]
             (Format::Group { .. } | Format::Super { .. }, _) if inputs.rounds => {

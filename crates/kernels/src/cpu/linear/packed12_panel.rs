@@ -1,4 +1,4 @@
-//! A panel of short bf16 weights as vectors.
+//! Unpacks a panel of 12-bit bf16 weights with AVX-512.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -9,10 +9,11 @@ use super::super::packed12::{HEAD, HIGHS, PACKED, PLAIN, first};
 /// Reads the quarters of a panel one after the other.
 pub(super) struct Packed12Panel<'a> {
     start: *const u8,
-    /// The high bytes that codes stand for, in every 16 bytes.
+    /// The table from codes to high bytes, repeated in every 16 bytes.
     table: __m512i,
-    /// The first quarter, counted through all panels, the next uncommon one, where that is listed, and its high bytes. Pointers,
-    /// because a check that may call anything would make callers keep vectors in memory.
+    /// The index of the panel's first quarter, counted across all panels; the index of the next uncommon quarter; and
+    /// pointers to its list entry and its high bytes. Pointers instead of slices, because the call to a bounds-check panic
+    /// would make callers spill vector registers.
     first: u32,
     next: u32,
     uncommon: *const u32,
@@ -37,15 +38,15 @@ impl<'a> Packed12Panel<'a> {
         }
     }
 
-    /// Where a quarter lies in a panel.
+    /// The offset of a quarter in a panel.
     pub(super) const fn at(quarter: usize) -> usize {
         HEAD + quarter * PACKED
     }
 
-    /// Unpacks a quarter to `out`; those before it have been unpacked.
+    /// Unpacks a quarter to `out`. Quarters must be unpacked in order.
     ///
     /// # Safety
-    /// The panel has such a quarter, and `out` is the start of as many lines as it has plain.
+    /// The panel has this quarter, and `out` is aligned to lines and has space for the unpacked quarter.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn unpack(&mut self, quarter: usize, out: *mut u8) {
@@ -53,7 +54,8 @@ impl<'a> Packed12Panel<'a> {
         // SAFETY: a line of this quarter.
         let line = |index: usize| unsafe { _mm512_loadu_si512(at.wrapping_add(index * LINE).cast()) };
         let highs = if self.first + quarter as u32 == self.next {
-            // SAFETY: an uncommon quarter is listed, has its high bytes, and something is listed after it.
+            // SAFETY: an uncommon quarter is in the list, has its high bytes, and is followed by another entry or the end
+            // marker.
             unsafe {
                 let highs = [0, LINE].map(|at| _mm512_loadu_si512(self.highs.add(at).cast()));
                 (self.uncommon, self.highs) = (self.uncommon.add(1), self.highs.add(HIGHS));
@@ -67,7 +69,7 @@ impl<'a> Packed12Panel<'a> {
         };
         for half in 0..2 {
             let (low, high) = (line(1 + half), highs[half]);
-            // SAFETY: the caller's room.
+            // SAFETY: the caller provides the space.
             unsafe {
                 let out = out.add(half * PLAIN / 2);
                 _mm512_store_si512(out.cast(), _mm512_unpacklo_epi8(low, high));

@@ -1,17 +1,17 @@
-//! Asking for weights before they are multiplied, for few rows: then the time is that of their arrival.
+//! Software prefetching of weights for few rows, where the kernels are memory-bound.
 
 use std::arch::x86_64::*;
 
 use super::super::matrix::{LINE, Panels, Segment};
 
-/// How far ahead of its use a line of weights is asked for.
+/// Bytes between the line in use and the line that is prefetched.
 const AHEAD: usize = 2048;
 
-/// Asks for weights ahead of their use, in `P` panels that are walked together: first for more of them, then for those that are
-/// walked next. Without the latter every panel would start cold.
+/// Prefetches weights of `P` panels that are read together: first the rest of these panels, then the start of the panels
+/// that are read next, so that those do not start with cache misses.
 pub(super) struct Prefetch<const P: usize> {
     here: [*const u8; P],
-    /// So that what lies one `stride` on in a panel here is the beginning of one there.
+    /// The starts of the next panels minus `stride`: offset `stride` in a current panel is the start of a next one.
     next: [*const u8; P],
     stride: usize,
 }
@@ -28,9 +28,9 @@ impl<const P: usize> Prefetch<P> {
         Self { here, next, stride }
     }
 
-    /// Asks for what lies [`AHEAD`] of `at` in one of the panels.
+    /// Prefetches the line [`AHEAD`] bytes after `at` in one of the panels.
     #[inline(always)]
-    pub(super) fn ask(&self, panel: usize, at: usize) {
+    pub(super) fn prefetch(&self, panel: usize, at: usize) {
         let ahead = at + AHEAD;
         let panels = if ahead < self.stride { &self.here } else { &self.next };
         // SAFETY: a prefetch reads nothing and may point anywhere; SSE is part of the architecture.
@@ -38,24 +38,24 @@ impl<const P: usize> Prefetch<P> {
     }
 }
 
-/// The four panels after those that are walked one or two at a time: as memory delivers four slow streams faster than one, they
-/// are asked for in turn, line by line, while these are multiplied.
+/// Prefetches the next four panels while the current panels are processed one or two at a time. It takes lines from all
+/// four in turn, because memory delivers four slow streams faster than one.
 pub(super) struct Ahead {
     quarter: *const u8,
     stride: usize,
 }
 
 impl Ahead {
-    /// A panel is walked, in a range that begins at `first`.
+    /// For the time while `panel` is processed, in a range of panels that starts at `first`.
     pub(super) fn new(segment: &Segment, first: usize, panel: usize) -> Self {
         let turn = (panel - first) % 4;
-        // Instead of what comes after the last panels, what is at hand.
+        // After the last panels, prefetch panels that are already in the cache.
         let next = if panel - turn + 4 < segment.panels() { panel - turn + 4 } else { first };
         let at = next * segment.stride + segment.stride / LINE * turn / 4 * LINE;
         Self { quarter: segment.bytes.as_ptr().wrapping_add(at), stride: segment.stride }
     }
 
-    /// What is due while `P` panels are walked over a group that begins at `at` and has so many bytes.
+    /// Issues the prefetches for one group of `P` current panels: the group starts at `at` and has `bytes` bytes.
     #[inline(always)]
     pub(super) fn step<const P: usize>(&self, at: usize, bytes: usize) {
         let lines = self.quarter.wrapping_add(at * P / 4 / LINE * LINE);

@@ -1,4 +1,4 @@
-//! Quantised weights in plain Rust: the definition of correct for the vector and tile kernels.
+//! Quantised weights in plain Rust: the reference for the vector and tile kernels.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ pub(super) fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_
                 Format::Super { bits, offset, subs, mins } => {
                     superblock(segment, panel, feature, row, inputs, bits, offset, subs, mins)
                 }
-                _ => unreachable!("dense formats have a kernel of their own"),
+                _ => unreachable!("`dense` handles float formats"),
             });
-            // SAFETY: each panel of `out` belongs to one caller.
+            // SAFETY: only this caller writes these panels of `out`.
             unsafe { out.put(row, panel, segment.rows, &values) };
         }
     }

@@ -1,14 +1,14 @@
-//! Every format on every level, at odd sizes, against weights taken apart and multiplied in f64; and all levels, row counts and
-//! thread counts against each other, bit for bit.
+//! Compares every format on every level, at odd sizes, with dequantised weights multiplied in f64; and all levels, row counts
+//! and thread counts with each other, bit for bit.
 
 use types::DType;
 
 use super::super::matrix::Format;
-use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PromptMath};
+use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PrefillMath};
 use super::Chunks;
 use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
 
-/// Numbers between -1 and 1 that look random and are the same every time.
+/// Deterministic pseudorandom numbers between -1 and 1.
 fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -55,7 +55,7 @@ fn source(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> MatrixSource<
 }
 
 fn backend(level: Level, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32, prompt: PromptMath::Bf16 }).unwrap()
+    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32, prompt: PrefillMath::Bf16 }).unwrap()
 }
 
 fn buffer(backend: &CpuBackend, rows: usize, cols: usize, values: &[f32]) -> Buffer {
@@ -86,7 +86,7 @@ fn run_rows(
     values
 }
 
-/// `W x` in f64 from the dequantised weights, and the length of every row of weights.
+/// `W x` in f64 from the dequantised weights, and the Euclidean norm of every row of weights.
 fn exact(dtype: DType, rows: usize, cols: usize, bytes: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let mut w = vec![0f32; rows * cols];
     for (row, w) in w.chunks_exact_mut(cols).enumerate() {
@@ -101,7 +101,7 @@ fn exact(dtype: DType, rows: usize, cols: usize, bytes: &[u8], x: &[f32]) -> (Ve
     )
 }
 
-/// Outputs and inputs: panels that are walked by themselves, two, four and eight at a time; odd numbers of blocks.
+/// (outputs, inputs): panels processed one, two, four and eight at a time; odd numbers of blocks.
 fn sizes(dtype: DType) -> Vec<(usize, usize)> {
     let block = dtype.block_elements();
     match block {
@@ -121,9 +121,9 @@ fn every_format_on_every_level_is_close_to_dequantised_weights() {
                 let (want, lengths) = exact(dtype, n, k, &bytes, &x);
                 for level in Level::available() {
                     let got = run(&backend(level, 2), &[source(dtype, n, k, &bytes)], &x, None);
-                    // Rounding activations below 1 to 8 bits moves each by at most 1/254; the errors of a row add up
-                    // like its length, and this allows five standard deviations. Floats round as f32 does; for bf16 tiles they
-                    // are two parts of eight bits.
+                    // Rounding activations below 1 to 8 bits changes each by at most 1/254. The error of a row grows with
+                    // its norm, and this allows five standard deviations. Float formats round as f32; for bf16 tiles
+                    // activations are two parts of eight bits.
                     let relative = match dtype {
                         DType::BF16 if level == Level::Amx => 1.0 / 65536.0,
                         _ if dtype.is_quantised() => 5.0 / 254.0 / 3f64.sqrt(),
@@ -166,7 +166,7 @@ fn quantised_weights_give_the_same_bits_on_every_level() {
 #[test]
 fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
     for dtype in DType::ALL {
-        // Where there are no blocks, a last group that is not whole.
+        // Formats without blocks end with an incomplete group.
         let (n, k) = (50, if dtype.block_elements() == 1 { 515 } else { 512 });
         let bytes = weights(dtype, n, k, 9);
         let x = noise(40 * k, 13);
@@ -184,8 +184,8 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
     }
 }
 
-/// Prompt rows in bf16: each factor is off by half of 2^-8 at most, so a product by 2^-8 and a sum, unless all err to one side, by
-/// far less than that times the lengths of its factors.
+/// Prefill rows in bf16: the relative error of each factor is at most 2^-9, so that of a product is at most 2^-8. Unless all
+/// errors have the same sign, the error of a sum is far below 2^-8 times the norms of its factors.
 #[test]
 fn prompt_rows_are_close_to_dequantised_weights() {
     for dtype in DType::ALL {
@@ -211,7 +211,7 @@ fn prompt_rows_are_close_to_dequantised_weights() {
 #[test]
 fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
     for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
-        // Deeper than one unpacking, with a last panel that is not full.
+        // More inputs than one unpacked block, and an incomplete last panel.
         let (n, k) = (50, 1280);
         let bytes = weights(dtype, n, k, 9);
         let x = noise(70 * k, 13);
@@ -232,7 +232,7 @@ fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
     }
 }
 
-/// Generated rows bit for bit; where prompt rows are gated on their way out of the tile unit, to within the rounding to bf16.
+/// Decode rows are equal bit for bit. Prefill rows that are gated directly from the tile unit agree within bf16 rounding.
 #[test]
 fn a_feed_forward_is_its_three_ops() {
     let shapes = [(DType::Q8_0, 96, 160), (DType::Q4_1, 96, 96), (DType::Q4_K, 256, 512), (DType::BF16, 96, 160)];
@@ -369,7 +369,7 @@ fn chunks_cover_all_panels_once_and_give_threads_the_same() {
     }
 }
 
-/// Weights that are nearly normal, of which one in 4,001 has a power that hardly another one has: zero, far smaller or larger.
+/// Nearly normally distributed weights. One in 4,001 has a rare power: zero, far smaller or far larger.
 fn few_powers(rows: usize, cols: usize, seed: u64) -> Vec<u8> {
     let sums = noise(rows * cols * 12, seed);
     let values = sums.chunks_exact(12).enumerate().map(|(i, sum)| {
@@ -382,12 +382,12 @@ fn few_powers(rows: usize, cols: usize, seed: u64) -> Vec<u8> {
     values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect()
 }
 
-/// Weights of all kinds of powers.
+/// Weights with many different powers.
 fn many_powers(rows: usize, cols: usize) -> Vec<u8> {
     (0..rows * cols).flat_map(|i| ((i * 7919 % 16381) as u16 + 0x3000).to_le_bytes()).collect()
 }
 
-/// The panels that are looked at first promise what the others do not keep.
+/// The sampled panels can be packed in 12 bits, the others cannot.
 #[test]
 fn weights_that_only_seem_short_stay_plain() {
     let (n, k) = (96, 256);
@@ -408,7 +408,7 @@ fn weights_that_only_seem_short_stay_plain() {
     }
 }
 
-/// Plain ones are the same behind rows with so many powers that all of them stay as they are.
+/// The unpacked reference is the same weights behind rows with so many powers that the whole matrix stays unpacked.
 #[test]
 fn short_weights_give_the_same_bits_as_plain_ones() {
     for (n, k) in [(16, 64), (70, 515), (96, 1280)] {
@@ -419,8 +419,8 @@ fn short_weights_give_the_same_bits_as_plain_ones() {
         for level in Level::available() {
             let backend = backend(level, 2);
             let formats = [short, plain].map(|part| backend.matrix(&[part]).unwrap().segments[0].format);
-            let logit_rows = if level == Level::Amx { Format::Bf16Packed12 } else { Format::Bf16 };
-            assert_eq!(formats, [logit_rows, Format::Bf16], "{n}x{k}, {level}");
+            let expected_format = if level == Level::Amx { Format::Bf16Packed12 } else { Format::Bf16 };
+            assert_eq!(formats, [expected_format, Format::Bf16], "{n}x{k}, {level}");
             for rows in [1, 2, 5, 16, 17, 40] {
                 let x = noise(rows * k, 5);
                 let (short, plain) = (run(&backend, &[short], &x, None), run(&backend, &[plain], &x, None));

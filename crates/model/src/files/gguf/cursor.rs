@@ -1,14 +1,14 @@
-//! Reads the primitives of a GGUF header, front to back.
+//! Reads the primitive values of a GGUF header in order.
 
 use crate::files::FormatError;
 
-/// Bytes of a header: metadata and the list of tensors. The largest vocabularies take some 10 MB.
+/// The most bytes of a header: metadata and the list of tensors. The largest vocabularies need about 10 MB.
 const HEADER_BYTES_MAX: usize = 128 << 20;
 
 pub struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// The file goes on after `bytes`.
+    /// Whether the file continues after `bytes`.
     cut: bool,
 }
 
@@ -41,8 +41,8 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `bytes_each`: never more than the file has room for, so that it may size an
-    /// allocation.
+    /// A count of items of at least `bytes_each` bytes. It is never more than fit in the rest of the file, so it is safe as
+    /// the size of an allocation.
     pub fn count(&mut self, bytes_each: usize, max: usize, what: &'static str) -> Result<usize, FormatError> {
         let found = self.u64(what)?;
         if found > max as u64 {
@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
 
     /// A key or the name of a tensor.
     pub fn name(&mut self, what: &'static str) -> Result<&'a str, FormatError> {
-        /// What the format allows for a key.
+        /// The format's limit for a key.
         const NAME_BYTES_MAX: usize = (1 << 16) - 1;
         let name = self.string(what)?;
         match name.len() > NAME_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! The header of one GGUF file: its metadata and where its tensors lie.
+//! The header of one GGUF file: its metadata and the locations of its tensors.
 
 use types::DType;
 
@@ -8,9 +8,9 @@ use crate::files::FormatError;
 use crate::files::error::shown;
 use crate::files::tensors::{RANK_MAX, Shape, TENSORS_MAX, Tensor, check_disjoint};
 
-/// Metadata entries of a file; real ones have some dozens.
+/// The most metadata entries of a file; real files have some dozens.
 const KEYS_MAX: usize = 1 << 16;
-/// Where tensors start when the file does not say.
+/// The alignment of tensors if the file does not specify one.
 const ALIGNMENT_DEFAULT: u64 = 32;
 
 /// One file's header. The tensors are in bounds and do not overlap; their names may repeat.
@@ -19,7 +19,7 @@ pub struct Header {
     pub tensors: Vec<Tensor<DType>>,
 }
 
-/// Sorted by key; no key twice.
+/// Sorted by key, without duplicates.
 pub struct Metadata(Vec<(Box<str>, Value)>);
 
 impl Metadata {
@@ -48,7 +48,7 @@ impl Metadata {
 }
 
 impl Header {
-    /// Reads the header of `bytes`, a whole file, which is number `file` of its model.
+    /// Reads the header of `bytes`, the whole file number `file` of its model.
     pub fn read(bytes: &[u8], file: u32) -> Result<Self, FormatError> {
         /// The shortest key, type and value; the shortest name, rank, type and offset.
         const KEY_BYTES_MIN: usize = 8 + 4 + 1;
@@ -92,7 +92,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     }
 }
 
-/// An entry of the tensor list; its range counts from the start of the data.
+/// Reads an entry of the tensor list. Its range is relative to the start of the data.
 fn tensor(cursor: &mut Cursor<'_>, alignment: u64, file: u32) -> Result<Tensor<DType>, FormatError> {
     const WHAT: &str = "the list of tensors";
     let name = cursor.name("the name of a tensor")?;
@@ -102,7 +102,7 @@ fn tensor(cursor: &mut Cursor<'_>, alignment: u64, file: u32) -> Result<Tensor<D
     }
     let mut shape = Shape::default();
     for _ in 0..rank {
-        // A dimension beyond usize is as impossible as the largest one that fits.
+        // Saturates: a dimension that does not fit in usize is handled like usize::MAX.
         let dim = usize::try_from(cursor.u64(WHAT)?).unwrap_or(usize::MAX);
         shape.push(dim).expect("the rank is within the limit");
     }
@@ -121,14 +121,14 @@ fn tensor(cursor: &mut Cursor<'_>, alignment: u64, file: u32) -> Result<Tensor<D
     Ok(Tensor { name: name.into(), dtype, shape, file, range: start..end })
 }
 
-/// Bytes of a tensor, if its rows are whole blocks and its elements and bytes can be counted.
+/// Bytes of a tensor; `None` if its rows are not whole blocks, or on overflow.
 fn bytes(dtype: DType, shape: &Shape) -> Option<usize> {
     let elements = shape.elements()?;
     let row = shape.dims().last().copied().unwrap_or(1);
     dtype.row_bytes(row).and_then(|_| dtype.row_bytes(elements))
 }
 
-/// Moves a tensor's range to where the data starts in a file of `file_bytes`.
+/// Makes a tensor's range relative to the start of the file, and checks it against `file_bytes`.
 fn place(tensor: &mut Tensor<DType>, data: u64, file_bytes: usize) -> Result<(), FormatError> {
     let moved = |at: usize| usize::try_from(data).ok()?.checked_add(at).filter(|&at| at <= file_bytes);
     match (moved(tensor.range.start), moved(tensor.range.end)) {
@@ -138,7 +138,7 @@ fn place(tensor: &mut Tensor<DType>, data: u64, file_bytes: usize) -> Result<(),
     Ok(())
 }
 
-/// The format behind a GGML type number.
+/// The format of a GGML type number.
 fn dtype(code: u32) -> Option<DType> {
     Some(match code {
         0 => DType::F32,

@@ -1,5 +1,5 @@
-//! Models split over several GGUF files, `NAME-00001-of-00003.gguf` and so on. The first part has the metadata; each
-//! part lists its own tensors.
+//! Models split into several GGUF files, `NAME-00001-of-00003.gguf` and so on. The first part has the metadata; each part
+//! lists its own tensors.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,8 @@ use crate::files::FileError;
 use crate::files::map::FileBytes;
 use crate::files::tensors;
 
-/// Opens the file at `path` and the parts that follow it: the files, the metadata of the first and the tensors of all.
+/// Opens the file at `path` and the parts that follow it. Returns the files, the metadata of the first and the tensors of
+/// all.
 pub fn open_parts(path: &Path) -> Result<(Vec<FileBytes>, Header), FileError> {
     let (bytes, Header { metadata, mut tensors }) = open_part(path, 0)?;
     let mut files = vec![bytes];
@@ -39,7 +40,7 @@ pub fn open_parts(path: &Path) -> Result<(Vec<FileBytes>, Header), FileError> {
     Ok((files, Header { metadata, tensors }))
 }
 
-/// How many files the model is made of.
+/// The number of files of the model.
 pub fn count(metadata: &Metadata) -> u64 {
     metadata.get("split.count").and_then(Value::as_u64).unwrap_or(1).max(1)
 }
@@ -48,9 +49,9 @@ fn part_number(metadata: &Metadata) -> Option<u64> {
     metadata.get("split.no").and_then(Value::as_u64)
 }
 
-/// The path of a part, from that of the first.
+/// The path of a part, derived from the path of the first.
 fn part_path(first: &Path, no: u64, count: u64) -> Result<PathBuf, FileError> {
-    /// Parts that a name can count.
+    /// The most parts that the five digits of a name allow.
     const PARTS_MAX: u64 = 99_999;
     let stem = first
         .file_name()

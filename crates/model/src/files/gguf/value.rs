@@ -1,10 +1,10 @@
-//! Metadata values. Integers and floats of all widths are widened; arrays of strings lie in one allocation.
+//! Metadata values. Integers and floats are widened to 64 bits; an array of strings is one allocation.
 
 use super::cursor::Cursor;
 use crate::files::FormatError;
 use crate::files::error::shown;
 
-/// Entries of arrays, all arrays of a file together. The largest vocabularies have some million.
+/// The most array entries of a file, in all its arrays. The largest vocabularies have about a million.
 const ENTRIES_MAX: usize = 1 << 24;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +21,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// An integer that is not negative, of any width.
+    /// A non-negative integer of any width.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U64(value) => Some(value),
@@ -92,11 +92,11 @@ impl Value {
     }
 }
 
-/// Many strings, end to end in one.
+/// Strings, concatenated in one allocation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Strings {
     text: String,
-    /// Where each string ends in `text`, always between two characters.
+    /// The end of each string in `text`, always at a character boundary.
     ends: Vec<u32>,
 }
 
@@ -140,7 +140,7 @@ impl ValueReader {
         Self { entries_left: ENTRIES_MAX }
     }
 
-    /// The value that follows `key`: its type, then itself.
+    /// Reads the value that follows `key`: its type, then its contents.
     pub fn read(&mut self, cursor: &mut Cursor<'_>, key: &str) -> Result<Value, FormatError> {
         const WHAT: &str = "a metadata value";
         let code = cursor.u32(WHAT)?;
@@ -187,7 +187,7 @@ impl ValueReader {
         })
     }
 
-    /// An array's entries of `N` bytes each.
+    /// Reads an array's entries of `N` bytes each.
     fn entries<const N: usize, T>(
         &mut self,
         cursor: &mut Cursor<'_>,

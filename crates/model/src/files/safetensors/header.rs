@@ -1,4 +1,4 @@
-//! The header of one safetensors file: its length in eight bytes, then JSON, then the tensors' data without a gap.
+//! The header of one safetensors file: its length in eight bytes, then JSON, then the tensors' data without gaps.
 
 use std::fmt;
 
@@ -10,18 +10,18 @@ use crate::files::FormatError;
 use crate::files::error::shown;
 use crate::files::tensors::{RANK_MAX, Shape, TENSORS_MAX, Tensor, check_disjoint};
 
-/// Bytes of the JSON header; the format's own limit.
+/// The most bytes of the JSON header; the format's own limit.
 const HEADER_BYTES_MAX: usize = 100_000_000;
 
-/// The tensors of `bytes`, a whole file, which is number `file` of its model. They are in bounds and do not overlap; their
-/// names may repeat.
+/// The tensors of `bytes`, the whole file number `file` of its model. They are in bounds and do not overlap; their names may
+/// repeat.
 pub fn read(bytes: &[u8], file: u32) -> Result<Vec<Tensor<Stored>>, FormatError> {
     let (length, rest) = bytes.split_first_chunk().ok_or(FormatError::Truncated("the length of the header"))?;
     let length = u64::from_le_bytes(*length);
     if length > HEADER_BYTES_MAX as u64 {
         return Err(FormatError::Limit { what: "bytes of header", found: length, max: HEADER_BYTES_MAX as u64 });
     }
-    // Within the limit, so within usize.
+    // The length is within the limit, so it fits in usize.
     let (json, data) = rest.split_at_checked(length as usize).ok_or(FormatError::Truncated("the header"))?;
     let entries: Entries = serde_json::from_slice(json).map_err(FormatError::Header)?;
     let data_start = bytes.len() - data.len();

@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
+//! `model.safetensors.index.json`: maps tensors to shard files.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use crate::files::error::shown;
 use crate::files::tensors::TENSORS_MAX;
 use crate::files::{FileError, FormatError};
 
-/// Bytes of an index: the longest known name some hundred thousand times.
+/// The most bytes of an index: some hundred thousand entries with the longest known names.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
 pub struct Index {
-    /// File names; each is that of a file beside the index, not a path to elsewhere.
+    /// File names, without a path: shards are in the same folder as the index.
     pub shards: Vec<String>,
-    /// Tensor and index of its shard, grouped by shard.
+    /// Tensor names and the index of their shard, sorted by shard.
     pub tensors: Vec<(String, usize)>,
 }
 
@@ -58,7 +58,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// True for a bare name: no folder, no parent, nothing that another system would read as one.
+/// True for a plain file name: no folder, no parent, and no character that another system treats as a separator.
 fn is_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
@@ -71,7 +71,7 @@ struct Document {
 }
 
 struct WeightMap {
-    /// Name to number, in the order of first mention.
+    /// File name to shard number, numbered in the order of first occurrence.
     shards: BTreeMap<String, usize>,
     tensors: Vec<(String, usize)>,
 }

@@ -1,4 +1,4 @@
-//! A generation as a chat completion: `chat.completion.chunk` events, or the whole.
+//! Encodes a generation as a chat completion: as `chat.completion.chunk` events or as one body.
 
 use serde::Serialize;
 use text::{Delta, Tokenizer};
@@ -78,7 +78,7 @@ impl StreamEncoder for ChatEncoder {
     fn event(&mut self, choice: usize, event: GenerationEvent, _usage: Usage, out: &mut Vec<StreamEvent>) {
         match event {
             GenerationEvent::Prefilled { .. } => {}
-            // The text of these tokens is not certain yet; their log probabilities are.
+            // The text of these tokens is not final yet, but their log probabilities are.
             GenerationEvent::Delta { deltas, tokens } if deltas.is_empty() => {
                 out.push(self.chunk(choice, DeltaBody::default(), &tokens, None));
             }

@@ -1,4 +1,4 @@
-//! `response_format`: the form that the output must have.
+//! `response_format`: the format that the output must have.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -22,7 +22,7 @@ pub struct NamedSchema {
 }
 
 impl ResponseFormat {
-    /// None: any text.
+    /// `None`: any text.
     pub fn grammar(self) -> Result<Option<Grammar>, ApiError> {
         match self {
             Self::Text => Ok(None),

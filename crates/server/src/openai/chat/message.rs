@@ -1,4 +1,4 @@
-//! Messages as OpenAI's clients send them.
+//! The messages in OpenAI's format.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -7,20 +7,20 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// The most messages of one request.
+/// The maximum messages of one request.
 pub const MESSAGES_MAX: usize = 8192;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatMessage {
     pub role: ChatRole,
     pub content: Option<MessageContent>,
-    /// Who speaks, where several have the same role
+    /// Name of the speaker, if several have the same role
     pub name: Option<String>,
-    /// The calls that the assistant made
-    pub tool_calls: Option<Vec<CallMade>>,
-    /// The call that this message answers
+    /// Tool calls that the assistant made
+    pub tool_calls: Option<Vec<ChatToolCall>>,
+    /// The tool call that this message is the result of
     pub tool_call_id: Option<String>,
-    /// What the assistant thought
+    /// Reasoning of the assistant
     pub reasoning_content: Option<String>,
 }
 
@@ -42,17 +42,17 @@ pub enum MessageContent {
     Parts(Vec<ContentPart>),
 }
 
-/// A part of a message: only text is supported
+/// Content part: only text is supported
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ContentPart {
     pub r#type: String,
     pub text: Option<String>,
-    /// What the assistant said instead of an answer
+    /// Refusal of the assistant, instead of text
     pub refusal: Option<String>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-pub struct CallMade {
+pub struct ChatToolCall {
     pub id: Option<String>,
     pub function: FunctionCalled,
 }
@@ -60,11 +60,11 @@ pub struct CallMade {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct FunctionCalled {
     pub name: String,
-    /// JSON, in a string
+    /// JSON as a string
     pub arguments: Option<String>,
 }
 
-/// The messages in the inner form, checked.
+/// Checks the messages and converts them to the internal format.
 pub fn messages(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() || messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("there must be 1 to {MESSAGES_MAX} messages")));
@@ -103,7 +103,7 @@ impl ChatMessage {
             }
         }
         if !calls.is_empty() {
-            let call = |(index, call): (usize, CallMade)| call.into_json(&format!("{at}.tool_calls[{index}]"));
+            let call = |(index, call): (usize, ChatToolCall)| call.into_json(&format!("{at}.tool_calls[{index}]"));
             let calls: Vec<_> = calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?;
             extra.insert("tool_calls".to_owned(), calls.into());
         }
@@ -138,7 +138,7 @@ impl ContentPart {
     }
 }
 
-impl CallMade {
+impl ChatToolCall {
     fn into_json(self, at: &str) -> Result<Value, ApiError> {
         let arguments = match self.function.arguments.as_deref().map(str::trim) {
             None | Some("") => "{}".to_owned(),

@@ -1,4 +1,4 @@
-//! The body of `/v1/chat/completions`, and how it becomes a [`GenerationRequest`].
+//! The body of `/v1/chat/completions`, and its conversion to a [`GenerationRequest`].
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -12,52 +12,52 @@ use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnd
 use crate::openai::common_fields::generation_request;
 
 generation_request! {
-    /// A conversation to go on with. Fields that are not listed here are ignored.
+    /// A conversation to continue. Fields that are not listed here are ignored.
     #[derive(Debug, Deserialize, ToSchema)]
     pub struct ChatRequest {
         #[schema(min_items = 1, max_items = 8192)]
         pub messages: Vec<ChatMessage>,
-        /// Tokens that the answer has at most; absent: as many as fit
+        /// Maximum tokens of the output; by default what the context holds
         #[schema(minimum = 1, maximum = 4_294_967_295_u32)]
         pub max_completion_tokens: Option<u32>,
         /// The older name of `max_completion_tokens`
         #[schema(minimum = 1, maximum = 4_294_967_295_u32)]
         pub max_tokens: Option<u32>,
-        /// Tell the log probability of each token
+        /// Return the log probability of each output token
         pub logprobs: Option<bool>,
-        /// And those of the likeliest tokens in its place
+        /// Also return the log probabilities of this many most probable tokens at each position
         #[schema(maximum = 20)]
         pub top_logprobs: Option<usize>,
         pub response_format: Option<ResponseFormat>,
         #[schema(max_items = 512)]
         pub tools: Option<Vec<ChatTool>>,
         pub tool_choice: Option<ToolChoiceField>,
-        /// Whether one answer may call more than one tool; true by default
+        /// Whether one response may call more than one tool; true by default
         pub parallel_tool_calls: Option<bool>,
-        /// Variables of the model's template, such as `enable_thinking`
+        /// Variables of the chat template, such as `enable_thinking`
         #[schema(value_type = Option<Object>)]
         pub chat_template_kwargs: Option<Map<String, Value>>,
-        /// A variable of templates that know it; `none` also turns thinking off
+        /// Variable of chat templates that support it; `none` also disables thinking
         pub reasoning_effort: Option<String>,
-        /// False: do not begin the assistant's turn
+        /// False: do not start the assistant's message
         pub add_generation_prompt: Option<bool>,
-        /// The last message is the beginning of the answer
+        /// Continue the last message instead of starting a new one
         pub continue_final_message: Option<bool>,
-        /// Not supported, and refused: `["text"]` is all there is
+        /// Refused unless it is `["text"]`: no other modality is supported
         pub modalities: Option<Vec<String>>,
-        /// Not supported, and refused
+        /// Not supported: refused
         #[schema(schema_with = crate::contract::null)]
         pub audio: Option<Value>,
-        /// Not supported, and refused: use `tools`
+        /// Not supported: refused. Use `tools`
         #[schema(schema_with = crate::contract::null)]
         pub functions: Option<Value>,
-        /// Not supported, and refused: use `tool_choice`
+        /// Not supported: refused. Use `tool_choice`
         #[schema(schema_with = crate::contract::null)]
         pub function_call: Option<Value>,
-        /// Not supported, and refused
+        /// Not supported: refused
         #[schema(schema_with = crate::contract::null)]
         pub prediction: Option<Value>,
-        /// Not supported, and refused
+        /// Not supported: refused
         #[schema(schema_with = crate::contract::null)]
         pub web_search_options: Option<Value>,
     }
@@ -71,7 +71,7 @@ impl ChatRequest {
             messages: messages(std::mem::take(&mut self.messages))?,
             tool_choice: tool_choice(self.tool_choice.take(), &tools)?,
             tools,
-            one_call_only: !self.parallel_tool_calls.unwrap_or(true),
+            single_tool_call: !self.parallel_tool_calls.unwrap_or(true),
             template_args: self.template_args(),
             ending: prompt_ending(self.add_generation_prompt, self.continue_final_message)?,
         }));

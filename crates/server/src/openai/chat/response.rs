@@ -59,7 +59,7 @@ pub struct ChatToolCall {
 #[derive(Serialize, ToSchema)]
 pub struct CalledFunction {
     pub name: String,
-    /// JSON, in a string
+    /// JSON as a string
     pub arguments: String,
 }
 
@@ -99,7 +99,7 @@ impl From<ChoiceOutput> for AnswerMessage {
         let tool_calls: Vec<_> = output.blocks.into_iter().filter_map(call).collect();
         Self {
             role: "assistant",
-            // A message that only calls tools has no content, as OpenAI's have none.
+            // A message with only tool calls has null content, as in OpenAI's API.
             content: (!text.is_empty() || tool_calls.is_empty()).then_some(text),
             refusal: None,
             reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
@@ -113,18 +113,18 @@ impl LogprobsBody {
         let content = tokens.iter().filter_map(|ScoredToken { id, logprobs }| {
             let Logprobs { chosen, top } = logprobs.as_ref()?;
             let best = |&(id, logprob): &(TokenId, f32)| {
-                let (token, bytes) = spelled(tokenizer, id);
+                let (token, bytes) = token_text(tokenizer, id);
                 TopLogprob { token, logprob, bytes }
             };
-            let (token, bytes) = spelled(tokenizer, *id);
+            let (token, bytes) = token_text(tokenizer, *id);
             Some(TokenLogprob { token, logprob: *chosen, bytes, top_logprobs: top.iter().map(best).collect() })
         });
         Self { content: content.collect(), refusal: None }
     }
 }
 
-/// A token as text and as bytes. Special tokens such as `<|im_end|>` have their names.
-fn spelled(tokenizer: &Tokenizer, id: TokenId) -> (String, Vec<u8>) {
+/// A token as text and as bytes. Special tokens are token_text by their names, such as `<|im_end|>`.
+fn token_text(tokenizer: &Tokenizer, id: TokenId) -> (String, Vec<u8>) {
     let bytes = tokenizer.token_bytes(id).to_vec();
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
 }

@@ -1,4 +1,4 @@
-//! Tools as OpenAI's clients describe them, and which of them is to be called.
+//! The tools in OpenAI's format, and the tool choice.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// The most tools of one request, and the longest name.
+/// The maximum tools of one request, and the maximum length of a name.
 pub const TOOLS_MAX: usize = 512;
 const NAME_BYTES_MAX: usize = 256;
 
@@ -33,10 +33,10 @@ pub struct ChatFunction {
     #[schema(min_length = 1, max_length = 256)]
     pub name: String,
     pub description: Option<String>,
-    /// The JSON schema of its arguments
+    /// JSON schema of the arguments
     #[schema(value_type = Option<Object>)]
     pub parameters: Option<Map<String, Value>>,
-    /// Arguments always follow the schema when a call is forced; otherwise they are what the model writes
+    /// Arguments always follow the schema if a call is forced; otherwise the model is not constrained
     pub strict: Option<bool>,
 }
 
@@ -66,7 +66,7 @@ pub struct NamedFunction {
     pub name: String,
 }
 
-/// The tools in the inner form, checked.
+/// Checks the tools and converts them to the internal format.
 pub fn tools(tools: Vec<ChatTool>) -> Result<Vec<Value>, ApiError> {
     if tools.len() > TOOLS_MAX {
         return Err(ApiError::invalid("tools", format!("there are more than {TOOLS_MAX} tools")));
@@ -90,7 +90,7 @@ pub fn tools(tools: Vec<ChatTool>) -> Result<Vec<Value>, ApiError> {
     tools.into_iter().enumerate().map(check).collect()
 }
 
-/// Which tools are to be called: one that exists.
+/// The tool choice. A named tool must exist.
 pub fn tool_choice(field: Option<ToolChoiceField>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
     let choice = match field {
         None | Some(ToolChoiceField::Mode(ToolMode::Auto)) => ToolChoice::Auto,

@@ -1,4 +1,4 @@
-//! A generation as a completion: `text_completion` events, or the whole.
+//! Encodes a generation as a completion: as `text_completion` events or as one body.
 
 use serde::Serialize;
 use text::{Delta, Tokenizer};
@@ -18,9 +18,9 @@ pub struct CompletionEncoder {
     logprobs: bool,
 }
 
-/// What the encoder keeps for each choice.
+/// The state of one choice.
 struct ChoiceState {
-    /// The text before the output: the prompt, if it is to be echoed, else nothing.
+    /// The text before the output: the prompt if `echo` is set, else empty.
     echo: String,
     offset: TextOffset,
 }
@@ -34,7 +34,7 @@ struct CompletionChunkChoice {
 }
 
 impl CompletionEncoder {
-    /// `echoes` has the text before each choice.
+    /// `echoes` contains the text before each choice.
     pub fn new(model: &str, tokenizer: Tokenizer, echoes: Vec<String>, logprobs: bool, include_usage: bool) -> Self {
         let chunks = ChunkWriter::new("cmpl-", "text_completion", model, include_usage);
         let choices = echoes.into_iter().map(|echo| ChoiceState { echo, offset: TextOffset::default() }).collect();

@@ -1,4 +1,4 @@
-//! Log probabilities in the form of the older API: four lists, one entry for each token.
+//! Log probabilities in the format of the completions API: four lists, with one entry for each token.
 
 use serde::{Serialize, Serializer};
 use text::Tokenizer;
@@ -10,17 +10,17 @@ use crate::generation::ScoredToken;
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
     pub tokens: Vec<String>,
-    /// Null for the first token of a prompt: nothing comes before it
+    /// Null for the first token of a prompt, which has no preceding tokens
     pub token_logprobs: Vec<Option<f32>>,
     #[schema(value_type = Vec<Option<std::collections::HashMap<String, f32>>>)]
     pub top_logprobs: Vec<Option<TopLogprobs>>,
-    /// Where each token begins in the text, in characters
+    /// Offset of each token in the text, in characters
     pub text_offset: Vec<usize>,
 }
 
-/// The likeliest tokens by their text, best first. Where two have the same text, the likelier one stands for both.
+/// The most probable tokens by their text, best first. If two have the same text, the more probable one is kept.
 ///
-/// The numbers are written as those of `token_logprobs` are, so that equal ones look equal: lm-eval compares them.
+/// The numbers are formatted as in `token_logprobs`, so that equal ones are written alike: lm-eval compares them.
 #[derive(Debug, Default)]
 pub struct TopLogprobs(Vec<(String, f32)>);
 
@@ -38,7 +38,7 @@ impl Serialize for TopLogprobs {
     }
 }
 
-/// Where the next token begins in the text.
+/// The offset of the next token in the text.
 #[derive(Debug, Default)]
 pub struct TextOffset {
     characters: usize,
@@ -47,14 +47,15 @@ pub struct TextOffset {
 impl CompletionLogprobs {
     pub fn extend(&mut self, tokenizer: &Tokenizer, tokens: &[ScoredToken], offset: &mut TextOffset) {
         for ScoredToken { id, logprobs } in tokens {
-            let text = spelled(tokenizer, *id);
+            let text = token_text(tokenizer, *id);
             self.text_offset.push(offset.characters);
             offset.characters += started_characters(tokenizer.token_bytes(*id));
             self.token_logprobs.push(logprobs.as_ref().map(|logprobs| logprobs.chosen));
             self.top_logprobs.push(logprobs.as_ref().map(|logprobs| {
                 let mut top = TopLogprobs::default();
-                logprobs.top.iter().for_each(|&(id, logprob)| top.add(spelled(tokenizer, id), logprob));
-                // The chosen token is always among them, as in OpenAI's API: a client can see whether it was the likeliest.
+                logprobs.top.iter().for_each(|&(id, logprob)| top.add(token_text(tokenizer, id), logprob));
+                // The chosen token is always included, as in OpenAI's API, so that a client can see whether it was the most
+                // probable one.
                 top.add(text.clone(), logprobs.chosen);
                 top
             }));
@@ -63,8 +64,8 @@ impl CompletionLogprobs {
     }
 }
 
-/// A token as text, or as escaped bytes where these are not UTF-8, so that different tokens stay different.
-fn spelled(tokenizer: &Tokenizer, id: TokenId) -> String {
+/// A token as text, or as escaped bytes if it is not UTF-8, so that different tokens stay different.
+fn token_text(tokenizer: &Tokenizer, id: TokenId) -> String {
     let bytes = tokenizer.token_bytes(id);
     match str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -72,7 +73,7 @@ fn spelled(tokenizer: &Tokenizer, id: TokenId) -> String {
     }
 }
 
-/// Characters that begin in these bytes.
+/// The number of characters that start in these bytes.
 fn started_characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count()
 }

@@ -1,4 +1,4 @@
-//! The body of `/v1/completions`, and how it becomes a [`GenerationRequest`].
+//! The body of `/v1/completions`, and its conversion to a [`GenerationRequest`].
 
 use serde::Deserialize;
 use types::TokenId;
@@ -12,21 +12,21 @@ use crate::openai::common_fields::generation_request;
 const TOKENS_DEFAULT: usize = 16;
 
 generation_request! {
-    /// Texts to continue. Fields that are not listed here are ignored.
+    /// Prompts to continue. Fields that are not listed here are ignored.
     #[derive(Debug, Deserialize, ToSchema)]
     pub struct CompletionRequest {
         pub prompt: PromptField,
-        /// Tokens that each answer has at most; 16 by default. 0 is for `echo`
+        /// Maximum tokens of each choice; 16 by default. 0 is allowed for `echo`
         #[schema(maximum = 4_294_967_295_u32)]
         pub max_tokens: Option<u32>,
-        /// Tell the log probability of each token, and of this many of the likeliest in its place
+        /// Return the log probability of each token, and of this many most probable tokens at each position
         #[schema(maximum = 20)]
         pub logprobs: Option<usize>,
-        /// Begin each answer with its prompt; log probabilities then include the prompt's
+        /// Start each choice with its prompt; log probabilities then include the prompt
         pub echo: Option<bool>,
-        /// Not supported, and refused
+        /// Not supported: refused
         pub suffix: Option<String>,
-        /// Not supported, and refused unless it is the same as `n`
+        /// Not supported: refused unless it equals `n`
         pub best_of: Option<usize>,
     }
 }

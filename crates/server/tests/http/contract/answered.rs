@@ -1,4 +1,4 @@
-//! Requests that are answered, and that together have every field in every form that `/openapi.json` knows.
+//! Valid requests that together contain every field in every form of `/openapi.json`.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn completions() -> Vec<Value> {
     ]
 }
 
-/// What every request for text may have.
+/// The fields that all generation requests share.
 fn generation() -> Value {
     json!({
         "model": MODEL, "n": 1, "temperature": 1, "top_p": 0.5, "top_k": 1, "min_p": 0.1, "repetition_penalty": 1,
@@ -67,7 +67,7 @@ fn structured() -> Value {
     json!({"json": null, "regex": null, "choice": ["a", "b"], "grammar": null, "json_object": false})
 }
 
-/// A conversation in OpenAI's form.
+/// A conversation in OpenAI's format.
 fn conversation() -> Value {
     json!([
         {"role": "system", "content": "Be brief"},
@@ -155,7 +155,7 @@ fn messages() -> Vec<Value> {
     ]
 }
 
-/// What is left of a request of `/v1/messages` when its tokens are only counted.
+/// Converts a request of `/v1/messages` to one of `/v1/messages/count_tokens`.
 fn countable(mut body: Value) -> Value {
     let unread = ["max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences"];
     body.as_object_mut().unwrap().retain(|name, _| !unread.contains(&name.as_str()));

@@ -28,7 +28,7 @@ fn call(index: usize, name: &str, json: &str) -> [Delta; 2] {
     [Delta::ToolCall { index, name: name.to_owned() }, Delta::Arguments { index, json: json.to_owned() }]
 }
 
-/// Neighbours of one kind as one.
+/// Merges adjacent deltas of one kind.
 fn joined(deltas: impl IntoIterator<Item = Delta>) -> Vec<Delta> {
     let mut all: Vec<Delta> = Vec::new();
     for delta in deltas {
@@ -97,7 +97,7 @@ fn reasoning_may_have_been_opened_by_the_prompt() {
     check_prompted(ToolSyntax::Tagged, "<think>\n\n</think>\n\n", "so it is", [text("so it is")]);
     check_prompted(ToolSyntax::Tagged, prompt, "so it </thin", [reasoning("so it </thin")]);
     check_prompted(ToolSyntax::Tagged, "", " <think>so it is</think>Yes.", want());
-    check(ToolSyntax::Tagged, "Tags: <think>x</think>", [text("Tags: <think>x</think>")]);
+    check(ToolSyntax::Tagged, "TagPair: <think>x</think>", [text("TagPair: <think>x</think>")]);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn what_is_no_call_is_given_back_as_text() {
     check(ToolSyntax::Named, named, [text(named)]);
     let functions = "<tool_call>\n<fun>";
     check(ToolSyntax::Functions, functions, [text(functions)]);
-    // The next call is found all the same.
+    // The next call is still found.
     let again = "<tool_call><tool_call>{\"name\": \"now\"}";
     check(ToolSyntax::Tagged, again, [text("<tool_call>")].into_iter().chain(call(0, "now", "{}")));
 }
@@ -252,7 +252,7 @@ fn nearly_a_reply() -> impl Strategy<Value = String> {
         "x",
     ];
     let piece = (prop::sample::select(pieces.to_vec()), 1..12_usize);
-    // Often whole, sometimes cut short.
+    // Often complete, sometimes cut off.
     let piece =
         piece.prop_map(|(text, keep)| if keep < 4 { text.chars().take(keep).collect() } else { text.to_owned() });
     prop::collection::vec(piece, 0..16).prop_map(|pieces| pieces.concat())
@@ -276,7 +276,7 @@ proptest! {
             prop_assert_eq!(&parse(parser(), pieces.iter().map(String::as_str)), &whole);
             let mut seen = reply.as_str();
             for delta in &whole {
-                // Text and reasoning are parts of the reply, in its order.
+                // Text and reasoning are substrings of the reply, in order.
                 if let Delta::Text(text) | Delta::Reasoning(text) = delta {
                     for word in text.split_whitespace() {
                         let offset = seen.find(word);

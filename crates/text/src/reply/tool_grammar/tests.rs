@@ -33,7 +33,7 @@ fn format(tools: ToolSyntax) -> ReplyFormat {
     ReplyFormat { reasoning: None, tools }
 }
 
-/// How each form writes calls: of `weather` with `arguments`, and of `now`.
+/// The calls of `weather` with `arguments` and of `now`, in each syntax.
 fn written(syntax: ToolSyntax) -> [&'static str; 2] {
     match syntax {
         ToolSyntax::Tagged => [

@@ -1,20 +1,22 @@
-//! Attention on bf16 tiles: queries and weights are two bf16 parts, `high + low`, keys and values one or two. With two, a product
-//! is three of the four part products. Where all else of a row is rounded to bf16, queries and weights are one part too.
+//! Attention on AMX bf16 tiles. Queries and softmax weights are two bf16 parts, `high + low`; keys and values are one or
+//! two. With two parts on both sides, a product is three of the four part products (`low * low` is left out). In rows whose
+//! other activations are rounded to bf16, queries and softmax weights are one part too.
 //!
-//! Scores are made transposed, keys by queries, so that a vector holds one key's scores of 16 queries: maxima and sums run down
-//! the vectors, and weights, put where the scores were, are already the second factor of `values^T weights`. All tiles come in
-//! *blocks* of four, or of two where there is one part:
+//! Scores are computed transposed, keys by queries, so that a vector holds one key's scores with 16 queries. Maxima and
+//! sums need no operation across lanes, and the softmax weights, written in place of the scores, already have the layout of
+//! the second factor of `values^T weights`. Tiles are stored in *blocks* of four, or of two if there is one part:
 //!
-//! * keys of a page: `[head_dim / 32][part][16 keys][32 dims]`, twice 16 keys in a part
+//! * keys of a page: `[head_dim / 32][part][2][16 keys][32 dims]`
 //! * values of a page: `[head_dim / 32][part][32 dims][32 keys]`
 //! * queries: `[head_dim / 32][lanes' half][16 pairs of dims][part][16 lanes][2]`
 //! * weights of a page: `[lanes' half][16 pairs of keys][part][16 lanes][2]`
 //! * scores of a page, in f32: `[lanes' half][32 keys][16 lanes]`
 //! * sums: `[head_dim / 32][lanes' half][32 dims][16 lanes]`
 //!
-//! `head_dim / 32` is rounded up. Queries, keys and values are zero in the dimensions after the last.
+//! A lane is a (query, head) pair of the item; `lanes' half` is lanes 0..16 or 16..32. `head_dim / 32` is rounded up, and
+//! the padding of queries, keys and values is zero.
 //!
-//! A lane's numbers depend on that lane alone, and pages are taken together in the same fours wherever a query stands.
+//! A lane's result depends only on that lane, and pages are processed in groups of four that start at multiples of four.
 
 mod store;
 mod unit;
@@ -24,9 +26,9 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::buffer::RowTarget;
+use super::super::buffer::RowWriter;
 use super::super::tiles::release;
-use super::{ITEM_ROWS, Item};
+use super::{AttentionTile, TILE_PAIRS};
 use crate::{HEAD_DIM_MAX, PAGE_TOKENS};
 
 pub(super) use store::write;
@@ -34,21 +36,21 @@ pub(super) use store::write;
 use unit::{CONFIG, fetch, load, multiply, store, zero};
 use vectors::{exp2, first_lanes, pair_up, parts, row_parts, transpose};
 
-/// Queries that share a vector.
+/// Queries in a vector.
 const LANES: usize = 16;
 /// Dimensions of one block.
 const STEP: usize = 32;
 const TILE_BYTES: usize = 1024;
 const BLOCK_BYTES: usize = 4 * TILE_BYTES;
-/// Numbers of one part of a block of keys or values.
+/// Elements of one part of a block of keys or values.
 const PART: usize = 2 * TILE_BYTES / 2;
-/// Pages whose values are summed before the sums go back to memory.
+/// Pages whose values are summed before the sums are stored to memory.
 const PAGES_AT_ONCE: usize = 4;
-/// A lane's base moves up only when a score exceeds it by this power of two: weights stay far from overflow, and sums rarely
-/// have to be scaled down.
+/// A lane's base (its running maximum) is raised only when a score exceeds it by this power of two. Weights stay far from
+/// overflow, and sums rarely have to be rescaled.
 const SLACK: f32 = 16.0;
 
-/// Numbers of one head's keys (or values) in one page, when each is kept in so many parts.
+/// Elements of one head's keys (or values) in one page, stored in `parts` parts.
 pub(super) fn page_numbers(head_dim: usize, parts: usize) -> usize {
     head_dim.div_ceil(STEP) * parts * PART
 }
@@ -56,30 +58,30 @@ pub(super) fn page_numbers(head_dim: usize, parts: usize) -> usize {
 #[repr(C, align(64))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// What an item works on besides the pages.
+/// Scratch memory of an item.
 struct Memory {
     queries: [Block; HEAD_DIM_MAX / STEP],
     sums: [Block; HEAD_DIM_MAX / STEP],
-    /// Scores, and then the weights.
+    /// Scores, later overwritten with the softmax weights.
     pages: [Block; PAGES_AT_ONCE],
 }
 
-/// The state of 16 queries while they walk the pages.
+/// The online-softmax state of 16 queries.
 struct Lanes {
-    /// Keys that a lane sees, `low..high`.
+    /// Keys that a lane attends to, `low..high`.
     low: __m512i,
     high: __m512i,
-    /// Keys that all of them see.
+    /// Keys that all lanes attend to.
     common: Range<usize>,
-    /// What is subtracted from a lane's scores; minus infinity before its first key.
+    /// The value subtracted from a lane's scores; minus infinity before its first key.
     base: __m512,
     sum: __m512,
 }
 
 /// # Safety
-/// `pages` leads to the item's K/V pages, and this process may use tiles.
-pub(super) unsafe fn item<const PARTS: usize>(work: &Item<'_>, pages: *const u16) {
-    // SAFETY: passed on.
+/// `pages` points to the item's K/V pages, and this process may use tiles.
+pub(super) unsafe fn item<const PARTS: usize>(work: &AttentionTile<'_>, pages: *const u16) {
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match (work.count(), PARTS == 1 && work.is_rounded()) {
             (..=LANES, true) => halves::<1, PARTS, 1>(work, pages),
@@ -90,19 +92,24 @@ pub(super) unsafe fn item<const PARTS: usize>(work: &Item<'_>, pages: *const u16
     }
 }
 
-/// An item of up to 16 lanes, or of up to twice as many, whose numbers are `FINE` parts.
+/// Processes an item of up to 16 (`HALVES == 1`) or 32 lanes. Queries and softmax weights have `QUERY_PARTS` parts, keys and values
+/// `PARTS`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn halves<const HALVES: usize, const PARTS: usize, const FINE: usize>(work: &Item<'_>, pages: *const u16) {
-    const { assert!(ITEM_ROWS == 2 * LANES) };
+unsafe fn halves<const HALVES: usize, const PARTS: usize, const QUERY_PARTS: usize>(
+    work: &AttentionTile<'_>,
+    pages: *const u16,
+) {
+    const { assert!(TILE_PAIRS == 2 * LANES) };
     let (steps, numbers) = (work.head_dim().div_ceil(STEP), page_numbers(work.head_dim(), PARTS));
     let (keys, values) = (pages, pages.wrapping_add(numbers));
     let mut memory = MaybeUninit::<Memory>::uninit();
     // SAFETY: the first `steps` blocks of queries and sums are filled before use, blocks of scores and weights page by page;
-    // pages are the caller's promise.
+    // the caller guarantees the pages.
     unsafe {
         let memory = &mut *memory.as_mut_ptr();
         memory.sums[..steps].iter_mut().for_each(|sums| sums.0[..HALVES * BLOCK_BYTES / 2].fill(0));
-        let mut lanes: [Lanes; HALVES] = std::array::from_fn(|half| start::<FINE>(work, half, &mut memory.queries));
+        let mut lanes: [Lanes; HALVES] =
+            std::array::from_fn(|half| start::<QUERY_PARTS>(work, half, &mut memory.queries));
         CONFIG.load();
         let seen = work.seen();
         let mut first = seen.start / PAGE_TOKENS;
@@ -111,12 +118,12 @@ unsafe fn halves<const HALVES: usize, const PARTS: usize, const FINE: usize>(wor
             let pages = first..end.min((first / PAGES_AT_ONCE + 1) * PAGES_AT_ONCE);
             let at = |page: usize| 2 * work.page(page) * numbers;
             for (page, scores) in pages.clone().zip(&mut memory.pages) {
-                // While these keys are multiplied, what follows is fetched: the next page's, and at last the first values.
+                // While these keys are multiplied, prefetch the next page's keys or, after the last page, the first values.
                 let next = if page + 1 < pages.end { keys.add(at(page + 1)) } else { values.add(at(pages.start)) };
-                score::<HALVES, PARTS, FINE>(keys.add(at(page)), next, &memory.queries[..steps], scores);
+                score::<HALVES, PARTS, QUERY_PARTS>(keys.add(at(page)), next, &memory.queries[..steps], scores);
             }
             for (half, lanes) in lanes.iter_mut().enumerate() {
-                weigh::<FINE>(lanes, half, pages.clone(), steps, memory);
+                softmax::<QUERY_PARTS>(lanes, half, pages.clone(), steps, memory);
             }
             for step in 0..steps {
                 let sums = (&raw mut memory.sums[step]).cast::<u8>();
@@ -130,7 +137,7 @@ unsafe fn halves<const HALVES: usize, const PARTS: usize, const FINE: usize>(wor
                     } else if pages.end < end {
                         fetch::<HALVES, PARTS>(keys.add(at(pages.end)));
                     }
-                    multiply::<HALVES, PARTS, FINE>(block.cast(), (&raw const *weights).cast());
+                    multiply::<HALVES, PARTS, QUERY_PARTS>(block.cast(), (&raw const *weights).cast());
                 }
                 store::<HALVES>(sums);
             }
@@ -143,9 +150,9 @@ unsafe fn halves<const HALVES: usize, const PARTS: usize, const FINE: usize>(wor
     }
 }
 
-/// The state of a half's lanes, and their queries as blocks, scaled so that weights are powers of two.
+/// Initialises the state of a half's lanes and writes their queries as blocks, scaled so that a softmax weight is `2^score`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [Block]) -> Lanes {
+unsafe fn start<const QUERY_PARTS: usize>(work: &AttentionTile<'_>, half: usize, queries: &mut [Block]) -> Lanes {
     let count = LANES.min(work.count() - half * LANES);
     let (mut low, mut high) = ([0i32; LANES], [0i32; LANES]);
     let mut common = 0..usize::MAX;
@@ -157,7 +164,7 @@ unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [
     let mut queries_of: [&[f32]; LANES] =
         std::array::from_fn(|lane| if lane < count { work.query(half * LANES + lane) } else { &[] });
     let dim = work.head_dim();
-    // Rows are far apart: all of an item's lines are asked for at once, those of the results for later.
+    // Rows are far apart in memory: prefetch all cache lines of the item's queries, and those of its results for writing.
     for (lane, query) in queries_of[..count].iter().enumerate() {
         for d in (0..dim).step_by(16) {
             // SAFETY: prefetching changes nothing.
@@ -169,10 +176,10 @@ unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [
     }
     let mut turned = MaybeUninit::<[f32; LANES * HEAD_DIM_MAX]>::uninit();
     if let Some(turn) = &work.common.asked.turn {
-        // SAFETY: numbers are written before they are read.
+        // SAFETY: elements are written before they are read.
         let turned = unsafe { &mut *turned.as_mut_ptr() };
         for ((lane, query), turned) in queries_of[..count].iter_mut().enumerate().zip(turned.chunks_exact_mut(dim)) {
-            turn.turn_head(turned, query, turn.query_norm, work.position(half * LANES + lane));
+            turn.norm_rope_head(turned, query, turn.query_norm, work.position(half * LANES + lane));
             *query = turned;
         }
     }
@@ -185,10 +192,10 @@ unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [
             (lines[0][lane], lines[1][lane]) = (high, low);
         }
         let block = (&raw mut queries[first / STEP]).cast::<u8>();
-        for (part, lines) in lines.into_iter().enumerate().take(FINE) {
+        for (part, lines) in lines.into_iter().enumerate().take(QUERY_PARTS) {
             for (pair, line) in transpose(lines).into_iter().enumerate() {
                 // SAFETY: a line of the block.
-                unsafe { _mm512_store_si512(line_of(block, half, FINE * pair + part).cast(), line) };
+                unsafe { _mm512_store_si512(line_of(block, half, QUERY_PARTS * pair + part).cast(), line) };
             }
         }
     }
@@ -197,39 +204,39 @@ unsafe fn start<const FINE: usize>(work: &Item<'_>, half: usize, queries: &mut [
     Lanes { low, high, common, base: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps() }
 }
 
-impl Item<'_> {
-    /// Where the result of pair `i` goes from dimension `d` on, to be asked for.
+impl AttentionTile<'_> {
+    /// The address of element `d` of pair `i`'s result, for prefetching.
     fn result(&self, i: usize, d: usize) -> *const i8 {
         let (row, column) = self.place(i);
         match &self.common.asked.out {
-            RowTarget::Plain(_) => self.out(i).wrapping_add(d).cast(),
-            RowTarget::Rounded(out) => out.at(row, column + d).cast(),
-            RowTarget::Split(out) => out.at(row, column + d).cast(),
+            RowWriter::Plain(_) => self.out(i).wrapping_add(d).cast(),
+            RowWriter::Rounded(out) => out.at(row, column + d).cast(),
+            RowWriter::Split(out) => out.at(row, column + d).cast(),
         }
     }
 }
 
-/// Scores of a page's keys with all lanes.
-unsafe fn score<const HALVES: usize, const PARTS: usize, const FINE: usize>(
+/// Computes the scores of a page's keys with all lanes.
+unsafe fn score<const HALVES: usize, const PARTS: usize, const QUERY_PARTS: usize>(
     keys: *const u16,
     next: *const u16,
     queries: &[Block],
     scores: &mut Block,
 ) {
-    // SAFETY: the page has a block of keys for each of queries.
+    // SAFETY: the page has a block of keys for each block of queries.
     unsafe {
         zero::<HALVES>();
         for (step, queries) in queries.iter().enumerate() {
             fetch::<HALVES, PARTS>(next.add(step * PARTS * PART));
-            multiply::<HALVES, PARTS, FINE>(keys.add(step * PARTS * PART).cast(), (&raw const *queries).cast());
+            multiply::<HALVES, PARTS, QUERY_PARTS>(keys.add(step * PARTS * PART).cast(), (&raw const *queries).cast());
         }
         store::<HALVES>((&raw mut *scores).cast());
     }
 }
 
-/// Turns one half's scores of some pages into weights, moving the lanes' bases up where they must.
+/// Turns one half's scores of some pages into softmax weights and raises the lanes' bases where necessary.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn weigh<const FINE: usize>(
+unsafe fn softmax<const QUERY_PARTS: usize>(
     lanes: &mut Lanes,
     half: usize,
     pages: Range<usize>,
@@ -269,10 +276,10 @@ unsafe fn weigh<const FINE: usize>(
                 let odd = exp2(_mm512_sub_ps(_mm512_load_ps(at.add(LANES)), base));
                 sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
                 let (even, odd) = (parts(even), parts(odd));
-                // Weights of one part take half the room of the scores: they move together.
-                let to = line_of(block, half, FINE * pair);
+                // Weights of one part need half the space of the scores and are stored without gaps.
+                let to = line_of(block, half, QUERY_PARTS * pair);
                 _mm512_store_si512(to.cast(), pair_up(even[0], odd[0]));
-                if FINE == 2 {
+                if QUERY_PARTS == 2 {
                     _mm512_store_si512(to.add(LANES).cast(), pair_up(even[1], odd[1]));
                 }
             }
@@ -281,12 +288,12 @@ unsafe fn weigh<const FINE: usize>(
     }
 }
 
-/// A line of one half of the lanes.
+/// The address of a line of one half of the lanes.
 fn line_of(block: *mut u8, half: usize, line: usize) -> *mut f32 {
     block.wrapping_add(half * (BLOCK_BYTES / 2) + line * 64).cast()
 }
 
-/// Moves bases up to where `most` exceeds them by more than the slack, and scales those lanes' sums down.
+/// Raises the bases that `most` exceeds by more than [`SLACK`] to `most`, and rescales the sums of those lanes.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 fn rebase(lanes: &mut Lanes, half: usize, most: __m512, sums: &mut [Block]) {
     let hidden = _mm512_set1_ps(f32::NEG_INFINITY);
@@ -295,14 +302,14 @@ fn rebase(lanes: &mut Lanes, half: usize, most: __m512, sums: &mut [Block]) {
     // Before its first key a lane's sums are zero.
     let faded = moved & _mm512_cmp_ps_mask::<_CMP_NEQ_OQ>(lanes.base, hidden);
     if faded != 0 {
-        let fade = exp2(_mm512_mask_sub_ps(_mm512_setzero_ps(), faded, lanes.base, base));
-        let fade = _mm512_mask_mov_ps(_mm512_set1_ps(1.0), faded, fade);
-        lanes.sum = _mm512_mul_ps(lanes.sum, fade);
+        let rescale = exp2(_mm512_mask_sub_ps(_mm512_setzero_ps(), faded, lanes.base, base));
+        let rescale = _mm512_mask_mov_ps(_mm512_set1_ps(1.0), faded, rescale);
+        lanes.sum = _mm512_mul_ps(lanes.sum, rescale);
         for block in sums {
             for dim in 0..STEP {
                 let sum = line_of((&raw mut *block).cast(), half, dim);
                 // SAFETY: a line of the block.
-                unsafe { _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), fade)) };
+                unsafe { _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), rescale)) };
             }
         }
     }
@@ -311,7 +318,7 @@ fn rebase(lanes: &mut Lanes, half: usize, most: __m512, sums: &mut [Block]) {
 
 /// Writes one half's results.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
+unsafe fn finish(work: &AttentionTile<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
     let inverse = _mm512_div_ps(_mm512_set1_ps(1.0), lanes.sum);
     let count = LANES.min(work.count() - half * LANES);
     let dim = work.head_dim();
@@ -329,11 +336,11 @@ unsafe fn finish(work: &Item<'_>, half: usize, lanes: &Lanes, sums: &[Block]) {
             // SAFETY: this lane's part of the output belongs to this item.
             unsafe {
                 match &work.common.asked.out {
-                    RowTarget::Plain(_) => {
+                    RowWriter::Plain(_) => {
                         _mm512_mask_storeu_ps(work.out(i).add(first), first_lanes(numbers), line);
                     }
-                    RowTarget::Rounded(out) => out.put(row, column + first, numbers, line),
-                    RowTarget::Split(out) => out.put(row, column + first, numbers, line),
+                    RowWriter::Rounded(out) => out.put(row, column + first, numbers, line),
+                    RowWriter::Split(out) => out.put(row, column + first, numbers, line),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! How keys and values come into their pages.
+//! Writes keys and values to their pages.
 
 use std::arch::x86_64::*;
 
@@ -7,11 +7,11 @@ use super::vectors::{first_lanes, pair_up, parts, row_parts, transpose};
 use super::{PART, STEP, TILE_BYTES, page_numbers};
 use crate::{HEAD_DIM_MAX, PAGE_TOKENS};
 
-/// Stores rows of one page and head; values after the last row become zero, because hidden keys weigh zero and zero times
-/// what a former owner of the page left might not be.
+/// Stores rows of one page and head. The values after the last row are set to zero: masked keys have weight zero, but zero
+/// times an infinity or NaN that an earlier sequence left in the page would be NaN.
 ///
 /// # Safety
-/// `pages` has the page and head `at`, nobody else uses it, and the CPU has AVX-512.
+/// `pages` contains the (page, head) `at`, no other thread accesses it, and the CPU has AVX-512.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(in super::super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, pages: *mut u16, at: usize) {
     let numbers = page_numbers(dim, PARTS);
@@ -28,7 +28,7 @@ pub(in super::super) unsafe fn write<const PARTS: usize>(rows: &PageRows<'_>, di
             }
         }
     }
-    // SAFETY: passed on.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match rows.count {
             1 => write_value::<PARTS>(rows, values),
@@ -46,7 +46,7 @@ unsafe fn write_value<const PARTS: usize>(row: &PageRows<'_>, values: *mut u16) 
         let lines = row_parts(dims, _mm512_set1_ps(1.0));
         for (part, line) in lines.into_iter().enumerate().take(PARTS) {
             let mut numbers = [0i16; STEP];
-            // SAFETY: 32 numbers; a line of the page's block for each, of which slots before this one are left alone.
+            // SAFETY: 32 elements; each has a line in the page's block, in which the slots before this one are not written.
             unsafe {
                 _mm512_storeu_si512(numbers.as_mut_ptr().cast(), line);
                 for (d, &number) in numbers[..dims.len()].iter().enumerate() {
@@ -71,7 +71,7 @@ unsafe fn write_values<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, valu
             let mut both = [_mm512_setzero_ps(); 2];
             for (slot, value) in (2 * pair..).zip(&mut both) {
                 if slots.contains(&slot) {
-                    // SAFETY: the mask has no more lanes than the value has numbers from here on.
+                    // SAFETY: the mask has no more lanes than the value has elements from `first` on.
                     *value = unsafe { _mm512_maskz_loadu_ps(mask, rows.value(slot)[first..].as_ptr()) };
                 }
             }
@@ -81,7 +81,7 @@ unsafe fn write_values<const PARTS: usize>(rows: &PageRows<'_>, dim: usize, valu
         let at = first / STEP * PARTS * PART + first % STEP / 16 * (TILE_BYTES / 2);
         for (part, pairs) in pairs.into_iter().enumerate().take(PARTS) {
             for (d, line) in transpose(pairs).into_iter().enumerate() {
-                // SAFETY: one line of the page's block; slots before the first row are left alone.
+                // SAFETY: one line of the page's block; slots before the first row are not written.
                 unsafe {
                     let to = values.add(at + part * PART + d * PAGE_TOKENS);
                     _mm512_mask_storeu_epi16(to.cast(), from_here, line);

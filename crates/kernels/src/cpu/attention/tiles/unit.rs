@@ -1,4 +1,4 @@
-//! The tile unit: blocks of keys or values times blocks of lanes.
+//! The AMX instructions: blocks of keys or values times blocks of lanes.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -6,10 +6,11 @@ use std::arch::x86_64::*;
 use super::super::super::tiles::TileConfig;
 use super::TILE_BYTES;
 
-/// Eight full tiles: 0 to 3 hold the sums, `2 * first factor's half + lanes' half`, 4 and 5 the lanes, 6 and 7 the first factor.
+/// Eight full tiles. Tile `2 * first factor's half + lanes' half` (0 to 3) holds sums, 4 and 5 hold the lanes, 6 and 7 the
+/// first factor.
 pub(super) static CONFIG: TileConfig = TileConfig::new([(16, 64); 8]);
 
-/// Asks for a block before it is needed. Few queries wait for memory more than for arithmetic; many find it in the cache.
+/// Prefetches a block, but only for few queries, which are memory-bound; with many, the block is already in the cache.
 #[inline(always)]
 pub(super) fn fetch<const HALVES: usize, const PARTS: usize>(block: *const u16) {
     if HALVES == 1 {
@@ -32,10 +33,10 @@ pub(super) unsafe fn zero<const HALVES: usize>() {
 }
 
 /// # Safety
-/// The tiles are configured; `from` leads to a block.
+/// The tiles are configured; `from` points to a block.
 #[inline(always)]
 pub(super) unsafe fn load<const HALVES: usize>(from: *const u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tileloadd tmm0, [{from} + {line}]", "tileloadd tmm2, [{from} + {line} + 1024]",
@@ -51,10 +52,10 @@ pub(super) unsafe fn load<const HALVES: usize>(from: *const u8) {
 }
 
 /// # Safety
-/// The tiles are configured; `to` leads to a block.
+/// The tiles are configured; `to` points to a block.
 #[inline(always)]
 pub(super) unsafe fn store<const HALVES: usize>(to: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tilestored [{to} + {line}], tmm0", "tilestored [{to} + {line} + 1024], tmm2",
@@ -69,14 +70,17 @@ pub(super) unsafe fn store<const HALVES: usize>(to: *mut u8) {
     }
 }
 
-/// Adds a block of keys or values times a block of lanes: high by low if lanes have a low part, high by high, then low by high if there
-/// is a low part of the block. Each sum is added to in this order, whatever the number of lanes.
+/// Adds a block of keys or values (`a`) times a block of lanes (`b`) to the sums: `a.high * b.low` if the lanes have a low
+/// part, `a.high * b.high`, then `a.low * b.high` if the block has a low part. The order is the same for any number of lanes.
 ///
 /// # Safety
-/// The tiles are configured; `a` and `b` lead to blocks.
+/// The tiles are configured; `a` and `b` point to blocks.
 #[inline(always)]
-pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FINE: usize>(a: *const u8, b: *const u8) {
-    // SAFETY: the caller's promise.
+pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const QUERY_PARTS: usize>(
+    a: *const u8,
+    b: *const u8,
+) {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tileloadd tmm6, [{a} + {line}]",
@@ -84,19 +88,19 @@ pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FIN
             a = in(reg) a, line = in(reg) 64usize, options(nostack, readonly),
         );
         if HALVES == 1 {
-            if FINE == 2 {
+            if QUERY_PARTS == 2 {
                 asm!(
                     "tileloadd tmm4, [{b} + {pair} + 64]",
                     "tdpbf16ps tmm0, tmm6, tmm4",
                     "tdpbf16ps tmm2, tmm7, tmm4",
-                    b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+                    b = in(reg) b, pair = in(reg) QUERY_PARTS * 64, options(nostack, readonly),
                 );
             }
             asm!(
                 "tileloadd tmm5, [{b} + {pair}]",
                 "tdpbf16ps tmm0, tmm6, tmm5",
                 "tdpbf16ps tmm2, tmm7, tmm5",
-                b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+                b = in(reg) b, pair = in(reg) QUERY_PARTS * 64, options(nostack, readonly),
             );
             if PARTS == 2 {
                 asm!(
@@ -108,7 +112,7 @@ pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FIN
                 );
             }
         } else {
-            if FINE == 2 {
+            if QUERY_PARTS == 2 {
                 asm!(
                     "tileloadd tmm4, [{b} + {pair} + 64]",
                     "tdpbf16ps tmm0, tmm6, tmm4",
@@ -116,7 +120,7 @@ pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FIN
                     "tdpbf16ps tmm1, tmm6, tmm5",
                     "tdpbf16ps tmm2, tmm7, tmm4",
                     "tdpbf16ps tmm3, tmm7, tmm5",
-                    b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+                    b = in(reg) b, pair = in(reg) QUERY_PARTS * 64, options(nostack, readonly),
                 );
             }
             asm!(
@@ -126,7 +130,7 @@ pub(super) unsafe fn multiply<const HALVES: usize, const PARTS: usize, const FIN
                 "tdpbf16ps tmm1, tmm6, tmm5",
                 "tdpbf16ps tmm2, tmm7, tmm4",
                 "tdpbf16ps tmm3, tmm7, tmm5",
-                b = in(reg) b, pair = in(reg) FINE * 64, options(nostack, readonly),
+                b = in(reg) b, pair = in(reg) QUERY_PARTS * 64, options(nostack, readonly),
             );
             if PARTS == 2 {
                 asm!(

@@ -1,16 +1,16 @@
-//! What vectors do between the tiles: powers of two, bf16 parts, transposing.
+//! AVX-512 helpers of the tile kernels: powers of two, bf16 parts, transposition.
 
 use std::arch::x86_64::*;
 
 use super::STEP;
 
-/// `2^x` for `x` up to 127, within 5e-7 of it; exactly zero for minus infinity, NaN and all that is below -127.
+/// `2^x` for `x` up to 127, with an error below 5e-7; exactly zero for minus infinity, NaN and `x` below -127.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn exp2(x: __m512) -> __m512 {
-    /// A polynomial with little relative error between -1/2 and 1/2, exact at zero; highest power first.
+    /// A polynomial with a small relative error between -1/2 and 1/2, exact at zero; highest power first.
     const POLY: [f32; 6] = [0.001_112_550_7, 0.009_666_283, 0.055_574_004, 0.240_223_51, 0.693_142_83, 1.0];
-    /// With this added, a number's last bits are its nearest integer.
+    /// Adding this leaves the nearest integer in the last bits of the mantissa.
     const ROUND: f32 = 1.5 * (1 << 23) as f32;
     let x = _mm512_max_ps(x, _mm512_set1_ps(-127.0));
     let shifted = _mm512_add_ps(x, _mm512_set1_ps(ROUND));
@@ -19,12 +19,12 @@ pub(super) fn exp2(x: __m512) -> __m512 {
     for c in &POLY[1..] {
         power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(*c));
     }
-    // The integer goes to the exponent; 1 times 2^-127 comes out as the bits of zero.
+    // The integer is added to the exponent; 1 times 2^-127 gives the bits of zero.
     let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
     _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(power), exponent))
 }
 
-/// The bf16 parts of 16 numbers, high and low, each in the upper half of its lane.
+/// The bf16 parts of 16 values, high and low, each in the upper half of its lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn parts(x: __m512) -> [__m512i; 2] {
@@ -34,7 +34,7 @@ pub(super) fn parts(x: __m512) -> [__m512i; 2] {
     [high, _mm512_add_epi32(_mm512_castps_si512(_mm512_sub_ps(x, whole)), half)]
 }
 
-/// Upper halves of two vectors' lanes as pairs.
+/// Interleaves the upper halves of two vectors' lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn pair_up(even: __m512i, odd: __m512i) -> __m512i {
@@ -48,13 +48,13 @@ pub(super) fn first_lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
-/// The parts of up to 32 numbers, followed by zeros, times `scale`, in their order.
+/// The parts of up to 32 values times `scale`, in their order, padded with zeros.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn row_parts(numbers: &[f32], scale: __m512) -> [__m512i; 2] {
     let count = numbers.len();
     debug_assert!(count <= STEP);
-    // SAFETY: the masks have no more lanes than there are numbers.
+    // SAFETY: the masks have no more lanes than there are elements.
     let [first, second] = unsafe {
         [
             _mm512_maskz_loadu_ps(first_lanes(count), numbers.as_ptr()),
@@ -76,7 +76,7 @@ pub(super) fn row_parts(numbers: &[f32], scale: __m512) -> [__m512i; 2] {
     [_mm512_permutex2var_epi16(first[0], upper, second[0]), _mm512_permutex2var_epi16(first[1], upper, second[1])]
 }
 
-/// Rows become columns.
+/// Transposes a 16x16 matrix of 32-bit words.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {

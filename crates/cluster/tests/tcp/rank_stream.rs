@@ -1,4 +1,4 @@
-//! Links: the line protocol to a rank on another host, whose process does not outlive its supervisor's connection.
+//! Rank streams: the line protocol to a rank on another host, whose process ends with its supervisor's connection.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,20 +12,20 @@ use std::time::Instant;
 
 use cluster::protocol::{Lines, Reply, Request, Writer};
 use cluster::tcp::{
-    ClusterKey, HandshakeError, Link, LinkEnd, LinkReader, LinkWriter, RANKS_MAX, RankProcess, Refusal, SILENCE_MIN,
-    serve_ranks,
+    ClusterKey, HandshakeError, RANKS_MAX, RankProcess, RankStream, RankStreamHandle, RankStreamReader,
+    RankStreamWriter, RejectReason, SILENCE_MIN, serve_ranks,
 };
 use types::{Rank, WorldSize};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, key};
-use crate::proxy::{Mischief, proxy};
+use crate::proxy::{TransitFault, proxy};
 use crate::shared::watched;
 
 fn rank() -> Rank {
     WorldSize::new(3).unwrap().rank(2).unwrap()
 }
 
-/// Serves ranks, each a process that `command` gives, while `test` runs. Tells of each end of a process.
+/// Serves ranks, each a process of `command`, while `test` runs. The receiver gets a message when a process has ended.
 fn served(command: impl Fn(Rank) -> Command + Sync, test: impl FnOnce(SocketAddr, Receiver<()>)) {
     served_by(|rank, ended| process(command(rank), ended), test);
 }
@@ -75,12 +75,12 @@ fn cat(_: Rank) -> Command {
     Command::new("cat")
 }
 
-fn connect(address: SocketAddr) -> Result<Link, HandshakeError> {
-    Link::connect(address, &key(), rank(), LONG, Instant::now() + LONG)
+fn connect(address: SocketAddr) -> Result<RankStream, HandshakeError> {
+    RankStream::connect(address, &key(), rank(), LONG, Instant::now() + LONG)
 }
 
-/// That a rank which echoes runs behind a link: until then many strangers can drive the caller from the door.
-fn answers((reader, writer, _): &mut (LinkReader, LinkWriter, LinkEnd)) {
+/// Checks that a rank echoes on this stream. Until the handshake is complete, other connections can displace it.
+fn answers((reader, writer, _): &mut (RankStreamReader, RankStreamWriter, RankStreamHandle)) {
     writer.write_all(b"?").unwrap();
     reader.read_exact(&mut [0]).unwrap();
 }
@@ -140,7 +140,7 @@ fn the_rank_that_is_asked_for_is_started_and_its_end_ends_the_link() {
 #[test]
 fn a_supervisor_that_goes_takes_its_rank_with_it() {
     watched(|| {
-        // One reads nothing and is stuck, the other waits for lines.
+        // One process reads nothing, so the stream blocks; the other waits for lines.
         for command in ["sleep 1000", "cat"] {
             let shell = |_| {
                 let mut shell = Command::new("sh");
@@ -190,15 +190,15 @@ fn only_so_many_ranks_run_at_once_and_a_place_becomes_free_again() {
             links.iter_mut().for_each(answers);
             let strangers: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
             let refused = connect(address).unwrap_err();
-            assert!(matches!(refused, HandshakeError::Refused(Refusal::Busy)), "{refused}");
+            assert!(matches!(refused, HandshakeError::RejectedByPeer(RejectReason::Busy)), "{refused}");
             links.pop().unwrap().2.close();
             ends.recv_timeout(LONG).unwrap();
             let begun = Instant::now();
             let again = loop {
                 assert!(begun.elapsed() < LONG, "the place of a rank that ended never becomes free");
-                // The process has ended a moment before its place is free.
+                // The process has ended a moment before its slot is free.
                 match connect(address) {
-                    Err(HandshakeError::Refused(Refusal::Busy)) => thread::yield_now(),
+                    Err(HandshakeError::RejectedByPeer(RejectReason::Busy)) => thread::yield_now(),
                     connected => break connected.unwrap(),
                 }
             };
@@ -212,13 +212,13 @@ fn another_key_and_another_purpose_are_refused() {
     watched(|| {
         served(cat, |address, _| {
             let other = ClusterKey::from_passphrase("another passphrase").unwrap();
-            let refused = Link::connect(address, &other, rank(), LONG, Instant::now() + LONG).unwrap_err();
-            assert!(matches!(refused, HandshakeError::Refused(Refusal::Key)), "{refused}");
+            let refused = RankStream::connect(address, &other, rank(), LONG, Instant::now() + LONG).unwrap_err();
+            assert!(matches!(refused, HandshakeError::RejectedByPeer(RejectReason::Key)), "{refused}");
             let mut group = Group::new(2);
             group.addresses[0] = address;
             let refused = group.connect(1, OPTIONS, LONG).unwrap_err();
             let refused = std::error::Error::source(&refused).unwrap().to_string();
-            assert_eq!(refused, HandshakeError::Refused(Refusal::Purpose).to_string());
+            assert_eq!(refused, HandshakeError::RejectedByPeer(RejectReason::Purpose).to_string());
         });
     });
 }
@@ -262,9 +262,10 @@ fn a_rank_that_is_stopped_is_known_to_be_until_it_goes_on() {
 fn a_host_that_shows_no_sign_of_life_is_given_up_and_one_whose_rank_is_merely_silent_is_not() {
     watched(|| {
         served(cat, |address, _| {
-            let connect = |address| Link::connect(address, &key(), rank(), SILENCE_MIN, Instant::now() + LONG).unwrap();
-            // The handshake comes through, and nothing else.
-            let (mut reader, ..) = connect(proxy(address, Mischief::None, Mischief::Hold(49))).split();
+            let connect =
+                |address| RankStream::connect(address, &key(), rank(), SILENCE_MIN, Instant::now() + LONG).unwrap();
+            // The handshake passes the proxy, and nothing after it.
+            let (mut reader, ..) = connect(proxy(address, TransitFault::None, TransitFault::Hold(49))).split();
             let error = reader.read(&mut [0]).unwrap_err();
             assert_eq!(
                 (error.kind(), error.to_string().as_str()),
@@ -286,15 +287,15 @@ fn a_host_that_does_not_answer_is_given_up_at_the_deadline() {
     watched(|| {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
-        let error = Link::connect(address, &key(), rank(), LONG, Instant::now() + SHORT).unwrap_err();
+        let error = RankStream::connect(address, &key(), rank(), LONG, Instant::now() + SHORT).unwrap_err();
         assert!(matches!(error, HandshakeError::Io(ref error) if error.kind() == io::ErrorKind::TimedOut), "{error}");
     });
 }
 
-/// What arrives of a line that a rank says, after mischief on its way.
-fn said(back: Mischief) -> (Vec<u8>, Option<io::ErrorKind>) {
+/// What arrives of a rank's line after a fault in transit.
+fn said(back: TransitFault) -> (Vec<u8>, Option<io::ErrorKind>) {
     let found = Arc::new(Mutex::new((Vec::new(), None)));
-    // No process: the line has been said before the host tells anything itself.
+    // No process: the line is sent before the host's first heartbeat.
     let line = |_, _| RankProcess {
         pid: std::process::id(),
         stdin: Box::new(io::sink()),
@@ -302,7 +303,7 @@ fn said(back: Mischief) -> (Vec<u8>, Option<io::ErrorKind>) {
         kill: Box::new(|| {}),
     };
     served_by(line, |address, _| {
-        let (mut reader, ..) = connect(proxy(address, Mischief::None, back)).unwrap().split();
+        let (mut reader, ..) = connect(proxy(address, TransitFault::None, back)).unwrap().split();
         let mut said = Vec::new();
         let error = reader.read_to_end(&mut said).err().map(|error| error.kind());
         *found.lock().unwrap() = (said, error);
@@ -313,12 +314,12 @@ fn said(back: Mischief) -> (Vec<u8>, Option<io::ErrorKind>) {
 #[test]
 fn a_line_that_was_altered_or_cut_is_an_error() {
     watched(|| {
-        // The handshake, the line's record, and the record of the end.
+        // Offsets after the handshake and after the line's record, where the record of the end begins.
         let (line, end) = (49, 49 + 2 + 8 + 16);
-        assert_eq!(said(Mischief::None), (b"a line\n".to_vec(), None));
-        assert_eq!(said(Mischief::Flip(line + 4)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
-        assert_eq!(said(Mischief::Flip(line + 20)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
-        assert_eq!(said(Mischief::Flip(line + 1)), (Vec::new(), Some(io::ErrorKind::UnexpectedEof)));
-        assert_eq!(said(Mischief::Flip(end + 3)), (b"a line\n".to_vec(), Some(io::ErrorKind::InvalidData)));
+        assert_eq!(said(TransitFault::None), (b"a line\n".to_vec(), None));
+        assert_eq!(said(TransitFault::Flip(line + 4)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
+        assert_eq!(said(TransitFault::Flip(line + 20)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
+        assert_eq!(said(TransitFault::Flip(line + 1)), (Vec::new(), Some(io::ErrorKind::UnexpectedEof)));
+        assert_eq!(said(TransitFault::Flip(end + 3)), (b"a line\n".to_vec(), Some(io::ErrorKind::InvalidData)));
     });
 }

@@ -1,6 +1,6 @@
-//! `Link`: the bytes between a supervisor and a rank on another host, for the line protocol to run on. They come as they
-//! were written, or an error does: an end that the other side did not declare is an error too. Between them the host tells how the rank
-//! is, which the supervisor reads beside the bytes.
+//! `RankStream`: the byte stream between a supervisor and a rank on another host, for the line protocol. Bytes arrive
+//! as they were written, or reading fails: an end of the stream that the other side did not declare is an error too.
+//! Between the bytes the host sends heartbeats with whether the rank is stopped.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,77 +14,77 @@ use std::time::{Duration, Instant};
 use types::Rank;
 
 use super::connect::dial;
-use super::handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, Secured};
+use super::handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, SecureStream};
 use super::hello::{Hello, Purpose};
 use super::key::ClusterKey;
-use super::noise::{LENGTH_BYTES, Opener, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, Sealer};
-use super::watch::{Watch, is_passing};
+use super::noise::{LENGTH_BYTES, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor};
+use super::wait_limit::{WaitLimit, is_transient};
 use crate::shared_memory::Epoch;
 
-/// How long a write waits for a reader that takes nothing.
+/// How long a write waits while the peer reads nothing.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What a record is, by its first byte. One of no byte at all declares the end.
+/// The kind of a record, in its first byte. An empty record declares the end.
 const BYTES: u8 = 0;
 const RUNS: u8 = 1;
 const STOPPED: u8 = 2;
 
-/// Dropped, it is closed.
+/// Dropping it closes the connection.
 #[derive(Debug)]
-pub struct Link {
-    reader: LinkReader,
-    writer: LinkWriter,
+pub struct RankStream {
+    reader: RankStreamReader,
+    writer: RankStreamWriter,
 }
 
-/// Waits for bytes as long as the other host is there, or until a [`LinkEnd`] closes the link.
-pub struct LinkReader {
+/// Waits for bytes until the other host falls silent or a [`RankStreamHandle`] closes the stream.
+pub struct RankStreamReader {
     stream: Arc<TcpStream>,
-    opener: Opener,
+    opener: RecordDecryptor,
     message: Box<[u8]>,
     plain: Box<[u8]>,
-    /// What of `plain` has not been read.
+    /// The part of `plain` that has not been read.
     unread: Range<usize>,
     is_over: bool,
     is_stopped: Arc<AtomicBool>,
 }
 
-/// A record a write.
-pub struct LinkWriter {
+/// Sends one record per write.
+pub struct RankStreamWriter {
     stream: Arc<TcpStream>,
-    sealer: Sealer,
+    sealer: RecordEncryptor,
     plain: Vec<u8>,
     record: Box<[u8; RECORD_BYTES_MAX]>,
     is_finished: bool,
 }
 
-/// Closes a link, from any thread: both halves then fail. Knows what has been read of the rank at the other end.
+/// Closes a stream from any thread: both halves then fail. Has the last reported state of the remote rank.
 #[derive(Clone, Debug)]
-pub struct LinkEnd {
+pub struct RankStreamHandle {
     stream: Arc<TcpStream>,
     is_stopped: Arc<AtomicBool>,
 }
 
-/// In place of what the system says.
+/// Replaces the system's text for a read timeout.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing came from it for {0:?}")]
-struct Silent(Duration);
+struct SilenceTimeout(Duration);
 
-/// Without the bytes that it carries, here and below.
-impl fmt::Debug for LinkReader {
+/// Without the buffers, here and below.
+impl fmt::Debug for RankStreamReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LinkReader").field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("RankStreamReader").field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for LinkWriter {
+impl fmt::Debug for RankStreamWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LinkWriter").field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("RankStreamWriter").field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 
-impl Link {
-    /// Has the host at `address` start `rank`, and connects to it. From then on reading fails when the host shows no sign of life for
-    /// `silence`, which is from [`SILENCE_MIN`] to [`SILENCE_MAX`].
+impl RankStream {
+    /// Connects to the host at `address` and has it start `rank`. From then on reading fails when the host is silent
+    /// for `silence`, which is from [`SILENCE_MIN`] to [`SILENCE_MAX`].
     pub fn connect(
         address: SocketAddr,
         key: &ClusterKey,
@@ -93,19 +93,19 @@ impl Link {
         deadline: Instant,
     ) -> Result<Self, HandshakeError> {
         let silence = silence.clamp(SILENCE_MIN, SILENCE_MAX);
-        let hello = Hello { purpose: Purpose::Link, from: rank, to: rank, epoch: Epoch(0), silence };
-        let secured = dial(address, key, &hello, &Watch::new(Some(deadline), &|| false))?;
-        let link = Self::new(secured)?;
-        link.reader.stream.set_read_timeout(Some(silence))?;
-        Ok(link)
+        let hello = Hello { purpose: Purpose::StartRank, from: rank, to: rank, epoch: Epoch(0), silence };
+        let secured = dial(address, key, &hello, &WaitLimit::new(Some(deadline), &|| false))?;
+        let stream = Self::new(secured)?;
+        stream.reader.stream.set_read_timeout(Some(silence))?;
+        Ok(stream)
     }
 
-    pub(super) fn new(secured: Secured) -> io::Result<Self> {
-        let Secured { stream, sealer, opener } = secured;
+    pub(super) fn new(secured: SecureStream) -> io::Result<Self> {
+        let SecureStream { stream, sealer, opener } = secured;
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(Some(WRITE_DEADLINE))?;
         let stream = Arc::new(stream);
-        let reader = LinkReader {
+        let reader = RankStreamReader {
             stream: Arc::clone(&stream),
             opener,
             message: vec![0; RECORD_BYTES_MAX].into(),
@@ -115,28 +115,28 @@ impl Link {
             is_stopped: Arc::default(),
         };
         let record = Box::new([0; RECORD_BYTES_MAX]);
-        Ok(Self { reader, writer: LinkWriter { stream, sealer, plain: Vec::new(), record, is_finished: false } })
+        Ok(Self { reader, writer: RankStreamWriter { stream, sealer, plain: Vec::new(), record, is_finished: false } })
     }
 
-    /// The halves close nothing when they are dropped; the end does when it is told to.
-    pub fn split(self) -> (LinkReader, LinkWriter, LinkEnd) {
+    /// Dropping the halves closes nothing; [`RankStreamHandle::close`] does.
+    pub fn split(self) -> (RankStreamReader, RankStreamWriter, RankStreamHandle) {
         let (stream, is_stopped) = (Arc::clone(&self.writer.stream), Arc::clone(&self.reader.is_stopped));
-        let end = LinkEnd { stream, is_stopped };
+        let end = RankStreamHandle { stream, is_stopped };
         (self.reader, self.writer, end)
     }
 }
 
-impl LinkEnd {
+impl RankStreamHandle {
     pub fn close(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Whether the host said last that the rank was stopped, as by SIGSTOP.
+    /// Whether the host's last heartbeat said that the rank is stopped, as by SIGSTOP.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped.load(Acquire)
     }
 
-    /// Of this side.
+    /// The address of this side.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
     }
@@ -146,8 +146,8 @@ impl LinkEnd {
     }
 }
 
-impl LinkWriter {
-    /// Declares the end: what was written is all, and nothing can be written any more.
+impl RankStreamWriter {
+    /// Declares the end of the stream. Later writes fail.
     pub fn finish(&mut self) -> io::Result<()> {
         self.plain.clear();
         self.write_record()?;
@@ -155,8 +155,8 @@ impl LinkWriter {
         self.stream.shutdown(Shutdown::Write)
     }
 
-    /// Tells that this host is there, and how the rank is.
-    pub(super) fn tell(&mut self, is_stopped: bool) -> io::Result<()> {
+    /// Sends a heartbeat with whether the rank is stopped.
+    pub(super) fn send_status(&mut self, is_stopped: bool) -> io::Result<()> {
         self.plain.clear();
         self.plain.push(if is_stopped { STOPPED } else { RUNS });
         self.write_record()
@@ -169,14 +169,14 @@ impl LinkWriter {
         let bytes = self.sealer.seal(&self.plain, &mut self.record);
         let written = (&*self.stream).write_all(&self.record[..bytes]);
         if written.is_err() {
-            // Half a record may be out: nothing can follow it.
+            // Half a record may have been sent, so nothing can follow it.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
         written
     }
 }
 
-impl Write for LinkWriter {
+impl Write for RankStreamWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(PLAIN_BYTES_MAX - 1)];
         if !piece.is_empty() {
@@ -193,8 +193,8 @@ impl Write for LinkWriter {
     }
 }
 
-impl LinkReader {
-    /// Opens the next record into `plain`.
+impl RankStreamReader {
+    /// Decrypts the next record into `plain`.
     fn fill(&mut self) -> io::Result<()> {
         let mut length = [0; LENGTH_BYTES];
         read_exact(&self.stream, &mut length)?;
@@ -215,12 +215,12 @@ impl LinkReader {
 
 fn read_exact(mut stream: &TcpStream, bytes: &mut [u8]) -> io::Result<()> {
     stream.read_exact(bytes).map_err(|error| match stream.read_timeout() {
-        Ok(Some(silence)) if is_passing(&error) => io::Error::new(ErrorKind::TimedOut, Silent(silence)),
+        Ok(Some(silence)) if is_transient(&error) => io::Error::new(ErrorKind::TimedOut, SilenceTimeout(silence)),
         _ => error,
     })
 }
 
-impl Read for LinkReader {
+impl Read for RankStreamReader {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         while self.unread.is_empty() && !self.is_over && !bytes.is_empty() {
             self.fill().inspect_err(|_| self.is_over = true)?;

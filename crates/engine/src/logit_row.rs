@@ -1,7 +1,7 @@
-//! A row of logits: the order of its tokens, selection of the best, and what part of the probability they have.
+//! A row of logits: the order of its tokens, selection of the best, and their probability mass.
 //!
-//! A vocabulary has up to a quarter of a million tokens and a row is read for each token of an answer, so whole rows are
-//! read in loops without branches, which the compiler turns into vectors; only what is selected is touched one by one.
+//! A vocabulary has up to a quarter of a million tokens, and a row is read for each token of an answer. So whole rows
+//! are read in branchless loops, which the compiler vectorises; only selected tokens are handled one by one.
 
 use crate::sampler::SampleError;
 
@@ -43,7 +43,7 @@ pub(crate) fn key(logit: f32, id: u32) -> u64 {
     u64::from(ordered) << 32 | u64::from(!id)
 }
 
-/// Not above the key of any token with this logit or a larger one.
+/// A lower bound of the keys of all tokens with this logit or a larger one.
 pub(crate) fn lowest_key(logit: f32) -> u64 {
     key(logit, u32::MAX)
 }
@@ -64,7 +64,7 @@ pub(crate) fn select_best(keys: &mut Vec<u64>, logits: &[f32], count: usize) {
     if count == 0 {
         return;
     }
-    // Candidates gather until there are so many that selecting among them again costs little for each.
+    // Candidates are collected until there are so many that the selection costs little per candidate.
     let candidates_max = count + count.max(BLOCK);
     let mut floor = f32::NEG_INFINITY;
     for (index, chunk) in logits.chunks(LANES).enumerate() {
@@ -105,7 +105,7 @@ impl Softmax<'_> {
         exp((logit - self.best) / self.temperature)
     }
 
-    /// Of all tokens.
+    /// The mass of all tokens.
     pub fn mass(&self) -> f64 {
         self.logits.chunks(BLOCK).map(|block| self.block_mass(block, |_, _| true)).sum()
     }
@@ -115,7 +115,7 @@ impl Softmax<'_> {
     }
 
     /// The last key, from the best on, that is needed to reach the mass `wanted`.
-    pub fn mass_cut(&self, keys: &mut [u64], mut wanted: f64) -> u64 {
+    pub fn top_p_cut(&self, keys: &mut [u64], mut wanted: f64) -> u64 {
         let mut rest = keys;
         // Halve what is left: either its better half suffices, or all of that half is kept.
         while rest.len() > 32 {
@@ -140,7 +140,7 @@ impl Softmax<'_> {
         *rest.last().expect("there is at least one key")
     }
 
-    /// The token at the part `at` (in `0..1`) of the mass that is not below `cut`, in the order of ids.
+    /// The token at the fraction `at` (in `0..1`) of the mass of the tokens not below `cut`, in the order of ids.
     /// `masses` is working memory.
     pub fn draw(&self, cut: u64, at: f64, masses: &mut Vec<f64>) -> u32 {
         let (floor, last) = (logit_of(cut), id_of(cut));

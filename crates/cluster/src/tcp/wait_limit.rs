@@ -1,4 +1,4 @@
-//! `Watch`: the end of a wait, by the clock or by somebody's wish, and what connects, reads and writes until then.
+//! `WaitLimit`: when a wait ends, by a deadline or a cancellation, and connect, read and write calls that obey it.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,30 +8,30 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-/// How long a wait sleeps at most before it looks whether it is over.
+/// How long a wait sleeps at most before it checks its limit.
 pub const TICK: Duration = Duration::from_millis(20);
 
 pub(super) const POLL_TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
 
 #[derive(Clone, Copy)]
-pub(super) struct Watch<'a> {
-    /// `None`: only a wish ends it.
+pub(super) struct WaitLimit<'a> {
+    /// `None`: only `is_over` ends the wait.
     deadline: Option<Instant>,
     is_over: &'a (dyn Fn() -> bool + Sync),
 }
 
-impl<'a> Watch<'a> {
+impl<'a> WaitLimit<'a> {
     pub fn new(deadline: Option<Instant>, is_over: &'a (dyn Fn() -> bool + Sync)) -> Self {
         Self { deadline, is_over }
     }
 
-    /// The same with a deadline at most `span` from now.
+    /// The same limit with a deadline at most `span` from now.
     pub fn within(&self, span: Duration) -> Self {
         let sooner = Instant::now() + span;
         Self { deadline: Some(self.deadline.map_or(sooner, |deadline| deadline.min(sooner))), ..*self }
     }
 
-    /// `TimedOut` after the deadline, `ConnectionAborted` if somebody wished so.
+    /// `TimedOut` after the deadline, `ConnectionAborted` if `is_over`.
     pub fn check(&self) -> io::Result<()> {
         if (self.is_over)() {
             return Err(ErrorKind::ConnectionAborted.into());
@@ -39,12 +39,12 @@ impl<'a> Watch<'a> {
         if self.left().is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
-    /// Until the deadline, a [`TICK`] at most.
+    /// Time until the deadline, a [`TICK`] at most.
     pub fn left(&self) -> Duration {
         self.deadline.map_or(TICK, |deadline| deadline.saturating_duration_since(Instant::now()).min(TICK))
     }
 
-    /// A connection to `address`.
+    /// Connects to `address`.
     pub fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -73,7 +73,7 @@ impl<'a> Watch<'a> {
             match stream.read(bytes) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => bytes = &mut bytes[read..],
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -86,7 +86,7 @@ impl<'a> Watch<'a> {
             stream.set_write_timeout(Some(TICK))?;
             match stream.write(bytes) {
                 Ok(written) => bytes = &bytes[written..],
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -94,7 +94,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Nothing is wrong, only nothing was ready.
-pub(super) fn is_passing(error: &io::Error) -> bool {
+/// Whether the operation failed only because the socket was not ready.
+pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }

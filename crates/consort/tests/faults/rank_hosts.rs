@@ -1,4 +1,4 @@
-//! Hosts of ranks within this program, which start the real processes.
+//! Rank hosts inside this test process, which start real rank processes.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -12,14 +12,14 @@ use cluster::tcp::{ClusterKey, RankProcess, serve_ranks};
 use cluster::worker;
 use types::Rank;
 
-/// Dropped, they end, and their ranks with them.
-pub struct Lent {
+/// Dropping this value ends the hosts and their ranks.
+pub struct LocalRankHosts {
     pub hosts: Hosts,
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Lent {
+impl LocalRankHosts {
     pub fn start(count: usize, environment: &[(String, String)]) -> Self {
         let key = ClusterKey::from_passphrase("a key that only tests have").unwrap();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -37,7 +37,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LocalRankHosts {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.threads.drain(..).for_each(|thread| thread.join().unwrap());

@@ -1,18 +1,18 @@
-//! What a rank is to load, and how it is to run it, on the wire.
+//! What a rank has to load, and how to run it, in the line protocol.
 
 use std::path::PathBuf;
 
 use kernels::StepLimits;
-use kernels::cpu::{CpuOptions, KvType, Level, PromptMath};
+use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
 use model::LoadOptions;
 use serde::{Deserialize, Serialize};
 use types::DType;
 
 use super::limits::{ENTRIES_MAX, LimitError, PAGES_MAX, POSITIONS_MAX, ROWS_MAX, THREADS_MAX, count};
 
-/// A rank's share of a model: which one follows from the rank.
+/// A rank's shard of a model. The rank determines which part it loads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct ShardSpec {
     /// A folder or a GGUF file, absolute.
     pub path: String,
     /// The format to keep weights in: see [`LoadOptions::keep`].
@@ -51,7 +51,7 @@ pub enum Kv {
     Split,
 }
 
-/// See [`PromptMath`].
+/// See [`PrefillMath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prompts {
@@ -70,7 +70,7 @@ pub struct Limits {
     pub positions: u64,
 }
 
-impl Share {
+impl ShardSpec {
     pub fn new(path: String, options: &LoadOptions, cpu: CpuOptions) -> Self {
         let LoadOptions { keep, limits } = *options;
         Self {
@@ -142,7 +142,7 @@ impl Limits {
     }
 }
 
-/// Both ways between an enum of the wire and one of the kernels, with the same names.
+/// Converts both ways between an enum of the protocol and one of the kernels with the same variants.
 macro_rules! same_names {
     ($($wire:ident = $inner:ident { $($name:ident),* })*) => {$(
         impl From<$inner> for $wire {
@@ -166,5 +166,5 @@ macro_rules! same_names {
 same_names! {
     CpuLevel = Level { Scalar, Avx2, Avx512, Amx }
     Kv = KvType { F32, F16, Bf16, Split }
-    Prompts = PromptMath { Bf16, Int8 }
+    Prompts = PrefillMath { Bf16, Int8 }
 }

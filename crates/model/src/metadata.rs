@@ -1,6 +1,5 @@
-//! `ModelMetadata`: what a file says about its model, asked for by one name whether the file is a config.json (as the hub has
-//! them, or as transformers 5 writes them) or a GGUF file's metadata. Everything in either is untrusted: a value of
-//! the wrong kind is an error that names its key.
+//! `ModelMetadata`: a model's configuration values, read with one `Key` from a config.json (of the hub, or in the form of
+//! transformers 5) or from GGUF metadata. Both are untrusted: a value of the wrong type is an error that names its key.
 
 use serde_json::{Map, Value as Json};
 
@@ -9,7 +8,7 @@ use crate::description::DescriptionError;
 use crate::files::{Gguf, Value};
 use crate::rope::Rope;
 
-/// A fact's name in config.json and in GGUF metadata (after the architecture's prefix); empty where it has none.
+/// The name of a value in config.json and in GGUF metadata (without the architecture's prefix); empty if it has none there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     pub config: &'static str,
@@ -49,7 +48,7 @@ impl Key {
     }
 }
 
-/// The facts of one file, read as one architecture's.
+/// The configuration values of one file.
 pub(crate) enum ModelMetadata<'a> {
     Config { config: &'a Map<String, Json>, architecture: &'static Architecture },
     Gguf { file: &'a Gguf, prefix: &'static str },
@@ -60,7 +59,7 @@ impl ModelMetadata<'_> {
         matches!(self, Self::Gguf { .. })
     }
 
-    /// Whether the key is there at all, if only as `null`.
+    /// Whether the key is present, even if its value is `null`.
     pub fn mentions(&self, key: Key) -> bool {
         match self {
             Self::Config { config, .. } => config.contains_key(key.config),
@@ -72,7 +71,7 @@ impl ModelMetadata<'_> {
         self.count_if(key)?.ok_or_else(|| DescriptionError::Missing { key: self.name(key) })
     }
 
-    /// A whole number; for a GGUF array (one number for each layer) the number that all of its entries have.
+    /// An unsigned integer. For a GGUF array (one value per layer), the value that all entries share.
     pub fn count_if(&self, key: Key) -> Result<Option<usize>, DescriptionError> {
         let count = match self {
             Self::Config { config, architecture } => match member(config, key.config) {
@@ -97,7 +96,7 @@ impl ModelMetadata<'_> {
         count.map(Some).ok_or_else(|| self.wrong(key))
     }
 
-    /// The whole numbers of a list of config.json; none when there is no list.
+    /// The unsigned integers of a list in config.json; empty if there is no list.
     pub fn counts(&self, key: &'static str) -> Result<Vec<usize>, DescriptionError> {
         let Self::Config { config, .. } = self else { return Ok(Vec::new()) };
         let Some(list) = member(config, key) else { return Ok(Vec::new()) };
@@ -129,7 +128,7 @@ impl ModelMetadata<'_> {
         flag.map(|flag| flag.ok_or_else(|| self.wrong(key))).transpose()
     }
 
-    /// A flag of config.json; GGUF has no such flags and takes the default.
+    /// A flag of config.json. GGUF has no such flags, so the default applies.
     pub fn flag(&self, key: &'static str, default: bool) -> Result<bool, DescriptionError> {
         if self.is_gguf() {
             return Ok(default);
@@ -153,7 +152,7 @@ impl ModelMetadata<'_> {
         text.map(|text| text.ok_or_else(|| self.wrong(key))).transpose()
     }
 
-    /// Which layers have a window, from `layer_types`; `None` when config.json has no such list.
+    /// For each layer, whether it has a sliding window, from `layer_types`; `None` if config.json has no such list.
     pub fn sliding_layers(&self, layers: usize) -> Result<Option<Vec<bool>>, DescriptionError> {
         let Self::Config { config, .. } = self else { return Ok(None) };
         let Some(types) = member(config, "layer_types") else { return Ok(None) };
@@ -169,7 +168,7 @@ impl ModelMetadata<'_> {
         sliding.map(Some).ok_or_else(|| self.wrong(Key::config("layer_types")))
     }
 
-    /// The rotation of the layers of one kind (a name of `layer_types`).
+    /// The RoPE parameters of the layers of one kind (a name in `layer_types`).
     pub fn rope(&self, kind: &str, base: Key, default_base: f64, head_dim: usize) -> Result<Rope, DescriptionError> {
         match self {
             Self::Config { config, .. } => Rope::from_config(config, kind, base.config, default_base),
@@ -180,7 +179,7 @@ impl ModelMetadata<'_> {
         }
     }
 
-    /// Whether config.json has a rotation for the layers of this kind alone.
+    /// Whether config.json has RoPE parameters for this kind of layer only.
     pub fn has_rope_of_kind(&self, kind: &str) -> bool {
         let Self::Config { config, .. } = self else { return false };
         member(config, "rope_parameters").and_then(|rope| rope.get(kind)).is_some_and(Json::is_object)
@@ -209,7 +208,7 @@ impl ModelMetadata<'_> {
     }
 }
 
-/// A member that is there and not `null`.
+/// A member that is present and not `null`.
 pub(crate) fn member<'a>(object: &'a Map<String, Json>, key: &str) -> Option<&'a Json> {
     object.get(key).filter(|value| !value.is_null())
 }

@@ -1,6 +1,6 @@
-//! `Wire`: the connection to one other rank, in messages. It never blocks: each call does what the socket takes or has.
-//! In a phase it sends one message or none, and receives one of a known length or none; what the peer sends ahead stays
-//! for the next phase.
+//! `Connection`: the connection to one other rank, in messages. It never blocks: each call sends what the socket takes
+//! and reads what it has. In a phase it sends at most one message and receives at most one, of a known length. Bytes
+//! that the peer sends ahead stay for the next phase.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -9,60 +9,60 @@ use std::ops::Range;
 
 use types::Rank;
 
-use super::handshake::Secured;
-use super::message::{Cause, HEAD_BYTES, Head};
-use super::noise::{LENGTH_BYTES, Opener, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, Sealer, split_record};
-use super::watch::is_passing;
+use super::handshake::SecureStream;
+use super::message::{HEAD_BYTES, MessageHeader, TcpAbortCause};
+use super::noise::{LENGTH_BYTES, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, split_record};
+use super::wait_limit::is_transient;
 
 /// Bytes read from the socket at once: a few records.
 const RAW_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum WireError {
+pub(super) enum ConnectionError {
     /// Closed, reset, or unreachable.
     Gone,
-    /// Not written by the peer, or not here.
+    /// A record that the peer did not write, or not at this position.
     Forged,
-    /// Records that no message consists of.
+    /// Records whose lengths do not fit the message.
     Malformed,
     /// A message of another phase.
     Mismatch,
-    /// The peer's last words.
-    Farewell(Cause),
+    /// The peer left and sent the cause.
+    Goodbye(TcpAbortCause),
 }
 
-/// `S` is the byte stream below: a TCP connection, except where tests feed it bytes of their own.
-pub(super) struct Wire<S = TcpStream> {
+/// `S` is the byte stream: a TCP connection, except in tests.
+pub(super) struct Connection<S = TcpStream> {
     peer: Rank,
     stream: S,
-    sealer: Sealer,
-    opener: Opener,
+    sealer: RecordEncryptor,
+    opener: RecordDecryptor,
     record: Box<[u8; RECORD_BYTES_MAX]>,
-    /// What of `record` has still to be sent.
+    /// The part of `record` that is not sent yet.
     unsent: Range<usize>,
-    /// What of the phase's message is in no record yet.
+    /// The part of the phase's message that is in no record yet.
     uncut: Range<usize>,
-    /// Whether any of it is in a record.
+    /// Whether any part of the message is in a record.
     is_begun: bool,
     raw: Box<[u8]>,
-    /// What of `raw` has been read but not opened.
+    /// The part of `raw` that has been read but not decrypted.
     unopened: Range<usize>,
     message: Vec<u8>,
     received: usize,
-    due: Option<(Head, usize)>,
+    due: Option<(MessageHeader, usize)>,
     is_closed: bool,
 }
 
-/// Without the bytes that it carries.
-impl<S: fmt::Debug> fmt::Debug for Wire<S> {
+/// Without the buffers.
+impl<S: fmt::Debug> fmt::Debug for Connection<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire").field("peer", &self.peer).field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("Connection").field("peer", &self.peer).field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 
-impl Wire {
-    pub fn new(peer: Rank, secured: Secured) -> io::Result<Self> {
-        let Secured { stream, sealer, opener } = secured;
+impl Connection {
+    pub fn new(peer: Rank, secured: SecureStream) -> io::Result<Self> {
+        let SecureStream { stream, sealer, opener } = secured;
         stream.set_nonblocking(true)?;
         Ok(Self::over(stream, peer, sealer, opener))
     }
@@ -71,21 +71,21 @@ impl Wire {
         &self.stream
     }
 
-    /// Says `cause` if the peer can still make it out, and closes this side.
-    pub fn farewell(&mut self, cause: Cause) {
+    /// Sends `cause` unless a message is half sent, and shuts down the sending side.
+    pub fn goodbye(&mut self, cause: TcpAbortCause) {
         let is_between = self.unsent.is_empty() && (self.uncut.is_empty() || !self.is_begun);
         if is_between {
-            let bytes = self.sealer.seal(&Head::farewell(cause).bytes(), &mut self.record);
-            // If the peer is so far behind that there is no room, it sees the end without the reason.
+            let bytes = self.sealer.seal(&MessageHeader::goodbye(cause).bytes(), &mut self.record);
+            // If the socket's buffer is full, the peer sees the end of the stream without the cause.
             let _ = (&self.stream).write(&self.record[..bytes]);
         }
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 }
 
-impl<S: Read + Write> Wire<S> {
-    /// `stream` never blocks.
-    pub fn over(stream: S, peer: Rank, sealer: Sealer, opener: Opener) -> Self {
+impl<S: Read + Write> Connection<S> {
+    /// `stream` must be non-blocking.
+    pub fn over(stream: S, peer: Rank, sealer: RecordEncryptor, opener: RecordDecryptor) -> Self {
         Self {
             peer,
             stream,
@@ -108,15 +108,15 @@ impl<S: Read + Write> Wire<S> {
         self.peer
     }
 
-    /// Begins a phase. `send` is the place of its message in what [`Wire::push`] is given; `due` are the head of what
-    /// comes from the peer and how many bytes follow it.
-    pub fn begin(&mut self, send: Range<usize>, due: Option<(Head, usize)>) {
+    /// Begins a phase. `send` is the range of its message in the bytes given to [`Connection::push`]. `due` is the head
+    /// of the peer's message and the number of bytes that follow it.
+    pub fn begin(&mut self, send: Range<usize>, due: Option<(MessageHeader, usize)>) {
         assert!(self.is_sent() && self.is_received(), "the phase before is over");
         self.uncut = send;
         self.is_begun = false;
         self.due = due.map(|(head, bytes)| (head, HEAD_BYTES + bytes));
         self.received = 0;
-        // Room for a record more than is due: it is opened before it is known to be none of the message's.
+        // One record more than is due: a record is decrypted before its length is checked against the message.
         let capacity = self.due.map_or(0, |(_, bytes)| bytes) + RECORD_BYTES_MAX;
         if self.message.len() < capacity {
             self.message.resize(capacity, 0);
@@ -131,12 +131,12 @@ impl<S: Read + Write> Wire<S> {
         self.due.is_none_or(|(_, bytes)| self.received == bytes)
     }
 
-    /// What followed the head of the phase's message, once it is received.
+    /// The bytes after the head of the phase's message, once it is received.
     pub fn payload(&self) -> &[u8] {
         &self.message[HEAD_BYTES..self.received]
     }
 
-    /// Whether the peer is known to send nothing more than what has come.
+    /// Whether the peer is known to have closed its sending side.
     pub fn is_closed(&self) -> bool {
         self.is_closed
     }
@@ -145,8 +145,8 @@ impl<S: Read + Write> Wire<S> {
         self.is_closed = true;
     }
 
-    /// Sends of the phase's message in `outgoing` what the socket takes. Whether it took any.
-    pub fn push(&mut self, outgoing: &[u8]) -> Result<bool, WireError> {
+    /// Sends as much of the phase's message in `outgoing` as the socket takes. Returns whether it took any.
+    pub fn push(&mut self, outgoing: &[u8]) -> Result<bool, ConnectionError> {
         let mut moved = false;
         while !self.is_sent() {
             if self.unsent.is_empty() {
@@ -160,68 +160,69 @@ impl<S: Read + Write> Wire<S> {
                     self.unsent.start += bytes;
                     moved = true;
                 }
-                Err(error) if is_passing(&error) => break,
+                Err(error) if is_transient(&error) => break,
                 Err(_) => return Err(self.reason()),
             }
         }
         Ok(moved)
     }
 
-    /// Receives of the phase's message what is there. Whether there was any.
-    pub fn pull(&mut self) -> Result<bool, WireError> {
+    /// Receives what is available of the phase's message. Returns whether there was any.
+    pub fn pull(&mut self) -> Result<bool, ConnectionError> {
         let mut moved = false;
         while !self.is_received() {
             if self.open_record()? {
                 moved = true;
             } else {
                 match self.fill() {
-                    Ok(0) => return Err(WireError::Gone),
+                    Ok(0) => return Err(ConnectionError::Gone),
                     Ok(_) => moved = true,
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) if is_passing(&error) => break,
-                    Err(_) => return Err(WireError::Gone),
+                    Err(error) if is_transient(&error) => break,
+                    Err(_) => return Err(ConnectionError::Gone),
                 }
             }
         }
         Ok(moved)
     }
 
-    /// Why the peer has closed its side. What it sent ahead of that stays where it is.
-    pub fn reason(&mut self) -> WireError {
+    /// Why the peer has closed its side. A message that it sent before the goodbye is not consumed.
+    pub fn reason(&mut self) -> ConnectionError {
         if !self.is_received() {
-            return self.pull().err().unwrap_or(WireError::Gone);
+            return self.pull().err().unwrap_or(ConnectionError::Gone);
         }
         loop {
             if let Some(record) = split_record(&self.raw[self.unopened.clone()]) {
                 let plain = self.opener.peek(record, &mut self.message[self.received..]);
-                let head = plain.ok().and_then(|bytes| Head::parse(&self.message[self.received..][..bytes]));
+                let head = plain.ok().and_then(|bytes| MessageHeader::parse(&self.message[self.received..][..bytes]));
                 let cause = head.and_then(|head| head.cause(self.peer.world()));
-                return cause.map_or(WireError::Gone, WireError::Farewell);
+                return cause.map_or(ConnectionError::Gone, ConnectionError::Goodbye);
             }
             if !matches!(self.fill(), Ok(1..)) {
-                return WireError::Gone;
+                return ConnectionError::Gone;
             }
         }
     }
 
-    /// Opens the next record into the message, if all of it has been read.
-    fn open_record(&mut self) -> Result<bool, WireError> {
+    /// Decrypts the next record into the message, if all of it has been read.
+    fn open_record(&mut self) -> Result<bool, ConnectionError> {
         let Some((head, due)) = self.due else { return Ok(false) };
         let Some(record) = split_record(&self.raw[self.unopened.clone()]) else { return Ok(false) };
         let bytes = record.len() + LENGTH_BYTES;
-        let plain = self.opener.open(record, &mut self.message[self.received..]).map_err(|_| WireError::Forged)?;
+        let plain =
+            self.opener.open(record, &mut self.message[self.received..]).map_err(|_| ConnectionError::Forged)?;
         self.unopened.start += bytes;
         if self.received == 0 {
-            let found = Head::parse(&self.message[..plain]).ok_or(WireError::Malformed)?;
+            let found = MessageHeader::parse(&self.message[..plain]).ok_or(ConnectionError::Malformed)?;
             if let Some(cause) = found.cause(self.peer.world()) {
-                return Err(WireError::Farewell(cause));
+                return Err(ConnectionError::Goodbye(cause));
             }
             if found != head {
-                return Err(WireError::Mismatch);
+                return Err(ConnectionError::Mismatch);
             }
         }
         if plain != PLAIN_BYTES_MAX.min(due - self.received) {
-            return Err(WireError::Malformed);
+            return Err(ConnectionError::Malformed);
         }
         self.received += plain;
         Ok(true)

@@ -1,5 +1,5 @@
-//! The text side of a model on disk: its tokenizer, its chat template, and what its makers recommend for sampling.
-//! From the JSON files of a folder, or from the metadata of a GGUF.
+//! The text side of a model on disk: tokenizer, chat template and recommended sampling settings. Read from the JSON files of
+//! a folder, or from the metadata of a GGUF.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use model::files::Gguf;
 use text::{ChatTemplate, GenerationDefaults, GgufVocab, Message, RenderOptions, Tokenizer, TokenizerConfig};
 use types::TokenId;
 
-pub struct Language {
+pub struct TextAssets {
     pub tokenizer: Tokenizer,
     pub defaults: GenerationDefaults,
     pub template: Option<ChatTemplate>,
 }
 
-impl Language {
-    /// `path` is where `checkpoint` was opened.
+impl TextAssets {
+    /// `path` is the path that `checkpoint` was opened from.
     pub fn open(path: &Path, checkpoint: &Checkpoint) -> Result<Self> {
         match checkpoint.gguf() {
             Some(file) => Self::from_gguf(file),
@@ -24,8 +24,8 @@ impl Language {
         }
     }
 
-    /// The tokens of a conversation up to where the model answers. Without a template there are no turns to mark, and
-    /// the messages are just put one after the other.
+    /// The tokens of a conversation, with the generation prompt. Without a chat template the messages are joined by
+    /// newlines.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
         let Some(template) = &self.template else {
             return self.raw(&messages.iter().map(text_of).collect::<Vec<_>>().join("\n"));
@@ -34,7 +34,7 @@ impl Language {
         Ok(self.tokenizer.encode(&template.render(messages, &options)?, false)?)
     }
 
-    /// The tokens of a text that the model is to go on with.
+    /// The tokens of a text for plain continuation.
     pub fn raw(&self, text: &str) -> Result<Vec<TokenId>> {
         Ok(self.tokenizer.encode(text, true)?)
     }
@@ -63,7 +63,7 @@ impl Language {
     }
 }
 
-/// The keys of `tokenizer.ggml.*`, as [`text`] wants them.
+/// Reads the keys `tokenizer.ggml.*`.
 fn gguf_vocab(file: &Gguf) -> Result<GgufVocab<'_>> {
     let get = |key: &str| file.get(&format!("tokenizer.ggml.{key}"));
     let string = |key| get(key).and_then(|value| value.as_str());
