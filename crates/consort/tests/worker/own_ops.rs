@@ -150,7 +150,7 @@ fn our_own_ops_give_the_oracles_tokens_and_weights_outlive_a_generation() {
     for reply in group.step(session, 0, &[1, 2, 3]) {
         check_error(&reply, "aborted");
     }
-    group.segment.reform().unwrap();
+    group.segment.begin_epoch().unwrap();
     check_error(&group.step(session, 0, &[1, 2, 3])[0], "stale");
     group.attach();
     assert_eq!(group.greedy(&prompt, expected.len()), expected, "without another load");
