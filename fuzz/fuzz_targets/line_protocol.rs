@@ -3,7 +3,7 @@
 
 use std::io::BufReader;
 
-use cluster::protocol::{LineMessage, Lines, ReadError, Reply, Request, decode, encode};
+use cluster::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, decode, encode};
 use engine::{StepOutput, StepPlan};
 use libfuzzer_sys::fuzz_target;
 
@@ -15,13 +15,13 @@ fuzz_target!(
     init: fuzz::plant("line_protocol", &fuzz::seed_files("line_protocol")),
     |input: &[u8]| {
         fuzz::within_memory(input, |input| {
-            read_all::<Request>(input, |_| {});
-            read_all::<Reply>(input, |_| {});
+            read_all::<RankRequest>(input, |_| {});
+            read_all::<RankReply>(input, |_| {});
         });
         let mut plan = StepPlan::new();
-        read_all(input, |request: Request| run(&request, &mut plan));
-        read_all(input, |reply: Reply| {
-            if let Reply::StepOk { output, .. } = &reply {
+        read_all(input, |request: RankRequest| run(&request, &mut plan));
+        read_all(input, |reply: RankReply| {
+            if let RankReply::StepOk { output, .. } = &reply {
                 // The output may or may not match the plan.
                 let _ = output.fill(&plan, VOCAB, &mut StepOutput::new());
             }
@@ -65,17 +65,19 @@ fn reads_back<M: LineMessage>(message: &M) {
 }
 
 /// Checks a request as a rank does before it runs it. Leaves the plan of a step in `plan`.
-fn run(request: &Request, plan: &mut StepPlan) {
+fn run(request: &RankRequest, plan: &mut StepPlan) {
     match request {
-        Request::Step { plan: wire, .. } => {
+        RankRequest::Step { plan: wire, .. } => {
             if wire.fill(VOCAB, plan).is_ok() {
                 let mut again = StepPlan::new();
-                let Request::Step { plan: wire, .. } = (Request::Step { id: 0, plan: (&*plan).into() }) else { return };
+                let RankRequest::Step { plan: wire, .. } = (RankRequest::Step { id: 0, plan: (&*plan).into() }) else {
+                    return;
+                };
                 wire.fill(VOCAB, &mut again).expect("a plan that was checked passes again");
                 assert_eq!(format!("{plan:?}"), format!("{again:?}"));
             }
         }
-        Request::Open { prefix, .. } => drop(prefix.check(VOCAB)),
+        RankRequest::Open { prefix, .. } => drop(prefix.check(VOCAB)),
         _ => {}
     }
 }

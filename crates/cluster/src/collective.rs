@@ -29,13 +29,13 @@ pub struct NoGroup;
 #[derive(Clone, Debug)]
 pub struct GroupCollective {
     rank: Rank,
-    group: Arc<Mutex<Group>>,
+    group: Arc<Mutex<JoinedComm>>,
     abort: AbortHandle,
     meter: Arc<Meter>,
 }
 
 #[derive(Debug, Default)]
-struct Group {
+struct JoinedComm {
     comm: Option<Box<dyn Communicator>>,
     /// The rows of a buffer that is not in host memory.
     staging: Vec<f32>,
@@ -116,7 +116,7 @@ impl GroupCollective {
     /// so that the other ranks do not wait for this one.
     fn call(
         &self,
-        exchange: impl FnOnce(&mut Group, &mut dyn Communicator) -> Result<(), CollectiveError>,
+        exchange: impl FnOnce(&mut JoinedComm, &mut dyn Communicator) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         if self.rank.world() == WorldSize::ONE {
             return Ok(());
@@ -134,7 +134,7 @@ impl GroupCollective {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, Group> {
+    fn lock(&self) -> MutexGuard<'_, JoinedComm> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -199,7 +199,7 @@ impl<B: Backend> Collective<B> for GroupCollective {
         part: &B::Buffer,
         whole: Option<&mut B::Buffer>,
     ) -> Result<(), CollectiveError> {
-        self.call(|Group { staging, part: own, .. }, comm| {
+        self.call(|JoinedComm { staging, part: own, .. }, comm| {
             let (at_once, width) = (chunk_rows(comm, cols)?, self.rank.shard(cols).len());
             let own = match backend.host_rows(part, rows) {
                 Some(own) => own,

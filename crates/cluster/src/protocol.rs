@@ -23,7 +23,7 @@ pub mod shard;
 pub use bounded::BoundedVec;
 pub use error::{ErrorKind, MESSAGE_BYTES_MAX, clean};
 pub use lines::{LINE_BYTES_MAX, Lines, OP_BYTES_MAX, ReadError, WriteError, Writer, decode, decode_reusing, encode};
-pub use message::{LineMessage, Reply, Request};
+pub use message::{LineMessage, RankReply, RankRequest};
 pub use number::Number;
 pub use packed::Packed;
 

@@ -7,8 +7,8 @@ use cluster::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutpu
 use cluster::protocol::session::{RankStats, WirePrefix};
 use cluster::protocol::shard::ShardSpec;
 use cluster::protocol::{
-    ErrorKind, HelloMismatch, LineMessage, Lines, MESSAGE_BYTES_MAX, ReadError, Reply, Request, VERSION, Writer,
-    check_hello, clean, encode,
+    ErrorKind, HelloMismatch, LineMessage, Lines, MESSAGE_BYTES_MAX, RankReply, RankRequest, ReadError, VERSION,
+    Writer, check_hello, clean, encode,
 };
 use engine::{Capacity, PageHash};
 use kernels::StepLimits;
@@ -38,15 +38,15 @@ fn text(text: &str) -> String {
     text.to_owned()
 }
 
-fn foreign_requests() -> Vec<(&'static str, Request)> {
+fn foreign_requests() -> Vec<(&'static str, RankRequest)> {
     let model_id = || text("m");
     vec![
-        (r#"{"op":"ping"}"#, Request::Ping),
-        (r#"{"op":"init","comm_id":"deadbeef"}"#, Request::Init { comm_id: text("deadbeef") }),
-        (r#"{"op":"nccl_sanity_check"}"#, Request::NcclSanityCheck),
+        (r#"{"op":"ping"}"#, RankRequest::Ping),
+        (r#"{"op":"init","comm_id":"deadbeef"}"#, RankRequest::Init { comm_id: text("deadbeef") }),
+        (r#"{"op":"nccl_sanity_check"}"#, RankRequest::NcclSanityCheck),
         (
             r#"{"op":"load_dense_shard","model_id":"m","config_json":"{\"model_type\":\"qwen3\"}\n","safetensors_paths":["/a","/b"],"quant":"q4k"}"#,
-            Request::LoadDenseShard {
+            RankRequest::LoadDenseShard {
                 model_id: model_id(),
                 config_json: text("{\"model_type\":\"qwen3\"}\n"),
                 safetensors_paths: vec![text("/a"), text("/b")].into(),
@@ -55,11 +55,11 @@ fn foreign_requests() -> Vec<(&'static str, Request)> {
         ),
         (
             r#"{"op":"generate_step","model_id":"m","tokens":[0,4294967295],"offset":7}"#,
-            Request::GenerateStep { model_id: model_id(), tokens: vec![0, u32::MAX].into(), offset: 7 },
+            RankRequest::GenerateStep { model_id: model_id(), tokens: vec![0, u32::MAX].into(), offset: 7 },
         ),
         (
             r#"{"op":"generate_step_with_images","model_id":"m","tokens":[5],"offset":0,"image_token_id":248056,"image_data_uris":["data:image/png;base64,AA=="],"chunk_size":512}"#,
-            Request::GenerateStepWithImages {
+            RankRequest::GenerateStepWithImages {
                 model_id: model_id(),
                 tokens: vec![5].into(),
                 offset: 0,
@@ -68,9 +68,9 @@ fn foreign_requests() -> Vec<(&'static str, Request)> {
                 chunk_size: 512,
             },
         ),
-        (r#"{"op":"clear_kv_cache","model_id":"m"}"#, Request::ClearKvCache { model_id: model_id() }),
-        (r#"{"op":"unload_model","model_id":"m"}"#, Request::UnloadModel { model_id: model_id() }),
-        (r#"{"op":"shutdown"}"#, Request::Shutdown),
+        (r#"{"op":"clear_kv_cache","model_id":"m"}"#, RankRequest::ClearKvCache { model_id: model_id() }),
+        (r#"{"op":"unload_model","model_id":"m"}"#, RankRequest::UnloadModel { model_id: model_id() }),
+        (r#"{"op":"shutdown"}"#, RankRequest::Shutdown),
     ]
 }
 
@@ -82,7 +82,7 @@ fn shard() -> ShardSpec {
     ShardSpec::new(text("/m"), &options, cpu)
 }
 
-fn own_requests() -> Vec<(&'static str, Request)> {
+fn own_requests() -> Vec<(&'static str, RankRequest)> {
     let plan = WirePlan {
         entries: vec![WireEntry {
             session: 1,
@@ -100,16 +100,16 @@ fn own_requests() -> Vec<(&'static str, Request)> {
     vec![
         (
             r#"{"op":"hello","id":1,"protocol":4,"build":"abc"}"#,
-            Request::Hello { id: 1, protocol: VERSION, build: text("abc") },
+            RankRequest::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
             r#"{"op":"attach","id":2,"segment_fd":5,"world_size":3,"rank":2,"elements_max":4096,"epoch":9}"#,
-            Request::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, epoch: 9 },
+            RankRequest::Attach { id: 2, segment_fd: 5, world_size: 3, rank: 2, elements_max: 4096, epoch: 9 },
         ),
-        (r#"{"op":"listen","id":12,"host":"10.0.0.7"}"#, Request::Listen { id: 12, host: [10, 0, 0, 7].into() }),
+        (r#"{"op":"listen","id":12,"host":"10.0.0.7"}"#, RankRequest::Listen { id: 12, host: [10, 0, 0, 7].into() }),
         (
             r#"{"op":"join","id":13,"world_size":2,"rank":1,"epoch":9,"addresses":["10.0.0.7:81","[::1]:82"],"key":"0707070707070707070707070707070707070707070707070707070707070707","encoding":"q8","timeouts":{"connect_ms":1,"stall_ms":2,"silence_ms":3}}"#,
-            Request::Join {
+            RankRequest::Join {
                 id: 13,
                 world_size: 2,
                 rank: 1,
@@ -122,45 +122,45 @@ fn own_requests() -> Vec<(&'static str, Request)> {
         ),
         (
             r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#,
-            Request::Load { id: 11, model_id: text("m"), shard: shard() },
+            RankRequest::Load { id: 11, model_id: text("m"), shard: shard() },
         ),
         (
             r#"{"op":"open","id":3,"tokens_max":64,"prefix":{"tokens":[3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3,3],"pages":"//////////////////////////////////////////8=","reuse_max":31}}"#,
-            Request::Open { id: 3, tokens_max: 64, prefix },
+            RankRequest::Open { id: 3, tokens_max: 64, prefix },
         ),
-        (r#"{"op":"truncate","id":5,"session":1,"tokens":9}"#, Request::Truncate { id: 5, session: 1, tokens: 9 }),
-        (r#"{"op":"close","id":6,"session":1}"#, Request::Close { id: 6, session: 1 }),
+        (r#"{"op":"truncate","id":5,"session":1,"tokens":9}"#, RankRequest::Truncate { id: 5, session: 1, tokens: 9 }),
+        (r#"{"op":"close","id":6,"session":1}"#, RankRequest::Close { id: 6, session: 1 }),
         (
             r#"{"op":"step","id":7,"plan":{"entries":[{"session":1,"phase":"prefill","position":32,"tokens":[7,8],"requested":"nothing"}]}}"#,
-            Request::Step { id: 7, plan },
+            RankRequest::Step { id: 7, plan },
         ),
-        (r#"{"op":"cancel","id":8,"target":7}"#, Request::Cancel { id: 8, target: 7 }),
-        (r#"{"op":"abort","id":9,"epoch":2}"#, Request::Abort { id: 9, epoch: 2 }),
-        (r#"{"op":"stats","id":18446744073709551615}"#, Request::Stats { id: u64::MAX }),
+        (r#"{"op":"cancel","id":8,"target":7}"#, RankRequest::Cancel { id: 8, target: 7 }),
+        (r#"{"op":"abort","id":9,"epoch":2}"#, RankRequest::Abort { id: 9, epoch: 2 }),
+        (r#"{"op":"stats","id":18446744073709551615}"#, RankRequest::Stats { id: u64::MAX }),
     ]
 }
 
-fn foreign_replies() -> Vec<(&'static str, Reply)> {
+fn foreign_replies() -> Vec<(&'static str, RankReply)> {
     vec![
         (
             r#"{"op":"pong","rank":1,"world_size":4,"cuda_device":1}"#,
-            Reply::Pong { rank: 1, world_size: 4, cuda_device: 1 },
+            RankReply::Pong { rank: 1, world_size: 4, cuda_device: 1 },
         ),
-        (r#"{"op":"init_ok"}"#, Reply::InitOk),
-        (r#"{"op":"nccl_sanity_result","observed_sum":4}"#, Reply::NcclSanityResult { observed_sum: 4 }),
-        (r#"{"op":"load_dense_shard_ok"}"#, Reply::LoadDenseShardOk),
-        (r#"{"op":"generate_step_ok"}"#, Reply::GenerateStepOk),
-        (r#"{"op":"kv_cache_cleared"}"#, Reply::KvCacheCleared),
-        (r#"{"op":"unloaded"}"#, Reply::Unloaded),
-        (r#"{"op":"bye"}"#, Reply::Bye),
+        (r#"{"op":"init_ok"}"#, RankReply::InitOk),
+        (r#"{"op":"nccl_sanity_result","observed_sum":4}"#, RankReply::NcclSanityResult { observed_sum: 4 }),
+        (r#"{"op":"load_dense_shard_ok"}"#, RankReply::LoadDenseShardOk),
+        (r#"{"op":"generate_step_ok"}"#, RankReply::GenerateStepOk),
+        (r#"{"op":"kv_cache_cleared"}"#, RankReply::KvCacheCleared),
+        (r#"{"op":"unloaded"}"#, RankReply::Unloaded),
+        (r#"{"op":"bye"}"#, RankReply::Bye),
         (
             r#"{"op":"error","kind":"unknown_op","message":"…"}"#,
-            Reply::Error { kind: ErrorKind::UnknownOp, message: text("…"), id: None },
+            RankReply::Error { kind: ErrorKind::UnknownOp, message: text("…"), id: None },
         ),
     ]
 }
 
-fn own_replies() -> Vec<(&'static str, Reply)> {
+fn own_replies() -> Vec<(&'static str, RankReply)> {
     let sample =
         WireSample { session: 1, position: 34, outcome: WireOutcome::Ok(WireSampled { token: 5, logprobs: None }) };
     let output = WireOutput { samples: vec![sample].into(), ..WireOutput::default() };
@@ -180,27 +180,27 @@ fn own_replies() -> Vec<(&'static str, Reply)> {
     vec![
         (
             r#"{"op":"hello_ok","id":1,"protocol":4,"build":"abc","pid":77}"#,
-            Reply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
+            RankReply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
-        (r#"{"op":"attach_ok","id":2}"#, Reply::AttachOk { id: 2 }),
-        (r#"{"op":"listening","id":12,"port":81}"#, Reply::Listening { id: 12, port: 81 }),
-        (r#"{"op":"loading","id":11,"layers":4}"#, Reply::Loading { id: 11, layers: 4 }),
+        (r#"{"op":"attach_ok","id":2}"#, RankReply::AttachOk { id: 2 }),
+        (r#"{"op":"listening","id":12,"port":81}"#, RankReply::Listening { id: 12, port: 81 }),
+        (r#"{"op":"loading","id":11,"layers":4}"#, RankReply::Loading { id: 11, layers: 4 }),
         (
             r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3}"#,
-            Reply::LoadOk { id: 11, capacity: capacity.into(), weight_bytes: 1, head_bytes: 2, kv_bytes: 3 },
+            RankReply::LoadOk { id: 11, capacity: capacity.into(), weight_bytes: 1, head_bytes: 2, kv_bytes: 3 },
         ),
-        (r#"{"op":"opened","id":3,"session":1,"computed":32}"#, Reply::Opened { id: 3, session: 1, computed: 32 }),
-        (r#"{"op":"truncated","id":5,"computed":9}"#, Reply::Truncated { id: 5, computed: 9 }),
-        (r#"{"op":"closed","id":6}"#, Reply::Closed { id: 6 }),
+        (r#"{"op":"opened","id":3,"session":1,"computed":32}"#, RankReply::Opened { id: 3, session: 1, computed: 32 }),
+        (r#"{"op":"truncated","id":5,"computed":9}"#, RankReply::Truncated { id: 5, computed: 9 }),
+        (r#"{"op":"closed","id":6}"#, RankReply::Closed { id: 6 }),
         (
             r#"{"op":"step_ok","id":7,"output":{"samples":[{"session":1,"position":34,"outcome":{"ok":{"token":5}}}]}}"#,
-            Reply::StepOk { id: 7, output },
+            RankReply::StepOk { id: 7, output },
         ),
-        (r#"{"op":"cancelled","id":8,"found":false}"#, Reply::Cancelled { id: 8, found: false }),
-        (r#"{"op":"aborted","id":9,"epoch":2}"#, Reply::Aborted { id: 9, epoch: 2 }),
+        (r#"{"op":"cancelled","id":8,"found":false}"#, RankReply::Cancelled { id: 8, found: false }),
+        (r#"{"op":"aborted","id":9,"epoch":2}"#, RankReply::Aborted { id: 9, epoch: 2 }),
         (
             r#"{"op":"stats_ok","id":10,"stats":{"epoch":1,"sessions":0,"weight_bytes":0,"kv_bytes":0,"resident_bytes":0,"steps":2,"collectives":0,"step_us":0,"collective_us":0,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8}}}"#,
-            Reply::StatsOk { id: 10, stats },
+            RankReply::StatsOk { id: 10, stats },
         ),
     ]
 }
@@ -210,7 +210,7 @@ fn every_request_is_read_and_written_as_its_line() {
     let (foreign, own) = (foreign_requests(), own_requests());
     let all = foreign.iter().chain(&own);
     let ops: Vec<_> = all.clone().map(|(_, request)| request.op()).collect();
-    assert_eq!(ops, Request::OPS, "every op is in this table");
+    assert_eq!(ops, RankRequest::OPS, "every op is in this table");
     all.for_each(|(line, request)| check(line, request));
 }
 
@@ -219,7 +219,7 @@ fn every_reply_is_read_and_written_as_its_line() {
     let (foreign, own) = (foreign_replies(), own_replies());
     let all = foreign.iter().chain(&own);
     let ops: Vec<_> = all.clone().map(|(_, reply)| reply.op()).collect();
-    assert_eq!(ops, Reply::OPS, "every op is in this table");
+    assert_eq!(ops, RankReply::OPS, "every op is in this table");
     all.for_each(|(line, reply)| check(line, reply));
 }
 
@@ -227,9 +227,10 @@ fn every_reply_is_read_and_written_as_its_line() {
 fn what_may_be_left_out_is_left_out() {
     let line = r#"{"op":"load_dense_shard","model_id":"m","config_json":"{}","safetensors_paths":[]}"#;
     let (model_id, config_json) = (text("m"), text("{}"));
-    let request = Request::LoadDenseShard { model_id, config_json, safetensors_paths: Vec::new().into(), quant: None };
+    let request =
+        RankRequest::LoadDenseShard { model_id, config_json, safetensors_paths: Vec::new().into(), quant: None };
     check(line, &request);
-    assert_eq!(read::<Request>(&line.replace("[]}", "[],\"quant\":null}")).unwrap(), request);
+    assert_eq!(read::<RankRequest>(&line.replace("[]}", "[],\"quant\":null}")).unwrap(), request);
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn our_own_messages_carry_an_id_and_foreign_ones_do_not() {
     };
     own_requests().iter().for_each(|(line, request)| assert_eq!(request.id(), given(line)));
     own_replies().iter().for_each(|(line, reply)| assert_eq!(reply.id(), given(line)));
-    let error = Reply::error(Some(12), ErrorKind::Stale, "epoch 3 is over");
+    let error = RankReply::error(Some(12), ErrorKind::Stale, "epoch 3 is over");
     assert_eq!(error.id(), Some(12));
     check(r#"{"op":"error","kind":"stale","message":"epoch 3 is over","id":12}"#, &error);
 }
@@ -251,14 +252,14 @@ fn our_own_messages_carry_an_id_and_foreign_ones_do_not() {
 fn unknown_fields_and_the_order_of_fields_do_not_matter() {
     for (line, request) in foreign_requests().into_iter().chain(own_requests()) {
         let more = line.replacen('{', r#"{"later":{"op":"x","id":[1,{}]},"mood":"none","#, 1);
-        assert_eq!(read::<Request>(&more).unwrap(), request, "{more}");
+        assert_eq!(read::<RankRequest>(&more).unwrap(), request, "{more}");
         let op = format!("\"op\":\"{}\"", request.op());
         let rest = line[1..line.len() - 1].strip_prefix(&op).unwrap();
         let op_last =
             format!(" {{ {}{}{op} }} ", rest.trim_start_matches(','), if rest.is_empty() { "" } else { " , " });
-        assert_eq!(read::<Request>(&op_last).unwrap(), request, "{op_last}");
+        assert_eq!(read::<RankRequest>(&op_last).unwrap(), request, "{op_last}");
     }
-    assert_eq!(read::<Request>(r#"{"op":"\u0070ing","id":"not ours"}"#).unwrap(), Request::Ping);
+    assert_eq!(read::<RankRequest>(r#"{"op":"\u0070ing","id":"not ours"}"#).unwrap(), RankRequest::Ping);
 }
 
 #[test]
@@ -268,10 +269,10 @@ fn kinds_of_errors_are_the_strings_of_the_page_and_four_more() {
         snapshot_not_found snapshot_failed restore_failed assemble_failed extract_failed vram_query_failed";
     for name in page.split_whitespace().chain(["unknown_op", "insufficient_memory", "aborted", "stale"]) {
         let kind: ErrorKind = serde_json::from_str(&format!("\"{name}\"")).unwrap();
-        check(&format!(r#"{{"op":"error","kind":"{name}","message":"m"}}"#), &Reply::error(None, kind, "m"));
+        check(&format!(r#"{{"op":"error","kind":"{name}","message":"m"}}"#), &RankReply::error(None, kind, "m"));
     }
     assert!(matches!(
-        read::<Reply>(r#"{"op":"error","kind":"other","message":"m"}"#),
+        read::<RankReply>(r#"{"op":"error","kind":"other","message":"m"}"#),
         Err(ReadError::Malformed { .. })
     ));
 }
@@ -299,19 +300,19 @@ fn numbers_out_of_range_and_fields_of_another_kind_are_malformed() {
         r#"{}"#,
     ];
     for line in requests {
-        let error = read::<Request>(line).unwrap_err();
+        let error = read::<RankRequest>(line).unwrap_err();
         assert!(matches!(error, ReadError::Malformed { .. }), "{line}: {error}");
-        assert!(matches!(error.reply(), Some(Reply::Error { kind: ErrorKind::BadRequest, .. })), "{line}");
+        assert!(matches!(error.reply(), Some(RankReply::Error { kind: ErrorKind::BadRequest, .. })), "{line}");
     }
     let pong = r#"{"op":"pong","rank":65536,"world_size":4,"cuda_device":1}"#;
-    assert!(matches!(read::<Reply>(pong), Err(ReadError::Malformed { .. })));
+    assert!(matches!(read::<RankReply>(pong), Err(ReadError::Malformed { .. })));
 }
 
 #[test]
 fn an_unknown_op_is_told_from_a_malformed_line_and_answered() {
     let answer = |line: &str| {
         let mut bytes = Vec::new();
-        let reply = read::<Request>(line).unwrap_err().reply().expect("the stream goes on");
+        let reply = read::<RankRequest>(line).unwrap_err().reply().expect("the stream goes on");
         Writer::new(&mut bytes).write(&reply).unwrap();
         String::from_utf8(bytes).unwrap()
     };
@@ -339,7 +340,7 @@ fn an_answer_does_not_repeat_the_strings_of_a_malformed_line() {
         r#"{"op":"step","id":4,"plan":"secret"}"#,
         r#"{"op":"join","id":4,"world_size":2,"rank":1,"epoch":9,"addresses":[],"key":"secret","encoding":"q8"}"#,
     ] {
-        let Err(ReadError::Malformed { id, detail }) = read::<Request>(line) else { panic!("{line} is malformed") };
+        let Err(ReadError::Malformed { id, detail }) = read::<RankRequest>(line) else { panic!("{line} is malformed") };
         assert_eq!(id, Some(4));
         assert!(!detail.contains("secret") && !detail.is_empty(), "{detail}");
     }

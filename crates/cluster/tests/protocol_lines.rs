@@ -4,7 +4,9 @@
 use std::io::{self, BufReader, Read, Write};
 
 use cluster::protocol::limits::{ENTRIES_MAX, FILES_MAX, IMAGES_MAX};
-use cluster::protocol::{ErrorKind, LINE_BYTES_MAX, LineMessage, Lines, ReadError, Reply, Request, WriteError, Writer};
+use cluster::protocol::{
+    ErrorKind, LINE_BYTES_MAX, LineMessage, Lines, RankReply, RankRequest, ReadError, WriteError, Writer,
+};
 use proptest::prelude::*;
 
 /// The result of each line: the op, or the kind of error.
@@ -12,7 +14,7 @@ fn taken(bytes: &[u8], bytes_max: usize) -> Vec<&'static str> {
     // A reader that returns a few bytes at a time reveals what depends on the end of its buffer.
     let mut lines = Lines::with_limit(BufReader::with_capacity(7, bytes), bytes_max);
     let mut taken = Vec::new();
-    while let Some(read) = lines.read::<Request>() {
+    while let Some(read) = lines.read::<RankRequest>() {
         taken.push(match read {
             Ok(request) => request.op(),
             Err(ReadError::TooLong { .. }) => "too long",
@@ -82,11 +84,11 @@ fn a_line_that_is_too_long_is_skipped_to_its_end() {
 
     let endless = io::repeat(b'[').take(LINE_BYTES_MAX as u64 + 10).chain(&b"\n{\"op\":\"ping\"}\n"[..]);
     let mut lines = Lines::new(BufReader::with_capacity(1 << 16, endless));
-    let error = lines.read::<Request>().unwrap().unwrap_err();
+    let error = lines.read::<RankRequest>().unwrap().unwrap_err();
     assert!(matches!(error, ReadError::TooLong { max: LINE_BYTES_MAX }));
-    assert!(matches!(error.reply(), Some(Reply::Error { kind: ErrorKind::BadRequest, id: None, .. })));
-    assert_eq!(lines.read::<Request>().unwrap().unwrap(), Request::Ping);
-    assert!(lines.read::<Request>().is_none());
+    assert!(matches!(error.reply(), Some(RankReply::Error { kind: ErrorKind::BadRequest, id: None, .. })));
+    assert_eq!(lines.read::<RankRequest>().unwrap().unwrap(), RankRequest::Ping);
+    assert!(lines.read::<RankRequest>().is_none());
 }
 
 #[test]
@@ -134,8 +136,8 @@ fn a_list_is_read_up_to_its_limit() {
     let check = |line: &dyn Fn(usize) -> String, max: usize, op: &str| {
         let text = format!("{}\n{}\n", line(max), line(max + 1));
         let mut lines = Lines::new(text.as_bytes());
-        assert_eq!(lines.read::<Request>().unwrap().unwrap().op(), op);
-        let error = lines.read::<Request>().unwrap().unwrap_err();
+        assert_eq!(lines.read::<RankRequest>().unwrap().unwrap().op(), op);
+        let error = lines.read::<RankRequest>().unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("a list of at most {max}")), "{error}");
     };
     check(&files, FILES_MAX, "load_dense_shard");
@@ -152,8 +154,8 @@ fn a_reader_that_fails_is_no_end_of_input() {
         }
     }
     let mut lines = Lines::new(BufReader::new((&b"{\"op\":\"ping\"}\n{\"op\""[..]).chain(Broken)));
-    assert_eq!(lines.read::<Request>().unwrap().unwrap(), Request::Ping);
-    let error = lines.read::<Request>().unwrap().unwrap_err();
+    assert_eq!(lines.read::<RankRequest>().unwrap().unwrap(), RankRequest::Ping);
+    let error = lines.read::<RankRequest>().unwrap().unwrap_err();
     assert!(matches!(&error, ReadError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset));
     assert!(error.reply().is_none());
 }
@@ -181,7 +183,7 @@ impl Write for &mut Pipe {
 #[test]
 fn each_message_is_one_line_and_flushed() {
     let mut pipe = Pipe::default();
-    let strange = Request::Init { comm_id: "a\nb\r\u{2028}\u{85}\0\"".to_owned() };
+    let strange = RankRequest::Init { comm_id: "a\nb\r\u{2028}\u{85}\0\"".to_owned() };
     for count in 1..=3 {
         Writer::new(&mut pipe).write(&strange).unwrap();
         assert_eq!(pipe.flushed, pipe.bytes.len());
@@ -190,14 +192,14 @@ fn each_message_is_one_line_and_flushed() {
     }
     let mut lines = Lines::new(&pipe.bytes[..]);
     for _ in 0..3 {
-        assert_eq!(lines.read::<Request>().unwrap().unwrap(), strange);
+        assert_eq!(lines.read::<RankRequest>().unwrap().unwrap(), strange);
     }
 }
 
 #[test]
 fn nothing_is_written_of_a_message_that_is_too_long_for_a_line() {
     let mut pipe = Pipe::default();
-    let long = Request::Init { comm_id: "a".repeat(LINE_BYTES_MAX) };
+    let long = RankRequest::Init { comm_id: "a".repeat(LINE_BYTES_MAX) };
     assert!(
         matches!(Writer::new(&mut pipe).write(&long), Err(WriteError::TooLong { bytes }) if bytes > LINE_BYTES_MAX)
     );
@@ -232,7 +234,7 @@ proptest! {
     #[test]
     fn replies_are_as_safe_to_read_as_requests(bytes in rubble()) {
         let mut lines = Lines::with_limit(&bytes[..], 100);
-        while let Some(read) = lines.read::<Reply>() {
+        while let Some(read) = lines.read::<RankReply>() {
             if let Err(error) = read {
                 prop_assert!(error.reply().is_some());
             }
@@ -241,10 +243,10 @@ proptest! {
 
     #[test]
     fn any_string_comes_back_on_one_line(comm_id in any::<String>()) {
-        let request = Request::Init { comm_id };
+        let request = RankRequest::Init { comm_id };
         let mut pipe = Pipe::default();
         Writer::new(&mut pipe).write(&request).unwrap();
         prop_assert_eq!(pipe.bytes.iter().filter(|&&byte| byte == b'\n').count(), 1);
-        prop_assert_eq!(Lines::new(&pipe.bytes[..]).read::<Request>().unwrap().unwrap(), request);
+        prop_assert_eq!(Lines::new(&pipe.bytes[..]).read::<RankRequest>().unwrap().unwrap(), request);
     }
 }

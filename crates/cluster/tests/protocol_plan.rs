@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cluster::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
 use cluster::protocol::output::{WireOutcome, WireOutput};
 use cluster::protocol::plan::{self, WirePlan};
-use cluster::protocol::{LineMessage, Lines, Number, Packed, Reply, Request, encode};
+use cluster::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
 use engine::{
     Logprobs, Phase, PooledEmbedding, Pooling, PromptLogprobs, RequestedOutput, Sample, SampleError, Sampled,
     SamplingParams, StepOutput, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX,
@@ -26,7 +26,7 @@ fn through_a_line<M: LineMessage>(message: &M) -> M {
 }
 
 fn plan_through_a_line(plan: &StepPlan) -> StepPlan {
-    let Request::Step { plan, .. } = through_a_line(&Request::Step { id: 1, plan: plan.into() }) else {
+    let RankRequest::Step { plan, .. } = through_a_line(&RankRequest::Step { id: 1, plan: plan.into() }) else {
         panic!("a step stays a step")
     };
     let mut again = StepPlan::new();
@@ -35,8 +35,8 @@ fn plan_through_a_line(plan: &StepPlan) -> StepPlan {
 }
 
 fn output_through_a_line(plan: &StepPlan, output: &StepOutput) -> Result<StepOutput, LimitError> {
-    let reply = through_a_line(&Reply::StepOk { id: 1, output: output.into() });
-    let Reply::StepOk { output, .. } = reply else { panic!("a step stays a step") };
+    let reply = through_a_line(&RankReply::StepOk { id: 1, output: output.into() });
+    let RankReply::StepOk { output, .. } = reply else { panic!("a step stays a step") };
     let mut again = StepOutput::new();
     output.fill(plan, VOCAB, &mut again).map(|()| again)
 }
@@ -218,14 +218,14 @@ proptest! {
         changes in vec((any::<usize>(), any::<u8>()), 1..4),
     ) {
         let mut line = Vec::new();
-        encode(&Request::Step { id: 1, plan: (&plan).into() }, &mut line).unwrap();
+        encode(&RankRequest::Step { id: 1, plan: (&plan).into() }, &mut line).unwrap();
         for (place, byte) in changes {
             let place = place % line.len();
             line[place] = byte;
         }
         let mut lines = Lines::new(&line[..]);
-        while let Some(read) = lines.read::<Request>() {
-            if let Ok(Request::Step { plan, .. }) = read {
+        while let Some(read) = lines.read::<RankRequest>() {
+            if let Ok(RankRequest::Step { plan, .. }) = read {
                 let mut filled = StepPlan::new();
                 prop_assert!(plan.fill(VOCAB, &mut filled).is_ok() || filled.is_empty());
             }

@@ -3,7 +3,7 @@
 
 use cluster::protocol::limits::{LimitError, VOCAB_MAX};
 use cluster::protocol::session::{self, WirePrefix};
-use cluster::protocol::{Lines, Number, Packed, Request, encode};
+use cluster::protocol::{Lines, Number, Packed, RankRequest, encode};
 use engine::{Capacity, PageHash};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,9 +18,9 @@ fn number_through_json(value: f32) -> f32 {
 
 fn prefix_through_a_line(prefix: engine::Prefix<'_>) -> WirePrefix {
     let mut line = Vec::new();
-    encode(&Request::Open { id: 1, tokens_max: 9, prefix: prefix.into() }, &mut line).unwrap();
+    encode(&RankRequest::Open { id: 1, tokens_max: 9, prefix: prefix.into() }, &mut line).unwrap();
     match Lines::new(&line[..]).read().unwrap().unwrap() {
-        Request::Open { prefix, .. } => prefix,
+        RankRequest::Open { prefix, .. } => prefix,
         other => panic!("an open became {other:?}"),
     }
 }

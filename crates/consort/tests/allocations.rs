@@ -14,7 +14,7 @@ use cluster::group::{Deadlines, Group, GroupConfig};
 use cluster::protocol::plan::WirePlan;
 use cluster::protocol::session::WirePrefix;
 use cluster::protocol::shard::ShardSpec;
-use cluster::protocol::{self, Lines, Reply};
+use cluster::protocol::{self, Lines, RankReply};
 use cluster::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT};
 use engine::{Engine, EventKind, Phase, Prefix, Request, RequestedOutput, SamplingParams, StepPlan};
 use kernels::StepLimits;
@@ -103,16 +103,16 @@ fn a_decode_step_allocates_nothing_in_a_rank() {
     // What is sent and what it is answered by is all made before the counting begins.
     let sessions = samplings().len() as u64;
     let prefix = || WirePrefix::from(Prefix { tokens: &[], pages: &[], reuse_max: 0 });
-    let load = protocol::Request::Load { id: 0, model_id: "model".to_owned(), shard: shard() };
-    let open = (1..=sessions).map(|id| protocol::Request::Open { id, tokens_max: 100, prefix: prefix() });
+    let load = protocol::RankRequest::Load { id: 0, model_id: "model".to_owned(), shard: shard() };
+    let open = (1..=sessions).map(|id| protocol::RankRequest::Open { id, tokens_max: 100, prefix: prefix() });
     for request in [load].into_iter().chain(open) {
         requests.write_all(&encode(&request)).unwrap();
     }
     let mut opened = Vec::new();
     while opened.len() < sessions as usize {
-        match Lines::new(&mut replies).read::<Reply>().unwrap().unwrap() {
-            Reply::Opened { session, .. } => opened.push(SessionId(session)),
-            Reply::Loading { .. } | Reply::LoadOk { .. } => {}
+        match Lines::new(&mut replies).read::<RankReply>().unwrap().unwrap() {
+            RankReply::Opened { session, .. } => opened.push(SessionId(session)),
+            RankReply::Loading { .. } | RankReply::LoadOk { .. } => {}
             reply => panic!("{reply:?}"),
         }
     }
@@ -134,16 +134,16 @@ fn a_decode_step_allocates_nothing_in_a_rank() {
 }
 
 /// One token for each session, as a leader sends it.
-fn step(sessions: &[SessionId], position: usize) -> protocol::Request {
+fn step(sessions: &[SessionId], position: usize) -> protocol::RankRequest {
     let mut plan = StepPlan::new();
     for (&session, sampling) in sessions.iter().zip(samplings()) {
         let token = [TokenId(position as u32 + 1)];
         plan.push(session, Phase::Decode, position, &token, RequestedOutput::sample(1, sampling));
     }
-    protocol::Request::Step { id: 100 + position as u64, plan: WirePlan::from(&plan) }
+    protocol::RankRequest::Step { id: 100 + position as u64, plan: WirePlan::from(&plan) }
 }
 
-fn encode(request: &protocol::Request) -> Vec<u8> {
+fn encode(request: &protocol::RankRequest) -> Vec<u8> {
     let mut line = Vec::new();
     protocol::encode(request, &mut line).unwrap();
     line

@@ -134,7 +134,7 @@ impl Capacity {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
-    #[error("the K/V cache has {free} pages free, the step needs {needed}")]
+    #[error("the KV cache has {free} pages free, the step needs {needed}")]
     OutOfPages { needed: usize, free: usize },
     #[error("{max} sessions are open, which is the limit")]
     OutOfSessions { max: usize },

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use types::DType;
 
-/// Tokens in one page of the K/V cache, on every backend.
+/// Tokens in one page of the KV cache, on every backend.
 pub const PAGE_TOKENS: usize = 32;
 
 /// Elements of the largest attention head that any backend supports.
@@ -97,14 +97,14 @@ impl Heads {
     }
 }
 
-/// The K/V cache of one layer: `kv_heads` heads of `head_dim` for each token.
+/// The KV cache of one layer: `kv_heads` heads of `head_dim` for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     pub kv_heads: usize,
     pub head_dim: usize,
 }
 
-/// Attention of one layer. The query heads are a multiple of the K/V heads.
+/// Attention of one layer. The query heads are a multiple of the KV heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     pub query: Heads,
@@ -220,7 +220,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type Vector: Send + Sync;
     /// RoPE angles of every position.
     type Rope: Send + Sync;
-    /// The K/V pages of one layer.
+    /// The KV pages of one layer.
     type Kv: Send;
     /// The inputs of one step, in memory that the ops can read.
     type Step: Send;

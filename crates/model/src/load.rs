@@ -20,7 +20,7 @@ pub struct Limits {
     pub step: StepLimits,
     /// The largest number of rows of one step whose logits are computed.
     pub logit_rows: usize,
-    /// Pages of the K/V cache, in each layer.
+    /// Pages of the KV cache, in each layer.
     pub kv_pages: usize,
     /// The largest number of positions of one sequence.
     pub positions: usize,

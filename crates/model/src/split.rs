@@ -1,6 +1,6 @@
 //! `RankShards`: the shard of each model dimension that one rank holds, and the resulting slice of every tensor. The shards
-//! of all ranks cover everything. They overlap only if there are more ranks than K/V heads; then several ranks hold the same
-//! K/V head.
+//! of all ranks cover everything. They overlap only if there are more ranks than KV heads; then several ranks hold the same
+//! KV head.
 
 use std::ops::Range;
 
@@ -91,7 +91,7 @@ pub(crate) fn least_common_multiple(a: usize, b: usize) -> usize {
     a / greatest_common_divisor(a, b) * b
 }
 
-/// The query heads of a rank, and the K/V heads that they read: whole groups if there are enough K/V heads, else parts of a
+/// The query heads of a rank, and the KV heads that they read: whole groups if there are enough KV heads, else parts of a
 /// group. `None` if some rank would have no head, or a block would be split between two ranks.
 fn shard_heads(
     heads: usize,
@@ -110,7 +110,7 @@ fn shard_heads(
         let kv = shard_units(rank, kv_heads, kv_unit);
         return Some((kv.start * group..kv.end * group, kv));
     }
-    // All ranks must decide the same, so the check is for the K/V head that most ranks share.
+    // All ranks must decide the same, so the check is for the KV head that most ranks share.
     if world <= kv_heads || kv_unit > 1 || world.div_ceil(kv_heads) > group / unit {
         return None;
     }
@@ -151,8 +151,8 @@ mod tests {
         Description::from_config(&config).unwrap()
     }
 
-    /// Every element of every tensor is on some rank; on more than one only if it is replicated, or if it belongs to a K/V
-    /// head and there are more ranks than K/V heads.
+    /// Every element of every tensor is on some rank; on more than one only if it is replicated, or if it belongs to a KV
+    /// head and there are more ranks than KV heads.
     #[test]
     fn the_slices_of_all_ranks_make_up_every_tensor() {
         for model_type in ["qwen2", "qwen3", "mistral", "qwen3_moe", "gemma3"] {
@@ -195,7 +195,7 @@ mod tests {
         WorldSize::new(world).unwrap().ranks().map(|rank| shard_heads(heads, kv, dim, block, rank)).collect()
     }
 
-    /// Checks that the ranks cover the query heads once and in order, that each rank's query heads read exactly its K/V
+    /// Checks that the ranks cover the query heads once and in order, that each rank's query heads read exactly its KV
     /// heads in equal groups, and that no block is split.
     fn check(total: usize, kv: usize, dim: usize, block: usize, world: u16) {
         let Some(shards) = heads(total, kv, dim, block, world) else { return };

@@ -1,4 +1,4 @@
-//! The weights of all ranks together are the model's weights. Only routers, and K/V heads if there are more ranks than K/V
+//! The weights of all ranks together are the model's weights. Only routers, and KV heads if there are more ranks than KV
 //! heads, are replicated.
 #![allow(clippy::unwrap_used)] // also in test helpers
 
@@ -18,7 +18,7 @@ fn elements(checkpoint: &Checkpoint, rank: Rank) -> usize {
         / size_of::<f32>()
 }
 
-/// The number of replicated elements over all ranks: routers, and K/V projections if there are more ranks than K/V heads.
+/// The number of replicated elements over all ranks: routers, and KV projections if there are more ranks than KV heads.
 fn replicated(description: &Description, world: usize) -> usize {
     let routers = description.layers.iter().map(|layer| match layer.feed_forward {
         FeedForward::Experts { routing, .. } => routing.experts * description.hidden,

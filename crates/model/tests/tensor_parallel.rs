@@ -105,7 +105,7 @@ fn ranks_together_give_what_one_process_gives() {
     for model in MODELS {
         let fixture = Fixture::open(model);
         let ids = fixture.prompt("mid").ids;
-        // 3 divides neither heads nor features nor experts; 4 exceeds the number of K/V heads of some models.
+        // 3 divides neither heads nor features nor experts; 4 exceeds the number of KV heads of some models.
         for world in [2, 3, 4] {
             check(&fixture.primary().0, None, &ids, world, fixture.tolerance());
         }

@@ -29,7 +29,7 @@ pub fn protected_router() -> Router<SharedApp> {
 }
 
 /// Liveness: the process is running
-#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "It does", body = HealthBody)))]
+#[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "The process runs", body = HealthBody)))]
 async fn health() -> Json<HealthBody> {
     Json(HealthBody { status: "ok" })
 }
@@ -46,8 +46,8 @@ pub struct HealthBody {
 #[utoipa::path(
     get, path = "/ready", tag = "server",
     responses(
-        (status = 200, description = "It can", body = Readiness),
-        (status = 503, description = "Not yet, not any more, or not at the moment", body = Readiness),
+        (status = 200, description = "The model can answer", body = Readiness),
+        (status = 503, description = "The model is loading, rebuilding or failed, or the server shuts down", body = Readiness),
     )
 )]
 async fn ready(State(app): State<SharedApp>) -> Response {
@@ -122,7 +122,7 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 #[utoipa::path(
     get, path = "/status", tag = "server", security(("key" = []), ("x-api-key" = [])),
     responses(
-        (status = 200, description = "As of now", body = ServerStatus),
+        (status = 200, description = "The current state", body = ServerStatus),
         (status = 401, description = "No key, or an unknown one", body = crate::error::OpenAiErrorBody),
     )
 )]

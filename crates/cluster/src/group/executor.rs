@@ -9,7 +9,7 @@ use types::SessionId;
 
 use super::member::Expected;
 use super::supervisor::{Group, State, StepInFlight};
-use crate::protocol::{Reply, Request, session};
+use crate::protocol::{RankReply, RankRequest, session};
 
 /// Age at which the ranks' counters are requested again while the group is idle.
 const STATS_AGE_MAX: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ impl Group {
     /// Requests the counters of all ranks and waits for the replies.
     pub fn count(&mut self) -> Result<Vec<RankReport>, ExecutorError> {
         self.check_whole()?;
-        self.ask_all(|id| Request::Stats { id }, Expected::Stats);
+        self.ask_all(|id| RankRequest::Stats { id }, Expected::Stats);
         while self.members.iter().any(|member| !member.pending.is_empty()) {
             self.poll_once(Instant::now() + self.config.deadlines.session);
             self.check_whole()?;
@@ -71,7 +71,7 @@ impl Executor for Group {
         let opened = self.sessions.open(tokens_max, prefix)?;
         let (tokens_max, prefix) = (tokens_max as u64, session::WirePrefix::from(prefix));
         let OpenedSession { session, computed } = opened;
-        self.ask_all(|id| Request::Open { id, tokens_max, prefix }, Expected::Opened { session, computed });
+        self.ask_all(|id| RankRequest::Open { id, tokens_max, prefix }, Expected::Opened { session, computed });
         Ok(opened)
     }
 
@@ -79,14 +79,14 @@ impl Executor for Group {
         self.check_whole()?;
         let computed = self.sessions.truncate(session, tokens)?;
         let (session, tokens) = (session.0, tokens as u64);
-        self.ask_all(|id| Request::Truncate { id, session, tokens }, Expected::Truncated { computed });
+        self.ask_all(|id| RankRequest::Truncate { id, session, tokens }, Expected::Truncated { computed });
         Ok(computed)
     }
 
     fn close(&mut self, session: SessionId) {
         if self.is_ready() && self.sessions.is_open(session) {
             self.sessions.close(session);
-            self.ask_all(|id| Request::Close { id, session: session.0 }, Expected::Closed);
+            self.ask_all(|id| RankRequest::Close { id, session: session.0 }, Expected::Closed);
         }
     }
 
@@ -129,7 +129,7 @@ impl Executor for Group {
         debug!(id, step_us = submitted.elapsed().as_micros() as u64, "step done");
         let filled = given.fill(&plan, self.sessions.capacity().vocab, output);
         self.spare_plan = plan;
-        self.spare_reply = Some(Reply::StepOk { id, output: given });
+        self.spare_reply = Some(RankReply::StepOk { id, output: given });
         if let Err(error) = filled {
             output.clear();
             self.lose(0, &format!("it gave what was not asked for: {error}"));
@@ -156,7 +156,7 @@ impl Executor for Group {
             match &self.state {
                 State::Ready if was_ready && self.stats_asked_at.elapsed() > STATS_AGE_MAX => {
                     self.stats_asked_at = Instant::now();
-                    self.ask_all(|id| Request::Stats { id }, Expected::Stats);
+                    self.ask_all(|id| RankRequest::Stats { id }, Expected::Stats);
                     return Health::Ready;
                 }
                 State::Ready => return Health::Ready,

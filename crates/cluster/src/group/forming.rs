@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use super::hosts::Hosts;
-use super::member::{Expected, Phase};
+use super::member::{Expected, MemberPhase};
 use super::supervisor::{Group, GroupConfig, LoadFailure, StartError, State};
 use crate::EXCHANGE_ELEMENTS_MAX;
-use crate::protocol::Request;
+use crate::protocol::RankRequest;
 use crate::protocol::session::WireCapacity;
 use crate::shared_memory::Epoch;
 
@@ -45,22 +45,22 @@ impl Group {
     pub(super) fn form(&mut self) {
         let now = Instant::now();
         for index in 0..self.members.len() {
-            if self.members[index].phase == Phase::Absent && self.members[index].restart_at <= now {
+            if self.members[index].phase == MemberPhase::Absent && self.members[index].restart_at <= now {
                 self.launch(index);
             }
         }
         let all = |phase| self.members.iter().all(|member| member.phase == phase);
-        if all(Phase::Idle) {
+        if all(MemberPhase::Idle) {
             // No rank is in a collective any more, which the next epoch requires.
             match &self.config.hosts {
                 None => self.send_attach(),
                 Some(_) => self.request_listen(),
             }
         } else if let Some(Hosts { activations, .. }) = self.config.hosts
-            && all(Phase::Listening)
+            && all(MemberPhase::Listening)
         {
             self.request_join(activations);
-        } else if all(Phase::Ready) && matches!(self.state, State::Forming { reported: true, .. }) {
+        } else if all(MemberPhase::Ready) && matches!(self.state, State::Forming { reported: true, .. }) {
             info!(epoch = self.epoch.0, ranks = self.members.len(), "the group is ready");
             self.state = State::Ready;
         }
@@ -78,9 +78,9 @@ impl Group {
         let Some(epoch) = self.begin_epoch() else { return };
         let (segment_fd, world_size) = (self.segment_fd.as_raw_fd() as u32, self.config.world.get() as u16);
         for index in 0..self.members.len() {
-            self.members[index].phase = Phase::Joining;
+            self.members[index].phase = MemberPhase::Joining;
             let rank = self.members[index].rank.index() as u16;
-            let attach = |id| Request::Attach {
+            let attach = |id| RankRequest::Attach {
                 id,
                 segment_fd,
                 world_size,
@@ -95,21 +95,21 @@ impl Group {
     /// A rank has joined the epoch.
     pub(super) fn joined(&mut self, index: usize) {
         if self.members[index].loaded {
-            return self.members[index].phase = Phase::Ready;
+            return self.members[index].phase = MemberPhase::Ready;
         }
-        self.members[index].phase = Phase::Loading;
+        self.members[index].phase = MemberPhase::Loading;
         let (model_id, shard) = (self.config.model_id.clone(), self.config.shard.clone());
-        self.ask(index, |id| Request::Load { id, model_id, shard }, Expected::Loaded);
+        self.ask(index, |id| RankRequest::Load { id, model_id, shard }, Expected::Loaded);
     }
 
     /// A rank has loaded its weights. The epoch in which it began to load may be over by now.
     pub(super) fn loaded(&mut self, index: usize, capacity: WireCapacity) {
         let own = WireCapacity::from(self.sessions.capacity());
         if capacity != own {
-            return self.lose(index, "it has room for something else than its group");
+            return self.lose(index, "its capacity differs from that of its group");
         }
         self.members[index].loaded = true;
         let is_over = self.segment.abort(self.epoch).cause().is_some();
-        self.members[index].phase = if is_over { Phase::Idle } else { Phase::Ready };
+        self.members[index].phase = if is_over { MemberPhase::Idle } else { MemberPhase::Ready };
     }
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::deadlines::Deadlines;
-use super::member::{Expected, Member, Phase};
+use super::member::{Expected, Member, MemberPhase};
 use super::supervisor::Group;
-use crate::protocol::Request;
+use crate::protocol::RankRequest;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::tcp::ClusterKey;
 
@@ -36,9 +36,9 @@ impl Group {
     /// The first round: every rank opens a port.
     pub(super) fn request_listen(&mut self) {
         for index in 0..self.members.len() {
-            self.members[index].phase = Phase::ListenRequested;
+            self.members[index].phase = MemberPhase::ListenRequested;
             let host = self.own_address(index);
-            self.ask(index, |id| Request::Listen { id, host }, Expected::Listening);
+            self.ask(index, |id| RankRequest::Listen { id, host }, Expected::Listening);
         }
     }
 
@@ -52,10 +52,10 @@ impl Group {
         let Some(epoch) = self.begin_epoch() else { return };
         let (world_size, timeouts) = (self.config.world.get() as u16, timeouts(&self.config.deadlines));
         for index in 0..self.members.len() {
-            self.members[index].phase = Phase::Joining;
+            self.members[index].phase = MemberPhase::Joining;
             let rank = self.members[index].rank.index() as u16;
             let (addresses, key) = (addresses(&self.members, index).into(), Secret::new(key));
-            let join = |id| Request::Join {
+            let join = |id| RankRequest::Join {
                 id,
                 world_size,
                 rank,

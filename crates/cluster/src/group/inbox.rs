@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read};
 
-use crate::protocol::{LINE_BYTES_MAX, ReadError, Reply, decode_reusing};
+use crate::protocol::{LINE_BYTES_MAX, RankReply, ReadError, decode_reusing};
 
 /// Bytes per read: enough for an ordinary reply; after a full read, more.
 const PIECE_BYTES: usize = 1 << 12;
@@ -46,7 +46,7 @@ impl Inbox {
     }
 
     /// Decodes the next complete line. A `spare` reply of the same op is taken, and its memory is reused.
-    pub fn next(&mut self, spare: &mut Option<Reply>) -> Option<Result<Reply, ReadError>> {
+    pub fn next(&mut self, spare: &mut Option<RankReply>) -> Option<Result<RankReply, ReadError>> {
         loop {
             let from = self.searched.max(self.used);
             let Some(end) = self.bytes[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at) else {
@@ -97,7 +97,7 @@ mod tests {
             while inbox.fill(&mut pieces).unwrap() {
                 replies.extend(std::iter::from_fn(|| inbox.next(&mut None)).map(Result::unwrap));
             }
-            assert_eq!(replies, [Reply::InitOk, Reply::Bye], "pieces of {size}");
+            assert_eq!(replies, [RankReply::InitOk, RankReply::Bye], "pieces of {size}");
         }
     }
 

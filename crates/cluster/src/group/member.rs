@@ -19,7 +19,7 @@ pub(super) struct Member {
     pub rank: Rank,
     /// The host it runs on; `None`: this one.
     pub host: Option<String>,
-    pub phase: Phase,
+    pub phase: MemberPhase,
     pub process: Option<Process>,
     /// The port on which it listens for ranks on other hosts.
     pub port: u16,
@@ -49,7 +49,7 @@ pub(super) struct Member {
 
 /// The phase of a rank between start and ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum MemberPhase {
     /// There is no process.
     Absent,
     /// It was started and has not replied to the hello.
@@ -67,7 +67,7 @@ pub(super) enum Phase {
     Ready,
 }
 
-impl Phase {
+impl MemberPhase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Absent => "absent",
@@ -121,7 +121,7 @@ impl Member {
         Self {
             rank,
             host,
-            phase: Phase::Absent,
+            phase: MemberPhase::Absent,
             process: None,
             port: 0,
             pending: VecDeque::new(),
@@ -155,7 +155,7 @@ impl Member {
 
     /// The epoch was aborted: the rank must reply to its pending requests before `deadline`, and does nothing else.
     pub fn leave(&mut self, deadline: Instant) {
-        self.phase = if self.pending.is_empty() { Phase::Idle } else { Phase::Draining };
+        self.phase = if self.pending.is_empty() { MemberPhase::Idle } else { MemberPhase::Draining };
         // Also for requests past their deadline: a rank that waited for others replies once the epoch is aborted.
         self.pending.iter_mut().for_each(|pending| pending.deadline = deadline);
         self.drain_began = Some(Instant::now());
@@ -164,7 +164,7 @@ impl Member {
     /// Handles a reply while draining.
     pub fn left(&mut self) {
         if self.pending.is_empty() {
-            self.phase = Phase::Idle;
+            self.phase = MemberPhase::Idle;
             let took = self.drain_began.take().map_or(Duration::ZERO, |reported| reported.elapsed());
             self.drains += 1;
             self.drain_max = self.drain_max.max(took);
@@ -175,10 +175,10 @@ impl Member {
     pub fn dismiss(&mut self) {
         if let Some(process) = self.process.take() {
             // Its host had started it, though it never replied.
-            self.starts += u64::from(self.phase == Phase::Starting && process.route().is_some());
+            self.starts += u64::from(self.phase == MemberPhase::Starting && process.route().is_some());
             process.kill();
         }
-        self.phase = Phase::Absent;
+        self.phase = MemberPhase::Absent;
         self.pending.clear();
         (self.loaded, self.layers, self.stopped) = (false, 0, None);
         let pause = match self.faults {
@@ -194,7 +194,7 @@ impl Member {
         RankReport {
             rank: self.rank,
             pid: self.process.as_ref().and_then(Process::pid),
-            ready: self.phase == Phase::Ready,
+            ready: self.phase == MemberPhase::Ready,
             state: self.phase.name(),
             restarts: self.starts.saturating_sub(1),
             weight_bytes,

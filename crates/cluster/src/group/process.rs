@@ -14,7 +14,7 @@ use super::deadlines::Deadlines;
 use super::hosts::Route;
 use super::inbox::Inbox;
 use super::remote::{Pipes, RemoteProcess};
-use crate::protocol::{ReadError, Reply};
+use crate::protocol::{RankReply, ReadError};
 use crate::stopped::is_stopped;
 use crate::tcp::ClusterKey;
 
@@ -116,7 +116,7 @@ impl Process {
     }
 
     /// A `spare` reply of the same op is taken, and its memory is reused.
-    pub fn next_reply(&mut self, spare: &mut Option<Reply>) -> Option<Result<Reply, ReadError>> {
+    pub fn next_reply(&mut self, spare: &mut Option<RankReply>) -> Option<Result<RankReply, ReadError>> {
         self.inbox.next(spare)
     }
 

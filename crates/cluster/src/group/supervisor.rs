@@ -18,13 +18,13 @@ use types::{Rank, WorldSize};
 use super::deadlines::Deadlines;
 use super::hosts::Hosts;
 use super::launcher::Launcher;
-use super::member::{Expected, Member, Pending, Phase};
+use super::member::{Expected, Member, MemberPhase, Pending};
 use super::process::Process;
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
 use crate::protocol::shard::ShardSpec;
-use crate::protocol::{ErrorKind, LineMessage, Reply, Request, clean, encode};
+use crate::protocol::{ErrorKind, LineMessage, RankReply, RankRequest, clean, encode};
 use crate::shared_memory::{Epoch, GroupLimits, Segment, SegmentError};
 use crate::worker::build_id_of;
 
@@ -87,7 +87,7 @@ pub struct Group {
     pub(super) spare_plan: StepPlan,
     pub(super) wire_plan: WirePlan,
     /// Rank 0's reply to the previous step, kept for its memory.
-    pub(super) spare_reply: Option<Reply>,
+    pub(super) spare_reply: Option<RankReply>,
     next_id: u64,
     line: Vec<u8>,
     checked_at: Instant,
@@ -169,7 +169,7 @@ impl Group {
     /// One iteration: waits until a rank replies or a deadline passes, but not beyond `until`.
     pub(super) fn poll_once(&mut self, until: Instant) {
         let deadlines = self.members.iter().filter_map(|member| member.pending.front().map(|pending| pending.deadline));
-        let starts = self.members.iter().filter(|m| m.phase == Phase::Absent).map(|member| member.restart_at);
+        let starts = self.members.iter().filter(|m| m.phase == MemberPhase::Absent).map(|member| member.restart_at);
         let now = Instant::now();
         let end = deadlines.chain(starts).chain([until, now + CHECK_INTERVAL]).min().unwrap_or(until);
         for (index, events) in self.wait(end.saturating_duration_since(now)) {
@@ -193,14 +193,14 @@ impl Group {
     }
 
     /// Sends a request to one rank.
-    pub(super) fn ask(&mut self, index: usize, request: impl FnOnce(u64) -> Request, expected: Expected) {
+    pub(super) fn ask(&mut self, index: usize, request: impl FnOnce(u64) -> RankRequest, expected: Expected) {
         let id = self.claim_id();
         self.encode(&request(id));
         self.send(index, id, expected);
     }
 
     /// Sends the same request to all ranks.
-    pub(super) fn ask_all(&mut self, request: impl FnOnce(u64) -> Request, expected: Expected) -> u64 {
+    pub(super) fn ask_all(&mut self, request: impl FnOnce(u64) -> RankRequest, expected: Expected) -> u64 {
         let id = self.claim_id();
         self.encode(&request(id));
         (0..self.members.len()).for_each(|index| self.send(index, id, expected));
@@ -210,10 +210,10 @@ impl Group {
     /// Sends a step to all ranks. The plan's memory is kept for the next step.
     pub(super) fn send_step(&mut self, plan: WirePlan) -> u64 {
         let id = self.claim_id();
-        let request = Request::Step { id, plan };
+        let request = RankRequest::Step { id, plan };
         self.encode(&request);
         (0..self.members.len()).for_each(|index| self.send(index, id, Expected::Step));
-        if let Request::Step { plan, .. } = request {
+        if let RankRequest::Step { plan, .. } = request {
             self.wire_plan = plan;
         }
         id
@@ -230,12 +230,12 @@ impl Group {
             Ok(process) => {
                 let pid = process.pid();
                 let member = &mut self.members[index];
-                (member.process, member.phase) = (Some(process), Phase::Starting);
+                (member.process, member.phase) = (Some(process), MemberPhase::Starting);
                 if pid.is_some() {
                     member.started(pid);
                 }
                 let (protocol, build) = (crate::protocol::VERSION, self.build.clone());
-                self.ask(index, |id| Request::Hello { id, protocol, build }, Expected::Hello);
+                self.ask(index, |id| RankRequest::Hello { id, protocol, build }, Expected::Hello);
             }
             Err(error) => self.lose(index, &format!("it can not be started: {error}")),
         }
@@ -253,7 +253,7 @@ impl Group {
         self.next_id
     }
 
-    fn encode(&mut self, request: &Request) {
+    fn encode(&mut self, request: &RankRequest) {
         self.line.clear();
         if let Err(error) = encode(request, &mut self.line) {
             // No request comes near the limit. If one did, an empty line would be sent, and the request's deadline
@@ -338,8 +338,8 @@ impl Group {
         self.lose(index, &why);
     }
 
-    fn handle_reply(&mut self, index: usize, reply: Reply) {
-        if matches!(reply, Reply::Aborted { .. }) {
+    fn handle_reply(&mut self, index: usize, reply: RankReply) {
+        if matches!(reply, RankReply::Aborted { .. }) {
             return; // the reply to the aborted request is what counts; it comes before or after this one
         }
         let member = &mut self.members[index];
@@ -352,54 +352,56 @@ impl Group {
             _ => return self.lose(index, &format!("it said {} without being asked", reply.op())),
         };
         debug!(rank = member.rank.index(), id, op = reply.op(), "reply");
-        if let Reply::Loading { layers, .. } = reply {
+        if let RankReply::Loading { layers, .. } = reply {
             member.layers = layers;
             member.pending[0].deadline = Instant::now() + self.config.deadlines.load;
             return;
         }
         member.pending.pop_front();
         match (reply, expected) {
-            (Reply::Error { kind, message, .. }, _) => self.handle_failure(index, expected, kind, &message),
-            _ if self.members[index].phase == Phase::Draining => self.members[index].left(),
+            (RankReply::Error { kind, message, .. }, _) => self.handle_failure(index, expected, kind, &message),
+            _ if self.members[index].phase == MemberPhase::Draining => self.members[index].left(),
             (reply, expected) => self.handle_success(index, reply, expected),
         }
     }
 
-    fn handle_success(&mut self, index: usize, reply: Reply, expected: Expected) {
+    fn handle_success(&mut self, index: usize, reply: RankReply, expected: Expected) {
         let is_right = match (reply, expected) {
-            (Reply::HelloOk { protocol, build, pid, .. }, Expected::Hello) => {
+            (RankReply::HelloOk { protocol, build, pid, .. }, Expected::Hello) => {
                 let member = &mut self.members[index];
                 return match crate::protocol::check_hello(&self.build, protocol, &build) {
                     Ok(()) => {
                         if member.host.is_some() {
                             member.started(Some(pid));
                         }
-                        member.phase = Phase::Idle;
+                        member.phase = MemberPhase::Idle;
                     }
                     Err(error) => self.lose(index, &error.to_string()),
                 };
             }
-            (Reply::Listening { port, .. }, Expected::Listening) => {
+            (RankReply::Listening { port, .. }, Expected::Listening) => {
                 let member = &mut self.members[index];
-                return (member.port, member.phase) = (port, Phase::Listening);
+                return (member.port, member.phase) = (port, MemberPhase::Listening);
             }
-            (Reply::AttachOk { .. }, Expected::Attached) => return self.joined(index),
-            (Reply::LoadOk { capacity, weight_bytes, head_bytes, kv_bytes, .. }, Expected::Loaded) => {
+            (RankReply::AttachOk { .. }, Expected::Attached) => return self.joined(index),
+            (RankReply::LoadOk { capacity, weight_bytes, head_bytes, kv_bytes, .. }, Expected::Loaded) => {
                 let member = &mut self.members[index];
                 (member.layer_bytes, member.head_bytes) = (weight_bytes, head_bytes);
                 (member.stats.weight_bytes, member.stats.kv_bytes) = (weight_bytes + head_bytes, kv_bytes);
                 return self.loaded(index, capacity);
             }
-            (Reply::StepOk { id, output }, Expected::Step) => return self.stepped(index, id, output),
-            (Reply::StatsOk { stats, .. }, Expected::Stats) => {
+            (RankReply::StepOk { id, output }, Expected::Step) => return self.stepped(index, id, output),
+            (RankReply::StatsOk { stats, .. }, Expected::Stats) => {
                 self.members[index].stats = stats;
                 true
             }
-            (Reply::Opened { session, computed, .. }, Expected::Opened { session: own, computed: known }) => {
+            (RankReply::Opened { session, computed, .. }, Expected::Opened { session: own, computed: known }) => {
                 (session, computed) == (own.0, known as u64)
             }
-            (Reply::Truncated { computed, .. }, Expected::Truncated { computed: known }) => computed == known as u64,
-            (Reply::Closed { .. }, Expected::Closed) => true,
+            (RankReply::Truncated { computed, .. }, Expected::Truncated { computed: known }) => {
+                computed == known as u64
+            }
+            (RankReply::Closed { .. }, Expected::Closed) => true,
             _ => false,
         };
         if !is_right {
@@ -422,7 +424,7 @@ impl Group {
         let is_elsewhere = self.config.hosts.is_some() && kind == ErrorKind::NcclInitFailed;
         match (expected, kind) {
             // It left its collective because the epoch was aborted.
-            _ if member.phase == Phase::Draining => self.members[index].left(),
+            _ if member.phase == MemberPhase::Draining => self.members[index].left(),
             // Another rank ended the epoch; its own error or end says why.
             (Expected::Attached, kind)
                 if member.faults < FAULTS_MAX
@@ -453,7 +455,10 @@ impl Group {
         self.abort_hosts();
         let drained = Instant::now() + self.config.deadlines.drain;
         for member in &mut self.members {
-            if matches!(member.phase, Phase::Ready | Phase::Joining | Phase::ListenRequested | Phase::Listening) {
+            if matches!(
+                member.phase,
+                MemberPhase::Ready | MemberPhase::Joining | MemberPhase::ListenRequested | MemberPhase::Listening
+            ) {
                 member.leave(drained);
             }
         }
@@ -477,9 +482,9 @@ impl Group {
             return;
         }
         let (id, epoch) = (self.claim_id(), self.epoch.0);
-        self.encode(&Request::Abort { id, epoch });
+        self.encode(&RankRequest::Abort { id, epoch });
         for member in &mut self.members {
-            let may_wait = matches!(member.phase, Phase::Ready | Phase::Joining | Phase::Loading);
+            let may_wait = matches!(member.phase, MemberPhase::Ready | MemberPhase::Joining | MemberPhase::Loading);
             if let Some(process) = member.process.as_mut().filter(|_| may_wait) {
                 // If the write fails, the next read from this process fails too, and is handled there.
                 let _ = process.send(&self.line);
@@ -496,8 +501,8 @@ impl Group {
                 continue;
             };
             let why = format!("it did not answer {} in time", expected.request_name());
-            let waits_for_others =
-                member.phase == Phase::Ready || (member.phase == Phase::Joining && self.config.hosts.is_some());
+            let waits_for_others = member.phase == MemberPhase::Ready
+                || (member.phase == MemberPhase::Joining && self.config.hosts.is_some());
             if waits_for_others {
                 // Which rank is at fault and which only waited for it shows in the drain: a rank that only waited
                 // replies to the abort.
@@ -532,7 +537,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.segment.abort(self.epoch).stop();
         self.abort_hosts();
-        for request in [Request::UnloadModel { model_id: self.config.model_id.clone() }, Request::Shutdown] {
+        for request in [RankRequest::UnloadModel { model_id: self.config.model_id.clone() }, RankRequest::Shutdown] {
             self.encode(&request);
             for process in self.members.iter_mut().filter_map(|member| member.process.as_mut()) {
                 let _ = process.send(&self.line); // the process may have ended already, so the error is ignored

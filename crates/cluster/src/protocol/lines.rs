@@ -8,7 +8,7 @@ use std::io::{self, BufRead, Read, Write};
 use serde::Deserialize;
 
 use super::error::{ErrorKind, clean};
-use super::message::{LineMessage, Reply};
+use super::message::{LineMessage, RankReply};
 
 /// The longest line, without its end: the logits of a step fit, or one or two images.
 pub const LINE_BYTES_MAX: usize = 64 << 20;
@@ -35,14 +35,14 @@ pub enum ReadError {
 
 impl ReadError {
     /// The rank's reply; `None`: nothing more can be read.
-    pub fn reply(&self) -> Option<Reply> {
+    pub fn reply(&self) -> Option<RankReply> {
         let (id, kind) = match *self {
             Self::Io(_) => return None,
             Self::TooLong { .. } => (None, ErrorKind::BadRequest),
             Self::Malformed { id, .. } => (id, ErrorKind::BadRequest),
             Self::UnknownOp { id, .. } => (id, ErrorKind::UnknownOp),
         };
-        Some(Reply::error(id, kind, &self.to_string()))
+        Some(RankReply::error(id, kind, &self.to_string()))
     }
 }
 
@@ -139,7 +139,7 @@ impl<W: Write> Writer<W> {
 
     /// Writes an `error` reply to the request with this id, or to one that has none.
     pub fn write_error(&mut self, id: Option<u64>, kind: ErrorKind, message: &str) -> Result<(), WriteError> {
-        self.write(&Reply::error(id, kind, message))
+        self.write(&RankReply::error(id, kind, message))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `Request` and `Reply`: every op, with its fields. The ops of the neuron protocol come first in each table.
+//! `RankRequest` and `RankReply`: every op, with its fields. The ops of the neuron protocol come first in each table.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -91,7 +91,7 @@ fn read_into<'de, T: Deserialize<'de>>(line: &'de str, place: &mut T) -> Result<
 
 messages! {
     /// A request from a supervisor, or a foreign leader, to a rank.
-    pub enum Request {
+    pub enum RankRequest {
         "ping" => Ping,
         /// `comm_id` is NCCL's unique id in hexadecimal digits.
         "init" => Init { comm_id: String },
@@ -167,7 +167,7 @@ messages! {
 
 messages! {
     /// A rank's reply.
-    pub enum Reply {
+    pub enum RankReply {
         "pong" => Pong { rank: u16, world_size: u16, cuda_device: u32 },
         "init_ok" => InitOk,
         "nccl_sanity_result" => NcclSanityResult { observed_sum: u64 },
@@ -202,7 +202,7 @@ messages! {
     }
 }
 
-impl Request {
+impl RankRequest {
     fn own_id(&self) -> Option<u64> {
         match *self {
             Self::Hello { id, .. }
@@ -230,7 +230,7 @@ impl Request {
     }
 }
 
-impl Reply {
+impl RankReply {
     /// An error reply to the request with this id, or to one that has none. The message is [cleaned](clean).
     pub fn error(id: Option<u64>, kind: ErrorKind, message: &str) -> Self {
         Self::Error { kind, message: clean(message), id }

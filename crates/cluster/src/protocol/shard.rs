@@ -18,17 +18,17 @@ pub struct ShardSpec {
     /// The format to keep weights in: see [`LoadOptions::keep`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<String>,
-    pub cpu: Cpu,
-    pub limits: Limits,
+    pub cpu: WireCpuOptions,
+    pub limits: WireLimits,
 }
 
 /// See [`CpuOptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cpu {
+pub struct WireCpuOptions {
     pub threads: u64,
     pub level: CpuLevel,
-    pub kv: Kv,
-    pub prompt: Prompts,
+    pub kv: WireKvType,
+    pub prompt: WirePrefillMath,
 }
 
 /// See [`Level`].
@@ -44,7 +44,7 @@ pub enum CpuLevel {
 /// See [`KvType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kv {
+pub enum WireKvType {
     F32,
     F16,
     Bf16,
@@ -54,14 +54,14 @@ pub enum Kv {
 /// See [`PrefillMath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Prompts {
+pub enum WirePrefillMath {
     Bf16,
     Int8,
 }
 
 /// See [`model::Limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct WireLimits {
     pub rows: u64,
     pub sequences: u64,
     pub pages: u64,
@@ -76,13 +76,13 @@ impl ShardSpec {
         Self {
             path,
             keep: keep.map(|format| format.name().to_owned()),
-            cpu: Cpu {
+            cpu: WireCpuOptions {
                 threads: cpu.threads as u64,
                 level: cpu.level.into(),
                 kv: cpu.kv.into(),
                 prompt: cpu.prompt.into(),
             },
-            limits: Limits {
+            limits: WireLimits {
                 rows: limits.step.rows as u64,
                 sequences: limits.step.sequences as u64,
                 pages: limits.step.pages as u64,
@@ -103,7 +103,7 @@ impl ShardSpec {
     }
 }
 
-impl Cpu {
+impl WireCpuOptions {
     pub fn options(&self) -> Result<CpuOptions, LimitError> {
         let threads = count("threads", self.threads, THREADS_MAX)?;
         if threads == 0 {
@@ -113,7 +113,7 @@ impl Cpu {
     }
 }
 
-impl Limits {
+impl WireLimits {
     fn checked(&self) -> Result<model::Limits, LimitError> {
         let step = StepLimits {
             rows: count("rows", self.rows, ROWS_MAX)?,
@@ -165,6 +165,6 @@ macro_rules! same_names {
 
 same_names! {
     CpuLevel = Level { Scalar, Avx2, Avx512, Amx }
-    Kv = KvType { F32, F16, Bf16, Split }
-    Prompts = PrefillMath { Bf16, Int8 }
+    WireKvType = KvType { F32, F16, Bf16, Split }
+    WirePrefillMath = PrefillMath { Bf16, Int8 }
 }

@@ -25,7 +25,7 @@ pub struct DenseModel {
     kv_bytes: u64,
     /// The model's context length. Memory may allow less.
     context: usize,
-    sequence: Option<Sequence>,
+    sequence: Option<DenseSequence>,
     /// A step has failed, and the cache has not been cleared since.
     has_failed: bool,
     plan: StepPlan,
@@ -33,7 +33,7 @@ pub struct DenseModel {
 }
 
 #[derive(Clone, Copy)]
-struct Sequence {
+struct DenseSequence {
     session: SessionId,
     computed: usize,
 }
@@ -114,7 +114,7 @@ impl DenseModel {
     }
 
     fn run(&mut self, CheckedStep { offset, tokens }: &CheckedStep) -> Result<(), RequestError> {
-        let Sequence { session, .. } = self.at(*offset)?;
+        let DenseSequence { session, .. } = self.at(*offset)?;
         for (index, chunk) in tokens.chunks(self.local.capacity().rows_max).enumerate() {
             let position = offset + index * self.local.capacity().rows_max;
             let phase = if tokens.len() == 1 { Phase::Decode } else { Phase::Prefill };
@@ -122,7 +122,7 @@ impl DenseModel {
             self.plan.push(session, phase, position, chunk, RequestedOutput::Nothing);
             self.local.submit(&self.plan)?;
             self.local.collect(&mut self.output)?;
-            self.sequence = Some(Sequence { session, computed: position + chunk.len() });
+            self.sequence = Some(DenseSequence { session, computed: position + chunk.len() });
         }
         Ok(())
     }
@@ -131,7 +131,7 @@ impl DenseModel {
     pub fn clear(&mut self, collective: GroupCollective) {
         if self.has_failed {
             self.regroup(collective);
-        } else if let Some(Sequence { session, .. }) = self.sequence.take() {
+        } else if let Some(DenseSequence { session, .. }) = self.sequence.take() {
             self.local.close(session);
         }
     }
@@ -156,15 +156,15 @@ impl DenseModel {
     }
 
     /// The sequence, truncated to its first `offset` tokens.
-    fn at(&mut self, offset: usize) -> Result<Sequence, RequestError> {
-        let Some(Sequence { session, computed }) = self.sequence else {
+    fn at(&mut self, offset: usize) -> Result<DenseSequence, RequestError> {
+        let Some(DenseSequence { session, computed }) = self.sequence else {
             let opened = self.local.open(self.local.capacity().tokens_max(), Prefix::NONE)?;
-            let sequence = Sequence { session: opened.session, computed: opened.computed };
+            let sequence = DenseSequence { session: opened.session, computed: opened.computed };
             self.sequence = Some(sequence);
             return Ok(sequence);
         };
         let computed = if offset < computed { self.local.truncate(session, offset)? } else { computed };
-        let sequence = Sequence { session, computed };
+        let sequence = DenseSequence { session, computed };
         self.sequence = Some(sequence);
         Ok(sequence)
     }

@@ -1,14 +1,13 @@
 //! `Peers`: the connections between the ranks of one `init`. They stay open as long as the group exists.
 //!
-//! Rank 0 is the host: it has a connection to each of the other ranks, the guests, and each guest has one to it. They
-//! carry no activations. They serve three purposes:
+//! Rank 0 has a connection to each of the other ranks. The connections carry no activations. They serve three purposes:
 //!
-//! - **Agreement.** Before a step, each rank sends the host a digest of the step and whether it can run it. The host
+//! - **Agreement.** Before a step, each rank sends rank 0 a digest of the step and whether it can run it. Rank 0
 //!   replies when it has heard from all ranks. So a step that one rank rejects is rejected by all, before any of them
 //!   has changed its cache, and a rank that got no step, or another one, is detected.
 //! - **Loss.** A connection that ends, ends the group. A thread watches the connections, also while a collective runs.
 //! - **Renewal.** A step that fails while it runs ends the epoch. When every rank has reported that it left that epoch,
-//!   the host begins the next one on the same segment.
+//!   rank 0 begins the next one on the same segment.
 //!
 //! The watching thread also ends the epoch if a step completes no collective for the timeout.
 
@@ -66,26 +65,26 @@ const CLEAR: &str = "`clear_kv_cache` on all ranks makes the group usable again"
 /// The kinds of message on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// From a guest: it got the step `digest` and can run it.
+    /// From another rank: it got the step `digest` and can run it.
     Ready,
-    /// From a guest: it got the step `digest` and has rejected it.
+    /// From another rank: it got the step `digest` and has rejected it.
     Refused,
-    /// From the host: run the step.
-    Go,
-    /// From the host: `rank` has rejected the step.
-    No,
-    /// From the host: nothing came from `rank` within the timeout. The epoch is over.
+    /// From rank 0: run the step.
+    Run,
+    /// From rank 0: `rank` has rejected the step.
+    Rejected,
+    /// From rank 0: nothing came from `rank` within the timeout. The epoch is over.
     Missing,
-    /// From the host: `rank` got another request. The epoch is over.
+    /// From rank 0: `rank` got another request. The epoch is over.
     OutOfStep,
-    /// From a guest: it has left `epoch`, which has ended.
+    /// From another rank: it has left `epoch`, which has ended.
     Left,
-    /// From the host: `epoch` begins.
+    /// From rank 0: `epoch` begins.
     Begin,
 }
 
 const KINDS: [Kind; 8] =
-    [Kind::Ready, Kind::Refused, Kind::Go, Kind::No, Kind::Missing, Kind::OutOfStep, Kind::Left, Kind::Begin];
+    [Kind::Ready, Kind::Refused, Kind::Run, Kind::Rejected, Kind::Missing, Kind::OutOfStep, Kind::Left, Kind::Begin];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PeerMessage {
@@ -132,7 +131,7 @@ pub struct Peers {
     round: u64,
     /// This rank has left `epoch`, which has ended, and waits for the next.
     is_out: bool,
-    /// On the host, by connection: which ranks have reported the same.
+    /// On rank 0, by connection: which ranks have reported the same.
     are_out: Vec<bool>,
     shared: Arc<Shared>,
     /// The watching thread has the other end, and ends when this one is dropped.
@@ -190,9 +189,9 @@ impl Peers {
         self.check()?;
         self.round += 1;
         match self.rank.index() {
-            0 if is_ready => self.ask_guests(digest),
-            0 => self.tell_guests(Kind::No, self.rank),
-            _ => self.ask_host(digest, is_ready),
+            0 if is_ready => self.collect_votes(digest),
+            0 => self.broadcast(Kind::Rejected, self.rank),
+            _ => self.vote(digest, is_ready),
         }
     }
 
@@ -209,7 +208,7 @@ impl Peers {
         }
         self.is_out = true;
         if self.rank.index() != 0 {
-            // If the host is gone, the watching thread detects it.
+            // If rank 0 is gone, the watching thread detects it.
             let _ = self.send(0, Kind::Left, self.rank, [0; 32]);
         }
     }
@@ -242,7 +241,7 @@ impl Peers {
             self.are_out[from] |= message.kind == Kind::Left && message.epoch == self.epoch.0;
         }
         self.epoch = self.segment.begin_epoch()?;
-        self.tell_guests(Kind::Begin, self.rank)?;
+        self.broadcast(Kind::Begin, self.rank)?;
         Ok(self.epoch)
     }
 
@@ -258,7 +257,7 @@ impl Peers {
         }
     }
 
-    fn ask_guests(&mut self, digest: RequestDigest) -> Result<(), PeerError> {
+    fn collect_votes(&mut self, digest: RequestDigest) -> Result<(), PeerError> {
         let deadline = Instant::now() + self.timeout;
         let mut pending: Vec<_> = (0..self.connections.len()).collect();
         while let Some(&first) = pending.first() {
@@ -276,7 +275,7 @@ impl Peers {
                     pending.retain(|&index| index != from);
                 }
                 Kind::Refused if message.round == self.round => {
-                    self.tell_guests(Kind::No, rank)?;
+                    self.broadcast(Kind::Rejected, rank)?;
                     return Err(PeerError::Refused(rank));
                 }
                 _ => {
@@ -285,10 +284,10 @@ impl Peers {
                 }
             }
         }
-        self.tell_guests(Kind::Go, self.rank)
+        self.broadcast(Kind::Run, self.rank)
     }
 
-    fn ask_host(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), PeerError> {
+    fn vote(&mut self, digest: RequestDigest, is_ready: bool) -> Result<(), PeerError> {
         let deadline = Instant::now() + self.timeout;
         let kind = if is_ready { Kind::Ready } else { Kind::Refused };
         self.send(0, kind, self.rank, digest)?;
@@ -306,8 +305,8 @@ impl Peers {
                 _ if message.epoch != self.epoch.0 => {}
                 Kind::Missing => return Err(PeerError::Missing { rank, waited: self.timeout }),
                 Kind::OutOfStep => return Err(PeerError::OutOfStep(rank)),
-                Kind::Go if message.round == self.round => return Ok(()),
-                Kind::No if message.round == self.round => return Err(PeerError::Refused(rank)),
+                Kind::Run if message.round == self.round => return Ok(()),
+                Kind::Rejected if message.round == self.round => return Err(PeerError::Refused(rank)),
                 _ => {} // the reply to a request that this rank has rejected
             }
         }
@@ -343,11 +342,11 @@ impl Peers {
 
     fn end_epoch(&self, kind: Kind, rank: Rank) {
         self.shared.lock().abort.stop();
-        // A guest that cannot be reached sees in the segment that the epoch has ended, or is gone.
-        let _ = self.tell_guests(kind, rank);
+        // A rank that cannot be reached sees in the segment that the epoch has ended, or is gone.
+        let _ = self.broadcast(kind, rank);
     }
 
-    fn tell_guests(&self, kind: Kind, rank: Rank) -> Result<(), PeerError> {
+    fn broadcast(&self, kind: Kind, rank: Rank) -> Result<(), PeerError> {
         (0..self.connections.len()).try_for_each(|index| self.send(index, kind, rank, [0; 32]))
     }
 
@@ -471,139 +470,4 @@ fn timespec(duration: Duration) -> Timespec {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a panic is how a test fails
-mod tests {
-    use types::WorldSize;
-
-    use super::*;
-    use crate::shared_memory::GroupLimits;
-
-    /// Never passes in a test.
-    const LONG: Duration = Duration::from_secs(1 << 20);
-    const SHORT: Duration = Duration::from_millis(100);
-    const STEP: RequestDigest = [7; 32];
-
-    fn group(world: u16, timeout: Duration) -> Vec<Peers> {
-        let world = WorldSize::new(world).unwrap();
-        let (segment, _) = Segment::create(GroupLimits { world, elements_max: 1 }).unwrap();
-        let ranks: Vec<_> = world.ranks().collect();
-        let pairs = ranks[1..].iter().map(|_| UnixStream::pair().unwrap());
-        let (to_guests, to_host): (Vec<_>, Vec<_>) = pairs.unzip();
-        let to_guests = ranks[1..].iter().copied().zip(to_guests).collect();
-        let connections = [to_guests].into_iter().chain(to_host.into_iter().map(|stream| vec![(ranks[0], stream)]));
-        let new = |(&rank, connections)| Peers::new(rank, segment.clone(), connections, timeout, || 0).unwrap();
-        ranks.iter().zip(connections).map(new).collect()
-    }
-
-    /// All ranks at once, each with its own digest, or `None` if it rejects.
-    fn agree(peers: &mut [Peers], digests: &[Option<RequestDigest>]) -> Vec<Result<(), PeerError>> {
-        thread::scope(|scope| {
-            let agree = |(peers, digest): (_, &Option<RequestDigest>)| {
-                let (peers, digest): (&mut Peers, _) = (peers, *digest);
-                scope.spawn(move || {
-                    // A rank keeps its communicator for the whole epoch: dropping it would end the epoch.
-                    std::mem::forget(peers.renew(&|| false)?);
-                    peers.agree(digest.unwrap_or(STEP), digest.is_some())
-                })
-            };
-            let ranks: Vec<_> = peers.iter_mut().zip(digests).map(agree).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    }
-
-    fn rank(peers: &[Peers], index: usize) -> Rank {
-        peers[index].rank
-    }
-
-    #[test]
-    fn all_run_a_step_or_none() {
-        let mut peers = group(3, LONG);
-        for refusing in 0..3 {
-            assert_eq!(agree(&mut peers, &[Some(STEP); 3]), [Ok(()); 3]);
-            let mut digests = [Some(STEP); 3];
-            digests[refusing] = None;
-            let mut expected = [Err(PeerError::Refused(rank(&peers, refusing))); 3];
-            expected[refusing] = Ok(());
-            assert_eq!(agree(&mut peers, &digests), expected);
-        }
-        assert_eq!(agree(&mut peers, &[None; 3]), [Ok(()); 3], "each has its own reason");
-        assert_eq!(agree(&mut peers, &[Some(STEP); 3]), [Ok(()); 3]);
-    }
-
-    #[test]
-    fn another_step_ends_the_epoch_and_the_next_one_begins_when_all_have_left_it() {
-        let mut peers = group(3, LONG);
-        for epoch in 1..4 {
-            assert!(peers.iter().all(|peers| peers.epoch.0 == epoch));
-            let different = agree(&mut peers, &[Some(STEP), Some(STEP), Some([8; 32])]);
-            assert_eq!(different[0], Err(PeerError::OutOfStep(rank(&peers, 2))));
-            assert!(different.iter().all(Result::is_err), "{different:?}");
-            let again = agree(&mut peers, &[Some(STEP); 3]);
-            assert_eq!(again, [Err(PeerError::Ended(CommError::Aborted)); 3]);
-            peers.iter_mut().for_each(Peers::leave_epoch);
-            assert_eq!(agree(&mut peers, &[Some(STEP); 3]), [Ok(()); 3]);
-        }
-    }
-
-    #[test]
-    fn a_rank_that_does_not_come_ends_the_epoch() {
-        for missing in 0..3 {
-            let mut peers = group(3, SHORT);
-            let mut present: Vec<_> = peers.iter_mut().collect();
-            present.remove(missing);
-            thread::scope(|scope| {
-                for peers in present {
-                    scope.spawn(|| assert!(peers.agree(STEP, true).is_err()));
-                }
-            });
-            assert!(matches!(peers[missing].agree(STEP, true), Err(PeerError::Ended(_))));
-            // The next epoch does not begin before all ranks have left this one.
-            peers[1].leave_epoch();
-            assert!(matches!(peers[1].renew(&|| false), Err(PeerError::NotRenewed { .. })));
-            assert!(matches!(peers[1].renew(&|| true), Err(PeerError::NoLeader)));
-        }
-    }
-
-    #[test]
-    fn a_rank_that_is_gone_ends_the_group_for_good() {
-        for gone in 0..3 {
-            let mut peers = group(3, LONG);
-            let expected = rank(&peers, gone);
-            drop(peers.remove(gone));
-            for peers in &mut peers {
-                // The rank waits for the others, or finds that they are gone.
-                let error = peers.agree(STEP, true).unwrap_err();
-                assert!(matches!(error, PeerError::Gone(_) | PeerError::Ended(_)), "{error}");
-                peers.leave_epoch();
-            }
-            for peers in &peers {
-                while peers.shared.lock().gone.is_none() {
-                    thread::yield_now();
-                }
-                assert_eq!(peers.check(), Err(PeerError::Gone(expected)));
-            }
-        }
-    }
-
-    #[test]
-    fn a_step_whose_collectives_do_not_get_on_ends_the_epoch() {
-        let peers = group(2, SHORT);
-        let abort = peers[0].segment.abort(peers[0].epoch);
-        assert_eq!(abort.cause(), None);
-        let stepping = peers[0].stepping();
-        while abort.cause().is_none() {
-            thread::yield_now();
-        }
-        drop(stepping);
-        assert!(!peers[0].shared.lock().is_stepping);
-    }
-
-    #[test]
-    fn messages_read_back_and_others_are_none() {
-        for kind in KINDS {
-            let message = PeerMessage { kind, rank: 3, epoch: 9, round: u64::MAX, digest: STEP };
-            assert_eq!(PeerMessage::decode(&message.encode()), Some(message));
-        }
-        assert_eq!(PeerMessage::decode(&[0xff; MESSAGE_BYTES]), None);
-    }
-}
+mod tests;

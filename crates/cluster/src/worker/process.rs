@@ -28,7 +28,7 @@ use crate::collective::GroupCollective;
 use crate::protocol::output::WireOutput;
 use crate::protocol::session::RankStats;
 use crate::protocol::shard::ShardSpec;
-use crate::protocol::{ErrorKind, LineMessage as _, Reply, Request, VERSION, WriteError, check_hello};
+use crate::protocol::{ErrorKind, LineMessage as _, RankReply, RankRequest, VERSION, WriteError, check_hello};
 use crate::shared_memory::Epoch;
 
 /// The minimum time between two `loading` lines.
@@ -96,7 +96,7 @@ impl RankServer {
                 None => return Ok(()),
                 Some(QueuedLine::Answer(reply)) => self.replies.write_after(|| queue.finish(), &reply)?,
                 Some(QueuedLine::Run(request)) => {
-                    let is_last = request == Request::Shutdown;
+                    let is_last = request == RankRequest::Shutdown;
                     #[cfg(debug_assertions)]
                     self.handle_with_fault(request, queue)?;
                     #[cfg(not(debug_assertions))]
@@ -109,7 +109,7 @@ impl RankServer {
         }
     }
 
-    fn answer(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
+    fn answer(&mut self, request: RankRequest, queue: &RequestQueue) -> Result<(), WriteError> {
         let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
         let done = self.guard(kind, |process| process.handle(&request));
         debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
@@ -123,14 +123,14 @@ impl RankServer {
         queue: &RequestQueue,
         op: &'static str,
         id: Option<u64>,
-        done: Result<Reply, RequestError>,
+        done: Result<RankReply, RequestError>,
     ) -> Result<(), WriteError> {
         let reply = done.unwrap_or_else(|RequestError { kind, message }| {
             warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
-            Reply::error(id, kind, &message)
+            RankReply::error(id, kind, &message)
         });
         let written = self.replies.write_after(|| queue.finish(), &reply);
-        if let Reply::StepOk { output, .. } = reply {
+        if let RankReply::StepOk { output, .. } = reply {
             self.spare_output = output;
         }
         written
@@ -140,8 +140,8 @@ impl RankServer {
     fn guard(
         &mut self,
         kind: ErrorKind,
-        handle: impl FnOnce(&mut Self) -> Result<Reply, RequestError>,
-    ) -> Result<Reply, RequestError> {
+        handle: impl FnOnce(&mut Self) -> Result<RankReply, RequestError>,
+    ) -> Result<RankReply, RequestError> {
         catch_unwind(AssertUnwindSafe(|| handle(self))).unwrap_or_else(|_| {
             self.collective.abandon();
             self.forget_sessions();
@@ -149,79 +149,79 @@ impl RankServer {
         })
     }
 
-    fn handle(&mut self, request: &Request) -> Result<Reply, RequestError> {
+    fn handle(&mut self, request: &RankRequest) -> Result<RankReply, RequestError> {
         match *request {
-            Request::Ping => Ok(pong(self.rank, self.cuda_device)),
-            Request::Init { ref comm_id } => self.init(comm_id),
-            Request::NcclSanityCheck => self.sanity_check(),
-            Request::LoadDenseShard { ref model_id, ref config_json, ref safetensors_paths, ref quant } => {
+            RankRequest::Ping => Ok(pong(self.rank, self.cuda_device)),
+            RankRequest::Init { ref comm_id } => self.init(comm_id),
+            RankRequest::NcclSanityCheck => self.sanity_check(),
+            RankRequest::LoadDenseShard { ref model_id, ref config_json, ref safetensors_paths, ref quant } => {
                 let source = DenseSource { config: config_json, files: safetensors_paths, quant: quant.as_deref() };
                 self.load_dense(model_id, &source)
             }
-            Request::GenerateStep { ref model_id, ref tokens, offset } => {
+            RankRequest::GenerateStep { ref model_id, ref tokens, offset } => {
                 let digest = step_digest(model_id, tokens, offset);
                 let prepared = self.dense(model_id).and_then(|dense| dense.prepare(tokens, offset));
                 let tokens = self.agree(digest, prepared)?;
                 self.step(|process| process.dense(model_id)?.step(&tokens))?;
-                Ok(Reply::GenerateStepOk)
+                Ok(RankReply::GenerateStepOk)
             }
-            Request::GenerateStepWithImages { ref model_id, ref tokens, offset, .. } => {
+            RankRequest::GenerateStepWithImages { ref model_id, ref tokens, offset, .. } => {
                 let unsupported = || RequestError::new(ErrorKind::ForwardFailed, "images are not supported");
                 let refused = self.dense(model_id).and_then(|_| Err(unsupported()));
                 self.agree(step_digest(model_id, tokens, offset), refused)
             }
-            Request::ClearKvCache { ref model_id } => {
+            RankRequest::ClearKvCache { ref model_id } => {
                 if let Some(peers) = &mut self.peers {
                     peers.leave_epoch();
                 }
                 let collective = self.collective.clone();
                 self.dense(model_id)?.clear(collective);
-                Ok(Reply::KvCacheCleared)
+                Ok(RankReply::KvCacheCleared)
             }
-            Request::UnloadModel { ref model_id } => self.unload(model_id),
-            Request::Shutdown => Ok(Reply::Bye),
+            RankRequest::UnloadModel { ref model_id } => self.unload(model_id),
+            RankRequest::Shutdown => Ok(RankReply::Bye),
 
-            Request::Hello { id, protocol, ref build } => self.hello(id, protocol, build),
-            Request::Attach { id, segment_fd, world_size, rank, elements_max, epoch } => {
+            RankRequest::Hello { id, protocol, ref build } => self.hello(id, protocol, build),
+            RankRequest::Attach { id, segment_fd, world_size, rank, elements_max, epoch } => {
                 self.check_rank(world_size, rank)?;
                 self.attach(segment_fd, elements_max, Epoch(epoch))?;
-                Ok(Reply::AttachOk { id })
+                Ok(RankReply::AttachOk { id })
             }
-            Request::Listen { id, host } => self.listen(id, host),
-            Request::Join { id, world_size, rank, epoch, ref addresses, ref key, encoding, timeouts } => {
+            RankRequest::Listen { id, host } => self.listen(id, host),
+            RankRequest::Join { id, world_size, rank, epoch, ref addresses, ref key, encoding, timeouts } => {
                 self.check_rank(world_size, rank)?;
                 self.join(Epoch(epoch), addresses, key, encoding, timeouts)?;
-                Ok(Reply::AttachOk { id })
+                Ok(RankReply::AttachOk { id })
             }
-            Request::Load { id, ref model_id, ref shard } => self.load(id, model_id, shard),
-            Request::Open { id, tokens_max, ref prefix } => {
+            RankRequest::Load { id, ref model_id, ref shard } => self.load(id, model_id, shard),
+            RankRequest::Open { id, tokens_max, ref prefix } => {
                 let opened = self.shard()?.open(tokens_max, prefix)?;
-                Ok(Reply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
+                Ok(RankReply::Opened { id, session: opened.session.0, computed: opened.computed as u64 })
             }
-            Request::Truncate { id, session, tokens } => {
-                Ok(Reply::Truncated { id, computed: self.shard()?.truncate(session, tokens)? as u64 })
+            RankRequest::Truncate { id, session, tokens } => {
+                Ok(RankReply::Truncated { id, computed: self.shard()?.truncate(session, tokens)? as u64 })
             }
-            Request::Close { id, session } => {
+            RankRequest::Close { id, session } => {
                 self.shard()?.close(session);
-                Ok(Reply::Closed { id })
+                Ok(RankReply::Closed { id })
             }
-            Request::Step { id, ref plan } => {
+            RankRequest::Step { id, ref plan } => {
                 self.shard()?.prepare(plan)?;
                 let mut output = std::mem::take(&mut self.spare_output);
                 self.step(|process| process.shard()?.step(&mut output))?;
-                Ok(Reply::StepOk { id, output })
+                Ok(RankReply::StepOk { id, output })
             }
-            Request::Stats { id } => Ok(Reply::StatsOk { id, stats: self.stats() }),
-            Request::Cancel { .. } | Request::Abort { .. } => unreachable!("the reading thread answers these"),
+            RankRequest::Stats { id } => Ok(RankReply::StatsOk { id, stats: self.stats() }),
+            RankRequest::Cancel { .. } | RankRequest::Abort { .. } => unreachable!("the reading thread answers these"),
         }
     }
 
-    fn load_dense(&mut self, model_id: &str, source: &DenseSource<'_>) -> Result<Reply, RequestError> {
+    fn load_dense(&mut self, model_id: &str, source: &DenseSource<'_>) -> Result<RankReply, RequestError> {
         self.check_unused(model_id)?;
         let dense = DenseModel::load(source, self.rank, self.threads_max, self.collective.clone())?;
         info!(rank = self.rank.index(), model = model_id, "loaded");
         self.dense.insert(model_id.to_owned(), dense);
-        Ok(Reply::LoadDenseShardOk)
+        Ok(RankReply::LoadDenseShardOk)
     }
 
     fn dense(&mut self, model_id: &str) -> Result<&mut DenseModel, RequestError> {
@@ -236,12 +236,12 @@ impl RankServer {
         Ok(())
     }
 
-    fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<Reply, RequestError> {
+    fn hello(&self, id: u64, protocol: u32, build: &str) -> Result<RankReply, RequestError> {
         check_hello(&self.build, protocol, build).map_err(|error| RequestError::of(ErrorKind::BadRequest, &error))?;
-        Ok(Reply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
+        Ok(RankReply::HelloOk { id, protocol: VERSION, build: self.build.clone(), pid: std::process::id() })
     }
 
-    fn load(&mut self, id: u64, model_id: &str, spec: &ShardSpec) -> Result<Reply, RequestError> {
+    fn load(&mut self, id: u64, model_id: &str, spec: &ShardSpec) -> Result<RankReply, RequestError> {
         self.check_unused(model_id)?;
         if let Some(loaded) = &self.shard {
             let message = format!("sessions and steps are those of model {}", loaded.model_id());
@@ -252,7 +252,7 @@ impl RankServer {
             if reported.elapsed() >= LOADING_EVERY {
                 reported = Instant::now();
                 // The error is ignored: writing the last reply will fail as well.
-                let _ = replies.write(&Reply::Loading { id, layers: layers as u64 });
+                let _ = replies.write(&RankReply::Loading { id, layers: layers as u64 });
             }
         };
         let begun = Instant::now();
@@ -265,9 +265,13 @@ impl RankServer {
         Ok(reply)
     }
 
-    fn unload(&mut self, model_id: &str) -> Result<Reply, RequestError> {
+    fn unload(&mut self, model_id: &str) -> Result<RankReply, RequestError> {
         let was_shard = self.shard.take_if(|shard| shard.model_id() == model_id).is_some();
-        if was_shard || self.dense.remove(model_id).is_some() { Ok(Reply::Unloaded) } else { Err(not_loaded(model_id)) }
+        if was_shard || self.dense.remove(model_id).is_some() {
+            Ok(RankReply::Unloaded)
+        } else {
+            Err(not_loaded(model_id))
+        }
     }
 
     fn shard(&mut self) -> Result<&mut LoadedShard, RequestError> {
@@ -329,15 +333,15 @@ impl RankServer {
     }
 }
 
-fn panic_kind(request: &Request) -> ErrorKind {
+fn panic_kind(request: &RankRequest) -> ErrorKind {
     match request {
-        Request::Load { .. } | Request::LoadDenseShard { .. } => ErrorKind::LoadFailed,
+        RankRequest::Load { .. } | RankRequest::LoadDenseShard { .. } => ErrorKind::LoadFailed,
         _ => ErrorKind::ForwardFailed,
     }
 }
 
-pub fn pong(rank: Rank, cuda_device: u32) -> Reply {
-    Reply::Pong { rank: rank.index() as u16, world_size: rank.world().get() as u16, cuda_device }
+pub fn pong(rank: Rank, cuda_device: u32) -> RankReply {
+    RankReply::Pong { rank: rank.index() as u16, world_size: rank.world().get() as u16, cuda_device }
 }
 
 /// A hash of a step's arguments.

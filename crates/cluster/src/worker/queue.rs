@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::protocol::{LineMessage as _, Reply, Request};
+use crate::protocol::{LineMessage as _, RankReply, RankRequest};
 
 /// Limits of the waiting requests and of the bytes of their lines.
 pub const REQUESTS_MAX: usize = 1 << 10;
@@ -15,9 +15,9 @@ pub const BYTES_MAX: usize = 256 << 20;
 /// A line that was read.
 #[derive(Debug)]
 pub enum QueuedLine {
-    Run(Request),
+    Run(RankRequest),
     /// The line was malformed. The reply is sent in its turn.
-    Answer(Reply),
+    Answer(RankReply),
 }
 
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ struct State {
     running: Option<bool>,
     ended: bool,
     /// A finished step request, whose memory is reused for the next one.
-    spare: Option<Request>,
+    spare: Option<RankRequest>,
 }
 
 impl RequestQueue {
@@ -68,13 +68,13 @@ impl RequestQueue {
     }
 
     /// Keeps the memory of a request that was handled.
-    pub fn recycle(&self, request: Request) {
-        if matches!(request, Request::Step { .. }) {
+    pub fn recycle(&self, request: RankRequest) {
+        if matches!(request, RankRequest::Step { .. }) {
             self.lock().spare = Some(request);
         }
     }
 
-    pub fn take_spare(&self) -> Option<Request> {
+    pub fn take_spare(&self) -> Option<RankRequest> {
         self.lock().spare.take()
     }
 
@@ -124,14 +124,14 @@ fn may_take_long(line: &QueuedLine) -> bool {
     let QueuedLine::Run(request) = line else { return false };
     matches!(
         request,
-        Request::Init { .. }
-            | Request::NcclSanityCheck
-            | Request::LoadDenseShard { .. }
-            | Request::GenerateStep { .. }
-            | Request::GenerateStepWithImages { .. }
-            | Request::Join { .. }
-            | Request::Load { .. }
-            | Request::Step { .. }
+        RankRequest::Init { .. }
+            | RankRequest::NcclSanityCheck
+            | RankRequest::LoadDenseShard { .. }
+            | RankRequest::GenerateStep { .. }
+            | RankRequest::GenerateStepWithImages { .. }
+            | RankRequest::Join { .. }
+            | RankRequest::Load { .. }
+            | RankRequest::Step { .. }
     )
 }
 
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn stats(id: u64) -> QueuedLine {
-        QueuedLine::Run(Request::Stats { id })
+        QueuedLine::Run(RankRequest::Stats { id })
     }
 
     fn next(queue: &RequestQueue) -> Option<u64> {
@@ -179,8 +179,9 @@ mod tests {
     fn only_long_work_can_be_overtaken() {
         let queue = RequestQueue::default();
         assert!(!queue.is_at_long_work(), "there is none");
-        let step =
-            || QueuedLine::Run(Request::GenerateStep { model_id: String::new(), tokens: vec![1].into(), offset: 0 });
+        let step = || {
+            QueuedLine::Run(RankRequest::GenerateStep { model_id: String::new(), tokens: vec![1].into(), offset: 0 })
+        };
         assert!(queue.push(step(), 1).is_none() && queue.is_at_long_work(), "also before it has begun");
         queue.pop().unwrap();
         assert!(queue.is_at_long_work());

@@ -9,17 +9,17 @@ use tracing::warn;
 use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
 use crate::collective::AbortHandle;
-use crate::protocol::{ErrorKind, LineMessage as _, Lines, Reply, Request, WriteError};
+use crate::protocol::{ErrorKind, LineMessage as _, Lines, RankReply, RankRequest, WriteError};
 
 pub struct RequestReader {
     queue: Arc<RequestQueue>,
     replies: ReplyWriter,
     abort: AbortHandle,
-    pong: Reply,
+    pong: RankReply,
 }
 
 impl RequestReader {
-    pub fn new(queue: Arc<RequestQueue>, replies: ReplyWriter, abort: AbortHandle, pong: Reply) -> Self {
+    pub fn new(queue: Arc<RequestQueue>, replies: ReplyWriter, abort: AbortHandle, pong: RankReply) -> Self {
         Self { queue, replies, abort, pong }
     }
 
@@ -43,16 +43,16 @@ impl RequestReader {
         }
     }
 
-    fn take(&self, request: Request, bytes: usize) -> Result<(), WriteError> {
+    fn take(&self, request: RankRequest, bytes: usize) -> Result<(), WriteError> {
         match request {
-            Request::Ping if self.queue.is_at_long_work() => self.replies.write(&self.pong),
-            Request::Cancel { id, target } => {
+            RankRequest::Ping if self.queue.is_at_long_work() => self.replies.write(&self.pong),
+            RankRequest::Cancel { id, target } => {
                 let found = self.queue.cancel(target);
-                self.replies.write(&Reply::Cancelled { id, found })
+                self.replies.write(&RankReply::Cancelled { id, found })
             }
-            Request::Abort { id, epoch } => {
+            RankRequest::Abort { id, epoch } => {
                 self.abort.abort(epoch);
-                self.replies.write(&Reply::Aborted { id, epoch })
+                self.replies.write(&RankReply::Aborted { id, epoch })
             }
             request => self.push(QueuedLine::Run(request), bytes),
         }
@@ -62,7 +62,7 @@ impl RequestReader {
         let Some(work) = self.queue.push(work, bytes) else { return Ok(()) };
         self.replies.write(&match work {
             QueuedLine::Run(request) => {
-                Reply::error(request.id(), ErrorKind::BadRequest, "too many requests are waiting")
+                RankReply::error(request.id(), ErrorKind::BadRequest, "too many requests are waiting")
             }
             QueuedLine::Answer(reply) => reply,
         })

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::protocol::{ErrorKind, LineMessage as _, Reply, WriteError, Writer};
+use crate::protocol::{ErrorKind, LineMessage as _, RankReply, WriteError, Writer};
 
 /// Not a line of the protocol, and not UTF-8.
 #[cfg(debug_assertions)]
@@ -21,12 +21,12 @@ impl ReplyWriter {
     }
 
     /// A reply that is too long for a line is replaced by an error that says so.
-    pub fn write(&self, reply: &Reply) -> Result<(), WriteError> {
+    pub fn write(&self, reply: &RankReply) -> Result<(), WriteError> {
         self.write_after(|| (), reply)
     }
 
     /// Calls `before` with the stream locked, so that no other line comes between it and the reply.
-    pub fn write_after(&self, before: impl FnOnce(), reply: &Reply) -> Result<(), WriteError> {
+    pub fn write_after(&self, before: impl FnOnce(), reply: &RankReply) -> Result<(), WriteError> {
         let mut stream = self.lock();
         before();
         let Some(writer) = &mut *stream else { return Ok(()) };

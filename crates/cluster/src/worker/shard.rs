@@ -14,7 +14,7 @@ use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
 use crate::protocol::session::WirePrefix;
 use crate::protocol::shard::ShardSpec;
-use crate::protocol::{ErrorKind, Reply};
+use crate::protocol::{ErrorKind, RankReply};
 
 pub struct LoadedShard {
     model_id: String,
@@ -42,8 +42,8 @@ impl LoadedShard {
         Ok(Self { model_id, local, kv_bytes: kv, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
-    pub fn load_ok(&self, id: u64) -> Reply {
-        Reply::LoadOk {
+    pub fn load_ok(&self, id: u64) -> RankReply {
+        RankReply::LoadOk {
             id,
             capacity: self.local.capacity().into(),
             weight_bytes: self.local.weight_bytes() as u64,

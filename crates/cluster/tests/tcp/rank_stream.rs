@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use cluster::protocol::{Lines, Reply, Request, Writer};
+use cluster::protocol::{Lines, RankReply, RankRequest, Writer};
 use cluster::tcp::{
     ClusterKey, HandshakeError, RANKS_MAX, RankProcess, RankStream, RankStreamHandle, RankStreamReader,
     RankStreamWriter, RejectReason, SILENCE_MIN, serve_ranks,
@@ -92,11 +92,11 @@ fn lines_of_the_protocol_go_both_ways() {
             let (reader, writer, end) = connect(address).unwrap().split();
             let (mut lines, mut writer) = (Lines::new(BufReader::new(reader)), Writer::new(writer));
             for _ in 0..100 {
-                writer.write(&Request::Ping {}).unwrap();
-                assert_eq!(lines.read::<Request>().unwrap().unwrap(), Request::Ping {});
+                writer.write(&RankRequest::Ping {}).unwrap();
+                assert_eq!(lines.read::<RankRequest>().unwrap().unwrap(), RankRequest::Ping {});
             }
             end.close();
-            assert!(lines.read::<Reply>().is_none_or(|line| line.is_err()));
+            assert!(lines.read::<RankReply>().is_none_or(|line| line.is_err()));
         });
     });
 }

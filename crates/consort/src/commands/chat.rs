@@ -126,7 +126,7 @@ impl<E: Executor> Conversation<E> {
         };
         writeln!(out)?;
         if answered.ending == GenerationEnd::Length {
-            eprintln!("(cut off: no room for more)");
+            eprintln!("(cut off: the context is full)");
         }
         self.turns.push(Message::new("assistant", answered.text));
         Ok(())

@@ -48,7 +48,7 @@ impl RanksArgs {
         let key = self.key.key()?;
         let listener = TcpListener::bind(&self.listen).with_context(|| format!("listen on {}", self.listen))?;
         ctrlc::set_handler(|| SHUTDOWN.store(true, Ordering::SeqCst)).context("take over Ctrl-C")?;
-        info!("ranks run here for those who have the key: listening on {}", listener.local_addr()?);
+        info!("ready to start ranks for supervisors with the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);
         serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), || SHUTDOWN.load(Ordering::SeqCst))
             .context("serve ranks")

@@ -137,7 +137,7 @@ impl HttpOptions {
         let keys = ApiKeys::new(keys)?;
         anyhow::ensure!(
             self.api_key_file.is_none() || !keys.is_empty(),
-            "the file of API keys has no key in it: everybody could ask"
+            "the file of API keys has no key in it: every client would have access"
         );
         Ok(keys)
     }

@@ -181,7 +181,7 @@ impl SuperScales {
 pub struct Matrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<MatrixSegment>,
 }
 
 /// Consecutive panels, for prefetching.
@@ -194,7 +194,7 @@ pub(super) struct Panels {
 }
 
 /// Consecutive output features in one format.
-pub(crate) struct Segment {
+pub(crate) struct MatrixSegment {
     pub(crate) first: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -220,7 +220,7 @@ impl Matrix {
             assert_eq!(part.cols, cols, "parts of a stack have the same columns");
         }
         for parts in merge_segments(parts) {
-            let segment = Segment::pack(parts, rows, arena, pool, level)?;
+            let segment = MatrixSegment::pack(parts, rows, arena, pool, level)?;
             rows += segment.rows;
             segments.push(segment);
         }
@@ -230,7 +230,7 @@ impl Matrix {
     /// An upper bound of the bytes that `pack` would allocate.
     pub(crate) fn packed_bytes(parts: &[MatrixSource<'_>], level: Level) -> usize {
         let bytes = |parts: &[MatrixSource<'_>]| {
-            let format = Segment::format(parts, level);
+            let format = MatrixSegment::format(parts, level);
             let panels = |part: &MatrixSource<'_>| format.panels_bytes(part.rows, part.cols);
             let uncommon = |part: &MatrixSource<'_>| match format {
                 Format::Bf16Packed12 => packed12::uncommon_bytes_max(part.rows.div_ceil(PANEL), part.cols),
@@ -242,11 +242,11 @@ impl Matrix {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.segments.iter().map(Segment::all_bytes).sum()
+        self.segments.iter().map(MatrixSegment::all_bytes).sum()
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
-        self.segments.iter().any(Segment::is_quantised)
+        self.segments.iter().any(MatrixSegment::is_quantised)
     }
 
     /// Dequantises row `row`.
@@ -262,7 +262,7 @@ fn merge_segments<'a, 'b>(parts: &'a [MatrixSource<'b>]) -> impl Iterator<Item =
     parts.chunk_by(|part, next| parts.len() > 2 && part.keep == next.keep && part.rows.is_multiple_of(PANEL))
 }
 
-impl Segment {
+impl MatrixSegment {
     /// The packed format of parts that have the same `keep`.
     fn format(parts: &[MatrixSource<'_>], level: Level) -> Format {
         match Format::of(parts[0].keep) {

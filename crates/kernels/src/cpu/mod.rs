@@ -35,7 +35,7 @@ use arena::Arena;
 use attention::{AttentionCall, RowNormRope};
 use buffer::{ActivationLayout, ActivationLayouts, FilledRows, RowWriter};
 use linear::{GatedOutput, Inputs, RequiredLayouts};
-use matrix::{Segment, SendPtr};
+use matrix::{MatrixSegment, SendPtr};
 
 use crate::{
     Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, NormRope, PAGE_TOKENS,
@@ -134,10 +134,10 @@ impl CpuBackend {
 
     /// The layout in which to write rows, given the matrix of the only op that reads them.
     fn layout_for(&self, rows: Rows, consumer: Option<&Matrix>) -> ActivationLayout {
-        let reads = |is_such: fn(&Segment) -> bool| consumer.is_some_and(|it| it.segments.iter().all(is_such));
-        if self.rounds && rows.decode == 0 && reads(Segment::is_quantised) {
+        let reads = |is_such: fn(&MatrixSegment) -> bool| consumer.is_some_and(|it| it.segments.iter().all(is_such));
+        if self.rounds && rows.decode == 0 && reads(MatrixSegment::is_quantised) {
             ActivationLayout::Rounded
-        } else if self.level == Level::Amx && reads(Segment::is_bf16) {
+        } else if self.level == Level::Amx && reads(MatrixSegment::is_bf16) {
             ActivationLayout::Split
         } else {
             ActivationLayout::Plain
@@ -421,7 +421,7 @@ impl Backend for CpuBackend {
         assert!(x.cols == weights.gate_up.cols && 2 * gated.cols == weights.gate_up.rows);
         let (decode, prefill, all) = (rows.decode, rows.prefill, rows.all());
         let stack = linear::quantised_gate_up(&weights.gate_up)
-            .filter(|_| self.rounds && prefill > 0 && weights.down.segments.iter().all(Segment::is_quantised));
+            .filter(|_| self.rounds && prefill > 0 && weights.down.segments.iter().all(MatrixSegment::is_quantised));
         let separate = if stack.is_some() { Rows::decode(decode) } else { rows };
         self.gate_up(separate, gated, x, weights, activation, inner);
         if let Some(stack) = stack {

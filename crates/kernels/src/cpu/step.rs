@@ -1,6 +1,6 @@
 //! `Step`: the inputs of a step on the CPU backend.
 
-use super::attention::Sequence;
+use super::attention::SequenceRows;
 use crate::{BackendError, PAGE_TOKENS, Span, StepInputs, StepLimits};
 
 /// The inputs of one step, copied into preallocated memory.
@@ -63,8 +63,8 @@ impl Step {
         self.positions.iter().max().map_or(0, |&last| last as usize + 1)
     }
 
-    pub(super) fn sequence(&self, index: usize) -> Sequence<'_> {
+    pub(super) fn sequence(&self, index: usize) -> SequenceRows<'_> {
         let span = self.spans[index];
-        Sequence { span, pages: &self.pages[span.pages_start as usize..][..span.pages_len as usize] }
+        SequenceRows { span, pages: &self.pages[span.pages_start as usize..][..span.pages_len as usize] }
     }
 }

@@ -141,7 +141,7 @@ extern "C" __global__ void write_kv(
     }
 }
 
-// Attention of one row and up to GROUP query heads of one K/V head: blockIdx is (row, K/V head, part of the group).
+// Attention of one row and up to GROUP query heads of one KV head: blockIdx is (row, KV head, part of the group).
 // Each of WARPS warps processes every WARPS-th page with an online softmax. Lanes are tokens for the scores and elements of
 // the head (N each) for the weighted sum; the warps' results are combined at the end, in warp order. The order of a row's
 // summation depends only on its position. Known limits: every row reads its sequence's pages again, and a single long

@@ -72,7 +72,7 @@ impl Backend for CudaBackend {
             let reason = format!("attention heads of {head_dim} elements are not supported on a CUDA device");
             return Err(BackendError::Device(reason));
         }
-        let memory = self.device.allocate("K/V pages", self.kv_bytes(shape, pages))?;
+        let memory = self.device.allocate("KV pages", self.kv_bytes(shape, pages))?;
         Ok(CudaKv { memory, shape, pages })
     }
 

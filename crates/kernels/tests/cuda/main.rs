@@ -16,7 +16,7 @@ const LIMITS: StepLimits = StepLimits { rows: 128, sequences: 4, pages: 64 };
 const KV_PAGES: usize = 48;
 const POSITIONS: usize = 512;
 
-/// Shapes that differ in head size (each `attend` kernel), in query heads per K/V head, and in odd remainders.
+/// Shapes that differ in head size (each `attend` kernel), in query heads per KV head, and in odd remainders.
 const SHAPES: [Sizes; 4] = [
     Sizes { layers: 2, hidden: 64, heads: 8, kv_heads: 4, head_dim: 16, inner: 96, vocab: 320, window: 40 },
     Sizes { layers: 2, hidden: 72, heads: 7, kv_heads: 1, head_dim: 40, inner: 88, vocab: 304, window: 33 },

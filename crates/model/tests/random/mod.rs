@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value as Json, json};
 use types::DType;
 
-/// Sizes of a Qwen3 model, which normalises each query and key head. There are four query heads per K/V head.
+/// Sizes of a Qwen3 model, which normalises each query and key head. There are four query heads per KV head.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub kv_heads: usize,

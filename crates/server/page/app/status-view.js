@@ -25,7 +25,7 @@ export class StatusView {
           this.#row('context', 'Context'), this.#row('memory', 'Memory'), this.#row('uptime', 'Up for')),
         card('Requests', this.#row('running', 'Running'), this.#row('waiting', 'Waiting'), this.#row('finished', 'Finished')),
         card('Tokens', this.#row('generated_total', 'Generated'), this.#row('prompt_total', 'In prompts'))),
-      card('K/V cache', h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used, this.#cached),
+      card('KV cache', h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used, this.#cached),
         h('div', { class: 'thirds' }, this.#row('kv_used', 'In use', 'key-used'), this.#row('kv_cached', 'Prefixes kept', 'key-cached'), this.#row('kv_total', 'Room for', 'key-free'))),
       card('Speed', h('div', { class: 'plots' }, this.#generated.element, this.#prompt.element)),
       this.#ranks.element,

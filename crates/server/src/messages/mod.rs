@@ -56,7 +56,7 @@ async fn create(
 #[utoipa::path(
     post, path = "/v1/messages/count_tokens", tag = "anthropic", security(("key" = []), ("x-api-key" = [])),
     request_body = MessagesCountRequest,
-    responses((status = 200, description = "So many", body = MessagesTokenCount), MessagesErrors)
+    responses((status = 200, description = "The number of input tokens", body = MessagesTokenCount), MessagesErrors)
 )]
 async fn count_tokens(
     State(app): State<SharedApp>,

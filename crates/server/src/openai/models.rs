@@ -19,7 +19,7 @@ pub fn router() -> Router<SharedApp> {
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     responses(
-        (status = 200, description = "One", body = ModelList),
+        (status = 200, description = "The models", body = ModelList),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
     )
 )]
@@ -31,11 +31,11 @@ pub async fn list(State(app): State<SharedApp>) -> Json<ModelList> {
 /// Get one model
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
-    params(("model" = String, Path, description = "Its name")),
+    params(("model" = String, Path, description = "The model's name")),
     responses(
-        (status = 200, description = "It is here", body = ModelObject),
+        (status = 200, description = "The model", body = ModelObject),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
-        (status = 404, description = "It is not", body = OpenAiErrorBody),
+        (status = 404, description = "There is no such model", body = OpenAiErrorBody),
     )
 )]
 pub async fn one(

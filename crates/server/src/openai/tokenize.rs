@@ -80,7 +80,7 @@ pub struct TokenizerInfo {
     post, path = "/tokenize", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     request_body = TokenizeRequest,
     responses(
-        (status = 200, description = "Its tokens", body = Tokenized),
+        (status = 200, description = "The tokens", body = Tokenized),
         OpenAiErrors,
     )
 )]
@@ -118,7 +118,7 @@ pub async fn tokenize(
     post, path = "/detokenize", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     request_body = DetokenizeRequest,
     responses(
-        (status = 200, description = "Their text", body = Detokenized),
+        (status = 200, description = "The text", body = Detokenized),
         OpenAiErrors,
     )
 )]
@@ -141,7 +141,7 @@ pub async fn detokenize(
 #[utoipa::path(
     get, path = "/tokenizer_info", tag = "tokens", security(("key" = []), ("x-api-key" = [])),
     responses(
-        (status = 200, description = "They", body = TokenizerInfo),
+        (status = 200, description = "The tokenizer's settings", body = TokenizerInfo),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
         (status = 503, description = "No model is loaded", body = OpenAiErrorBody),
     )

@@ -4,14 +4,14 @@ use std::thread;
 use std::time::Instant;
 
 use super::{RankServer, panic_kind};
-use crate::protocol::{ErrorKind, LineMessage as _, Request, WriteError};
+use crate::protocol::{ErrorKind, LineMessage as _, RankRequest, WriteError};
 use crate::worker::fault::{FaultAction, Point};
 use crate::worker::queue::RequestQueue;
 use crate::worker::request_error::RequestError;
 
 impl RankServer {
     /// As [`Process::answer`], with fault injection.
-    pub(super) fn handle_with_fault(&mut self, request: Request, queue: &RequestQueue) -> Result<(), WriteError> {
+    pub(super) fn handle_with_fault(&mut self, request: RankRequest, queue: &RequestQueue) -> Result<(), WriteError> {
         let Some((point, action)) = point(&request).and_then(|point| Some((point, self.trigger(point)?))) else {
             return self.answer(request, queue);
         };
@@ -66,12 +66,12 @@ impl RankServer {
     }
 }
 
-fn point(request: &Request) -> Option<Point> {
+fn point(request: &RankRequest) -> Option<Point> {
     match request {
-        Request::Attach { .. } | Request::Join { .. } | Request::Init { .. } => Some(Point::Init),
-        Request::Load { .. } | Request::LoadDenseShard { .. } => Some(Point::Load),
-        Request::Step { .. } | Request::GenerateStep { .. } => Some(Point::Step),
-        Request::UnloadModel { .. } | Request::Shutdown => Some(Point::Unload),
+        RankRequest::Attach { .. } | RankRequest::Join { .. } | RankRequest::Init { .. } => Some(Point::Init),
+        RankRequest::Load { .. } | RankRequest::LoadDenseShard { .. } => Some(Point::Load),
+        RankRequest::Step { .. } | RankRequest::GenerateStep { .. } => Some(Point::Step),
+        RankRequest::UnloadModel { .. } | RankRequest::Shutdown => Some(Point::Unload),
         _ => None,
     }
 }

@@ -17,7 +17,7 @@ use types::WorldSize;
 use super::{RankServer, count};
 use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
-use crate::protocol::{ErrorKind, Reply};
+use crate::protocol::{ErrorKind, RankReply};
 use crate::shared_memory::{Epoch, GroupLimits, Segment};
 use crate::tcp::{ClusterKey, TcpComm, TcpCommOptions, TcpGroup};
 use crate::worker::peers::{Peers, RequestDigest};
@@ -49,14 +49,14 @@ impl RankServer {
         Ok(())
     }
 
-    pub(super) fn listen(&mut self, id: u64, host: IpAddr) -> Result<Reply, RequestError> {
+    pub(super) fn listen(&mut self, id: u64, host: IpAddr) -> Result<RankReply, RequestError> {
         let failed = |error: io::Error| {
             RequestError::new(ErrorKind::NcclInitFailed, format!("can not listen at {host}: {error}"))
         };
         let listener = bind(host).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
         self.listener = Some(listener);
-        Ok(Reply::Listening { id, port })
+        Ok(RankReply::Listening { id, port })
     }
 
     pub(super) fn join(
@@ -86,7 +86,7 @@ impl RankServer {
         Ok(())
     }
 
-    pub(super) fn init(&mut self, comm_id: &str) -> Result<Reply, RequestError> {
+    pub(super) fn init(&mut self, comm_id: &str) -> Result<RankReply, RequestError> {
         let limits = GroupLimits { world: self.rank.world(), elements_max: EXCHANGE_ELEMENTS_MAX };
         let rendezvous = Rendezvous::new(comm_id, limits, Instant::now() + self.init_timeout)?;
         // Whether this succeeds or not, the previous group is over.
@@ -101,7 +101,7 @@ impl RankServer {
                 |error: io::Error| RequestError::new(ErrorKind::NcclInitFailed, format!("watch the ranks: {error}"));
             self.peers = Some(peers.map_err(failed)?);
         }
-        Ok(Reply::InitOk)
+        Ok(RankReply::InitOk)
     }
 
     /// Agrees with the other ranks of an `init` on the request of `digest`: if one of them cannot run it, none does.
@@ -135,7 +135,7 @@ impl RankServer {
         self.forget_sessions();
     }
 
-    pub(super) fn sanity_check(&mut self) -> Result<Reply, RequestError> {
+    pub(super) fn sanity_check(&mut self) -> Result<RankReply, RequestError> {
         if self.collective.epoch().is_none() {
             return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank is in no group"));
         }
@@ -147,7 +147,7 @@ impl RankServer {
         };
         match self.sum_of_ones() {
             Ok(sum) if sum == self.rank.world().get() as f32 => {
-                Ok(Reply::NcclSanityResult { observed_sum: sum as u64 })
+                Ok(RankReply::NcclSanityResult { observed_sum: sum as u64 })
             }
             Ok(sum) => Err(failed(format!("the ranks add up to {sum}"))),
             Err(error) => Err(failed(error.to_string())),

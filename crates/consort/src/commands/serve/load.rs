@@ -141,7 +141,7 @@ impl CacheOptions {
         let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
         ensure!(
             tokens >= positions,
-            "the K/V cache has room for {tokens} tokens, which is less than the context of {positions}: \
+            "the KV cache holds {tokens} tokens, which is less than the context of {positions}: \
              use a smaller --context or a larger --kv-tokens"
         );
         Ok((capacity(positions, tokens), tokens.div_ceil(PAGE_TOKENS) as u64 * page_bytes))

@@ -61,7 +61,7 @@ impl KvType {
     }
 }
 
-/// The K/V pages of one layer.
+/// The KV pages of one layer.
 pub struct Kv {
     pub(super) shape: KvShape,
     pub(super) pages: usize,
@@ -86,7 +86,7 @@ impl Kv {
                 "heads of {dim} elements are not supported: their size is even and at most {HEAD_DIM_MAX}"
             )));
         }
-        let what = "the K/V cache";
+        let what = "the KV cache";
         let len = |per_page: usize| {
             let heads = pages.checked_mul(2 * shape.kv_heads);
             let len = heads.and_then(|heads| heads.checked_mul(per_page));
@@ -127,12 +127,12 @@ impl Kv {
 }
 
 /// One sequence's rows and page table.
-pub(super) struct Sequence<'a> {
+pub(super) struct SequenceRows<'a> {
     pub(super) span: Span,
     pub(super) pages: &'a [u32],
 }
 
-impl Sequence<'_> {
+impl SequenceRows<'_> {
     /// The pages to which this step's rows are written.
     fn written(&self) -> Range<usize> {
         let (start, end) = (self.span.position as usize, (self.span.position + self.span.rows) as usize);
@@ -238,12 +238,12 @@ pub(super) fn attend(pool: &Pool, level: Level, step: &Step, kv: &mut Kv, asked:
     let (shape, memory) = (kv.shape, kv.memory());
     let common = AttentionContext { level, shape, memory, asked, group: query.count / kv_heads };
     let count = step.spans.len();
-    let items = |sequence: &Sequence<'_>| (sequence.span.rows as usize * common.group).div_ceil(TILE_PAIRS);
+    let items = |sequence: &SequenceRows<'_>| (sequence.span.rows as usize * common.group).div_ceil(TILE_PAIRS);
     let (mut total, mut most) = (0, 0);
     for items in (0..count).map(|s| items(&step.sequence(s))) {
         (total, most) = (total + items, most.max(items));
     }
-    // If each (sequence, K/V head) has only one item, that item stores the keys and values itself, into the cache of the
+    // If each (sequence, KV head) has only one item, that item stores the keys and values itself, into the cache of the
     // core that reads them next.
     let together = most <= 1;
     if !together {
@@ -274,7 +274,7 @@ struct AttentionContext<'a> {
     shape: KvShape,
     memory: KvMemory,
     asked: AttentionCall<'a>,
-    /// Query heads per K/V head.
+    /// Query heads per KV head.
     group: usize,
 }
 
@@ -305,8 +305,8 @@ impl AttentionContext<'_> {
     ///
     /// # Safety
     /// No other thread accesses that page and head during the call.
-    unsafe fn write(&self, sequence: &Sequence<'_>, page: usize, head: usize) {
-        let Sequence { span, pages } = sequence;
+    unsafe fn write(&self, sequence: &SequenceRows<'_>, page: usize, head: usize) {
+        let SequenceRows { span, pages } = sequence;
         let start = (span.position as usize).max(page * PAGE_TOKENS);
         let end = ((span.position + span.rows) as usize).min((page + 1) * PAGE_TOKENS);
         let AttentionCall { qkv, cols, attention, turn, .. } = &self.asked;
@@ -344,10 +344,10 @@ impl AttentionContext<'_> {
     }
 }
 
-/// Up to [`TILE_PAIRS`] (query, head) pairs of one sequence that share a K/V head.
+/// Up to [`TILE_PAIRS`] (query, head) pairs of one sequence that share a KV head.
 struct AttentionTile<'a> {
     common: &'a AttentionContext<'a>,
-    sequence: Sequence<'a>,
+    sequence: SequenceRows<'a>,
     kv_head: usize,
     /// The first pair; pair `i` is query row `i / group`, head `i % group`.
     first: usize,

@@ -1,6 +1,6 @@
 //! Attention with SIMD vectors, for keys and values in f32 or f16.
 //!
-//! A page of one K/V head holds its keys transposed, `[width][32]`, and its values as `[32][width]`. A vector is 16 keys
+//! A page of one KV head holds its keys transposed, `[width][32]`, and its values as `[32][width]`. A vector is 16 keys
 //! when scores are computed and 16 dimensions when values are summed, so nothing is added across lanes. `width` is
 //! `head_dim` padded to whole vectors. The padding of values is zero; the padding of keys and queries is not read.
 
@@ -81,7 +81,7 @@ unsafe fn to_halves(level: Level, values: &[f32], out: *mut u16) {
 }
 
 /// # Safety
-/// `pages` points to the pages of the item's K/V store, in f16 if `HALF`, else in f32; the CPU has `level`.
+/// `pages` points to the pages of the item's KV store, in f16 if `HALF`, else in f32; the CPU has `level`.
 pub(super) unsafe fn item<const HALF: bool>(level: Level, work: &AttentionTile<'_>, pages: *const u8) {
     // SAFETY: guaranteed by the caller.
     unsafe {

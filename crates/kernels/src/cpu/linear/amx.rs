@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::TILE;
-use super::super::matrix::{LINE, PANEL, Segment};
+use super::super::matrix::{LINE, MatrixSegment, PANEL};
 use super::Output;
 
 /// Row tiles that are multiplied with an unpacked superblock of weights before the next one is unpacked.
@@ -52,7 +52,7 @@ pub(super) fn batches(
 
 /// Prefetches the next superblock of each panel, line by line between the products of the current one, from all panels in
 /// turn. A burst of requests would stall other loads, and slow regular accesses also train the hardware prefetcher.
-pub(super) struct Ahead {
+pub(super) struct SuperblockPrefetcher {
     superblocks: [*const u8; PANELS_AT_ONCE],
     panels: usize,
     /// The next line to prefetch.
@@ -62,10 +62,10 @@ pub(super) struct Ahead {
     rate: usize,
 }
 
-impl Ahead {
+impl SuperblockPrefetcher {
     /// Prefetches the `bytes` bytes of the superblock at offset `done` of each panel or, at the end of the panels, the first
     /// superblock of the panels after them, spread over `steps` calls of [`Self::step`].
-    pub(super) fn new(segment: &Segment, panels: &Range<usize>, done: usize, bytes: usize, steps: usize) -> Self {
+    pub(super) fn new(segment: &MatrixSegment, panels: &Range<usize>, done: usize, bytes: usize, steps: usize) -> Self {
         let superblocks = std::array::from_fn(|p| {
             let at = match done < segment.stride {
                 true => (panels.start + p) * segment.stride + done,
@@ -117,7 +117,7 @@ pub(super) unsafe fn tile_store(integers: *mut u8) {
 /// # Safety
 /// All these sums have been written, and the contract of [`Output::put`] holds.
 pub(super) unsafe fn put_tiles(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panels: Range<usize>,
     rows: usize,
     tiles: Range<usize>,

@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, Bf16SplitActivations, TILE, round_bf16};
-use super::super::matrix::{Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, Segment};
+use super::super::matrix::{Format, GROUP, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Lines, tile_store, tile_zero};
 use super::unpack_bf16::{TILE_BYTES, unpack_panel};
@@ -37,7 +37,7 @@ thread_local! {
 /// # Safety
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn rounded(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn rounded(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: the caller upholds the contract.
     unsafe { segment_rows(segment, panels, inputs.rounded, inputs.rows, out) };
 }
@@ -50,7 +50,7 @@ pub(super) unsafe fn rounded(segment: &Segment, panels: Range<usize>, inputs: &I
 /// these columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn gated(
-    [gate, up]: [&Segment; 2],
+    [gate, up]: [&MatrixSegment; 2],
     panels: Range<usize>,
     inputs: &Inputs<'_>,
     activation: Activation,
@@ -66,7 +66,7 @@ pub(super) unsafe fn gated(
 /// # Safety
 /// As for [`rounded`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: the caller upholds the contract.
     unsafe { segment_rows(segment, panels, inputs.split, inputs.rows, out) };
 }
@@ -85,12 +85,12 @@ enum Target<'a> {
     Gated(RoundedOutput, Activation),
 }
 
-type Pair<'a> = [(&'a Segment, usize); 2];
+type Pair<'a> = [(&'a MatrixSegment, usize); 2];
 
 /// Multiplies all rows with some panels of a segment.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn segment_rows<const PARTS: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panels: Range<usize>,
     acts: &Bf16SplitActivations<PARTS>,
     rows: usize,

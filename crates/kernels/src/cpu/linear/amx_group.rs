@@ -6,16 +6,16 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, Q8Activations, TILE};
-use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL, SUPER};
 use super::super::tiles::{TileConfig, release};
-use super::amx::{Ahead, Lines, PANELS_AT_ONCE, Sums, TileSums, batches, put_tiles, tile_store};
+use super::amx::{Lines, PANELS_AT_ONCE, Sums, SuperblockPrefetcher, TileSums, batches, put_tiles, tile_store};
 use super::avx512::unpack;
 use super::{Inputs, Output};
 
 /// # Safety
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // Four tiles of sums, two of activations and two of weights: the tiles of one group load while another's multiply.
     let (sums, rows, weights) = ((TILE, 64), (TILE, 32), (8, 64));
     let config = TileConfig::new([sums, sums, sums, sums, rows, rows, weights, weights]);
@@ -48,7 +48,7 @@ pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &In
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group_batch<const BITS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panels: Range<usize>,
     tiles: Range<usize>,
     offset: i32,
@@ -67,7 +67,7 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
             let steps = tiles.len() * panels.len() * count * 2;
             let places = const { Blocks::groups(BITS, MINS) };
             let bytes = places.start(GROUPS_PER_SUPER);
-            let mut ahead = Ahead::new(segment, &panels, (index + 1) * bytes, bytes, steps);
+            let mut ahead = SuperblockPrefetcher::new(segment, &panels, (index + 1) * bytes, bytes, steps);
             let mut blocks: [GroupBlock; PANELS_AT_ONCE] = std::array::from_fn(|p| {
                 let panel = (panels.start + p).min(panels.end - 1);
                 let packed = segment.panel(panel).as_ptr().add(index * bytes);
@@ -152,7 +152,7 @@ unsafe fn group_tile<const BITS: usize, const P: usize, const MINS: bool>(
     acts: &Q8Activations,
     at: usize,
     sums: *mut TileSums,
-    ahead: &mut Ahead,
+    ahead: &mut SuperblockPrefetcher,
 ) {
     /// Rows whose sums stay in registers.
     const AT_ONCE: usize = 8;

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, Bf16SplitActivations, TILE};
-use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, Segment};
+use super::super::matrix::{GROUP, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL, Panels};
 use super::super::packed12::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::super::tiles::{TileConfig, release};
 use super::amx::{Lines, tile_store, tile_zero};
@@ -24,7 +24,7 @@ const SUMS: usize = 4;
 /// # Safety
 /// As for [`super::amx_bf16::panels`], and the rows fit in one tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &MatrixSegment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
     let (rows, weights) = ((inputs.rows, LINE), (16, LINE));
     // SAFETY: the caller upholds the contract.
     unsafe {
@@ -47,7 +47,7 @@ pub(super) unsafe fn panels(segment: &Segment, share: PanelRange, inputs: &Input
 /// Computes `P` panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn block<const P: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panel: usize,
     next: Option<Panels>,
     acts: &Bf16SplitActivations<PARTS>,

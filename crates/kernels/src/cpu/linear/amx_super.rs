@@ -7,16 +7,18 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, Q8KActivations, TILE};
-use super::super::matrix::{Bits, Blocks, Format, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
+use super::super::matrix::{Bits, Blocks, Format, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL, SUPER, SuperScales};
 use super::super::tiles::{TileConfig, release};
-use super::amx::{Ahead, Lines, PANELS_AT_ONCE, Sums, TileSums, batches, put_tiles, tile_store, tile_zero};
+use super::amx::{
+    Lines, PANELS_AT_ONCE, Sums, SuperblockPrefetcher, TileSums, batches, put_tiles, tile_store, tile_zero,
+};
 use super::avx512::{min_pair, sub_scale, unpack};
 use super::{Inputs, Output};
 
 /// # Safety
 /// As for [`super::avx512::panels`], and this process may use tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     let config = TileConfig::new([(16, 64); 8]);
     // SAFETY: the caller upholds the contract.
     unsafe {
@@ -53,7 +55,7 @@ struct ScaledWeights {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panels: Range<usize>,
     tiles: Range<usize>,
     offset: i32,
@@ -72,7 +74,8 @@ unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
             let blocks = const { Blocks::superblocks(BITS, SUBS, MINS) };
             let scales_at = blocks.scales(index);
             let steps = tiles.len().div_ceil(2) * panels.len() * 4;
-            let mut ahead = Ahead::new(segment, &panels, blocks.bytes(index + 1), blocks.bytes(1), steps);
+            let mut ahead =
+                SuperblockPrefetcher::new(segment, &panels, blocks.bytes(index + 1), blocks.bytes(1), steps);
             for (p, panel) in panels.clone().enumerate() {
                 let weights = segment.panel(panel).as_ptr();
                 let records = weights.add(blocks.weights(index));

@@ -10,8 +10,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, TILE};
-use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
-use super::prefetch::Ahead;
+use super::super::matrix::{
+    Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL, SUPER, SuperScales,
+};
+use super::prefetch::PanelPrefetcher;
 use super::{Inputs, Output};
 
 /// Features of half a panel: the lanes of a 256-bit vector of f32.
@@ -20,7 +22,7 @@ const HALF: usize = PANEL / 2;
 /// # Safety
 /// The CPU has AVX2, FMA and F16C; the activations match the segment; no other thread writes these panels of `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: the caller upholds the contract.
     unsafe {
         match segment.format {
@@ -150,7 +152,7 @@ macro_rules! blocks {
     ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
         let first = $panels.start;
         for panel in $panels {
-            let ahead = Ahead::new($segment, first, panel);
+            let ahead = PanelPrefetcher::new($segment, first, panel);
             let mut row = 0;
             while row < $inputs.rows {
                 row += match $inputs.rows - row {
@@ -165,7 +167,7 @@ macro_rules! blocks {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn group<const BITS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panels: Range<usize>,
     offset: i32,
     inputs: &Inputs<'_>,
@@ -177,7 +179,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panels: Range<usize>,
     offset: i32,
     inputs: &Inputs<'_>,
@@ -197,11 +199,11 @@ unsafe fn load_half(from: *const u8, half: usize) -> __m256 {
 /// `R` rows of one panel of a format with a scale per group.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panel: usize,
     row: usize,
     offset: i32,
-    ahead: &Ahead,
+    ahead: &PanelPrefetcher,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
@@ -244,11 +246,11 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
 /// `R` rows of one panel of a K format.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, const R: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panel: usize,
     row: usize,
     offset: i32,
-    ahead: &Ahead,
+    ahead: &PanelPrefetcher,
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
@@ -360,7 +362,13 @@ unsafe fn minimums<const SUBS: usize>(scales: *const u8, sums: *const i16, half:
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn put<const R: usize>(segment: &Segment, panel: usize, row: usize, out: Output<'_>, sums: [[__m256; 2]; R]) {
+unsafe fn put<const R: usize>(
+    segment: &MatrixSegment,
+    panel: usize,
+    row: usize,
+    out: Output<'_>,
+    sums: [[__m256; 2]; R],
+) {
     for (r, sums) in sums.into_iter().enumerate() {
         let mut values = [0f32; PANEL];
         // SAFETY: two halves of 8 lanes; the caller guarantees the contract of `Output::put`.

@@ -13,15 +13,15 @@ use std::ops::Range;
 
 use super::super::activations::{BLOCK, Q8Activations, Q8KActivations, TILE};
 use super::super::matrix::{
-    Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, Panels, SUPER, Segment, SuperScales,
+    Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL, Panels, SUPER, SuperScales,
 };
-use super::prefetch::{Ahead, Prefetch};
+use super::prefetch::{PanelPrefetcher, Prefetch};
 use super::{Inputs, Output, PanelRange};
 
 /// # Safety
 /// The CPU has AVX-512 VNNI; the activations match the segment; no other thread writes these panels of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn panels(segment: &Segment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) unsafe fn panels(segment: &MatrixSegment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: the caller upholds the contract.
     unsafe {
         match segment.format {
@@ -225,7 +225,7 @@ macro_rules! blocks {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group<const BITS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     share: PanelRange,
     offset: i32,
     inputs: &Inputs<'_>,
@@ -240,7 +240,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     share: PanelRange,
     offset: i32,
     inputs: &Inputs<'_>,
@@ -253,7 +253,7 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
 /// `R` rows by `P` panels of a format with a scale per group.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const P: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     walk: PanelBlock,
     row: usize,
     offset: i32,
@@ -270,7 +270,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
     // Kept in memory, because broadcasting a lane from memory is free.
     let mut start = _mm512_setzero_si512();
     let start = black_box(&raw mut start).cast::<i32>();
-    let ahead = Ahead::new(segment, walk.first, walk.panel);
+    let ahead = PanelPrefetcher::new(segment, walk.first, walk.panel);
     let prefetch = Prefetch::new(segment, weights, walk.next);
     let places = const { Blocks::groups(BITS, MINS) };
     for g in 0..segment.cols / GROUP {
@@ -370,7 +370,7 @@ unsafe fn scale_group<const MINS: bool, const R: usize>(
 /// `R` rows by `P` panels of a K format.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, const R: usize, const P: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     walk: PanelBlock,
     row: usize,
     offset: i32,
@@ -385,7 +385,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
     let sums = if many { black_box(&mut sums) } else { &mut sums };
     let mut totals = [[_mm512_setzero_si512(); R]; P];
     let totals = if many { black_box(&mut totals) } else { &mut totals };
-    let ahead = Ahead::new(segment, walk.first, walk.panel);
+    let ahead = PanelPrefetcher::new(segment, walk.first, walk.panel);
     let prefetch = Prefetch::new(segment, weights, walk.next);
     let places = const { Blocks::superblocks(BITS, SUBS, MINS) };
     for index in 0..segment.cols / SUPER {
@@ -573,7 +573,7 @@ unsafe fn minimums<const SUBS: usize>(scales: *const u8, acts: &Q8KActivations, 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn put<const R: usize, const P: usize>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panel: usize,
     row: usize,
     rows: usize,

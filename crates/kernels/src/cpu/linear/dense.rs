@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use super::super::lanes::for_each_level;
 use super::super::level::Level;
-use super::super::matrix::{Format, PANEL, Segment};
+use super::super::matrix::{Format, MatrixSegment, PANEL};
 use super::{Inputs, Output};
 
 for_each_level! {
     /// `R` rows from `row` by `P` panels from `panel`.
-    unsafe fn f32_block<const R: usize, const P: usize>(segment: &Segment, panel: usize, row: usize, inputs: &Inputs<'_>, out: Output<'_>) {
+    unsafe fn f32_block<const R: usize, const P: usize>(segment: &MatrixSegment, panel: usize, row: usize, inputs: &Inputs<'_>, out: Output<'_>) {
         let cols = segment.cols;
         let weights: [*const f32; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr().cast());
         let x = inputs.x.as_ptr().add(row * cols);
@@ -28,7 +28,7 @@ for_each_level! {
         put_block(segment, panel, row, out, sums);
     }
 
-    unsafe fn f16_block<const R: usize, const P: usize>(segment: &Segment, panel: usize, row: usize, inputs: &Inputs<'_>, out: Output<'_>) {
+    unsafe fn f16_block<const R: usize, const P: usize>(segment: &MatrixSegment, panel: usize, row: usize, inputs: &Inputs<'_>, out: Output<'_>) {
         let cols = segment.cols;
         let weights: [*const u16; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr().cast());
         let x = inputs.x.as_ptr().add(row * cols);
@@ -44,7 +44,7 @@ for_each_level! {
         put_block(segment, panel, row, out, sums);
     }
 
-    unsafe fn bf16_block<const R: usize, const P: usize>(segment: &Segment, panel: usize, row: usize, inputs: &Inputs<'_>, out: Output<'_>) {
+    unsafe fn bf16_block<const R: usize, const P: usize>(segment: &MatrixSegment, panel: usize, row: usize, inputs: &Inputs<'_>, out: Output<'_>) {
         let cols = segment.cols;
         let weights: [*const u16; P] = std::array::from_fn(|p| segment.panel(panel + p).as_ptr().cast());
         let x = inputs.x.as_ptr().add(row * cols);
@@ -75,7 +75,7 @@ for_each_level! {
         put_block(segment, panel, row, out, evens);
     }
 
-    unsafe fn put_block<const R: usize, const P: usize>(segment: &Segment, panel: usize, row: usize, out: Output<'_>, sums: [[V; P]; R]) {
+    unsafe fn put_block<const R: usize, const P: usize>(segment: &MatrixSegment, panel: usize, row: usize, out: Output<'_>, sums: [[V; P]; R]) {
         for r in 0..R {
             for p in 0..P {
                 let mut values = [0f32; PANEL];
@@ -86,7 +86,7 @@ for_each_level! {
     }
 
     /// All rows of `P` panels, in blocks that fill the registers.
-    unsafe fn all_rows<const P: usize, const MANY: usize>(segment: &Segment, panel: usize, inputs: &Inputs<'_>, out: Output<'_>) {
+    unsafe fn all_rows<const P: usize, const MANY: usize>(segment: &MatrixSegment, panel: usize, inputs: &Inputs<'_>, out: Output<'_>) {
         let mut row = 0;
         while row < inputs.rows {
             let many = inputs.rows - row >= MANY;
@@ -102,7 +102,7 @@ for_each_level! {
         }
     }
 
-    unsafe fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+    unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
         let mut panel = panels.start;
         while panel < panels.end {
             match (panels.end - panel, inputs.rows) {
@@ -120,7 +120,7 @@ for_each_level! {
     }
 }
 
-pub(super) fn panels(level: Level, segment: &Segment, range: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) fn panels(level: Level, segment: &MatrixSegment, range: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     // SAFETY: the CPU has `level` (`CpuBackend::new` checks it), and the caller gives each panel of `out` to one thread.
     unsafe {
         match level {

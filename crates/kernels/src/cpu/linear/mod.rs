@@ -36,7 +36,7 @@ use std::ops::Range;
 
 use super::activations::{Bf16SplitActivations, Q8Activations, Q8KActivations, Q8Writer, TILE};
 use super::level::Level;
-use super::matrix::{Format, GROUP, Matrix, PANEL, Panels, Segment, SendPtr};
+use super::matrix::{Format, GROUP, Matrix, MatrixSegment, PANEL, Panels, SendPtr};
 use super::pool::Pool;
 use super::rows;
 use crate::Activation;
@@ -145,7 +145,7 @@ pub(crate) fn linear(
         return;
     }
     let start = SendPtr(out.as_mut_ptr());
-    let total: usize = matrix.segments.iter().map(Segment::panels).sum();
+    let total: usize = matrix.segments.iter().map(MatrixSegment::panels).sum();
     let most = if inputs.rounds { usize::MAX } else { 64 };
     let chunks = Chunks::new(total, pool.threads(), panels_at_once(inputs.rows), most);
     pool.run(chunks.count(), &|_, index| {
@@ -222,7 +222,7 @@ impl Chunks {
 
 /// The gate and up segments of a stacked matrix, if their rows are whole groups of the next layer's inputs. Then each thread
 /// can compute the gated product of its own panels.
-fn gate_up_segments(segments: &[Segment]) -> Option<[&Segment; 2]> {
+fn gate_up_segments(segments: &[MatrixSegment]) -> Option<[&MatrixSegment; 2]> {
     let [gate, up] = segments else { return None };
     (gate.rows == up.rows && gate.rows.is_multiple_of(2 * PANEL)).then_some([gate, up])
 }
@@ -232,7 +232,7 @@ pub(crate) fn has_gate_up(stack: &Matrix) -> bool {
 }
 
 /// The same, if both segments are quantised.
-pub(crate) fn quantised_gate_up(stack: &Matrix) -> Option<[&Segment; 2]> {
+pub(crate) fn quantised_gate_up(stack: &Matrix) -> Option<[&MatrixSegment; 2]> {
     gate_up_segments(&stack.segments).filter(|pair| pair.iter().all(|segment| segment.is_quantised()))
 }
 
@@ -295,7 +295,7 @@ pub(crate) fn gated_decode(
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn gated(
     pool: &Pool,
-    stack: [&Segment; 2],
+    stack: [&MatrixSegment; 2],
     inputs: &Inputs<'_>,
     activation: Activation,
     out: &mut Bf16SplitActivations<1>,
@@ -315,7 +315,7 @@ pub(crate) fn gated(
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn gated(_: &Pool, _: [&Segment; 2], _: &Inputs<'_>, _: Activation, _: &mut Bf16SplitActivations<1>) {
+pub(crate) fn gated(_: &Pool, _: [&MatrixSegment; 2], _: &Inputs<'_>, _: Activation, _: &mut Bf16SplitActivations<1>) {
     unreachable!("no level on this architecture has tiles");
 }
 
@@ -327,7 +327,7 @@ struct PanelRange {
 }
 
 /// Computes some panels of all rows.
-fn panels(level: Level, segment: &Segment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
+fn panels(level: Level, segment: &MatrixSegment, share: PanelRange, inputs: &Inputs<'_>, out: Output<'_>) {
     let panels = share.panels.clone();
     // SAFETY: `level` is at most what this CPU has (`CpuBackend::new` checks it), the activations were filled for
     // `inputs.rows` rows of `segment.cols` inputs, and chunks cover disjoint panels of `out`.

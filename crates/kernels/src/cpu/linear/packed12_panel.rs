@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::super::matrix::{LINE, Segment};
+use super::super::matrix::{LINE, MatrixSegment};
 use super::super::packed12::{HEAD, HIGHS, PACKED, PLAIN, first};
 
 /// Reads the quarters of a panel one after the other.
@@ -18,13 +18,13 @@ pub(super) struct Packed12Panel<'a> {
     next: u32,
     uncommon: *const u32,
     highs: *const u8,
-    _segment: PhantomData<&'a Segment>,
+    _segment: PhantomData<&'a MatrixSegment>,
 }
 
 impl<'a> Packed12Panel<'a> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn new(segment: &'a Segment, panel: usize) -> Self {
+    pub(super) fn new(segment: &'a MatrixSegment, panel: usize) -> Self {
         let (start, (uncommon, highs)) = (segment.panel(panel).as_ptr(), segment.uncommon(panel));
         Self {
             start,

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::matrix::{LINE, Panels, Segment};
+use super::super::matrix::{LINE, MatrixSegment, Panels};
 
 /// Bytes between the line in use and the line that is prefetched.
 const AHEAD: usize = 2048;
@@ -17,7 +17,7 @@ pub(super) struct Prefetch<const P: usize> {
 }
 
 impl<const P: usize> Prefetch<P> {
-    pub(super) fn new(segment: &Segment, here: [*const u8; P], next: Option<Panels>) -> Self {
+    pub(super) fn new(segment: &MatrixSegment, here: [*const u8; P], next: Option<Panels>) -> Self {
         let stride = segment.stride;
         let next = match next {
             Some(next) => std::array::from_fn(|p| {
@@ -40,14 +40,14 @@ impl<const P: usize> Prefetch<P> {
 
 /// Prefetches the next four panels while the current panels are processed one or two at a time. It takes lines from all
 /// four in turn, because memory delivers four slow streams faster than one.
-pub(super) struct Ahead {
+pub(super) struct PanelPrefetcher {
     quarter: *const u8,
     stride: usize,
 }
 
-impl Ahead {
+impl PanelPrefetcher {
     /// For the time while `panel` is processed, in a range of panels that starts at `first`.
-    pub(super) fn new(segment: &Segment, first: usize, panel: usize) -> Self {
+    pub(super) fn new(segment: &MatrixSegment, first: usize, panel: usize) -> Self {
         let turn = (panel - first) % 4;
         // After the last panels, prefetch panels that are already in the cache.
         let next = if panel - turn + 4 < segment.panels() { panel - turn + 4 } else { first };

@@ -5,10 +5,10 @@ use std::ops::Range;
 use half::f16;
 
 use super::super::activations::{BLOCK, TILE};
-use super::super::matrix::{Bits, Blocks, Format, GROUP, PANEL, SUPER, Segment, SuperScales, stored, sub_scale};
+use super::super::matrix::{Bits, Blocks, Format, GROUP, MatrixSegment, PANEL, SUPER, SuperScales, stored, sub_scale};
 use super::{Inputs, Output};
 
-pub(super) fn panels(segment: &Segment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
+pub(super) fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inputs<'_>, out: Output<'_>) {
     for panel in panels {
         for row in 0..inputs.rows {
             let values: [f32; PANEL] = std::array::from_fn(|feature| match segment.format {
@@ -30,7 +30,7 @@ fn half(bytes: &[u8], at: usize) -> f32 {
 
 #[allow(clippy::too_many_arguments)]
 fn group(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panel: usize,
     feature: usize,
     row: usize,
@@ -59,7 +59,7 @@ fn group(
 
 #[allow(clippy::too_many_arguments)]
 fn superblock(
-    segment: &Segment,
+    segment: &MatrixSegment,
     panel: usize,
     feature: usize,
     row: usize,

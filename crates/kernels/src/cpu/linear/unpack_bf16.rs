@@ -8,7 +8,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::matrix::{Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, PANEL, SUPER, Segment, SuperScales};
+use super::super::matrix::{
+    Bits, Blocks, Format, GROUP, GROUPS_PER_SUPER, LINE, MatrixSegment, PANEL, SUPER, SuperScales,
+};
 use super::super::packed12::{PACKED, PLAIN, QUARTERS_PER_GROUP};
 use super::avx512::{sub_minimum, sub_scale, unpack};
 use super::packed12_panel::Packed12Panel;
@@ -24,7 +26,7 @@ const AHEAD: usize = 4096;
 /// # Safety
 /// The CPU has AVX-512; `out` has space for one tile per group and is aligned to lines.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, out: *mut u8) {
+pub(super) unsafe fn unpack_panel(segment: &MatrixSegment, panel: usize, out: *mut u8) {
     let weights = segment.panel(panel).as_ptr();
     // SAFETY: the caller upholds the contract.
     unsafe {
@@ -58,7 +60,7 @@ pub(super) unsafe fn unpack_panel(segment: &Segment, panel: usize, out: *mut u8)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn short(segment: &Segment, panel: usize, out: *mut u8) {
+unsafe fn short(segment: &MatrixSegment, panel: usize, out: *mut u8) {
     let mut weights = Packed12Panel::new(segment, panel);
     for quarter in 0..segment.cols.div_ceil(GROUP) * QUARTERS_PER_GROUP {
         with_prefetch(segment.panel(panel).as_ptr().wrapping_add(Packed12Panel::at(quarter)), PACKED / LINE);
@@ -68,7 +70,12 @@ unsafe fn short(segment: &Segment, panel: usize, out: *mut u8) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn group<const BITS: usize, const MINS: bool>(segment: &Segment, weights: *const u8, offset: i32, out: *mut u8) {
+unsafe fn group<const BITS: usize, const MINS: bool>(
+    segment: &MatrixSegment,
+    weights: *const u8,
+    offset: i32,
+    out: *mut u8,
+) {
     for group in 0..segment.cols / GROUP {
         // SAFETY: the group is within the segment, and the caller provides space for its tile.
         unsafe {
@@ -89,7 +96,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(segment: &Segment, weights:
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
-    segment: &Segment,
+    segment: &MatrixSegment,
     weights: *const u8,
     offset: i32,
     out: *mut u8,

@@ -17,7 +17,7 @@ pub struct ChatMessage {
     /// Name of the speaker, if several have the same role
     pub name: Option<String>,
     /// Tool calls that the assistant made
-    pub tool_calls: Option<Vec<ChatToolCall>>,
+    pub tool_calls: Option<Vec<AssistantToolCall>>,
     /// The tool call that this message is the result of
     pub tool_call_id: Option<String>,
     /// Reasoning of the assistant
@@ -52,7 +52,7 @@ pub struct ContentPart {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-pub struct ChatToolCall {
+pub struct AssistantToolCall {
     pub id: Option<String>,
     pub function: FunctionCalled,
 }
@@ -103,7 +103,7 @@ impl ChatMessage {
             }
         }
         if !calls.is_empty() {
-            let call = |(index, call): (usize, ChatToolCall)| call.into_json(&format!("{at}.tool_calls[{index}]"));
+            let call = |(index, call): (usize, AssistantToolCall)| call.into_json(&format!("{at}.tool_calls[{index}]"));
             let calls: Vec<_> = calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?;
             extra.insert("tool_calls".to_owned(), calls.into());
         }
@@ -138,7 +138,7 @@ impl ContentPart {
     }
 }
 
-impl ChatToolCall {
+impl AssistantToolCall {
     fn into_json(self, at: &str) -> Result<Value, ApiError> {
         let arguments = match self.function.arguments.as_deref().map(str::trim) {
             None | Some("") => "{}".to_owned(),

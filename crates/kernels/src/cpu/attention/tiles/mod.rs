@@ -79,7 +79,7 @@ struct Lanes {
 }
 
 /// # Safety
-/// `pages` points to the item's K/V pages, and this process may use tiles.
+/// `pages` points to the item's KV pages, and this process may use tiles.
 pub(super) unsafe fn item<const PARTS: usize>(work: &AttentionTile<'_>, pages: *const u16) {
     // SAFETY: the caller upholds the contract.
     unsafe {
