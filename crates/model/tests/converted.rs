@@ -4,7 +4,7 @@
 
 mod driver;
 mod reference;
-#[allow(dead_code)]
+#[allow(dead_code)] // other test programs use the rest
 #[path = "files/writer.rs"]
 mod writer;
 
