@@ -47,6 +47,16 @@ impl SpecialTokenIndex {
         (found.end() == text.len()).then(|| self.tokens[found.pattern().as_usize()].id)
     }
 
+    /// The bytes of the longest special token.
+    pub fn token_bytes_max(&self) -> usize {
+        self.tokens.iter().map(|token| token.text.len()).max().unwrap_or(0)
+    }
+
+    /// True if a special token removes white space around it.
+    pub fn strips_white_space(&self) -> bool {
+        self.tokens.iter().any(|token| token.lstrip || token.rstrip)
+    }
+
     /// Splits `text` at its special tokens. If several start at one place, the longest is taken.
     pub fn split<'t>(&self, text: &'t str, parse_control: bool) -> Vec<TextSegment<'t>> {
         let mut segments = Vec::new();

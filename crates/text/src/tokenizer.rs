@@ -20,6 +20,10 @@ use unicode_normalization::{UnicodeNormalization, is_nfc_quick, is_nfkc_quick};
 /// The maximum length of a text.
 pub const TEXT_BYTES_MAX: usize = 256 << 20;
 
+/// No normal form makes characters outside ASCII more than this many times shorter, counted in bytes: a mathematical letter of
+/// four bytes becomes a letter of one byte, three Hangul letters become one. `▁` becomes a space.
+const NORMALISED_SHRINK_MAX: usize = 4;
+
 /// A vocabulary and the rules to use it. Cheap to clone.
 #[derive(Clone)]
 pub struct Tokenizer {
@@ -69,6 +73,12 @@ impl Tokenizer {
     /// Encodes untrusted text without parsing control tokens: `<|im_end|>` becomes its characters.
     pub fn encode_plain(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, EncodeError> {
         self.rules.encode(text, add_special, false)
+    }
+
+    /// A lower bound of the number of tokens of a text, however it is encoded. Takes one pass over the text, so a text that
+    /// cannot fit is refused before it is encoded.
+    pub fn tokens_min(&self, text: &str) -> usize {
+        self.rules.tokens_min(text)
     }
 
     /// The text of the tokens. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are skipped.
@@ -217,6 +227,30 @@ impl TokenizerRules {
             out.extend_from_slice(&self.suffix);
         }
         Ok(out)
+    }
+
+    /// The bytes that certainly remain after normalisation, divided by the longest token.
+    fn tokens_min(&self, text: &str) -> usize {
+        // Text without a token may be left out. One unknown token stands for one character at most.
+        let encodes_all = self.unknown.is_some()
+            || self.vocab.has_all_bytes()
+            || matches!(&*self.model, BpeModel::Bytes { byte_ids, .. } if byte_ids.iter().all(Option::is_some));
+        if !encodes_all {
+            return 0;
+        }
+        let longest = self.vocab.token_bytes_max().max(self.specials.token_bytes_max()).max(char::MAX.len_utf8());
+        let shrinks = self.normal_form.is_some() || self.sentencepiece_spaces;
+        let strips = self.specials.strips_white_space();
+        if !shrinks && !strips {
+            return text.len().div_ceil(longest);
+        }
+        let (mut ascii, mut other) = (0, 0);
+        for character in text.chars().filter(|character| !(strips && character.is_whitespace())) {
+            let bytes = character.len_utf8();
+            *(if character.is_ascii() { &mut ascii } else { &mut other }) += bytes;
+        }
+        let other = if shrinks { other / NORMALISED_SHRINK_MAX } else { other };
+        (ascii + other).div_ceil(longest)
     }
 
     fn normalise<'t>(&self, text: &'t str, first: bool) -> Cow<'t, str> {

@@ -33,7 +33,9 @@ pub(crate) struct Vocab {
     index: HashTable<u32>,
     hash: DefaultHashBuilder,
     byte_ids: Box<[Option<u32>; 256]>,
+    /// Bytes of the longest normal token, and of the longest token of any kind.
     longest: usize,
+    longest_of_all: usize,
 }
 
 impl Vocab {
@@ -46,6 +48,7 @@ impl Vocab {
             hash: DefaultHashBuilder::default(),
             byte_ids: Box::new([None; 256]),
             longest: 0,
+            longest_of_all: 0,
         }
     }
 
@@ -58,6 +61,7 @@ impl Vocab {
         self.ends.push(u32::try_from(self.bytes.len()).expect("loaders bound the size of a vocabulary file"));
         self.kinds.push(kind);
         let added = &self.bytes[start..];
+        self.longest_of_all = self.longest_of_all.max(added.len());
         match (kind, added) {
             (TokenKind::Byte, &[byte]) => self.byte_ids[usize::from(byte)] = Some(id),
             (TokenKind::Normal, added) if !added.is_empty() => {
@@ -91,6 +95,16 @@ impl Vocab {
             return None; // keeps the cost of a lookup independent of the length of the text
         }
         self.index.find(self.hash.hash_one(bytes), |&id| self.bytes(id) == bytes).copied()
+    }
+
+    /// The bytes of the longest token.
+    pub fn token_bytes_max(&self) -> usize {
+        self.longest_of_all
+    }
+
+    /// True if every byte has a byte-fallback token.
+    pub fn has_all_bytes(&self) -> bool {
+        self.byte_ids.iter().all(Option::is_some)
     }
 
     /// The byte-fallback token of a byte.

@@ -44,6 +44,13 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
 }
 
+/// Characters that normalisation makes shorter, and `▁`, which becomes a space.
+fn shrinking_text() -> impl Strategy<Value = String> {
+    let pieces =
+        vec!["\u{1100}\u{1161}\u{11a8}", "\u{1d400}", "a\u{302}\u{301}", "\u{1fef}", "\u{212a}", "▁", "Ａ", "a", " "];
+    prop::collection::vec(prop::sample::select(pieces), 0..60).prop_map(|pieces| pieces.concat())
+}
+
 /// True if the Unicode tables of `tokenizers`, which are older than ours, compose this text differently.
 fn older_tables(normalizer: &NormalizerWrapper, text: &str) -> bool {
     let mut theirs = NormalizedString::from(text);
@@ -84,6 +91,16 @@ proptest! {
     fn plain_text_has_no_control_tokens(text in text()) {
         for Pair { ours, .. } in PAIRS.iter() {
             prop_assert!(ours.encode_plain(&text, false).unwrap().iter().all(|&id| !ours.is_special(id)));
+        }
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_its_lower_bound(text in prop_oneof![text(), shrinking_text()]) {
+        for Pair { name, ours, .. } in PAIRS.iter() {
+            let min = ours.tokens_min(&text);
+            for ids in [ours.encode(&text, false).unwrap(), ours.encode_plain(&text, false).unwrap()] {
+                prop_assert!(min <= ids.len(), "{}: {} > {}", name, min, ids.len());
+            }
         }
     }
 
@@ -160,6 +177,35 @@ fn long_runs_of_one_character_are_encoded_whole() {
             assert!(decoded == want, "{name}: {:?}", &text[..8]);
         }
     }
+}
+
+#[test]
+fn a_long_text_has_many_tokens_at_least() {
+    for Pair { name, ours, .. } in PAIRS.iter() {
+        let longest = (0..ours.vocab_size() as u32).map(|id| ours.token_bytes(TokenId(id)).len()).max().unwrap();
+        assert!(ours.tokens_min(&"a".repeat(1_000 * longest)) >= 1_000, "{name}");
+        assert!(ours.tokens_min(&"\u{1F44D}".repeat(1_000 * longest)) >= 1_000, "{name}");
+        assert_eq!(ours.tokens_min(""), 0, "{name}");
+    }
+}
+
+#[test]
+fn characters_that_a_tokenizer_leaves_out_count_for_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let load = |json: &str| {
+        std::fs::write(&path, json).unwrap();
+        Tokenizer::from_file(&path).unwrap()
+    };
+    let partial = load(r#"{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#);
+    assert_eq!((partial.tokens_min("bbbb"), partial.encode("bbbb", false).unwrap().len()), (0, 0));
+    let stripping = r#"{"id": 1, "content": "<m>", "special": true, "lstrip": true, "rstrip": true, "single_word": false, "normalized": false}"#;
+    let stripping = load(&format!(
+        r#"{{"added_tokens": [{stripping}], "model": {{"type": "BPE", "unk_token": "a", "vocab": {{"a": 0}}, "merges": []}}}}"#
+    ));
+    let text = format!("{0}<m>{0}", " \u{3000}\n".repeat(100));
+    assert!(stripping.tokens_min(&text) <= stripping.encode(&text, false).unwrap().len());
+    assert!(stripping.tokens_min(&"b".repeat(100)) >= 25);
 }
 
 #[test]
