@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cluster::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
 use cluster::protocol::output::{WireOutcome, WireOutput};
 use cluster::protocol::plan::{self, WirePlan};
-use cluster::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, decode, decode_reusing, encode};
+use cluster::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
 use engine::{
     Logprobs, Phase, PooledEmbedding, Pooling, PromptLogprobs, RequestedOutput, Sample, SampleError, Sampled,
     SamplingParams, StepOutput, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX,
@@ -210,35 +210,6 @@ proptest! {
         let again = output_through_a_line(&plan, &output).unwrap();
         prop_assert_eq!(bits(&again), bits(&output));
         prop_assert_eq!(all_values(&again), all_values(&output), "of values in bulk, NaNs keep their bits too");
-    }
-
-    #[test]
-    fn a_step_that_is_read_into_the_memory_of_another_is_the_same(first in step_plan(), second in step_plan()) {
-        let mut line = Vec::new();
-        encode(&RankRequest::Step { id: 2, plan: (&second).into() }, &mut line).unwrap();
-        let mut spare = Some(RankRequest::Step { id: 1, plan: (&first).into() });
-        let read = decode_reusing::<RankRequest>(&line, &mut spare).unwrap();
-        prop_assert!(spare.is_none(), "the spare is used");
-        prop_assert_eq!(bits(&read), bits(&decode::<RankRequest>(&line).unwrap()));
-    }
-
-    #[test]
-    fn an_output_that_is_read_into_the_memory_of_another_is_the_same(
-        (first, second) in (step_plan(), step_plan()),
-        sampled in vec(outcome(sampled()), 1..5),
-        logprobs_of_prompt in vec(logprobs(), 1..4),
-        values in vec(any::<u32>().prop_map(f32::from_bits), 1..9),
-    ) {
-        let reply = |id, plan| {
-            let output = answer(plan, &sampled, &logprobs_of_prompt, &values);
-            RankReply::StepOk { id, output: (&output).into() }
-        };
-        let mut line = Vec::new();
-        encode(&reply(2, &second), &mut line).unwrap();
-        let mut spare = Some(reply(1, &first));
-        let read = decode_reusing::<RankReply>(&line, &mut spare).unwrap();
-        prop_assert!(spare.is_none(), "the spare is used");
-        prop_assert_eq!(bits(&read), bits(&decode::<RankReply>(&line).unwrap()));
     }
 
     #[test]

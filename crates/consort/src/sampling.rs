@@ -31,18 +31,13 @@ pub struct SamplingOptions {
 
 impl SamplingOptions {
     pub fn params(&self, model: &GenerationDefaults) -> SamplingParams {
-        // If the model recommends any setting, settings that it leaves out are off.
-        let silent = model.do_sample.is_none()
-            && model.top_k.is_none()
-            && [model.temperature, model.top_p, model.min_p].iter().all(Option::is_none);
-        let [temperature, top_p, min_p] = if silent { [0.7, 0.95, 0.05] } else { [1.0, 1.0, 0.0] };
-        let greedy = (model.do_sample == Some(false)).then_some(0.0);
+        let default = model.sampling();
         SamplingParams {
-            temperature: self.temperature.or(greedy).or(model.temperature).unwrap_or(temperature),
-            top_p: self.top_p.or(model.top_p).unwrap_or(top_p),
-            top_k: self.top_k.or(model.top_k).unwrap_or(if silent { 40 } else { 0 }) as usize,
-            min_p: self.min_p.or(model.min_p).unwrap_or(min_p),
-            repetition_penalty: model.repetition_penalty.unwrap_or(1.0),
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            top_k: self.top_k.unwrap_or(default.top_k) as usize,
+            min_p: self.min_p.unwrap_or(default.min_p),
+            repetition_penalty: default.repetition_penalty,
             seed: self.seed.unwrap_or_else(fresh_seed),
             ..SamplingParams::default()
         }
@@ -59,20 +54,8 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_recommends_nothing_gets_the_usual_values() {
-        check(SamplingOptions::default(), GenerationDefaults::default(), (0.7, 0.95, 40, 0.05));
-    }
-
-    #[test]
-    fn what_the_makers_leave_out_is_off() {
-        let model = GenerationDefaults { temperature: Some(0.6), ..GenerationDefaults::default() };
-        check(SamplingOptions::default(), model, (0.6, 1.0, 0, 0.0));
-        let greedy = GenerationDefaults { do_sample: Some(false), temperature: Some(0.6), ..Default::default() };
-        check(SamplingOptions::default(), greedy, (0.0, 1.0, 0, 0.0));
-    }
-
-    #[test]
     fn the_user_has_the_last_word() {
+        check(SamplingOptions::default(), GenerationDefaults::default(), (0.7, 0.95, 40, 0.05));
         let model = GenerationDefaults { temperature: Some(0.6), top_k: Some(20), ..GenerationDefaults::default() };
         let options =
             SamplingOptions { temperature: Some(0.0), top_k: Some(0), min_p: Some(0.1), ..Default::default() };

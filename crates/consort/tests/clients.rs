@@ -44,6 +44,14 @@ fn a_short_soak_leaves_nothing_behind() {
     server.run_client(python(&args));
 }
 
+#[test]
+fn a_short_attack_disturbs_no_stream() {
+    let server = Server::start(oracle().to_str().unwrap(), &["--context", "2048"]);
+    let pid = server.child.id().to_string();
+    let args = ["attack.py", "--url", &server.url, "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "10"];
+    server.run_client(python(&args));
+}
+
 /// A server on a port of its own. Dropping it ends the process.
 struct Server {
     child: Child,

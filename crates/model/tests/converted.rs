@@ -4,7 +4,7 @@
 
 mod driver;
 mod reference;
-#[allow(dead_code)] // other test programs use the rest
+#[allow(dead_code)]
 #[path = "files/writer.rs"]
 mod writer;
 

@@ -7,6 +7,7 @@ use axum::http::HeaderValue;
 use engine::Health;
 
 use crate::auth::ApiKeys;
+use crate::body_budget::BodyBudget;
 use crate::error::ApiError;
 use crate::load_stage::LoadStage;
 use crate::metrics::Metrics;
@@ -52,6 +53,7 @@ pub struct App {
     config: Config,
     stage: RwLock<LoadStage>,
     metrics: Metrics,
+    bodies: Arc<BodyBudget>,
     started: Instant,
     created: u64,
 }
@@ -59,8 +61,9 @@ pub struct App {
 impl App {
     pub fn new(config: Config) -> Arc<Self> {
         let metrics = Metrics::new(&config.model);
+        let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty());
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
-        Arc::new(Self { config, stage, metrics, started: Instant::now(), created: crate::ids::unix_now() })
+        Arc::new(Self { config, stage, metrics, bodies, started: Instant::now(), created: crate::ids::unix_now() })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
@@ -87,6 +90,10 @@ impl App {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    pub(crate) fn bodies(&self) -> &Arc<BodyBudget> {
+        &self.bodies
     }
 
     pub(crate) fn uptime(&self) -> Duration {

@@ -42,11 +42,13 @@ pub struct ApiError {
     /// The field that is wrong: `messages[0].role`.
     pub param: Option<String>,
     pub retry_after: Option<Duration>,
+    /// Replaces `message` in Anthropic's format, whose clients match other words.
+    messages_message: Option<String>,
 }
 
 impl ApiError {
     pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), code: None, param: None, retry_after: None }
+        Self { kind, message: message.into(), code: None, param: None, retry_after: None, messages_message: None }
     }
 
     /// A field has a value that cannot be used.
@@ -66,6 +68,19 @@ impl ApiError {
     pub fn unknown_model(name: &str) -> Self {
         let message = format!("the model `{name}` does not exist");
         Self { param: Some("model".to_owned()), ..Self::new(ApiErrorKind::NotFound, message) }.code("model_not_found")
+    }
+
+    /// The prompt does not fit beside an answer. Clients recognise the beginning of either message. `tokens` is a lower
+    /// bound if `is_bound`.
+    pub fn context_exceeded(tokens: usize, max: usize, is_bound: bool) -> Self {
+        let at_least = if is_bound { "at least " } else { "" };
+        let message = format!(
+            "This model's maximum context length is {max} tokens. However, your prompt has {at_least}{tokens} tokens, which \
+             leaves none for an answer. Please reduce the length of the prompt."
+        );
+        let for_messages = format!("prompt is too long: {at_least}{tokens} tokens > {} maximum", max.saturating_sub(1));
+        Self { messages_message: Some(for_messages), ..Self::new(ApiErrorKind::Invalid, message) }
+            .code("context_length_exceeded")
     }
 
     pub fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
@@ -132,7 +147,10 @@ impl ApiError {
         };
         MessagesErrorBody {
             r#type: "error",
-            error: MessagesErrorDetail { r#type: kind, message: self.message.clone() },
+            error: MessagesErrorDetail {
+                r#type: kind,
+                message: self.messages_message.as_ref().unwrap_or(&self.message).clone(),
+            },
         }
     }
 }
@@ -187,7 +205,7 @@ impl From<EngineError> for ApiError {
         let message = error.to_string();
         let invalid = Self::new(ApiErrorKind::Invalid, message.clone());
         match error {
-            EngineError::PromptTooLong { .. } => invalid.code("context_length_exceeded"),
+            EngineError::PromptTooLong { tokens, max } => Self::context_exceeded(tokens, max, false),
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => invalid.code("invalid_value"),
             EngineError::Sampling(error) => Self::from(error),
             EngineError::QueueFull { retry_after, .. } => {

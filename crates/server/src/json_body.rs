@@ -2,47 +2,84 @@
 
 use std::time::Duration;
 
-use axum::body::to_bytes;
+use axum::body::BodyDataStream;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::HeaderMap;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use utoipa::ToSchema;
 
 use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::blocking;
+use crate::body_budget::BodyPermit;
 use crate::contract;
 use crate::error::{ApiError, ApiErrorKind};
 
 /// Time for a client to send its body.
 const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// A body that both `T` and its schema in `/openapi.json` accept. Unknown fields are ignored.
-pub struct JsonBody<T>(pub T);
+/// A body that both `T` and its schema in `/openapi.json` accept, and its permit, which is to be held until its prompt is
+/// prepared. Unknown fields are ignored.
+pub struct JsonBody<T>(pub T, pub BodyPermit);
 
-impl<T: DeserializeOwned + ToSchema> FromRequest<SharedApp> for JsonBody<T> {
+impl<T: DeserializeOwned + ToSchema + Send + 'static> FromRequest<SharedApp> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
-        let media = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let media = media.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        if media != "application/json" {
-            return Err(ApiError::new(ApiErrorKind::MediaType, "the body must be application/json"));
-        }
+        check_media_type(request.headers())?;
         let max = app.config().body_bytes_max;
-        let too_large = || ApiError::new(ApiErrorKind::TooLarge, format!("the body is longer than {max} bytes"));
-        let declared = request.headers().get(axum::http::header::CONTENT_LENGTH);
-        if declared.and_then(|value| value.to_str().ok()?.parse::<u64>().ok()).is_some_and(|bytes| bytes > max as u64) {
-            return Err(too_large());
+        let declared = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|bytes| bytes > max as u64) {
+            return Err(too_large(max));
         }
+        let tenant = request.extensions().get::<Caller>().map_or_else(Default::default, |caller| caller.0);
+        let mut permit = app.bodies().begin(tenant);
         let late = |_| ApiError::new(ApiErrorKind::Invalid, "the body took too long to arrive").code("body_timeout");
-        let bytes = timeout(BODY_TIME_MAX, to_bytes(request.into_body(), max)).await.map_err(late)?;
-        // The error is either the size limit or a broken connection; over the latter no response can be sent.
-        let bytes = bytes.map_err(|_| too_large())?;
-        // The type is parsed before the schema is checked, because its error messages are clearer.
-        let body = parse(&bytes)?;
-        contract::check(&T::name(), &parse(&bytes)?)?;
-        Ok(Self(body))
+        let reading = read(request.into_body().into_data_stream(), max, &mut permit);
+        let bytes = timeout(BODY_TIME_MAX, reading).await.map_err(late)??;
+        permit.complete();
+        blocking::run(move || {
+            // The type is parsed before the schema is checked, because its error messages are clearer.
+            let body = parse(&bytes)?;
+            contract::check(&T::name(), &parse(&bytes)?)?;
+            Ok(Self(body, permit))
+        })
+        .await
     }
+}
+
+fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let media = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media = media.split(';').next().unwrap_or_default().trim();
+    if media.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(ApiError::new(ApiErrorKind::MediaType, "the body must be application/json"))
+}
+
+async fn read(mut body: BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    loop {
+        let chunk = tokio::select! {
+            chunk = body.next() => chunk,
+            error = permit.cut_off() => return Err(error),
+        };
+        let Some(chunk) = chunk else { return Ok(bytes) };
+        // Over a connection that broke, no response can be sent.
+        let chunk = chunk.map_err(|_| ApiError::new(ApiErrorKind::Invalid, "the body broke off"))?;
+        if bytes.len() + chunk.len() > max {
+            return Err(too_large(max));
+        }
+        permit.grow(chunk.len()).await?;
+        bytes.extend_from_slice(&chunk);
+    }
+}
+
+fn too_large(max: usize) -> ApiError {
+    ApiError::new(ApiErrorKind::TooLarge, format!("the body is longer than {max} bytes"))
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {

@@ -7,6 +7,8 @@
 
 mod app;
 mod auth;
+mod blocking;
+mod body_budget;
 mod contract;
 mod conversation;
 mod error;

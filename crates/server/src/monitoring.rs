@@ -10,6 +10,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use engine::RankReport;
 use serde::Serialize;
+use text::SamplingDefaults;
 use tracing::{Instrument, info, info_span};
 use utoipa::ToSchema;
 
@@ -140,6 +141,7 @@ async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
         progress: readiness.progress,
         context: model.as_ref().map(|model| model.context),
         memory_bytes: model.as_ref().map(|model| model.memory_bytes),
+        sampling_defaults: model.as_ref().map(|model| model.defaults.sampling().into()),
         kv: KvStatus {
             tokens_total: stats.pages_total * page_tokens,
             tokens_used: stats.pages_total.saturating_sub(stats.pages_free) * page_tokens,
@@ -164,12 +166,33 @@ pub struct ServerStatus {
     /// Context size: maximum tokens of prompt and output together
     context: Option<usize>,
     memory_bytes: Option<u64>,
+    sampling_defaults: Option<SamplingDefaultsStatus>,
     kv: KvStatus,
     requests: RequestStatus,
     tokens: TokenStatus,
     /// The rank processes of the model; empty if there is only one process
     ranks: Vec<RankStatus>,
     uptime_s: f64,
+}
+
+/// The sampling settings of a request that gives none
+#[derive(Serialize, ToSchema)]
+pub struct SamplingDefaultsStatus {
+    temperature: f32,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+}
+
+impl From<SamplingDefaults> for SamplingDefaultsStatus {
+    fn from(defaults: SamplingDefaults) -> Self {
+        let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = defaults;
+        let (presence_penalty, frequency_penalty) = (0.0, 0.0);
+        Self { temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty }
+    }
 }
 
 #[derive(Serialize, ToSchema)]

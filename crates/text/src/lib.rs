@@ -27,7 +27,7 @@ mod vocab;
 
 pub use config::TokenizerConfig;
 pub use detokenizer::Detokenizer;
-pub use generation::GenerationDefaults;
+pub use generation::{GenerationDefaults, SamplingDefaults};
 pub use gguf::GgufVocab;
 pub use grammar::{
     GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, Grammar, GrammarCompiler, GrammarError, MatchError, Matcher, ReasoningTags,

@@ -165,7 +165,7 @@ impl Member {
     pub fn left(&mut self) {
         if self.pending.is_empty() {
             self.phase = MemberPhase::Idle;
-            let took = self.drain_began.take().map_or(Duration::ZERO, |began| began.elapsed());
+            let took = self.drain_began.take().map_or(Duration::ZERO, |reported| reported.elapsed());
             self.drains += 1;
             self.drain_max = self.drain_max.max(took);
         }

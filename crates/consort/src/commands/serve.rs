@@ -16,7 +16,7 @@ use server::{ApiKeys, App, Config, HeaderValue, Listener, Tls};
 use tokio::sync::oneshot;
 use tracing::info;
 
-use crate::options::{ModelOptions, ThreadOption};
+use crate::options::{ModelOptions, ThreadOption, cpus};
 use crate::store::DEFAULT_REPO;
 use load::CacheOptions;
 use logs::LogFormat;
@@ -26,8 +26,9 @@ use shutdown::Signals;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Threads of the HTTP server. The model has compute threads of its own.
 const HTTP_THREADS: usize = 2;
-/// Threads that render prompts and compile grammars.
-const PROMPT_THREADS: usize = 16;
+/// The most threads that parse bodies, render prompts and compile grammars, however many CPUs there are: each may use
+/// hundreds of megabytes for a hostile body.
+const PROMPT_THREADS_MAX: usize = 8;
 
 /// Serve a model over HTTP: OpenAI's and Anthropic's APIs, metrics, and a chat page
 ///
@@ -92,7 +93,7 @@ impl ServeArgs {
         let tls = self.http.tls()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(HTTP_THREADS)
-            .max_blocking_threads(PROMPT_THREADS)
+            .max_blocking_threads(cpus().clamp(2, PROMPT_THREADS_MAX))
             .thread_name("http")
             .enable_all()
             .build()

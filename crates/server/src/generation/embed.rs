@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use engine::{EventKind, FinishReason, Pooling, Request, RequestKind, TenantId};
+use engine::{EventKind, FinishReason, Pooling, Request, RequestKind};
 use tokio::sync::mpsc::channel;
 
 use super::prompt;
 use super::request::{CHOICES_MAX, Prompt};
 use super::sink::{ChannelSink, EVENTS_MAX};
 use crate::app::App;
+use crate::blocking;
+use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
 
@@ -27,15 +29,20 @@ pub async fn embed(
     model: Arc<ServedModel>,
     prompts: Vec<Prompt>,
     pooling: Pooling,
-    tenant: TenantId,
+    permit: BodyPermit,
 ) -> Result<EmbeddingOutput, ApiError> {
     if prompts.is_empty() || prompts.len() > CHOICES_MAX {
         return Err(ApiError::invalid("input", format!("there must be 1 to {CHOICES_MAX} inputs")));
     }
+    let tenant = permit.tenant();
     let prompts: Vec<_> = {
         let model = Arc::clone(&model);
         let encode = move |prompt| prompt::encode(&model, prompt, "input");
-        prompt::run_blocking(move || prompts.into_iter().map(encode).collect()).await?
+        blocking::run(move || {
+            let _permit = permit;
+            prompts.into_iter().map(encode).collect()
+        })
+        .await?
     };
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let mut vectors = vec![Vec::new(); prompts.len()];

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use engine::{EventKind, FinishReason, Sampled, TenantId};
+use engine::{EventKind, FinishReason, Sampled};
 use text::Delta;
 use tokio::sync::mpsc::{Receiver, channel};
 use tracing::{Span, info};
@@ -31,6 +31,8 @@ pub use request::{
 };
 
 use crate::app::App;
+use crate::blocking;
+use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
 use decoder::ChoiceDecoder;
@@ -111,17 +113,18 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Encodes the prompt and submits it to the engine.
+    /// Encodes the prompt and submits it to the engine. The permit of the request's body is released when the prompt is
+    /// encoded.
     pub async fn start(
         app: &App,
         model: Arc<ServedModel>,
         request: GenerationRequest,
-        tenant: TenantId,
+        permit: BodyPermit,
     ) -> Result<Self, ApiError> {
         let choices_per_prompt = request.choices.max(1);
         let prepared = {
             let model = Arc::clone(&model);
-            prompt::run_blocking(move || prompt::prepare(&model, request, tenant)).await?
+            blocking::run(move || prompt::prepare(&model, request, permit.tenant())).await?
         };
         let (sender, events) = channel(EVENTS_MAX);
         let mut generation = Self {

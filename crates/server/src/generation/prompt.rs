@@ -10,6 +10,8 @@ use types::TokenId;
 use super::constraint::GrammarConstraint;
 use super::decoder::ChoiceDecoder;
 use super::request::{CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding};
+use crate::blocking;
+use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
 
@@ -27,6 +29,7 @@ pub(super) fn prepare(
     let stops = stops.map_err(|error| ApiError::invalid("stop", error.to_string()))?;
     let model_eos: &[TokenId] = if request.ignore_eos { &[] } else { model.tokenizer.eos_ids() };
     let eos: Arc<[TokenId]> = model_eos.iter().chain(&request.stop_tokens).copied().collect();
+    let sampling_defaults = model.defaults.sampling();
     let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
     let special = if request.show_special { SpecialTokens::Show } else { SpecialTokens::Hide };
     let mut prepared = Vec::with_capacity(input.prompts.len() * request.choices);
@@ -56,7 +59,11 @@ pub(super) fn prepare(
             }
             let engine_request = Request {
                 prompt: prompt.clone(),
-                sampling: request.sampling.params(&model.defaults, request.logprobs, seed.wrapping_add(index as u64)),
+                sampling: request.sampling.params(
+                    &sampling_defaults,
+                    request.logprobs,
+                    seed.wrapping_add(index as u64),
+                ),
                 tokens_max: request.tokens_max.unwrap_or(usize::MAX),
                 tokens_min: request.tokens_min,
                 eos: Arc::clone(&eos),
@@ -96,17 +103,15 @@ impl EncodedInput {
                 return Ok(Self { prompts, grammar, reply: None });
             }
         };
-        let (prompt, tokens) = render_chat(model, &chat)?;
+        let prompt = render_chat(model, &chat)?;
+        let tokens = encode_if_fits(model, &prompt, false, "messages")?;
         let tools: Arc<[Tool]> = if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { tools(&chat.tools) };
-        let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !chat.single_tool_call);
+        let single_tool_call = chat.is_single_tool_call();
+        let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !single_tool_call);
         let calls = calls.map_err(|error| ApiError::invalid("tools", error_chain(&error)))?;
         // A forced tool call takes precedence over a response format.
         let grammar = calls.or(grammar).map(|grammar| model.format.reasoned(grammar, &prompt));
-        Ok(Self {
-            prompts: vec![tokens],
-            grammar,
-            reply: Some(ReplyContext { prompt, tools, single_tool_call: chat.single_tool_call }),
-        })
+        Ok(Self { prompts: vec![tokens], grammar, reply: Some(ReplyContext { prompt, tools, single_tool_call }) })
     }
 
     fn constraint(&self, model: &ServedModel) -> Result<Option<Box<dyn Constraint>>, ApiError> {
@@ -141,28 +146,34 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The tokens of a conversation's prompt.
-pub async fn chat_tokens(model: Arc<ServedModel>, chat: ChatInput) -> Result<Vec<TokenId>, ApiError> {
-    run_blocking(move || render_chat(&model, &chat).map(|(_, tokens)| tokens)).await
-}
-
-/// The tokens of a text. `add_special` adds the special tokens that the model expects around it.
-pub async fn text_tokens(model: Arc<ServedModel>, text: String, add_special: bool) -> Result<Vec<TokenId>, ApiError> {
-    run_blocking(move || {
-        let tokens = model.tokenizer.encode(&text, add_special);
-        tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))
+pub async fn chat_tokens(
+    model: Arc<ServedModel>,
+    chat: ChatInput,
+    permit: BodyPermit,
+) -> Result<Vec<TokenId>, ApiError> {
+    blocking::run(move || {
+        let _permit = permit;
+        encode_text(&model, &render_chat(&model, &chat)?, false, "messages")
     })
     .await
 }
 
-/// Templates, tokenizers and grammars are slow: they run on a thread for blocking work.
-pub(super) async fn run_blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::internal("the prompt could not be prepared"))?
+/// The tokens of a text. `add_special` adds the special tokens that the model expects around it.
+pub async fn text_tokens(
+    model: Arc<ServedModel>,
+    text: String,
+    add_special: bool,
+    permit: BodyPermit,
+) -> Result<Vec<TokenId>, ApiError> {
+    blocking::run(move || {
+        let _permit = permit;
+        encode_text(&model, &text, add_special, "prompt")
+    })
+    .await
 }
 
-/// A conversation's prompt as text and as tokens.
-fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<(String, Vec<TokenId>), ApiError> {
+/// A conversation's prompt as text.
+fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<String, ApiError> {
     let Some(template) = &model.template else {
         let message = "this model has no chat template: it continues texts, at /v1/completions";
         return Err(ApiError::invalid("messages", message).code("no_chat_template"));
@@ -175,21 +186,29 @@ fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<(String, Vec<Tok
         extra: chat.template_args.clone(),
         now: None,
     };
-    let text = template.render(&chat.messages, &options).map_err(|error| match error {
+    template.render(&chat.messages, &options).map_err(|error| match error {
         TemplateError::Refused(_) | TemplateError::Failed(_) => ApiError::invalid("messages", error.to_string()),
         _ => ApiError::internal(error.to_string()),
-    })?;
-    let tokens = model.tokenizer.encode(&text, false);
-    let tokens = tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
-    Ok((text, tokens))
+    })
 }
 
 /// The tokens of a plain prompt, without a template.
 pub(super) fn encode(model: &ServedModel, prompt: Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
     match prompt {
         Prompt::Tokens(tokens) => Ok(tokens),
-        Prompt::Text(text) => {
-            model.tokenizer.encode(&text, true).map_err(|error| ApiError::invalid(param, error.to_string()))
-        }
+        Prompt::Text(text) => encode_if_fits(model, &text, true, param),
     }
+}
+
+/// The tokens of a text to compute. One that cannot fit the context is refused before it is encoded, which takes long.
+fn encode_if_fits(model: &ServedModel, text: &str, add_special: bool, param: &str) -> Result<Vec<TokenId>, ApiError> {
+    let tokens_min = model.tokenizer.tokens_min(text);
+    if tokens_min >= model.context {
+        return Err(ApiError::context_exceeded(tokens_min, model.context, true));
+    }
+    encode_text(model, text, add_special, param)
+}
+
+fn encode_text(model: &ServedModel, text: &str, add_special: bool, param: &str) -> Result<Vec<TokenId>, ApiError> {
+    model.tokenizer.encode(text, add_special).map_err(|error| ApiError::invalid(param, error.to_string()))
 }

@@ -2,7 +2,7 @@
 
 use engine::SamplingParams;
 use serde_json::{Map, Value};
-use text::{GenerationDefaults, Grammar, Message, ToolChoice};
+use text::{Grammar, Message, SamplingDefaults, ToolChoice};
 use types::TokenId;
 
 /// The maximum choices of one request: prompts times choices for each.
@@ -74,11 +74,20 @@ pub struct ChatInput {
     /// In OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
     pub tools: Vec<Value>,
     pub tool_choice: ToolChoice,
-    /// The output ends before a second tool call.
-    pub single_tool_call: bool,
+    /// Whether the output may have several tool calls. `None`: only if no call is forced, because the grammar of a forced
+    /// call would let the model call for ever.
+    pub parallel_tool_calls: Option<bool>,
     /// Further variables of the template, such as `enable_thinking`.
     pub template_args: Map<String, Value>,
     pub ending: PromptEnding,
+}
+
+impl ChatInput {
+    /// Whether the output ends before a second tool call.
+    pub fn is_single_tool_call(&self) -> bool {
+        let is_forced = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        !self.parallel_tool_calls.unwrap_or(!is_forced)
+    }
 }
 
 impl Default for ChatInput {
@@ -87,7 +96,7 @@ impl Default for ChatInput {
             messages: Vec::new(),
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
-            single_tool_call: false,
+            parallel_tool_calls: None,
             template_args: Map::new(),
             ending: PromptEnding::GenerationPrompt,
         }
@@ -121,17 +130,15 @@ pub struct SamplingOverrides {
 }
 
 impl SamplingOverrides {
-    /// Absent settings use the model's defaults; where it has none, they are off. Penalties are off unless the request sets
-    /// them.
-    pub fn params(&self, model: &GenerationDefaults, logprobs: Option<usize>, seed: u64) -> SamplingParams {
-        let greedy = (model.do_sample == Some(false)).then_some(0.0);
+    /// Settings that the request leaves out are the model's defaults.
+    pub fn params(&self, default: &SamplingDefaults, logprobs: Option<usize>, seed: u64) -> SamplingParams {
         SamplingParams {
-            temperature: self.temperature.or(greedy).or(model.temperature).unwrap_or(1.0),
-            top_p: self.top_p.or(model.top_p).unwrap_or(1.0),
-            top_k: self.top_k.unwrap_or(model.top_k.unwrap_or(0) as usize),
-            min_p: self.min_p.or(model.min_p).unwrap_or(0.0),
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            top_k: self.top_k.unwrap_or(default.top_k as usize),
+            min_p: self.min_p.unwrap_or(default.min_p),
             seed,
-            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             logit_bias: (!self.logit_bias.is_empty()).then(|| self.logit_bias.as_slice().into()),
@@ -143,11 +150,12 @@ impl SamplingOverrides {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use text::GenerationDefaults;
 
-    fn check(overrides: SamplingOverrides, model: GenerationDefaults, expected: (f32, f32, usize)) {
-        let params = overrides.params(&model, None, 0);
-        assert_eq!((params.temperature, params.top_p, params.top_k), expected);
-        assert_eq!(params.repetition_penalty, 1.0, "penalties are off unless asked for");
+    fn check(overrides: SamplingOverrides, model: &GenerationDefaults, expected: (f32, f32, usize, f32, f32)) {
+        let params = overrides.params(&model.sampling(), None, 0);
+        let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, .. } = params;
+        assert_eq!((temperature, top_p, top_k, min_p, repetition_penalty), expected);
     }
 
     #[test]
@@ -158,12 +166,11 @@ mod tests {
             repetition_penalty: Some(1.2),
             ..GenerationDefaults::default()
         };
-        check(SamplingOverrides::default(), GenerationDefaults::default(), (1.0, 1.0, 0));
-        check(SamplingOverrides::default(), model.clone(), (0.6, 1.0, 20));
-        check(
-            SamplingOverrides { temperature: Some(0.0), top_k: Some(0), ..SamplingOverrides::default() },
-            model,
-            (0.0, 1.0, 0),
-        );
+        let none = SamplingOverrides::default;
+        check(none(), &GenerationDefaults::default(), (0.7, 0.95, 40, 0.05, 1.0));
+        check(none(), &model, (0.6, 1.0, 20, 0.0, 1.2));
+        let all_off =
+            SamplingOverrides { temperature: Some(0.0), top_k: Some(0), repetition_penalty: Some(1.0), ..none() };
+        check(all_off, &model, (0.0, 1.0, 0, 0.0, 1.0));
     }
 }

@@ -47,7 +47,7 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
     for (index, message) in request.messages.into_iter().enumerate() {
         add_message(&mut conversation, message, index)?;
     }
-    let (tool_choice, single_tool_call) = tool_choice(request.tool_choice);
+    let (tool_choice, parallel_tool_calls) = tool_choice(request.tool_choice);
     let ending = if conversation.ends_with_assistant() {
         PromptEnding::ContinueFinalMessage
     } else {
@@ -57,7 +57,7 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
         messages: conversation.into_messages(),
         tools: request.tools.into_iter().flatten().map(tool).collect(),
         tool_choice,
-        single_tool_call,
+        parallel_tool_calls,
         template_args: template_args(request.thinking, request.output_config.and_then(|config| config.effort)),
         ending,
     })
@@ -106,9 +106,9 @@ fn tool(tool: MessagesTool) -> Value {
     json!({"type": "function", "function": function})
 }
 
-/// The tool choice, and whether at most one call is allowed.
-fn tool_choice(choice: Option<MessagesToolChoice>) -> (ToolChoice, bool) {
-    let (choice, one) = match choice {
+/// The tool choice, and whether several calls are allowed.
+fn tool_choice(choice: Option<MessagesToolChoice>) -> (ToolChoice, Option<bool>) {
+    let (choice, disable_parallel) = match choice {
         None => (ToolChoice::Auto, None),
         Some(MessagesToolChoice::Auto { disable_parallel_tool_use }) => (ToolChoice::Auto, disable_parallel_tool_use),
         Some(MessagesToolChoice::Any { disable_parallel_tool_use }) => {
@@ -119,7 +119,7 @@ fn tool_choice(choice: Option<MessagesToolChoice>) -> (ToolChoice, bool) {
         }
         Some(MessagesToolChoice::None {}) => (ToolChoice::None, None),
     };
-    (choice, one.unwrap_or(false))
+    (choice, disable_parallel.map(|disable| !disable))
 }
 
 /// The template variables for these settings. Absent settings keep the template's default.
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(serde_json::to_value(&chat.messages[0]).unwrap(), json!({"role": "system", "content": "be kind"}));
         let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
         assert_eq!(chat.tools, [json!({"type": "function", "function": function})]);
-        assert_eq!((chat.tool_choice, chat.single_tool_call), (ToolChoice::Named("f".to_owned()), true));
+        assert_eq!((chat.tool_choice, chat.parallel_tool_calls), (ToolChoice::Named("f".to_owned()), Some(false)));
         assert_eq!(Value::Object(chat.template_args), json!({"enable_thinking": false, "reasoning_effort": "low"}));
         assert_eq!(chat.ending, PromptEnding::GenerationPrompt);
     }

@@ -8,11 +8,10 @@ mod response;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use utoipa::OpenApi;
 
 use crate::app::SharedApp;
-use crate::auth::Caller;
 use crate::error::{ApiError, MessagesErrorBody};
 use crate::error_responses::MessagesErrors;
 use crate::generation::{Generation, chat_tokens};
@@ -43,12 +42,11 @@ pub struct MessagesPaths;
 )]
 async fn create(
     State(app): State<SharedApp>,
-    Extension(Caller(tenant)): Extension<Caller>,
-    JsonBody(request): JsonBody<MessagesRequest>,
+    JsonBody(request, permit): JsonBody<MessagesRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(Some(&request.model))?;
     let (encoder, streams) = (MessagesEncoder::new(&request), request.stream == Some(true));
-    let generation = Generation::start(&app, model, convert::generation_request(request)?, tenant).await?;
+    let generation = Generation::start(&app, model, convert::generation_request(request)?, permit).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
@@ -60,9 +58,9 @@ async fn create(
 )]
 async fn count_tokens(
     State(app): State<SharedApp>,
-    JsonBody(request): JsonBody<MessagesCountRequest>,
+    JsonBody(request, permit): JsonBody<MessagesCountRequest>,
 ) -> Result<Json<MessagesTokenCount>, ApiError> {
     let model = app.model(Some(&request.model))?;
-    let prompt = chat_tokens(model, convert::count_input(request)?).await?;
+    let prompt = chat_tokens(model, convert::count_input(request)?, permit).await?;
     Ok(Json(MessagesTokenCount { input_tokens: prompt.len() }))
 }

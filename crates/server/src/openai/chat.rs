@@ -7,10 +7,10 @@ mod request;
 mod response;
 mod tool;
 
+use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
-use axum::{Extension, Router};
 
 pub use message::{ChatMessage, messages};
 pub use request::{ChatRequest, prompt_ending};
@@ -18,7 +18,6 @@ pub use response::ChatCompletion;
 pub use tool::{ChatTool, tools};
 
 use crate::app::SharedApp;
-use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
 use crate::generation::Generation;
@@ -45,15 +44,14 @@ pub fn router() -> Router<SharedApp> {
 )]
 pub async fn complete(
     State(app): State<SharedApp>,
-    Extension(Caller(tenant)): Extension<Caller>,
-    JsonBody(request): JsonBody<ChatRequest>,
+    JsonBody(request, permit): JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
     let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
     let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
     let request = request.into_generation_request()?;
     let (choices, logprobs, tokenizer) = (request.choices, request.logprobs.is_some(), model.tokenizer.clone());
-    let generation = Generation::start(&app, model, request, tenant).await?;
+    let generation = Generation::start(&app, model, request, permit).await?;
     let encoder = ChatEncoder::new(&app.config().model, tokenizer, choices, logprobs, include_usage);
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }

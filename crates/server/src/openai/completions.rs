@@ -4,10 +4,10 @@ mod encoder;
 mod logprobs;
 mod request;
 
+use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
-use axum::{Extension, Router};
 use serde::Serialize;
 use text::Tokenizer;
 use utoipa::ToSchema;
@@ -17,7 +17,6 @@ pub use request::{CompletionRequest, PromptField};
 
 use super::usage::UsageBody;
 use crate::app::SharedApp;
-use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
 use crate::generation::{Generation, GenerationInput, Prompt};
@@ -44,8 +43,7 @@ pub fn router() -> Router<SharedApp> {
 )]
 pub async fn complete(
     State(app): State<SharedApp>,
-    Extension(Caller(tenant)): Extension<Caller>,
-    JsonBody(request): JsonBody<CompletionRequest>,
+    JsonBody(request, permit): JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
     let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
@@ -54,7 +52,7 @@ pub async fn complete(
     let request = request.into_generation_request()?;
     let (logprobs, tokenizer) = (request.logprobs.is_some(), model.tokenizer.clone());
     let echoes = echoes(&tokenizer, &request.input, request.choices, echo);
-    let generation = Generation::start(&app, model, request, tenant).await?;
+    let generation = Generation::start(&app, model, request, permit).await?;
     let encoder = CompletionEncoder::new(&app.config().model, tokenizer, echoes, logprobs, include_usage);
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }

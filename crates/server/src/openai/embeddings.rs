@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::routing::post;
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use engine::Pooling;
@@ -11,7 +11,6 @@ use utoipa::ToSchema;
 
 use super::completions::PromptField;
 use crate::app::SharedApp;
-use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
 use crate::generation::embed;
@@ -96,8 +95,7 @@ pub struct EmbeddingUsage {
 )]
 pub async fn create(
     State(app): State<SharedApp>,
-    Extension(Caller(tenant)): Extension<Caller>,
-    JsonBody(request): JsonBody<EmbeddingRequest>,
+    JsonBody(request, permit): JsonBody<EmbeddingRequest>,
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let model = app.model(request.model.as_deref())?;
     if request.dimensions.is_some() {
@@ -108,7 +106,7 @@ pub async fn create(
         PoolingField::Last => Pooling::Last,
     };
     let prompts = request.input.into_prompts("input")?;
-    let embedded = embed(&app, model, prompts, pooling, tenant).await?;
+    let embedded = embed(&app, model, prompts, pooling, permit).await?;
     let format = request.encoding_format.unwrap_or_default();
     let embedding = |(index, vector)| EmbeddingObject {
         object: "embedding",

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::chat::{ChatMessage, ChatTool, messages, prompt_ending, tools};
 use crate::app::SharedApp;
+use crate::blocking;
 use crate::error::{ApiError, OpenAiErrorBody};
 use crate::error_responses::OpenAiErrors;
 use crate::generation::{ChatInput, chat_tokens, text_tokens};
@@ -86,14 +87,14 @@ pub struct TokenizerInfo {
 )]
 pub async fn tokenize(
     State(app): State<SharedApp>,
-    JsonBody(request): JsonBody<TokenizeRequest>,
+    JsonBody(request, permit): JsonBody<TokenizeRequest>,
 ) -> Result<Json<Tokenized>, ApiError> {
     let model = app.model(request.model.as_deref())?;
     let (context, tokenizer, names) = (model.context, model.tokenizer.clone(), request.return_token_strs);
     // Invalid tools are refused even with a text, which does not use them.
     let tools = tools(request.tools.unwrap_or_default())?;
     let tokens = match (request.prompt, request.messages) {
-        (Some(text), None) => text_tokens(model, text, request.add_special_tokens.unwrap_or(true)).await?,
+        (Some(text), None) => text_tokens(model, text, request.add_special_tokens.unwrap_or(true), permit).await?,
         (None, Some(list)) => {
             let chat = ChatInput {
                 messages: messages(list)?,
@@ -102,7 +103,7 @@ pub async fn tokenize(
                 ending: prompt_ending(request.add_generation_prompt, request.continue_final_message)?,
                 ..ChatInput::default()
             };
-            chat_tokens(model, chat).await?
+            chat_tokens(model, chat, permit).await?
         }
         _ => return Err(ApiError::invalid("prompt", "give either a prompt or messages")),
     };
@@ -124,15 +125,19 @@ pub async fn tokenize(
 )]
 pub async fn detokenize(
     State(app): State<SharedApp>,
-    JsonBody(request): JsonBody<DetokenizeRequest>,
+    JsonBody(request, permit): JsonBody<DetokenizeRequest>,
 ) -> Result<Json<Detokenized>, ApiError> {
     let model = app.model(request.model.as_deref())?;
     let (tokens, vocab) = (request.tokens, model.tokenizer.vocab_size());
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
         return Err(ApiError::invalid("tokens", format!("token {token} is outside the vocabulary of {vocab}")));
     }
-    let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
-    Ok(Json(Detokenized { prompt: model.tokenizer.decode(&tokens, SpecialTokens::Show) }))
+    let prompt = blocking::run(move || {
+        let _permit = permit;
+        let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
+        Ok(model.tokenizer.decode(&tokens, SpecialTokens::Show))
+    });
+    Ok(Json(Detokenized { prompt: prompt.await? }))
 }
 
 /// Get the begin and end tokens of the tokenizer

@@ -80,7 +80,7 @@ fn chat_input(request: &ResponsesRequest) -> Result<ChatInput, ApiError> {
         messages,
         tools: tools.map(tool).collect(),
         tool_choice,
-        single_tool_call: request.parallel_tool_calls == Some(false),
+        parallel_tool_calls: request.parallel_tool_calls,
         template_args: template_args(request.reasoning.and_then(|reasoning| reasoning.effort)),
         // The API has no way to continue a message: after an assistant's message a new one starts.
         ending: PromptEnding::GenerationPrompt,

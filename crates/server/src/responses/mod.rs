@@ -5,14 +5,13 @@ mod encoder;
 mod request;
 mod response;
 
+use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
-use axum::{Extension, Router};
 use utoipa::OpenApi;
 
 use crate::app::SharedApp;
-use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
 use crate::generation::Generation;
@@ -43,12 +42,11 @@ pub struct ResponsesPaths;
 )]
 async fn create(
     State(app): State<SharedApp>,
-    Extension(Caller(tenant)): Extension<Caller>,
-    JsonBody(request): JsonBody<ResponsesRequest>,
+    JsonBody(request, permit): JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(Some(&request.model))?;
     let (tokenizer, streams) = (model.tokenizer.clone(), request.stream == Some(true));
-    let generation = Generation::start(&app, model, convert::generation_request(&request)?, tenant).await?;
+    let generation = Generation::start(&app, model, convert::generation_request(&request)?, permit).await?;
     let encoder = ResponsesEncoder::new(request, move |token| ResponsesLogprob::new(token, &tokenizer));
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use server::{App, Config, LoadStage, Progress};
 
 use crate::client::{Client, wait_until};
-use crate::fixture;
+use crate::fixture::{self, MODEL};
 
 const CHAT: &str = "/v1/chat/completions";
 const USER: &str = r#"{"role": "user", "content": "x"}"#;
@@ -67,7 +67,12 @@ async fn a_prompt_that_can_never_fit_is_refused_with_the_limit() {
     assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")));
     let models = client.get("/v1/models").await.json();
     let context = models["data"][0]["max_model_len"].as_u64().unwrap();
-    assert!(error["message"].as_str().unwrap().contains(&(context - 1).to_string()), "{error}");
+    let message = error["message"].as_str().unwrap();
+    let words = format!("This model's maximum context length is {context} tokens. However, ");
+    assert!(message.starts_with(&words), "clients match these words: {message}");
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "x ".repeat(2000)}], "max_tokens": 1});
+    let (_, error) = client.error("/v1/messages", &body.to_string()).await;
+    assert!(error["message"].as_str().unwrap().starts_with("prompt is too long: "), "{error}");
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ generation_request! {
         #[schema(max_items = 512)]
         pub tools: Option<Vec<ChatTool>>,
         pub tool_choice: Option<ToolChoiceField>,
-        /// Whether one response may call more than one tool; true by default
+        /// Whether one response may call more than one tool; by default only if `tool_choice` forces none
         pub parallel_tool_calls: Option<bool>,
         /// Variables of the chat template, such as `enable_thinking`
         #[schema(value_type = Option<Object>)]
@@ -71,7 +71,7 @@ impl ChatRequest {
             messages: messages(std::mem::take(&mut self.messages))?,
             tool_choice: tool_choice(self.tool_choice.take(), &tools)?,
             tools,
-            single_tool_call: !self.parallel_tool_calls.unwrap_or(true),
+            parallel_tool_calls: self.parallel_tool_calls,
             template_args: self.template_args(),
             ending: prompt_ending(self.add_generation_prompt, self.continue_final_message)?,
         }));

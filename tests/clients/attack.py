@@ -1,0 +1,199 @@
+"""Hostile clients, all at once, beside one honest stream.
+
+    python attack.py --url http://127.0.0.1:8000 --model NAME --key KEY --pid PID --seconds 600
+
+Connections that send nothing, or half of a preface; bodies of megabytes, in one text, in many parts, in a name, or in drops. Prints
+the longest gap between two tokens of the honest stream, the slowest `/health`, and the memory before, at its peak and after. Fails when
+the stream is lost, when an answer is not what it has to be, when the server does not answer at the end, or when memory stays.
+"""
+
+import argparse
+import collections
+import http.client
+import json
+import pathlib
+import re
+import socket
+import sys
+import threading
+import time
+
+from soak import Client, Wrong, busy
+
+REST_S = 60
+"""The longest that a server may take to give memory back."""
+GROWTH_MIB = 128
+"""What the server may hold beyond what it held before: connections, a warm allocator."""
+MIB = 1 << 20
+CHAT = "/v1/chat/completions"
+
+
+class Attack:
+    def __init__(self, client, model, pid, until):
+        self.client, self.model, self.pid, self.until = client, model, pid, until
+        self.counts = collections.Counter()
+        self.wrong = []
+        self.longest_gap_s = self.slowest_health_s = 0.0
+        self.peak_mib = 0
+
+    def runs(self):
+        return time.monotonic() < self.until and len(self.wrong) < 20
+
+    def repeat(self, kind):
+        """Runs one kind of client until the time is over."""
+        while self.runs():
+            try:
+                end = kind(self)
+            except (Wrong, OSError, http.client.HTTPException, ValueError) as error:
+                end = "WRONG"
+                self.wrong.append(f"{kind.__name__}: {type(error).__name__} {error}"[:500])
+            self.counts[kind.__name__, end] += 1
+
+    def refused(self, body, code, path=CHAT):
+        """Sends a body that must be refused with this code, or put off."""
+        connection, answer = self.client.ask(path, body)
+        text = answer.read().decode()
+        connection.close()
+        if busy(answer):
+            return f"put off with {answer.status}"
+        error = json.loads(text)["error"]
+        if error["code"] != code:
+            raise Wrong(f"status {answer.status}: {text[:300]}")
+        if len(text) > 2000:
+            raise Wrong(f"an error of {len(text)} bytes")
+        return code
+
+    def rss_mib(self):
+        status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) // 1024
+
+
+def honest_stream(attack):
+    body = {"model": attack.model, "messages": [{"role": "user", "content": "Tell me a story."}], "stream": True,
+            "ignore_eos": True, "max_tokens": 64}
+    connection, answer = attack.client.ask(CHAT, body)
+    if answer.status != 200:
+        raise Wrong(f"status {answer.status}: {answer.read()[:300]}")
+    last, ended = time.monotonic(), False
+    for line in answer:
+        if not line.startswith(b"data: "):
+            continue
+        now = time.monotonic()
+        attack.longest_gap_s, last = max(attack.longest_gap_s, now - last), now
+        ended = line.strip() == b"data: [DONE]"
+    connection.close()
+    if not ended:
+        raise Wrong("the stream was lost")
+    return "whole"
+
+
+def health(attack):
+    began = time.monotonic()
+    status, text = attack.client.get("/health")
+    if status != 200:
+        raise Wrong(f"status {status}: {text[:300]}")
+    attack.slowest_health_s = max(attack.slowest_health_s, time.monotonic() - began)
+    attack.peak_mib = max(attack.peak_mib, attack.rss_mib())
+    time.sleep(0.1)
+    return "well"
+
+
+def long_text(attack):
+    return attack.refused(chat(attack, "a" * (7 * MIB)), "context_length_exceeded")
+
+
+def many_parts(attack):
+    parts = [{"type": "text", "text": "a"}] * 250_000
+    return attack.refused(chat(attack, parts), "context_length_exceeded")
+
+
+def long_name(attack):
+    return attack.refused(chat(attack, "x") | {"model": "m" * (7 * MIB)}, "model_not_found")
+
+
+def long_role(attack):
+    body = {"model": attack.model, "messages": [{"role": "r" * (7 * MIB), "content": "x"}]}
+    return attack.refused(body, "invalid_value")
+
+
+def drops(attack):
+    """Announces a large body, sends a part of it, and waits."""
+    head = [f"POST {CHAT} HTTP/1.1", "host: localhost", f"content-length: {7 * MIB}"]
+    head += [f"{name}: {value}" for name, value in attack.client.headers.items()]
+    with attack.client.connect().sock as sock:
+        try:
+            sock.sendall("\r\n".join([*head, "", '{"messages": "']).encode() + b"a" * MIB)
+            while attack.runs():
+                sock.sendall(b"a")
+                time.sleep(1)
+        except OSError:
+            return "cut off"
+    return "held"
+
+
+def silence(first_bytes):
+    def silent_connections(attack):
+        """Holds connections for as long as the server lets it."""
+        where, held = attack.client.where, []
+        while attack.runs():
+            try:
+                sock = socket.create_connection((where.hostname, where.port), timeout=5)
+                sock.sendall(first_bytes)
+                held.append(sock)
+            except OSError:
+                time.sleep(0.1)  # refused, dropped, or no more descriptors here: that is the point
+            if len(held) >= CONNECTIONS:
+                time.sleep(0.5)
+                held = held[CONNECTIONS // 4 :]
+        return "held"
+
+    return silent_connections
+
+
+CONNECTIONS = 200
+"""How many connections each kind of silence holds."""
+
+
+def chat(attack, content):
+    return {"model": attack.model, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+
+
+KINDS = [honest_stream, health, long_text, long_text, many_parts, many_parts, long_name, long_role, drops, drops,
+         silence(b""), silence(b"PRI * HTTP/2.0\r\n"), silence(b"GET / HTTP/1.1\r\nhost:")]
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("url", "model", "key", "pid"):
+        options.add_argument(f"--{name}", required=True)
+    options.add_argument("--seconds", type=float, default=600)
+    given = options.parse_args()
+    attack = Attack(Client(given.url, given.key), given.model, given.pid, time.monotonic() + given.seconds)
+    before = attack.rss_mib()
+    threads = [threading.Thread(target=attack.repeat, args=[kind]) for kind in KINDS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    rested = time.monotonic() + REST_S
+    while (after := attack.rss_mib()) > before + GROWTH_MIB and time.monotonic() < rested:
+        time.sleep(0.5)
+    for (kind, end), count in sorted(attack.counts.items()):
+        print(f"{kind:20} {end:30} {count}")
+    print(f"longest gap of the stream {attack.longest_gap_s:.2f} s, slowest /health {attack.slowest_health_s:.2f} s")
+    print(f"memory {before} MiB before, {attack.peak_mib} at its peak, {after} after")
+    if after > before + GROWTH_MIB:
+        attack.wrong.append(f"{after - before} MiB more than before")
+    status, _ = attack.client.get("/ready")
+    if status != 200:
+        attack.wrong.append(f"/ready is {status}")
+    if not attack.counts["honest_stream", "whole"]:
+        attack.wrong.append("no stream was completed")
+    for wrong in attack.wrong:
+        print(wrong)
+    sys.exit(bool(attack.wrong))
+
+
+if __name__ == "__main__":
+    main()
