@@ -7,7 +7,9 @@
 
 mod admission;
 mod delivery;
+mod recovery;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,7 @@ use crate::executor::{Capacity, Executor, ExecutorError, Health};
 use crate::generation::Generation;
 use crate::plan::{Phase, StepOutput, StepPlan};
 use crate::queue::WaitingQueue;
-use crate::request::{Event, EventKind, Failure, FinishReason, Finished, Request, RequestId};
+use crate::request::{Event, EventKind, FinishReason, Finished, Request, RequestId};
 use crate::running::RunningSequences;
 use crate::sampler::SamplingParamsError;
 use crate::scheduler::Scheduler;
@@ -31,9 +33,6 @@ pub const CHUNK_DEFAULT: usize = 512;
 
 /// The default of [`EngineOptions::rebuild_timeout`].
 pub const REBUILD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
-
-/// How often a request is requeued because the executor lost a process while it ran.
-const LOSSES_MAX: u32 = 3;
 
 /// How long a step waits for an executor that is not ready before it returns to the caller.
 const REBUILD_POLL: Duration = Duration::from_millis(20);
@@ -84,6 +83,12 @@ impl Default for EngineOptions {
     }
 }
 
+/// A step that was submitted and not collected.
+struct StepInFlight {
+    /// Steps are numbered in the order of submission.
+    number: u64,
+}
+
 pub struct Engine<E: Executor> {
     executor: E,
     options: EngineOptions,
@@ -92,8 +97,9 @@ pub struct Engine<E: Executor> {
     running: RunningSequences,
     /// A request that did not fit, and how many pages were unclaimed then: it is tried again when more are.
     blocked: Option<(RequestId, usize)>,
-    /// Steps that were submitted and not collected.
-    in_flight: usize,
+    /// Steps that were submitted and not collected, oldest first.
+    in_flight: VecDeque<StepInFlight>,
+    next_step: u64,
     /// Since when the executor replaces a lost process, and why.
     rebuilding: Option<(Instant, Arc<str>)>,
     next_id: u64,
@@ -117,7 +123,8 @@ impl<E: Executor> Engine<E> {
             waiting: WaitingQueue::default(),
             running: RunningSequences::default(),
             blocked: None,
-            in_flight: 0,
+            in_flight: VecDeque::new(),
+            next_step: 0,
             rebuilding: None,
             next_id: 0,
             plan: StepPlan::new(),
@@ -152,7 +159,7 @@ impl<E: Executor> Engine<E> {
 
     /// No request runs or waits.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty() && self.in_flight == 0
+        self.running.is_empty() && self.waiting.is_empty() && self.in_flight.is_empty()
     }
 
     pub fn running(&self) -> usize {
@@ -253,61 +260,19 @@ impl<E: Executor> Engine<E> {
         Ok(Generation::new(self, request))
     }
 
-    /// Polls the executor's health. While it cannot run steps, all sequences wait.
-    fn poll_health(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
-        let health = self.executor.poll_health(wait);
-        match &health {
-            Health::Ready => self.rebuilding = None,
-            Health::Rebuilding { why } => self.requeue_all(why, events),
-        }
-        health
-    }
-
-    /// Whether requests have waited for the executor for longer than `rebuild_timeout`.
-    fn rebuild_timed_out(&self) -> bool {
-        self.rebuilding.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.rebuild_timeout)
-    }
-
-    /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence that
-    /// was running at more than [`LOSSES_MAX`] losses may be their cause, and fails.
-    fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
-        let since = self.rebuilding.take().map_or_else(Instant::now, |(since, _)| since);
-        self.rebuilding = Some((since, why.clone()));
-        self.in_flight = 0;
-        self.blocked = None;
-        while let Some(mut sequence) = self.running.pop() {
-            if sequence.reset_after_loss() <= LOSSES_MAX {
-                self.stats.replays += 1;
-                self.waiting.requeue(sequence);
-            } else {
-                self.waiting.finished(sequence.tenant);
-                let error = Arc::new(ExecutorError::Lost { why: why.clone() });
-                self.finish(sequence, FinishReason::Failed(Failure::Executor(error)), Instant::now(), events);
-            }
-        }
-    }
-
-    fn fail_all(&mut self, error: &Arc<ExecutorError>, events: &mut Vec<Event>) {
-        let now = Instant::now();
-        for sequence in self.running.iter().chain(self.waiting.iter()) {
-            let reason = FinishReason::Failed(Failure::Executor(error.clone()));
-            self.stats.finished.count(&reason);
-            let kind = EventKind::Finished(sequence.finished(reason, now));
-            events.push(Event { request: sequence.id, kind });
-        }
-        self.clear();
-    }
-
     fn try_step(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         self.admit(events)?;
         self.update_masks(events);
-        while self.in_flight < self.executor.depth() && self.submit(events)? {}
-        if self.in_flight == 0 {
+        while self.in_flight.len() < self.executor.depth() && self.submit(events)? {}
+        if self.in_flight.is_empty() {
             return Ok(false);
         }
         let mut output = std::mem::take(&mut self.output);
         let collected = self.executor.collect(&mut output);
-        self.in_flight -= 1;
+        if !matches!(&collected, Err(error) if error.is_lost()) {
+            // After a loss the step counts as in flight until its sequences are requeued.
+            self.in_flight.pop_front();
+        }
         self.stats.steps += 1;
         let delivered = collected.and_then(|()| self.deliver(&mut output, events));
         self.output = output;
@@ -341,11 +306,13 @@ impl<E: Executor> Engine<E> {
                 Err(error) => return Err(error),
             }
         }
-        self.in_flight += 1;
+        let number = self.next_step;
+        self.next_step += 1;
+        self.in_flight.push_back(StepInFlight { number });
         for entry in self.plan.entries() {
             let index = self.running.position_of(entry.session).expect("only running sequences are planned");
             let samples = if entry.is_sampled() { entry.logit_rows() } else { 0 };
-            self.running[index].submitted(entry.end(), samples);
+            self.running[index].submitted(number, entry.end(), samples);
             match entry.phase {
                 Phase::Prefill => self.stats.prefilled_tokens += entry.rows() as u64,
                 Phase::Decode => self.stats.draft_tokens += samples.saturating_sub(1) as u64,
@@ -394,9 +361,8 @@ impl<E: Executor> Engine<E> {
         }
         self.running.clear();
         self.waiting.clear();
-        while self.in_flight > 0 {
+        while self.in_flight.pop_front().is_some() {
             let _ = self.executor.collect(&mut self.output);
-            self.in_flight -= 1;
         }
     }
 }

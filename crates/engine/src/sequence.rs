@@ -43,7 +43,9 @@ pub(crate) struct Sequence {
     constraint: Option<ConstraintState>,
     prompt_logprobs: Option<PromptLogprobsState>,
     kind: RequestKind,
-    /// How often its session was lost.
+    /// The number of the last step that was submitted with its rows.
+    last_step: Option<u64>,
+    /// How often its session was lost while a step with its rows was in flight.
     losses: u32,
     /// Whether [`EventKind::Prefilled`] was sent.
     prefilled: bool,
@@ -120,6 +122,7 @@ impl Sequence {
             constraint,
             prompt_logprobs: request.prompt_logprobs.map(|top| PromptLogprobsState { top, found: vec![None] }),
             kind: request.kind,
+            last_step: None,
             losses: 0,
             prefilled: false,
             cached_tokens: None,
@@ -161,6 +164,7 @@ impl Sequence {
         self.session = None;
         self.planned = 0;
         self.samples_pending = 0;
+        self.last_step = None;
         self.draft.tokens.clear();
         if self.needs_prompt_logprobs()
             && let Some(state) = &mut self.prompt_logprobs
@@ -169,10 +173,12 @@ impl Sequence {
         }
     }
 
-    /// [`Sequence::reset`], because its session was lost. Returns how often that has happened.
-    pub fn reset_after_loss(&mut self) -> u32 {
+    /// [`Sequence::reset`], because its session was lost while the steps from number `oldest_step` on were in flight.
+    /// Returns how often that has happened while its own rows were in such a step.
+    pub fn reset_after_loss(&mut self, oldest_step: Option<u64>) -> u32 {
+        let ran = oldest_step.is_some_and(|oldest| self.last_step.is_some_and(|last| last >= oldest));
+        self.losses += u32::from(ran);
         self.reset();
-        self.losses += 1;
         self.losses
     }
 
@@ -247,8 +253,9 @@ impl Sequence {
         }
     }
 
-    /// A step was submitted that runs it up to `end` and samples `samples` tokens.
-    pub fn submitted(&mut self, end: usize, samples: usize) {
+    /// The step with this number was submitted; it runs the sequence up to `end` and samples `samples` tokens.
+    pub fn submitted(&mut self, step: u64, end: usize, samples: usize) {
+        self.last_step = Some(step);
         self.planned = end;
         self.samples_pending += samples;
         self.draft.accepted = 0;

@@ -16,18 +16,20 @@ use types::{SessionId, TokenId};
 /// Far longer than a test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Loses all sessions in the steps `lost_at`, and is ready again after `looks` polls of its health.
+/// Loses all sessions in the steps `lost_at` and, while no step runs, after the steps `lost_after`. It is ready again after
+/// `looks` polls of its health.
 struct Frail {
     inner: Fake,
     steps: usize,
     lost_at: Vec<usize>,
+    lost_after: Vec<usize>,
     looks: usize,
     looks_left: usize,
 }
 
 impl Frail {
     fn new(lost_at: &[usize], looks: usize) -> Self {
-        Self { inner: whole(), steps: 0, lost_at: lost_at.to_vec(), looks, looks_left: 0 }
+        Self { inner: whole(), steps: 0, lost_at: lost_at.to_vec(), lost_after: Vec::new(), looks, looks_left: 0 }
     }
 }
 
@@ -75,6 +77,11 @@ impl Executor for Frail {
     }
 
     fn poll_health(&mut self, _: Duration) -> Health {
+        if let Some(index) = self.lost_after.iter().position(|&step| step == self.steps) {
+            self.lost_after.remove(index);
+            self.inner = whole();
+            self.looks_left = self.looks;
+        }
         if self.looks_left == 0 {
             return Health::Ready;
         }
@@ -131,7 +138,7 @@ fn answers_are_the_same_however_often_sessions_are_lost() {
 }
 
 #[test]
-fn a_request_that_is_there_at_every_loss_ends() {
+fn a_request_whose_steps_are_all_lost_ends() {
     let all: Vec<usize> = (1..100).collect();
     let mut engine = Engine::new(Frail::new(&all, 1), 64);
     for (_, ending) in run(&mut engine) {
@@ -139,6 +146,26 @@ fn a_request_that_is_there_at_every_loss_ends() {
         assert!(error.is_lost());
     }
     assert_eq!(engine.health(), Health::Rebuilding { why: why() });
+}
+
+#[test]
+fn a_request_that_is_only_present_at_losses_goes_on() {
+    // The first prompt takes the whole chunk, so the second request has a session without rows in the steps that are lost.
+    let mut engine = Engine::new(Frail::new(&[1, 2, 3, 4], 1), 16);
+    let answers = run(&mut engine);
+    assert!(matches!(answers[0].1, FinishReason::Failed(Failure::Executor(_))), "{:?}", answers[0].1);
+    assert_eq!(answers[1].0, answer(&prompt(30, 2), &sampling(), 20));
+}
+
+#[test]
+fn losses_between_steps_end_no_request() {
+    let mut frail = Frail::new(&[], 1);
+    frail.lost_after = (1..20).collect();
+    let mut engine = Engine::new(frail, 64);
+    for ((tokens, _), seed) in run(&mut engine).iter().zip([1, 2]) {
+        assert_eq!(*tokens, answer(&prompt(30, seed), &sampling(), 20));
+    }
+    assert!(engine.stats().replays > 4, "{:?}", engine.stats());
 }
 
 #[test]

@@ -1,0 +1,59 @@
+//! Recovery: what happens to requests when the executor loses a process, or fails.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use crate::executor::{Executor, ExecutorError, Health};
+use crate::request::{Event, EventKind, Failure, FinishReason};
+
+/// How often a request is requeued because the executor lost a process while a step with its rows was in flight.
+const LOSSES_MAX: u32 = 3;
+
+impl<E: Executor> Engine<E> {
+    /// Polls the executor's health. While it cannot run steps, all sequences wait.
+    pub(super) fn poll_health(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
+        let health = self.executor.poll_health(wait);
+        match &health {
+            Health::Ready => self.rebuilding = None,
+            Health::Rebuilding { why } => self.requeue_all(why, events),
+        }
+        health
+    }
+
+    /// Whether requests have waited for the executor for longer than `rebuild_timeout`.
+    pub(super) fn rebuild_timed_out(&self) -> bool {
+        self.rebuilding.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.rebuild_timeout)
+    }
+
+    /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence whose rows
+    /// were in flight at more than [`LOSSES_MAX`] losses may be their cause, and fails. One that was only present goes on.
+    pub(super) fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
+        let since = self.rebuilding.take().map_or_else(Instant::now, |(since, _)| since);
+        self.rebuilding = Some((since, why.clone()));
+        let oldest_step = self.in_flight.front().map(|step| step.number);
+        self.in_flight.clear();
+        self.blocked = None;
+        while let Some(mut sequence) = self.running.pop() {
+            if sequence.reset_after_loss(oldest_step) <= LOSSES_MAX {
+                self.stats.replays += 1;
+                self.waiting.requeue(sequence);
+            } else {
+                self.waiting.finished(sequence.tenant);
+                let error = Arc::new(ExecutorError::Lost { why: why.clone() });
+                self.finish(sequence, FinishReason::Failed(Failure::Executor(error)), Instant::now(), events);
+            }
+        }
+    }
+
+    pub(super) fn fail_all(&mut self, error: &Arc<ExecutorError>, events: &mut Vec<Event>) {
+        let now = Instant::now();
+        for sequence in self.running.iter().chain(self.waiting.iter()) {
+            let reason = FinishReason::Failed(Failure::Executor(error.clone()));
+            self.stats.finished.count(&reason);
+            let kind = EventKind::Finished(sequence.finished(reason, now));
+            events.push(Event { request: sequence.id, kind });
+        }
+        self.clear();
+    }
+}
