@@ -99,7 +99,7 @@ fn own_requests() -> Vec<(&'static str, RankRequest)> {
     let prefix = WirePrefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
     vec![
         (
-            r#"{"op":"hello","id":1,"protocol":4,"build":"abc"}"#,
+            r#"{"op":"hello","id":1,"protocol":5,"build":"abc"}"#,
             RankRequest::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
@@ -179,15 +179,22 @@ fn own_replies() -> Vec<(&'static str, RankReply)> {
     let stats = RankStats { epoch: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
     vec![
         (
-            r#"{"op":"hello_ok","id":1,"protocol":4,"build":"abc","pid":77}"#,
+            r#"{"op":"hello_ok","id":1,"protocol":5,"build":"abc","pid":77}"#,
             RankReply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, RankReply::AttachOk { id: 2 }),
         (r#"{"op":"listening","id":12,"port":81}"#, RankReply::Listening { id: 12, port: 81 }),
         (r#"{"op":"loading","id":11,"layers":4}"#, RankReply::Loading { id: 11, layers: 4 }),
         (
-            r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3}"#,
-            RankReply::LoadOk { id: 11, capacity: capacity.into(), weight_bytes: 1, head_bytes: 2, kv_bytes: 3 },
+            r#"{"op":"load_ok","id":11,"capacity":{"vocab":1,"positions_max":2,"rows_max":3,"sequences_max":4,"logit_rows_max":5,"step_pages_max":6,"page_tokens":7,"pages_total":10,"pages_free":9,"pages_cached":8},"weight_bytes":1,"head_bytes":2,"kv_bytes":3,"digest":"0a1b"}"#,
+            RankReply::LoadOk {
+                id: 11,
+                capacity: capacity.into(),
+                weight_bytes: 1,
+                head_bytes: 2,
+                kv_bytes: 3,
+                digest: text("0a1b"),
+            },
         ),
         (r#"{"op":"opened","id":3,"session":1,"computed":32}"#, RankReply::Opened { id: 3, session: 1, computed: 32 }),
         (r#"{"op":"truncated","id":5,"computed":9}"#, RankReply::Truncated { id: 5, computed: 9 }),

@@ -225,10 +225,13 @@ impl ModelOptions {
             shard: ShardSpec::new(path, options, cpu),
             limits: options.limits,
             vocab: checkpoint.description().vocab,
+            digest: checkpoint.digest(),
             deadlines: self.rank_deadlines,
             environment: Vec::new(),
             hosts,
         };
+        // This process holds no weights, only what the digest has read of them.
+        checkpoint.release();
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
     }
 

@@ -48,13 +48,15 @@ fn samplings() -> [SamplingParams; 3] {
 #[test]
 fn a_decode_step_allocates_nothing_in_the_supervisor() {
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let checkpoint = Checkpoint::open(&model_path()).unwrap();
     let config = GroupConfig {
         world: WorldSize::new(2).unwrap(),
         program: env!("CARGO_BIN_EXE_consort").into(),
         model_id: "model".to_owned(),
         shard: shard(),
         limits: LIMITS,
-        vocab: Checkpoint::open(&model_path()).unwrap().description().vocab,
+        vocab: checkpoint.description().vocab,
+        digest: checkpoint.digest(),
         deadlines: Deadlines::default(),
         hosts: None,
         environment: vec![("CONSORT_LOG".to_owned(), "off".to_owned())],

@@ -6,8 +6,15 @@ mod serving;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 
+use cluster::group::{Deadlines, Group, GroupConfig};
+use cluster::protocol::shard::ShardSpec;
+use kernels::StepLimits;
+use kernels::cpu::CpuOptions;
+use model::{Checkpoint, Limits, LoadOptions};
 use serde_json::Value;
+use types::WorldSize;
 
 use serving::bounded::{ended, wait_until};
 use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
@@ -99,6 +106,68 @@ fn an_answer_goes_on_with_the_same_text_when_a_rank_is_killed() {
         assert_eq!(after.len(), 2);
         assert!(after.contains(&before[1 - index]), "the other one stays, with its weights");
     }
+}
+
+/// Replaces a file as a download does: the new one gets the name of the old one.
+fn replace(path: &Path, bytes: &[u8]) {
+    let new = path.with_extension("new");
+    fs::write(&new, bytes).unwrap();
+    fs::rename(new, path).unwrap();
+}
+
+#[test]
+fn a_rank_that_finds_other_weights_is_refused_until_the_right_ones_are_back() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        for file in fs::read_dir(oracle("qwen3/model-f32")).unwrap().map(|file| file.unwrap().path()) {
+            fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+        }
+        let weights = folder.path().join("model.safetensors");
+        let right = fs::read(&weights).unwrap();
+        let header = 8 + usize::try_from(u64::from_le_bytes(right[..8].try_into().unwrap())).unwrap();
+        let mut other = right.clone();
+        other[header..].iter_mut().skip(3).step_by(4).for_each(|high_byte| *high_byte ^= 0x80);
+
+        let server = Server::start_model(folder.path(), &["--tensor-parallel", "2"], &[]);
+        let whole = completion(&server.ask("POST /v1/completions", SLOW_REQUEST));
+        assert!(!whole.is_empty());
+        replace(&weights, &other);
+        let before = server.ranks();
+        kill("KILL", before[1]);
+        wait_until("the new rank is refused by name", || {
+            let ready = server.ask("GET /ready", "");
+            ready.starts_with("HTTP/1.1 503")
+                && ["rank 0: ", "rank 1: "].iter().any(|rank| ready.contains(&format!("{rank}its model files are not")))
+        });
+        assert!(server.ask("GET /status", "").contains("its model files are not"));
+        replace(&weights, &right);
+        server.wait_until_ready();
+        assert_eq!(completion(&server.ask("POST /v1/completions", SLOW_REQUEST)), whole);
+        assert!(server.ranks().contains(&before[0]), "the other one stays, with its weights");
+    });
+}
+
+#[test]
+fn a_group_whose_ranks_have_other_weights_does_not_start() {
+    let (model, other) = (oracle("qwen3/model-f32"), oracle("qwen3/model-bf16"));
+    let checkpoint = Checkpoint::open(&model).unwrap();
+    let step = StepLimits { rows: 8, sequences: 1, pages: 8 };
+    let limits = Limits { step, logit_rows: 1, kv_pages: 8, positions: 64 };
+    let cpu = CpuOptions { threads: 1, ..CpuOptions::default() };
+    let config = GroupConfig {
+        world: WorldSize::new(2).unwrap(),
+        program: env!("CARGO_BIN_EXE_consort").into(),
+        model_id: "model".to_owned(),
+        shard: ShardSpec::new(model.to_str().unwrap().to_owned(), &LoadOptions { keep: None, limits }, cpu),
+        limits,
+        vocab: checkpoint.description().vocab,
+        digest: Checkpoint::open(&other).unwrap().digest(),
+        deadlines: Deadlines::default(),
+        hosts: None,
+        environment: Vec::new(),
+    };
+    let error = Group::start(config, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.starts_with("rank ") && error.contains("its model files are not those of the group"), "{error}");
 }
 
 const SLOW_REQUEST: &str =

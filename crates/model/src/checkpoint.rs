@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::Value as Json;
 
@@ -11,6 +12,7 @@ use types::DType;
 
 use crate::architecture::Tensor;
 use crate::description::Description;
+use crate::digest::CheckpointDigest;
 use crate::files::{Gguf, SafeTensors, TensorView};
 use crate::load::LoadError;
 
@@ -21,6 +23,7 @@ pub struct Checkpoint {
     files: Files,
     description: Description,
     embedding_as_stored: bool,
+    digest: OnceLock<CheckpointDigest>,
 }
 
 enum Files {
@@ -28,6 +31,8 @@ enum Files {
     Folder {
         tensors: SafeTensors,
         prefix: &'static str,
+        /// The hash of config.json.
+        config: blake3::Hash,
     },
     Gguf(Gguf),
 }
@@ -53,8 +58,9 @@ impl Checkpoint {
         if config.len() as u64 > CONFIG_BYTES_MAX {
             return Err(LoadError::ConfigTooLarge { path: path() });
         }
+        let hash = blake3::hash(config.as_bytes());
         let config = serde_json::from_str(config).map_err(|source| LoadError::ConfigSyntax { path: path(), source })?;
-        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open_all(files)?))
+        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open_all(files)?, hash))
     }
 
     /// Keeps the embedding, and a head that is tied to it, in the stored format, regardless of
@@ -86,6 +92,25 @@ impl Checkpoint {
             Files::Gguf(file) => Box::new(file.tensor_names()),
         };
         names.any(|name| matches!(self.tensor(name), Ok(Some(tensor)) if format(tensor.dtype)))
+    }
+
+    /// Identifies the model's files: copies have the same digest. It covers config.json, the headers of the files (the names,
+    /// formats, shapes and positions of tensors, and all metadata of GGUF) and samples of every tensor: a few kilobytes at its
+    /// start, at its end and at even distances between. So it takes milliseconds, whatever the size of the model.
+    ///
+    /// It tells other weights from these: another model, a fine-tuned, merged or newly quantised one, a file that was replaced
+    /// or is incomplete. It misses a change that lies between the samples alone, as a flipped bit of a bad disk or the work of
+    /// somebody who knows the samples. Against these, whole files have to be hashed. It also differs if the same weights are
+    /// stored in other files.
+    ///
+    /// Computed once; the first call reads the files.
+    pub fn digest(&self) -> CheckpointDigest {
+        *self.digest.get_or_init(|| match &self.files {
+            Files::Folder { tensors, config, .. } => {
+                CheckpointDigest::new(Some(*config), |hash| tensors.hash_sampled(hash))
+            }
+            Files::Gguf(file) => CheckpointDigest::new(None, |hash| file.hash_sampled(hash)),
+        })
     }
 
     /// Drops the files' pages from memory, after the weights have been packed.
@@ -131,12 +156,14 @@ impl Checkpoint {
                 None => LoadError::NoConfig { folder: folder.to_owned() },
             });
         }
-        Ok(Self::new(Description::from_config(&read_config(&config)?)?, SafeTensors::open(folder)?))
+        let (config, hash) = read_config(&config)?;
+        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open(folder)?, hash))
     }
 
-    fn new(description: Description, tensors: SafeTensors) -> Self {
+    fn new(description: Description, tensors: SafeTensors, config: blake3::Hash) -> Self {
         let prefix = prefix_of(&tensors);
-        Self { files: Files::Folder { tensors, prefix }, description, embedding_as_stored: false }
+        let files = Files::Folder { tensors, prefix, config };
+        Self { files, description, embedding_as_stored: false, digest: OnceLock::new() }
     }
 
     fn open_file(path: &Path) -> Result<Self, LoadError> {
@@ -145,7 +172,7 @@ impl Checkpoint {
         }
         let file = Gguf::open(path)?;
         let description = Description::from_gguf(&file)?;
-        Ok(Self { files: Files::Gguf(file), description, embedding_as_stored: false })
+        Ok(Self { files: Files::Gguf(file), description, embedding_as_stored: false, digest: OnceLock::new() })
     }
 }
 
@@ -158,14 +185,17 @@ fn prefix_of(tensors: &SafeTensors) -> &'static str {
     ["model.", "model.language_model.", NESTED, ""].into_iter().find(holds).unwrap_or("model.")
 }
 
-fn read_config(path: &Path) -> Result<Json, LoadError> {
+/// The value of a config.json, and the hash of its bytes.
+fn read_config(path: &Path) -> Result<(Json, blake3::Hash), LoadError> {
     let io = |source| LoadError::Open { path: path.to_owned(), source };
     let mut text = Vec::new();
     fs::File::open(path).map_err(io)?.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut text).map_err(io)?;
     if text.len() as u64 > CONFIG_BYTES_MAX {
         return Err(LoadError::ConfigTooLarge { path: path.to_owned() });
     }
-    serde_json::from_slice(&text).map_err(|source| LoadError::ConfigSyntax { path: path.to_owned(), source })
+    let config = serde_json::from_slice(&text);
+    let config = config.map_err(|source| LoadError::ConfigSyntax { path: path.to_owned(), source })?;
+    Ok((config, blake3::hash(&text)))
 }
 
 fn gguf_within(folder: &Path) -> Option<String> {

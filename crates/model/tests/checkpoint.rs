@@ -18,7 +18,10 @@ use tempfile::TempDir;
 use types::{DType, LayerRange, Rank};
 
 fn config(architecture: &str) -> Json {
-    let path = Fixture::open(architecture).primary().0.join("config.json");
+    config_of(&Fixture::open(architecture).primary().0.join("config.json"))
+}
+
+fn config_of(path: &Path) -> Json {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -299,4 +302,60 @@ fn layers_beyond_the_last_are_refused() {
     let range = LayerRange::new(2, 4).unwrap();
     let error = Block::load(&Reference, &checkpoint, range, Rank::SINGLE, &options, &mut |_| {}).err().unwrap();
     assert!(matches!(error, LoadError::Layers { count: 3, .. }), "{error}");
+}
+
+fn digest(path: &Path) -> String {
+    Checkpoint::open(path).unwrap().digest().to_string()
+}
+
+/// A copy of a fixture's folder.
+fn copy_of(folder: &Path) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn a_copy_has_the_digest_of_its_original() {
+    let fixture = Fixture::open("llama");
+    let mut digests = Vec::new();
+    for folder in ["model-f32", "model-bf16", "model-bf16-sharded"].map(|name| fixture.path(name)) {
+        digests.push(digest(&folder));
+        assert_eq!(digest(copy_of(&folder).path()), *digests.last().unwrap());
+    }
+    let gguf = fixture.path("gguf/tiny-llama-q8_0.gguf");
+    let copy = tempfile::tempdir().unwrap();
+    fs::copy(&gguf, copy.path().join("other-name.gguf")).unwrap();
+    digests.push(digest(&gguf));
+    assert_eq!(digest(&copy.path().join("other-name.gguf")), *digests.last().unwrap());
+    assert!(digests.iter().all(|digest| digest.len() == 64));
+    digests.sort();
+    digests.dedup();
+    assert_eq!(digests.len(), 4, "other files are other models");
+}
+
+#[test]
+fn another_config_or_another_weight_gives_another_digest() {
+    let folder = Fixture::open("llama").path("model-f32");
+    let original = digest(&folder);
+    let copy = copy_of(&folder);
+    let weights = copy.path().join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    // The last bytes of the file are those of its last tensor.
+    for changed in [bytes.len() - 1, bytes.len() - 4096] {
+        let mut other = bytes.clone();
+        other[changed] ^= 1;
+        fs::write(&weights, other).unwrap();
+        assert_ne!(digest(copy.path()), original, "byte {changed}");
+    }
+    fs::write(&weights, bytes).unwrap();
+    assert_eq!(digest(copy.path()), original);
+    let config = copy.path().join("config.json");
+    let mut value = config_of(&config);
+    value["rope_theta"] = json!(12_345.0);
+    fs::write(&config, value.to_string()).unwrap();
+    assert_ne!(digest(copy.path()), original);
 }

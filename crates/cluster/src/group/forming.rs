@@ -10,8 +10,8 @@ use super::hosts::Hosts;
 use super::member::{Expected, MemberPhase};
 use super::supervisor::{Group, GroupConfig, LoadFailure, StartError, State};
 use crate::EXCHANGE_ELEMENTS_MAX;
-use crate::protocol::RankRequest;
 use crate::protocol::session::WireCapacity;
+use crate::protocol::{ErrorKind, RankRequest, clean};
 use crate::shared_memory::Epoch;
 
 /// Failures of one rank after which [`Group::start`] gives up.
@@ -19,6 +19,9 @@ const START_FAULTS_MAX: u32 = 3;
 
 /// How often [`Group::start`] reports progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Digits of a digest in messages.
+const DIGITS_SHOWN: usize = 12;
 
 impl Group {
     /// Starts the ranks and waits until all are ready. `progress` gets the number of layers that every rank has loaded.
@@ -102,8 +105,15 @@ impl Group {
         self.ask(index, |id| RankRequest::Load { id, model_id, shard }, Expected::Loaded);
     }
 
-    /// A rank has loaded its weights. The epoch in which it began to load may be over by now.
-    pub(super) fn loaded(&mut self, index: usize, capacity: WireCapacity) {
+    /// A rank has loaded its weights from files with this digest. The epoch in which it began to load may be over by now.
+    pub(super) fn loaded(&mut self, index: usize, capacity: WireCapacity, digest: &str) {
+        let expected = self.config.digest.to_string();
+        if digest != expected {
+            let found = clean(&digest.chars().take(DIGITS_SHOWN).collect::<String>());
+            let expected = &expected[..DIGITS_SHOWN];
+            let why = format!("its model files are not those of the group: their digest is {found}…, not {expected}…");
+            return self.refuse(index, ErrorKind::LoadFailed, &why, &why);
+        }
         let own = WireCapacity::from(self.sessions.capacity());
         if capacity != own {
             return self.lose(index, "its capacity differs from that of its group");

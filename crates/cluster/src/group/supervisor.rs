@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{SessionTable, StepPlan};
-use model::Limits;
+use model::{CheckpointDigest, Limits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 use tracing::{debug, warn};
@@ -48,6 +48,8 @@ pub struct GroupConfig {
     /// The limits of `shard`.
     pub limits: Limits,
     pub vocab: usize,
+    /// Identifies the model's files here. Every rank must have read the same.
+    pub digest: CheckpointDigest,
     pub deadlines: Deadlines,
     /// Environment variables of the ranks, beside those of this process.
     pub environment: Vec<(String, String)>,
@@ -241,6 +243,14 @@ impl Group {
         }
     }
 
+    /// As [`Group::lose`], for a rank that cannot serve the model. During the start of the group that is final.
+    pub(super) fn refuse(&mut self, index: usize, kind: ErrorKind, message: &str, why: &str) {
+        let Member { rank, host, .. } = &self.members[index];
+        let at = host.as_ref().map_or(String::new(), |host| format!("host {host}: "));
+        self.load_failure = Some(LoadFailure { rank: *rank, kind, message: at + message });
+        self.lose(index, why);
+    }
+
     /// Kills a rank's process and aborts the epoch, so that the group forms anew.
     pub(super) fn lose(&mut self, index: usize, why: &str) {
         let rank = self.members[index].rank;
@@ -384,11 +394,11 @@ impl Group {
                 return (member.port, member.phase) = (port, MemberPhase::Listening);
             }
             (RankReply::AttachOk { .. }, Expected::Attached) => return self.joined(index),
-            (RankReply::LoadOk { capacity, weight_bytes, head_bytes, kv_bytes, .. }, Expected::Loaded) => {
+            (RankReply::LoadOk { capacity, weight_bytes, head_bytes, kv_bytes, digest, .. }, Expected::Loaded) => {
                 let member = &mut self.members[index];
                 (member.layer_bytes, member.head_bytes) = (weight_bytes, head_bytes);
                 (member.stats.weight_bytes, member.stats.kv_bytes) = (weight_bytes + head_bytes, kv_bytes);
-                return self.loaded(index, capacity);
+                return self.loaded(index, capacity, &digest);
             }
             (RankReply::StepOk { id, output }, Expected::Step) => return self.stepped(index, id, output),
             (RankReply::StatsOk { stats, .. }, Expected::Stats) => {
@@ -435,9 +445,7 @@ impl Group {
             }
             (Expected::Step, ErrorKind::Aborted | ErrorKind::Stale) => self.abort_epoch(rank, &why),
             (Expected::Loaded, ErrorKind::LoadFailed | ErrorKind::UnsupportedArch | ErrorKind::BadRequest) => {
-                let at = member.host.as_ref().map_or(String::new(), |host| format!("host {host}: "));
-                self.load_failure = Some(LoadFailure { rank, kind, message: at + message });
-                self.lose(index, &why);
+                self.refuse(index, kind, message, &why);
             }
             // The process works and reports an error: it keeps its weights, unless it fails again and again.
             (Expected::Step, _) if member.faults < FAULTS_MAX => {

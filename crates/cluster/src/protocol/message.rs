@@ -190,7 +190,16 @@ messages! {
         "listening" => Listening { id: u64, port: u16 },
         /// Progress: the number of layers loaded so far. Sent any number of times before `load_ok`.
         "loading" => Loading { id: u64, layers: u64 },
-        "load_ok" => LoadOk { id: u64, capacity: WireCapacity, weight_bytes: u64, head_bytes: u64, kv_bytes: u64 },
+        "load_ok" => LoadOk {
+            id: u64,
+            capacity: WireCapacity,
+            weight_bytes: u64,
+            head_bytes: u64,
+            kv_bytes: u64,
+            /// Identifies the whole model's files as the rank has read them, in hexadecimal digits: see
+            /// [`model::Checkpoint::digest`].
+            digest: String,
+        },
         "opened" => Opened { id: u64, session: u64, computed: u64 },
         "truncated" => Truncated { id: u64, computed: u64 },
         "closed" => Closed { id: u64 },

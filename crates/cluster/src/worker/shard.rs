@@ -3,7 +3,7 @@
 
 use engine::{Capacity, Executor as _, LocalExecutor, OpenedSession, StepOutput, StepPlan};
 use kernels::cpu::CpuBackend;
-use model::{Checkpoint, Footprint, LoadOptions};
+use model::{Checkpoint, CheckpointDigest, Footprint, LoadOptions};
 use types::{Rank, SessionId};
 
 use super::process::count;
@@ -20,6 +20,7 @@ pub struct LoadedShard {
     model_id: String,
     local: LocalExecutor<CpuBackend>,
     kv_bytes: u64,
+    digest: CheckpointDigest,
     plan: StepPlan,
     output: StepOutput,
 }
@@ -39,7 +40,9 @@ impl LoadedShard {
         let checkpoint = Checkpoint::open(&path)?;
         let backend = CpuBackend::new(cpu).map_err(|error| RequestError::of(ErrorKind::LoadFailed, &error))?;
         let (local, Footprint { kv, .. }) = load(&checkpoint, &options, backend, rank, collective, progress)?;
-        Ok(Self { model_id, local, kv_bytes: kv, plan: StepPlan::new(), output: StepOutput::new() })
+        // After the weights, so that a file which was changed while it was read has another digest.
+        let digest = checkpoint.digest();
+        Ok(Self { model_id, local, kv_bytes: kv, digest, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
     pub fn load_ok(&self, id: u64) -> RankReply {
@@ -49,6 +52,7 @@ impl LoadedShard {
             weight_bytes: self.local.weight_bytes() as u64,
             head_bytes: self.local.head_bytes() as u64,
             kv_bytes: self.kv_bytes,
+            digest: self.digest.to_string(),
         }
     }
 

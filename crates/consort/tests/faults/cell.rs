@@ -130,6 +130,7 @@ impl Cell {
             shard,
             limits: LIMITS,
             vocab: checkpoint.description().vocab,
+            digest: checkpoint.digest(),
             deadlines: deadlines(),
             hosts: None,
             environment: vec![("CONSORT_FAULT".to_owned(), fault), ("CONSORT_LOG".to_owned(), "off".to_owned())],

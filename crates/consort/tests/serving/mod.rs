@@ -102,7 +102,10 @@ impl Server {
 
     /// `environment`: variables for the server and its ranks.
     pub fn start_with(options: &[&str], environment: &[(&str, &str)]) -> Self {
-        let model = oracle("qwen3/model-f32");
+        Self::start_model(&oracle("qwen3/model-f32"), options, environment)
+    }
+
+    pub fn start_model(model: &Path, options: &[&str], environment: &[(&str, &str)]) -> Self {
         let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];
         let mut command = consort(&[&args, options].concat());
         command.envs(environment.iter().copied());

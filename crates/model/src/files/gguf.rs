@@ -14,6 +14,7 @@ use types::DType;
 
 use self::header::{Header, Metadata};
 use super::map::FileBytes;
+use super::sample::hash_sampled;
 use super::tensors::Table;
 use super::{FileError, FormatError, TensorView};
 
@@ -73,5 +74,10 @@ impl Gguf {
     /// reads its pages from the file again.
     pub fn release(&self) {
         self.files.iter().for_each(FileBytes::release);
+    }
+
+    /// Hashes the headers and samples of the tensors.
+    pub(crate) fn hash_sampled(&self, hash: &mut blake3::Hasher) {
+        hash_sampled(hash, &self.files, &self.tensors);
     }
 }

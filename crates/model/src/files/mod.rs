@@ -8,6 +8,7 @@ mod error;
 mod gguf;
 mod map;
 mod safetensors;
+mod sample;
 mod tensors;
 
 pub use error::{FileError, FormatError};

@@ -14,6 +14,7 @@ use types::DType;
 use self::index::Index;
 use super::error::shown;
 use super::map::FileBytes;
+use super::sample::hash_sampled;
 use super::tensors::{Table, Tensor};
 use super::{FileError, FormatError, TensorView};
 
@@ -92,6 +93,11 @@ impl SafeTensors {
     /// reads its pages from the file again.
     pub fn release(&self) {
         self.files.iter().for_each(FileBytes::release);
+    }
+
+    /// Hashes the headers and samples of the tensors.
+    pub(crate) fn hash_sampled(&self, hash: &mut blake3::Hasher) {
+        hash_sampled(hash, &self.files, &self.tensors);
     }
 
     fn new(bytes: FileBytes) -> Result<Self, FormatError> {

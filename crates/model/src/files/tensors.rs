@@ -69,6 +69,10 @@ impl<D> Table<D> {
         Some(&self.0[at])
     }
 
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Tensor<D>> {
+        self.0.iter()
+    }
+
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.iter().map(|tensor| &*tensor.name)
     }
