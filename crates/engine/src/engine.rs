@@ -13,10 +13,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock::Clock;
 use crate::completion_rate::CompletionRate;
 use crate::executor::{Capacity, Executor, ExecutorError, Health};
 use crate::generation::Generation;
 use crate::plan::{Phase, StepOutput, StepPlan};
+use crate::prefill_cost::PrefillRows;
 use crate::queue::WaitingQueue;
 use crate::request::{Event, EventKind, FinishReason, Finished, Request, RequestId};
 use crate::running::RunningSequences;
@@ -30,6 +32,9 @@ pub const WAITING_MAX: usize = 1024;
 
 /// The default of [`EngineOptions::chunk`].
 pub const CHUNK_DEFAULT: usize = 512;
+
+/// The default of [`EngineOptions::prefill_step`].
+pub const PREFILL_STEP_DEFAULT: Duration = Duration::from_millis(200);
 
 /// The default of [`EngineOptions::rebuild_timeout`].
 pub const REBUILD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
@@ -60,6 +65,9 @@ pub enum EngineError {
 pub struct EngineOptions {
     /// Rows of a step, unless more sequences are in decode.
     pub chunk: usize,
+    /// About how long a step with prefill may take while sequences generate, which wait for it: it gets fewer rows than
+    /// `chunk`, but at least 16. `None`: it gets the whole chunk.
+    pub prefill_step: Option<Duration>,
     /// Requests that may wait, in addition to those that run.
     pub waiting_max: usize,
     /// Whether pages of prompts that were computed before are reused.
@@ -75,6 +83,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             chunk: CHUNK_DEFAULT,
+            prefill_step: Some(PREFILL_STEP_DEFAULT),
             waiting_max: WAITING_MAX,
             prefix_cache: true,
             draft_tokens_max: 0,
@@ -87,6 +96,8 @@ impl Default for EngineOptions {
 struct StepInFlight {
     /// Steps are numbered in the order of submission.
     number: u64,
+    submitted: Instant,
+    prefill: PrefillRows,
 }
 
 pub struct Engine<E: Executor> {
@@ -100,6 +111,8 @@ pub struct Engine<E: Executor> {
     /// Steps that were submitted and not collected, oldest first.
     in_flight: VecDeque<StepInFlight>,
     next_step: u64,
+    /// When the last step was collected.
+    collected: Option<Instant>,
     /// Since when the executor replaces a lost process, and why.
     rebuilding: Option<(Instant, Arc<str>)>,
     next_id: u64,
@@ -107,6 +120,7 @@ pub struct Engine<E: Executor> {
     output: StepOutput,
     stats: EngineStats,
     completion_rate: CompletionRate,
+    clock: Clock,
 }
 
 impl<E: Executor> Engine<E> {
@@ -116,21 +130,29 @@ impl<E: Executor> Engine<E> {
     }
 
     pub fn with_options(executor: E, options: EngineOptions) -> Self {
+        Self::with_clock(executor, options, Instant::now)
+    }
+
+    /// `now` returns the time; it never goes back.
+    pub fn with_clock(executor: E, options: EngineOptions, now: impl Fn() -> Instant + Send + 'static) -> Self {
+        let clock = Clock::new(now);
         Self {
             executor,
             options,
-            scheduler: Scheduler::new(options.chunk, options.draft_tokens_max),
+            scheduler: Scheduler::new(options.chunk, options.draft_tokens_max, options.prefill_step),
             waiting: WaitingQueue::default(),
             running: RunningSequences::default(),
             blocked: None,
             in_flight: VecDeque::new(),
             next_step: 0,
+            collected: None,
             rebuilding: None,
             next_id: 0,
             plan: StepPlan::new(),
             output: StepOutput::new(),
             stats: EngineStats::default(),
-            completion_rate: CompletionRate::new(Instant::now()),
+            completion_rate: CompletionRate::new(clock.now()),
+            clock,
         }
     }
 
@@ -180,7 +202,7 @@ impl<E: Executor> Engine<E> {
     /// will have started, at the current rate.
     pub fn retry_after(&self) -> Duration {
         self.completion_rate
-            .interval(Instant::now())
+            .interval(self.clock.now())
             .saturating_mul(self.waiting.len() as u32 / 2)
             .max(Duration::from_secs(1))
     }
@@ -193,7 +215,7 @@ impl<E: Executor> Engine<E> {
 
     /// Accepts a request, to run now or later. A request that could never run is refused.
     pub fn add(&mut self, request: Request) -> Result<RequestId, EngineError> {
-        let (capacity, now) = (self.executor.capacity(), Instant::now());
+        let (capacity, now) = (self.executor.capacity(), self.clock.now());
         request.check(&capacity)?;
         if self.rebuild_timed_out() {
             // The executor may be ready again: it is not polled while no request runs or waits.
@@ -220,7 +242,8 @@ impl<E: Executor> Engine<E> {
             Some(index) => self.remove(index),
             None => self.waiting.remove(request)?,
         };
-        Some(self.end(&sequence, FinishReason::Cancelled, Instant::now()))
+        let now = self.clock.now();
+        Some(self.end(&sequence, FinishReason::Cancelled, now))
     }
 
     /// Submits what can run, waits for the oldest step, and appends its events to `events`. Returns false if there was nothing
@@ -269,14 +292,25 @@ impl<E: Executor> Engine<E> {
         }
         let mut output = std::mem::take(&mut self.output);
         let collected = self.executor.collect(&mut output);
-        if !matches!(&collected, Err(error) if error.is_lost()) {
-            // After a loss the step counts as in flight until its sequences are requeued.
-            self.in_flight.pop_front();
+        // After a loss the step counts as in flight until its sequences are requeued.
+        if !matches!(&collected, Err(error) if error.is_lost())
+            && let Some(step) = self.in_flight.pop_front()
+        {
+            self.record_time(&step);
         }
         self.stats.steps += 1;
         let delivered = collected.and_then(|()| self.deliver(&mut output, events));
         self.output = output;
         delivered.map(|()| true)
+    }
+
+    /// Records how long the step that was just collected took. With several in flight, its time begins when the step before
+    /// it was collected.
+    fn record_time(&mut self, step: &StepInFlight) {
+        let now = self.clock.now();
+        let begun = self.collected.map_or(step.submitted, |collected| collected.max(step.submitted));
+        self.scheduler.record(step.prefill, now.saturating_duration_since(begun));
+        self.collected = Some(now);
     }
 
     /// Updates the masks of constrained sequences.
@@ -287,7 +321,7 @@ impl<E: Executor> Engine<E> {
                 Ok(()) => index += 1,
                 Err(error) => {
                     let sequence = self.remove(index);
-                    self.finish(sequence, FinishReason::Failed(error.into()), Instant::now(), events);
+                    self.finish(sequence, FinishReason::Failed(error.into()), self.clock.now(), events);
                 }
             }
         }
@@ -295,20 +329,22 @@ impl<E: Executor> Engine<E> {
 
     /// Plans and submits one step, and preempts sequences while its pages do not fit. False if there was nothing to plan.
     fn submit(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
-        loop {
-            self.scheduler.plan(&mut self.plan, &mut self.running, &self.executor.capacity());
+        let (submitted, prefill) = loop {
+            let prefill = self.scheduler.plan(&mut self.plan, &mut self.running, &self.executor.capacity());
             if self.plan.is_empty() {
                 return Ok(false);
             }
+            // An executor may do the work in `submit` or in `collect`.
+            let submitted = self.clock.now();
             match self.executor.submit(&self.plan) {
-                Ok(()) => break,
+                Ok(()) => break (submitted, prefill),
                 Err(ExecutorError::OutOfPages { .. }) => self.preempt(events),
                 Err(error) => return Err(error),
             }
-        }
+        };
         let number = self.next_step;
         self.next_step += 1;
-        self.in_flight.push_back(StepInFlight { number });
+        self.in_flight.push_back(StepInFlight { number, submitted, prefill });
         for entry in self.plan.entries() {
             let index = self.running.position_of(entry.session).expect("only running sequences are planned");
             let samples = if entry.is_sampled() { entry.logit_rows() } else { 0 };
@@ -326,7 +362,7 @@ impl<E: Executor> Engine<E> {
     fn preempt(&mut self, events: &mut Vec<Event>) {
         if self.running.len() == 1 {
             let sequence = self.remove(0);
-            self.finish(sequence, FinishReason::Context, Instant::now(), events);
+            self.finish(sequence, FinishReason::Context, self.clock.now(), events);
         } else if let Some(mut sequence) = self.running.pop() {
             self.executor.close(sequence.session());
             sequence.reset();

@@ -5,6 +5,7 @@
 //! text.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod completion_rate;
 mod constraint;
 mod draft;
@@ -18,6 +19,7 @@ pub mod measure;
 mod page_pool;
 mod page_tables;
 mod plan;
+mod prefill_cost;
 mod prefix;
 mod queue;
 mod random;
@@ -31,7 +33,9 @@ mod session_table;
 mod stats;
 
 pub use constraint::{Constraint, ConstraintError, TokenMask};
-pub use engine::{CHUNK_DEFAULT, Engine, EngineError, EngineOptions, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX};
+pub use engine::{
+    CHUNK_DEFAULT, Engine, EngineError, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX,
+};
 pub use executor::{Capacity, Executor, ExecutorError, Health, OpenedSession, RankReport};
 pub use generation::Generation;
 pub use local::LocalExecutor;

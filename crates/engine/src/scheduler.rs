@@ -6,9 +6,15 @@
 //! not wait for a long one. The second takes the others, oldest first. If the first pass took short prompts while a long one
 //! waits, the second is limited to a quarter: the step ends sooner, and the long prompt still advances in every step,
 //! however many short ones come.
+//!
+//! While sequences generate, each of them waits for the whole step before its next token. Then prefill gets no more rows than
+//! the step can run in a given time, by the measured cost of prefill rows.
+
+use std::time::Duration;
 
 use crate::executor::Capacity;
 use crate::plan::{Phase, StepPlan};
+use crate::prefill_cost::{PrefillCost, PrefillRows};
 use crate::sequence::Sequence;
 
 pub(crate) struct Scheduler {
@@ -16,6 +22,9 @@ pub(crate) struct Scheduler {
     chunk: usize,
     /// Draft tokens of a sequence in one step.
     draft_tokens_max: usize,
+    /// The time of a step with prefill while sequences generate; `None`: any.
+    prefill_step: Option<Duration>,
+    prefill_cost: PrefillCost,
     scheduled: Vec<ScheduledRows>,
 }
 
@@ -39,12 +48,18 @@ struct StepBudget<'a> {
 }
 
 impl Scheduler {
-    pub fn new(chunk: usize, draft_tokens_max: usize) -> Self {
-        Self { chunk: chunk.max(1), draft_tokens_max, scheduled: Vec::new() }
+    pub fn new(chunk: usize, draft_tokens_max: usize, prefill_step: Option<Duration>) -> Self {
+        let (chunk, prefill_cost) = (chunk.max(1), PrefillCost::default());
+        Self { chunk, draft_tokens_max, prefill_step, prefill_cost, scheduled: Vec::new() }
     }
 
-    /// Fills `plan` with the next step of `running`, which is in the order of admission.
-    pub fn plan(&mut self, plan: &mut StepPlan, running: &mut [Sequence], capacity: &Capacity) {
+    /// A step with these prefill rows took `elapsed`.
+    pub fn record(&mut self, prefill: PrefillRows, elapsed: Duration) {
+        self.prefill_cost.record(prefill, elapsed);
+    }
+
+    /// Fills `plan` with the next step of `running`, which is in the order of admission. Returns its prefill rows.
+    pub fn plan(&mut self, plan: &mut StepPlan, running: &mut [Sequence], capacity: &Capacity) -> PrefillRows {
         plan.clear();
         self.scheduled.clear();
         let mut budget = StepBudget { capacity, rows: 0, logit_rows: 0, pages: 0, sequences: 0 };
@@ -55,11 +70,12 @@ impl Scheduler {
         if self.draft_tokens_max > 0 {
             self.draft(&mut budget, running);
         }
-        self.prefill(&mut budget, running);
+        let prefill = self.prefill(&mut budget, running);
         self.scheduled.sort_unstable_by_key(|scheduled| (scheduled.order, scheduled.index));
         for scheduled in &self.scheduled {
             running[scheduled.index].push_entry(scheduled.rows, plan);
         }
+        prefill
     }
 
     /// Adds draft tokens to the sequences in decode, while rows are left.
@@ -80,9 +96,13 @@ impl Scheduler {
         }
     }
 
-    fn prefill(&mut self, budget: &mut StepBudget<'_>, running: &[Sequence]) {
+    fn prefill(&mut self, budget: &mut StepBudget<'_>, running: &[Sequence]) -> PrefillRows {
         let waits = |index: &usize| running[*index].rows_ready() > 0 && !running[*index].is_decoding();
-        let rows_max = self.chunk.saturating_sub(budget.rows).max(1);
+        let mut rows_max = self.chunk.saturating_sub(budget.rows).max(1);
+        if let Some(limit) = self.prefill_step.filter(|_| running.iter().any(Sequence::is_generating)) {
+            let furthest = (0..running.len()).filter(waits).map(|index| running[index].planned).max();
+            rows_max = rows_max.min(self.prefill_cost.rows_within(limit, furthest.unwrap_or(0)));
+        }
         let short_max = (rows_max / 2).max(1);
         let (start, mut short_rows, mut has_long) = (self.scheduled.len(), 0, false);
         for index in (0..running.len()).filter(waits) {
@@ -102,6 +122,9 @@ impl Scheduler {
                 left -= self.schedule(budget, index, &running[index], left);
             }
         }
+        let mut prefill = PrefillRows::default();
+        self.scheduled[start..].iter().for_each(|rows| prefill.add(running[rows.index].planned, rows.rows));
+        prefill
     }
 
     /// Gives a sequence up to `rows_max` rows, as far as the budget allows, and returns how many.

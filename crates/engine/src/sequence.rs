@@ -205,6 +205,11 @@ impl Sequence {
         self.phase() == Phase::Decode && self.rows_ready() == 1
     }
 
+    /// Whether it generates tokens: its next entry samples one, or a step in flight does.
+    pub fn is_generating(&self) -> bool {
+        self.is_decoding() || self.phase() == Phase::Decode && self.awaits_sample()
+    }
+
     /// Whether its rows are pooled.
     pub fn is_embedding(&self) -> bool {
         matches!(self.kind, RequestKind::Embed(_))

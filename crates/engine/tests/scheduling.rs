@@ -75,7 +75,9 @@ fn a_tenant_that_was_away_has_saved_nothing_up() {
 
 #[test]
 fn a_short_prompt_is_run_in_the_step_after_it_came_and_the_long_one_goes_on() {
-    let mut engine = Engine::new(Fake::new(64, 1000), 64);
+    let fake = Fake::new(64, 1000);
+    let (options, clock) = (EngineOptions { chunk: 64, ..EngineOptions::default() }, fake.clock());
+    let mut engine = Engine::with_clock(fake, options, clock);
     let long = engine.add(request(600, 1, 3)).unwrap();
     let mut events = Vec::new();
     engine.step(&mut events).unwrap();
@@ -164,4 +166,88 @@ fn a_request_that_fits_only_with_its_cached_prefix_runs_beside_the_others() {
     for id in [first, second] {
         answers.check(id, &answer(&prompt(200, 1), &safe(SamplingParams::default()), 20), FinishReason::Length);
     }
+}
+
+const LONG_PROMPT: usize = 4000;
+
+/// A millisecond, and more at long positions, as attention takes it.
+fn fast_row(position: usize) -> Duration {
+    Duration::from_micros(1000 + position as u64 / 2)
+}
+
+/// Runs one request that generates tokens and then, beside it, a long prompt. Returns the engine and the number of steps
+/// before the prompt came.
+fn run_long_prompt(
+    depth: usize,
+    row_time: fn(usize) -> Duration,
+    prefill_step: Option<Duration>,
+) -> (Engine<Fake>, usize) {
+    let mut fake = Fake::new(300, 8000).with_depth(depth);
+    (fake.rows_max, fake.row_time) = (512, row_time);
+    let (options, clock) = (EngineOptions { chunk: 512, prefill_step, ..EngineOptions::default() }, fake.clock());
+    let mut engine = Engine::with_clock(fake, options, clock);
+    let sampling = safe(SamplingParams::default());
+    engine.add(request(20, 1, 2000)).unwrap();
+    let (mut answers, mut events) = (Answers::default(), Vec::new());
+    for _ in 0..5 {
+        engine.step(&mut events).unwrap();
+    }
+    let before = engine.executor().steps.len();
+    let long = engine.add(request(LONG_PROMPT, 2, 3)).unwrap();
+    while answers.0.get(&long).is_none_or(|answer| answer.ends.is_empty()) {
+        assert!(engine.step(&mut events).unwrap());
+        answers.take(&mut events);
+    }
+    assert!(engine.running() == 1, "the other request generates tokens all the time");
+    answers.check(long, &answer(&prompt(LONG_PROMPT, 2), &sampling, 3), FinishReason::Length);
+    (engine, before)
+}
+
+/// The prefill rows and the times of the steps that run the long prompt.
+fn long_prompt_steps(engine: &Engine<Fake>, before: usize) -> Vec<(usize, Duration)> {
+    let fake = engine.executor();
+    let steps = fake.steps.iter().zip(&fake.times).skip(before);
+    let steps: Vec<_> =
+        steps.map(|(rows, time)| (*rows.last().unwrap(), *time)).filter(|(rows, _)| *rows > 1).collect();
+    assert_eq!(steps.iter().map(|(rows, _)| rows).sum::<usize>(), LONG_PROMPT);
+    steps
+}
+
+#[test]
+fn a_long_prompt_holds_up_others_for_no_longer_than_the_limit() {
+    for depth in [1, 2] {
+        let limit = Duration::from_millis(200);
+        let (engine, before) = run_long_prompt(depth, fast_row, Some(limit));
+        let steps = long_prompt_steps(&engine, before);
+        assert!(steps.iter().all(|(_, time)| *time < limit * 11 / 10), "depth {depth}: {steps:?}");
+        // The time is used: it takes a few steps to find out how much fits.
+        let used = &steps[4..steps.len() - 1];
+        assert!(used.iter().all(|(_, time)| *time > limit * 8 / 10), "depth {depth}: {steps:?}");
+        assert!(used[0].0 > 2 * used[used.len() - 1].0, "rows at long positions take longer: {steps:?}");
+    }
+}
+
+#[test]
+fn a_slow_model_runs_small_chunks_and_the_prompt_advances_in_each_step() {
+    let (engine, before) = run_long_prompt(1, |_| Duration::from_millis(100), Some(Duration::from_millis(200)));
+    let steps = long_prompt_steps(&engine, before);
+    assert!(steps[1..].iter().all(|&(rows, _)| rows == 16), "{steps:?}");
+}
+
+#[test]
+fn without_a_limit_and_without_others_a_prompt_has_the_whole_chunk() {
+    let (engine, before) = run_long_prompt(1, fast_row, None);
+    let steps = long_prompt_steps(&engine, before);
+    assert!(steps[..steps.len() - 1].iter().all(|&(rows, _)| rows == 511), "{steps:?}");
+
+    let mut fake = Fake::new(300, 8000);
+    (fake.rows_max, fake.row_time) = (512, |_| Duration::from_secs(1));
+    let (options, clock) = (EngineOptions { chunk: 512, ..EngineOptions::default() }, fake.clock());
+    let mut engine = Engine::with_clock(fake, options, clock);
+    for seed in 0..2 {
+        engine.add(request(1500, seed, 1)).unwrap();
+    }
+    run(&mut engine);
+    let rows: Vec<usize> = engine.executor().steps.iter().map(|step| step.iter().sum()).collect();
+    assert!(rows[..rows.len() - 1].iter().all(|&rows| rows == 512), "{rows:?}");
 }

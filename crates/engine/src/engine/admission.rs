@@ -4,8 +4,6 @@
 //! sequence that could share pages which a running one is about to compute waits for them, so that they are computed once:
 //! the choices of one request share the whole pages of their prompt even if all were added at the same time.
 
-use std::time::Instant;
-
 use super::Engine;
 use crate::executor::{Capacity, Executor, ExecutorError};
 use crate::request::Event;
@@ -24,7 +22,7 @@ impl<E: Executor> Engine<E> {
                 let mut sequence = self.waiting.take(position);
                 self.waiting.finished(sequence.tenant);
                 sequence.send_prefilled(events);
-                self.finish(sequence, reason, Instant::now(), events);
+                self.finish(sequence, reason, self.clock.now(), events);
                 continue;
             }
             let claimed: usize = self.running.iter().map(|sequence| pages_claimed(sequence, &capacity)).sum();
@@ -46,7 +44,7 @@ impl<E: Executor> Engine<E> {
                 return Ok(());
             }
             let mut sequence = self.waiting.take(position);
-            if sequence.admit(opened, Instant::now()) {
+            if sequence.admit(opened, self.clock.now()) {
                 self.waiting.charge(sequence.tenant, sequence.prompt_tokens - opened.computed);
                 let lookups = if self.options.prefix_cache { sequence.prefix().reuse_max } else { 0 };
                 self.stats.prefix_lookup_tokens += lookups as u64;

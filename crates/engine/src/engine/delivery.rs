@@ -12,7 +12,7 @@ impl<E: Executor> Engine<E> {
     /// Hands the results of a step to its sequences. Results of sequences that were cancelled or requeued while the step was in
     /// flight are dropped.
     pub(super) fn deliver(&mut self, output: &mut StepOutput, events: &mut Vec<Event>) -> Result<(), ExecutorError> {
-        let now = Instant::now();
+        let now = self.clock.now();
         for logprobs in output.prompt_logprobs.drain(..) {
             self.deliver_prompt_logprobs(logprobs, now, events);
         }

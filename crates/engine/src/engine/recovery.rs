@@ -23,13 +23,15 @@ impl<E: Executor> Engine<E> {
 
     /// Whether requests have waited for the executor for longer than `rebuild_timeout`.
     pub(super) fn rebuild_timed_out(&self) -> bool {
-        self.rebuilding.as_ref().is_some_and(|(since, _)| since.elapsed() > self.options.rebuild_timeout)
+        let waited = |since: Instant| self.clock.now().saturating_duration_since(since);
+        self.rebuilding.as_ref().is_some_and(|&(since, _)| waited(since) > self.options.rebuild_timeout)
     }
 
     /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence whose rows
     /// were in flight at more than [`LOSSES_MAX`] losses may be their cause, and fails. One that was only present goes on.
     pub(super) fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
-        let since = self.rebuilding.take().map_or_else(Instant::now, |(since, _)| since);
+        let now = self.clock.now();
+        let since = self.rebuilding.take().map_or(now, |(since, _)| since);
         self.rebuilding = Some((since, why.clone()));
         let oldest_step = self.in_flight.front().map(|step| step.number);
         self.in_flight.clear();
@@ -41,13 +43,13 @@ impl<E: Executor> Engine<E> {
             } else {
                 self.waiting.finished(sequence.tenant);
                 let error = Arc::new(ExecutorError::Lost { why: why.clone() });
-                self.finish(sequence, FinishReason::Failed(Failure::Executor(error)), Instant::now(), events);
+                self.finish(sequence, FinishReason::Failed(Failure::Executor(error)), now, events);
             }
         }
     }
 
     pub(super) fn fail_all(&mut self, error: &Arc<ExecutorError>, events: &mut Vec<Event>) {
-        let now = Instant::now();
+        let now = self.clock.now();
         for sequence in self.running.iter().chain(self.waiting.iter()) {
             let reason = FinishReason::Failed(Failure::Executor(error.clone()));
             self.stats.finished.count(&reason);

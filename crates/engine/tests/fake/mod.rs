@@ -6,8 +6,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use engine::{
     AllowedTokens, Capacity, Entry, Executor, ExecutorError, History, OpenedSession, PageTables, Phase,
@@ -37,12 +38,17 @@ pub struct Fake {
     pub breaks: Arc<AtomicBool>,
     /// A step begins when a permit is received, or when the sender is dropped.
     pub gate: Option<Receiver<()>>,
+    /// The time that a step of these rows takes on the clock of [`Fake::clock`], by their positions.
+    pub row_time: fn(usize) -> Duration,
+    /// The time of each step that was collected.
+    pub times: Vec<Duration>,
+    clock: Arc<AtomicU64>,
     pages: usize,
     positions_max: usize,
     /// The contents of each page.
     kv: Vec<[(TokenId, Phase); PAGE_TOKENS]>,
     pools: HashMap<SessionId, Vec<f64>>,
-    flights: VecDeque<StepOutput>,
+    flights: VecDeque<(StepOutput, Duration)>,
     sampler: Sampler,
 }
 
@@ -58,6 +64,9 @@ impl Fake {
             fail_after: usize::MAX,
             breaks: Arc::default(),
             gate: None,
+            row_time: |_| Duration::ZERO,
+            times: Vec::new(),
+            clock: Arc::default(),
             pages,
             positions_max,
             kv: vec![[(POISON, Phase::Decode); PAGE_TOKENS]; pages],
@@ -69,6 +78,12 @@ impl Fake {
 
     pub fn with_depth(self, depth: usize) -> Self {
         Self { depth, ..self }
+    }
+
+    /// A clock that only steps advance.
+    pub fn clock(&self) -> impl Fn() -> Instant + Send + 'static {
+        let (start, elapsed) = (Instant::now(), self.clock.clone());
+        move || start + Duration::from_nanos(elapsed.load(Ordering::Relaxed))
     }
 
     /// No page is used and every session is closed.
@@ -192,12 +207,17 @@ impl Executor for Fake {
         for entry in plan.entries() {
             self.run(plan, entry, &mut output);
         }
-        self.flights.push_back(output);
+        let positions = plan.entries().iter().flat_map(|entry| entry.position..entry.end());
+        let time = positions.map(self.row_time).sum();
+        self.flights.push_back((output, time));
         Ok(())
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        *output = self.flights.pop_front().ok_or(ExecutorError::NoStepInFlight)?;
+        let (collected, time) = self.flights.pop_front().ok_or(ExecutorError::NoStepInFlight)?;
+        *output = collected;
+        self.clock.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        self.times.push(time);
         output.samples.retain(|sample| self.page_tables.computed(sample.session).is_ok());
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cluster::memory_available;
-use engine::{Engine, EngineOptions, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
+use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::PAGE_TOKENS;
 use model::{Checkpoint, Footprint};
 use server::{App, LoadStage, Progress, ServedModel};
@@ -44,6 +44,10 @@ pub struct CacheOptions {
     /// Maximum requests in the queue; further requests get status 429 with Retry-After
     #[arg(long, value_name = "COUNT", default_value_t = WAITING_MAX)]
     max_waiting: usize,
+    /// Milliseconds that a step may take with a part of a prompt in it while other requests generate tokens: a long prompt
+    /// then runs in smaller parts, of at least 16 tokens; 0 turns this off
+    #[arg(long, value_name = "MS", default_value_t = PREFILL_STEP_DEFAULT.as_millis() as u64)]
+    prefill_step_ms: u64,
     /// Speculative decoding: maximum draft tokens per step, copied from earlier text where it repeats; the output stays the
     /// same
     #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = draft_tokens)]
@@ -102,6 +106,7 @@ fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
     tell("preparing its vocabulary", 0, 1);
     let options = EngineOptions {
         chunk: serve.options.chunk(),
+        prefill_step: Some(Duration::from_millis(serve.cache.prefill_step_ms)).filter(|limit| !limit.is_zero()),
         waiting_max: serve.cache.max_waiting,
         prefix_cache: !serve.cache.no_prefix_cache,
         draft_tokens_max: serve.cache.speculate,
