@@ -19,6 +19,15 @@ use crate::load::LoadError;
 /// Far more than any config.json, which has a few kilobytes.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
+/// The tensors of a model that are stored in one format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredFormat {
+    pub dtype: DType,
+    pub tensors: usize,
+    pub elements: u64,
+    pub bytes: u64,
+}
+
 pub struct Checkpoint {
     files: Files,
     description: Description,
@@ -87,11 +96,32 @@ impl Checkpoint {
 
     /// Whether any tensor is stored in a format for which `format` returns true.
     pub fn has(&self, format: impl Fn(DType) -> bool) -> bool {
-        let mut names: Box<dyn Iterator<Item = &str>> = match &self.files {
+        self.tensors().any(|tensor| format(tensor.dtype))
+    }
+
+    /// The formats in which tensors are stored, the one with most bytes first.
+    pub fn stored_formats(&self) -> Vec<StoredFormat> {
+        let mut formats: Vec<StoredFormat> = Vec::new();
+        for TensorView { dtype, shape, bytes } in self.tensors() {
+            let at = formats.iter().position(|format| format.dtype == dtype).unwrap_or_else(|| {
+                formats.push(StoredFormat { dtype, tensors: 0, elements: 0, bytes: 0 });
+                formats.len() - 1
+            });
+            formats[at].tensors += 1;
+            formats[at].elements += shape.iter().map(|&dim| dim as u64).product::<u64>();
+            formats[at].bytes += bytes.len() as u64;
+        }
+        formats.sort_by_key(|format| std::cmp::Reverse(format.bytes));
+        formats
+    }
+
+    /// All tensors, except those in formats that are not supported.
+    fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        let names: Box<dyn Iterator<Item = &str>> = match &self.files {
             Files::Folder { tensors, .. } => Box::new(tensors.tensor_names()),
             Files::Gguf(file) => Box::new(file.tensor_names()),
         };
-        names.any(|name| matches!(self.tensor(name), Ok(Some(tensor)) if format(tensor.dtype)))
+        names.filter_map(|name| self.tensor(name).ok().flatten())
     }
 
     /// Identifies the model's files: copies have the same digest. It covers config.json, the headers of the files (the names,

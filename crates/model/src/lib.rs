@@ -22,7 +22,7 @@ mod split;
 
 pub use architecture::Architecture;
 pub use block::Block;
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, StoredFormat};
 pub use collective::{Collective, CollectiveError, MapRows, SingleRank};
 pub use description::{Description, DescriptionError, FeedForward, Layer};
 pub use digest::CheckpointDigest;
