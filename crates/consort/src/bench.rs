@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{Write, stdout};
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use engine::{Executor, RankReport, measure};
 use model::Checkpoint;
@@ -15,6 +15,7 @@ use types::TokenId;
 
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption, thread_count};
 use crate::store::Store;
+use crate::usage::UsageError;
 use limits::{Limit, Machine, TokenCost};
 
 /// Measure how fast a model runs on this machine, and compare with the machine's limits
@@ -47,9 +48,12 @@ pub struct BenchArgs {
 impl BenchArgs {
     pub fn run(self) -> Result<()> {
         let tests = self.tests();
-        ensure!(!tests.is_empty(), "nothing to measure: -p and -n are both 0");
+        if tests.is_empty() {
+            return Err(UsageError::new("nothing to measure: -p and -n are both 0").into());
+        }
+        self.options.check()?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
-        let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let threads = match self.threads.is_empty() {
             true => vec![self.options.threads(&ThreadOption::default())],
             false => self.threads.iter().map(|count| count.get()).collect(),

@@ -5,9 +5,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cluster::tcp::ClusterKey;
+
+use crate::usage::UsageError;
 
 /// The maximum size of a key file.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -44,10 +46,13 @@ impl KeyOptions {
         let key = match (&self.cluster_key_file, &self.cluster_key) {
             (Some(file), _) => ClusterKey::from_passphrase(&read(file)?),
             (None, Some(Passphrase(text))) => ClusterKey::from_passphrase(text),
-            (None, None) => bail!(
-                "machines that work together share a key: give all of them the same one by --cluster-key-file, \
-                 --cluster-key or CONSORT_CLUSTER_KEY"
-            ),
+            (None, None) => {
+                return Err(UsageError::new(
+                    "machines that work together share a key: give all of them the same one by --cluster-key-file, \
+                 --cluster-key or CONSORT_CLUSTER_KEY",
+                )
+                .into());
+            }
         };
         Ok(key?)
     }

@@ -20,17 +20,20 @@ pub struct GeneratedAnswer {
 pub enum GenerationEnd {
     /// An end-of-sequence token.
     Stop,
-    /// The context is full, or the token limit is reached.
-    Length,
+    /// The answer has `--max-tokens` tokens.
+    MaxTokens,
+    /// Prompt and answer fill the context.
+    ContextFull,
     /// Ctrl-C.
     Cancelled,
 }
 
 impl GenerationEnd {
+    /// The `finish_reason` of OpenAI's API, and `cancelled`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
-            Self::Length => "length",
+            Self::MaxTokens | Self::ContextFull => "length",
             Self::Cancelled => "cancelled",
         }
     }
@@ -88,7 +91,8 @@ pub fn generate<E: Executor>(
     let Finished { reason, timings } = finished;
     let ending = match reason {
         FinishReason::Eos(_) | FinishReason::Complete => GenerationEnd::Stop,
-        FinishReason::Length | FinishReason::Context => GenerationEnd::Length,
+        FinishReason::Length => GenerationEnd::MaxTokens,
+        FinishReason::Context => GenerationEnd::ContextFull,
         FinishReason::Cancelled => GenerationEnd::Cancelled,
         FinishReason::Failed(error) => bail!(error),
     };

@@ -10,8 +10,11 @@ mod loaded_model;
 mod options;
 mod progress;
 mod sampling;
+mod stats;
 mod store;
+mod terminal;
 mod text_assets;
+mod usage;
 
 use std::io;
 use std::process::ExitCode;
@@ -25,7 +28,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            if usage::is_usage_error(&error) { usage::EXIT_CODE.into() } else { ExitCode::FAILURE }
         }
     }
 }

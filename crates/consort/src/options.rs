@@ -5,7 +5,7 @@ use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{self, Path, PathBuf};
 use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use cluster::check_memory;
 use cluster::group::{Deadlines, Group, GroupConfig, Hosts};
@@ -21,6 +21,7 @@ use types::{DType, WorldSize};
 use crate::cluster_key::KeyOptions;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
+use crate::usage::UsageError;
 
 /// The upper limit of `--chunk`: more rows in one step only cost memory.
 const CHUNK_MAX: usize = 1 << 16;
@@ -40,10 +41,10 @@ pub struct ModelOptions {
     #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
     cpu_level: CpuLevelOption,
     /// Prompt tokens that are computed in one step
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = positive)]
     chunk: Option<NonZeroUsize>,
     /// Context size: the tokens of prompt and output together
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = positive)]
     context: Option<NonZeroUsize>,
     /// Data type to compute in; f32 converts all weights to f32 at load, for exact checks
     #[arg(long, value_enum, default_value_t)]
@@ -56,7 +57,8 @@ pub struct ModelOptions {
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: PromptMathOption,
     /// Number of ranks (processes) that each layer is split over [default: 1, or one here and one on each host]
-    #[arg(long, value_name = "RANKS", env = "CONSORT_TENSOR_PARALLEL")]
+    #[arg(long, value_name = "RANKS", env = "CONSORT_TENSOR_PARALLEL", allow_negative_numbers = true)]
+    #[arg(value_parser = rank_count)]
     tensor_parallel: Option<NonZeroU16>,
     /// Hosts that run `consort ranks`. Each runs one rank, and this machine runs one more. They need the same build of
     /// consort, and the model under the same path
@@ -77,6 +79,7 @@ pub struct ModelOptions {
 pub struct ThreadOption {
     /// Compute threads of each rank [default: one per CPU, divided among the ranks]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
+    #[arg(allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
 }
 
@@ -105,6 +108,12 @@ impl RequestedCapacity {
 }
 
 impl ModelOptions {
+    /// Checks what can be checked without the model, before it is downloaded.
+    pub fn check(&self) -> Result<(), UsageError> {
+        self.check_hosts()?;
+        self.keep().map(|_| ())
+    }
+
     /// Loads the model that was opened at `path`, and shows a progress bar. `threads` is per rank.
     pub fn load(
         &self,
@@ -150,6 +159,15 @@ impl ModelOptions {
         self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) })
     }
 
+    /// The numbers of ranks up to `max` that the model can be split over.
+    pub fn possible_ranks(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity, max: u16) -> Result<Vec<u16>> {
+        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
+        let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
+        let can_load = |rank| Footprint::new(&backend, checkpoint, &options, rank).is_ok();
+        let can_split = |&size: &u16| WorldSize::new(size).is_some_and(|world| world.ranks().all(can_load));
+        Ok((1..=max).filter(can_split).collect())
+    }
+
     fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Vec<Footprint>> {
         let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
         let shares = self.world().ranks().take(self.local_ranks());
@@ -179,13 +197,23 @@ impl ModelOptions {
         if self.tp_hosts.is_empty() {
             return Ok(None);
         }
-        ensure!(self.tp_hosts.len() < RANKS_MAX, "--tp-hosts names too many hosts: {RANKS_MAX} ranks are the limit");
-        let ranks = self.ranks();
-        if let Some(asked) = self.tensor_parallel.filter(|asked| usize::from(asked.get()) != ranks) {
-            bail!("--tensor-parallel {asked} does not fit --tp-hosts: one rank here and one on each host are {ranks}");
-        }
+        self.check_hosts()?;
         let addresses = self.tp_hosts.clone();
         Ok(Some(Hosts { addresses, key: self.key.key()?, activations: self.tp_activations.into() }))
+    }
+
+    fn check_hosts(&self) -> Result<(), UsageError> {
+        if self.tp_hosts.len() >= RANKS_MAX {
+            let message = format!("--tp-hosts names too many hosts: {RANKS_MAX} ranks are the limit");
+            return Err(UsageError::new(message));
+        }
+        let (ranks, hosts) = (self.ranks(), !self.tp_hosts.is_empty());
+        match self.tensor_parallel.filter(|asked| hosts && usize::from(asked.get()) != ranks) {
+            Some(asked) => Err(UsageError::new(format!(
+                "--tensor-parallel {asked} does not fit --tp-hosts: one rank here and one on each host are {ranks}"
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn limits(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Limits {
@@ -256,12 +284,12 @@ impl ModelOptions {
     }
 
     /// The value of `--context`, which must not exceed the maximum of the model, else `default_context`, reduced to that maximum.
-    pub fn context(&self, checkpoint: &Checkpoint, default_context: usize) -> Result<usize> {
+    pub fn context(&self, checkpoint: &Checkpoint, default_context: usize) -> Result<usize, UsageError> {
         let max = checkpoint.description().positions_max;
         match self.context {
-            Some(asked) if asked.get() > max => {
-                bail!("--context {asked} is more than the {max} tokens that this model was made for")
-            }
+            Some(asked) if asked.get() > max => Err(UsageError::new(format!(
+                "--context {asked} is more than the {max} tokens that this model was made for"
+            ))),
             Some(asked) => Ok(asked.get()),
             None => Ok(default_context.min(max)),
         }
@@ -281,9 +309,9 @@ impl ModelOptions {
         Ok(level)
     }
 
-    fn keep(&self) -> Result<Option<DType>> {
+    fn keep(&self) -> Result<Option<DType>, UsageError> {
         match (self.compute, self.quant) {
-            (ComputeOption::F32, Some(_)) => bail!("--compute f32 and --quant exclude each other"),
+            (ComputeOption::F32, Some(_)) => Err(UsageError::new("--compute f32 and --quant exclude each other")),
             (ComputeOption::F32, None) => Ok(Some(DType::F32)),
             (ComputeOption::Auto, quant) => Ok(quant),
         }
@@ -318,9 +346,21 @@ pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
+/// Parses a number that is not zero.
+pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "it must be a number from 1 on".to_owned())
+}
+
+/// Parses a number of ranks.
+fn rank_count(text: &str) -> Result<NonZeroU16, String> {
+    let count: Option<NonZeroU16> = text.parse().ok();
+    let possible = count.filter(|count| usize::from(count.get()) <= RANKS_MAX);
+    possible.ok_or_else(|| format!("it must be a number from 1 to {RANKS_MAX}"))
+}
+
 /// Parses a number of threads and checks it against the number of CPUs.
 pub fn thread_count(text: &str) -> Result<NonZeroUsize, String> {
-    let count: NonZeroUsize = text.parse().map_err(|_| "it must be a number from 1 on".to_owned())?;
+    let count = positive(text)?;
     let (cpus, max) = (cpus(), cpus().saturating_mul(THREADS_PER_CPU_MAX));
     if count.get() > max {
         return Err(format!("this machine has {cpus} CPUs, which is enough for {max} threads at most"));

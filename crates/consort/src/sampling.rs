@@ -1,5 +1,7 @@
 //! Sampling options: from the command line, else from the model's generation config, else common defaults.
 
+pub mod value;
+
 use clap::Args;
 use engine::{SamplingParams, fresh_seed};
 use text::GenerationDefaults;
@@ -8,24 +10,24 @@ use text::GenerationDefaults;
 #[command(next_help_heading = "How the answer is chosen")]
 pub struct SamplingOptions {
     /// Sampling temperature; 0 is greedy [default: the model's own, else 0.7]
-    #[arg(long)]
-    temperature: Option<f32>,
+    #[arg(long, allow_negative_numbers = true, value_parser = value::temperature)]
+    pub temperature: Option<f32>,
     /// Sample from the most probable tokens that together have this probability; 1 is off [default: the model's own, else
     /// 0.95]
-    #[arg(long)]
-    top_p: Option<f32>,
+    #[arg(long, allow_negative_numbers = true, value_parser = value::top_p)]
+    pub top_p: Option<f32>,
     /// Sample from this many of the most probable tokens; 0 is off [default: the model's own, else 40]
-    #[arg(long)]
-    top_k: Option<u32>,
+    #[arg(long, allow_negative_numbers = true, value_parser = value::whole::<u32>)]
+    pub top_k: Option<u32>,
     /// Sample from tokens with at least this fraction of the highest probability; 0 is off [default: the model's own, else
     /// 0.05]
-    #[arg(long)]
-    min_p: Option<f32>,
+    #[arg(long, allow_negative_numbers = true, value_parser = value::min_p)]
+    pub min_p: Option<f32>,
     /// Seed of the sampler; the same seed gives the same answer [default: random]
-    #[arg(long)]
-    seed: Option<u64>,
+    #[arg(long, allow_negative_numbers = true, value_parser = value::whole::<u64>)]
+    pub seed: Option<u64>,
     /// Maximum tokens of an answer [default: what the context holds]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = value::whole::<usize>)]
     pub max_tokens: Option<usize>,
 }
 

@@ -53,14 +53,25 @@ impl TextAssets {
     fn from_gguf(file: &Gguf) -> Result<Self> {
         let vocab = gguf_vocab(file)?;
         let token = |id: Option<u32>| id.and_then(|id| vocab.tokens.get(id as usize)).copied().unwrap_or_default();
-        let template = file.get("tokenizer.chat_template").and_then(|value| value.as_str());
-        let template = template.map(|source| ChatTemplate::new(source, token(vocab.bos), token(vocab.eos)));
+        let template = gguf_template(file).map(|source| ChatTemplate::new(source, token(vocab.bos), token(vocab.eos)));
         Ok(Self {
             template: template.transpose()?,
             tokenizer: Tokenizer::from_gguf(&vocab)?,
             defaults: GenerationDefaults::default(),
         })
     }
+}
+
+/// The chat template as the model has it, not compiled. `path` is the path that `checkpoint` was opened from.
+pub fn template_source(path: &Path, checkpoint: &Checkpoint) -> Result<Option<String>> {
+    match checkpoint.gguf() {
+        Some(file) => Ok(gguf_template(file).map(str::to_owned)),
+        None => Ok(TokenizerConfig::from_folder(path)?.chat_template),
+    }
+}
+
+fn gguf_template(file: &Gguf) -> Option<&str> {
+    file.get("tokenizer.chat_template").and_then(|value| value.as_str())
 }
 
 /// Reads the keys `tokenizer.ggml.*`.

