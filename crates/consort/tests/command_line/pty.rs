@@ -57,10 +57,12 @@ impl Pty {
     #[track_caller]
     pub fn read_to(&mut self, words: &str) -> String {
         loop {
-            let text = plain(&self.seen);
+            // The last character may be incomplete.
+            let complete = str::from_utf8(&self.seen).map_or_else(|error| error.valid_up_to(), str::len);
+            let text = plain(&self.seen[..complete]);
             if let Some(at) = text.find(words) {
                 let end = at + words.len();
-                self.seen = text[end..].as_bytes().to_vec();
+                self.seen = [&text.as_bytes()[end..], &self.seen[complete..]].concat();
                 return text[..end].to_owned();
             }
             match self.output.recv_timeout(WAIT_MAX) {

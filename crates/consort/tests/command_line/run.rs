@@ -70,6 +70,7 @@ fn options_that_contradict_each_other_are_wrong_usage() {
     check_refused(&["chat", "no/where", "--tensor-parallel", "4", "--tp-hosts", "a:1"], 2, "does not fit --tp-hosts");
     check_refused(&["run", &model, "x", "--context", "99999999"], 2, "more than the");
     check_refused(&["run", &model, "x", "--tp-hosts", "127.0.0.1:1"], 2, "--cluster-key-file");
+    check_refused(&["serve", &model, "--port", "0", "--context", "64", "--kv-tokens", "32"], 2, "a larger --kv-tokens");
     check_refused(&["bench", &model, "-p", "0", "-n", "0"], 2, "nothing to measure");
 }
 
@@ -93,6 +94,8 @@ fn an_error_names_a_path_once() {
             assert_eq!(refused.matches(path).count(), 1, "{refused}");
             assert_eq!(refused.lines().count(), 1, "{refused}");
         }
+        let refused = check_refused(&["serve", path, "--port", "0"], 1, why);
+        assert_eq!(refused.lines().last().unwrap().matches(path).count(), 1, "{refused}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use cluster::memory_available;
 use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
@@ -19,6 +19,7 @@ use super::ServeArgs;
 use crate::options::RequestedCapacity;
 use crate::store::Store;
 use crate::text_assets::TextAssets;
+use crate::usage::UsageError;
 
 /// The default context, if the model supports that many tokens.
 const CONTEXT_DEFAULT: usize = 32 << 10;
@@ -86,9 +87,8 @@ fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
     };
     tell("finding its files", 0, 1);
     let files = Store::from_environment()?.resolve(serve.model.as_deref())?;
-    let checkpoint = Checkpoint::open(&files.path).with_context(|| format!("open {}", files.name))?;
-    let text = TextAssets::open(&files.path, &checkpoint)
-        .with_context(|| format!("read the tokenizer and template of {}", files.name))?;
+    let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
+    let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 
     let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
     let layers = checkpoint.description().layers.len();
@@ -144,11 +144,13 @@ impl CacheOptions {
         let default_context = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
         let positions = serve.options.context(checkpoint, default_context)?;
         let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
-        ensure!(
-            tokens >= positions,
-            "the KV cache holds {tokens} tokens, which is less than the context of {positions}: \
-             use a smaller --context or a larger --kv-tokens"
-        );
+        if tokens < positions {
+            return Err(UsageError::new(format!(
+                "the KV cache holds {tokens} tokens, which is less than the context of {positions}: \
+                 use a smaller --context or a larger --kv-tokens"
+            ))
+            .into());
+        }
         Ok((capacity(positions, tokens), tokens.div_ceil(PAGE_TOKENS) as u64 * page_bytes))
     }
 }
