@@ -95,3 +95,23 @@ fn ctrl_c_ends_an_answer_cleanly() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.ends_with(b"\n"));
 }
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_an_answer_of_a_chat_but_not_the_chat() {
+    use std::io::{Read, Write};
+
+    fetch();
+    let mut command = consort(&["chat", MODEL, "--temperature", "0"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = child.stdin.take().unwrap();
+    lines.write_all(b"Write a long story about the sea.\n").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    assert!(Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap().success());
+    lines.write_all(b"/help\n").unwrap();
+    drop(lines);
+    let output = bounded::output_of(child);
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && notes.contains("(interrupted)"), "{notes}");
+    assert!(notes.contains("/retry"), "{notes}");
+}

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::{check_refused, oracle, succeed};
+use crate::{bounded, check_refused, consort, oracle, succeed};
 
 fn report(args: &[&str]) -> Value {
     serde_json::from_str(&succeed(&[&["show", "--json"], args].concat())).unwrap()
@@ -69,6 +69,22 @@ fn a_gguf_is_shown_with_its_formats_and_template() {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     assert!(succeed(&["show", &model, "--template"]).contains("im_start"));
+}
+
+#[test]
+fn a_pulled_model_is_found_by_its_name() {
+    let home = tempfile::tempdir().unwrap();
+    let repo = home.path().join("hub/models--maker--tiny");
+    let snapshot = repo.join("snapshots/abc");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(repo.join("refs")).unwrap();
+    fs::write(repo.join("refs/main"), "abc").unwrap();
+    let file = "tiny-llama-q8_0.gguf";
+    fs::copy(oracle(&format!("llama/gguf/{file}")), snapshot.join(file)).unwrap();
+    let mut command = consort(&["show", "maker/tiny:Q8_0", "--json"]);
+    let output = bounded::output(command.env("HF_HOME", home.path()));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["name"], &report["architecture"]), (&"maker/tiny:Q8_0".into(), &"llama".into()));
 }
 
 #[test]
