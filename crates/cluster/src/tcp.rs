@@ -42,6 +42,7 @@ mod key;
 mod message;
 mod noise;
 mod rank_stream;
+mod refusal_log;
 mod serve;
 mod wait_limit;
 

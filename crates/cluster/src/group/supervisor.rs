@@ -512,9 +512,11 @@ impl Group {
             let waits_for_others = member.phase == MemberPhase::Ready
                 || (member.phase == MemberPhase::Joining && self.config.hosts.is_some());
             if waits_for_others {
-                // Which rank is at fault and which only waited for it shows in the drain: a rank that only waited
-                // replies to the abort.
-                self.abort_epoch(member.rank, &why);
+                // The rank that the others wait for is named. Whether it has to be replaced shows in the drain: a rank
+                // that only waited replies to the abort. Ranks on several hosts do not map the segment, so of them the
+                // first one is named until the drain is over.
+                let waited_for = self.segment.last_to_arrive(self.epoch).filter(|_| self.config.hosts.is_none());
+                self.abort_epoch(waited_for.unwrap_or(member.rank), &why);
             } else {
                 self.lose(index, &why);
             }

@@ -173,6 +173,21 @@ pub(super) fn begin_epoch(state: &impl SharedState) -> Result<Epoch, CommError> 
     Ok(epoch)
 }
 
+/// The rank that the others wait for: it has arrived at the fewest barriers of `epoch`. `None` if all have arrived at as
+/// many.
+pub(super) fn last_to_arrive(state: &impl SharedState, epoch: Epoch) -> Option<Rank> {
+    let arrived = |rank| EpochCounter::from_word(state.word(Word::Arrived(rank)).load(Acquire));
+    let first = arrived(state.world().ranks().next()?).number;
+    let progress = |rank| {
+        let counter = arrived(rank);
+        // Counters may overflow, so only their differences say which is ahead.
+        if counter.epoch == epoch { counter.number.wrapping_sub(first) as i32 } else { i32::MIN }
+    };
+    let progress: Vec<_> = state.world().ranks().map(|rank| (progress(rank), rank)).collect();
+    let (most, _) = progress.iter().max_by_key(|(progress, _)| *progress)?;
+    progress.iter().filter(|(progress, _)| progress < most).min_by_key(|(progress, _)| *progress).map(|(_, rank)| *rank)
+}
+
 /// A rank in one epoch of a group.
 #[derive(Debug)]
 pub(super) struct BarrierMember {

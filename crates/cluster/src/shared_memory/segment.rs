@@ -130,6 +130,11 @@ impl Segment {
         barrier::begin_epoch(&*self.mapping)
     }
 
+    /// The rank that the others wait for in `epoch`, if they wait for one.
+    pub fn last_to_arrive(&self, epoch: Epoch) -> Option<Rank> {
+        barrier::last_to_arrive(&*self.mapping, epoch)
+    }
+
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
     }

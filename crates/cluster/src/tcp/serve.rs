@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::info;
@@ -21,6 +21,7 @@ use super::handshake;
 use super::hello::{Hello, Purpose, RejectReason};
 use super::key::ClusterKey;
 use super::rank_stream::{RankStream, RankStreamHandle, RankStreamWriter};
+use super::refusal_log::RefusalLog;
 use super::wait_limit::{POLL_TICK, WaitLimit};
 use crate::stopped::is_stopped;
 
@@ -50,6 +51,7 @@ pub fn serve_ranks(
     is_over: impl Fn() -> bool + Sync,
 ) -> io::Result<()> {
     let running = &AtomicUsize::new(0);
+    let refusals = Mutex::new(RefusalLog::default());
     let (spawn, is_over) = (&spawn, &is_over);
     let admit = |hello: &Hello| {
         if hello.purpose != Purpose::StartRank {
@@ -60,7 +62,14 @@ pub fn serve_ranks(
     let answer = |stream: TcpStream, limit: &WaitLimit<'_>| {
         let caller = stream.peer_addr().ok();
         let answered = handshake::respond(stream, key, limit, admit);
-        answered.inspect_err(|error| info!(?caller, "a caller was not let in: {error}")).ok()
+        answered
+            .inspect_err(|error| {
+                let count = refusals.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now());
+                if let Some(count) = count {
+                    info!(?caller, count, "callers were not let in, the last one because: {error}");
+                }
+            })
+            .ok()
     };
     thread::scope(|scope| {
         let take = |((slot, rank), secured)| {

@@ -31,6 +31,9 @@ fn an_abort_ends_the_waits_of_all_ranks() {
                 })
                 .collect();
             is_waiting.iter().take(2).for_each(drop);
+            while group.segment.last_to_arrive(group.segment.epoch()) != Some(lost) {
+                thread::yield_now();
+            }
             let abort = group.segment.abort(group.segment.epoch());
             assert_eq!(abort.cause(), None);
             if stop {
