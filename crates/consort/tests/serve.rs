@@ -10,25 +10,39 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use serde_json::{Value, json};
+
 use bounded::{Log, WAIT_MAX, ended};
 
 struct Server {
     child: Child,
     log: Log,
     address: String,
+    /// The address of the admin port, if `--admin` is among the arguments.
+    admin: Option<String>,
 }
 
 impl Server {
     fn start(args: &[&str]) -> Self {
+        Self::start_under("true", args)
+    }
+
+    /// `limits`: a shell command that sets limits of the process.
+    fn start_under(limits: &str, args: &[&str]) -> Self {
         let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{limits} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_consort")]);
         command.args(["serve", model.to_str().unwrap(), "--port", "0", "--threads", "1"]).args(args);
         let mut child = command.env_remove("CONSORT_LOG").stderr(Stdio::piped()).spawn().unwrap();
         let log = Log::read(child.stderr.take().unwrap());
-        let line = log.line_with("listening on http://");
-        let address = line.split("http://").nth(1).unwrap();
-        let address = address.split([' ', '"']).next().unwrap().trim().to_owned();
-        Self { child, log, address }
+        let address = |words: &str| {
+            let line = log.line_with(words);
+            let address = line.split("http://").nth(1).unwrap();
+            address.split([' ', '"']).next().unwrap().trim().to_owned()
+        };
+        let admin = args.contains(&"--admin").then(|| address("probes and metrics on http://"));
+        let address = address("listening on http://");
+        Self { child, log, address, admin }
     }
 
     fn wait_until_ready(&self) {
@@ -37,17 +51,11 @@ impl Server {
     }
 
     fn send(&self, line: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
-        let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
-        write!(stream, "{line}\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
-        stream
+        send_to(&self.address, line, body)
     }
 
     fn exchange(&self, line: &str, body: &str) -> String {
-        let mut answer = String::new();
-        self.send(line, body).read_to_string(&mut answer).unwrap();
-        answer
+        exchange_with(&self.address, line, body)
     }
 
     fn signal(&self, name: &str) {
@@ -60,6 +68,20 @@ impl Server {
         let rest = self.log.rest();
         (ended(&mut self.child).code(), rest)
     }
+}
+
+fn send_to(address: &str, line: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+    let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    write!(stream, "{line}\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    stream
+}
+
+fn exchange_with(address: &str, line: &str, body: &str) -> String {
+    let mut answer = String::new();
+    send_to(address, line, body).read_to_string(&mut answer).unwrap();
+    answer
 }
 
 const COMPLETIONS: &str = "POST /v1/completions HTTP/1.1";
@@ -93,6 +115,12 @@ fn a_second_signal_ends_it_at_once() {
     stream.read_exact(&mut [0; 12]).unwrap();
     server.signal("INT");
     server.log.line_with("shutting down");
+    let ready = server.exchange("GET /ready HTTP/1.1", "");
+    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains(r#""state":"draining""#), "{ready}");
+    let metrics = server.exchange("GET /metrics HTTP/1.1", "");
+    assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("consort_connections{"), "{metrics}");
+    let refused = server.exchange(COMPLETIONS, r#"{"prompt": "a"}"#);
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains(r#""code":"shutting_down""#), "{refused}");
     server.signal("INT");
     let (code, log) = server.end();
     assert_eq!(code, Some(130), "{log}");
@@ -113,11 +141,86 @@ fn answers_that_take_too_long_are_ended_with_an_error() {
 }
 
 #[test]
-fn logs_are_json_where_asked_for() {
+fn logs_are_json_where_asked_for_and_numbers_are_numbers() {
     let server = Server::start(&["--log", "json"]);
-    let line = server.log.line_with("ready: ");
-    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-    assert_eq!(line["level"], "INFO");
+    let line = |words: &str| serde_json::from_str::<Value>(&server.log.line_with(words)).unwrap();
+    let ready = line("ready: ");
+    assert_eq!((&ready["level"], &ready["threads"]), (&json!("INFO"), &json!(1)));
+    assert_eq!(ready["url"], format!("http://{}", server.address));
+    for field in ["context", "kv_tokens", "kv_bytes", "memory_bytes", "seconds"] {
+        assert!(ready[field].is_number(), "{field}: {ready}");
+    }
+    assert!(ready["cpu"].is_string(), "{ready}");
+    // Probes and files of the page are not logged.
+    for path in ["/health", "/ready", "/metrics", "/status", "/", "/page/icon.svg"] {
+        server.exchange(&format!("GET {path} HTTP/1.1"), "");
+    }
+    server.exchange(COMPLETIONS, r#"{"prompt": "a", "max_tokens": 4, "ignore_eos": true}"#);
+    let line = serde_json::from_str::<Value>(&server.log.next_line()).unwrap();
+    let answer =
+        if line["message"] == "answer" { line } else { serde_json::from_str(&server.log.next_line()).unwrap() };
+    assert_eq!((&answer["message"], &answer["ended"]), (&json!("answer"), &json!("length")), "{answer}");
+    assert_eq!(answer["completion_tokens"], 4);
+    for field in ["prompt_tokens", "first_token_ms", "tokens_per_s", "ms"] {
+        assert!(answer[field].is_number(), "{field}: {answer}");
+    }
+    // What a client sends is cut.
+    let body = format!(r#"{{"prompt": "a", "model": "{}"}}"#, "x".repeat(1 << 20));
+    assert!(server.exchange(COMPLETIONS, &body).starts_with("HTTP/1.1 404"));
+    let line = server.log.line_with("does not exist");
+    assert!(line.len() < 1000, "{} bytes", line.len());
+    server.signal("TERM");
+    assert_eq!(server.end().0, Some(0));
+}
+
+#[test]
+fn keys_are_read_again_and_the_admin_port_needs_none() {
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "first\nsecond\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.path().to_str().unwrap(), "--admin", "127.0.0.1:0"]);
+    let status = |key: &str| {
+        let answer = server.exchange(&format!("GET /v1/models HTTP/1.1\r\nx-api-key: {key}"), "");
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    assert_eq!(["first", "second", "third"].map(status), [200, 200, 401]);
+    std::fs::write(keys.path(), "second\nthird\n").unwrap();
+    server.signal("HUP");
+    server.log.line_with("the API keys were read again");
+    assert_eq!(["first", "second", "third"].map(status), [401, 200, 200]);
+    std::fs::write(keys.path(), "# none\n").unwrap();
+    server.signal("HUP");
+    server.log.line_with("the API keys stay as they are");
+    assert_eq!(["first", "second", "third"].map(status), [401, 200, 200]);
+
+    let admin = server.admin.as_deref().unwrap();
+    assert!(server.exchange("GET /metrics HTTP/1.1", "").starts_with("HTTP/1.1 401"));
+    for path in ["/health", "/metrics", "/status"] {
+        let answer = exchange_with(admin, &format!("GET {path} HTTP/1.1"), "");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+    let metrics = exchange_with(admin, "GET /metrics HTTP/1.1", "");
+    let refused = metrics.lines().find(|line| line.starts_with("consort_requests_refused_total")).unwrap();
+    assert!(refused.contains(r#"reason="invalid_api_key""#) || refused.contains(r#"reason="missing_api_key""#));
+    assert!(exchange_with(admin, "GET /v1/models HTTP/1.1", "").starts_with("HTTP/1.1 404"));
+    server.signal("TERM");
+    assert_eq!(server.end().0, Some(0));
+}
+
+/// Where few files may be open, connections leave some of them for everything else.
+#[test]
+fn with_few_descriptors_probes_are_answered_however_many_connections_there_are() {
+    let server = Server::start_under("ulimit -n 256", &[]);
+    server.wait_until_ready();
+    let idle: Vec<_> = (0..400).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    assert!(server.exchange("GET /health HTTP/1.1", "").starts_with("HTTP/1.1 200"));
+    let metrics = server.exchange("GET /metrics HTTP/1.1", "");
+    let value = |name: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {metrics}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("consort_descriptors_max{"), 256.0);
+    assert!(value("consort_descriptors{") < 200.0 && value("consort_connections_dropped_total{") > 0.0, "{metrics}");
+    drop(idle);
     server.signal("TERM");
     assert_eq!(server.end().0, Some(0));
 }
@@ -143,6 +246,8 @@ fn options_that_make_no_sense_are_refused_before_anything_starts() {
         ["--api-key-file", keys.path().to_str().unwrap()],
         ["--kv-memory", "much"],
         ["--speculate", "99"],
+        ["--cors", "nonsense"],
+        ["--admin", "9000"],
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_consort")).arg("serve").args(args).output().unwrap();
         assert!(!output.status.success(), "{args:?}");

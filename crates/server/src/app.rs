@@ -10,7 +10,7 @@ use crate::auth::ApiKeys;
 use crate::body_budget::BodyBudget;
 use crate::error::ApiError;
 use crate::load_stage::LoadStage;
-use crate::metrics::Metrics;
+use crate::metrics::{ConnectionMetrics, Metrics};
 use crate::served_model::ServedModel;
 
 /// The default of [`Config::body_bytes_max`].
@@ -27,12 +27,15 @@ pub struct Config {
     pub model: String,
     /// Further names that requests may give.
     pub aliases: Vec<String>,
+    /// The first keys; see [`App::replace_keys`].
     pub keys: ApiKeys,
     pub body_bytes_max: usize,
     /// After this time without an event, a stream sends a comment.
     pub keep_alive: Duration,
     /// Origins that CORS allows; `*` allows any. None by default.
     pub origins: Vec<HeaderValue>,
+    /// Names by which clients may call a server without keys, beside `localhost` and addresses.
+    pub allowed_hosts: Vec<String>,
 }
 
 impl Config {
@@ -44,6 +47,7 @@ impl Config {
             body_bytes_max: BODY_BYTES_MAX,
             keep_alive: KEEP_ALIVE,
             origins: Vec::new(),
+            allowed_hosts: Vec::new(),
         }
     }
 }
@@ -51,6 +55,7 @@ impl Config {
 /// One served model, its load stage, and the metrics of its requests.
 pub struct App {
     config: Config,
+    keys: RwLock<Arc<ApiKeys>>,
     stage: RwLock<LoadStage>,
     metrics: Metrics,
     bodies: Arc<BodyBudget>,
@@ -63,7 +68,9 @@ impl App {
         let metrics = Metrics::new(&config.model);
         let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty());
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
-        Arc::new(Self { config, stage, metrics, bodies, started: Instant::now(), created: crate::ids::unix_now() })
+        let keys = RwLock::new(Arc::new(config.keys.clone()));
+        let (started, created) = (Instant::now(), crate::ids::unix_now());
+        Arc::new(Self { config, keys, stage, metrics, bodies, started, created })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
@@ -86,6 +93,22 @@ impl App {
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The keys that are accepted now.
+    pub(crate) fn keys(&self) -> Arc<ApiKeys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Accepts these keys instead of the current ones. A key that stays keeps its tenant.
+    pub fn replace_keys(&self, keys: ApiKeys) {
+        let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(keys.with_tenants_of(&current));
+    }
+
+    /// The metrics for [`crate::Listener::with_metrics`].
+    pub fn connection_metrics(&self) -> ConnectionMetrics {
+        self.metrics.http().connections.clone()
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -1,8 +1,9 @@
-//! API keys: which clients may send requests, and which tenant a request belongs to.
+//! API keys: which clients may send requests, and which tenant a request belongs to. Without keys, the `Host` is checked.
 //!
 //! Keys are kept and compared as digests of one length, in constant time, and each request is compared with all of them:
 //! the response time reveals neither a key's length nor its position in the list.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use axum::extract::{Request, State};
@@ -16,6 +17,7 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, ApiErrorKind};
+use crate::host_check;
 
 /// The most keys, and the longest one.
 pub const KEYS_MAX: usize = 4096;
@@ -23,7 +25,17 @@ pub const KEY_BYTES_MAX: usize = 4096;
 
 /// The keys of a server. Without keys every client is admitted, and all are one tenant.
 #[derive(Clone, Default)]
-pub struct ApiKeys(Vec<[u8; 32]>);
+pub struct ApiKeys {
+    keys: Vec<ApiKey>,
+    /// The highest tenant that a key has, or had before the keys were replaced.
+    last_tenant: u64,
+}
+
+#[derive(Clone, Copy)]
+struct ApiKey {
+    digest: [u8; 32],
+    tenant: u64,
+}
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
@@ -50,7 +62,12 @@ impl ApiKeys {
             key => Ok(digest(key.as_bytes())),
         });
         let digests: Vec<_> = digests.take(KEYS_MAX + 1).collect::<Result<_, _>>()?;
-        if digests.len() > KEYS_MAX { Err(KeyError::TooMany) } else { Ok(Self(digests)) }
+        if digests.len() > KEYS_MAX {
+            return Err(KeyError::TooMany);
+        }
+        let last_tenant = digests.len() as u64;
+        let keys = digests.into_iter().zip(1..).map(|(digest, tenant)| ApiKey { digest, tenant }).collect();
+        Ok(Self { keys, last_tenant })
     }
 
     /// The keys in the text of a file, one per line. Empty lines and lines that begin with `#` are skipped.
@@ -58,16 +75,33 @@ impl ApiKeys {
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
     }
 
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.keys.is_empty()
+    }
+
+    /// These keys, with the tenants that they have in `earlier`. A key that is new there gets a tenant that none has had.
+    pub(crate) fn with_tenants_of(mut self, earlier: &Self) -> Self {
+        let known: HashMap<_, _> = earlier.keys.iter().map(|key| (key.digest, key.tenant)).collect();
+        self.last_tenant = earlier.last_tenant;
+        for key in &mut self.keys {
+            key.tenant = known.get(&key.digest).copied().unwrap_or_else(|| {
+                self.last_tenant += 1;
+                self.last_tenant
+            });
+        }
+        self
     }
 
     /// The tenant of this key.
     fn tenant(&self, key: &[u8]) -> Option<TenantId> {
         let given = digest(key);
         let mut found = 0u64;
-        for (index, known) in self.0.iter().enumerate() {
-            found.conditional_assign(&(index as u64 + 1), known.ct_eq(&given));
+        for key in &self.keys {
+            found.conditional_assign(&key.tenant, key.digest.ct_eq(&given));
         }
         (found != 0).then_some(TenantId(found))
     }
@@ -75,18 +109,20 @@ impl ApiKeys {
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "ApiKeys({})", self.0.len())
+        write!(formatter, "ApiKeys({})", self.keys.len())
     }
 }
 
-/// Middleware that accepts requests with a known key, and adds their [`Caller`].
+/// Middleware that accepts requests with a known key, and adds their [`Caller`]. If the server has no keys, it accepts
+/// requests to its own names.
 pub async fn authenticate(
     State(app): State<SharedApp>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let keys = &app.config().keys;
+    let keys = app.keys();
     let tenant = if keys.is_empty() {
+        host_check::check(&request, &app.config().allowed_hosts)?;
         TenantId(0)
     } else {
         let given =
@@ -124,6 +160,16 @@ mod tests {
         assert_eq!(keys.tenant(b"one").map(|tenant| tenant.0), Some(1));
         assert_eq!(keys.tenant(b"two").map(|tenant| tenant.0), Some(2));
         assert!(keys.tenant(b"on").is_none() && keys.tenant(b"").is_none());
+    }
+
+    #[test]
+    fn a_key_that_stays_keeps_its_tenant_and_none_is_given_twice() {
+        let first = ApiKeys::new(["one", "two", "three"]).unwrap();
+        let second = ApiKeys::new(["four", "three", "one"]).unwrap().with_tenants_of(&first);
+        let tenants = |keys: &ApiKeys, names: [&str; 4]| names.map(|name| keys.tenant(name.as_bytes()).map(|t| t.0));
+        assert_eq!(tenants(&second, ["one", "two", "three", "four"]), [Some(1), None, Some(3), Some(4)]);
+        let third = ApiKeys::new(["two", "five", "four"]).unwrap().with_tenants_of(&second);
+        assert_eq!(tenants(&third, ["two", "five", "four", "one"]), [Some(5), Some(6), Some(4), None]);
     }
 
     #[test]

@@ -11,6 +11,9 @@ use engine::{EngineError, ExecutorError, Failure, SamplingParamsError, SubmitErr
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::excerpt::{bounded_message, excerpt};
+use crate::redact::without_paths;
+
 /// The default of [`ApiError::retry_after`] for temporary errors.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -20,6 +23,8 @@ pub enum ApiErrorKind {
     /// The request is wrong, and a retry would fail too.
     Invalid,
     Authentication,
+    /// The caller must not use this server.
+    Forbidden,
     NotFound,
     MethodNotAllowed,
     TooLarge,
@@ -47,13 +52,15 @@ pub struct ApiError {
 }
 
 impl ApiError {
+    /// Cuts a message that is too long: it may repeat what a client has sent.
     pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), code: None, param: None, retry_after: None, messages_message: None }
+        let message = bounded_message(message.into());
+        Self { kind, message, code: None, param: None, retry_after: None, messages_message: None }
     }
 
     /// A field has a value that cannot be used.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(ApiErrorKind::Invalid, message) }.code("invalid_value")
+        Self::new(ApiErrorKind::Invalid, message).param(param).code("invalid_value")
     }
 
     /// A known field that is not supported.
@@ -66,8 +73,8 @@ impl ApiError {
     }
 
     pub fn unknown_model(name: &str) -> Self {
-        let message = format!("the model `{name}` does not exist");
-        Self { param: Some("model".to_owned()), ..Self::new(ApiErrorKind::NotFound, message) }.code("model_not_found")
+        let message = format!("the model `{}` does not exist", excerpt(name));
+        Self::new(ApiErrorKind::NotFound, message).param("model").code("model_not_found")
     }
 
     /// The prompt does not fit beside an answer. Clients recognise the beginning of either message. `tokens` is a lower
@@ -83,12 +90,14 @@ impl ApiError {
             .code("context_length_exceeded")
     }
 
-    pub fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
+    /// Reasons come from the machine, so paths are removed.
+    pub fn unavailable(message: impl AsRef<str>, retry_after: Duration) -> Self {
+        let message = without_paths(message.as_ref());
         Self { retry_after: Some(retry_after), ..Self::new(ApiErrorKind::Unavailable, message) }
     }
 
     /// A rank was lost and is being replaced: the same request may succeed later.
-    pub fn rank_lost(message: impl Into<String>) -> Self {
+    pub fn rank_lost(message: impl AsRef<str>) -> Self {
         Self::unavailable(message, RETRY_AFTER).code("rank_lost")
     }
 
@@ -102,7 +111,7 @@ impl ApiError {
     }
 
     pub fn param(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(param.into());
+        self.param = Some(excerpt(&param.into()).into_owned());
         self
     }
 
@@ -110,6 +119,7 @@ impl ApiError {
         match self.kind {
             ApiErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ApiErrorKind::Authentication => StatusCode::UNAUTHORIZED,
+            ApiErrorKind::Forbidden => StatusCode::FORBIDDEN,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
             ApiErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ApiErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -124,6 +134,7 @@ impl ApiError {
     pub fn openai_body(&self) -> OpenAiErrorBody {
         let kind = match self.kind {
             ApiErrorKind::Authentication => "authentication_error",
+            ApiErrorKind::Forbidden => "permission_error",
             ApiErrorKind::NotFound => "not_found_error",
             ApiErrorKind::Overloaded => "rate_limit_error",
             ApiErrorKind::Internal => "server_error",
@@ -138,6 +149,7 @@ impl ApiError {
     pub fn messages_body(&self) -> MessagesErrorBody {
         let kind = match self.kind {
             ApiErrorKind::Authentication => "authentication_error",
+            ApiErrorKind::Forbidden => "permission_error",
             ApiErrorKind::NotFound => "not_found_error",
             ApiErrorKind::TooLarge => "request_too_large",
             ApiErrorKind::Overloaded => "rate_limit_error",
@@ -166,8 +178,8 @@ pub struct OpenAiErrorBody {
 #[schema(as = ErrorDetail)]
 struct OpenAiErrorDetail {
     message: String,
-    /// `invalid_request_error`, `authentication_error`, `not_found_error`, `rate_limit_error`, `server_error` or
-    /// `service_unavailable`
+    /// `invalid_request_error`, `authentication_error`, `permission_error`, `not_found_error`, `rate_limit_error`,
+    /// `server_error` or `service_unavailable`
     r#type: &'static str,
     /// The field that is wrong
     param: Option<String>,
@@ -186,8 +198,8 @@ pub struct MessagesErrorBody {
 
 #[derive(Debug, Serialize, ToSchema)]
 struct MessagesErrorDetail {
-    /// `invalid_request_error`, `authentication_error`, `not_found_error`, `request_too_large`, `rate_limit_error`,
-    /// `overloaded_error` or `api_error`
+    /// `invalid_request_error`, `authentication_error`, `permission_error`, `not_found_error`, `request_too_large`,
+    /// `rate_limit_error`, `overloaded_error` or `api_error`
     r#type: &'static str,
     message: String,
 }

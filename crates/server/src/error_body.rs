@@ -8,12 +8,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::error::{ApiError, ApiErrorKind};
+use crate::excerpt::excerpt;
 
 /// Middleware that writes the body of each error in the format of the API that was called, including errors of the router
 /// itself (no such path, no such method).
 pub async fn write(request: Request, next: Next) -> Response {
     let anthropic = request.uri().path().starts_with("/v1/messages");
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) = (request.method().clone(), excerpt(request.uri().path()).into_owned());
     let mut response = next.run(request).await;
     let error = response.extensions_mut().remove::<ApiError>();
     let error = error.or_else(|| match response.status() {

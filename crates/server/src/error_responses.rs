@@ -7,9 +7,10 @@ use utoipa::{IntoResponses, ToSchema};
 
 use crate::error::{MessagesErrorBody, OpenAiErrorBody};
 
-const ERRORS: [(&str, &str); 8] = [
+const ERRORS: [(&str, &str); 9] = [
     ("400", "The request cannot be answered as it is"),
     ("401", "No key, or an unknown one"),
+    ("403", "The server has no API keys, and the `Host` is not one of its names"),
     ("404", "No such model"),
     ("413", "The body is too long"),
     ("415", "The body is not JSON"),

@@ -1,11 +1,14 @@
 //! `Listener`: accepts connections, with or without TLS, until the server is stopped.
 //!
-//! The resources of clients are bounded: there is a limit on connections, and timeouts for the handshake, the headers of a
-//! request and the reading of a response.
+//! The resources of clients are bounded: there is a limit on connections, in all and for each address, and timeouts for the
+//! handshake, the headers of a request, the time without a request and the reading of a response.
 
+mod connections;
+mod guarded_body;
 mod tls;
 mod write_timeout;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -13,30 +16,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
+use crate::log_limit::LogLimit;
+use crate::metrics::ConnectionMetrics;
+pub use connections::ConnectionLimits;
+use connections::{Connection, Connections};
+use guarded_body::GuardedBody;
 pub use tls::{Tls, TlsError};
 use write_timeout::WriteTimeout;
 
-/// Maximum open connections; further ones wait in the kernel's queue.
+/// The default of [`ConnectionLimits::total`], where descriptors suffice.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Maximum concurrent requests of one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
-/// Timeouts of a TLS handshake, and of the headers of a request.
+/// Timeout of a TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-const HEADERS_MAX: Duration = Duration::from_secs(30);
+/// How long a connection may be open without a request: before the first byte, within the headers, and after a response.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// How long a connection may take to close once it has to.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// How long to wait after `accept` fails, for example because the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -51,6 +62,8 @@ pub struct ListenError {
 pub struct Listener {
     tcp: TcpListener,
     tls: Option<Tls>,
+    limits: ConnectionLimits,
+    metrics: ConnectionMetrics,
 }
 
 impl Listener {
@@ -58,77 +71,150 @@ impl Listener {
     pub async fn bind(host: &str, port: u16, tls: Option<Tls>) -> Result<Self, ListenError> {
         let failed = |source| ListenError { address: format!("{host}:{port}"), source };
         let tcp = TcpListener::bind((host, port)).await.map_err(failed)?;
-        Ok(Self { tcp, tls })
+        Ok(Self { tcp, tls, limits: ConnectionLimits::new(CONNECTIONS_MAX), metrics: ConnectionMetrics::default() })
+    }
+
+    /// Serves HTTPS if there is a TLS configuration.
+    #[must_use]
+    pub fn with_tls(self, tls: Option<Tls>) -> Self {
+        Self { tls, ..self }
+    }
+
+    pub fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    #[must_use]
+    pub fn with_limits(self, limits: ConnectionLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Counts connections in these metrics: see [`crate::App::connection_metrics`].
+    #[must_use]
+    pub fn with_metrics(self, metrics: ConnectionMetrics) -> Self {
+        Self { metrics, ..self }
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Accepts connections until `stop`, then lets running requests finish for at most `grace`. Returns whether all
-    /// finished.
+    /// Accepts connections until `stop`, and then until no request is running or `grace` is over, so that probes are
+    /// answered to the end. Returns whether all requests have ended.
     pub async fn serve(self, router: Router, stop: impl Future<Output = ()>, grace: Duration) -> bool {
-        let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
-        let acceptor = self.tls.map(|tls| TlsAcceptor::from(tls.0));
-        let mut stop = pin!(stop);
-        loop {
-            let next = async {
-                let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
-                (permit, self.tcp.accept().await)
-            };
-            let (permit, accepted) = tokio::select! {
+        let connections = Connections::new(self.limits, self.metrics);
+        let (close, closing) = watch::channel(false);
+        let server = Server { router, acceptor: self.tls.map(|tls| TlsAcceptor::from(tls.0)), closing };
+        let have_ended = {
+            let mut accepting = pin!(accept_all(&self.tcp, &connections, &server));
+            tokio::select! {
                 biased;
-                () = &mut stop => break,
-                next = next => next,
-            };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    warn!(%error, "a connection could not be accepted");
-                    sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
-            let (watcher, router, acceptor) = (graceful.watcher(), router.clone(), acceptor.clone());
-            tokio::spawn(async move {
-                if let Err(error) = serve_connection(stream, acceptor, router, watcher).await {
-                    debug!(%error, "a connection ended");
-                }
-                drop(permit);
-            });
-        }
+                () = stop => {}
+                never = &mut accepting => match never {},
+            }
+            tokio::select! {
+                ended = timeout(grace, connections.no_requests()) => ended.is_ok(),
+                never = accepting => match never {},
+            }
+        };
         drop(self.tcp);
-        timeout(grace, graceful.shutdown()).await.is_ok()
+        close.send_replace(true);
+        // Connections that do not close in time end with the process.
+        let _ = timeout(CLOSE_MAX, connections.all_closed()).await;
+        have_ended
+    }
+}
+
+async fn accept_all(tcp: &TcpListener, connections: &Arc<Connections>, server: &Server) -> Infallible {
+    let (mut failures, mut refusals) = (LogLimit::default(), LogLimit::default());
+    loop {
+        let (stream, address) = match tcp.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if let Some(count) = failures.count() {
+                    warn!(%error, count, "connections could not be accepted");
+                }
+                connections.drop_quietest();
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Some(connection) = connections.admit(address.ip()).await else {
+            if let Some(count) = refusals.count() {
+                warn!(%address, count, "connections were refused: all others have requests");
+            }
+            continue;
+        };
+        let server = server.clone();
+        tokio::spawn(async move {
+            let serving = server.serve_connection(stream, &connection);
+            let served = tokio::select! {
+                served = serving => served,
+                () = connection.evicted() => Err("it made room for another".into()),
+            };
+            if let Err(error) = served {
+                debug!(%address, %error, "a connection ended");
+            }
+        });
     }
 }
 
 type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn serve_connection(
-    stream: TcpStream,
-    acceptor: Option<TlsAcceptor>,
+/// What all connections of a listener share.
+#[derive(Clone)]
+struct Server {
     router: Router,
-    watcher: Watcher,
-) -> Result<(), ConnectionError> {
-    // Each token is a small packet that must not wait for the next one.
-    stream.set_nodelay(true)?;
-    let stream = WriteTimeout::new(stream);
-    match acceptor {
-        None => serve_http(stream, router, watcher).await,
-        Some(acceptor) => serve_http(timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await??, router, watcher).await,
-    }
+    acceptor: Option<TlsAcceptor>,
+    /// True when connections have to close.
+    closing: watch::Receiver<bool>,
 }
 
-async fn serve_http(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    router: Router,
-    watcher: Watcher,
-) -> Result<(), ConnectionError> {
-    let service =
-        TowerToHyperService::new(router.map_request(|request: Request<Incoming>| request.map(axum::body::Body::new)));
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS_MAX);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX).keep_alive_interval(Some(HEADERS_MAX));
-    let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-    watcher.watch(connection).await
+impl Server {
+    async fn serve_connection(self, stream: TcpStream, connection: &Connection) -> Result<(), ConnectionError> {
+        // Each token is a small packet that must not wait for the next one.
+        stream.set_nodelay(true)?;
+        let stream = WriteTimeout::new(stream);
+        match &self.acceptor {
+            None => self.serve_http(stream, connection).await,
+            Some(acceptor) => {
+                let stream = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await??;
+                self.serve_http(stream, connection).await
+            }
+        }
+    }
+
+    async fn serve_http(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        connection: &Connection,
+    ) -> Result<(), ConnectionError> {
+        let (router, requests) = (self.router.clone(), Arc::new(connection.requests()));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (router, running) = (router.clone(), requests.begin());
+            let receiving = requests.receive();
+            let request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
+            async move {
+                let response = router.oneshot(request).await?;
+                Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, running)))
+            }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_MAX);
+        let mut http2 = builder.http2();
+        http2.timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX).keep_alive_interval(Some(IDLE_MAX));
+        let mut http = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            served = &mut http => return served,
+            // An error means that the listener is gone.
+            _ = closing.wait_for(|closing| *closing) => {}
+            () = connection.idle_for(IDLE_MAX) => {}
+        }
+        http.as_mut().graceful_shutdown();
+        tokio::select! {
+            served = http => served,
+            () = connection.idle_for(CLOSE_MAX) => Err("it did not close in time".into()),
+        }
+    }
 }

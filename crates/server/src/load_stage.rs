@@ -1,6 +1,6 @@
 //! `LoadStage`: the load state of the model. The server accepts connections while the model loads.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::error::{ApiError, RETRY_AFTER};
 use crate::served_model::ServedModel;
@@ -15,10 +15,10 @@ pub enum LoadStage {
         model: Arc<ServedModel>,
         why: Arc<str>,
     },
-    /// Loading failed or the engine stopped, with the reason.
+    /// Loading failed or the engine stopped, with a reason that clients may read: it names no path of this machine.
     Failed(String),
-    /// Running requests may finish; new requests are refused.
-    Draining,
+    /// Running requests may finish; new requests are refused. The model is there for its statistics.
+    Draining(Weak<ServedModel>),
 }
 
 /// The progress of loading: `done` of `total` units of the current step.
@@ -43,7 +43,7 @@ impl LoadStage {
             Self::Ready(_) => "ready",
             Self::Rebuilding { .. } => "rebuilding",
             Self::Failed(_) => "failed",
-            Self::Draining => "draining",
+            Self::Draining(_) => "draining",
         }
     }
 
@@ -63,8 +63,16 @@ impl LoadStage {
                 let message = format!("the model is not ready yet: {doing}, {done} of {total}");
                 Err(ApiError::unavailable(message, RETRY_AFTER).code("model_loading"))
             }
-            Self::Failed(reason) => Err(ApiError::unavailable(reason.as_str(), RETRY_AFTER).code("model_failed")),
-            Self::Draining => Err(ApiError::shutting_down()),
+            Self::Failed(reason) => Err(ApiError::unavailable(reason, RETRY_AFTER).code("model_failed")),
+            Self::Draining(_) => Err(ApiError::shutting_down()),
+        }
+    }
+
+    /// The model, if it is loaded, even if it accepts no requests any more.
+    pub(crate) fn loaded_model(&self) -> Option<Arc<ServedModel>> {
+        match self {
+            Self::Draining(model) => model.upgrade(),
+            stage => stage.model().ok(),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Prometheus metrics: the state of the engine, and the times and finish reasons of requests.
+//! Prometheus metrics: the state of the engine and of the HTTP server, and the times and finish reasons of requests.
 //!
 //! Times are measured on the engine's thread, so that a slow client does not look like a slow model. The engine's own
 //! counters are read when `/metrics` is requested.
 
+mod http;
 mod ranks;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+pub use http::ConnectionMetrics;
+use http::HttpMetrics;
 use ranks::RankMetrics;
 
 /// In seconds: from a cached prompt on a GPU to a long prompt on an old machine.
@@ -30,6 +33,7 @@ const REQUEST_BUCKETS: [f64; 12] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 pub struct Metrics {
     registry: Registry,
     requests: RequestMetrics,
+    http: HttpMetrics,
     engine: EngineMetrics,
     ranks: RankMetrics,
     reported: Mutex<LastExported>,
@@ -79,11 +83,16 @@ impl Metrics {
         let labels = [("model".into(), model.to_owned().into())];
         let mut registry = Registry::with_prefix_and_labels("consort", labels.into_iter());
         let requests = RequestMetrics::new(&mut registry);
+        let http = HttpMetrics::new(&mut registry);
         let engine = EngineMetrics::default();
         engine.register(&mut registry);
         let ranks = RankMetrics::default();
         ranks.register(&mut registry);
-        Self { registry, requests, engine, ranks, reported: Mutex::default() }
+        Self { registry, requests, http, engine, ranks, reported: Mutex::default() }
+    }
+
+    pub fn http(&self) -> &HttpMetrics {
+        &self.http
     }
 
     /// Starts to time one request.
@@ -108,6 +117,7 @@ impl Metrics {
             self.ranks.update(&now.ranks, &reported.ranks);
             *reported = now;
         }
+        self.http.update();
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string does not fail");
         text

@@ -11,11 +11,12 @@ use axum::{Json, Router};
 use engine::RankReport;
 use serde::Serialize;
 use text::SamplingDefaults;
-use tracing::{Instrument, info, info_span};
+use tracing::{Instrument, debug, info, info_span};
 use utoipa::ToSchema;
 
 use crate::app::SharedApp;
 use crate::error::ApiError;
+use crate::excerpt::excerpt;
 use crate::ids;
 use crate::load_stage::{LoadStage, Progress};
 
@@ -112,7 +113,7 @@ impl From<&Progress> for ProgressBody {
     )
 )]
 async fn metrics(State(app): State<SharedApp>) -> Response {
-    let model = app.stage().model().ok();
+    let model = app.stage().loaded_model();
     let text = app.metrics().text(model.as_ref().map(|model| &model.service));
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
@@ -130,7 +131,7 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
     let stage = app.stage();
     let readiness = Readiness::new(&app.config().model, &stage);
-    let model = stage.model().ok();
+    let model = stage.loaded_model();
     let (stats, page_tokens) = model
         .as_ref()
         .map_or_else(Default::default, |model| (model.service.stats(), model.service.capacity().page_tokens));
@@ -142,6 +143,7 @@ async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
         context: model.as_ref().map(|model| model.context),
         memory_bytes: model.as_ref().map(|model| model.memory_bytes),
         sampling_defaults: model.as_ref().map(|model| model.defaults.sampling().into()),
+        digest: model.as_ref().and_then(|model| model.digest.clone()),
         kv: KvStatus {
             tokens_total: stats.pages_total * page_tokens,
             tokens_used: stats.pages_total.saturating_sub(stats.pages_free) * page_tokens,
@@ -167,6 +169,8 @@ pub struct ServerStatus {
     context: Option<usize>,
     memory_bytes: Option<u64>,
     sampling_defaults: Option<SamplingDefaultsStatus>,
+    /// Digest of the weights, if it was computed
+    digest: Option<String>,
     kv: KvStatus,
     requests: RequestStatus,
     tokens: TokenStatus,
@@ -257,17 +261,27 @@ impl From<&RankReport> for RankStatus {
     }
 }
 
-/// One span for each request, and one log line when its response starts.
-pub async fn trace(request: Request, next: Next) -> Response {
+/// One span for each request, and one log line when its response starts. Pages, probes and scrapers ask often, so their
+/// requests are logged at debug level.
+pub async fn trace(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let id = ids::new_id("req_");
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let is_routine = is_routine(request.uri().path());
+    let method = excerpt(request.method().as_str()).into_owned();
+    let path = excerpt(request.uri().path()).into_owned();
     let span = info_span!("http", request = %id);
     let started = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
-    let error = response.extensions().get::<ApiError>().map(|error| error.message.as_str());
+    let error = response.extensions().get::<ApiError>();
+    if let Some(error) = error {
+        app.metrics().http().failed(error);
+    }
+    let error = error.map(|error| error.message.as_str());
     span.in_scope(|| {
-        let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis());
-        info!(%method, path, status, ms, error, "response");
+        let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
+        match is_routine {
+            true => debug!(method, path, status, ms, error, "response"),
+            false => info!(method, path, status, ms, error, "response"),
+        }
     });
     if let Ok(value) = HeaderValue::from_str(&id) {
         // OpenAI's clients read the first header, Anthropic's the second.
@@ -275,6 +289,11 @@ pub async fn trace(request: Request, next: Next) -> Response {
         response.headers_mut().insert(HeaderName::from_static("request-id"), value);
     }
     response
+}
+
+/// Whether this is the path of a probe, of `/metrics` or `/status`, or of a file of the page.
+fn is_routine(path: &str) -> bool {
+    matches!(path, "/" | "/health" | "/ready" | "/metrics" | "/status") || path.starts_with("/page/")
 }
 
 #[derive(utoipa::OpenApi)]

@@ -34,7 +34,7 @@ pub fn build() -> utoipa::openapi::OpenApi {
 )]
 async fn document(State(app): State<SharedApp>) -> Json<utoipa::openapi::OpenApi> {
     let mut document = build();
-    if app.config().keys.is_empty() {
+    if app.keys().is_empty() {
         for item in document.paths.paths.values_mut() {
             for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
                 operation.security = None;

@@ -9,9 +9,9 @@ use axum::response::IntoResponse;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{Any, CorsLayer};
 
-use crate::app::App;
+use crate::app::{App, SharedApp};
 use crate::error::ApiError;
-use crate::{auth, error_body, messages, monitoring, openai, openapi, page, responses};
+use crate::{auth, error_body, host_check, messages, monitoring, openai, openapi, page, responses};
 
 /// The service that a [`crate::Listener`] serves.
 pub fn router(app: &Arc<App>) -> Router {
@@ -25,13 +25,30 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(protected)
         .merge(monitoring::public_router())
         .merge(openapi::router())
-        .merge(page::router())
-        .with_state(Arc::clone(app))
-        .layer(from_fn(monitoring::trace))
-        .layer(CatchPanicLayer::custom(|_| ApiError::internal("the server made a mistake").into_response()))
-        .layer(from_fn(error_body::write));
+        .merge(page::router());
+    let router = with_common_layers(router, app);
     let origins = &app.config().origins;
     if origins.is_empty() { router } else { router.layer(cors(origins)) }
+}
+
+/// The service of the admin port: `/health`, `/ready`, `/metrics` and `/status`. Where no key is required, the `Host` is
+/// checked instead.
+pub fn admin_router(app: &Arc<App>, require_key: bool) -> Router {
+    let protected = monitoring::protected_router();
+    let protected = match require_key {
+        true => protected.route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate)),
+        false => protected.route_layer(from_fn_with_state(Arc::clone(app), host_check::require)),
+    };
+    with_common_layers(protected.merge(monitoring::public_router()), app)
+}
+
+/// Tracing, and the bodies of errors.
+fn with_common_layers(router: Router<SharedApp>, app: &Arc<App>) -> Router {
+    router
+        .with_state(Arc::clone(app))
+        .layer(from_fn_with_state(Arc::clone(app), monitoring::trace))
+        .layer(CatchPanicLayer::custom(|_| ApiError::internal("the server made a mistake").into_response()))
+        .layer(from_fn(error_body::write))
 }
 
 /// Allows pages of these origins to call the server.

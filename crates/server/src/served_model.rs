@@ -20,6 +20,8 @@ pub struct ServedModel {
     pub context: usize,
     /// Memory of the weights and the KV cache.
     pub memory_bytes: u64,
+    /// A digest of the weights, if it was computed.
+    pub digest: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,7 @@ impl ServedModel {
         let format = template.as_ref().map_or_else(|| ReplyFormat::detect("", false), |t| t.reply_format().clone());
         let markers = format.marker_ids(&tokenizer);
         let context = service.capacity().tokens_max();
-        Ok(Self { tokenizer, template, format, markers, defaults, grammars, service, context, memory_bytes: 0 })
+        let (memory_bytes, digest) = (0, None);
+        Ok(Self { tokenizer, template, format, markers, defaults, grammars, service, context, memory_bytes, digest })
     }
 }

@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -15,6 +16,7 @@ use tracing::{error, info};
 use types::Rank;
 
 use super::serve::logs::{self, LogFormat};
+use super::serve::shutdown::Signals;
 use crate::cluster_key::KeyOptions;
 use crate::options::{cpus, current_executable, thread_count};
 
@@ -26,7 +28,7 @@ static SHUTDOWN: AtomicBool = AtomicBool::new(false);
 /// Run ranks for models that are split over several machines
 ///
 /// Any machine that has the cluster key can start ranks here, with --tp-hosts. The model must have the same path on both
-/// machines. Ctrl-C ends all ranks.
+/// machines. Ctrl-C or SIGTERM ends all ranks.
 #[derive(Args, Debug)]
 pub struct RanksArgs {
     /// Address to listen on; 0.0.0.0 is every address of this machine, port 0 any free port
@@ -47,12 +49,27 @@ impl RanksArgs {
         logs::install(self.log, "info")?;
         let key = self.key.key()?;
         let listener = TcpListener::bind(&self.listen).with_context(|| format!("listen on {}", self.listen))?;
-        ctrlc::set_handler(|| SHUTDOWN.store(true, Ordering::SeqCst)).context("take over Ctrl-C")?;
+        watch_signals()?;
         info!("ready to start ranks for supervisors with the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);
         serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), || SHUTDOWN.load(Ordering::SeqCst))
             .context("serve ranks")
     }
+}
+
+/// Starts a thread that waits for SIGINT (Ctrl-C) or SIGTERM and then ends all ranks.
+fn watch_signals() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("listen for signals")?;
+    let mut signals = {
+        let _entered = runtime.enter();
+        Signals::listen()?
+    };
+    let watch = move || {
+        runtime.block_on(signals.next());
+        SHUTDOWN.store(true, Ordering::SeqCst);
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(watch).context("listen for signals")?;
+    Ok(())
 }
 
 /// Must run in a thread that lives as long as the rank: the rank asks the kernel to kill it when that thread ends.

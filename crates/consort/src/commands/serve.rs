@@ -1,29 +1,30 @@
 //! `consort serve`: serves a model over HTTP.
 
+mod admin;
+mod http;
+mod key_reload;
 mod load;
 pub(super) mod logs;
-mod shutdown;
+pub(super) mod shutdown;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use server::{ApiKeys, App, Config, HeaderValue, Listener, Tls};
+use server::{App, Config, ConnectionLimits, DescriptorLimit, Listener, Tls};
 use tokio::sync::oneshot;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::options::{ModelOptions, ThreadOption, cpus};
 use crate::store::DEFAULT_REPO;
+use http::HttpOptions;
 use load::CacheOptions;
-use logs::LogFormat;
 use shutdown::Signals;
 
-/// The maximum size of a file of API keys, certificates or a private key.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Threads of the HTTP server. The model has compute threads of its own.
 const HTTP_THREADS: usize = 2;
 /// The most threads that parse bodies, render prompts and compile grammars, however many CPUs there are: each may use
@@ -48,49 +49,17 @@ pub struct ServeArgs {
     options: ModelOptions,
 }
 
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Who may ask, and where")]
-struct HttpOptions {
-    /// Address to listen on; 0.0.0.0 is every address of this machine
-    #[arg(long, default_value = "127.0.0.1")]
-    host: String,
-    /// Port to listen on; 0 is any free port
-    #[arg(long, default_value_t = 8000)]
-    port: u16,
-    /// API key that clients must send; may be repeated, each key is a tenant of its own
-    #[arg(long = "api-key", value_name = "KEY", env = "CONSORT_API_KEY", hide_env_values = true)]
-    api_keys: Vec<String>,
-    /// File of API keys, one per line
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-    /// TLS certificate chain (PEM): serve HTTPS
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-    /// Private key of the certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-    /// Origin that CORS allows, or *; may be repeated
-    #[arg(long, value_name = "ORIGIN")]
-    cors: Vec<HeaderValue>,
-    /// Model name in the API [default: the model's own name]; may be repeated for aliases
-    #[arg(long = "served-model-name", value_name = "NAME")]
-    names: Vec<String>,
-    /// Maximum size of a request body, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = server::BODY_BYTES_MAX)]
-    max_body: usize,
-    /// Seconds that running requests get to finish at shutdown
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    grace: u64,
-    /// Log format, on standard error
-    #[arg(long, value_enum, default_value_t)]
-    log: LogFormat,
-}
-
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
         logs::install(self.http.log, "info")?;
-        let config = self.config()?;
+        let app = App::new(self.config()?);
         let tls = self.http.tls()?;
+        let admin = self.http.admin.clone();
+        let admin_connections = if admin.is_some() { admin::ADMIN_CONNECTIONS_MAX } else { 0 };
+        let limit = DescriptorLimit::raise(self.options.ranks(), admin_connections);
+        if let Some(at) = admin {
+            admin::start(&app, at, tls.clone())?;
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(HTTP_THREADS)
             .max_blocking_threads(cpus().clamp(2, PROMPT_THREADS_MAX))
@@ -98,22 +67,28 @@ impl ServeArgs {
             .enable_all()
             .build()
             .context("start the threads of the server")?;
-        let result = runtime.block_on(self.serve(App::new(config), tls));
+        let result = runtime.block_on(self.serve(app, tls, limit));
         // Does not wait for a model that is still loading.
         runtime.shutdown_background();
         result
     }
 
-    async fn serve(self, app: Arc<App>, tls: Option<Tls>) -> Result<ExitCode> {
-        let (host, port, grace) = (self.http.host.clone(), self.http.port, Duration::from_secs(self.http.grace));
+    async fn serve(self, app: Arc<App>, tls: Option<Tls>, limit: DescriptorLimit) -> Result<ExitCode> {
+        let grace = Duration::from_secs(self.http.grace);
         let scheme = if tls.is_some() { "https" } else { "http" };
         let mut signals = Signals::listen()?;
-        let listener = Listener::bind(&host, port, tls).await?;
+        let listener = Listener::bind(&self.http.host, self.http.port, tls).await?;
+        let listener =
+            listener.with_limits(ConnectionLimits::new(limit.connections)).with_metrics(app.connection_metrics());
         let address = listener.address().context("find out the address")?;
-        info!(model = app.config().model, "listening on {scheme}://{address}");
+        let url = format!("{scheme}://{address}");
+        let (connections, open_files) = (limit.connections, limit.descriptors);
+        info!(model = app.config().model, connections, open_files, "listening on {url}");
+        warn_if_open(&app, address);
+        key_reload::spawn(Arc::clone(&app), self.http.keys.clone())?;
 
         let (failed, failure) = oneshot::channel();
-        load::spawn_loader(self, Arc::clone(&app), failed)?;
+        load::spawn_loader(self, Arc::clone(&app), url, failed)?;
         shutdown::run(listener, &app, &mut signals, failure, grace).await
     }
 
@@ -123,36 +98,22 @@ impl ServeArgs {
         let mut names = self.http.names.iter().cloned();
         let mut config = Config::new(names.next().unwrap_or_else(|| own.to_owned()));
         config.aliases = names.chain((own != given && self.http.names.is_empty()).then(|| given.to_owned())).collect();
-        config.keys = self.http.keys()?;
+        config.keys = self.http.keys.keys()?;
+        config.allowed_hosts = self.http.allowed_hosts();
         config.body_bytes_max = self.http.max_body;
         config.origins = self.http.cors.clone();
         Ok(config)
     }
 }
 
-impl HttpOptions {
-    fn keys(&self) -> Result<ApiKeys> {
-        let file = self.api_key_file.as_deref().map(read).transpose()?.unwrap_or_default();
-        let file = String::from_utf8(file).context("read the API keys: the file is not text")?;
-        let keys = self.api_keys.iter().map(String::as_str).chain(ApiKeys::lines(&file));
-        let keys = ApiKeys::new(keys)?;
-        anyhow::ensure!(
-            self.api_key_file.is_none() || !keys.is_empty(),
-            "the file of API keys has no key in it: every client would have access"
+/// Warns if other machines can use the server without a key.
+fn warn_if_open(app: &App, address: SocketAddr) {
+    if !address.ip().is_loopback() && app.config().keys.is_empty() {
+        warn!(
+            "everybody who can reach {address} can use the model: use --api-key or --api-key-file. Clients that call this \
+             machine by a name need --allowed-host NAME"
         );
-        Ok(keys)
     }
-
-    fn tls(&self) -> Result<Option<Tls>> {
-        let (Some(certificates), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
-        Ok(Some(Tls::from_pem(&read(certificates)?, &read(key)?)?))
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = fs::metadata(path).with_context(|| format!("read {}", path.display()))?.len();
-    anyhow::ensure!(bytes <= FILE_BYTES_MAX, "{} is longer than {FILE_BYTES_MAX} bytes", path.display());
-    fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
 /// The name of a model that is a local file or folder. Clients do not see its path.
@@ -173,7 +134,7 @@ mod tests {
     fn a_model_on_disk_is_called_by_its_last_name() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tiny-q8_0.gguf");
-        fs::write(&file, "").unwrap();
+        std::fs::write(&file, "").unwrap();
         assert_eq!(short_name(file.to_str().unwrap()), "tiny-q8_0");
         assert_eq!(short_name("owner/name:Q4_K_M"), "owner/name:Q4_K_M");
     }

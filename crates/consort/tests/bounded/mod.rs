@@ -65,6 +65,12 @@ impl Log {
         }
     }
 
+    /// The next line.
+    #[track_caller]
+    pub fn next_line(&self) -> String {
+        self.line_with("")
+    }
+
     /// The remaining lines, up to the end of the log.
     #[track_caller]
     pub fn rest(&self) -> String {

@@ -246,6 +246,9 @@ fn no_rank_outlives_its_supervisor_or_its_host() {
         assert_eq!(ranks.len(), 3);
         hosts[0].kill();
         wait_until("the rank of a killed host is gone", || is_gone(ranks[0]));
+        kill("TERM", hosts[1].child.id());
+        assert!(ended(&mut hosts[1].child).success());
+        assert!(is_gone(ranks[1]), "a host that is told to end ends its ranks first");
         kill("KILL", server.child.id());
         ended(&mut server.child);
         wait_until("the ranks of a killed supervisor are gone", || ranks.iter().all(|&rank| is_gone(rank)));

@@ -41,8 +41,12 @@ pub fn oracle(path: &str) -> PathBuf {
 
 pub fn consort(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
-    command.args(args).env("CONSORT_THREADS", "1").env_remove("CONSORT_LOG").stdin(Stdio::null());
+    with_environment(command.args(args));
     command
+}
+
+fn with_environment(command: &mut Command) {
+    command.env("CONSORT_THREADS", "1").env_remove("CONSORT_LOG").stdin(Stdio::null());
 }
 
 pub fn run(args: &[&str]) -> Output {
@@ -102,12 +106,20 @@ impl Server {
 
     /// `environment`: variables for the server and its ranks.
     pub fn start_with(options: &[&str], environment: &[(&str, &str)]) -> Self {
-        Self::start_model(&oracle("qwen3/model-f32"), options, environment)
+        Self::start_under("true", &oracle("qwen3/model-f32"), options, environment)
     }
 
-    pub fn start_model(model: &Path, options: &[&str], environment: &[(&str, &str)]) -> Self {
+    pub fn start_model(model: &Path, options: &[&str]) -> Self {
+        Self::start_under("true", model, options, &[])
+    }
+
+    /// `limits`: a shell command that sets limits of the server and its ranks.
+    pub fn start_under(limits: &str, model: &Path, options: &[&str], environment: &[(&str, &str)]) -> Self {
         let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];
-        let mut command = consort(&[&args, options].concat());
+        let mut command = Command::new("sh");
+        let run = format!("{limits} && exec \"$0\" \"$@\"");
+        command.args(["-c", &run, env!("CARGO_BIN_EXE_consort")]);
+        with_environment(command.args([&args, options].concat()));
         command.envs(environment.iter().copied());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let line = Log::read(child.stderr.take().unwrap()).line_with("listening on http://");

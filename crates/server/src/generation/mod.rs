@@ -15,7 +15,7 @@ mod sink;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::{EventKind, FinishReason, Sampled};
 use text::Delta;
@@ -107,9 +107,13 @@ pub struct Generation {
     finished: usize,
     usage: Usage,
     failed: bool,
+    /// Why the last choice ended.
+    finish: Option<&'static str>,
     /// The span of the HTTP request. The generation may outlive the handler's call.
     span: Span,
     started: Instant,
+    /// When the first and the last token arrived.
+    tokens_at: Option<(Instant, Instant)>,
 }
 
 impl Generation {
@@ -121,11 +125,12 @@ impl Generation {
         request: GenerationRequest,
         permit: BodyPermit,
     ) -> Result<Self, ApiError> {
-        let choices_per_prompt = request.choices.max(1);
+        let (choices_per_prompt, started) = (request.choices.max(1), Instant::now());
         let prepared = {
             let model = Arc::clone(&model);
             blocking::run(move || prompt::prepare(&model, request, permit.tenant())).await?
         };
+        app.metrics().http().prepared(started.elapsed());
         let (sender, events) = channel(EVENTS_MAX);
         let mut generation = Self {
             model,
@@ -138,8 +143,10 @@ impl Generation {
             finished: 0,
             usage: Usage::default(),
             failed: true,
+            finish: None,
             span: Span::current(),
-            started: Instant::now(),
+            started,
+            tokens_at: None,
         };
         for (index, (request, mut decoder)) in prepared.into_iter().enumerate() {
             if generation.is_first_of_prompt(index) {
@@ -214,6 +221,8 @@ impl Generation {
             }
             EventKind::Token(sampled) => {
                 let (delta, finish) = decoder.token(sampled);
+                let now = Instant::now();
+                self.tokens_at = Some((self.tokens_at.map_or(now, |(first, _)| first), now));
                 self.usage.completion_tokens += 1;
                 self.usage.reasoning_tokens += usize::from(decoder.is_reasoning());
                 self.ready.extend(delta.map(|delta| (index, delta)));
@@ -243,6 +252,7 @@ impl Generation {
             if finish == ChoiceFinish::Stop && decoder.has_called() { ChoiceFinish::ToolCalls } else { finish };
         decoder.stop();
         self.finished += 1;
+        self.finish = Some(finish.name());
         self.ready.push_back((index, GenerationEvent::Finished(finish)));
     }
 
@@ -255,12 +265,34 @@ impl Drop for Generation {
     /// Logs one line for each generation, however it ended.
     fn drop(&mut self) {
         let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = self.usage;
-        let ended = match (self.failed, self.finished == self.choices.len()) {
-            (true, _) => "failed",
-            (false, true) => "complete",
-            (false, false) => "cancelled",
+        let ended = match self.finish {
+            _ if self.failed => "failed",
+            Some(finish) if self.finished == self.choices.len() => finish,
+            _ => "cancelled",
         };
-        let ms = self.started.elapsed().as_millis();
-        info!(parent: &self.span, ended, prompt_tokens, cached_tokens, completion_tokens, ms, "answer");
+        let ms = self.started.elapsed().as_millis() as u64;
+        let first_token_ms = self.tokens_at.map(|(first, _)| (first - self.started).as_millis() as u64);
+        let tokens_per_s = self.tokens_at.and_then(|(first, last)| rate(completion_tokens, last - first));
+        info!(
+            parent: &self.span, ended, prompt_tokens, cached_tokens, completion_tokens, first_token_ms, tokens_per_s, ms,
+            "answer"
+        );
+    }
+}
+
+/// Tokens per second after the first token, to two decimals.
+fn rate(tokens: usize, time: Duration) -> Option<f64> {
+    let rate = tokens.saturating_sub(1) as f64 / time.as_secs_f64();
+    (tokens > 1 && rate.is_finite()).then(|| (rate * 100.0).round() / 100.0)
+}
+
+impl ChoiceFinish {
+    /// For the log.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Stop | Self::StopString(_) => "stop",
+            Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+        }
     }
 }

@@ -58,3 +58,50 @@ async fn pages_of_other_origins_may_ask_only_if_they_were_named() {
     assert_eq!(preflight(&["https://ours.example"]).await.as_deref(), Some("https://ours.example"));
     assert_eq!(preflight(&["*"]).await.as_deref(), Some("*"));
 }
+
+#[tokio::test]
+async fn without_keys_only_names_of_the_server_are_answered() {
+    let open = || Config { allowed_hosts: vec!["gpu.lan".to_owned()], ..fixture::config() };
+    let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
+    for (host, status) in [("127.0.0.1:8000", 200), ("localhost", 200), ("gpu.lan", 200), ("rebound.example", 403)] {
+        let client = Client::of(&fixture::ready(open(), fixture::shared())).with_header("host", host);
+        assert_eq!(client.get("/status").await.status.as_u16(), status, "{host}");
+        let answer = client.call(Method::POST, "/v1/completions", body.clone()).await;
+        assert_eq!(answer.status.as_u16(), status, "{host}: {}", answer.text());
+        assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    }
+    let client = Client::of(&fixture::ready(open(), fixture::shared())).with_header("host", "rebound.example");
+    let (_, error) = client.error("/v1/completions", &body).await;
+    assert_eq!((&error["type"], &error["code"]), (&json!("permission_error"), &json!("host_not_allowed")));
+    let client = guarded().with_header("host", "any.example").with_header("x-api-key", "first-key");
+    assert_eq!(client.get("/v1/models").await.status, StatusCode::OK, "with a key, the name does not matter");
+}
+
+#[tokio::test]
+async fn keys_are_replaced_while_the_server_runs() {
+    let keys = ApiKeys::new(["first-key", "second-key"]).unwrap();
+    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    app.replace_keys(ApiKeys::new(["second-key", "third-key"]).unwrap());
+    for (key, status) in [("first-key", 401), ("second-key", 200), ("third-key", 200)] {
+        let client = Client::of(&app).with_header("x-api-key", key);
+        assert_eq!(client.get("/v1/models").await.status.as_u16(), status, "{key}");
+    }
+    let metrics = Client::of(&app).with_header("x-api-key", "third-key").get("/metrics").await.text();
+    let line = r#"consort_requests_refused_total{model="tiny-qwen3",reason="invalid_api_key"} 1"#;
+    assert!(metrics.lines().any(|own| own == line), "{metrics}");
+}
+
+#[tokio::test]
+async fn the_admin_port_has_probes_and_metrics_alone() {
+    let keys = ApiKeys::new(["first-key"]).unwrap();
+    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    for (require_key, status) in [(true, 401), (false, 200)] {
+        let client = Client::with(server::admin_router(&app, require_key));
+        assert_eq!(client.get("/metrics").await.status.as_u16(), status);
+        assert_eq!(client.get("/status").await.status.as_u16(), status);
+        assert_eq!(client.get("/ready").await.status, StatusCode::OK);
+        assert_eq!(client.get("/v1/models").await.status, StatusCode::NOT_FOUND);
+    }
+    let rebound = Client::with(server::admin_router(&app, false)).with_header("host", "rebound.example");
+    assert_eq!(rebound.get("/metrics").await.status, StatusCode::FORBIDDEN);
+}

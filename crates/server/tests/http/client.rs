@@ -45,7 +45,11 @@ impl Client {
     }
 
     pub fn of(app: &Arc<App>) -> Self {
-        Self { router: server::router(app), headers: Vec::new() }
+        Self::with(server::router(app))
+    }
+
+    pub fn with(router: Router) -> Self {
+        Self { router, headers: Vec::new() }
     }
 
     pub fn with_header(mut self, name: &'static str, value: &str) -> Self {

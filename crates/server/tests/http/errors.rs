@@ -87,6 +87,26 @@ async fn a_model_that_is_not_here_is_not_found() {
 }
 
 #[tokio::test]
+async fn what_a_client_sent_is_repeated_in_short() {
+    let client = Client::new();
+    let long = "x".repeat(1 << 20);
+    let cases = [
+        format!(r#"{{"messages": [{USER}], "model": "{long}"}}"#),
+        format!(r#"{{"messages": [{{"role": "{long}", "content": "x"}}]}}"#),
+        format!(r#"{{"messages": [{USER}], "temperature": "{long}"}}"#),
+        format!(r#"{{"messages": [{USER}], "logit_bias": {{"{long}": 1}}}}"#),
+        format!(r#"{{"messages": [{USER}], "logit_bias": {{"{long}": "y"}}}}"#),
+    ];
+    for body in cases {
+        let (_, error) = client.error(CHAT, &body).await;
+        let error = error.to_string();
+        assert!(error.len() < 2000, "{} bytes: {}", error.len(), &error[..500]);
+    }
+    let answer = client.get(&format!("/{}", "x".repeat(60_000))).await;
+    assert!(answer.bytes.len() < 1000);
+}
+
+#[tokio::test]
 async fn unknown_paths_and_methods_have_an_envelope_too() {
     let client = Client::new();
     let answer = client.get("/v2/nothing").await;
@@ -123,10 +143,12 @@ async fn requests_are_told_to_come_back_while_the_model_loads() {
     assert_eq!(client.get("/health").await.status, StatusCode::OK);
     assert_eq!(client.get("/v1/models").await.json()["data"][0]["id"], "soon");
 
-    app.set_stage(LoadStage::Failed("no such file".to_owned()));
+    app.set_stage(LoadStage::Failed("no such file: /srv/models/secret.gguf".to_owned()));
     let ready = client.get("/ready").await.json();
-    assert_eq!(ready["state"], "failed");
-    assert!(ready["reason"].as_str().unwrap().contains("no such file"));
+    assert_eq!((&ready["state"], &ready["reason"]), (&json!("failed"), &json!("no such file: …")));
+    let answer = client.call(Method::POST, CHAT, format!(r#"{{"messages": [{USER}]}}"#)).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!answer.text().contains("secret"), "{}", answer.text());
     app.set_stage(LoadStage::Ready(fixture::shared()));
     assert_eq!(client.get("/ready").await.status, StatusCode::OK);
     let _: Value = client.post(CHAT, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})).await;

@@ -2,12 +2,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
+use axum::routing::get;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use server::{Listener, Tls};
+use server::{CONNECTIONS_MAX, ConnectionLimits, Listener, Tls};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
@@ -17,10 +19,19 @@ const GRACE: Duration = Duration::from_secs(600);
 
 /// A server on a free port. Dropping the sender stops it.
 async fn serve(tls: Option<Tls>) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<bool>) {
+    let router = server::router(&fixture::ready(fixture::config(), fixture::shared()));
+    serve_router(router, tls, CONNECTIONS_MAX).await
+}
+
+async fn serve_router(
+    router: Router,
+    tls: Option<Tls>,
+    connections: usize,
+) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<bool>) {
     let listener = Listener::bind("127.0.0.1", 0, tls).await.unwrap();
+    let listener = listener.with_limits(ConnectionLimits { total: connections, per_address: connections });
     let address = listener.address().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let router = server::router(&fixture::ready(fixture::config(), fixture::shared()));
     let stopped = async {
         let _ = stopped.await;
     };
@@ -85,7 +96,8 @@ async fn an_answer_under_way_is_finished_before_the_end() {
     assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
 }
 
-#[tokio::test]
+// The clock jumps over the time that the server waits for headers.
+#[tokio::test(start_paused = true)]
 async fn nonsense_is_answered_or_dropped_and_the_server_goes_on() {
     let (address, _stop, _) = serve(None).await;
     for nonsense in
@@ -95,4 +107,135 @@ async fn nonsense_is_answered_or_dropped_and_the_server_goes_on() {
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
     assert!(exchange(TcpStream::connect(address).await.unwrap(), GET).await.starts_with("HTTP/1.1 200"));
+}
+
+/// A service with a request that runs until the test ends it, and one that is answered at once.
+struct Gated {
+    begun: Arc<Semaphore>,
+    gate: Arc<Semaphore>,
+    router: Router,
+}
+
+impl Gated {
+    fn new() -> Self {
+        let (begun, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let handler = {
+            let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
+            async move || {
+                begun.add_permits(1);
+                gate.acquire().await.unwrap().forget();
+                "it has ended"
+            }
+        };
+        let router = Router::new().route("/slow", get(handler)).route("/health", get(async || "ok"));
+        Self { begun, gate, router }
+    }
+
+    /// Sends a request that runs until [`Gated::end`].
+    async fn begin(&self, address: SocketAddr) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&GET.replace("/health", "/slow").into_bytes()).await.unwrap();
+        self.begun.acquire().await.unwrap().forget();
+        stream
+    }
+
+    async fn end(&self, stream: TcpStream) {
+        self.gate.add_permits(1);
+        assert!(read_all(stream).await.ends_with("it has ended"));
+    }
+}
+
+/// What the server sends until it closes the connection.
+async fn read_all(mut stream: TcpStream) -> String {
+    let mut answer = Vec::new();
+    // A connection that is closed before its data was read is reset.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+async fn is_healthy(address: SocketAddr) -> bool {
+    read_all_of(address, GET).await.starts_with("HTTP/1.1 200")
+}
+
+async fn read_all_of(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let _ = stream.write_all(request.as_bytes()).await;
+    read_all(stream).await
+}
+
+#[tokio::test]
+async fn connections_without_a_request_make_room_for_others_and_running_requests_stay() {
+    const MAX: usize = 8;
+    let gated = Gated::new();
+    let (address, _stop, _) = serve_router(gated.router.clone(), None, MAX).await;
+    let running = gated.begin(address).await;
+    let mut silent = Vec::new();
+    for first in ["", "PRI * HTTP/2.0\r\n", "GET /health HTTP/1.1\r\nho"].iter().cycle().take(3 * MAX) {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let _ = stream.write_all(first.as_bytes()).await;
+        silent.push(stream);
+    }
+    assert!(is_healthy(address).await);
+    assert_eq!(read_all(silent.remove(0)).await, "", "the first was dropped");
+    gated.end(running).await;
+    assert!(is_healthy(address).await);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_holds_no_connection() {
+    let gated = Gated::new();
+    let router = gated.router.clone().route("/body", axum::routing::post(async |body: String| body));
+    let (address, _stop, _) = serve_router(router, None, 1).await;
+    let mut waiting = TcpStream::connect(address).await.unwrap();
+    let head = "POST /body HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    waiting.write_all(head.as_bytes()).await.unwrap();
+    // The handler has begun to read.
+    let mut told = [0; 12];
+    waiting.read_exact(&mut told).await.unwrap();
+    assert_eq!(&told, b"HTTP/1.1 100");
+    assert!(is_healthy(address).await);
+    assert!(!read_all(waiting).await.contains("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn when_every_connection_has_a_request_a_new_one_is_refused() {
+    let gated = Gated::new();
+    let (address, _stop, _) = serve_router(gated.router.clone(), None, 2).await;
+    let running = [gated.begin(address).await, gated.begin(address).await];
+    assert_eq!(read_all_of(address, GET).await, "");
+    for stream in running {
+        gated.end(stream).await;
+    }
+    assert!(is_healthy(address).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_sends_no_request_is_closed() {
+    let gated = Gated::new();
+    let (address, _stop, _) = serve_router(gated.router.clone(), None, CONNECTIONS_MAX).await;
+    for first in ["", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET /health HTTP/1.1\r\nho"] {
+        let answer = tokio::task::spawn(async move {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(first.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+        });
+        answer.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn while_requests_run_at_shutdown_probes_are_answered() {
+    let gated = Gated::new();
+    let (address, stop, serving) = serve_router(gated.router.clone(), None, CONNECTIONS_MAX).await;
+    let running = gated.begin(address).await;
+    let silent = TcpStream::connect(address).await.unwrap();
+    drop(stop);
+    for _ in 0..3 {
+        assert!(is_healthy(address).await);
+    }
+    gated.end(running).await;
+    assert!(serving.await.unwrap(), "nobody was cut off");
+    assert_eq!(read_all(silent).await, "");
+    assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
 }

@@ -3,14 +3,18 @@ use std::sync::Arc;
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
 use serde_json::json;
+use server::LoadStage;
 
 use crate::client::{Client, wait_until};
 use crate::fixture;
 
 #[tokio::test]
 async fn metrics_count_what_happened() {
-    let served = Arc::new(fixture::fresh(Default::default()));
-    let client = Client::of(&fixture::ready(fixture::config(), Arc::clone(&served)));
+    let mut served = fixture::fresh(Default::default());
+    served.digest = Some("b3:12".to_owned());
+    let served = Arc::new(served);
+    let app = fixture::ready(fixture::config(), Arc::clone(&served));
+    let client = Client::of(&app);
     client.post("/v1/completions", json!({"prompt": "a river", "max_tokens": 5, "ignore_eos": true})).await;
     // Counters are updated at the end of a step, just after the last token is sent.
     wait_until("nothing runs", async || served.service.stats().running == 0).await;
@@ -31,11 +35,22 @@ async fn metrics_count_what_happened() {
     assert_eq!(value("consort_requests_finished_total"), 1.0);
     assert!(text.contains("model=\"tiny-qwen3\"") && text.contains("reason=\"length\""));
     assert!(value("consort_prefix_lookup_tokens_total") > 0.0);
+    assert_eq!(value("consort_prompt_preparation_seconds_count"), 1.0);
+    assert!(value("consort_descriptors") > 0.0);
 
     let status = client.get("/status").await.json();
     assert_eq!((&status["state"], &status["tokens"]["generated_total"]), (&json!("ready"), &json!(5)));
     assert_eq!(status["requests"], json!({"running": 0, "waiting": 0, "finished": 1}));
-    assert_eq!(status["kv"]["tokens_used"], 0);
+    assert_eq!((&status["kv"]["tokens_used"], &status["digest"]), (&json!(0), &json!("b3:12")));
+
+    // While requests may finish, the numbers stay.
+    app.set_stage(LoadStage::Draining(Arc::downgrade(&served)));
+    let status = client.get("/status").await.json();
+    assert_eq!((&status["state"], &status["tokens"]["generated_total"]), (&json!("draining"), &json!(5)));
+    assert_eq!(client.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(client.get("/metrics").await.status, StatusCode::OK);
+    let (status, error) = client.error("/v1/completions", r#"{"prompt": "x"}"#).await;
+    assert_eq!((status, &error["code"]), (503, &json!("shutting_down")));
 }
 
 #[tokio::test]

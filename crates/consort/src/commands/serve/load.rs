@@ -10,6 +10,7 @@ use clap::Args;
 use cluster::memory_available;
 use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::PAGE_TOKENS;
+use kernels::cpu::Level;
 use model::{Checkpoint, Footprint};
 use server::{App, LoadStage, Progress, ServedModel};
 use tokio::sync::oneshot;
@@ -61,17 +62,38 @@ pub struct CacheOptions {
     replay: u64,
 }
 
-/// Loads the model on a thread of its own and reports progress to `app`. An error is sent to `failed`.
-pub fn spawn_loader(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<anyhow::Error>) -> Result<()> {
+/// Loads the model on a thread of its own and reports progress to `app`, which is served at `url`. An error is sent to
+/// `failed`.
+pub fn spawn_loader(
+    serve: ServeArgs,
+    app: Arc<App>,
+    url: String,
+    failed: oneshot::Sender<anyhow::Error>,
+) -> Result<()> {
     let begun = Instant::now();
     let load = move || match load(&serve, &app) {
-        Ok(served) => {
-            let context = served.context;
+        Ok((served, Placement { ranks, threads, level, kv_tokens, kv_bytes })) => {
+            let (context, memory_bytes) = (served.context, served.memory_bytes);
             app.set_stage(LoadStage::Ready(Arc::new(served)));
-            info!(seconds = begun.elapsed().as_secs_f64(), context, "ready: {}", app.config().model);
+            let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
+            let cpu = level.name();
+            info!(
+                url,
+                context,
+                kv_tokens,
+                kv_bytes,
+                memory_bytes,
+                ranks,
+                threads,
+                cpu,
+                seconds,
+                "ready: {}",
+                app.config().model
+            );
         }
         Err(error) => {
-            app.set_stage(LoadStage::Failed(format!("the model could not be loaded: {error:#}")));
+            // The error has paths of this machine; it is printed when the process ends.
+            app.set_stage(LoadStage::Failed("the model could not be loaded: the server's log says why".to_owned()));
             // The receiver is gone if the server is shutting down.
             let _ = failed.send(error);
         }
@@ -80,7 +102,17 @@ pub fn spawn_loader(serve: ServeArgs, app: Arc<App>, failed: oneshot::Sender<any
     Ok(())
 }
 
-fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
+/// How a model runs, for the log.
+struct Placement {
+    ranks: usize,
+    /// Of each rank.
+    threads: usize,
+    level: Level,
+    kv_tokens: usize,
+    kv_bytes: u64,
+}
+
+fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let tell = |doing: &str, done: usize, total: usize| {
         let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
         app.set_stage(LoadStage::Loading(progress));
@@ -117,7 +149,8 @@ fn load(serve: &ServeArgs, app: &App) -> Result<ServedModel> {
     let TextAssets { tokenizer, defaults, template } = text;
     let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
     served.memory_bytes = weights as u64 + kv_bytes;
-    Ok(served)
+    let (ranks, level) = (serve.options.ranks(), serve.options.level()?);
+    Ok((served, Placement { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
 }
 
 impl CacheOptions {

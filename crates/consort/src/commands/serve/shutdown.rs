@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -37,23 +37,24 @@ pub async fn run(
         () = signals.next() => {}
     }
     let served = app.stage().model().ok();
-    app.set_stage(LoadStage::Draining);
+    // `/ready` says so from now on. The listener answers probes until the last request has ended.
+    app.set_stage(LoadStage::Draining(served.as_ref().map_or_else(Weak::new, Arc::downgrade)));
     drop(stop);
     let Some(served) = served else { return Ok(ExitCode::SUCCESS) };
     info!(grace_s = grace.as_secs(), "shutting down: answers may finish; once more ends at once");
     let thread_exit = served.service.thread_exit();
     let drain = tokio::task::spawn_blocking(move || served.service.drain(grace));
     let finishing = async {
-        let (all_closed, unfinished) = tokio::join!(serving, drain);
-        if all_closed {
+        let (all_ended, unfinished) = tokio::join!(serving, drain);
+        if all_ended {
             // Gives the ranks time to shut down cleanly.
             let _ = tokio::task::spawn_blocking(move || thread_exit.wait(ENGINE_EXIT_TIMEOUT)).await;
         }
-        (all_closed, unfinished.unwrap_or(0))
+        (all_ended, unfinished.unwrap_or(0))
     };
     tokio::select! {
-        (all_closed, unfinished) = finishing => {
-            if unfinished > 0 || !all_closed {
+        (all_ended, unfinished) = finishing => {
+            if unfinished > 0 || !all_ended {
                 warn!(unfinished, "answers were cut off");
             }
             Ok(ExitCode::SUCCESS)
@@ -84,7 +85,7 @@ impl Signals {
     }
 
     #[cfg(unix)]
-    async fn next(&mut self) {
+    pub async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
@@ -92,7 +93,7 @@ impl Signals {
     }
 
     #[cfg(not(unix))]
-    async fn next(&mut self) {
+    pub async fn next(&mut self) {
         // If the handler cannot be installed, waits for ever: the process is ended from outside.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,0 +1,477 @@
+//! `Connections`: the open connections of a listener, and which of them is dropped when there is no room for another.
+//!
+//! Each address has a share, so that no client can take all connections. A connection without a request is dropped before
+//! one whose request is still being received, and of these the one that has been so for longer. A connection with an
+//! answer under way is never dropped: then the new connection is refused.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::metrics::ConnectionMetrics;
+
+/// The most connections of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// In all.
+    pub total: usize,
+    /// From one IPv4 address, or from one /64 network of IPv6.
+    pub per_address: usize,
+}
+
+impl ConnectionLimits {
+    /// One address gets half of the connections: it may be a proxy with many clients.
+    pub fn new(total: usize) -> Self {
+        let total = total.max(1);
+        Self { total, per_address: total.div_ceil(2) }
+    }
+}
+
+/// The table of a listener's connections. It has one entry for each open connection, and one for each of their addresses.
+pub struct Connections {
+    limits: ConnectionLimits,
+    metrics: ConnectionMetrics,
+    table: Mutex<Table>,
+    /// Notified when a connection closes, and when the last request of a connection ends.
+    changed: Notify,
+}
+
+impl Connections {
+    pub fn new(limits: ConnectionLimits, metrics: ConnectionMetrics) -> Arc<Self> {
+        Arc::new(Self { limits, metrics, table: Mutex::default(), changed: Notify::new() })
+    }
+
+    /// Makes room for a connection of this address and adds it. `None`: all connections that could be dropped for it have
+    /// an answer under way.
+    pub async fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Connection> {
+        let peer = Peer::from(address);
+        if !self.make_room(peer) {
+            self.metrics.refused.inc();
+            return None;
+        }
+        // A connection that was told to close still has its descriptor until its task has run.
+        self.wait_until(|table| table.open.len() < self.limits.total).await;
+        let evicted = Arc::new(Notify::new());
+        let id = self.lock().insert(peer, Arc::clone(&evicted));
+        self.metrics.open.inc();
+        Some(Connection { connections: Arc::clone(self), id, evicted })
+    }
+
+    /// Drops the connection that has been without a request for the longest time. False if there is none.
+    pub fn drop_quietest(&self) -> bool {
+        self.evict(&mut self.lock(), None)
+    }
+
+    /// Waits until no request is running.
+    pub async fn no_requests(&self) {
+        self.wait_until(|table| table.busy == 0).await;
+    }
+
+    /// Waits until all connections are closed.
+    pub async fn all_closed(&self) {
+        self.wait_until(|table| table.open.is_empty()).await;
+    }
+
+    fn make_room(&self, peer: Peer) -> bool {
+        let mut table = self.lock();
+        if table.peers.get(&peer).map_or(0, |of_peer| of_peer.open) >= self.limits.per_address {
+            return self.evict(&mut table, Some(peer));
+        }
+        table.open.len() - table.evicted < self.limits.total || self.evict(&mut table, None)
+    }
+
+    fn evict(&self, table: &mut Table, peer: Option<Peer>) -> bool {
+        let evicted = table.evict(peer);
+        if evicted {
+            self.metrics.dropped.inc();
+        }
+        evicted
+    }
+
+    async fn wait_until(&self, holds: impl Fn(&Table) -> bool) {
+        loop {
+            // Created before the table is read, so that no change in between is missed.
+            let changed = self.changed.notified();
+            if holds(&self.lock()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn update(&self, id: u64, change: impl FnOnce(&mut Entry)) {
+        if self.lock().update(id, change) {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // No code that holds the lock can panic in the middle of a change.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An open connection. Its entry is removed when it is dropped.
+pub struct Connection {
+    connections: Arc<Connections>,
+    id: u64,
+    evicted: Arc<Notify>,
+}
+
+impl Connection {
+    /// Waits until this connection has to make room for another.
+    pub async fn evicted(&self) {
+        self.evicted.notified().await;
+    }
+
+    /// Waits until this connection has been without a request for `limit` since this call.
+    pub async fn idle_for(&self, limit: Duration) {
+        let begun = Instant::now();
+        loop {
+            let Some(since) = self.idle_since() else {
+                sleep(limit).await;
+                continue;
+            };
+            let until = since.max(begun) + limit;
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+
+    /// To count the requests of this connection.
+    pub fn requests(&self) -> RequestCounter {
+        RequestCounter { connections: Arc::clone(&self.connections), id: self.id }
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        let table = self.connections.lock();
+        table.open.get(&self.id).filter(|entry| entry.phase() == Phase::Idle).map(|entry| entry.changed_at)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.connections.lock().remove(self.id);
+        self.connections.metrics.open.dec();
+        self.connections.changed.notify_waiters();
+    }
+}
+
+/// Counts the requests of one connection.
+pub struct RequestCounter {
+    connections: Arc<Connections>,
+    id: u64,
+}
+
+impl RequestCounter {
+    /// A request has begun. It has ended when the guard is dropped.
+    pub fn begin(&self) -> RequestGuard {
+        self.guard(Part::Answer)
+    }
+
+    /// The body of a request that has begun is being received, until the guard is dropped.
+    pub fn receive(&self) -> RequestGuard {
+        self.guard(Part::Body)
+    }
+
+    fn guard(&self, part: Part) -> RequestGuard {
+        self.connections.update(self.id, |entry| *entry.count(part) += 1);
+        RequestGuard { connections: Arc::clone(&self.connections), id: self.id, part }
+    }
+}
+
+/// A request, or its body, that has not ended.
+pub struct RequestGuard {
+    connections: Arc<Connections>,
+    id: u64,
+    part: Part,
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let part = self.part;
+        self.connections.update(self.id, |entry| *entry.count(part) -= 1);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    Body,
+    Answer,
+}
+
+/// What a connection does. Earlier phases are dropped first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Idle,
+    /// The bodies of all its requests are still being received.
+    Receiving,
+    Answering,
+}
+
+/// The owner of a share. One host commonly has a whole /64 network of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Peer {
+    V4(Ipv4Addr),
+    V6([u16; 4]),
+}
+
+impl From<IpAddr> for Peer {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Self::V6([a, b, c, d])
+            }
+        }
+    }
+}
+
+/// Connections that may be dropped, in the order in which they are.
+type Droppable = BTreeMap<(Phase, u64), u64>;
+
+#[derive(Default)]
+struct Table {
+    open: HashMap<u64, Entry>,
+    droppable: Droppable,
+    peers: HashMap<Peer, PeerEntry>,
+    /// Connections that were told to close and are still in `open`.
+    evicted: usize,
+    /// Connections with a request.
+    busy: usize,
+    last_id: u64,
+    /// Counts changes of phase: a lower number is an earlier change.
+    clock: u64,
+}
+
+struct Entry {
+    peer: Peer,
+    requests: usize,
+    /// Requests whose bodies are still being received.
+    bodies: usize,
+    /// The clock at the last change of phase, and its time.
+    clock: u64,
+    changed_at: Instant,
+    evict: Arc<Notify>,
+    is_evicted: bool,
+}
+
+#[derive(Default)]
+struct PeerEntry {
+    /// Connections that were not told to close.
+    open: usize,
+    droppable: Droppable,
+}
+
+impl Entry {
+    fn phase(&self) -> Phase {
+        match (self.requests, self.bodies) {
+            (0, _) => Phase::Idle,
+            (requests, bodies) if bodies >= requests => Phase::Receiving,
+            _ => Phase::Answering,
+        }
+    }
+
+    fn count(&mut self, part: Part) -> &mut usize {
+        match part {
+            Part::Body => &mut self.bodies,
+            Part::Answer => &mut self.requests,
+        }
+    }
+}
+
+impl Table {
+    fn insert(&mut self, peer: Peer, evict: Arc<Notify>) -> u64 {
+        self.last_id += 1;
+        self.clock += 1;
+        let (id, clock) = (self.last_id, self.clock);
+        let entry = Entry { peer, requests: 0, bodies: 0, clock, changed_at: Instant::now(), evict, is_evicted: false };
+        self.open.insert(id, entry);
+        self.droppable.insert((Phase::Idle, clock), id);
+        let of_peer = self.peers.entry(peer).or_default();
+        of_peer.open += 1;
+        of_peer.droppable.insert((Phase::Idle, clock), id);
+        id
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(entry) = self.open.remove(&id) else { return };
+        let (phase, peer) = (entry.phase(), entry.peer);
+        self.busy -= usize::from(phase != Phase::Idle);
+        if entry.is_evicted {
+            self.evicted -= 1;
+        } else {
+            self.forget((phase, entry.clock), peer);
+            self.leave(peer);
+        }
+    }
+
+    /// Tells the first connection of the order to close. False if there is none.
+    fn evict(&mut self, peer: Option<Peer>) -> bool {
+        let order = match &peer {
+            Some(peer) => self.peers.get(peer).map(|of_peer| &of_peer.droppable),
+            None => Some(&self.droppable),
+        };
+        let Some((&key, &id)) = order.and_then(BTreeMap::first_key_value) else { return false };
+        let Some(entry) = self.open.get_mut(&id) else { return false };
+        entry.is_evicted = true;
+        entry.evict.notify_one();
+        let peer = entry.peer;
+        self.evicted += 1;
+        self.forget(key, peer);
+        self.leave(peer);
+        true
+    }
+
+    /// Changes the counts of a connection, and its place in the order. Returns whether its last request has ended.
+    fn update(&mut self, id: u64, change: impl FnOnce(&mut Entry)) -> bool {
+        // A request may end after its connection.
+        let Some(entry) = self.open.get_mut(&id) else { return false };
+        let before = (entry.phase(), entry.clock);
+        change(entry);
+        let phase = entry.phase();
+        if phase == before.0 {
+            return false;
+        }
+        self.clock += 1;
+        (entry.clock, entry.changed_at) = (self.clock, Instant::now());
+        let (peer, is_evicted, after) = (entry.peer, entry.is_evicted, (phase, entry.clock));
+        self.busy = self.busy + usize::from(before.0 == Phase::Idle) - usize::from(phase == Phase::Idle);
+        if !is_evicted {
+            self.forget(before, peer);
+            if phase != Phase::Answering {
+                self.droppable.insert(after, id);
+                self.peers.entry(peer).or_default().droppable.insert(after, id);
+            }
+        }
+        phase == Phase::Idle
+    }
+
+    fn forget(&mut self, key: (Phase, u64), peer: Peer) {
+        self.droppable.remove(&key);
+        if let Some(of_peer) = self.peers.get_mut(&peer) {
+            of_peer.droppable.remove(&key);
+        }
+    }
+
+    fn leave(&mut self, peer: Peer) {
+        if let Some(of_peer) = self.peers.get_mut(&peer) {
+            of_peer.open -= 1;
+            if of_peer.open == 0 {
+                self.peers.remove(&peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    const LIMITS: ConnectionLimits = ConnectionLimits { total: 4, per_address: 2 };
+
+    fn connections() -> Arc<Connections> {
+        Connections::new(LIMITS, ConnectionMetrics::default())
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// The connection, if it is admitted without a wait for another to close.
+    fn admit(connections: &Arc<Connections>, from: &str) -> Option<Connection> {
+        connections.admit(address(from)).now_or_never().flatten()
+    }
+
+    fn is_evicted(connection: &Connection) -> bool {
+        connection.evicted().now_or_never().is_some()
+    }
+
+    #[tokio::test]
+    async fn one_address_drops_its_own_quietest_connection_and_no_other() {
+        let connections = connections();
+        let other = admit(&connections, "10.0.0.2").unwrap();
+        let first = admit(&connections, "10.0.0.1").unwrap();
+        let second = admit(&connections, "::ffff:10.0.0.1").unwrap();
+        let third = admit(&connections, "10.0.0.1").unwrap();
+        assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&third) && !is_evicted(&other));
+    }
+
+    #[tokio::test]
+    async fn hosts_of_one_ipv6_network_have_one_share() {
+        let connections = connections();
+        let first = admit(&connections, "2001:db8::1").unwrap();
+        let _second = admit(&connections, "2001:db8::2").unwrap();
+        let _third = admit(&connections, "2001:db8::3").unwrap();
+        assert!(is_evicted(&first));
+        let neighbour = admit(&connections, "2001:db8:0:1::1").unwrap();
+        assert!(!is_evicted(&neighbour));
+    }
+
+    #[tokio::test]
+    async fn idle_connections_are_dropped_before_those_that_receive_and_answers_never() {
+        let connections = connections();
+        let all: Vec<_> = (1..=4).map(|i| admit(&connections, &format!("10.0.0.{i}")).unwrap()).collect();
+        let answering = all[0].requests().begin();
+        let receiving = (all[1].requests().begin(), all[1].requests().receive());
+        // It has been idle for a shorter time than the last connection, because it had a request meanwhile.
+        drop(all[2].requests().begin());
+        for next in [3, 2, 1] {
+            assert!(connections.drop_quietest());
+            assert!(is_evicted(&all[next]), "{next}");
+        }
+        assert!(!connections.drop_quietest() && !is_evicted(&all[0]));
+        drop((answering, receiving));
+        assert!(connections.drop_quietest() && is_evicted(&all[0]));
+    }
+
+    #[tokio::test]
+    async fn a_connection_waits_for_the_descriptor_of_the_one_it_replaces() {
+        let connections = connections();
+        let mut all: Vec<_> = (1..=4).map(|i| admit(&connections, &format!("10.0.0.{i}")).unwrap()).collect();
+        let mut next = Box::pin(connections.admit(address("10.0.0.5")));
+        assert!((&mut next).now_or_never().is_none());
+        assert!(is_evicted(&all[0]));
+        all.remove(0);
+        assert!(next.await.is_some());
+        assert_eq!(connections.metrics.dropped.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn without_an_idle_connection_the_new_one_is_refused() {
+        let connections = connections();
+        let all: Vec<_> = (1..=4).map(|i| admit(&connections, &format!("10.0.0.{i}")).unwrap()).collect();
+        let running: Vec<_> = all.iter().map(|connection| connection.requests().begin()).collect();
+        assert!(connections.admit(address("10.0.0.5")).await.is_none());
+        assert_eq!((connections.metrics.refused.get(), connections.metrics.open.get()), (1, 4));
+        assert!(connections.no_requests().now_or_never().is_none());
+        drop(running);
+        connections.no_requests().await;
+        drop(all);
+        connections.all_closed().await;
+        let table = connections.lock();
+        assert!(table.peers.is_empty() && table.droppable.is_empty() && table.busy == 0 && table.evicted == 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_without_a_request_counts_from_the_last_one() {
+        let connections = connections();
+        let connection = admit(&connections, "10.0.0.1").unwrap();
+        let begun = Instant::now();
+        let request = connection.requests().begin();
+        let busy = async {
+            sleep(Duration::from_secs(50)).await;
+            drop(request);
+        };
+        tokio::join!(busy, connection.idle_for(Duration::from_secs(30)));
+        assert_eq!(begun.elapsed(), Duration::from_secs(80));
+    }
+}
