@@ -3,6 +3,7 @@
 //! The resources of clients are bounded: there is a limit on connections, in all and for each address, and timeouts for the
 //! handshake, the headers of a request, the time without a request and the reading of a response.
 
+mod connection_table;
 mod connections;
 mod guarded_body;
 mod tls;

@@ -37,7 +37,7 @@ pub struct Cli {
 enum Command {
     Run(run::RunArgs),
     Chat(chat::ChatArgs),
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     Ranks(ranks::RanksArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),

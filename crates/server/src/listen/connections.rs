@@ -4,14 +4,14 @@
 //! one whose request is still being received, and of these the one that has been so for longer. A connection with an
 //! answer under way is never dropped: then the new connection is refused.
 
-use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::connection_table::{ConnectionTable, Peer, RequestPart};
 use crate::metrics::ConnectionMetrics;
 
 /// The most connections of a listener.
@@ -31,11 +31,11 @@ impl ConnectionLimits {
     }
 }
 
-/// The table of a listener's connections. It has one entry for each open connection, and one for each of their addresses.
+/// The connections of a listener.
 pub struct Connections {
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
     /// Notified when a connection closes, and when the last request of a connection ends.
     changed: Notify,
 }
@@ -54,7 +54,7 @@ impl Connections {
             return None;
         }
         // A connection that was told to close still has its descriptor until its task has run.
-        self.wait_until(|table| table.open.len() < self.limits.total).await;
+        self.wait_until(|table| table.open() < self.limits.total).await;
         let evicted = Arc::new(Notify::new());
         let id = self.lock().insert(peer, Arc::clone(&evicted));
         self.metrics.open.inc();
@@ -68,23 +68,23 @@ impl Connections {
 
     /// Waits until no request is running.
     pub async fn no_requests(&self) {
-        self.wait_until(|table| table.busy == 0).await;
+        self.wait_until(|table| table.busy() == 0).await;
     }
 
     /// Waits until all connections are closed.
     pub async fn all_closed(&self) {
-        self.wait_until(|table| table.open.is_empty()).await;
+        self.wait_until(|table| table.open() == 0).await;
     }
 
     fn make_room(&self, peer: Peer) -> bool {
         let mut table = self.lock();
-        if table.peers.get(&peer).map_or(0, |of_peer| of_peer.open) >= self.limits.per_address {
+        if table.remaining_of(peer) >= self.limits.per_address {
             return self.evict(&mut table, Some(peer));
         }
-        table.open.len() - table.evicted < self.limits.total || self.evict(&mut table, None)
+        table.remaining() < self.limits.total || self.evict(&mut table, None)
     }
 
-    fn evict(&self, table: &mut Table, peer: Option<Peer>) -> bool {
+    fn evict(&self, table: &mut ConnectionTable, peer: Option<Peer>) -> bool {
         let evicted = table.evict(peer);
         if evicted {
             self.metrics.dropped.inc();
@@ -92,7 +92,7 @@ impl Connections {
         evicted
     }
 
-    async fn wait_until(&self, holds: impl Fn(&Table) -> bool) {
+    async fn wait_until(&self, holds: impl Fn(&ConnectionTable) -> bool) {
         loop {
             // Created before the table is read, so that no change in between is missed.
             let changed = self.changed.notified();
@@ -103,13 +103,7 @@ impl Connections {
         }
     }
 
-    fn update(&self, id: u64, change: impl FnOnce(&mut Entry)) {
-        if self.lock().update(id, change) {
-            self.changed.notify_waiters();
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         // No code that holds the lock can panic in the middle of a change.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,7 +126,7 @@ impl Connection {
     pub async fn idle_for(&self, limit: Duration) {
         let begun = Instant::now();
         loop {
-            let Some(since) = self.idle_since() else {
+            let Some(since) = self.connections.lock().idle_since(self.id) else {
                 sleep(limit).await;
                 continue;
             };
@@ -147,11 +141,6 @@ impl Connection {
     /// To count the requests of this connection.
     pub fn requests(&self) -> RequestCounter {
         RequestCounter { connections: Arc::clone(&self.connections), id: self.id }
-    }
-
-    fn idle_since(&self) -> Option<Instant> {
-        let table = self.connections.lock();
-        table.open.get(&self.id).filter(|entry| entry.phase() == Phase::Idle).map(|entry| entry.changed_at)
     }
 }
 
@@ -172,16 +161,16 @@ pub struct RequestCounter {
 impl RequestCounter {
     /// A request has begun. It has ended when the guard is dropped.
     pub fn begin(&self) -> RequestGuard {
-        self.guard(Part::Answer)
+        self.guard(RequestPart::Answer)
     }
 
     /// The body of a request that has begun is being received, until the guard is dropped.
     pub fn receive(&self) -> RequestGuard {
-        self.guard(Part::Body)
+        self.guard(RequestPart::Body)
     }
 
-    fn guard(&self, part: Part) -> RequestGuard {
-        self.connections.update(self.id, |entry| *entry.count(part) += 1);
+    fn guard(&self, part: RequestPart) -> RequestGuard {
+        self.connections.lock().begin(self.id, part);
         RequestGuard { connections: Arc::clone(&self.connections), id: self.id, part }
     }
 }
@@ -190,183 +179,13 @@ impl RequestCounter {
 pub struct RequestGuard {
     connections: Arc<Connections>,
     id: u64,
-    part: Part,
+    part: RequestPart,
 }
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let part = self.part;
-        self.connections.update(self.id, |entry| *entry.count(part) -= 1);
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Part {
-    Body,
-    Answer,
-}
-
-/// What a connection does. Earlier phases are dropped first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
-    Idle,
-    /// The bodies of all its requests are still being received.
-    Receiving,
-    Answering,
-}
-
-/// The owner of a share. One host commonly has a whole /64 network of IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Peer {
-    V4(Ipv4Addr),
-    V6([u16; 4]),
-}
-
-impl From<IpAddr> for Peer {
-    fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V4(address) => Self::V4(address),
-            IpAddr::V6(address) => {
-                let [a, b, c, d, ..] = address.segments();
-                Self::V6([a, b, c, d])
-            }
-        }
-    }
-}
-
-/// Connections that may be dropped, in the order in which they are.
-type Droppable = BTreeMap<(Phase, u64), u64>;
-
-#[derive(Default)]
-struct Table {
-    open: HashMap<u64, Entry>,
-    droppable: Droppable,
-    peers: HashMap<Peer, PeerEntry>,
-    /// Connections that were told to close and are still in `open`.
-    evicted: usize,
-    /// Connections with a request.
-    busy: usize,
-    last_id: u64,
-    /// Counts changes of phase: a lower number is an earlier change.
-    clock: u64,
-}
-
-struct Entry {
-    peer: Peer,
-    requests: usize,
-    /// Requests whose bodies are still being received.
-    bodies: usize,
-    /// The clock at the last change of phase, and its time.
-    clock: u64,
-    changed_at: Instant,
-    evict: Arc<Notify>,
-    is_evicted: bool,
-}
-
-#[derive(Default)]
-struct PeerEntry {
-    /// Connections that were not told to close.
-    open: usize,
-    droppable: Droppable,
-}
-
-impl Entry {
-    fn phase(&self) -> Phase {
-        match (self.requests, self.bodies) {
-            (0, _) => Phase::Idle,
-            (requests, bodies) if bodies >= requests => Phase::Receiving,
-            _ => Phase::Answering,
-        }
-    }
-
-    fn count(&mut self, part: Part) -> &mut usize {
-        match part {
-            Part::Body => &mut self.bodies,
-            Part::Answer => &mut self.requests,
-        }
-    }
-}
-
-impl Table {
-    fn insert(&mut self, peer: Peer, evict: Arc<Notify>) -> u64 {
-        self.last_id += 1;
-        self.clock += 1;
-        let (id, clock) = (self.last_id, self.clock);
-        let entry = Entry { peer, requests: 0, bodies: 0, clock, changed_at: Instant::now(), evict, is_evicted: false };
-        self.open.insert(id, entry);
-        self.droppable.insert((Phase::Idle, clock), id);
-        let of_peer = self.peers.entry(peer).or_default();
-        of_peer.open += 1;
-        of_peer.droppable.insert((Phase::Idle, clock), id);
-        id
-    }
-
-    fn remove(&mut self, id: u64) {
-        let Some(entry) = self.open.remove(&id) else { return };
-        let (phase, peer) = (entry.phase(), entry.peer);
-        self.busy -= usize::from(phase != Phase::Idle);
-        if entry.is_evicted {
-            self.evicted -= 1;
-        } else {
-            self.forget((phase, entry.clock), peer);
-            self.leave(peer);
-        }
-    }
-
-    /// Tells the first connection of the order to close. False if there is none.
-    fn evict(&mut self, peer: Option<Peer>) -> bool {
-        let order = match &peer {
-            Some(peer) => self.peers.get(peer).map(|of_peer| &of_peer.droppable),
-            None => Some(&self.droppable),
-        };
-        let Some((&key, &id)) = order.and_then(BTreeMap::first_key_value) else { return false };
-        let Some(entry) = self.open.get_mut(&id) else { return false };
-        entry.is_evicted = true;
-        entry.evict.notify_one();
-        let peer = entry.peer;
-        self.evicted += 1;
-        self.forget(key, peer);
-        self.leave(peer);
-        true
-    }
-
-    /// Changes the counts of a connection, and its place in the order. Returns whether its last request has ended.
-    fn update(&mut self, id: u64, change: impl FnOnce(&mut Entry)) -> bool {
-        // A request may end after its connection.
-        let Some(entry) = self.open.get_mut(&id) else { return false };
-        let before = (entry.phase(), entry.clock);
-        change(entry);
-        let phase = entry.phase();
-        if phase == before.0 {
-            return false;
-        }
-        self.clock += 1;
-        (entry.clock, entry.changed_at) = (self.clock, Instant::now());
-        let (peer, is_evicted, after) = (entry.peer, entry.is_evicted, (phase, entry.clock));
-        self.busy = self.busy + usize::from(before.0 == Phase::Idle) - usize::from(phase == Phase::Idle);
-        if !is_evicted {
-            self.forget(before, peer);
-            if phase != Phase::Answering {
-                self.droppable.insert(after, id);
-                self.peers.entry(peer).or_default().droppable.insert(after, id);
-            }
-        }
-        phase == Phase::Idle
-    }
-
-    fn forget(&mut self, key: (Phase, u64), peer: Peer) {
-        self.droppable.remove(&key);
-        if let Some(of_peer) = self.peers.get_mut(&peer) {
-            of_peer.droppable.remove(&key);
-        }
-    }
-
-    fn leave(&mut self, peer: Peer) {
-        if let Some(of_peer) = self.peers.get_mut(&peer) {
-            of_peer.open -= 1;
-            if of_peer.open == 0 {
-                self.peers.remove(&peer);
-            }
+        if self.connections.lock().end(self.id, self.part) {
+            self.connections.changed.notify_waiters();
         }
     }
 }
@@ -457,8 +276,7 @@ mod tests {
         connections.no_requests().await;
         drop(all);
         connections.all_closed().await;
-        let table = connections.lock();
-        assert!(table.peers.is_empty() && table.droppable.is_empty() && table.busy == 0 && table.evicted == 0);
+        assert!(connections.lock().is_clear(), "nothing is kept");
     }
 
     #[tokio::test(start_paused = true)]
