@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -206,13 +208,43 @@ fn keys_are_read_again_and_the_admin_port_needs_none() {
     assert_eq!(server.end().0, Some(0));
 }
 
+/// Reads a stream to its end. Returns its text and the longest time without a part of it.
+fn timed(mut stream: TcpStream) -> (String, Duration) {
+    let (mut text, mut bytes, mut longest) = (String::new(), [0; 1 << 16], Duration::ZERO);
+    loop {
+        let begun = Instant::now();
+        let read = stream.read(&mut bytes).unwrap();
+        longest = longest.max(begun.elapsed());
+        if read == 0 {
+            return (text, longest);
+        }
+        text += &String::from_utf8_lossy(&bytes[..read]);
+    }
+}
+
 /// Where few files may be open, connections leave some of them for everything else.
 #[test]
-fn with_few_descriptors_probes_are_answered_however_many_connections_there_are() {
+fn with_few_descriptors_probes_and_streams_are_answered_however_many_connections_there_are() {
     let server = Server::start_under("ulimit -n 256", &[]);
     server.wait_until_ready();
-    let idle: Vec<_> = (0..400).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    let body = r#"{"prompt": "a", "n": 8, "max_tokens": 400, "stream": true, "ignore_eos": true}"#;
+    let mut stream = server.send(COMPLETIONS, body);
+    stream.read_exact(&mut [0; 12]).unwrap();
+    let stream = thread::spawn(move || timed(stream));
+    // Silence, half a preface of HTTP/2, half a header, half a body.
+    let half_body = format!("{COMPLETIONS}\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{{");
+    let beginnings = ["", "PRI * HTTP/2.0", "GET /health HTTP/1.1\r\nho", &half_body];
+    let open = |beginning: &&str| {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        // The server may have dropped it already.
+        let _ = stream.write_all(beginning.as_bytes());
+        stream
+    };
+    let idle: Vec<_> = beginnings.iter().cycle().take(400).map(open).collect();
     assert!(server.exchange("GET /health HTTP/1.1", "").starts_with("HTTP/1.1 200"));
+    let (text, longest) = stream.join().unwrap();
+    assert!(text.contains("data: [DONE]"), "{text}");
+    println!("the longest gap of a stream beside {} connections: {longest:?}", idle.len());
     let metrics = server.exchange("GET /metrics HTTP/1.1", "");
     let value = |name: &str| -> f64 {
         let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {metrics}"));

@@ -84,7 +84,9 @@ impl ServeArgs {
         let url = format!("{scheme}://{address}");
         let (connections, open_files) = (limit.connections, limit.descriptors);
         info!(model = app.config().model, connections, open_files, "listening on {url}");
-        warn_if_open(&app, address);
+        if let Some(warning) = open_warning(&app, address) {
+            warn!("{warning}");
+        }
         key_reload::spawn(Arc::clone(&app), self.http.keys.clone())?;
 
         let (failed, failure) = oneshot::channel();
@@ -106,14 +108,15 @@ impl ServeArgs {
     }
 }
 
-/// Warns if other machines can use the server without a key.
-fn warn_if_open(app: &App, address: SocketAddr) {
-    if !address.ip().is_loopback() && app.config().keys.is_empty() {
-        warn!(
+/// The warning of a server that other machines can use without a key.
+fn open_warning(app: &App, address: SocketAddr) -> Option<String> {
+    let is_open = !address.ip().is_loopback() && app.config().keys.is_empty();
+    is_open.then(|| {
+        format!(
             "everybody who can reach {address} can use the model: use --api-key or --api-key-file. Clients that call this \
              machine by a name need --allowed-host NAME"
-        );
-    }
+        )
+    })
 }
 
 /// The name of a model that is a local file or folder. Clients do not see its path.
@@ -129,6 +132,20 @@ fn short_name(given: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use server::ApiKeys;
+
+    #[test]
+    fn a_server_that_others_reach_without_a_key_warns() {
+        let open = App::new(Config::new("m"));
+        let guarded = App::new(Config { keys: ApiKeys::new(["key"]).unwrap(), ..Config::new("m") });
+        for (address, warns) in
+            [("127.0.0.1:80", false), ("[::1]:80", false), ("0.0.0.0:80", true), ("10.0.0.1:80", true)]
+        {
+            let address = address.parse().unwrap();
+            assert_eq!(open_warning(&open, address).is_some(), warns, "{address}");
+            assert!(open_warning(&guarded, address).is_none(), "{address}");
+        }
+    }
 
     #[test]
     fn a_model_on_disk_is_called_by_its_last_name() {
