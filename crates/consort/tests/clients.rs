@@ -46,7 +46,7 @@ fn a_short_soak_leaves_nothing_behind() {
 
 #[test]
 fn a_short_attack_disturbs_no_stream() {
-    let server = Server::start(oracle().to_str().unwrap(), &["--context", "2048"]);
+    let server = Server::start(oracle().to_str().unwrap(), &[]);
     let pid = server.child.id().to_string();
     let args = ["attack.py", "--url", &server.url, "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "10"];
     server.run_client(python(&args));

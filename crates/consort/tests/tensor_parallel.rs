@@ -131,7 +131,7 @@ fn a_rank_that_finds_other_weights_is_refused_until_the_right_ones_are_back() {
         let mut other = right.clone();
         other[header..].iter_mut().skip(3).step_by(4).for_each(|high_byte| *high_byte ^= 0x80);
 
-        let server = Server::start_model(folder.path(), &["--tensor-parallel", "2"]);
+        let server = Server::start_under("true", folder.path(), &["--tensor-parallel", "2"], &[]);
         let whole = completion(&server.ask("POST /v1/completions", SLOW_REQUEST));
         assert!(!whole.is_empty());
         replace(&weights, &other);

@@ -109,10 +109,6 @@ impl Server {
         Self::start_under("true", &oracle("qwen3/model-f32"), options, environment)
     }
 
-    pub fn start_model(model: &Path, options: &[&str]) -> Self {
-        Self::start_under("true", model, options, &[])
-    }
-
     /// `limits`: a shell command that sets limits of the server and its ranks.
     pub fn start_under(limits: &str, model: &Path, options: &[&str], environment: &[(&str, &str)]) -> Self {
         let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];
