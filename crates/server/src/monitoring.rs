@@ -135,6 +135,8 @@ async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
     let (stats, page_tokens) = model
         .as_ref()
         .map_or_else(Default::default, |model| (model.service.stats(), model.service.capacity().page_tokens));
+    let ranks: Vec<_> =
+        model.as_ref().map_or_else(Vec::new, |model| model.service.ranks().iter().map(RankStatus::from).collect());
     Json(ServerStatus {
         model: readiness.model,
         state: readiness.state,
@@ -144,6 +146,7 @@ async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
         memory_bytes: model.as_ref().map(|model| model.memory_bytes),
         sampling_defaults: model.as_ref().map(|model| model.defaults.sampling().into()),
         digest: model.as_ref().and_then(|model| model.digest.clone()),
+        resident_bytes: resident_bytes().map(|own| own + ranks.iter().map(|rank| rank.resident_bytes).sum::<u64>()),
         kv: KvStatus {
             tokens_total: stats.pages_total * page_tokens,
             tokens_used: stats.pages_total.saturating_sub(stats.pages_free) * page_tokens,
@@ -151,9 +154,17 @@ async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
         },
         requests: RequestStatus { running: stats.running, waiting: stats.waiting, finished: stats.finished.total() },
         tokens: TokenStatus { prompt_total: stats.prefix_lookup_tokens, generated_total: stats.decoded_tokens },
-        ranks: model.map_or_else(Vec::new, |model| model.service.ranks().iter().map(RankStatus::from).collect()),
+        ranks,
         uptime_s: app.uptime().as_secs_f64(),
     })
+}
+
+/// The resident set size of this process; unknown where there is no `/proc`.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
 }
 
 #[derive(Serialize, ToSchema)]
@@ -167,10 +178,13 @@ pub struct ServerStatus {
     progress: Option<ProgressBody>,
     /// Context size: maximum tokens of prompt and output together
     context: Option<usize>,
+    /// Memory that the weights and the KV cache may take
     memory_bytes: Option<u64>,
     sampling_defaults: Option<SamplingDefaultsStatus>,
     /// Digest of the weights, if it was computed
     digest: Option<String>,
+    /// Memory that this process and its ranks have in RAM now
+    resident_bytes: Option<u64>,
     kv: KvStatus,
     requests: RequestStatus,
     tokens: TokenStatus,

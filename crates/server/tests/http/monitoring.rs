@@ -42,6 +42,7 @@ async fn metrics_count_what_happened() {
     assert_eq!((&status["state"], &status["tokens"]["generated_total"]), (&json!("ready"), &json!(5)));
     assert_eq!(status["requests"], json!({"running": 0, "waiting": 0, "finished": 1}));
     assert_eq!((&status["kv"]["tokens_used"], &status["digest"]), (&json!(0), &json!("b3:12")));
+    assert!(status["resident_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{status}");
 
     // While requests may finish, the numbers stay.
     app.set_stage(LoadStage::Draining(Arc::downgrade(&served)));
