@@ -2,10 +2,12 @@
 import { recall, remember } from './memory.js';
 import { eventData } from './sse.js';
 
+/** `status`: of HTTP, 0 without one. `code`: the server's name for the failure, such as `model_not_found`. */
 export class ApiError extends Error {
-  constructor(message, { status = 0, retryAfterS = null } = {}) {
+  constructor(message, { status = 0, code = null, retryAfterS = null } = {}) {
     super(message);
     this.status = status;
+    this.code = code;
     this.retryAfterS = retryAfterS;
   }
 }
@@ -20,18 +22,19 @@ export async function modelNames() {
 }
 
 /** GET /status. */
-export async function serverStatus(signal) {
-  return (await call('status', { signal })).json();
+export async function serverStatus() {
+  return (await call('status')).json();
+}
+
+/** POST /tokenize: how many tokens the prompt of a request for a chat completion has. */
+export async function promptTokens({ model, messages, tools }, signal) {
+  const response = await post('tokenize', { model, messages, tools }, signal);
+  return (await response.json()).count;
 }
 
 /** POST /v1/chat/completions: the chunks of a streamed answer. Ends only after the server said that it ended. */
 export async function* streamChat(body, signal) {
-  const response = await call('v1/chat/completions', {
-    method: 'POST',
-    headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    signal,
-  });
+  const response = await post('v1/chat/completions', { ...body, stream: true, stream_options: { include_usage: true } }, signal);
   try {
     for await (const data of eventData(response.body)) {
       if (data === '[DONE]') return;
@@ -43,6 +46,10 @@ export async function* streamChat(body, signal) {
     throw signal.aborted || error instanceof ApiError ? error : new ApiError(`the answer broke off: ${error.message}`);
   }
   throw new ApiError('the connection closed before the answer ended');
+}
+
+function post(path, body, signal) {
+  return call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
 }
 
 async function call(path, options = {}) {
@@ -60,13 +67,15 @@ async function call(path, options = {}) {
 }
 
 async function failure(response) {
+  const { status, statusText } = response;
   const retryAfter = Number.parseInt(response.headers.get('retry-after'), 10);
-  const details = { status: response.status, retryAfterS: Number.isFinite(retryAfter) ? retryAfter : null };
+  const retryAfterS = Number.isFinite(retryAfter) ? retryAfter : null;
+  if (status === 401 && apiKey()) return new ApiError('the server does not accept this API key', { status });
   try {
     const { error } = await response.json();
-    if (error?.message) return new ApiError(error.message, details);
+    if (error?.message) return new ApiError(error.message, { status, code: error.code ?? null, retryAfterS });
   } catch {
     // Not our envelope: a proxy in between, most likely.
   }
-  return new ApiError(`the server answered ${response.status} ${response.statusText}`.trim(), details);
+  return new ApiError(`the server answered ${status} ${statusText}`.trim(), { status, retryAfterS });
 }

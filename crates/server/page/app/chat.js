@@ -2,10 +2,12 @@
 import { announce } from './announcer.js';
 import { writeAnswer } from './answer.js';
 import { Composer } from './composer.js';
-import { addMessage, newConversation, pathTo, showBranch, toApi } from './conversation.js';
+import { showContext } from './context-meter.js';
+import { addMessage, newConversation, pathTo, showBranch } from './conversation.js';
 import { openKey, openSettings } from './dialogs.js';
-import { byId, h } from './dom.js';
-import { lastSettings, requestOf } from './settings.js';
+import { byId, h, setText } from './dom.js';
+import { conversationsFrom } from './import.js';
+import { lastSettings } from './settings.js';
 import { Sidebar } from './sidebar.js';
 import { toast } from './toast.js';
 import { Transcript } from './transcript.js';
@@ -29,14 +31,15 @@ export class Chat {
   constructor(store, server) {
     this.#store = store;
     this.#server = server;
-    this.#composer = new Composer({ onSend: (text) => this.#send(text), onStop: () => this.#stop() });
+    this.#composer = new Composer({ onSend: (text, files) => this.#send(text, files), onStop: () => this.#stop() });
     this.#sidebar = new Sidebar({
       create: () => go(''),
       rename: (id, title) => this.#rename(id, title),
       remove: (id) => this.#remove(id),
+      import: (text) => this.#import(text),
     });
     this.#transcript = new Transcript({
-      edit: (message, text) => this.#ask(message.parent, text),
+      edit: (message, text) => this.#ask(message.parent, text, message.files),
       again: (message) => this.#answer(message.parent),
       branch: (id) => this.#branch(id),
       result: (message, call, text) => this.#giveResult(message, call, text),
@@ -46,6 +49,7 @@ export class Chat {
     byId('open-key').addEventListener('click', () => this.askForKey());
     byId('ideas').append(...IDEAS.map((idea) => h('button', { type: 'button', class: 'idea', onclick: () => this.#send(idea) }, idea)));
     store.onOtherTab((id) => this.#changedElsewhere(id));
+    server.onChange(() => this.#showContext());
   }
 
   /** Shows a kept conversation, or an empty one. */
@@ -60,7 +64,10 @@ export class Chat {
   }
 
   askForKey() {
-    openKey(() => this.#server.refresh());
+    openKey(async () => {
+      await this.#server.reload();
+      if (this.#server.error?.status === 401) throw this.#server.error;
+    });
   }
 
   focus() {
@@ -77,20 +84,26 @@ export class Chat {
     const running = this.#running.get(this.#current.id);
     const begun = this.#current.messages.length > 0;
     byId('welcome').hidden = begun;
+    setText(byId('chat-title'), this.#current.title || 'New chat');
     document.title = begun ? `${this.#current.title} · consort` : 'consort';
     byId('tab-chat').setAttribute('href', begun ? `#chat/${this.#current.id}` : '#chat');
     this.#transcript.show(this.#current, running?.messageId);
     this.#composer.setRunning(Boolean(running));
+    this.#showContext();
   }
 
-  #send(text) {
-    this.#ask(this.#current.leaf, text);
+  #showContext() {
+    if (this.#current) showContext(pathTo(this.#current), this.#server.status?.context);
+  }
+
+  #send(text, files = []) {
+    this.#ask(this.#current.leaf, text, files);
   }
 
   /** Adds what the user says after `parent`, and the answer to it. */
-  #ask(parent, text) {
+  #ask(parent, text, files = []) {
     if (this.#running.has(this.#current.id)) return;
-    const { id } = addMessage(this.#current, parent, { role: 'user', content: text });
+    const { id } = addMessage(this.#current, parent, { role: 'user', content: text, ...(files.length && { files }) });
     this.#answer(id);
     this.#composer.focusGently();
   }
@@ -109,7 +122,6 @@ export class Chat {
   async #answer(parent) {
     const conversation = this.#current;
     if (this.#running.has(conversation.id)) return;
-    const { settings } = conversation;
     const message = addMessage(conversation, parent, { role: 'assistant' });
     const controller = new AbortController();
     this.#running.set(conversation.id, { conversation, messageId: message.id, controller });
@@ -120,8 +132,9 @@ export class Chat {
 
     if (!this.#server.model) await this.#server.refresh();
     let savedAt = performance.now();
-    const body = { model: settings.model ?? this.#server.model, messages: toApi(pathTo(conversation, parent), settings.system), ...requestOf(settings) };
-    await writeAnswer(message, body, controller.signal, () => {
+    const path = pathTo(conversation, parent);
+    const sentFrom = path.findLast((earlier) => earlier.sentFrom)?.sentFrom;
+    await writeAnswer(message, path, conversation.settings, this.#server, controller.signal, () => {
       if (this.#current === conversation) this.#transcript.showSoon(conversation, message.id);
       if (performance.now() - savedAt < SAVE_EVERY_MS) return;
       savedAt = performance.now();
@@ -133,6 +146,7 @@ export class Chat {
     if (this.#current === conversation) this.#draw();
     if (message.error) this.#failed(message.error);
     else announce(message.finish === 'stopped' ? 'Stopped' : 'Answer complete');
+    if (message.sentFrom && message.sentFrom !== sentFrom) announce('The context is full: the oldest messages are no longer sent');
     await this.#keep(conversation);
   }
 
@@ -154,7 +168,7 @@ export class Chat {
 
   #openSettings() {
     const conversation = this.#current;
-    openSettings(conversation.settings, this.#server.models, (settings) => {
+    openSettings(conversation.settings, this.#server, (settings) => {
       conversation.settings = settings;
       if (conversation.messages.length) this.#keep(conversation);
     });
@@ -185,6 +199,18 @@ export class Chat {
     });
     if (this.#current.id === id) go('');
     await this.#list();
+  }
+
+  async #import(text) {
+    try {
+      const conversations = conversationsFrom(text);
+      for (const conversation of conversations) await this.#store.put(conversation);
+      await this.#list();
+      go(conversations[0].id);
+      toast(conversations.length === 1 ? 'Imported one conversation.' : `Imported ${conversations.length} conversations.`);
+    } catch (error) {
+      toast(`Nothing was imported: ${error.message}.`);
+    }
   }
 
   /** The conversation as this page holds it, if it does; otherwise as it is kept. */

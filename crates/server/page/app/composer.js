@@ -1,4 +1,5 @@
-// The field that messages are written in, with its send and stop buttons.
+// The field that messages are written in, with its files and its send and stop buttons.
+import { Attachments } from './attachments.js';
 import { byId } from './dom.js';
 
 export class Composer {
@@ -6,15 +7,17 @@ export class Composer {
   #field = byId('prompt');
   #send = byId('send');
   #stop = byId('stop');
+  #attachments = new Attachments(() => this.#fit());
 
-  /** `onSend(text)` and `onStop()`. */
+  /** `onSend(text, files)` and `onStop()`. */
   constructor({ onSend, onStop }) {
     this.#form.addEventListener('submit', (event) => {
       event.preventDefault();
       const text = this.#field.value.trim();
-      if (!text || this.#send.hidden) return;
+      if (this.#empty || this.#send.hidden) return;
+      const files = this.#attachments.take();
       this.setText('');
-      onSend(text);
+      onSend(text, files);
     });
     this.#field.addEventListener('keydown', (event) => {
       // On a touch keyboard Enter is the only way to a new line; there the button sends.
@@ -53,8 +56,12 @@ export class Composer {
     if (!onTouchOnly()) this.focus();
   }
 
+  get #empty() {
+    return !this.#field.value.trim() && this.#attachments.empty;
+  }
+
   #fit() {
-    this.#send.disabled = !this.#field.value.trim();
+    this.#send.disabled = this.#empty;
     if (CSS.supports('field-sizing', 'content')) return;
     this.#field.style.height = 'auto';
     this.#field.style.height = `${this.#field.scrollHeight}px`;

@@ -1,11 +1,14 @@
 // A conversation as a tree of messages. Editing and asking again add a branch beside the old one, so nothing that was
 // said is lost; `leaf` is the end of the branch on show. Plain data, kept as it is by store.js.
+import { fenced } from './files.js';
 
 const TITLE_CHARS_MAX = 60;
 
 /**
- * A message: `id`, `parent` (id or null), `role` (user, assistant, tool), `content`. An assistant's may have `reasoning`,
- * `toolCalls` (`{ id, name, arguments }`), `finish`, `error`, `usage`, `firstMs` and `totalMs`; a tool's has `callId`.
+ * A message: `id`, `parent` (id or null), `role` (user, assistant, tool), `content`. A user's may have `files`
+ * (`{ name, text }`); an assistant's `reasoning`, `toolCalls` (`{ id, name, arguments }`), `finish`, `error`, `usage`,
+ * `chunks` (how many brought text), `firstMs`, `totalMs` and `sentFrom` (id of the first message that was sent for it, if
+ * older ones were forgotten); a tool's has `callId`.
  */
 export function newConversation(settings) {
   const now = Date.now();
@@ -18,7 +21,7 @@ export function addMessage(conversation, parent, message) {
   conversation.messages.push(added);
   conversation.leaf = added.id;
   conversation.updated = Date.now();
-  if (!conversation.title && added.role === 'user') conversation.title = titleOf(added.content);
+  if (!conversation.title && added.role === 'user') conversation.title = titleOf(added.content || added.files?.[0]?.name || '');
   return added;
 }
 
@@ -46,13 +49,18 @@ export function showBranch(conversation, id) {
   conversation.leaf = leaf;
 }
 
+/** What a message says: its text, and its files as fenced blocks. */
+export function contentOf({ content, files = [] }) {
+  return [content, ...files.map(fenced)].filter(Boolean).join('\n\n');
+}
+
 /** Messages as the API takes them. Reasoning stays here: templates want answers only. Nothing was said in an answer that failed at once. */
 export function toApi(path, system) {
   const said = path.filter((message) => message.role !== 'assistant' || message.content || message.toolCalls);
   const messages = said.map((message) => {
     if (message.role === 'tool') return { role: 'tool', tool_call_id: message.callId, content: message.content };
     const calls = (message.toolCalls ?? []).map((call) => ({ id: call.id, type: 'function', function: { name: call.name, arguments: call.arguments } }));
-    return { role: message.role, content: message.content, ...(calls.length && { tool_calls: calls }) };
+    return { role: message.role, content: contentOf(message), ...(calls.length && { tool_calls: calls }) };
   });
   return system ? [{ role: 'system', content: system }, ...messages] : messages;
 }
@@ -62,7 +70,7 @@ export function toMarkdown(conversation) {
   const names = { user: 'You', assistant: 'Assistant', tool: 'Tool' };
   const parts = pathTo(conversation).map((message) => {
     const calls = (message.toolCalls ?? []).map((call) => `\n\n\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``).join('');
-    return `## ${names[message.role]}\n\n${message.content}${calls}`;
+    return `## ${names[message.role]}\n\n${contentOf(message)}${calls}`;
   });
   const system = conversation.settings.system ? [`## System\n\n${conversation.settings.system}`] : [];
   return [`# ${conversation.title || 'Conversation'}`, ...system, ...parts].join('\n\n') + '\n';
@@ -74,6 +82,6 @@ function titleOf(text) {
 }
 
 /** crypto.randomUUID exists only on secure origins, and a LAN address over HTTP is none. */
-function newId() {
+export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, '0')).join('');
 }

@@ -1,51 +1,54 @@
 // The two dialogs: settings of the conversation, and the API key.
 import { apiKey, setApiKey } from './api.js';
 import { byId, h } from './dom.js';
-import { settingsFrom } from './settings.js';
+import { defaultsOf, settingsFrom } from './settings.js';
+import { sentence } from './words.js';
 
 /** Opens the settings. `onSave(settings)` is called if they are saved. */
-export function openSettings(settings, models, onSave) {
+export function openSettings(settings, server, onSave) {
   const dialog = byId('settings');
   const form = dialog.querySelector('form');
-  const problem = dialog.querySelector('.problem');
   const select = form.elements.model;
+  const { models } = server;
   select.replaceChildren(...models.map((model) => h('option', { value: model }, model)));
   byId('model-row').hidden = models.length < 2;
   for (const field of form.elements) {
-    if (field.name) field.value = settings[field.name] ?? (field === select ? models[0] ?? '' : '');
+    if (field.name) field.value = field === select ? server.modelFor(settings.model) ?? '' : settings[field.name] ?? '';
   }
-  problem.hidden = true;
-  open(dialog, () => {
-    try {
-      onSave(settingsFrom(new FormData(form)));
-      return true;
-    } catch (error) {
-      problem.textContent = error.message;
-      problem.hidden = false;
-      return false;
-    }
-  });
+  for (const [name, value] of Object.entries(defaultsOf(server.status))) form.elements[name].placeholder = value;
+  open(dialog, () => onSave(settingsFrom(new FormData(form))));
 }
 
-/** Opens the key field. `onSave()` is called once the new key is in use. */
-export function openKey(onSave) {
+/** Asks for the key. `check()` tries it and throws an Error if the server does not accept it: then it is asked for again. */
+export function openKey(check) {
   const dialog = byId('key');
   if (dialog.open) return;
   const field = dialog.querySelector('form').elements.key;
   field.value = apiKey();
-  open(dialog, () => {
+  open(dialog, async () => {
     setApiKey(field.value.trim());
-    onSave();
-    return true;
+    try {
+      await check();
+    } catch (error) {
+      field.select();
+      throw error;
+    }
   });
 }
 
-/** Shows `dialog` until it is cancelled or `submit()` says that all is well. */
+/** Shows `dialog` until it is cancelled or `submit()` succeeds. If it throws, the dialog shows why. */
 function open(dialog, submit) {
-  const form = dialog.querySelector('form');
-  form.onsubmit = (event) => {
+  const problem = dialog.querySelector('.problem');
+  problem.hidden = true;
+  dialog.querySelector('form').onsubmit = async (event) => {
     event.preventDefault();
-    if (submit()) dialog.close();
+    try {
+      await submit();
+      dialog.close();
+    } catch (error) {
+      problem.textContent = sentence(error.message);
+      problem.hidden = false;
+    }
   };
   dialog.querySelector('[data-cancel]').onclick = () => dialog.close();
   // A press on the backdrop is a press on the dialog itself: its content fills it.

@@ -4,6 +4,9 @@ import { copyButton } from './clipboard.js';
 import { h, setText } from './dom.js';
 import { icon, iconButton } from './icons.js';
 import { LiveMarkdown } from './markdown/live.js';
+import { spokenText } from './markdown/maths.js';
+import { bytes } from './units.js';
+import { sentence } from './words.js';
 
 const NAMES = { user: 'You', assistant: 'Assistant', tool: 'Tool result' };
 
@@ -34,8 +37,8 @@ export class MessageView {
         h('p', { class: 'wait' }, h('span', { class: 'unseen' }, 'Waiting for the answer'), ...[0, 1, 2].map(() => h('i', { 'aria-hidden': 'true' }))));
       this.#showError();
     } else {
-      this.#part('text', true, () => this.#body);
-      setText(this.#body, message.content);
+      this.#part('files', Boolean(message.files?.length), () => h('ul', { class: 'chips', 'aria-label': 'Files' }, ...message.files.map(chip)));
+      if (this.#part('text', Boolean(message.content), () => this.#body)) setText(this.#body, message.content);
     }
     this.#showBar(running, versions);
   }
@@ -55,7 +58,7 @@ export class MessageView {
     form.addEventListener('submit', (event) => {
       event.preventDefault();
       const text = area.value.trim();
-      if (text) this.#actions.edit(this.#message, text);
+      if (text || this.#message.files?.length) this.#actions.edit(this.#message, text);
     });
     form.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') done();
@@ -118,7 +121,8 @@ export class MessageView {
       error.status === 401 && h('button', { type: 'button', class: 'plain', onclick: () => this.#actions.key() }, 'Enter API key')));
     if (!box) return;
     const when = error.retryAfterS ? ` Try again in ${error.retryAfterS} s.` : '';
-    setText(box.firstChild, `${sentence(error.text)}${when}`);
+    const advice = error.code === 'context_length_exceeded' ? ' Shorten the message, or the system prompt.' : '';
+    setText(box.firstChild, `${sentence(error.text)}${when}${advice}`);
   }
 
   #showBar(running, versions) {
@@ -132,7 +136,7 @@ export class MessageView {
       ...(versions.length > 1 ? [turn(now - 1, 'left', 'Earlier version'), h('span', { class: 'count' }, `${now + 1} / ${versions.length}`), turn(now + 1, 'right', 'Later version')] : []),
       ...(content ? [copyButton(() => content, 'Copy message')] : []),
       ...(role === 'user' ? [iconButton('edit', 'Edit and retry', () => this.edit(), { 'data-edit': true })] : []),
-      ...(role === 'assistant' && !error ? [iconButton('again', 'Ask again', () => this.#actions.again(this.#message))] : []),
+      ...(role === 'assistant' && !error ? [iconButton('again', 'Regenerate', () => this.#actions.again(this.#message))] : []),
       ...(role === 'assistant' ? [h('span', { class: 'facts' }, factsOf(this.#message))] : []),
     );
     if (focused) bar.querySelector(`[aria-label="${focused}"]`)?.focus();
@@ -159,22 +163,31 @@ export class MessageView {
 /** Parts stand in this order whenever they appear; calls of tools in the order of their index. */
 function order(name) {
   const [kind, index = '0'] = name.split('-');
-  return ['reasoning', 'text', 'call', 'wait', 'error', 'bar'].indexOf(kind) * 1000 + Number(index);
+  return ['reasoning', 'files', 'text', 'call', 'wait', 'error', 'bar'].indexOf(kind) * 1000 + Number(index);
 }
 
 function announceBlock(element) {
   const lines = element.querySelector('pre')?.textContent.split('\n').length;
-  announce(lines ? `Code, ${lines} lines` : element.textContent);
+  announce(lines ? `Code, ${lines} lines` : spokenText(element));
 }
 
-function factsOf({ finish, error, usage, firstMs, totalMs }) {
+/** A file of a message; what is in it opens on a press. */
+function chip({ name, text }) {
+  return h('li', {}, h('details', { class: 'fold' },
+    h('summary', {}, icon('file'), h('span', {}, `${name} · ${bytes(new TextEncoder().encode(text).length)}`)),
+    h('pre', { tabindex: '0', role: 'region', 'aria-label': name }, h('code', {}, text))));
+}
+
+function factsOf({ finish, error, usage, chunks = 0, firstMs, totalMs }) {
   const facts = [];
+  const tokens = usage?.generated ?? chunks; // an answer that was stopped has no usage
   if (!finish && !error) facts.push('interrupted'); // the page was closed meanwhile
   if (finish === 'stopped') facts.push('stopped');
-  if (finish === 'length') facts.push('reached the token limit');
-  if (usage) facts.push(`${usage.generated} tokens`);
-  if (usage?.generated > 1 && totalMs > firstMs) facts.push(`${((usage.generated - 1) * 1000 / (totalMs - firstMs)).toFixed(1)}/s`);
-  if (firstMs !== undefined) facts.push(`first after ${(firstMs / 1000).toFixed(2)} s`);
+  if (finish === 'length') facts.push('reached Max tokens');
+  if (finish === 'context') facts.push('the context is full');
+  if (tokens) facts.push(tokens === 1 ? '1 token' : `${tokens} tokens`);
+  if (tokens > 1 && totalMs > firstMs) facts.push(`${((tokens - 1) * 1000 / (totalMs - firstMs)).toFixed(1)} tokens/s`);
+  if (firstMs !== undefined) facts.push(`time to first token ${(firstMs / 1000).toFixed(2)} s`);
   return facts.join(' · ');
 }
 
@@ -184,10 +197,4 @@ function indented(json) {
   } catch {
     return json;
   }
-}
-
-function sentence(text) {
-  const trimmed = text.trim();
-  const begun = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
-  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
 }

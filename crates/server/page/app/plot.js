@@ -29,8 +29,8 @@ export class Plot {
     this.#line.setAttribute('d', `M${points.join('L')}`);
     this.#area.setAttribute('d', `M${left.toFixed(1)},${HEIGHT}L${points.join('L')}L${WIDTH},${HEIGHT}Z`);
     setText(this.#now, shown(value));
-    setText(this.#most, `top ${shown(top)}`);
-    this.#svg.setAttribute('aria-label', `${this.#label}, last two minutes: now ${shown(value)}, at most ${shown(Math.max(...this.#values))}`);
+    setText(this.#most, `peak ${shown(Math.max(...this.#values))}`);
+    this.#svg.setAttribute('aria-label', `${this.#label}, last two minutes: now ${shown(value)}, peak ${shown(Math.max(...this.#values))}`);
   }
 }
 

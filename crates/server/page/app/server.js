@@ -8,6 +8,7 @@ export class Server {
   models = [];
   status = null;
   error = null;
+  #namedFor = null; // the model of the status for which `models` was asked
   #watched = false;
   #timer = 0;
   #asking = null;
@@ -19,13 +20,18 @@ export class Server {
     });
   }
 
-  /** The model to ask; the server takes its own when the name is not known yet. */
+  /** The model that answers; unknown until the server has said it. */
   get model() {
     return this.models[0] ?? this.status?.model ?? undefined;
   }
 
   get ready() {
     return this.status?.state === 'ready' && this.error === null;
+  }
+
+  /** The model to ask: the wanted one if it is served. What was served yesterday may not be today. */
+  modelFor(wanted) {
+    return this.models.includes(wanted) ? wanted : this.model;
   }
 
   /** Calls `listener()` after every answer of the server, or the lack of one. */
@@ -49,11 +55,22 @@ export class Server {
     return this.#asking;
   }
 
+  /** Asks for the status and the models with the key and the server of now. */
+  async reload() {
+    await this.#asking;
+    this.#namedFor = null;
+    await this.refresh();
+  }
+
   async #ask() {
     try {
       this.status = await serverStatus();
       this.error = null;
-      if (this.ready && !this.models.length) this.models = await modelNames();
+      if (this.status.model !== this.#namedFor) this.models = [];
+      if (this.ready && this.status.model !== this.#namedFor) {
+        this.models = await modelNames();
+        this.#namedFor = this.status.model;
+      }
     } catch (error) {
       this.error = error;
     }

@@ -1,7 +1,10 @@
-// The list of conversations: open, rename, export, delete. On a narrow screen it is a drawer.
+// The list of conversations: search, import, open, rename, export, delete. On a narrow screen it is a drawer.
 import { toMarkdown } from './conversation.js';
 import { byId, h, setText } from './dom.js';
 import { iconButton } from './icons.js';
+import { IMPORT_BYTES_MAX } from './import.js';
+import { findIn } from './search.js';
+import { toast } from './toast.js';
 
 export class Sidebar {
   #list = byId('conversations');
@@ -10,8 +13,11 @@ export class Sidebar {
   #narrow = matchMedia('(max-width: 52rem)');
   #actions;
   #rows = new Map();
+  #search = byId('search');
+  #none = byId('none-found');
+  #shown = null; // the arguments of the last call of show
 
-  /** `actions`: create(), rename(id, title), remove(id). Opening one is a link to its address. */
+  /** `actions`: create(), rename(id, title), remove(id), import(text). Opening one is a link to its address. */
   constructor(actions) {
     this.#actions = actions;
     byId('new-chat').addEventListener('click', () => {
@@ -23,15 +29,28 @@ export class Sidebar {
     this.#panel.addEventListener('keydown', (event) => {
       if (event.key === 'Escape' && document.body.classList.contains('drawer')) this.close();
     });
+    this.#search.addEventListener('input', () => this.#shown && this.show(...this.#shown));
+    this.#search.addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape' || !this.#search.value) return;
+      event.stopPropagation(); // the drawer stays open
+      event.preventDefault();
+      this.#search.value = '';
+      this.show(...this.#shown);
+    });
+    this.#startImport();
     this.#narrow.addEventListener('change', () => this.#setOpen(false));
     this.#setOpen(false);
   }
 
   /** Rows are kept and changed in place: nothing vanishes between press and release of a button, and a menu stays open. */
   show(conversations, currentId, runningIds) {
-    const rows = conversations.map((conversation) => {
+    this.#shown = [conversations, currentId, runningIds];
+    const query = this.#search.value.trim();
+    const found = conversations.map((conversation) => ({ conversation, excerpt: query ? findIn(conversation, query) : '' })).filter(({ excerpt }) => excerpt !== null);
+    this.#none.hidden = !query || found.length > 0;
+    const rows = found.map(({ conversation, excerpt }) => {
       const row = this.#rows.get(conversation.id) ?? new Row(conversation.id, this.#actions, () => this.close());
-      row.show(conversation, conversation.id === currentId, runningIds.has(conversation.id));
+      row.show(conversation, excerpt, conversation.id === currentId, runningIds.has(conversation.id));
       return row;
     });
     this.#rows = new Map(rows.map((row) => [row.id, row]));
@@ -50,6 +69,18 @@ export class Sidebar {
     if (open) this.#menu.focus();
   }
 
+  #startImport() {
+    const picker = byId('pick-import');
+    byId('import').addEventListener('click', () => picker.click());
+    picker.addEventListener('change', async () => {
+      const [file] = picker.files;
+      picker.value = ''; // the same file may be picked again
+      if (!file) return;
+      if (file.size > IMPORT_BYTES_MAX) toast(`${file.name} is larger than ${IMPORT_BYTES_MAX >> 20} MiB.`);
+      else this.#actions.import(await file.text());
+    });
+  }
+
   #setOpen(open) {
     const narrow = this.#narrow.matches;
     document.body.classList.toggle('drawer', narrow && open);
@@ -64,6 +95,8 @@ export class Sidebar {
 class Row {
   #actions;
   #conversation;
+  #title = h('span', {});
+  #excerpt = h('small', {});
   #link;
   #more;
   #menu;
@@ -71,7 +104,7 @@ class Row {
   constructor(id, actions, close) {
     this.id = id;
     this.#actions = actions;
-    this.#link = h('a', { href: `#chat/${id}`, onclick: close });
+    this.#link = h('a', { href: `#chat/${id}`, onclick: close }, this.#title, this.#excerpt);
     this.#menu = h('div', { class: 'menu', id: `menu-${id}`, popover: 'auto' },
       this.#item('Rename', () => this.#rename()),
       this.#item('Export as Markdown', () => this.#export('md', 'text/markdown', toMarkdown(this.#conversation))),
@@ -87,9 +120,12 @@ class Row {
     this.element = h('li', { 'data-id': id }, this.#link, this.#more, this.#menu);
   }
 
-  show(conversation, current, running) {
+  /** `excerpt`: what a search found in it, if it was not the title. */
+  show(conversation, excerpt, current, running) {
     this.#conversation = conversation;
-    setText(this.#link, this.#name);
+    setText(this.#title, this.#name);
+    setText(this.#excerpt, excerpt);
+    this.#excerpt.hidden = !excerpt;
     this.#link.title = this.#name;
     if (current) this.#link.setAttribute('aria-current', 'page');
     else this.#link.removeAttribute('aria-current');

@@ -1,5 +1,6 @@
 // The line in the header that says what model answers, or why none does yet.
 import { announce } from './announcer.js';
+import { apiKey } from './api.js';
 import { byId, setText } from './dom.js';
 
 export function showState(server) {
@@ -13,7 +14,7 @@ export function showState(server) {
 }
 
 function stateOf({ error, status, model }) {
-  if (error?.status === 401) return { kind: 'failed', words: 'API key needed' };
+  if (error?.status === 401) return { kind: 'failed', words: apiKey() ? 'API key refused' : 'API key needed' };
   if (error) return { kind: 'failed', words: error.message };
   if (!status) return { kind: 'loading', words: 'connecting' };
   const name = shortName(model ?? status.model ?? '');

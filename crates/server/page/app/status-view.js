@@ -7,8 +7,8 @@ import { bytes, count } from './units.js';
 
 export class StatusView {
   #fields = new Map(); // name -> element
-  #generated = new Plot('tokens/s generated');
-  #prompt = new Plot('tokens/s of prompts');
+  #generated = new Plot('generated tokens/s');
+  #prompt = new Plot('prompt tokens/s');
   #problem = h('p', { class: 'problem', role: 'alert', hidden: true });
   #used = h('i', { class: 'used' });
   #cached = h('i', { class: 'cached' });
@@ -18,15 +18,15 @@ export class StatusView {
 
   constructor() {
     byId('status').append(h('div', { class: 'board' },
-      h('h1', {}, 'Status'),
+      h('h1', { id: 'status-title' }, 'Status'),
       this.#problem,
       h('div', { class: 'cards' },
         card('Model', this.#row('model', 'Name'), this.#row('state', 'State'), this.#progress, this.#row('doing', 'Doing'),
-          this.#row('context', 'Context'), this.#row('memory', 'Memory'), this.#row('uptime', 'Up for')),
+          this.#row('context', 'Context'), this.#row('memory', 'Memory'), this.#row('reserved', 'Reserved'), this.#row('uptime', 'Uptime')),
         card('Requests', this.#row('running', 'Running'), this.#row('waiting', 'Waiting'), this.#row('finished', 'Finished')),
-        card('Tokens', this.#row('generated_total', 'Generated'), this.#row('prompt_total', 'In prompts'))),
+        card('Tokens', this.#row('prompt_total', 'Prompt tokens'), this.#row('generated_total', 'Generated tokens'))),
       card('KV cache', h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used, this.#cached),
-        h('div', { class: 'thirds' }, this.#row('kv_used', 'In use', 'key-used'), this.#row('kv_cached', 'Prefixes kept', 'key-cached'), this.#row('kv_total', 'Room for', 'key-free'))),
+        h('div', { class: 'thirds' }, this.#row('kv_used', 'In use', 'key-used'), this.#row('kv_cached', 'Cached', 'key-cached'), this.#row('kv_total', 'Capacity', 'key-free'))),
       card('Speed', h('div', { class: 'plots' }, this.#generated.element, this.#prompt.element)),
       this.#ranks.element,
       h('section', { id: 'cluster', hidden: true, 'aria-label': 'Cluster' })));
@@ -47,7 +47,8 @@ export class StatusView {
       doing: status.progress?.doing || '–',
       context: `${count(status.context)} tokens`,
       uptime: duration(status.uptime_s),
-      memory: bytes(status.memory_bytes),
+      memory: bytes(status.resident_bytes),
+      reserved: bytes(status.memory_bytes),
       running: count(requests.running),
       waiting: count(requests.waiting),
       finished: count(requests.finished),

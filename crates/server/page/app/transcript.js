@@ -1,6 +1,7 @@
 // The messages on show, and where the reader is in them: at the end, which the page then follows, or further up.
-import { byId } from './dom.js';
+import { startOf } from './context.js';
 import { pathTo, versionsOf } from './conversation.js';
+import { byId, h } from './dom.js';
 import { MessageView } from './message.js';
 
 /** Within this many pixels of the end counts as the end. */
@@ -11,6 +12,7 @@ export class Transcript {
   #scroll = byId('scroll');
   #latest = byId('latest');
   #views = new Map(); // message id -> MessageView
+  #forgotten = h('p', { class: 'forgotten', role: 'note' }, h('span', {}, 'The context is full: messages above this line are no longer sent.'));
   #actions;
   #follows = true;
   #frame = 0;
@@ -34,11 +36,17 @@ export class Transcript {
       this.#views.delete(id);
     }
     const answered = new Set(path.map((message) => message.callId));
-    path.forEach((message, i) => {
+    const elements = path.map((message) => {
       let view = this.#views.get(message.id);
       if (!view) this.#views.set(message.id, (view = new MessageView(message, this.#actions)));
       view.show({ running: message.id === runningId, versions: versionsOf(conversation, message).map(({ id }) => id), answered });
-      if (this.#root.children[i] !== view.element) this.#root.insertBefore(view.element, this.#root.children[i] ?? null);
+      return view.element;
+    });
+    const start = startOf(path);
+    if (start > 0) elements.splice(start, 0, this.#forgotten);
+    else this.#forgotten.remove();
+    elements.forEach((element, i) => {
+      if (this.#root.children[i] !== element) this.#root.insertBefore(element, this.#root.children[i] ?? null);
     });
   }
 

@@ -3,9 +3,12 @@
 use axum::http::StatusCode;
 use serde_json::json;
 
+use crate::axe::assert_accessible;
 use crate::site::shared_status;
 use crate::tab::Tab;
-use crate::{complete, exchange, on_page};
+use crate::{complete, exchange, on_page, pick};
+
+const RICH: &str = "# Title\n\nText with `code`, a [link](https://a.example) and\n\n> a quote\n\n- [x] done\n\n```js\nlet a;\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |";
 
 /// Presses Tab until the element that matches has the focus.
 fn tab_to(tab: &Tab, selector: &str) {
@@ -40,7 +43,7 @@ fn the_keyboard_alone_suffices() {
         tab.wait("document.activeElement.matches('.edit textarea')");
         tab.press("Escape");
         tab.wait("document.activeElement.matches('[data-edit]')");
-        tab_to(tab, "[aria-label='Ask again']");
+        tab_to(tab, "[aria-label='Regenerate']");
         tab.press("Enter");
         complete(tab, site.asked().answer(), "No");
         tab_to(tab, "#open-settings");
@@ -83,6 +86,7 @@ const FAULTS: &str = r##"(() => {
         for (const id of `${e.getAttribute('aria-controls') ?? ''} ${e.getAttribute('aria-labelledby') ?? ''}`.split(' '))
             if (id && !document.getElementById(id)) say(`no #${id}`, e);
     if (document.querySelectorAll('main').length !== 1) faults.push('not one main');
+    if ([...document.querySelectorAll('h1')].filter(shown).length !== 1) faults.push('not one h1');
     if (!document.documentElement.lang || !document.title) faults.push('no language or title');
     for (const e of document.querySelectorAll('button, summary, select'))
         if (shown(e) && (e.offsetWidth < 24 || e.offsetHeight < 24)) say('too small to hit', e);
@@ -121,10 +125,9 @@ fn every_control_has_a_name_and_every_text_has_contrast() {
             }
         };
         check("welcome");
-        let rich = "# Title\n\nText with `code`, a [link](https://a.example) and\n\n> a quote\n\n- [x] done\n\n```js\nlet a;\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |";
-        exchange(site, tab, "Show all", rich);
-        tab.click(".assistant [aria-label='Ask again']");
-        complete(tab, site.asked().answer(), rich);
+        exchange(site, tab, "Show all", RICH);
+        tab.click(".assistant [aria-label='Regenerate']");
+        complete(tab, site.asked().answer(), RICH);
         check("conversation");
         tab.click("#open-settings");
         check("settings");
@@ -133,6 +136,61 @@ fn every_control_has_a_name_and_every_text_has_contrast() {
         site.set_status(StatusCode::OK, shared_status());
         tab.wait("!document.querySelector('#ranks').hidden");
         check("status");
+    });
+}
+
+#[test]
+fn axe_finds_nothing_in_any_view_on_a_desk_or_a_phone() {
+    on_page(|site, tab| {
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+        site.set_status(StatusCode::OK, shared_status());
+        let check = |view: &str| assert_accessible(tab, view);
+        for (width, height) in [(1200, 800), (320, 568)] {
+            let phone = width < 1000;
+            tab.resize(width, height, phone);
+            tab.click("#tab-chat");
+            tab.eval("location.hash = '#chat'");
+            tab.wait("!document.querySelector('#welcome').hidden");
+            check(&format!("welcome, {width}"));
+            pick(tab, "#pick-files", &[("a.py", "print(1)")]);
+            tab.wait("document.querySelector('#attached .chip')");
+            tab.click("#prompt");
+            tab.write("Show all");
+            tab.click("#send");
+            let answer = site.asked().answer();
+            answer.delta(json!({ "reasoning_content": "Thinking." }));
+            complete(tab, answer, &format!("{RICH}\n\n$$\\frac{{a}}{{b}} + \\text{{{}}}$$", "wide ".repeat(40)));
+            tab.wait("document.querySelector('.maths .katex')");
+            tab.click(".fold summary");
+            check(&format!("conversation, {width}"));
+            tab.click("[data-edit]");
+            check(&format!("edit, {width}"));
+            tab.press("Escape");
+            tab.click("#open-settings");
+            check(&format!("settings, {width}"));
+            tab.click("#settings [data-cancel]");
+            if phone {
+                tab.click("#menu");
+                tab.wait("document.activeElement.id === 'new-chat'");
+            }
+            tab.fill("#search", "show");
+            check(&format!("conversations, {width}"));
+            tab.fill("#search", "");
+            tab.click("#open-key");
+            check(&format!("key, {width}"));
+            tab.click("#key [data-cancel]");
+            if phone {
+                tab.eval("document.querySelector('#shade').click()");
+                tab.wait("!document.body.classList.contains('drawer')");
+            }
+            tab.click("#tab-status");
+            tab.wait("!document.querySelector('#ranks').hidden");
+            check(&format!("status, {width}"));
+        }
+        // The status, which scrolls on a small screen, takes the focus and so the keys that scroll.
+        tab.eval("document.querySelector('#open-settings').focus()");
+        tab.press("Tab");
+        assert_eq!(tab.eval("document.activeElement.id"), "status");
     });
 }
 

@@ -51,7 +51,9 @@ fn stopping_hangs_up_and_keeps_what_was_written() {
     on_page(|site, tab| {
         for (round, stop_by_key) in [true, false].into_iter().enumerate() {
             let answer = send(site, tab, "Count").answer();
-            answer.write("one, two");
+            answer.write("one,");
+            tab.wait_text(ANSWER, "one,");
+            answer.write(" two");
             tab.wait_text(ANSWER, "one, two");
             if stop_by_key {
                 tab.press("Escape");
@@ -59,7 +61,9 @@ fn stopping_hangs_up_and_keeps_what_was_written() {
                 tab.click("#stop");
             }
             answer.wait_hung_up();
-            tab.wait_text(".assistant:last-child .facts", "stopped");
+            // There is no usage: the page counts what arrived.
+            tab.wait_text(".assistant:last-child .facts", "stopped · 2 tokens · ");
+            tab.wait_text(".assistant:last-child .facts", " tokens/s · time to first token ");
             assert_eq!(tab.text(ANSWER).trim(), "one, two");
             assert_eq!(tab.count(".error"), 0);
             assert_eq!(tab.count(".assistant"), round as u64 + 1);
@@ -101,7 +105,7 @@ fn a_message_is_edited_and_asked_again_and_both_branches_stay() {
 fn an_answer_is_asked_for_again() {
     on_page(|site, tab| {
         exchange(site, tab, "Toss a coin", "Heads");
-        tab.click(".assistant [aria-label='Ask again']");
+        tab.click(".assistant [aria-label='Regenerate']");
         let asked = site.asked();
         assert_eq!(asked.body["messages"], json!([{ "role": "user", "content": "Toss a coin" }]));
         complete(tab, asked.answer(), "Tails");
@@ -115,10 +119,25 @@ fn an_answer_is_asked_for_again() {
 #[test]
 fn settings_are_sent_and_wrong_ones_are_not_taken() {
     on_page(|site, tab| {
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
         tab.click("#open-settings");
-        for (name, value) in
-            [("system", "Be brief."), ("temperature", "0.3"), ("top_p", "0.9"), ("max_tokens", "77"), ("seed", "42")]
-        {
+        // What applies is shown where nothing was set.
+        for (name, value) in [("temperature", "0.7"), ("top_p", "0.95"), ("top_k", "40"), ("presence_penalty", "0")] {
+            let placeholder = tab.eval(&format!("document.querySelector('#settings [name={name}]').placeholder"));
+            assert_eq!(placeholder, value, "{name}");
+        }
+        let numbers = [
+            ("temperature", "0.3"),
+            ("top_p", "0.9"),
+            ("top_k", "50"),
+            ("min_p", "0.1"),
+            ("repetition_penalty", "1.1"),
+            ("presence_penalty", "-0.5"),
+            ("frequency_penalty", "0.25"),
+            ("max_tokens", "77"),
+            ("seed", "42"),
+        ];
+        for (name, value) in [("system", "Be brief."), ("stop", "END\n\\n\\n")].into_iter().chain(numbers) {
             tab.fill(&format!("#settings [name={name}]"), value);
         }
         tab.fill("#settings [name=tools]", "[{");
@@ -134,11 +153,10 @@ fn settings_are_sent_and_wrong_ones_are_not_taken() {
 
         let asked = send(site, tab, "Hello");
         assert_eq!(asked.body["messages"][0], json!({ "role": "system", "content": "Be brief." }));
-        for (name, value) in
-            [("temperature", json!(0.3)), ("top_p", json!(0.9)), ("max_tokens", json!(77)), ("seed", json!(42))]
-        {
-            assert_eq!(asked.body[name], value, "{name}");
+        for (name, value) in numbers {
+            assert_eq!(asked.body[name], serde_json::from_str::<Value>(value).unwrap(), "{name}");
         }
+        assert_eq!(asked.body["stop"], json!(["END", "\n\n"]));
         assert_eq!(asked.body["tools"][0]["function"]["name"], "look_up");
         complete(tab, asked.answer(), "Hi");
 

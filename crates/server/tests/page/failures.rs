@@ -3,6 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::json;
 
+use crate::site::ready_status;
 use crate::{complete, exchange, on_page, send};
 
 #[test]
@@ -91,6 +92,40 @@ fn a_limit_that_ended_the_answer_is_named() {
         let answer = send(site, tab, "Long").answer();
         answer.write("cut");
         answer.finish("length");
-        tab.wait_text(".message:last-child .facts", "token limit");
+        tab.wait_text(".message:last-child .facts", "the context is full");
+        tab.click("#open-settings");
+        tab.fill("#settings [name=max_tokens]", "34");
+        tab.click("#settings .primary");
+        let answer = send(site, tab, "Short").answer();
+        answer.write("cut");
+        answer.finish("length");
+        tab.wait_text(".message:last-child .facts", "reached Max tokens");
+    });
+}
+
+#[test]
+fn a_page_follows_a_server_that_has_another_model() {
+    on_page(|site, tab| {
+        tab.expect_error("404");
+        exchange(site, tab, "Hello", "Hi");
+        let mut status = ready_status();
+        status["model"] = json!("test/other-model");
+        site.set_status(StatusCode::OK, status);
+        let asked = send(site, tab, "Still there?");
+        assert_eq!(asked.body["model"], "test/tiny-model");
+        let message = "the model `test/tiny-model` does not exist";
+        asked.refuse_with_code(StatusCode::NOT_FOUND, "model_not_found", message, &[]);
+        let asked = site.asked();
+        assert_eq!(asked.body["model"], "test/other-model");
+        complete(tab, asked.answer(), "Yes");
+        assert_eq!(tab.count(".error"), 0);
+        assert_eq!(tab.text("#state").trim(), "other-model");
+        // A model that does not come back is asked for once, then it is an error.
+        for _ in 0..2 {
+            let asked = if tab.count(".user") == 2 { send(site, tab, "And now?") } else { site.asked() };
+            asked.refuse_with_code(StatusCode::NOT_FOUND, "model_not_found", "there is no model", &[]);
+        }
+        tab.wait_text(".error", "There is no model.");
+        assert!(!site.was_asked());
     });
 }

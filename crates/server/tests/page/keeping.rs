@@ -1,10 +1,10 @@
-//! Conversations in the browser: stored, renamed, exported, deleted.
+//! Conversations in the browser: stored, found, renamed, exported, imported, deleted.
 
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::{complete, exchange, on_page, send};
+use crate::{complete, exchange, on_page, pick, send};
 
 #[test]
 fn a_conversation_survives_a_reload() {
@@ -95,6 +95,57 @@ fn conversations_are_renamed_exported_and_deleted_with_a_way_back() {
         tab.wait("!document.querySelector('#conversations li')");
         tab.reload();
         assert_eq!(tab.count("#conversations li"), 0);
+    });
+}
+
+#[test]
+fn words_are_found_in_all_conversations() {
+    on_page(|site, tab| {
+        exchange(site, tab, "Rivers of Europe", "The Rhine and the Danube");
+        tab.click("#new-chat");
+        tab.wait("!document.querySelector('#welcome').hidden");
+        exchange(site, tab, "Mountains", "The Eiger");
+        let shown = "[...document.querySelectorAll('#conversations a')].map((a) => a.firstChild.textContent)";
+        assert_eq!(tab.eval(shown), json!(["Mountains", "Rivers of Europe"]));
+        tab.fill("#search", "danube EUROPE");
+        tab.wait("document.querySelectorAll('#conversations li').length === 1");
+        assert_eq!(tab.eval(shown), json!(["Rivers of Europe"]));
+        assert_eq!(tab.text("#conversations small"), "The Rhine and the Danube");
+        tab.fill("#search", "volcano");
+        tab.wait("!document.querySelector('#none-found').hidden");
+        assert_eq!(tab.count("#conversations li"), 0);
+        tab.press("Escape");
+        tab.wait("document.querySelectorAll('#conversations li').length === 2");
+        assert_eq!(tab.eval("document.querySelector('#none-found').hidden"), true);
+    });
+}
+
+#[test]
+fn what_was_exported_is_imported_and_what_is_damaged_is_not() {
+    on_page(|site, tab| {
+        exchange(site, tab, "Keep this", "I **will**");
+        tab.eval("URL.createObjectURL = (blob) => { window.saved = blob; return 'data:,'; }");
+        tab.click("#conversations li [aria-label^='Actions']");
+        tab.click("#conversations .menu:popover-open button:nth-child(3)");
+        let exported = tab.eval("window.saved.text()").as_str().unwrap().to_owned();
+        tab.click("#conversations li [aria-label^='Actions']");
+        tab.click("#conversations .menu:popover-open .danger");
+        tab.wait("!document.querySelector('#conversations li')");
+
+        let import = |text: &str| pick(tab, "#pick-import", &[("chat.json", text)]);
+        import("no json");
+        tab.wait_text(".toast", "Nothing was imported: the file is not JSON.");
+        import("{\"messages\": [{\"id\": \"a\", \"role\": \"user\", \"content\": \"x\", \"parent\": \"a\"}]}");
+        tab.wait_text(".toast", "Nothing was imported: a message in the file is damaged.");
+        assert_eq!(tab.count("#conversations li"), 0);
+        import(&exported);
+        tab.wait_text("#conversations a", "Keep this");
+        tab.wait_text(".assistant strong", "will");
+        let asked = send(site, tab, "Again");
+        assert_eq!(asked.body["messages"].as_array().unwrap().len(), 3);
+        complete(tab, asked.answer(), "Yes");
+        import(&exported);
+        tab.wait("document.querySelectorAll('#conversations li').length === 2");
     });
 }
 

@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod access;
+mod axe;
 mod chat;
 mod chromium;
+mod context;
 mod failures;
+mod files;
 #[path = "../http/fixture.rs"]
 mod fixture;
 #[path = "../http/fragile.rs"]
@@ -12,6 +15,7 @@ mod fragile;
 mod keeping;
 mod looks;
 mod markdown;
+mod maths;
 mod real;
 mod site;
 mod status;
@@ -46,4 +50,20 @@ fn complete(tab: &Tab, answer: Answer, text: &str) {
     answer.write(text);
     answer.finish("stop");
     tab.wait("!document.querySelector('.message.running') && document.querySelector('#stop').hidden");
+}
+
+/// Picks files with a file field, as the browser's dialog does.
+fn pick(tab: &Tab, selector: &str, files: &[(&str, &str)]) {
+    let list: Vec<_> = files.iter().map(|(name, text)| serde_json::json!([name, text])).collect();
+    tab.eval(&format!(
+        "(() => {{
+            const field = document.querySelector({});
+            const transfer = new DataTransfer();
+            for (const [name, text] of {}) transfer.items.add(new File([text], name));
+            field.files = transfer.files;
+            field.dispatchEvent(new Event('change'));
+        }})()",
+        serde_json::json!(selector),
+        serde_json::json!(list)
+    ));
 }

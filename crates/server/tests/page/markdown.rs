@@ -6,12 +6,14 @@ use crate::tab::Tab;
 use crate::{exchange, on_page, send};
 
 const BODY: &str = ".assistant:last-child .body";
+/// The page's script, which exports its modules.
+const BUNDLE: &str = "import(document.querySelector('script[type=module]').src)";
 
 /// The HTML of a Markdown text, without classes and buttons.
 fn render(tab: &Tab, source: &str) -> String {
     let script = format!(
         "(async () => {{
-            const {{ LiveMarkdown }} = await import('/page/app/markdown/live.js');
+            const {{ LiveMarkdown }} = (await {BUNDLE}).modules['app/markdown/live.js'];
             const root = document.createElement('div');
             new LiveMarkdown(root).update({}, true);
             for (const extra of root.querySelectorAll('.code-head')) extra.remove();
@@ -31,8 +33,8 @@ fn markdown_becomes_elements() {
         let check = |source: &str, wanted: &str| assert_eq!(render(tab, source), wanted, "{source:?}");
         check("plain", "<p>plain</p>");
         check("a\nb\n\nc", "<p>a<br>b</p><p>c</p>");
-        check("# One\n## Two ##\n####### seven", "<h3>One</h3><h4>Two</h4><p>####### seven</p>");
-        check("#tag\n# ", "<p>#tag</p><h3></h3>");
+        check("# One\n## Two ##\n####### seven", "<h2>One</h2><h3>Two</h3><p>####### seven</p>");
+        check("#tag\n# ", "<p>#tag</p><h2></h2>");
         check(
             "**bold** *it* _it_ ~~gone~~ ***both***",
             "<p><strong>bold</strong> <em>it</em> <em>it</em> <del>gone</del> <em><strong>both</strong></em></p>",
@@ -161,11 +163,13 @@ fn growing_text_ends_as_the_whole_text_does() {
     on_page(|_, tab| {
         // Fragments that affect each other, in random order, cut at random places, with a fixed seed.
         let script = r##"(async () => {
-            const { LiveMarkdown } = await import('/page/app/markdown/live.js');
+            const { modules } = await import(document.querySelector('script[type=module]').src);
+            const { LiveMarkdown } = modules['app/markdown/live.js'];
+            await modules['app/markdown/maths.js'].loadMaths();
             let seed = 7;
             const random = (n) => { seed = (Math.imul(seed, 1103515245) + 12345) >>> 0; return (seed >>> 8) % n; };
             const pieces = ['#', '# Title', '\n', '\n\n', '- item', '\n  - deeper', '1. one', '```', '```js\n', '| a | b |', '\n|---|---|\n', '|-', '> quote',
-                '**', '*', '`', '_', '[a](https://a.example', ')', 'word ', 'two words', '---', '\n===\n', '    code', '~~', '&amp;', '<b>', '\t', '- [x] ', '\\', 'é😀'];
+                '**', '*', '`', '_', '[a](https://a.example', ')', 'word ', 'two words', '---', '\n===\n', '    code', '~~', '&amp;', '<b>', '\t', '- [x] ', '\\', 'é😀', '$', '$x_1$', '$$', '\n$$\n', '\\(', '\\)', '\\[\na', '\\]\n'];
             let updates = 0;
             for (let round = 0; round < 400; round += 1) {
                 const text = Array.from({ length: 1 + random(24) }, () => pieces[random(pieces.length)]).join('');

@@ -142,6 +142,11 @@ fn a_server_with_keys_lets_nobody_in_without_one() {
         tab.expect_error("401");
         tab.wait("document.querySelector('#key').open");
         assert_eq!(tab.text("#state").trim(), "API key needed");
+        tab.fill("#key input", "open-barley");
+        tab.press("Enter");
+        tab.wait_text("#key .problem", "The server does not accept this API key.");
+        assert_eq!(tab.eval("document.querySelector('#key').open"), true, "it is asked for again");
+        assert_eq!(tab.text("#state").trim(), "API key refused");
         tab.fill("#key input", "open-sesame");
         tab.press("Enter");
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
@@ -151,6 +156,25 @@ fn a_server_with_keys_lets_nobody_in_without_one() {
         tab.press("Enter");
         tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
         assert_eq!(tab.count(".error"), 0);
+    });
+}
+
+#[test]
+fn a_conversation_that_fills_the_context_goes_on() {
+    on_real_page(&fixture::ready(fixture::config(), fixture::shared()), |tab| {
+        tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+        set(tab, &[("max_tokens", "8"), ("seed", "1")]);
+        for round in 1..=4 {
+            tab.click("#prompt");
+            tab.write(&format!("{round} {}", "more words ".repeat(60)));
+            tab.press("Enter");
+            let done = format!("document.querySelectorAll('.assistant .facts').length === {round}");
+            tab.wait(&format!("{done} && document.querySelector('#stop').hidden"));
+        }
+        assert_eq!(tab.count(".error"), 0);
+        assert_eq!(tab.count(".message"), 8, "what is forgotten stays on the page");
+        assert_eq!(tab.count(".forgotten"), 1);
+        tab.wait_text("#context", "/ 900 tokens");
     });
 }
 
@@ -176,7 +200,7 @@ fn answers_wait_for_a_model_that_is_rebuilt() {
         tab.wait("document.querySelector('.assistant .facts')?.textContent.includes('tokens')");
 
         switch.lose_after(3);
-        tab.click(".assistant [aria-label='Ask again']");
+        tab.click(".assistant [aria-label='Regenerate']");
         tab.click("#tab-status");
         tab.wait_text("#state", "rebuilding tiny-qwen3");
         assert_eq!(tab.count(".message.running"), 1, "half an answer waits for its other half");

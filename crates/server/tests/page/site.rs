@@ -52,10 +52,8 @@ impl Site {
         let script = Script { asked: sender, status: Arc::clone(&status) };
         let scripted = Router::new()
             .route("/v1/chat/completions", post(chat))
-            .route(
-                "/v1/models",
-                get(|| async { Json(json!({ "object": "list", "data": [{ "id": "test/tiny-model" }] })) }),
-            )
+            .route("/v1/models", get(models))
+            .route("/tokenize", post(tokenize))
             .route("/status", get(report))
             .with_state(script)
             .fallback_service(server::router(&App::new(Config::new("test/tiny-model"))));
@@ -92,7 +90,19 @@ impl Asked {
     }
 
     pub fn refuse(self, status: StatusCode, message: &str, headers: &[(&'static str, &'static str)]) {
-        let mut response = (status, Json(json!({ "error": { "message": message, "type": "error" } }))).into_response();
+        self.refuse_with_code(status, Value::Null, message, headers);
+    }
+
+    /// Refuses with a code, such as `model_not_found`.
+    pub fn refuse_with_code(
+        self,
+        status: StatusCode,
+        code: impl Into<Value>,
+        message: &str,
+        headers: &[(&'static str, &'static str)],
+    ) {
+        let error = json!({ "error": { "message": message, "type": "error", "code": code.into() } });
+        let mut response = (status, Json(error)).into_response();
         for (name, value) in headers {
             response.headers_mut().insert(*name, value.parse().unwrap());
         }
@@ -118,9 +128,14 @@ impl Answer {
     }
 
     pub fn finish(self, reason: &str) {
+        self.finish_with_usage(reason, 21, 34);
+    }
+
+    pub fn finish_with_usage(self, reason: &str, prompt: u32, generated: u32) {
         self.event(&json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": reason }] }).to_string());
+        let details = json!({ "cached_tokens": 16 });
         let usage =
-            json!({ "prompt_tokens": 21, "completion_tokens": 34, "prompt_tokens_details": { "cached_tokens": 16 } });
+            json!({ "prompt_tokens": prompt, "completion_tokens": generated, "prompt_tokens_details": details });
         self.event(&json!({ "choices": [], "usage": usage }).to_string());
         self.event("[DONE]");
     }
@@ -143,12 +158,17 @@ pub fn serve(runtime: &Runtime, router: Router) -> String {
 
 pub fn ready_status() -> Value {
     json!({
-        "model": "test/tiny-model", "state": "ready", "reason": null, "progress": null, "context": 8192, "memory_bytes": 657_000_000,
+        "model": "test/tiny-model", "state": "ready", "reason": null, "progress": null, "context": 8192,
+        "memory_bytes": 657_000_000, "resident_bytes": 402_500_000,
         "kv": { "tokens_total": 65_536, "tokens_used": 9_300, "tokens_cached": 21_000 },
         "requests": { "running": 3, "waiting": 1, "finished": 128 },
         "tokens": { "prompt_total": 40_210, "generated_total": 18_544 },
         "ranks": [],
         "uptime_s": 4521.5,
+        "sampling_defaults": {
+            "temperature": 0.7, "top_p": 0.949_999_988_079_071, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.0,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        },
     })
 }
 
@@ -170,6 +190,19 @@ async fn chat(State(script): State<Script>, headers: HeaderMap, Json(body): Json
     let key = headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     script.asked.send(Asked { body, key, answer }).unwrap();
     answered.await.unwrap_or_else(|_| StatusCode::IM_A_TEAPOT.into_response())
+}
+
+/// The model that the status names.
+async fn models(State(script): State<Script>) -> Json<Value> {
+    let model = script.status.lock().unwrap().1["model"].clone();
+    Json(json!({ "object": "list", "data": [{ "id": model }] }))
+}
+
+/// Each character is a token.
+async fn tokenize(Json(body): Json<Value>) -> Json<Value> {
+    let messages = body["messages"].as_array().unwrap();
+    let count: usize = messages.iter().map(|message| message["content"].as_str().unwrap().chars().count()).sum();
+    Json(json!({ "count": count, "max_model_len": 1000, "tokens": [] }))
 }
 
 async fn report(State(script): State<Script>) -> (StatusCode, Json<Value>) {

@@ -14,7 +14,8 @@ fn the_status_tab_shows_numbers_and_draws_speed() {
         for (name, value) in [
             ("model", "test/tiny-model"),
             ("state", "ready"),
-            ("memory", "657 MB"),
+            ("memory", "402.5 MB"),
+            ("reserved", "657 MB"),
             ("uptime", "1 h 15 min"),
             ("waiting", "1"),
             ("finished", "128"),
@@ -31,7 +32,7 @@ fn the_status_tab_shows_numbers_and_draws_speed() {
         site.set_status(StatusCode::OK, status);
         tab.wait_text("#status-running", "7");
         tab.wait(
-            "Number(/at most ([\\d.,]+)/.exec(document.querySelector('.plot svg').getAttribute('aria-label'))[1]) > 0",
+            "Number(/peak ([\\d.,]+)/.exec(document.querySelector('.plot svg').getAttribute('aria-label'))[1]) > 0",
         );
         tab.wait("document.querySelector('.plot .line').getAttribute('d').includes('L')");
         tab.picture("status-speed");

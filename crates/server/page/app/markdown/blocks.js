@@ -1,5 +1,5 @@
 // Markdown, level one: text into blocks. The subset that models write: headings, paragraphs, lists (nested, with tasks),
-// quotes, fenced code, tables, rules. HTML and indented code are not in it: they are paragraphs of plain text.
+// quotes, fenced code, tables, rules, formulas. HTML and indented code are not in it: they are paragraphs of plain text.
 //
 // A block's end is decided by the lines after it and never by the lines before it, which is what lets live.js parse
 // only the tail of an answer that grows.
@@ -7,10 +7,11 @@
 /** Quotes and lists inside each other; what lies deeper is text. */
 const DEPTH_MAX = 12;
 const COLUMNS_MAX = 64;
+const MATHS_LINES_MAX = 200;
 
 /**
  * The blocks of `source`, in order. Each has `type`, `start` (offset of its first line) and `raw` (its text).
- * paragraph, heading: `text`. code: `language`, `text`. quote: `blocks`. table: `align`, `head`, `rows`.
+ * paragraph, heading: `text`. code: `language`, `text`. maths: `text`, `source` (with its marks), `closed` (its end is there). quote: `blocks`. table: `align`, `head`, `rows`.
  * list: `ordered`, `first`, `tight`, `items` of `{ task, blocks }`, where `task` is null or whether it is done.
  */
 export function parseBlocks(source) {
@@ -43,6 +44,8 @@ function parseBlock(lines, at, depth) {
   const line = lines[at];
   const nests = depth < DEPTH_MAX;
   if (fenceOf(line)) return parseCode(lines, at);
+  const maths = mathsAt(lines, at);
+  if (maths) return maths;
   if (headingOf(line)) return { type: 'heading', ...headingOf(line), to: at + 1 };
   if (isRule(line)) return { type: 'rule', to: at + 1 };
   if (nests && isQuote(line)) return parseQuote(lines, at, depth);
@@ -54,7 +57,7 @@ function parseBlock(lines, at, depth) {
 /** Whether a line ends the paragraph before it. As in CommonMark, a list does so only if it starts with 1 and says something. */
 function interrupts(lines, at, depth) {
   const line = lines[at];
-  if (isBlank(line) || fenceOf(line) || headingOf(line) || isRule(line) || isTable(lines, at)) return true;
+  if (isBlank(line) || fenceOf(line) || headingOf(line) || isRule(line) || isTable(lines, at) || mathsAt(lines, at)) return true;
   if (depth >= DEPTH_MAX) return false;
   if (isQuote(line)) return true;
   const marker = markerOf(line);
@@ -85,6 +88,29 @@ function parseCode(lines, at) {
     text.push(lines[to].slice(Math.min(indent, indentOf(lines[to]))));
   }
   return { type: 'code', language: info.split(/\s/, 1)[0], text: text.join('\n'), to: Math.min(to + 1, lines.length) };
+}
+
+/**
+ * A formula that has its lines for itself: from `$$` or `\\[` at the start of a line to `$$` or `\\]` at the end of one. An
+ * empty line before its end makes it ordinary text, as in TeX.
+ */
+function mathsAt(lines, at) {
+  const open = /^ {0,3}(\$\$|\\\[)/.exec(lines[at]);
+  if (!open) return null;
+  const close = open[1] === '$$' ? '$$' : '\\]';
+  const text = [];
+  let closed = false;
+  let to = at;
+  for (; to < lines.length && !closed; to += 1) {
+    const line = to === at ? lines[to].slice(open[0].length) : lines[to];
+    const end = line.indexOf(close);
+    closed = end >= 0;
+    const gap = to > at && to < lines.length - 1 && isBlank(line); // the last line may still be written
+    if (gap || (closed && !isBlank(line.slice(end + close.length))) || to - at >= MATHS_LINES_MAX) return null;
+    text.push(closed ? line.slice(0, end) : line);
+  }
+  if (closed && isBlank(text.join(''))) return null;
+  return { type: 'maths', text: text.join('\n').trim(), source: lines.slice(at, to).join('\n'), closed, to };
 }
 
 function headingOf(line) {

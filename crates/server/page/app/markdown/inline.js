@@ -1,4 +1,4 @@
-// Markdown, level two: the text of a block into a tree of text, strong, em, del, code, link and br. Time grows with the
+// Markdown, level two: the text of a block into a tree of text, strong, em, del, code, maths, link and br. Time grows with the
 // length of the text, whatever the text is: what is still open is bounded, and so is the search for a link's end.
 import { safeHref } from './links.js';
 
@@ -6,12 +6,13 @@ const OPEN_MAX = 64;
 const LABEL_CHARS_MAX = 1000;
 const HREF_CHARS_MAX = 4000;
 const ENTITIES = { amp: '&', lt: '<', gt: '>', quot: '"', apos: "'", nbsp: '\u00a0', hellip: '…', mdash: '—', ndash: '–', times: '×', rarr: '→', larr: '←', le: '≤', ge: '≥' };
+const MATHS_CHARS_MAX = 2000;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
-const SPECIAL = /[\\`*_~[!<&\n]|https?:\/\//g;
+const SPECIAL = /[\\`$*_~[!<&\n]|https?:\/\//g;
 
 /**
  * Nodes of `text`: `{ type: 'text' | 'code', text }`, `{ type: 'br' }`, `{ type: 'strong' | 'em' | 'del', children }`,
- * `{ type: 'link', href, children }`. With `growing`, bold, code and links that are not closed yet are taken as if
+ * `{ type: 'link', href, children }`, `{ type: 'maths', text, display }`. With `growing`, bold, code and links that are not closed yet are taken as if
  * they were, so that an answer being written does not flicker between marks and style.
  */
 export function parseInline(text, { growing = false, links = true } = {}) {
@@ -35,7 +36,8 @@ function step(scan) {
     return;
   }
   const char = scan.text[scan.at];
-  const took = char === '\\' ? escape(scan)
+  const took = char === '\\' ? bracketedMaths(scan) || escape(scan)
+    : char === '$' ? dollarMaths(scan)
     : char === '`' ? code(scan)
     : char === '*' || char === '_' || char === '~' ? delimiters(scan, char)
     : char === '[' || char === '!' ? link(scan)
@@ -70,6 +72,51 @@ function escape(scan) {
   else if (next !== undefined && /[!-/:-@[-`{-~]/.test(next)) put(scan, next);
   else return false;
   scan.at += 2;
+  return true;
+}
+
+/** `\\(…\\)`, and `\\[…\\]` within a line. */
+function bracketedMaths(scan) {
+  const open = scan.text[scan.at + 1];
+  if (open !== '(' && open !== '[') return false;
+  return maths(scan, open === '(' ? '\\)' : '\\]', open === '[');
+}
+
+/**
+ * `$$…$$` within a line, and `$…$` by pandoc's rules: no space inside of the dollars, no digit after them. Nor are
+ * amounts ("$5 or so, or 10$") and shell variables ("$HOME/bin:$PATH") formulas.
+ */
+function dollarMaths(scan) {
+  const { text, at } = scan;
+  if (text[at + 1] === '$') return maths(scan, '$$', true) || skip(scan, 2);
+  if (isSpace(text[at + 1] ?? ' ') || /[\p{L}\p{N}]/u.test(text[at - 1] ?? ' ')) return false;
+  const found = /^((?:[^$`\\\n]|\\.)+)\$/.exec(text.slice(at + 1, at + 1 + MATHS_CHARS_MAX));
+  if (!found) return false;
+  const [whole, source] = found;
+  const end = at + 1 + whole.length;
+  if (scan.growing && end === text.length) return false; // what follows decides
+  if (isSpace(source.at(-1)) || /[\dA-Z_{]/.test(text[end] ?? '') || /^\d[\d.,]*\s+[a-z]{2}/i.test(source)) return false;
+  top(scan).push({ type: 'maths', text: source, display: false });
+  scan.at = end;
+  return true;
+}
+
+/** A formula whose marks have two characters. Of one that is still being written, the source is shown as it is. */
+function maths(scan, close, display) {
+  const from = scan.at + 2;
+  const end = scan.text.slice(from, from + MATHS_CHARS_MAX).indexOf(close);
+  if (end < 0 && !(scan.growing && scan.text.length - from < MATHS_CHARS_MAX)) return false;
+  const source = end < 0 ? scan.text.slice(from) : scan.text.slice(from, from + end);
+  if (end >= 0 && !source.trim()) return false;
+  if (end < 0) put(scan, scan.text.slice(scan.at));
+  else top(scan).push({ type: 'maths', text: source.trim(), display });
+  scan.at = end < 0 ? scan.text.length : from + end + close.length;
+  return true;
+}
+
+function skip(scan, count) {
+  put(scan, scan.text.slice(scan.at, scan.at + count));
+  scan.at += count;
   return true;
 }
 

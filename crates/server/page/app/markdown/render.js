@@ -3,13 +3,14 @@ import { copyButton } from '../clipboard.js';
 import { h } from '../dom.js';
 import { highlighted } from './highlight.js';
 import { parseInline } from './inline.js';
+import { renderMaths } from './maths.js';
 
 /** The element of one block. `growing`: more of it may still come (see parseInline). */
 export function renderBlock(block, growing = false) {
   switch (block.type) {
     case 'heading':
-      // The page's own headings come first: an answer's begin below them.
-      return h(`h${Math.min(block.level + 2, 6)}`, { class: `level-${block.level}` }, ...renderInline(block.text, growing));
+      // The page's own heading comes first: an answer's begin below it.
+      return h(`h${Math.min(block.level + 1, 6)}`, { class: `level-${block.level}` }, ...renderInline(block.text, growing));
     case 'code':
       return renderCode(block, growing);
     case 'quote':
@@ -20,6 +21,8 @@ export function renderBlock(block, growing = false) {
       return renderTable(block, growing);
     case 'rule':
       return h('hr');
+    case 'maths':
+      return block.closed ? renderMaths('div', block.text, true) : h('p', {}, block.source);
     default:
       return h('p', {}, ...renderInline(block.text, growing));
   }
@@ -37,6 +40,8 @@ function renderNode(node) {
       return h('br');
     case 'code':
       return h('code', {}, node.text);
+    case 'maths':
+      return renderMaths('span', node.text, node.display);
     case 'link':
       return h('a', { href: node.href, target: '_blank', rel: 'noopener noreferrer nofollow' }, ...node.children.map(renderNode));
     default:

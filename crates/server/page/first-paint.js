@@ -1,4 +1,4 @@
-// Runs before the first paint, which modules cannot: a chosen theme must not flash in the other one.
+// Part of index.html. Runs before the first paint, which modules cannot: a chosen theme must not flash in the other one.
 try {
   const theme = JSON.parse(localStorage.getItem('consort.theme'));
   if (theme === 'light' || theme === 'dark') document.documentElement.dataset.theme = theme;

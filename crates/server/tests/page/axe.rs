@@ -1,0 +1,46 @@
+//! axe-core, the accessibility checker that the field uses. Its licence is not ours, so it is not in the repository: npm fetches
+//! it on the first run, and it stays in the build folder.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::json;
+
+use crate::tab::Tab;
+
+const VERSION: &str = "4.14.0";
+
+/// Checks what is on show, in both themes.
+pub fn assert_accessible(tab: &Tab, view: &str) {
+    if tab.eval("typeof window.axe") != "object" {
+        tab.eval(&format!("{};0", source()));
+    }
+    for theme in ["light", "dark"] {
+        tab.eval(&format!("document.documentElement.dataset.theme = '{theme}'"));
+        tab.eval("Promise.all(document.getAnimations().filter((a) => a.effect.getTiming().iterations === 1).map((a) => a.finished.catch(() => {})))");
+        let result = tab.eval(
+            "axe.run().then(({ violations, passes }) => ({
+                passes: passes.length,
+                violations: violations.map(({ id, nodes }) => [id, nodes.map((n) => n.html.slice(0, 160))]),
+            }))",
+        );
+        assert_eq!(result["violations"], json!([]), "{view}, {theme}");
+        assert!(result["passes"].as_u64().is_some_and(|passes| passes > 10), "{view}, {theme}: axe looked at nothing");
+    }
+}
+
+fn source() -> &'static str {
+    static SOURCE: OnceLock<String> = OnceLock::new();
+    SOURCE.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("axe-{VERSION}"));
+        let script = folder.join("node_modules/axe-core/axe.min.js");
+        if !script.is_file() {
+            let mut npm = Command::new("npm");
+            npm.args(["install", "--silent", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]);
+            let done = npm.arg(&folder).arg(format!("axe-core@{VERSION}")).status();
+            assert!(done.is_ok_and(|done| done.success()), "npm fetches axe-core: install npm");
+        }
+        std::fs::read_to_string(&script).unwrap()
+    })
+}
