@@ -145,9 +145,11 @@ fn axe_finds_nothing_in_any_view_on_a_desk_or_a_phone() {
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
         site.set_status(StatusCode::OK, shared_status());
         let check = |view: &str| assert_accessible(tab, view);
-        for (width, height) in [(1200, 800), (320, 568)] {
+        // The test above compares the colours of both themes.
+        for (width, height, theme) in [(1200, 800, "light"), (320, 568, "dark")] {
             let phone = width < 1000;
             tab.resize(width, height, phone);
+            tab.eval(&format!("document.documentElement.dataset.theme = '{theme}'"));
             tab.click("#tab-chat");
             tab.eval("location.hash = '#chat'");
             tab.wait("!document.querySelector('#welcome').hidden");
