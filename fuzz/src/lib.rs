@@ -38,8 +38,12 @@ pub fn seed_files(target: &str) -> Vec<Vec<u8>> {
 pub fn within_memory(input: &[u8], read: impl FnOnce(&[u8])) {
     const BASE_BYTES: usize = 64 << 10;
     const BYTES_PER_BYTE: usize = 32;
-    let limit = MEMORY.allocated() + BASE_BYTES + BYTES_PER_BYTE * input.len();
-    MEMORY.set_limit(limit).expect("the limit is above what is in use");
-    read(input);
+    within_bytes(BASE_BYTES + BYTES_PER_BYTE * input.len(), || read(input));
+}
+
+/// Runs something that may use this much memory. Should it ask for more, the process aborts.
+pub fn within_bytes(bytes: usize, run: impl FnOnce()) {
+    MEMORY.set_limit(MEMORY.allocated() + bytes).expect("the limit is above what is in use");
+    run();
     MEMORY.set_limit(usize::MAX).expect("there is no higher limit");
 }

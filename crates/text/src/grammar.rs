@@ -4,6 +4,7 @@
 //! parsed, the cost of compiling, and the cost of each step. They are compiled on a thread with a large stack, because the
 //! compiler recurses.
 
+mod formats;
 mod limits;
 
 pub use limits::{GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX};
@@ -39,8 +40,8 @@ const LIMITS: ParserLimits = ParserLimits {
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
-    /// JSON that the schema accepts, with properties in the schema's order. Unsupported keywords are refused; `oneOf` is
-    /// treated as `anyOf`.
+    /// JSON that the schema accepts, with properties in the schema's order. Unsupported keywords are refused, unknown formats
+    /// ignored; `oneOf` is treated as `anyOf`.
     JsonSchema(Value),
     /// Text that the whole expression matches, in Rust's regex syntax.
     Regex(String),
@@ -106,12 +107,17 @@ impl GrammarCompiler {
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         let grammars = grammar.lower("answer", &self.tokenizer)?;
         thread::scope(|scope| {
-            let compile = || self.factory.create_parser(TopLevelGrammar { grammars, max_tokens: None });
+            let compile = || {
+                let parser = self.factory.create_parser(TopLevelGrammar { grammars, max_tokens: None });
+                let mut matcher = llguidance::Matcher::new(parser);
+                let first = matcher.compute_mask_or_eos().map_err(describe)?;
+                // A grammar that contradicts itself is often found only by its first mask.
+                if first.num_set() == 0 { Err("no answer can follow it".to_owned()) } else { Ok(Matcher(matcher)) }
+            };
             let compiler = thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILER_STACK_BYTES);
             let compiled = compiler.spawn_scoped(scope, compile).map_err(GrammarError::Compiler)?;
-            let parser = compiled.join().map_err(|_| GrammarError::Refused("the compiler failed".to_owned()))?;
-            let parser = parser.map_err(|error| GrammarError::Refused(describe(error)))?;
-            Ok(Matcher(llguidance::Matcher::new(Ok(parser))))
+            let compiled = compiled.join().map_err(|_| GrammarError::Refused("the compiler failed".to_owned()))?;
+            compiled.map_err(GrammarError::Refused)
         })
     }
 }
@@ -164,6 +170,7 @@ impl ReasoningTags {
 /// The schema with our settings, which replace its own. `lenient` ignores unsupported keywords instead of refusing them.
 pub(crate) fn prepare_schema(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
     let mut prepared = schema.as_object().ok_or(GrammarError::NoObject)?.clone();
+    formats::remove_unknown(&mut prepared);
     let settings = json!({
         "whitespace_pattern": format!(r"[\x20\x0A\x09]{{1,{WHITE_SPACE_MAX}}}"),
         "coerce_one_of": true,

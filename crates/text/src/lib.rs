@@ -9,12 +9,12 @@ mod generation;
 mod gguf;
 mod grammar;
 mod hermes;
+mod jinja;
 mod json;
 mod merge;
 mod merge_list;
 mod message;
 mod pre;
-mod python_json;
 mod read;
 mod reply;
 mod special;
@@ -34,7 +34,7 @@ pub use grammar::{
     SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX,
 };
 pub use message::{Content, Message};
-pub use reply::{Delta, ReplyFormat, ReplyParser, Tool, ToolChoice, ToolGrammarError};
+pub use reply::{Delta, RepeatedCalls, ReplyFormat, ReplyParser, Tool, ToolChoice, ToolGrammarError};
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopError, StopMatch, StopStrings};
 pub use template::{ChatTemplate, RENDERED_BYTES_MAX, RenderOptions, TEMPLATE_BYTES_MAX, TemplateError};
 pub use tokenizer::{EncodeError, SpecialTokens, TEXT_BYTES_MAX, TextLoadError, Tokenizer};

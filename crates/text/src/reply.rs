@@ -8,9 +8,11 @@ mod json_validator;
 mod named_call;
 mod object_call;
 mod parser;
+mod repeated_calls;
 mod tool_grammar;
 
 pub use parser::{Delta, ReplyParser};
+pub use repeated_calls::RepeatedCalls;
 pub use tool_grammar::{ToolChoice, ToolGrammarError};
 
 use crate::grammar::{Grammar, ReasoningTags};

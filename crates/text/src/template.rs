@@ -1,22 +1,25 @@
 //! Chat templates: render messages to the prompt format that a model was trained on.
 //!
-//! Templates are Jinja for Hugging Face's environment, which this one emulates. They come with the model, so they are
-//! limited in size, steps and output.
+//! Templates are Jinja for Hugging Face's environment, which `jinja` implements. They come with the model, so they are limited
+//! in size, steps, time and memory.
 
 use crate::capabilities::TemplateCapabilities;
+use crate::jinja::{Error, ErrorKind, Limits, Meter, Template, Value};
 use crate::message::Message;
-use crate::python_json::dumps;
 use crate::reply::ReplyFormat;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, State, context};
 use serde_json::{Map, Value as Json};
-use std::io;
-use std::time::SystemTime;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-/// The maximum size of a template, of its output, and of its steps.
+/// The maximum size of a template, and the memory of one rendering: its text, and the values that it makes and is given.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
-pub const RENDERED_BYTES_MAX: usize = 64 << 20;
-const STEPS_MAX: u64 = 10_000_000;
+pub const RENDERED_BYTES_MAX: usize = 48 << 20;
+
+/// The limits of one rendering. When a model is loaded, all its trial renderings share them.
+const LIMITS: Limits =
+    Limits { steps_max: 10_000_000, bytes_max: RENDERED_BYTES_MAX, time_max: Duration::from_secs(10) };
 
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
@@ -27,8 +30,29 @@ pub enum TemplateError {
     /// The template refused the messages, so the error is the client's.
     #[error("chat template refuses these messages: {0}")]
     Refused(String),
+    #[error("chat template exceeds its limits: {0}")]
+    Exceeded(String),
     #[error("chat template failed: {0}")]
     Failed(String),
+}
+
+impl TemplateError {
+    /// True if other messages may succeed; else the template itself is at fault.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_))
+    }
+}
+
+impl From<Error> for TemplateError {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error.kind {
+            ErrorKind::Syntax => Self::Syntax(message),
+            ErrorKind::Raised => Self::Refused(message),
+            ErrorKind::Limit => Self::Exceeded(message),
+            ErrorKind::Failed => Self::Failed(message),
+        }
+    }
 }
 
 /// The options of rendering, besides the messages.
@@ -61,30 +85,36 @@ impl ChatTemplate {
         if source.len() > TEMPLATE_BYTES_MAX {
             return Err(TemplateError::TooLong { bytes: source.len() });
         }
-        let mut environment = environment().map_err(|error| TemplateError::Failed(error.to_string()))?;
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         let (bos, eos) = (bos.to_owned(), eos.to_owned());
-        let compiled = CompiledTemplate { environment, bos, eos };
+        let compiled = CompiledTemplate { template: Template::parse(source)?, bos, eos };
+        let (meter, exceeded) = (Meter::new(LIMITS), RefCell::new(None));
         let capabilities = TemplateCapabilities::probe(source, |messages, tools| {
-            compiled.render(&messages, &tools, &RenderOptions::default()).ok()
+            let rendered = compiled.render(&meter, messages, &tools, &RenderOptions::default());
+            if let Err(error @ TemplateError::Exceeded(_)) = rendered {
+                exceeded.replace(Some(error));
+                return None;
+            }
+            rendered.ok()
         });
-        Ok(Self { compiled, capabilities, format: ReplyFormat::detect(source, capabilities.shows_tools) })
+        match exceeded.into_inner() {
+            Some(error) => Err(error),
+            None => Ok(Self { compiled, capabilities, format: ReplyFormat::detect(source, capabilities.shows_tools) }),
+        }
     }
 
     /// The prompt of a conversation. Encode it without adding special tokens: the template has already written them.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         let (mut messages, tools) = self.capabilities.adapt(messages, &options.tools);
+        let meter = Meter::new(LIMITS);
         if !options.continue_final_message {
-            return self.compiled.render(&messages, tools, options);
+            return self.compiled.render(&meter, messages, tools, options);
         }
         let last =
             messages.last_mut().filter(|message| message["role"] == "assistant" && message.get("tool_calls").is_none());
         let text = last.and_then(text_of).ok_or_else(|| refused("the final message is no text of the assistant"))?;
         text.push_str(END);
         let options = RenderOptions { add_generation_prompt: false, ..options.clone() };
-        let mut text = self.compiled.render(&messages, tools, &options)?;
+        let mut text = self.compiled.render(&meter, messages, tools, &options)?;
         let end = text.rfind(END).ok_or_else(|| refused("the final message cannot be continued"))?;
         text.truncate(end);
         Ok(text)
@@ -128,142 +158,35 @@ fn refused(why: &str) -> TemplateError {
 /// The template itself: renders the messages without adapting them.
 #[derive(Debug)]
 struct CompiledTemplate {
-    environment: Environment<'static>,
+    template: Template,
     bos: String,
     eos: String,
 }
 
 impl CompiledTemplate {
-    fn render(&self, messages: &[Json], tools: &[Json], options: &RenderOptions) -> Result<String, TemplateError> {
-        let now = options.now.unwrap_or_else(SystemTime::now);
-        let clock = Value::from_function(move |format: String| strftime(now, &format));
-        let tools = if tools.is_empty() { Value::from(()) } else { Value::from(Serde(&tools)) };
-        let context = context! {
-            messages => Value::from(Serde(&messages)),
-            tools => tools,
-            add_generation_prompt => options.add_generation_prompt,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-            strftime_now => clock,
-        };
+    fn render(
+        &self,
+        meter: &Rc<Meter>,
+        messages: Vec<Json>,
+        tools: &[Json],
+        options: &RenderOptions,
+    ) -> Result<String, TemplateError> {
+        let tools = if tools.is_empty() { Json::Null } else { Json::Array(tools.to_vec()) };
+        let variables = [
+            ("messages", Json::Array(messages)),
+            ("tools", tools),
+            ("add_generation_prompt", Json::Bool(options.add_generation_prompt)),
+            ("bos_token", Json::from(self.bos.as_str())),
+            ("eos_token", Json::from(self.eos.as_str())),
+        ];
+        let variables = variables.into_iter().map(|(name, json)| (Arc::from(name), json));
         // Variables of the caller have precedence, even over `bos_token`.
-        let context = context! { ..Value::from(Serde(&options.extra)), ..context };
-        let mut out = BoundedBuffer(Vec::new());
-        let failed = |error: &Error| match refusal(error) {
-            Some(message) => TemplateError::Refused(message),
-            None => TemplateError::Failed(describe(error)),
-        };
-        let template = self.environment.get_template(NAME).map_err(|error| failed(&error))?;
-        template.render_captured_to(context, &mut out).map_err(|error| failed(&error))?;
-        String::from_utf8(out.0).map_err(|_| TemplateError::Failed("its text is not UTF-8".to_owned()))
-    }
-}
-
-const NAME: &str = "chat";
-
-fn environment() -> Result<Environment<'static>, Error> {
-    let mut environment = Environment::new();
-    let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build()?;
-    environment.set_syntax(syntax);
-    environment.set_fuel(Some(STEPS_MAX));
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", to_json);
-    // In Python a string is iterable, and None is not.
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
-    });
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(RaisedException(message)))
-    });
-    Ok(environment)
-}
-
-/// `tojson` as Hugging Face defines it. `ensure_ascii`, `separators` and `sort_keys` are accepted.
-fn to_json(_state: &State, value: Value, arguments: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = arguments.get("indent")?;
-    for ignored in ["ensure_ascii", "separators", "sort_keys"] {
-        let _: Option<Value> = arguments.get(ignored)?;
-    }
-    arguments.assert_all_used()?;
-    let text = dumps(&value, indent.map(|width| width.min(16)))
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, "value has no JSON form").with_source(error))?;
-    Ok(Value::from(text))
-}
-
-fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
-    let broken = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}"));
-    let time = jiff::Timestamp::try_from(now).map_err(broken)?.to_zoned(jiff::tz::TimeZone::system());
-    jiff::fmt::strtime::format(format, &time).map_err(broken)
-}
-
-/// An exception that the template raised itself.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct RaisedException(String);
-
-fn refusal(error: &Error) -> Option<String> {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        if let Some(RaisedException(message)) = error.downcast_ref() {
-            return Some(message.clone());
-        }
-        source = error.source();
-    }
-    None
-}
-
-/// The error with its causes, on one line.
-fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
-}
-
-/// `{% generation %}` marks text for training. It does not change the output, and Jinja does not support it.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        // The search for `%}` starts after `{%`, so the percent sign of `{%}` does not end the tag.
-        let Some(length) = rest[start + 2..].find("%}") else { break };
-        let (tag, after) = rest[start + 2..].split_at(length);
-        let word = tag.trim_matches(['-', '+']).trim();
-        let replacement = match word {
-            "generation" => "if true",
-            "endgeneration" => "endif",
-            _ => word,
-        };
-        out += &rest[..start + 2];
-        if replacement == word {
-            out += tag
-        } else {
-            out += &tag.replacen(word, replacement, 1)
-        }
-        out += "%}";
-        rest = &after[2..];
-    }
-    out + rest
-}
-
-/// Collects at most `RENDERED_BYTES_MAX`.
-struct BoundedBuffer(Vec<u8>);
-
-impl io::Write for BoundedBuffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
-            return Err(io::Error::other(format!("the text is longer than {RENDERED_BYTES_MAX} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        let extra = options.extra.iter().map(|(name, json)| (Arc::from(name.as_str()), json.clone()));
+        let value = |(name, json)| Ok((name, Value::from_json(meter, json)?));
+        let variables: Result<Vec<(Arc<str>, Value)>, Error> = variables.chain(extra).map(value).collect();
+        // What the caller passes does not fit: no fault of the template.
+        let variables = variables.map_err(|error| refused(&error.to_string()))?;
+        Ok(self.template.render(meter, variables, options.now.unwrap_or_else(SystemTime::now))?)
     }
 }
 
@@ -272,7 +195,6 @@ mod tests {
     use super::*;
     use crate::message::Content;
     use serde_json::json;
-    use std::time::Duration;
 
     fn render(source: &str, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         ChatTemplate::new(source, "<s>", "</s>")?.render(messages, options)
@@ -337,13 +259,15 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_never_ends_or_grows_without_bound_fails() {
-        let endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+    fn a_template_that_grows_without_bound_is_refused_when_it_is_loaded_or_when_it_is_rendered() {
         let grows = "{% set x = 'x' * 10000000 %}{% for i in range(100) %}{{ x }}{% endfor %}";
-        for source in [endless, grows] {
-            let result = render(source, &[], &RenderOptions::default());
-            assert!(matches!(result, Err(TemplateError::Failed(_))), "{result:?}");
-        }
+        assert!(matches!(ChatTemplate::new(grows, "", ""), Err(TemplateError::Exceeded(_))));
+        let later = format!("{{% if messages[0].content == 'now' %}}{grows}{{% endif %}}{{{{ messages[0].content }}}}");
+        let template = ChatTemplate::new(&later, "", "").unwrap();
+        let options = RenderOptions::default();
+        assert_eq!(template.render(&[Message::new("user", "later")], &options).unwrap(), "later");
+        let error = template.render(&[Message::new("user", "now")], &options).unwrap_err();
+        assert!(matches!(error, TemplateError::Exceeded(_)) && !error.is_refusal());
         let long = " ".repeat(TEMPLATE_BYTES_MAX + 1);
         assert!(matches!(ChatTemplate::new(&long, "", ""), Err(TemplateError::TooLong { .. })));
     }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::{Logprobs, RequestHandle, Sampled};
-use text::{Delta, Detokenizer, ReplyParser, StopMatch, StopStrings};
+use engine::{Failure, Logprobs, RequestHandle, SampleError, Sampled};
+use text::{Delta, Detokenizer, RepeatedCalls, ReplyParser, StopMatch, StopStrings};
 use types::TokenId;
 
 use super::{ChoiceFinish, GenerationEvent, ScoredToken};
+use crate::error::ApiError;
 
 pub(super) struct ChoiceDecoder {
     /// Dropping the handle cancels the request. The flag tells the metrics that the output was complete.
@@ -20,6 +21,10 @@ pub(super) struct ChoiceDecoder {
     wants_tokens: bool,
     include_end_token: bool,
     single_tool_call: bool,
+    /// The field of the request that the grammar comes from, if there is one.
+    grammar_param: Option<&'static str>,
+    /// Drops a tool call that was made before; the output ends there.
+    repeated_calls: RepeatedCalls,
     /// The last delta was reasoning.
     reasoning: bool,
     called: bool,
@@ -36,6 +41,8 @@ impl ChoiceDecoder {
             wants_tokens: false,
             include_end_token: false,
             single_tool_call: false,
+            grammar_param: None,
+            repeated_calls: RepeatedCalls::default(),
             reasoning: false,
             called: false,
             ended: false,
@@ -57,6 +64,12 @@ impl ChoiceDecoder {
     /// Ends the output before a second tool call.
     pub fn with_one_call_only(mut self, single_tool_call: bool) -> Self {
         self.single_tool_call = single_tool_call;
+        self
+    }
+
+    /// The output follows a grammar from this field of the request.
+    pub fn with_grammar(mut self, param: Option<&'static str>) -> Self {
+        self.grammar_param = param;
         self
     }
 
@@ -83,6 +96,16 @@ impl ChoiceDecoder {
             completed.store(true, Ordering::Relaxed);
         }
         self.ended = true;
+    }
+
+    /// Why the engine gave up. A grammar that no output can follow is the request's fault.
+    pub fn failure(&self, failure: Failure) -> ApiError {
+        match (&failure, self.grammar_param) {
+            (Failure::Constraint(_) | Failure::Sample(SampleError::NothingAllowed), Some(param)) => {
+                ApiError::invalid(param, failure.to_string()).code("unsatisfiable_grammar")
+            }
+            _ => failure.into(),
+        }
     }
 
     pub fn has_ended(&self) -> bool {
@@ -115,7 +138,9 @@ impl ChoiceDecoder {
                 (deltas, Some(ChoiceFinish::StopString(stop)))
             }
         };
-        if self.single_tool_call && truncate_after_first_call(&mut deltas) {
+        let has_second = self.single_tool_call && truncate_after_first_call(&mut deltas);
+        deltas = self.repeated_calls.filter(deltas);
+        if has_second || self.repeated_calls.has_repeated() {
             finish = Some(ChoiceFinish::ToolCalls);
         }
         let tokens = if self.wants_tokens { vec![sampled.into()] } else { Vec::new() };
@@ -134,6 +159,7 @@ impl ChoiceDecoder {
         if self.single_tool_call {
             truncate_after_first_call(&mut deltas);
         }
+        deltas = self.repeated_calls.filter(deltas);
         let wanted = self.wants_tokens && self.include_end_token;
         self.delta(deltas, end.filter(|_| wanted).map(ScoredToken::from).into_iter().collect())
     }

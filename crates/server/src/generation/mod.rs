@@ -234,7 +234,7 @@ impl Generation {
                     FinishReason::Complete => (ChoiceFinish::Stop, None),
                     FinishReason::Length | FinishReason::Context => (ChoiceFinish::Length, None),
                     FinishReason::Cancelled => return Err(ApiError::shutting_down()),
-                    FinishReason::Failed(failure) => return Err(failure.into()),
+                    FinishReason::Failed(failure) => return Err(decoder.failure(failure)),
                 };
                 let delta = decoder.finish(end);
                 self.ready.extend(delta.map(|delta| (index, delta)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
 use serde_json::Value;
-use text::{Grammar, RenderOptions, ReplyParser, SpecialTokens, StopStrings, TemplateError, Tool, ToolChoice};
+use text::{Grammar, GrammarError, RenderOptions, ReplyParser, SpecialTokens, StopStrings, Tool, ToolChoice};
 use types::TokenId;
 
 use super::constraint::GrammarConstraint;
@@ -51,6 +51,7 @@ pub(super) fn prepare(
                     .with_one_call_only(reply.single_tool_call)
                 }
             };
+            decoder = decoder.with_grammar(input.grammar.as_ref().map(|grammar| grammar.param));
             if request.logprobs.is_some() {
                 decoder = decoder.with_tokens();
             }
@@ -81,9 +82,15 @@ pub(super) fn prepare(
 /// A request's input as tokens, with its grammar and the context for parsing the output.
 struct EncodedInput {
     prompts: Vec<Vec<TokenId>>,
-    grammar: Option<Grammar>,
+    grammar: Option<RequestGrammar>,
     /// `None`: all output is text.
     reply: Option<ReplyContext>,
+}
+
+/// A grammar, and the field of the request that it comes from.
+struct RequestGrammar {
+    grammar: Grammar,
+    param: &'static str,
 }
 
 /// The context for decoding the output of a chat.
@@ -95,6 +102,7 @@ struct ReplyContext {
 
 impl EncodedInput {
     fn new(model: &ServedModel, input: GenerationInput, grammar: Option<Grammar>) -> Result<Self, ApiError> {
+        let grammar = grammar.map(|grammar| RequestGrammar { grammar, param: "response_format" });
         let chat = match input {
             GenerationInput::Chat(chat) => chat,
             GenerationInput::Prompts(prompts) => {
@@ -110,14 +118,20 @@ impl EncodedInput {
         let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !single_tool_call);
         let calls = calls.map_err(|error| ApiError::invalid("tools", error_chain(&error)))?;
         // A forced tool call takes precedence over a response format.
-        let grammar = calls.or(grammar).map(|grammar| model.format.reasoned(grammar, &prompt));
+        let grammar = calls.map(|grammar| RequestGrammar { grammar, param: "tools" }).or(grammar);
+        let grammar = grammar.map(|RequestGrammar { grammar, param }| RequestGrammar {
+            grammar: model.format.reasoned(grammar, &prompt),
+            param,
+        });
         Ok(Self { prompts: vec![tokens], grammar, reply: Some(ReplyContext { prompt, tools, single_tool_call }) })
     }
 
     fn constraint(&self, model: &ServedModel) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        let Some(grammar) = &self.grammar else { return Ok(None) };
-        let matcher = model.grammars.compile(grammar);
-        let matcher = matcher.map_err(|error| ApiError::invalid("response_format", error_chain(&error)))?;
+        let Some(RequestGrammar { grammar, param }) = &self.grammar else { return Ok(None) };
+        let matcher = model.grammars.compile(grammar).map_err(|error| match error {
+            GrammarError::Compiler(_) => ApiError::internal(error_chain(&error)),
+            _ => ApiError::invalid(*param, error_chain(&error)),
+        })?;
         Ok(Some(Box::new(GrammarConstraint(matcher))))
     }
 }
@@ -186,9 +200,9 @@ fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<String, ApiError
         extra: chat.template_args.clone(),
         now: None,
     };
-    template.render(&chat.messages, &options).map_err(|error| match error {
-        TemplateError::Refused(_) | TemplateError::Failed(_) => ApiError::invalid("messages", error.to_string()),
-        _ => ApiError::internal(error.to_string()),
+    template.render(&chat.messages, &options).map_err(|error| match error.is_refusal() {
+        true => ApiError::invalid("messages", error.to_string()),
+        false => ApiError::internal(error.to_string()).code("chat_template_failed"),
     })
 }
 

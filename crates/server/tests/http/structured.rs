@@ -70,6 +70,13 @@ async fn a_form_that_cannot_be_is_refused() {
         json!({"structured_outputs": {"grammar": "start: undefined_rule"}}),
         json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
         json!({"response_format": {"type": "yaml"}}),
+        // These contradict themselves.
+        json!({"structured_outputs": {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}}),
+        json!({"structured_outputs": {"json": {"type": "string", "minLength": 5, "maxLength": 2}}}),
+        json!({"structured_outputs": {"regex": r"[^\s\S]"}}),
+        // This one only after its first tokens.
+        json!({"structured_outputs": {"json": {"type": "object", "required": ["a"], "properties": {
+            "a": {"type": "string", "pattern": "^x$", "minLength": 2}}}}}),
     ];
     for mut body in bodies {
         body["messages"] = json!([{"role": "user", "content": "x"}]);

@@ -83,6 +83,47 @@ async fn calls_and_their_results_are_part_of_a_conversation() {
 }
 
 #[tokio::test]
+async fn a_call_that_was_cut_off_may_come_back() {
+    let client = Client::new();
+    for arguments in ["{\"city\": \"Ro", "{\"city\"", "", "nonsense"] {
+        let function = json!({"name": "weather", "arguments": arguments});
+        let chat = json!([
+            {"role": "user", "content": "How is the weather?"},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        ]);
+        client.post(CHAT, ask(json!({"messages": chat, "max_tokens": 1}))).await;
+        let input = json!([
+            {"role": "user", "content": "How is the weather?"},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+        ]);
+        client.post("/v1/responses", json!({"input": input, "max_output_tokens": 1})).await;
+    }
+    // Anthropic's clients replace such arguments by an empty object.
+    let messages = json!([
+        {"role": "user", "content": "How is the weather?"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "sunny"}]},
+    ]);
+    client.post("/v1/messages", json!({"messages": messages, "max_tokens": 1})).await;
+}
+
+#[tokio::test]
+async fn no_call_is_made_twice() {
+    // The grammar has four different calls, and the reply is long enough for many more.
+    for seed in 0..4 {
+        let fields = json!({"tool_choice": "required", "parallel_tool_calls": true, "seed": seed, "temperature": 0.2});
+        let answer = Client::new().post(CHAT, ask(fields)).await;
+        let choice = &answer["choices"][0];
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        let functions: Vec<&Value> = calls.iter().map(|call| &call["function"]).collect();
+        let repeated = (1..functions.len()).any(|at| functions[..at].contains(&functions[at]));
+        assert!(!functions.is_empty() && !repeated, "{functions:?}");
+    }
+}
+
+#[tokio::test]
 async fn tools_that_make_no_sense_are_refused() {
     let client = Client::new();
     let cases = [

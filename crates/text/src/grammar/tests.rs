@@ -202,6 +202,44 @@ fn grammars_that_are_too_large_are_refused_before_they_are_compiled() {
 }
 
 #[test]
+fn formats_that_nobody_knows_are_ignored_and_the_others_hold() {
+    let case = Case::new("qwen2");
+    let object = |schema: Value| {
+        let named = json!({"type": "object", "properties": {"format": schema}, "required": ["format"], "additionalProperties": false});
+        Grammar::JsonSchema(json!({"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [named]}}}))
+    };
+    for format in [json!("password"), json!("binary"), json!("path"), json!("int32"), json!(7)] {
+        let schema = object(json!({"type": "string", "format": format}));
+        assert!(case.accepts(&schema, r#"{"format":"any text"}"#), "{format}");
+    }
+    let date = object(json!({"type": "string", "format": "date"}));
+    assert!(case.accepts(&date, r#"{"format":"2024-02-29"}"#) && !case.accepts(&date, r#"{"format":"any text"}"#));
+    let value = object(json!({"const": {"format": "password"}}));
+    assert!(case.accepts(&value, r#"{"format":{"format":"password"}}"#));
+}
+
+#[test]
+fn grammars_that_contradict_themselves_are_refused_before_the_answer_starts() {
+    let case = Case::new("qwen2");
+    for schema in [
+        json!({"allOf": [{"type": "string"}, {"type": "integer"}]}),
+        json!({"type": "string", "minLength": 5, "maxLength": 2}),
+        json!({"type": "integer", "minimum": 5, "maximum": 2}),
+        json!({"type": "array", "items": {"type": "null"}, "minItems": 3, "maxItems": 1}),
+        json!({"type": "string", "pattern": "^a$", "enum": ["b"]}),
+        json!({"type": "object", "properties": {"a": false}, "required": ["a"]}),
+        json!({"type": "string", "pattern": "^a$", "minLength": 2}),
+    ] {
+        let refused = case.grammars.compile(&Grammar::JsonSchema(schema.clone()));
+        assert!(matches!(refused, Err(GrammarError::Refused(_))), "{schema}");
+    }
+    let nothing = Grammar::Regex(r"[^\s\S]".to_owned());
+    assert!(matches!(case.grammars.compile(&nothing), Err(GrammarError::Refused(_))));
+    // The empty answer is an answer.
+    assert!(case.accepts(&Grammar::Regex("a?".to_owned()), ""));
+}
+
+#[test]
 fn grammars_that_mean_nothing_are_refused() {
     let case = Case::new("qwen2");
     assert!(matches!(case.grammars.compile(&Grammar::JsonSchema(json!(true))), Err(GrammarError::NoObject)));

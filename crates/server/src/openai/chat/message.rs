@@ -103,8 +103,7 @@ impl ChatMessage {
             }
         }
         if !calls.is_empty() {
-            let call = |(index, call): (usize, AssistantToolCall)| call.into_json(&format!("{at}.tool_calls[{index}]"));
-            let calls: Vec<_> = calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?;
+            let calls: Vec<_> = calls.into_iter().map(AssistantToolCall::into_json).collect();
             extra.insert("tool_calls".to_owned(), calls.into());
         }
         Ok(Message { role: self.role.name().to_owned(), content, extra })
@@ -139,18 +138,11 @@ impl ContentPart {
 }
 
 impl AssistantToolCall {
-    fn into_json(self, at: &str) -> Result<Value, ApiError> {
-        let arguments = match self.function.arguments.as_deref().map(str::trim) {
-            None | Some("") => "{}".to_owned(),
-            Some(json) => {
-                serde_json::from_str::<Map<String, Value>>(json).map_err(|error| {
-                    let message = format!("the arguments are not a JSON object: {error}");
-                    ApiError::invalid(format!("{at}.function.arguments"), message)
-                })?;
-                json.to_owned()
-            }
-        };
+    /// The arguments may be incomplete JSON, if the call was cut off.
+    fn into_json(self) -> Value {
+        let arguments = self.function.arguments.filter(|json| !json.trim().is_empty());
+        let arguments = arguments.unwrap_or_else(|| "{}".to_owned());
         let function = json!({"name": self.function.name, "arguments": arguments});
-        Ok(json!({"id": self.id, "type": "function", "function": function}))
+        json!({"id": self.id, "type": "function", "function": function})
     }
 }

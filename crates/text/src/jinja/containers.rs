@@ -1,0 +1,289 @@
+//! Texts, lists and dicts: shared, never changed, and charged for their memory. Builders grow them within the limits.
+
+use super::error::Error;
+use super::meter::{Charge, Meter};
+use super::value::Value;
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The memory of a value within a list, of a dict's entry with its index, and of an allocation besides its contents.
+const VALUE_BYTES: usize = size_of::<Value>();
+const ENTRY_BYTES: usize = 2 * VALUE_BYTES + size_of::<(Key, usize)>() + 8;
+pub(super) const OBJECT_BYTES: usize = 96;
+
+/// Text that is shared, not copied.
+#[derive(Clone, Debug)]
+pub(crate) struct Text(SharedText);
+
+#[derive(Clone, Debug)]
+enum SharedText {
+    /// Text of the template itself.
+    Literal(Arc<str>),
+    Owned(Rc<OwnedText>),
+}
+
+#[derive(Debug)]
+struct OwnedText {
+    text: String,
+    _charge: Charge,
+}
+
+impl Text {
+    pub fn literal(text: &Arc<str>) -> Self {
+        Self(SharedText::Literal(Arc::clone(text)))
+    }
+
+    /// Takes over a text of the caller.
+    pub fn owned(meter: &Rc<Meter>, text: String) -> Result<Self, Error> {
+        let charge = meter.charge(OBJECT_BYTES + text.len())?;
+        Ok(Self(SharedText::Owned(Rc::new(OwnedText { text, _charge: charge }))))
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match &self.0 {
+            SharedText::Literal(text) => text,
+            SharedText::Owned(owned) => &owned.text,
+        }
+    }
+}
+
+/// A text that grows within the limits.
+#[derive(Debug)]
+pub(crate) struct TextBuilder {
+    text: String,
+    charge: Charge,
+}
+
+impl TextBuilder {
+    pub fn new(meter: &Rc<Meter>) -> Result<Self, Error> {
+        Ok(Self { text: String::new(), charge: meter.charge(OBJECT_BYTES)? })
+    }
+
+    pub fn push_str(&mut self, text: &str) -> Result<(), Error> {
+        self.repeat(text, 1)
+    }
+
+    pub fn push(&mut self, character: char) -> Result<(), Error> {
+        self.push_str(character.encode_utf8(&mut [0; 4]))
+    }
+
+    /// Appends `text` this many times.
+    pub fn repeat(&mut self, text: &str, count: usize) -> Result<(), Error> {
+        let more = text.len().saturating_mul(count);
+        self.charge.meter().read(more)?;
+        let (length, capacity) = (self.text.len(), self.text.capacity());
+        if more > capacity - length {
+            let wanted = length.saturating_add(more).max(capacity + capacity / 2);
+            self.charge.grow(wanted - capacity)?;
+            self.text.reserve_exact(wanted - length);
+        }
+        if !text.is_empty() {
+            (0..count).for_each(|_| self.text.push_str(text));
+        }
+        Ok(())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    pub fn meter(&self) -> &Rc<Meter> {
+        self.charge.meter()
+    }
+
+    pub fn into_string(self) -> String {
+        self.text
+    }
+
+    pub fn finish(self) -> Value {
+        let Self { text, charge } = self;
+        Value::Str(Text(SharedText::Owned(Rc::new(OwnedText { text, _charge: charge }))))
+    }
+}
+
+/// A list or a tuple.
+#[derive(Clone, Debug)]
+pub(crate) struct List(Rc<ListData>);
+
+#[derive(Debug)]
+struct ListData {
+    items: Vec<Value>,
+    is_tuple: bool,
+    depth: u32,
+    _charge: Charge,
+}
+
+impl List {
+    pub fn is_tuple(&self) -> bool {
+        self.0.is_tuple
+    }
+
+    pub fn depth(&self) -> u32 {
+        self.0.depth
+    }
+}
+
+impl Deref for List {
+    type Target = [Value];
+
+    fn deref(&self) -> &[Value] {
+        &self.0.items
+    }
+}
+
+/// A list that grows within the limits.
+pub(crate) struct ListBuilder {
+    items: Vec<Value>,
+    depth: u32,
+    charge: Charge,
+}
+
+impl ListBuilder {
+    pub fn new(meter: &Rc<Meter>) -> Result<Self, Error> {
+        Ok(Self { items: Vec::new(), depth: 1, charge: meter.charge(OBJECT_BYTES)? })
+    }
+
+    pub fn push(&mut self, value: Value) -> Result<(), Error> {
+        self.charge.meter().steps(1)?;
+        self.depth = self.depth.max(value.depth_within()?);
+        if self.items.len() == self.items.capacity() {
+            let more = (self.items.len() / 2).max(4);
+            self.charge.grow(more * VALUE_BYTES)?;
+            self.items.reserve_exact(more);
+        }
+        self.items.push(value);
+        Ok(())
+    }
+
+    pub fn extend(&mut self, values: impl IntoIterator<Item = Value>) -> Result<(), Error> {
+        values.into_iter().try_for_each(|value| self.push(value))
+    }
+
+    pub fn items(&self) -> &[Value] {
+        &self.items
+    }
+
+    pub fn finish(self) -> Value {
+        self.into_value(false)
+    }
+
+    pub fn finish_tuple(self) -> Value {
+        self.into_value(true)
+    }
+
+    fn into_value(self, is_tuple: bool) -> Value {
+        let Self { items, depth, charge } = self;
+        Value::List(List(Rc::new(ListData { items, is_tuple, depth, _charge: charge })))
+    }
+}
+
+/// A dict, in the order of insertion.
+#[derive(Clone, Debug)]
+pub(crate) struct Dict(Rc<DictData>);
+
+#[derive(Debug)]
+struct DictData {
+    entries: Vec<(Value, Value)>,
+    index: HashMap<Key, usize>,
+    depth: u32,
+    _charge: Charge,
+}
+
+/// What a dict is indexed by. Numbers that are equal are one key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    None,
+    Int(i128),
+    Float(u64),
+    Str(TextKey),
+}
+
+#[derive(Clone, Debug)]
+struct TextKey(Text);
+
+impl PartialEq for TextKey {
+    fn eq(&self, other: &Self) -> bool {
+        *self.0 == *other.0
+    }
+}
+
+impl Eq for TextKey {}
+
+impl std::hash::Hash for TextKey {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Key {
+    fn new(value: &Value) -> Option<Self> {
+        Some(match value {
+            Value::None => Self::None,
+            Value::Bool(value) => Self::Int((*value).into()),
+            Value::Int(value) => Self::Int(*value),
+            Value::Float(value) if value.fract() == 0.0 && value.abs() < 1e30 => Self::Int(*value as i128),
+            Value::Float(value) => Self::Float(value.to_bits()),
+            Value::Str(text) => Self::Str(TextKey(text.clone())),
+            _ => return None,
+        })
+    }
+}
+
+impl Dict {
+    pub fn depth(&self) -> u32 {
+        self.0.depth
+    }
+
+    pub fn entries(&self) -> &[(Value, Value)] {
+        &self.0.entries
+    }
+
+    pub fn get(&self, key: &Value) -> Option<&Value> {
+        self.0.index.get(&Key::new(key)?).map(|&at| &self.0.entries[at].1)
+    }
+}
+
+/// A dict that grows within the limits.
+pub(crate) struct DictBuilder {
+    entries: Vec<(Value, Value)>,
+    index: HashMap<Key, usize>,
+    depth: u32,
+    charge: Charge,
+}
+
+impl DictBuilder {
+    pub fn new(meter: &Rc<Meter>) -> Result<Self, Error> {
+        Ok(Self { entries: Vec::new(), index: HashMap::new(), depth: 1, charge: meter.charge(OBJECT_BYTES)? })
+    }
+
+    /// The last of two values for one key counts.
+    pub fn insert(&mut self, key: Value, value: Value) -> Result<(), Error> {
+        self.charge.meter().read(key.as_str().map_or(0, str::len))?;
+        let index = Key::new(&key).ok_or_else(|| Error::failed(format!("a {} cannot be a key", key.type_name())))?;
+        self.depth = self.depth.max(value.depth_within()?);
+        if let Some(&at) = self.index.get(&index) {
+            self.entries[at].1 = value;
+            return Ok(());
+        }
+        if self.entries.len() == self.entries.capacity() {
+            let more = (self.entries.len() / 2).max(4);
+            // The hash table grows by doubling, so it may be half empty.
+            self.charge.grow(2 * more * ENTRY_BYTES)?;
+            self.entries.reserve_exact(more);
+        }
+        self.index.insert(index, self.entries.len());
+        self.entries.push((key, value));
+        Ok(())
+    }
+
+    pub fn finish(self) -> Value {
+        let Self { entries, index, depth, charge } = self;
+        Value::Dict(Dict(Rc::new(DictData { entries, index, depth, _charge: charge })))
+    }
+}

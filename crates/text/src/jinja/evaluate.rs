@@ -1,0 +1,368 @@
+//! Evaluates expressions.
+
+use super::arguments::Arguments;
+use super::ast::{Argument, Comparison, Expr, Step};
+use super::containers::{DictBuilder, ListBuilder, TextBuilder};
+use super::error::{Error, ErrorKind};
+use super::eval::Renderer;
+use super::methods::{dict_method, missing, text_method};
+use super::operators::{arithmetic, compare, equals, item, items, slice, to_text, undefined};
+use super::print::write_str;
+use super::value::{Function, LoopState, Namespace, Value};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+impl Renderer {
+    pub(super) fn evaluate(&mut self, expression: &Expr) -> Result<Value, Error> {
+        self.evaluate_with(expression, None)
+    }
+
+    /// Evaluates the call of `{% call %}`: the macro can call back.
+    pub(super) fn evaluate_with_caller(&mut self, expression: &Expr, caller: Value) -> Result<Value, Error> {
+        self.evaluate_with(expression, Some(caller))
+    }
+
+    fn evaluate_with(&mut self, expression: &Expr, caller: Option<Value>) -> Result<Value, Error> {
+        self.meter().steps(1)?;
+        match expression {
+            Expr::None => Ok(Value::None),
+            Expr::Bool(value) => Ok(Value::Bool(*value)),
+            Expr::Int(value) => Ok(Value::Int(*value)),
+            Expr::Float(value) => Ok(Value::Float(*value)),
+            Expr::Str(text) => Ok(Value::literal(text)),
+            Expr::Name(name) => Ok(self.scope.get(name).unwrap_or_else(|| Value::undefined(name))),
+            _ => self.nested(|renderer| renderer.compound(expression, caller)),
+        }
+    }
+
+    fn compound(&mut self, expression: &Expr, caller: Option<Value>) -> Result<Value, Error> {
+        match expression {
+            Expr::List(parts) => Ok(self.list(parts)?.finish()),
+            Expr::Tuple(parts) => Ok(self.list(parts)?.finish_tuple()),
+            Expr::Dict(entries) => self.dict(entries),
+            Expr::Not(value) => Ok(Value::Bool(!self.evaluate(value)?.is_true())),
+            Expr::Negative(value) => self.negative(value),
+            Expr::Positive(value) => self.evaluate(value),
+            Expr::And(parts) => self.first(parts, false),
+            Expr::Or(parts) => self.first(parts, true),
+            Expr::Concat(parts) => self.concat(parts),
+            Expr::Compare { first, rest } => self.compare(first, rest),
+            Expr::Arithmetic { first, rest } => {
+                let mut value = self.evaluate(first)?;
+                for (operator, operand) in rest {
+                    let operand = self.evaluate(operand)?;
+                    value = arithmetic(self.meter(), &value, *operator, &operand)?;
+                }
+                Ok(value)
+            }
+            Expr::If { condition, then, otherwise } => match (self.evaluate(condition)?.is_true(), otherwise) {
+                (true, _) => self.evaluate(then),
+                (false, Some(otherwise)) => self.evaluate(otherwise),
+                (false, None) => Ok(Value::Undefined(None)),
+            },
+            Expr::Postfix { base, steps } => self.postfix(base, steps, caller),
+            _ => self.evaluate(expression),
+        }
+    }
+
+    fn list(&mut self, parts: &[Expr]) -> Result<ListBuilder, Error> {
+        let mut list = ListBuilder::new(self.meter())?;
+        for part in parts {
+            list.push(self.evaluate(part)?)?;
+        }
+        Ok(list)
+    }
+
+    fn dict(&mut self, entries: &[(Expr, Expr)]) -> Result<Value, Error> {
+        let mut dict = DictBuilder::new(self.meter())?;
+        for (key, value) in entries {
+            let key = self.evaluate(key)?;
+            dict.insert(key, self.evaluate(value)?)?;
+        }
+        Ok(dict.finish())
+    }
+
+    fn negative(&mut self, value: &Expr) -> Result<Value, Error> {
+        match self.evaluate(value)? {
+            Value::Float(value) => Ok(Value::Float(-value)),
+            value => {
+                let negative = value.as_int().and_then(i128::checked_neg).map(Value::Int);
+                negative.ok_or_else(|| Error::failed(format!("a {} has no negative", value.type_name())))
+            }
+        }
+    }
+
+    /// The first value that is as true as `wanted`, else the last.
+    fn first(&mut self, parts: &[Expr], wanted: bool) -> Result<Value, Error> {
+        let mut value = Value::Undefined(None);
+        for part in parts {
+            value = self.evaluate(part)?;
+            if value.is_true() == wanted {
+                break;
+            }
+        }
+        Ok(value)
+    }
+
+    fn concat(&mut self, parts: &[Expr]) -> Result<Value, Error> {
+        let mut text = TextBuilder::new(self.meter())?;
+        for part in parts {
+            let value = self.evaluate(part)?;
+            write_str(&mut text, &value)?;
+        }
+        Ok(text.finish())
+    }
+
+    /// `a < b < c` compares neighbours.
+    fn compare(&mut self, first: &Expr, rest: &[(Comparison, Expr)]) -> Result<Value, Error> {
+        let mut left = self.evaluate(first)?;
+        for (comparison, right) in rest {
+            let right = self.evaluate(right)?;
+            if !compare(self.meter(), &left, *comparison, &right)? {
+                return Ok(Value::Bool(false));
+            }
+            left = right;
+        }
+        Ok(Value::Bool(true))
+    }
+
+    fn postfix(&mut self, base: &Expr, steps: &[Step], caller: Option<Value>) -> Result<Value, Error> {
+        let mut value = self.evaluate(base)?;
+        let mut steps = steps.iter();
+        while let Some(step) = steps.next() {
+            self.meter().steps(1)?;
+            value = match step {
+                Step::Attribute(name) => match steps.as_slice().first() {
+                    Some(Step::Call(arguments)) => {
+                        steps.next();
+                        let arguments = self.arguments(arguments)?;
+                        self.call_method(&value, name, arguments)?
+                    }
+                    _ => self.attribute(&value, name)?,
+                },
+                Step::Item(key) => {
+                    let key = self.evaluate(key)?;
+                    item(self.meter(), &value, &key)?
+                }
+                Step::Slice(bounds) => self.slice(&value, bounds)?,
+                Step::Call(arguments) => {
+                    let arguments = self.arguments(arguments)?;
+                    let caller = caller.clone().filter(|_| steps.as_slice().is_empty());
+                    self.call(&value, arguments, caller)?
+                }
+                Step::Filter(filter) => {
+                    let arguments = self.arguments(&filter.arguments)?;
+                    self.filter(&filter.name, value, arguments)?
+                }
+                Step::Test { call, negated } => {
+                    let arguments = self.arguments(&call.arguments)?;
+                    Value::Bool(self.test(&call.name, &value, &arguments)? != *negated)
+                }
+            };
+        }
+        Ok(value)
+    }
+
+    fn slice(&mut self, value: &Value, bounds: &[Option<Expr>; 3]) -> Result<Value, Error> {
+        let mut values = [None, None, None];
+        for (value, bound) in values.iter_mut().zip(bounds) {
+            *value = bound.as_ref().map(|bound| self.evaluate(bound)).transpose()?;
+        }
+        slice(self.meter(), value, &values)
+    }
+
+    pub(super) fn arguments(&mut self, arguments: &[Argument]) -> Result<Arguments, Error> {
+        let mut values = Arguments::new(self.meter())?;
+        for argument in arguments {
+            match argument {
+                Argument::Positional(value) => values.push(self.evaluate(value)?)?,
+                Argument::Keyword(name, value) => values.push_keyword(Arc::clone(name), self.evaluate(value)?)?,
+                Argument::Positionals(value) => {
+                    let list = self.evaluate(value)?;
+                    items(self.meter(), &list)?.iter().try_for_each(|value| values.push(value.clone()))?;
+                }
+                Argument::Keywords(value) => {
+                    let Value::Dict(dict) = self.evaluate(value)? else {
+                        return Err(Error::failed("named arguments come from a dict"));
+                    };
+                    for (key, value) in dict.entries() {
+                        let key = key.as_str().ok_or_else(|| Error::failed("the name of an argument is a text"))?;
+                        self.meter().read(key.len())?;
+                        values.push_keyword(Arc::from(key), value.clone())?;
+                    }
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Value, Error> {
+        match value {
+            Value::Undefined(missing) => Err(undefined(missing)),
+            Value::Namespace(namespace) => Ok(namespace.get(name).unwrap_or_else(|| Value::undefined(name))),
+            Value::Dict(dict) => {
+                let found = dict.get(&Value::literal(name)).cloned();
+                Ok(found.unwrap_or_else(|| Value::undefined(name)))
+            }
+            Value::Loop(state) => Ok(state.attribute(name).unwrap_or_else(|| Value::undefined(name))),
+            Value::Macro(called) if &**name == "name" => Ok(Value::literal(&called.definition.name)),
+            _ => Ok(Value::undefined(name)),
+        }
+    }
+
+    fn call_method(&mut self, value: &Value, name: &Arc<str>, arguments: Arguments) -> Result<Value, Error> {
+        let meter = &Rc::clone(self.meter());
+        let found = match value {
+            Value::Str(text) => text_method(meter, text, name, &arguments)?,
+            Value::Dict(dict) => dict_method(meter, dict, name, &arguments)?,
+            Value::List(list) if matches!(&**name, "count" | "index") => {
+                let [wanted] = arguments.bind(["value"])?;
+                let wanted = wanted.ok_or_else(|| missing("value"))?;
+                let (mut first, mut count) = (None, 0);
+                for (index, item) in list.iter().enumerate() {
+                    if equals(meter, item, wanted)? {
+                        first = first.or(Some(index as i128));
+                        count += 1;
+                    }
+                }
+                match (&**name, first) {
+                    ("count", _) => Some(Value::Int(count)),
+                    (_, Some(first)) => Some(Value::Int(first)),
+                    (_, None) => return Err(Error::failed("the value is not in the list")),
+                }
+            }
+            Value::Loop(state) if &**name == "cycle" => {
+                let count = arguments.positional.len().max(1);
+                arguments.positional.get(state.index.get() % count).cloned()
+            }
+            Value::Loop(state) if &**name == "changed" => Some(Value::Bool(self.changed(state, &arguments)?)),
+            _ => None,
+        };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        match self.attribute(value, name)? {
+            Value::Undefined(_) => Err(Error::failed(format!("a {} has no method {name:?}", value.type_name()))),
+            function => self.call(&function, arguments, None),
+        }
+    }
+
+    fn changed(&mut self, state: &LoopState, arguments: &Arguments) -> Result<bool, Error> {
+        let mut now = ListBuilder::new(self.meter())?;
+        now.extend(arguments.positional.iter().cloned())?;
+        let now = items(self.meter(), &now.finish())?;
+        let before = state.changed.borrow().clone();
+        let same = match before {
+            Some(before) => equals(self.meter(), &Value::List(before), &Value::List(now.clone()))?,
+            None => false,
+        };
+        state.changed.replace(Some(now));
+        Ok(!same)
+    }
+
+    fn call(&mut self, value: &Value, arguments: Arguments, caller: Option<Value>) -> Result<Value, Error> {
+        match value {
+            Value::Macro(called) => self.call_macro(called, arguments, caller),
+            Value::Loop(state) => {
+                let [value] = arguments.bind(["iterable"])?;
+                self.recurse(state, value.ok_or_else(|| missing("iterable"))?)
+            }
+            Value::Function(function) => self.call_function(*function, &arguments),
+            Value::Undefined(name) => Err(undefined(name)),
+            _ => Err(Error::failed(format!("a {} cannot be called", value.type_name()))),
+        }
+    }
+
+    fn call_function(&mut self, function: Function, arguments: &Arguments) -> Result<Value, Error> {
+        let meter = &Rc::clone(self.meter());
+        match function {
+            Function::Range => self.range(arguments),
+            Function::Dict => {
+                let mut dict = DictBuilder::new(meter)?;
+                if let Some(Value::Dict(first)) = arguments.positional.first() {
+                    first.entries().iter().try_for_each(|(key, value)| dict.insert(key.clone(), value.clone()))?;
+                }
+                for (name, value) in &arguments.keywords {
+                    dict.insert(Value::literal(name), value.clone())?;
+                }
+                Ok(dict.finish())
+            }
+            Function::Namespace => {
+                let namespace = Namespace::new(meter)?;
+                if let Some(Value::Dict(first)) = arguments.positional.first() {
+                    for (key, value) in first.entries() {
+                        let key = key.as_str().ok_or_else(|| Error::failed("the name of a variable is a text"))?;
+                        namespace.set(&Arc::from(key), value.clone())?;
+                    }
+                }
+                arguments.keywords.iter().try_for_each(|(name, value)| namespace.set(name, value.clone()))?;
+                Ok(Value::Namespace(Rc::new(namespace)))
+            }
+            Function::RaiseException => {
+                let [message] = arguments.bind(["message"])?;
+                let message = to_text(meter, message.unwrap_or(&Value::None))?;
+                Err(Error::new(ErrorKind::Raised, message.as_str().unwrap_or_default()))
+            }
+            Function::StrftimeNow => {
+                let [format] = arguments.bind(["format"])?;
+                let format = format.and_then(Value::as_str).ok_or_else(|| missing("format"))?;
+                Value::text(meter, &strftime(self.now, format)?)
+            }
+        }
+    }
+
+    fn range(&mut self, arguments: &Arguments) -> Result<Value, Error> {
+        let integer = |value: &Value| value.as_int().ok_or_else(|| Error::failed("a range is of integers"));
+        let numbers: Vec<i128> = arguments.positional.iter().take(4).map(integer).collect::<Result<_, _>>()?;
+        let (start, stop, step) = match numbers[..] {
+            [stop] => (0, stop, 1),
+            [start, stop] => (start, stop, 1),
+            [start, stop, step] if step != 0 => (start, stop, step),
+            _ => return Err(Error::failed("a range is made of one to three integers, the third not zero")),
+        };
+        let mut list = ListBuilder::new(self.meter())?;
+        let mut at = start;
+        while if step > 0 { at < stop } else { at > stop } {
+            list.push(Value::Int(at))?;
+            at = at.saturating_add(step);
+        }
+        Ok(list.finish())
+    }
+}
+
+impl LoopState {
+    /// `loop.index` and the like.
+    fn attribute(&self, name: &str) -> Option<Value> {
+        let (index, length) = (self.index.get(), self.items.len());
+        let integer = |value: usize| Some(Value::Int(value as i128));
+        match name {
+            "index" => integer(index + 1),
+            "index0" => integer(index),
+            "revindex" => integer(length - index),
+            "revindex0" => integer(length - index - 1),
+            "first" => Some(Value::Bool(index == 0)),
+            "last" => Some(Value::Bool(index + 1 == length)),
+            "length" => integer(length),
+            "depth" => integer(self.depth + 1),
+            "depth0" => integer(self.depth),
+            "previtem" => index.checked_sub(1).and_then(|before| self.items.get(before)).cloned(),
+            "nextitem" => self.items.get(index + 1).cloned(),
+            _ => None,
+        }
+    }
+}
+
+/// Longer formats are refused, and widths: their text could be of any length.
+const TIME_FORMAT_BYTES_MAX: usize = 256;
+
+fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
+    let has_width =
+        |field: &str| field.trim_start_matches(['-', '_', '^', '#']).starts_with(|c: char| c.is_ascii_digit());
+    if format.len() > TIME_FORMAT_BYTES_MAX || format.split('%').skip(1).any(has_width) {
+        return Err(Error::failed("the format of strftime_now is too long, or has a width"));
+    }
+    let broken = |error: jiff::Error| Error::failed(format!("strftime_now: {error}"));
+    let time = jiff::Timestamp::try_from(now).map_err(broken)?.to_zoned(jiff::tz::TimeZone::system());
+    jiff::fmt::strtime::format(format, &time).map_err(broken)
+}
