@@ -13,6 +13,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(crate) struct TemplateCapabilities {
     content: ContentFormat,
     supports_system: bool,
+    /// Instructions may follow other messages.
+    supports_late_system: bool,
     supports_developer: bool,
     pub shows_tools: bool,
     arguments: ArgumentsFormat,
@@ -28,6 +30,7 @@ impl Default for TemplateCapabilities {
         Self {
             content: ContentFormat::TextOrParts,
             supports_system: true,
+            supports_late_system: true,
             supports_developer: false,
             shows_tools: false,
             arguments: ArgumentsFormat::Object,
@@ -99,6 +102,7 @@ impl TemplateCapabilities {
         Self {
             content,
             supports_system,
+            supports_late_system: shows(vec![say("user", "hi"), say("system", NEEDLE)], Vec::new()),
             supports_developer: source.contains("developer") && first("developer"),
             shows_tools,
             arguments,
@@ -121,7 +125,10 @@ impl TemplateCapabilities {
         if !self.supports_parallel_calls {
             messages = Cow::Owned(one_call_each(&messages));
         }
-        let messages = self.merge_system_messages(messages.into_owned());
+        let mut messages = self.merge_system_messages(messages.into_owned());
+        if !self.supports_late_system {
+            messages = merge_late_instructions(messages);
+        }
         let messages = messages.iter().map(|message| self.adapt_calls(self.content.convert(message).to_json()));
         (messages.collect(), shown)
     }
@@ -175,6 +182,27 @@ impl TemplateCapabilities {
             *id = format!("{:09x}", hasher.finish() & 0xf_ffff_ffff);
         }
     }
+}
+
+/// Instructions that follow other messages become text of the user, in one message with what the user says next to them.
+fn merge_late_instructions(messages: Vec<Message>) -> Vec<Message> {
+    let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut was_late = false;
+    for mut message in messages {
+        let is_late = message.role == "system" && !merged.is_empty();
+        if is_late {
+            message.role = "user".to_owned();
+        }
+        match merged.last_mut() {
+            Some(last) if last.role == "user" && message.role == "user" && (is_late || was_late) => {
+                message.prepend(&last.text());
+                *last = message;
+            }
+            _ => merged.push(message),
+        }
+        was_late = is_late;
+    }
+    merged
 }
 
 /// Splits parallel tool calls into one message per call, each followed by its result.
@@ -295,6 +323,16 @@ mod tests {
         both.extra["tool_calls"].as_array_mut().unwrap().push(second);
         let messages = [say("user", "hi"), both, result("a"), result("b"), say("user", "so?")];
         assert_eq!(render(single, &messages, &[]), r#"[hi]see(a{"x": 1})[r](b{"x": 1})[r][so?]"#);
+    }
+
+    #[test]
+    fn late_instructions_are_the_user_s_where_the_template_has_them_only_at_the_start() {
+        let early = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}\
+            {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+        let messages =
+            [say("system", "a"), say("user", "hi"), say("system", "b"), say("user", "and"), say("assistant", "c")];
+        assert_eq!(render(early, &messages, &[]), "[system]a[user]hi\n\nb\n\nand[assistant]c");
+        assert_eq!(render(PLAIN, &messages, &[]), "[system]a[user]hi[system]b[user]and[assistant]c");
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod limits;
 
 pub use limits::{GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX};
 
+pub(crate) use limits::check_lark;
+
 use crate::token_trie::token_trie;
 use crate::tokenizer::Tokenizer;
 use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};

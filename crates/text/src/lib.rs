@@ -34,7 +34,9 @@ pub use grammar::{
     SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX,
 };
 pub use message::{Content, Message};
-pub use reply::{Delta, RepeatedCalls, ReplyFormat, ReplyParser, Tool, ToolChoice, ToolGrammarError};
+pub use reply::{
+    Delta, InputGrammar, RepeatedCalls, ReplyFormat, ReplyParser, TEXT_INPUT, Tool, ToolChoice, ToolGrammarError,
+};
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopError, StopMatch, StopStrings};
 pub use template::{ChatTemplate, RENDERED_BYTES_MAX, RenderOptions, TEMPLATE_BYTES_MAX, TemplateError};
 pub use tokenizer::{EncodeError, SpecialTokens, TEXT_BYTES_MAX, TextLoadError, Tokenizer};

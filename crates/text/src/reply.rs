@@ -3,8 +3,10 @@
 //! The format is detected from the chat template. If the template does not show tools to the model, Hermes' format is used,
 //! and [`ChatTemplate`](crate::ChatTemplate) explains it to the model.
 
+mod auto_grammar;
 mod function_call;
 mod json_validator;
+mod lark_input;
 mod named_call;
 mod object_call;
 mod parser;
@@ -28,7 +30,20 @@ pub struct Tool {
     pub parameters: Option<Value>,
     /// Whether unsupported keywords of the schema are an error; otherwise they are ignored.
     pub strict: bool,
+    /// The grammar of the input, for a tool whose only argument is a text: the string [`TEXT_INPUT`].
+    pub input: Option<InputGrammar>,
 }
+
+/// The grammar of a text that a tool takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InputGrammar {
+    Lark(String),
+    /// The whole text matches this expression.
+    Regex(String),
+}
+
+/// The argument of a tool that takes a text.
+pub const TEXT_INPUT: &str = "input";
 
 /// The format of a model's replies.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), GrammarError> {
 }
 
 /// All schemas in a grammar count together.
-pub(super) fn check_lark(source: &str) -> Result<(), GrammarError> {
+pub(crate) fn check_lark(source: &str) -> Result<(), GrammarError> {
     check_text(source)?;
     let mut size = SchemaSize::default();
     for rest in source.split("%json").skip(1) {

@@ -1,7 +1,8 @@
 //! Grammars that force a model to call tools, in the format of its family.
 
-use super::{ARGUMENTS, CALL, CALLS, ReplyFormat, Tool, ToolSyntax};
-use crate::grammar::{Grammar, GrammarError, lark_literal, lark_marker, prepare_schema};
+use super::lark_input::{self, InputForm};
+use super::{ARGUMENTS, CALL, CALLS, InputGrammar, ReplyFormat, TEXT_INPUT, Tool, ToolSyntax};
+use crate::grammar::{Grammar, GrammarError, check_lark, lark_literal, lark_marker, prepare_schema};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -30,8 +31,8 @@ pub enum ToolGrammarError {
 }
 
 impl ReplyFormat {
-    /// The grammar of a reply with this tool choice; `None` if the choice does not constrain the reply. Without `parallel`
-    /// at most one call is allowed. Arguments follow the tools' schemas. Use [`ReplyFormat::reasoned`] for a model that
+    /// The grammar of a reply with this tool choice; `None` if the choice does not constrain the reply. If the model decides,
+    /// only tools with a grammar of their own constrain it. Without `parallel` at most one call is allowed. Arguments follow the tools' schemas. Use [`ReplyFormat::reasoned`] for a model that
     /// reasons first.
     pub fn tool_grammar(
         &self,
@@ -41,7 +42,8 @@ impl ReplyFormat {
         parallel: bool,
     ) -> Result<Option<Grammar>, ToolGrammarError> {
         let tools: Vec<&Tool> = match choice {
-            ToolChoice::Auto | ToolChoice::None => return Ok(None),
+            ToolChoice::Auto => return self.auto_grammar(tokenizer, tools, parallel),
+            ToolChoice::None => return Ok(None),
             ToolChoice::Required => tools.iter().collect(),
             ToolChoice::Named(name) => {
                 let tool = tools.iter().find(|tool| tool.name == *name);
@@ -82,8 +84,11 @@ impl ReplyFormat {
     }
 
     /// The rule `tool_{number}` and its helper rules.
-    fn rules(&self, tokenizer: &Tokenizer, number: usize, tool: &Tool) -> Result<String, GrammarError> {
+    pub(super) fn rules(&self, tokenizer: &Tokenizer, number: usize, tool: &Tool) -> Result<String, GrammarError> {
         let name = &tool.name;
+        if let Some(grammar) = &tool.input {
+            return self.text_rules(tokenizer, number, name, grammar);
+        }
         let schema = parameters(tool)?;
         if self.tools == ToolSyntax::Functions {
             return function(number, name, &schema, !tool.strict);
@@ -100,6 +105,53 @@ impl ReplyFormat {
         };
         let schema = prepare_schema(&Value::Object(schema), !tool.strict)?;
         Ok(format!("tool_{number}: {call}\narguments_{number}: %json {schema}\n"))
+    }
+}
+
+impl ReplyFormat {
+    /// The same for a tool that takes a text, with the grammar of the text.
+    fn text_rules(
+        &self,
+        tokenizer: &Tokenizer,
+        number: usize,
+        name: &str,
+        grammar: &InputGrammar,
+    ) -> Result<String, GrammarError> {
+        let rule = format!("input_{number}");
+        let (InputGrammar::Lark(source) | InputGrammar::Regex(source)) = grammar;
+        check_lark(source)?;
+        if self.tools == ToolSyntax::Functions {
+            let open = lark_literal(&format!("<function={name}>\n<parameter={TEXT_INPUT}>\n"));
+            let close = r#""\n</parameter>\n""#;
+            return Ok(match grammar {
+                InputGrammar::Lark(source) => {
+                    let rules = lark_input::rules(source, &rule, InputForm::Raw)?;
+                    format!("tool_{number}: {open} {rule} {close} \"</function>\"\n{rules}\n")
+                }
+                InputGrammar::Regex(pattern) => {
+                    let input = format!("{rule}[suffix={close}]: /{}/", llguidance::regex_to_lark(pattern, ""));
+                    format!("tool_{number}: {open} {rule} \"</function>\"\n{input}\n")
+                }
+            });
+        }
+        let (mut head, tail) = match self.tools {
+            ToolSyntax::Named => {
+                (format!("{} {}", lark_literal(name), lark_marker(ARGUMENTS, tokenizer)), "}".to_owned())
+            }
+            syntax => {
+                let key = if syntax == ToolSyntax::Bare { "parameters" } else { "arguments" };
+                (lark_literal(&format!(r#"{{"name": {}, "{key}": "#, Value::from(name))), "}}".to_owned())
+            }
+        };
+        let (quote, rules) = match grammar {
+            InputGrammar::Lark(source) => ("\"", lark_input::rules(source, &rule, InputForm::Json)?),
+            InputGrammar::Regex(pattern) => {
+                let schema = json!({"type": "string", "pattern": format!("^(?:{pattern})$")});
+                ("", format!("{rule}: %json {}", prepare_schema(&schema, false)?))
+            }
+        };
+        head += &format!(" {}", lark_literal(&format!("{{\"{TEXT_INPUT}\": {quote}")));
+        Ok(format!("tool_{number}: {head} {rule} {}\n{rules}\n", lark_literal(&(quote.to_owned() + &tail))))
     }
 }
 

@@ -9,7 +9,7 @@ fn format(tools: ToolSyntax) -> ReplyFormat {
 }
 
 fn tools() -> Arc<[Tool]> {
-    let tool = |name: &str, parameters| Tool { name: name.to_owned(), parameters, strict: false };
+    let tool = |name: &str, parameters| Tool { name: name.to_owned(), parameters, strict: false, input: None };
     let typed = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "units": {"anyOf": [{"type": "null"}]},
     }});

@@ -22,7 +22,7 @@ fn tools() -> Vec<Tool> {
         "required": ["city"],
         "additionalProperties": false,
     });
-    let tool = |name: &str, parameters| Tool { name: name.to_owned(), parameters, strict: true };
+    let tool = |name: &str, parameters| Tool { name: name.to_owned(), parameters, strict: true, input: None };
     vec![tool("weather", Some(weather)), tool("now", None)]
 }
 
@@ -143,8 +143,113 @@ fn a_choice_that_cannot_be_made_is_an_error() {
     let grammar = |tools: &[Tool], choice| format(ToolSyntax::Tagged).tool_grammar(&tokenizer, tools, &choice, true);
     assert!(matches!(grammar(&tools(), ToolChoice::Named("x".to_owned())), Err(ToolGrammarError::Unknown(_))));
     assert!(matches!(grammar(&[], ToolChoice::Required), Err(ToolGrammarError::NoTools)));
-    let odd = Tool { name: "odd".to_owned(), parameters: Some(json!(true)), strict: true };
+    let odd = Tool { name: "odd".to_owned(), parameters: Some(json!(true)), strict: true, input: None };
     assert!(matches!(grammar(&[odd], ToolChoice::Required), Err(ToolGrammarError::Parameters { .. })));
     assert!(grammar(&tools(), ToolChoice::Auto).unwrap().is_none());
     assert!(grammar(&tools(), ToolChoice::None).unwrap().is_none());
+}
+
+/// What Codex' tool for patches accepts, in short.
+const PATCH: &str = r#"start: begin hunk+ end // a patch
+begin: "*** Begin Patch" LF
+end: "*** End Patch" LF?
+hunk: "*** Add File: " filename LF add_line+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+%import common.LF
+"#;
+
+/// A call of the tool `patch` with this input.
+fn patch_call(syntax: ToolSyntax, input: &str) -> String {
+    let json = json!(input);
+    match syntax {
+        ToolSyntax::Tagged => {
+            format!("<tool_call>\n{{\"name\": \"patch\", \"arguments\": {{\"input\": {json}}}}}\n</tool_call>")
+        }
+        ToolSyntax::Functions => format!(
+            "<tool_call>\n<function=patch>\n<parameter=input>\n{input}\n</parameter>\n</function>\n</tool_call>"
+        ),
+        ToolSyntax::Bare => format!("{{\"name\": \"patch\", \"parameters\": {{\"input\": {json}}}}}"),
+        ToolSyntax::List => {
+            format!("[TOOL_CALLS][{{\"name\": \"patch\", \"arguments\": {{\"input\": {json}}}}}]")
+        }
+        ToolSyntax::Named => format!("[TOOL_CALLS]patch[ARGS]{{\"input\": {json}}}"),
+    }
+}
+
+#[test]
+fn the_input_of_a_tool_that_takes_a_text_follows_its_grammar() {
+    let tokenizer = tokenizer();
+    let grammars = GrammarCompiler::new(&tokenizer).unwrap();
+    let check = |grammar: InputGrammar, accepted: &[&str], refused: &[&str]| {
+        for syntax in ALL {
+            let input = Some(grammar.clone());
+            let tool = Tool { name: "patch".to_owned(), parameters: None, strict: false, input };
+            let grammar = format(syntax).tool_grammar(&tokenizer, &[tool], &ToolChoice::Required, false);
+            let grammar = grammar.unwrap().unwrap();
+            for text in accepted {
+                let call = patch_call(syntax, text);
+                assert!(accepts(&tokenizer, &grammars, &grammar, &call), "{syntax:?}: {call}");
+            }
+            for text in refused {
+                let call = patch_call(syntax, text);
+                assert!(!accepts(&tokenizer, &grammars, &grammar, &call), "{syntax:?}: {call}");
+            }
+        }
+    };
+    let patch = |lines: &str| format!("*** Begin Patch\n*** Add File: a \"b\".txt\n{lines}*** End Patch\n");
+    let odd = patch("+say(\"hi\\n\") é 😀\n+\ttab\n+\n");
+    let (bare, none) = (patch("no plus\n"), patch(""));
+    let lark = |source: &str| InputGrammar::Lark(source.to_owned());
+    check(lark(PATCH), &[&patch("+x\n"), &odd], &["", "hello", &bare, &none]);
+    let small = r#"start: ("a".."c" | "Z"i)+ sign? /[0-9]{2}/ "\"" W
+        ?sign: "-" | "+"
+        W: /\w+|\\/"#;
+    check(lark(small), &["abzZ-12\"word", "c07\"\\"], &["d12\"x", "a1\"x", "a123\"x", "a12\"", "a12\"\\\\"]);
+    let sum = "start: NUMBER (\"+\" NUMBER)* \";\"?\nNUMBER: DIGIT+ (\".\" DIGIT+)?\n\
+        %import common (DIGIT, WS)\n%ignore WS";
+    check(lark(sum), &["1", " 12.5 +\n3\t;", "1+2+3"], &["", "1 2", "1. 5", "1+;", "+"]);
+    let regex = InputGrammar::Regex(r#"(red|blue), "[^x]*""#.to_owned());
+    check(regex, &["red, \"\"", "blue, \"\\ \n\""], &["green, \"\"", "red, \"x\"", "red"]);
+}
+
+#[test]
+fn a_grammar_that_cannot_be_part_of_another_is_an_error() {
+    let tokenizer = tokenizer();
+    for source in ["start: \"a\"\n%declare X", "start: @other", "start: /(/", "start: \"a", "start: \"ab\"..\"c\""] {
+        let tool = Tool {
+            name: "t".to_owned(),
+            parameters: None,
+            strict: false,
+            input: Some(InputGrammar::Lark(source.to_owned())),
+        };
+        let grammar = format(ToolSyntax::Tagged).tool_grammar(&tokenizer, &[tool], &ToolChoice::Required, true);
+        assert!(matches!(grammar, Err(ToolGrammarError::Parameters { .. })), "{source}");
+    }
+}
+
+#[test]
+fn a_model_that_decides_itself_is_bound_by_the_grammars_of_its_tools() {
+    let tokenizer = tokenizer();
+    let grammars = GrammarCompiler::new(&tokenizer).unwrap();
+    let patch = Tool {
+        name: "patch".to_owned(),
+        parameters: None,
+        strict: false,
+        input: Some(InputGrammar::Lark(PATCH.to_owned())),
+    };
+    let tools: Vec<Tool> = tools().into_iter().chain([patch]).collect();
+    for syntax in [ToolSyntax::Tagged, ToolSyntax::Functions] {
+        let grammar = format(syntax).tool_grammar(&tokenizer, &tools, &ToolChoice::Auto, true).unwrap().unwrap();
+        let good = patch_call(syntax, "*** Begin Patch\n*** Add File: a\n+x\n*** End Patch");
+        let free = written(syntax)[0].replace('3', "8");
+        for text in ["Well, \"no\" {call}.", &good, &free, &format!("I look.\n{good}"), &format!("{free}\n{good}")] {
+            assert!(accepts(&tokenizer, &grammars, &grammar, text), "{syntax:?}: {text}");
+        }
+        for text in [&patch_call(syntax, "x"), &good.replace("patch", "match"), &format!("I look.\n{good}")[..40]] {
+            assert!(!accepts(&tokenizer, &grammars, &grammar, text), "{syntax:?}: {text}");
+        }
+    }
+    let bare = format(ToolSyntax::Bare).tool_grammar(&tokenizer, &tools, &ToolChoice::Auto, true);
+    assert!(bare.unwrap().is_none());
 }
