@@ -11,6 +11,7 @@ use crate::body_budget::BodyBudget;
 use crate::error::ApiError;
 use crate::load_stage::LoadStage;
 use crate::metrics::{ConnectionMetrics, Metrics};
+use crate::responses::{ResponseStore, StoreLimits};
 use crate::served_model::ServedModel;
 
 /// The default of [`Config::body_bytes_max`].
@@ -30,12 +31,14 @@ pub struct Config {
     /// The first keys; see [`App::replace_keys`].
     pub keys: ApiKeys,
     pub body_bytes_max: usize,
-    /// After this time without an event, a stream sends a comment.
+    /// After this time without an event, a stream sends one, or a comment.
     pub keep_alive: Duration,
     /// Origins that CORS allows; `*` allows any. None by default.
     pub origins: Vec<HeaderValue>,
     /// Names by which clients may call a server without keys, beside `localhost` and addresses.
     pub allowed_hosts: Vec<String>,
+    /// Whether `/v1/responses` stores what it answers, for `previous_response_id`.
+    pub stores_responses: bool,
 }
 
 impl Config {
@@ -48,6 +51,7 @@ impl Config {
             keep_alive: KEEP_ALIVE,
             origins: Vec::new(),
             allowed_hosts: Vec::new(),
+            stores_responses: true,
         }
     }
 }
@@ -59,6 +63,7 @@ pub struct App {
     stage: RwLock<LoadStage>,
     metrics: Metrics,
     bodies: Arc<BodyBudget>,
+    responses: Arc<ResponseStore>,
     started: Instant,
     created: u64,
 }
@@ -68,9 +73,10 @@ impl App {
         let metrics = Metrics::new(&config.model);
         let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty());
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
+        let responses = Arc::new(ResponseStore::new(StoreLimits::DEFAULT));
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
-        Arc::new(Self { config, keys, stage, metrics, bodies, started, created })
+        Arc::new(Self { config, keys, stage, metrics, bodies, responses, started, created })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
@@ -117,6 +123,10 @@ impl App {
 
     pub(crate) fn bodies(&self) -> &Arc<BodyBudget> {
         &self.bodies
+    }
+
+    pub(crate) fn responses(&self) -> &Arc<ResponseStore> {
+        &self.responses
     }
 
     pub(crate) fn uptime(&self) -> Duration {

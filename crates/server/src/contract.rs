@@ -6,10 +6,11 @@
 
 use std::sync::LazyLock;
 
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Number, Value, json};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::error::{ApiError, ApiErrorKind};
+use crate::excerpt::excerpt;
 use crate::openapi;
 
 /// Checks a body against the schema with this name.
@@ -53,6 +54,10 @@ impl Violation {
         Self { path: String::new(), message, code: "invalid_value" }
     }
 
+    fn missing() -> Self {
+        Self { code: "missing_required_parameter", ..Self::value("is missing".to_owned()) }
+    }
+
     /// The same, with the path extended by an outer field.
     fn within(mut self, field: &str) -> Self {
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
@@ -62,10 +67,7 @@ impl Violation {
 }
 
 fn validate(schema: &Value, value: &Value) -> Result<(), Violation> {
-    if let Some(path) = schema["$ref"].as_str() {
-        let name = path.rsplit('/').next().unwrap_or_default();
-        return validate(SCHEMAS.get(name).expect("the document has what it refers to"), value);
-    }
+    let schema = resolve(schema);
     if let Some(alternatives) = schema["oneOf"].as_array() {
         return validate_one_of(alternatives, value);
     }
@@ -88,9 +90,65 @@ fn validate(schema: &Value, value: &Value) -> Result<(), Violation> {
     }
 }
 
+/// The schema that a reference names.
+fn resolve(schema: &Value) -> &Value {
+    let Some(path) = schema["$ref"].as_str() else { return schema };
+    let name = path.rsplit('/').next().unwrap_or_default();
+    resolve(SCHEMAS.get(name).expect("the document has what it refers to"))
+}
+
+/// The type of the value, or the `type` in it, says which alternative the client means: the violation is then of that one.
+fn validate_one_of(alternatives: &[Value], value: &Value) -> Result<(), Violation> {
+    let alternatives: Vec<&Value> = alternatives.iter().map(resolve).collect();
+    let types: Vec<Vec<Value>> = alternatives.iter().map(|schema| types_of(schema)).collect();
+    // A schema without types allows all of them.
+    if !types.iter().any(Vec::is_empty) {
+        has_type(&Value::Array(types.concat()), value)?;
+    }
+    let meant = |schema: &&Value| has_type(&Value::Array(types_of(schema)), value).is_ok();
+    let meant: Vec<&Value> = alternatives.into_iter().filter(meant).collect();
+    if let Value::Object(fields) = value
+        && meant.iter().all(|schema| tags(schema).is_some())
+    {
+        return validate(tagged(&meant, fields)?, value);
+    }
+    validate_any(&meant, value)
+}
+
+/// The types that a schema allows.
+fn types_of(schema: &Value) -> Vec<Value> {
+    match (&schema["oneOf"], &schema["type"]) {
+        (Value::Array(alternatives), _) => alternatives.iter().flat_map(|schema| types_of(resolve(schema))).collect(),
+        (_, Value::Array(types)) => types.clone(),
+        (_, Value::Null) => Vec::new(),
+        (_, one) => vec![one.clone()],
+    }
+}
+
+/// The values of `type` in the objects of this schema.
+fn tags(schema: &Value) -> Option<&Vec<Value>> {
+    schema["properties"]["type"]["enum"].as_array()
+}
+
+/// The alternative for the `type` of an object.
+fn tagged<'a>(alternatives: &[&'a Value], fields: &Map<String, Value>) -> Result<&'a Value, Violation> {
+    let requires_tag =
+        |schema: &Value| schema["required"].as_array().is_some_and(|names| names.contains(&json!("type")));
+    let (found, violation) = match fields.get("type") {
+        None => (alternatives.iter().find(|schema| !requires_tag(schema)), Violation::missing()),
+        Some(Value::String(tag)) => {
+            let has = |schema: &&&Value| tags(schema).is_some_and(|tags| tags.iter().any(|known| known == tag));
+            let message = format!("is `{}`, which is not supported", excerpt(tag));
+            (alternatives.iter().find(has), Violation::value(message))
+        }
+        Some(other) => (None, has_type(&json!("string"), other).err().unwrap_or_else(Violation::missing)),
+    };
+    found.copied().ok_or_else(|| violation.within("type"))
+}
+
 /// If no alternative matches, returns the violation with the longest path, which is most likely the alternative that the
 /// client meant. A wrong value has precedence over a wrong type.
-fn validate_one_of(alternatives: &[Value], value: &Value) -> Result<(), Violation> {
+fn validate_any(alternatives: &[&Value], value: &Value) -> Result<(), Violation> {
     let violations: Vec<_> = alternatives.iter().filter_map(|schema| validate(schema, value).err()).collect();
     match alternatives.len() - violations.len() {
         1 => Ok(()),
@@ -120,10 +178,17 @@ fn has_type(types: &Value, value: &Value) -> Result<(), Violation> {
         "object" => value.is_object(),
         _ => false,
     };
-    if types.iter().any(is) {
+    if types.is_empty() || types.iter().any(is) {
         return Ok(());
     }
-    Err(Violation { code: "invalid_type", ..Violation::value(format!("must be of type {}", list(types))) })
+    let mut named: Vec<Value> = Vec::new();
+    for name in types.iter().filter(|name| *name != "null") {
+        if !named.contains(name) {
+            named.push(name.clone());
+        }
+    }
+    let message = format!("must be of type {}", list(&named).replace(", ", " or "));
+    Err(Violation { code: "invalid_type", ..Violation::value(message) })
 }
 
 fn in_bounds(schema: &Value, number: &Number) -> Result<(), Violation> {
@@ -153,10 +218,6 @@ fn has_length(schema: &Value, [min, max]: [&str; 2], length: usize, what: &str) 
 }
 
 fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Violation> {
-    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    if let Some(name) = required.into_iter().find(|name| !fields.contains_key(*name)) {
-        return Err(Violation { code: "invalid_type", ..Violation::value(format!("lacks `{name}`")) });
-    }
     for (name, value) in fields {
         let listed = schema["properties"].get(name);
         // Handlers refuse these fields themselves, with an error that gives the reason.
@@ -167,7 +228,11 @@ fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Violati
             validate(schema, value).map_err(|violation| violation.within(name))?;
         }
     }
-    Ok(())
+    let mut required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    match required.find(|name| !fields.contains_key(*name)) {
+        Some(name) => Err(Violation::missing().within(name)),
+        None => Ok(()),
+    }
 }
 
 /// Whether it is the schema of [`null`] or [`never`].
@@ -185,7 +250,6 @@ fn list(values: &[Value]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn check(name: &str, body: Value, code: &str, param: Option<&str>) {
         let error = super::check(name, &body).unwrap_err();
@@ -196,7 +260,7 @@ mod tests {
     fn what_serde_accepts_and_the_schema_does_not_is_refused() {
         let said = |message: Value| json!({"messages": [{"role": "user", "content": "x"}, message]});
         check("ChatRequest", json!([[]]), "invalid_type", None);
-        check("ChatRequest", json!({}), "invalid_type", None);
+        check("ChatRequest", json!({}), "missing_required_parameter", Some("messages"));
         check("ChatRequest", said(json!(["user", "x"])), "invalid_type", Some("messages[1]"));
         check("ChatRequest", said(json!({"role": {"user": null}})), "invalid_type", Some("messages[1].role"));
         check("ChatRequest", json!({"messages": []}), "invalid_value", Some("messages"));
@@ -205,6 +269,35 @@ mod tests {
         let part = json!({"type": 0, "text": "x"});
         let body = json!({"model": "m", "input": [{"role": "user", "content": [part]}]});
         check("ResponsesRequest", body, "invalid_type", Some("input[0].content[0].type"));
+    }
+
+    #[test]
+    fn a_violation_is_told_in_a_sentence_that_names_the_field() {
+        let told = |name: &str, body: Value| super::check(name, &body).unwrap_err().to_string();
+        let said = |message: Value| json!({"messages": [message]});
+        let chat = |message: Value| told("ChatRequest", said(message));
+        assert_eq!(told("ChatRequest", json!([])), "the body must be of type object");
+        assert_eq!(told("ChatRequest", json!({})), "`messages` is missing");
+        assert_eq!(chat(json!({"content": "x"})), "`messages[0].role` is missing");
+        let roles = "`messages[0].role` must be one of system, developer, user, assistant, tool";
+        assert_eq!(chat(json!({"role": "king"})), roles);
+        assert_eq!(
+            chat(json!({"role": "user", "content": 7})),
+            "`messages[0].content` must be of type string or array"
+        );
+        let messages = |block: Value| {
+            let body = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [block]}]});
+            told("MessagesRequest", body)
+        };
+        let at = "`messages[0].content[0]";
+        assert_eq!(messages(json!({"type": "image"})), format!("{at}.type` is `image`, which is not supported"));
+        assert_eq!(messages(json!({"text": "x"})), format!("{at}.type` is missing"));
+        assert_eq!(messages(json!({"type": "text"})), format!("{at}.text` is missing"));
+        assert_eq!(messages(json!({"type": 7})), format!("{at}.type` must be of type string"));
+        let item = |item: Value| told("ResponsesRequest", json!({"model": "m", "input": [item]}));
+        assert_eq!(item(json!({"role": "user"})), "`input[0].content` is missing");
+        let long = item(json!({"type": "x".repeat(1 << 20)}));
+        assert!(long.len() < 300 && long.ends_with("…`, which is not supported"), "{long}");
     }
 
     #[test]

@@ -63,6 +63,13 @@ impl ApiError {
         Self::new(ApiErrorKind::Invalid, message).param(param).code("invalid_value")
     }
 
+    /// A required field is absent.
+    pub fn missing(param: impl Into<String>) -> Self {
+        let param = param.into();
+        let message = format!("`{param}` is missing");
+        Self::invalid(param, message).code("missing_required_parameter")
+    }
+
     /// A known field that is not supported.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::invalid(param, message).code("unsupported_parameter")

@@ -13,7 +13,9 @@ use crate::excerpt::excerpt;
 /// Middleware that writes the body of each error in the format of the API that was called, including errors of the router
 /// itself (no such path, no such method).
 pub async fn write(request: Request, next: Next) -> Response {
-    let anthropic = request.uri().path().starts_with("/v1/messages");
+    let path = request.uri().path();
+    let anthropic = path.starts_with("/v1/messages")
+        || (path.starts_with("/v1/models") && crate::messages::is_messages_client(request.headers()));
     let (method, path) = (request.method().clone(), excerpt(request.uri().path()).into_owned());
     let mut response = next.run(request).await;
     let error = response.extensions_mut().remove::<ApiError>();

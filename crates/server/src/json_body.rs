@@ -8,6 +8,7 @@ use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::timeout;
 use utoipa::ToSchema;
 
@@ -42,10 +43,10 @@ impl<T: DeserializeOwned + ToSchema + Send + 'static> FromRequest<SharedApp> for
         let bytes = timeout(BODY_TIME_MAX, reading).await.map_err(late)??;
         permit.complete();
         blocking::run(move || {
-            // The type is parsed before the schema is checked, because its error messages are clearer.
+            // The schema is checked before the type is made, because its errors are sentences for people.
             let body = parse(&bytes)?;
-            contract::check(&T::name(), &parse(&bytes)?)?;
-            Ok(Self(body, permit))
+            contract::check(&T::name(), &body)?;
+            Ok(Self(typed(body)?, permit))
         })
         .await
     }
@@ -82,21 +83,22 @@ fn too_large(max: usize) -> ApiError {
     ApiError::new(ApiErrorKind::TooLarge, format!("the body is longer than {max} bytes"))
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
+    let invalid = |error| ApiError::new(ApiErrorKind::Invalid, format!("the body is not valid JSON: {error}"));
+    serde_json::from_slice(bytes).map_err(|error| invalid(error).code("invalid_json"))
+}
+
+/// A body that its schema accepts, as its type. Few errors are left: what a schema cannot express.
+fn typed<T: DeserializeOwned>(body: Value) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(body).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
-        let error = ApiError::new(ApiErrorKind::Invalid, format!("the body cannot be read: {inner}"));
-        match inner.classify() {
-            serde_json::error::Category::Data if path != "." => error.code("invalid_type").param(path),
-            serde_json::error::Category::Data => error.code("invalid_type"),
-            _ => error.code("invalid_json"),
+        match path.as_str() {
+            "." => ApiError::new(ApiErrorKind::Invalid, format!("the body cannot be used: {inner}")),
+            _ => ApiError::new(ApiErrorKind::Invalid, format!("`{path}` cannot be used: {inner}")).param(path),
         }
-    })?;
-    let rest = reader.end().map_err(|error| ApiError::new(ApiErrorKind::Invalid, format!("after the body: {error}")));
-    rest.map_err(|error| error.code("invalid_json"))?;
-    Ok(value)
+        .code("invalid_type")
+    })
 }
 
 #[cfg(test)]
@@ -108,8 +110,12 @@ mod tests {
         list: Vec<u32>,
     }
 
+    fn read(json: &str) -> Result<Example, ApiError> {
+        typed(parse(json.as_bytes())?)
+    }
+
     fn check(json: &str, code: &str, param: Option<&str>) {
-        let error = parse::<Example>(json.as_bytes()).unwrap_err();
+        let error = read(json).unwrap_err();
         assert_eq!((error.code, error.param.as_deref()), (Some(code), param), "{json}");
     }
 
@@ -130,6 +136,6 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_left_alone() {
-        assert_eq!(parse::<Example>(br#"{"list": [7], "other": {}}"#).unwrap().list, [7]);
+        assert_eq!(read(r#"{"list": [7], "other": {}}"#).unwrap().list, [7]);
     }
 }

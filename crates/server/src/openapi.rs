@@ -36,7 +36,7 @@ async fn document(State(app): State<SharedApp>) -> Json<utoipa::openapi::OpenApi
     let mut document = build();
     if app.keys().is_empty() {
         for item in document.paths.paths.values_mut() {
-            for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+            for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
                 operation.security = None;
             }
         }

@@ -10,6 +10,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, stream};
 use serde::Serialize;
+use tokio::time::{Instant, timeout_at};
 
 use crate::error::ApiError;
 use crate::generation::{ChoiceOutput, Generation, GenerationEvent, Usage};
@@ -20,11 +21,17 @@ pub trait StreamEncoder: Send + 'static {
     /// The response of a generation that is not streamed.
     type Body: Serialize;
 
-    /// The engine has accepted the request; nothing is computed yet.
-    fn start(&mut self, _out: &mut Vec<StreamEvent>) {}
+    /// The engine has accepted the request; nothing is computed yet. `usage` counts the tokens of the prompt.
+    fn start(&mut self, _usage: Usage, _out: &mut Vec<StreamEvent>) {}
 
     /// The next event of the generation. `usage` counts the tokens up to this event.
     fn event(&mut self, choice: usize, event: GenerationEvent, usage: Usage, out: &mut Vec<StreamEvent>);
+
+    /// Nothing was sent for a while. By default a comment is sent: it keeps proxies from closing the connection. Clients that
+    /// wait for events, and ignore comments, need an event.
+    fn idle(&mut self, out: &mut Vec<StreamEvent>) {
+        out.push(StreamEvent::comment());
+    }
 
     /// All choices have finished.
     fn end(&mut self, _usage: Usage, _out: &mut Vec<StreamEvent>) {}
@@ -41,7 +48,7 @@ pub trait StreamEncoder: Send + 'static {
 pub struct StreamEvent {
     /// `None` if the API does not name its events.
     pub name: Option<&'static str>,
-    /// JSON on one line, or a literal such as `[DONE]`.
+    /// JSON on one line, or a literal such as `[DONE]`. Empty for a comment.
     pub data: Vec<u8>,
 }
 
@@ -58,9 +65,15 @@ impl StreamEvent {
     pub fn literal(text: &str) -> Self {
         Self { name: None, data: text.into() }
     }
+
+    /// Tells that the connection is alive, and nothing else.
+    pub fn comment() -> Self {
+        Self { name: None, data: Vec::new() }
+    }
 }
 
-/// Responds with events as they arrive, or with one body at the end of the generation.
+/// Responds with events as they arrive, or with one body at the end of the generation. After each `keep_alive` without an
+/// event the encoder sends one.
 pub async fn respond(
     generation: Generation,
     encoder: impl StreamEncoder,
@@ -68,37 +81,59 @@ pub async fn respond(
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
     if streams {
-        return Ok(sse::respond(events(generation, encoder), keep_alive));
+        return Ok(sse::respond(events(generation, encoder, keep_alive)));
     }
     let (outputs, usage) = generation.collect().await?;
     Ok(Json(encoder.into_body(outputs, usage)).into_response())
 }
 
 /// The events of a generation. Dropping the stream, as happens when the client disconnects, cancels the generation.
-fn events<E: StreamEncoder>(generation: Generation, mut encoder: E) -> impl Stream<Item = StreamEvent> + Send {
+fn events<E: StreamEncoder>(
+    generation: Generation,
+    mut encoder: E,
+    keep_alive: Duration,
+) -> impl Stream<Item = StreamEvent> + Send {
     let mut first = Vec::new();
-    encoder.start(&mut first);
-    let state = (Some(generation), encoder, VecDeque::from(first));
-    stream::unfold(state, |(mut generation, mut encoder, mut ready)| async move {
+    encoder.start(generation.usage(), &mut first);
+    let (ready, idle_at) = (VecDeque::from(first), Instant::now() + keep_alive);
+    let source = EventSource { generation: Some(generation), encoder, ready, keep_alive, idle_at };
+    stream::unfold(source, |mut source| async move { source.next().await.map(|event| (event, source)) })
+}
+
+/// A generation and its encoder.
+struct EventSource<E> {
+    /// `None` after its end.
+    generation: Option<Generation>,
+    encoder: E,
+    ready: VecDeque<StreamEvent>,
+    keep_alive: Duration,
+    /// When the encoder is asked for an event. Tokens that give no event do not postpone it.
+    idle_at: Instant,
+}
+
+impl<E: StreamEncoder> EventSource<E> {
+    async fn next(&mut self) -> Option<StreamEvent> {
         loop {
-            if let Some(event) = ready.pop_front() {
-                return Some((event, (generation, encoder, ready)));
+            if let Some(event) = self.ready.pop_front() {
+                self.idle_at = Instant::now() + self.keep_alive;
+                return Some(event);
             }
-            let running = generation.as_mut()?;
+            let running = self.generation.as_mut()?;
             let mut out = Vec::new();
-            match running.next().await {
-                Some(Ok((choice, event))) => encoder.event(choice, event, running.usage(), &mut out),
-                Some(Err(error)) => {
+            match timeout_at(self.idle_at, running.next()).await {
+                Err(_) => self.encoder.idle(&mut out),
+                Ok(Some(Ok((choice, event)))) => self.encoder.event(choice, event, running.usage(), &mut out),
+                Ok(Some(Err(error))) => {
                     tracing::warn!(%error, "a generation failed in mid-stream");
-                    encoder.error(error, &mut out);
-                    generation = None;
+                    self.encoder.error(error, &mut out);
+                    self.generation = None;
                 }
-                None => {
-                    encoder.end(running.usage(), &mut out);
-                    generation = None;
+                Ok(None) => {
+                    self.encoder.end(running.usage(), &mut out);
+                    self.generation = None;
                 }
             }
-            ready.extend(out);
+            self.ready.extend(out);
         }
-    })
+    }
 }

@@ -11,6 +11,7 @@ mod output;
 mod prompt;
 mod request;
 mod sink;
+mod truncation;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -4,16 +4,22 @@ use std::sync::Arc;
 
 use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
 use serde_json::Value;
-use text::{Grammar, GrammarError, RenderOptions, ReplyParser, SpecialTokens, StopStrings, Tool, ToolChoice};
+use text::{
+    Grammar, GrammarError, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, Tool, ToolChoice,
+};
 use types::TokenId;
 
 use super::constraint::GrammarConstraint;
 use super::decoder::ChoiceDecoder;
 use super::request::{CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding};
+use super::truncation;
 use crate::blocking;
 use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
+
+/// A conversation that is truncated leaves one part in this many of the context for the output, unless less is asked for.
+const OUTPUT_SHARE: usize = 8;
 
 /// An engine request and a decoder for each choice, prompt after prompt.
 pub(super) fn prepare(
@@ -21,7 +27,7 @@ pub(super) fn prepare(
     request: GenerationRequest,
     tenant: TenantId,
 ) -> Result<Vec<(Request, ChoiceDecoder)>, ApiError> {
-    let input = EncodedInput::new(model, request.input, request.grammar)?;
+    let input = EncodedInput::new(model, request.input, request.grammar, request.tokens_max)?;
     if request.choices == 0 || input.prompts.len().saturating_mul(request.choices) > CHOICES_MAX {
         return Err(ApiError::invalid("n", format!("there must be 1 to {CHOICES_MAX} choices")));
     }
@@ -101,7 +107,12 @@ struct ReplyContext {
 }
 
 impl EncodedInput {
-    fn new(model: &ServedModel, input: GenerationInput, grammar: Option<Grammar>) -> Result<Self, ApiError> {
+    fn new(
+        model: &ServedModel,
+        input: GenerationInput,
+        grammar: Option<Grammar>,
+        tokens_max: Option<usize>,
+    ) -> Result<Self, ApiError> {
         let grammar = grammar.map(|grammar| RequestGrammar { grammar, param: "response_format" });
         let chat = match input {
             GenerationInput::Chat(chat) => chat,
@@ -111,13 +122,23 @@ impl EncodedInput {
                 return Ok(Self { prompts, grammar, reply: None });
             }
         };
-        let prompt = render_chat(model, &chat)?;
-        let tokens = encode_if_fits(model, &prompt, false, "messages")?;
-        let tools: Arc<[Tool]> = if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { tools(&chat.tools) };
+        let render = |messages: &[Message]| {
+            let prompt = render_chat(model, &chat, messages)?;
+            let tokens = encode_if_fits(model, &prompt, false, "messages")?;
+            Ok((prompt, tokens))
+        };
+        let (prompt, tokens) = if chat.truncates {
+            let output = tokens_max.unwrap_or(usize::MAX).clamp(1, (model.context / OUTPUT_SHARE).max(1));
+            truncation::fit(&chat.messages, model.context.saturating_sub(output), render)?
+        } else {
+            render(&chat.messages)?
+        };
+        let tools: Arc<[Tool]> = if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { tools(&chat) };
         let single_tool_call = chat.is_single_tool_call();
         let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !single_tool_call);
         let calls = calls.map_err(|error| ApiError::invalid("tools", error_chain(&error)))?;
-        // A forced tool call takes precedence over a response format.
+        // A forced tool call takes precedence over a response format; one that the model may make does not.
+        let calls = calls.filter(|_| grammar.is_none() || chat.tool_choice != ToolChoice::Auto);
         let grammar = calls.map(|grammar| RequestGrammar { grammar, param: "tools" }).or(grammar);
         let grammar = grammar.map(|RequestGrammar { grammar, param }| RequestGrammar {
             grammar: model.format.reasoned(grammar, &prompt),
@@ -136,16 +157,18 @@ impl EncodedInput {
     }
 }
 
-fn tools(tools: &[Value]) -> Arc<[Tool]> {
+fn tools(chat: &ChatInput) -> Arc<[Tool]> {
     let tool = |tool: &Value| {
         let function = &tool["function"];
+        let name = function["name"].as_str().unwrap_or_default();
         Tool {
-            name: function["name"].as_str().unwrap_or_default().to_owned(),
+            name: name.to_owned(),
             parameters: function.get("parameters").cloned(),
             strict: function["strict"].as_bool().unwrap_or(false),
+            input: chat.input_grammars.get(name).cloned(),
         }
     };
-    tools.iter().map(tool).collect()
+    chat.tools.iter().map(tool).collect()
 }
 
 /// An error with its causes, on one line.
@@ -167,7 +190,7 @@ pub async fn chat_tokens(
 ) -> Result<Vec<TokenId>, ApiError> {
     blocking::run(move || {
         let _permit = permit;
-        encode_text(&model, &render_chat(&model, &chat)?, false, "messages")
+        encode_text(&model, &render_chat(&model, &chat, &chat.messages)?, false, "messages")
     })
     .await
 }
@@ -186,8 +209,8 @@ pub async fn text_tokens(
     .await
 }
 
-/// A conversation's prompt as text.
-fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<String, ApiError> {
+/// The prompt of these messages as text, with the settings of a conversation.
+fn render_chat(model: &ServedModel, chat: &ChatInput, messages: &[Message]) -> Result<String, ApiError> {
     let Some(template) = &model.template else {
         let message = "this model has no chat template: it continues texts, at /v1/completions";
         return Err(ApiError::invalid("messages", message).code("no_chat_template"));
@@ -200,7 +223,7 @@ fn render_chat(model: &ServedModel, chat: &ChatInput) -> Result<String, ApiError
         extra: chat.template_args.clone(),
         now: None,
     };
-    template.render(&chat.messages, &options).map_err(|error| match error.is_refusal() {
+    template.render(messages, &options).map_err(|error| match error.is_refusal() {
         true => ApiError::invalid("messages", error.to_string()),
         false => ApiError::internal(error.to_string()).code("chat_template_failed"),
     })

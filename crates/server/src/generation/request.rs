@@ -1,8 +1,10 @@
 //! `GenerationRequest`: a request to a model, in one format for all APIs.
 
+use std::collections::HashMap;
+
 use engine::SamplingParams;
 use serde_json::{Map, Value};
-use text::{Grammar, Message, SamplingDefaults, ToolChoice};
+use text::{Grammar, InputGrammar, Message, SamplingDefaults, ToolChoice};
 use types::TokenId;
 
 /// The maximum choices of one request: prompts times choices for each.
@@ -73,6 +75,8 @@ pub struct ChatInput {
     pub messages: Vec<Message>,
     /// In OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
     pub tools: Vec<Value>,
+    /// The grammars of the tools that take a text, by the tool's name.
+    pub input_grammars: HashMap<String, InputGrammar>,
     pub tool_choice: ToolChoice,
     /// Whether the output may have several tool calls. `None`: only if no call is forced, because the grammar of a forced
     /// call would let the model call for ever.
@@ -80,6 +84,8 @@ pub struct ChatInput {
     /// Further variables of the template, such as `enable_thinking`.
     pub template_args: Map<String, Value>,
     pub ending: PromptEnding,
+    /// Leave out the oldest messages if the conversation does not fit into the context.
+    pub truncates: bool,
 }
 
 impl ChatInput {
@@ -95,10 +101,12 @@ impl Default for ChatInput {
         Self {
             messages: Vec::new(),
             tools: Vec::new(),
+            input_grammars: HashMap::new(),
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: None,
             template_args: Map::new(),
             ending: PromptEnding::GenerationPrompt,
+            truncates: false,
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Converts a request of `/v1/messages` into a [`GenerationRequest`].
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 use text::{Grammar, ToolChoice};
 
 use super::request::{
     InputBlock, InputMessage, MessagesCountRequest, MessagesEffort, MessagesOutputFormat, MessagesRequest,
-    MessagesRole, MessagesTextBlock, MessagesThinking, MessagesTool, MessagesToolChoice, MessagesToolKind,
+    MessagesResultBlock, MessagesRole, MessagesTextBlock, MessagesThinking, MessagesToolChoice,
 };
+use super::tools;
 use crate::conversation::ConversationBuilder;
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding, SamplingOverrides};
@@ -40,8 +43,9 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
     if request.messages.is_empty() {
         return Err(ApiError::invalid("messages", "there must be at least one message"));
     }
+    let tools = tools::offered(request.tools.unwrap_or_default(), &request.messages)?;
     let mut conversation = ConversationBuilder::default();
-    for text in request.system.into_iter().flat_map(texts) {
+    for text in request.system.into_iter().flat_map(system_texts) {
         conversation.system(text);
     }
     for (index, message) in request.messages.into_iter().enumerate() {
@@ -55,11 +59,13 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
     };
     Ok(ChatInput {
         messages: conversation.into_messages(),
-        tools: request.tools.into_iter().flatten().map(tool).collect(),
+        tools,
+        input_grammars: HashMap::new(),
         tool_choice,
         parallel_tool_calls,
         template_args: template_args(request.thinking, request.output_config.and_then(|config| config.effort)),
         ending,
+        truncates: false,
     })
 }
 
@@ -68,42 +74,71 @@ fn add_message(conversation: &mut ConversationBuilder, message: InputMessage, in
         TextOrParts::Text(text) => vec![InputBlock::Text { text }],
         TextOrParts::Parts(blocks) => blocks,
     };
-    for block in blocks {
-        match (message.role, block) {
-            (MessagesRole::System, InputBlock::Text { text }) => conversation.system(text),
-            (MessagesRole::User, InputBlock::Text { text }) => conversation.user(text),
-            (MessagesRole::User, InputBlock::ToolResult { tool_use_id, content }) => {
-                let content: Vec<_> = content.into_iter().flat_map(texts).collect();
-                conversation.tool_result(&tool_use_id, content.join("\n"));
+    let role = message.role;
+    for (number, block) in blocks.into_iter().enumerate() {
+        match (role, block) {
+            (_, InputBlock::Text { text } | InputBlock::Compaction { content: Some(text) }) => {
+                say(conversation, role, text);
             }
-            (MessagesRole::Assistant, InputBlock::Text { text }) => conversation.assistant(text),
+            (_, InputBlock::SearchResult { title, content }) => say(conversation, role, search_result(title, content)),
+            (MessagesRole::User, InputBlock::ToolResult { tool_use_id, content }) => {
+                conversation.tool_result(&tool_use_id, result_text(content));
+            }
             (MessagesRole::Assistant, InputBlock::Thinking { thinking }) => conversation.reasoning(&thinking),
-            (MessagesRole::Assistant, InputBlock::RedactedThinking { .. }) => {}
             (MessagesRole::Assistant, InputBlock::ToolUse { id, name, input }) => {
                 conversation.tool_call(&id, &name, Value::Object(input));
             }
-            (role, _) => {
-                let param = format!("messages[{index}].content");
-                return Err(ApiError::invalid(param, format!("a message of {role:?} may not hold this kind of block")));
+            (_, block @ (InputBlock::ToolResult { .. } | InputBlock::Thinking { .. } | InputBlock::ToolUse { .. })) => {
+                let at = format!("messages[{index}].content[{number}]");
+                let (kind, role) = (block.kind(), role.name());
+                let message = format!("`{at}` has the type `{kind}`, which a message of role `{role}` cannot contain");
+                return Err(ApiError::invalid(at, message));
             }
+            // Of no use to the model.
+            _ => {}
         }
     }
     Ok(())
 }
 
-fn texts(content: TextOrParts<MessagesTextBlock>) -> Vec<String> {
-    match content {
-        TextOrParts::Text(text) => vec![text],
-        TextOrParts::Parts(blocks) => blocks.into_iter().map(|MessagesTextBlock::Text { text }| text).collect(),
+fn say(conversation: &mut ConversationBuilder, role: MessagesRole, text: String) {
+    match role {
+        MessagesRole::System => conversation.system(text),
+        MessagesRole::User => conversation.user(text),
+        MessagesRole::Assistant => conversation.assistant(text),
     }
 }
 
-fn tool(tool: MessagesTool) -> Value {
-    let MessagesTool { kind: None | Some(MessagesToolKind::Custom), name, description, input_schema } = tool;
-    let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
-    function.extend(description.map(|description| ("description".to_owned(), json!(description))));
-    function.insert("parameters".to_owned(), Value::Object(input_schema));
-    json!({"type": "function", "function": function})
+fn system_texts(content: TextOrParts<MessagesTextBlock>) -> Vec<String> {
+    match content {
+        TextOrParts::Text(text) => vec![text],
+        TextOrParts::Parts(blocks) => texts(blocks).collect(),
+    }
+}
+
+fn texts(blocks: Vec<MessagesTextBlock>) -> impl Iterator<Item = String> {
+    blocks.into_iter().map(|MessagesTextBlock::Text { text }| text)
+}
+
+fn result_text(content: Option<TextOrParts<MessagesResultBlock>>) -> String {
+    let blocks = match content {
+        None => Vec::new(),
+        Some(TextOrParts::Text(text)) => return text,
+        Some(TextOrParts::Parts(blocks)) => blocks,
+    };
+    let text = |block| match block {
+        MessagesResultBlock::Text { text } => Some(text),
+        MessagesResultBlock::SearchResult { title, content } => Some(search_result(title, content)),
+        MessagesResultBlock::ToolReference { tool_name } => Some(format!("The tool {tool_name} can be called now.")),
+        MessagesResultBlock::Image {} => Some("(an image, which this model cannot see)".to_owned()),
+        MessagesResultBlock::Document {} => Some("(a document, which this model cannot read)".to_owned()),
+        MessagesResultBlock::BrowserState {} => None,
+    };
+    blocks.into_iter().filter_map(text).collect::<Vec<_>>().join("\n")
+}
+
+fn search_result(title: String, content: Vec<MessagesTextBlock>) -> String {
+    std::iter::once(title).chain(texts(content)).collect::<Vec<_>>().join("\n")
 }
 
 /// The tool choice, and whether several calls are allowed.
@@ -205,18 +240,39 @@ mod tests {
             json!({"role": "system", "content": [{"type": "thinking", "thinking": "a", "signature": "b"}]}),
         ] {
             let error = read(json!({"model": "m", "max_tokens": 1, "messages": [message]})).unwrap_err();
-            assert_eq!(error.param.as_deref(), Some("messages[0].content"));
+            assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
         }
         assert!(read(json!({"model": "m", "max_tokens": 1, "messages": []})).is_err());
     }
 
     #[test]
-    fn images_and_server_tools_are_refused_by_name() {
+    fn an_image_from_the_user_is_refused_and_one_from_a_tool_is_mentioned() {
         let image = json!({"role": "user", "content": [{"type": "image", "source": {}}]});
-        let error = serde_json::from_value::<InputMessage>(image).unwrap_err().to_string();
-        assert!(error.contains("`image`"), "{error}");
-        let search = json!({"type": "web_search_20250305", "name": "web_search"});
-        let error = serde_json::from_value::<MessagesTool>(search).unwrap_err().to_string();
-        assert!(error.contains("`web_search_20250305`"), "{error}");
+        assert!(serde_json::from_value::<InputMessage>(image).is_err());
+        let image = json!([{"type": "text", "text": "a.png:"}, {"type": "image", "source": {}}]);
+        check(
+            json!([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": image}]}]),
+            json!([{"role": "tool", "content": "a.png:\n(an image, which this model cannot see)", "tool_call_id": "t"}]),
+        );
+    }
+
+    #[test]
+    fn what_other_services_added_is_ignored() {
+        check(
+            json!([
+                {"role": "user", "content": "news?"},
+                {"role": "assistant", "content": [
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+                    {"type": "text", "text": "none"},
+                ]},
+                {"role": "system", "content": [{"type": "tool_removal", "tool": {}}, {"type": "text", "text": "be brief"}]},
+            ]),
+            json!([
+                {"role": "user", "content": "news?"},
+                {"role": "assistant", "content": "none"},
+                {"role": "system", "content": "be brief"},
+            ]),
+        );
     }
 }

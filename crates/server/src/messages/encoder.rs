@@ -114,13 +114,20 @@ impl MessagesEncoder {
 impl StreamEncoder for MessagesEncoder {
     type Body = MessagesReply;
 
+    /// Sent before the prompt is computed: clients give up after some minutes without an event. How many of its tokens were
+    /// cached is not known yet; the usage in `message_delta` says it.
+    fn start(&mut self, usage: Usage, out: &mut Vec<StreamEvent>) {
+        send(MessagesEvent::MessageStart { message: self.message(Vec::new(), None, usage) }, out);
+        send(MessagesEvent::Ping, out);
+    }
+
+    fn idle(&mut self, out: &mut Vec<StreamEvent>) {
+        send(MessagesEvent::Ping, out);
+    }
+
     fn event(&mut self, _choice: usize, event: GenerationEvent, usage: Usage, out: &mut Vec<StreamEvent>) {
         match event {
-            // The first event contains the usage, and the number of cached tokens is known only after prefill.
-            GenerationEvent::Prefilled { .. } => {
-                send(MessagesEvent::MessageStart { message: self.message(Vec::new(), None, usage) }, out);
-                send(MessagesEvent::Ping, out);
-            }
+            GenerationEvent::Prefilled { .. } => {}
             GenerationEvent::Delta { deltas, .. } => deltas.into_iter().for_each(|delta| self.delta(delta, out)),
             GenerationEvent::Finished(finish) => {
                 self.stop_block(out);

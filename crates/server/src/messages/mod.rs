@@ -2,8 +2,10 @@
 
 mod convert;
 mod encoder;
+mod models;
 mod request;
 mod response;
+mod tools;
 
 use axum::extract::State;
 use axum::response::Response;
@@ -19,6 +21,7 @@ use crate::json_body::JsonBody;
 use crate::sse::ServerSentEvent;
 use crate::stream;
 use encoder::MessagesEncoder;
+pub use models::{MessagesModel, MessagesModelList, is_messages_client};
 use request::{MessagesCountRequest, MessagesRequest};
 use response::{MessagesEvent, MessagesReply, MessagesTokenCount};
 

@@ -1,7 +1,8 @@
 //! The request format of `/v1/messages`.
 //!
-//! Unknown fields are ignored, because the API adds fields without notice. Types of content, tools and settings that are not
-//! supported are not declared here, so they are refused by name.
+//! Unknown fields are ignored, because the API adds fields without notice. Content that only Anthropic's services make and
+//! read is ignored too; other content that is not supported, such as an image from the user, is not declared here, so it is
+//! refused by name.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -24,7 +25,7 @@ pub struct MessagesRequest {
     pub thinking: Option<MessagesThinking>,
     pub output_config: Option<MessagesOutputConfig>,
     pub stream: Option<bool>,
-    #[schema(minimum = 0, maximum = 1000)]
+    #[schema(minimum = 0, maximum = 1)]
     pub temperature: Option<f32>,
     #[schema(exclusive_minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
@@ -104,8 +105,47 @@ pub enum InputBlock {
     },
     ToolResult {
         tool_use_id: String,
-        content: Option<TextOrParts<MessagesTextBlock>>,
+        content: Option<TextOrParts<MessagesResultBlock>>,
     },
+    SearchResult {
+        title: String,
+        content: Vec<MessagesTextBlock>,
+    },
+    /// A summary of earlier messages.
+    Compaction {
+        content: Option<String>,
+    },
+    /// From here on, a tool with `defer_loading` is offered.
+    ToolAddition {
+        tool: MessagesToolReference,
+    },
+    /// Ignored: the tool stays.
+    ToolRemoval {},
+    /// Calls and results of tools that another service ran. They are ignored, as are the next ones.
+    ServerToolUse {},
+    WebSearchToolResult {},
+    WebFetchToolResult {},
+    AdvisorToolResult {},
+    CodeExecutionToolResult {},
+    BashCodeExecutionToolResult {},
+    TextEditorCodeExecutionToolResult {},
+    ToolSearchToolResult {},
+    McpToolUse {},
+    McpToolResult {},
+    McpToolListing {},
+    Fallback {},
+}
+
+impl InputBlock {
+    /// The `type` of a block that belongs to one role.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Thinking { .. } => "thinking",
+            Self::ToolUse { .. } => "tool_use",
+            Self::ToolResult { .. } => "tool_result",
+            _ => "text",
+        }
+    }
 }
 
 /// A text block, for fields that allow nothing else.
@@ -115,21 +155,47 @@ pub enum MessagesTextBlock {
     Text { text: String },
 }
 
+/// What a tool returned.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum MessagesResultBlock {
+    Text {
+        text: String,
+    },
+    SearchResult {
+        title: String,
+        content: Vec<MessagesTextBlock>,
+    },
+    /// A tool that was found. If it has `defer_loading`, it is offered from here on.
+    ToolReference {
+        tool_name: String,
+    },
+    /// The model is told that there is one, but not what it shows.
+    Image {},
+    /// The same.
+    Document {},
+    /// Ignored.
+    BrowserState {},
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct MessagesToolReference {
+    pub name: Option<String>,
+}
+
+/// A tool that the client runs (`custom`, or without a type), or one that Anthropic's services define. The latter are left
+/// out.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct MessagesTool {
     #[serde(rename = "type")]
-    pub kind: Option<MessagesToolKind>,
-    pub name: String,
+    pub kind: Option<String>,
+    pub name: Option<String>,
     pub description: Option<String>,
-    #[schema(value_type = Object)]
-    pub input_schema: Map<String, Value>,
-}
-
-/// Tools that the client runs. Server tools of Anthropic are refused.
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum MessagesToolKind {
-    Custom,
+    /// Required for a tool that the client runs
+    #[schema(value_type = Option<Object>)]
+    pub input_schema: Option<Map<String, Value>>,
+    /// Offer the tool only after a search has found it
+    pub defer_loading: Option<bool>,
 }
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -155,12 +221,13 @@ pub enum MessagesThinking {
     Disabled {},
 }
 
-/// Whether thinking is returned. It is never summarised: "summarized" returns it in full.
+/// Whether thinking is returned. It is never summarised: all but "omitted" return it in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MessagesThinkingDisplay {
     Summarized,
     Omitted,
+    Updates,
 }
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -186,4 +253,14 @@ pub enum MessagesOutputFormat {
         #[schema(value_type = Object)]
         schema: Map<String, Value>,
     },
+}
+
+impl MessagesRole {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::System => "system",
+        }
+    }
 }

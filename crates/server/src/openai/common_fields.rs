@@ -23,7 +23,7 @@ macro_rules! generation_request {
             #[schema(minimum = 1, maximum = 128)]
             pub n: Option<usize>,
             /// Sampling temperature; 0 is greedy
-            #[schema(minimum = 0, maximum = 1000)]
+            #[schema(minimum = 0, maximum = 2)]
             pub temperature: Option<f32>,
             /// Sample from the most probable tokens that together have this probability
             #[schema(exclusive_minimum = 0, maximum = 1)]

@@ -1,7 +1,9 @@
-//! `/v1/models`: the served model and its aliases. They are also listed while the model loads.
+//! `/v1/models`: the served model, in OpenAI's format, or in Anthropic's for its clients. It is also listed while it loads.
+//! Aliases are names that requests may give; they are not listed.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::HeaderMap;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
@@ -9,6 +11,7 @@ use utoipa::ToSchema;
 
 use crate::app::{App, SharedApp};
 use crate::error::{ApiError, OpenAiErrorBody};
+use crate::messages::{MessagesModel, MessagesModelList, is_messages_client};
 
 pub fn router() -> Router<SharedApp> {
     // Model names contain slashes.
@@ -16,35 +19,65 @@ pub fn router() -> Router<SharedApp> {
 }
 
 /// List the models
+///
+/// In Anthropic's format if the request has a header `anthropic-version`.
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     responses(
-        (status = 200, description = "The models", body = ModelList),
+        (status = 200, description = "The models", body = ModelListBody),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
     )
 )]
-pub async fn list(State(app): State<SharedApp>) -> Json<ModelList> {
-    let names = std::iter::once(&app.config().model).chain(&app.config().aliases);
-    Json(ModelList { object: "list", data: names.map(|name| ModelObject::new(&app, name)).collect() })
+pub async fn list(State(app): State<SharedApp>, headers: HeaderMap) -> Json<ModelListBody> {
+    let name = &app.config().model;
+    Json(match is_messages_client(&headers) {
+        true => ModelListBody::Messages(MessagesModelList::new(vec![MessagesModel::new(&app, name)])),
+        false => ModelListBody::OpenAi(ModelList { object: "list", data: vec![ModelObject::new(&app, name)] }),
+    })
 }
 
 /// Get one model
+///
+/// In Anthropic's format if the request has a header `anthropic-version`.
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
     params(("model" = String, Path, description = "The model's name")),
     responses(
-        (status = 200, description = "The model", body = ModelObject),
+        (status = 200, description = "The model", body = ModelBody),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
         (status = 404, description = "There is no such model", body = OpenAiErrorBody),
     )
 )]
 pub async fn one(
     State(app): State<SharedApp>,
+    headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
-) -> Result<Json<ModelObject>, ApiError> {
+) -> Result<Json<ModelBody>, ApiError> {
     // No model has a name that is not UTF-8.
     let Path(name) = name.map_err(|_| ApiError::unknown_model("?"))?;
-    if app.has_model(&name) { Ok(Json(ModelObject::new(&app, &name))) } else { Err(ApiError::unknown_model(&name)) }
+    if !app.has_model(&name) {
+        return Err(ApiError::unknown_model(&name));
+    }
+    Ok(Json(match is_messages_client(&headers) {
+        true => ModelBody::Messages(MessagesModel::new(&app, &name)),
+        false => ModelBody::OpenAi(ModelObject::new(&app, &name)),
+    }))
+}
+
+/// In the format of the client's API
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum ModelListBody {
+    OpenAi(ModelList),
+    Messages(MessagesModelList),
+}
+
+/// In the format of the client's API
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum ModelBody {
+    OpenAi(ModelObject),
+    Messages(MessagesModel),
 }
 
 #[derive(Serialize, ToSchema)]

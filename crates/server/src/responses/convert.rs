@@ -4,10 +4,11 @@ use serde_json::{Map, Value, json};
 use text::{Grammar, ToolChoice};
 
 use super::request::{
-    InputItem, ResponsesAllowedTool, ResponsesEffort, ResponsesInputItem, ResponsesInputPart, ResponsesNamedChoice,
-    ResponsesReasoningPart, ResponsesRequest, ResponsesRole, ResponsesTextFormat, ResponsesTool, ResponsesToolChoice,
-    ResponsesToolMode,
+    InputItem, ResponsesEffort, ResponsesInputItem, ResponsesInputPart, ResponsesOutputPart, ResponsesReasoningPart,
+    ResponsesRequest, ResponsesRole, ResponsesTextFormat, ResponsesTruncation,
 };
+use super::tool_types::{ResponsesAllowedTool, ResponsesNamedChoice, ResponsesToolChoice, ResponsesToolMode};
+use super::tools::{OfferedTools, SHELL, custom_arguments, shell_arguments, visible_name};
 use crate::conversation::ConversationBuilder;
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding, SamplingOverrides};
@@ -16,7 +17,12 @@ use crate::text_or_parts::TextOrParts;
 /// The value in `include` that requests log probabilities.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
-pub fn generation_request(request: &ResponsesRequest) -> Result<GenerationRequest, ApiError> {
+/// `history` is the conversation before the request's own input.
+pub fn generation_request(
+    request: &ResponsesRequest,
+    history: &[ResponsesInputItem],
+    tools: &OfferedTools,
+) -> Result<GenerationRequest, ApiError> {
     refuse_stored_state(request)?;
     let sampling =
         SamplingOverrides { temperature: request.temperature, top_p: request.top_p, ..SamplingOverrides::default() };
@@ -35,19 +41,15 @@ pub fn generation_request(request: &ResponsesRequest) -> Result<GenerationReques
         grammar,
         tokens_max: request.max_output_tokens.map(|tokens| tokens as usize),
         logprobs: if includes { Some(top.unwrap_or(0)) } else { top.filter(|top| *top > 0) },
-        ..GenerationRequest::new(GenerationInput::Chat(chat_input(request)?))
+        ..GenerationRequest::new(GenerationInput::Chat(chat_input(request, history, tools)?))
     })
 }
 
 fn refuse_stored_state(request: &ResponsesRequest) -> Result<(), ApiError> {
-    let given = [
-        ("previous_response_id", &request.previous_response_id),
-        ("conversation", &request.conversation),
-        ("prompt", &request.prompt),
-    ];
+    let given = [("conversation", &request.conversation), ("prompt", &request.prompt)];
     for (name, value) in given {
         if value.is_some() {
-            let message = format!("nothing is stored here, so `{name}` means nothing: send the whole conversation");
+            let message = format!("`{name}` is not supported: send the conversation, or `previous_response_id`");
             return Err(ApiError::unsupported(name, message));
         }
     }
@@ -57,40 +59,45 @@ fn refuse_stored_state(request: &ResponsesRequest) -> Result<(), ApiError> {
     }
 }
 
-fn chat_input(request: &ResponsesRequest) -> Result<ChatInput, ApiError> {
+fn chat_input(
+    request: &ResponsesRequest,
+    history: &[ResponsesInputItem],
+    tools: &OfferedTools,
+) -> Result<ChatInput, ApiError> {
     let mut conversation = ConversationBuilder::default();
     if let Some(instructions) = &request.instructions {
         conversation.system(instructions);
     }
+    let mut add_all = |items: &[ResponsesInputItem]| {
+        items.iter().for_each(|ResponsesInputItem(item)| add_item(&mut conversation, item));
+    };
+    add_all(history);
     match &request.input {
         TextOrParts::Text(text) => conversation.user(text),
-        TextOrParts::Parts(items) => {
-            items.iter().for_each(|ResponsesInputItem(item)| add_item(&mut conversation, item))
-        }
+        TextOrParts::Parts(items) => add_all(items),
     }
     let messages = conversation.into_messages();
     if messages.is_empty() {
         return Err(ApiError::invalid("input", "there must be at least one item"));
     }
     let (tool_choice, allowed) = tool_choice(request.tool_choice.as_ref());
-    let tools = request.tools.iter().flatten();
-    let tools = tools
-        .filter(|ResponsesTool::Function { name, .. }| allowed.as_ref().is_none_or(|names| names.contains(&&**name)));
     Ok(ChatInput {
         messages,
-        tools: tools.map(tool).collect(),
+        tools: tools.definitions(allowed.as_deref()),
+        input_grammars: tools.input_grammars(),
         tool_choice,
         parallel_tool_calls: request.parallel_tool_calls,
         template_args: template_args(request.reasoning.and_then(|reasoning| reasoning.effort)),
         // The API has no way to continue a message: after an assistant's message a new one starts.
         ending: PromptEnding::GenerationPrompt,
+        truncates: request.truncation == Some(ResponsesTruncation::Auto),
     })
 }
 
 fn add_item(conversation: &mut ConversationBuilder, item: &InputItem) {
     match item {
         InputItem::Message { role, content } => {
-            for text in texts(content) {
+            for text in texts(content, ResponsesInputPart::text) {
                 match role {
                     ResponsesRole::User => conversation.user(text),
                     ResponsesRole::Assistant => conversation.assistant(text),
@@ -98,34 +105,37 @@ fn add_item(conversation: &mut ConversationBuilder, item: &InputItem) {
                 }
             }
         }
-        InputItem::FunctionCall { call_id, name, arguments } => conversation.tool_call(call_id, name, json!(arguments)),
-        InputItem::FunctionCallOutput { call_id, output } => {
-            conversation.tool_result(call_id, texts(output).collect::<Vec<_>>().join("\n"));
+        InputItem::FunctionCall { call_id, name, namespace, arguments } => {
+            conversation.tool_call(call_id, &visible_name(namespace.as_deref(), name), json!(arguments));
+        }
+        InputItem::CustomToolCall { call_id, name, namespace, input } => {
+            conversation.tool_call(call_id, &visible_name(namespace.as_deref(), name), custom_arguments(input));
+        }
+        InputItem::LocalShellCall { call_id, action } => {
+            conversation.tool_call(call_id, SHELL, shell_arguments(action));
+        }
+        InputItem::FunctionCallOutput { call_id, output } | InputItem::CustomToolCallOutput { call_id, output } => {
+            conversation.tool_result(call_id, texts(output, ResponsesOutputPart::text).collect::<Vec<_>>().join("\n"));
+        }
+        InputItem::LocalShellCallOutput { id, call_id, output } => {
+            conversation.tool_result(call_id.as_ref().or(id.as_ref()).map_or("", String::as_str), output);
         }
         InputItem::Reasoning { content } => {
-            for ResponsesReasoningPart::ReasoningText { text } in content.iter().flatten() {
+            for part in content.iter().flatten() {
+                let (ResponsesReasoningPart::ReasoningText { text } | ResponsesReasoningPart::Text { text }) = part;
                 conversation.reasoning(text);
             }
         }
+        // Of no use to the model.
+        _ => {}
     }
 }
 
-fn texts(content: &TextOrParts<ResponsesInputPart>) -> Box<dyn Iterator<Item = &str> + '_> {
+fn texts<'a, P>(content: &'a TextOrParts<P>, text: fn(&'a P) -> &'a str) -> Box<dyn Iterator<Item = &'a str> + 'a> {
     match content {
         TextOrParts::Text(text) => Box::new(std::iter::once(text.as_str())),
-        TextOrParts::Parts(parts) => Box::new(parts.iter().map(ResponsesInputPart::text)),
+        TextOrParts::Parts(parts) => Box::new(parts.iter().map(text)),
     }
-}
-
-fn tool(ResponsesTool::Function { name, description, parameters, strict }: &ResponsesTool) -> Value {
-    let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
-    let optional = [
-        ("description", description.as_ref().map(|text| json!(text))),
-        ("parameters", parameters.as_ref().map(|schema| json!(schema))),
-        ("strict", strict.map(|strict| json!(strict))),
-    ];
-    function.extend(optional.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
-    json!({"type": "function", "function": function})
 }
 
 /// The tool choice, and the tools that it is restricted to.
@@ -133,12 +143,11 @@ fn tool_choice(choice: Option<&ResponsesToolChoice>) -> (ToolChoice, Option<Vec<
     match choice {
         None => (ToolChoice::Auto, None),
         Some(ResponsesToolChoice::Mode(mode)) => ((*mode).into(), None),
-        Some(ResponsesToolChoice::Named(ResponsesNamedChoice::Function { name })) => {
-            (ToolChoice::Named(name.clone()), None)
-        }
+        Some(ResponsesToolChoice::Named(
+            ResponsesNamedChoice::Function { name } | ResponsesNamedChoice::Custom { name },
+        )) => (ToolChoice::Named(name.clone()), None),
         Some(ResponsesToolChoice::Named(ResponsesNamedChoice::AllowedTools { mode, tools })) => {
-            let names = tools.iter().map(|ResponsesAllowedTool::Function { name }| name.as_str());
-            ((*mode).into(), Some(names.collect()))
+            ((*mode).into(), Some(tools.iter().map(ResponsesAllowedTool::name).collect()))
         }
     }
 }
@@ -166,7 +175,9 @@ mod tests {
 
     fn read(mut json: Value) -> Result<GenerationRequest, ApiError> {
         json["model"] = json!("m");
-        generation_request(&serde_json::from_value(json).unwrap())
+        let request: ResponsesRequest = serde_json::from_value(json).unwrap();
+        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default());
+        generation_request(&request, &[], &tools)
     }
 
     fn chat_of(request: GenerationRequest) -> ChatInput {
@@ -210,6 +221,34 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_custom_tools_of_namespaces_and_of_the_shell_are_calls_of_functions() {
+        let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let result = |id: &str, name: &str, text: &str| json!({"role": "tool", "content": text, "tool_call_id": id, "name": name});
+        check(
+            json!({"input": [
+                {"type": "function_call", "call_id": "c1", "namespace": "agents", "name": "wait", "arguments": "{}"},
+                {"type": "custom_tool_call", "id": "ctc", "status": "completed", "call_id": "c2", "name": "patch", "input": "a\nb"},
+                {"type": "local_shell_call", "call_id": "c3", "status": "completed",
+                    "action": {"type": "exec", "command": ["ls"], "env": {}}},
+                {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": "x"}]},
+                {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+                {"type": "local_shell_call_output", "id": "c3", "output": "a.txt"},
+                {"type": "web_search_call", "id": "ws", "status": "completed"},
+            ]}),
+            json!([
+                {"role": "assistant", "content": "", "tool_calls": [
+                    call("c1", "agents.wait", json!("{}")),
+                    call("c2", "patch", json!({"input": "a\nb"})),
+                    call("c3", "local_shell", json!({"command": ["ls"], "env": {}})),
+                ]},
+                result("c1", "agents.wait", "(an image, which this model cannot see)"),
+                result("c2", "patch", "done"),
+                result("c3", "local_shell", "a.txt"),
+            ]),
+        );
+    }
+
+    #[test]
     fn a_choice_may_be_confined_to_some_tools() {
         let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
         let allowed =
@@ -223,12 +262,9 @@ mod tests {
 
     #[test]
     fn fields_that_need_stored_state_are_refused_by_name() {
-        for (name, value) in [
-            ("previous_response_id", json!("resp_1")),
-            ("conversation", json!("conv_1")),
-            ("prompt", json!({"id": "p"})),
-            ("background", json!(true)),
-        ] {
+        for (name, value) in
+            [("conversation", json!("conv_1")), ("prompt", json!({"id": "p"})), ("background", json!(true))]
+        {
             let error = read(json!({"input": "hi", name: value})).unwrap_err();
             assert_eq!((error.param.as_deref(), error.code), (Some(name), Some("unsupported_parameter")));
             assert!(read(json!({"input": "hi", name: null})).is_ok());

@@ -6,19 +6,20 @@ use std::mem::take;
 
 use text::Delta;
 
-use super::request::{ResponsesRequest, ResponsesToolChoice, ResponsesToolMode, ResponsesTruncation};
+use super::open_item::OpenItem;
+use super::request::{ResponsesRequest, ResponsesTruncation};
 use super::response::{
     ResponsesEvent, ResponsesEventKind, ResponsesFailure, ResponsesIncompleteDetails, ResponsesIncompleteReason,
-    ResponsesInputDetails, ResponsesItem, ResponsesLogprob, ResponsesOutputDetails, ResponsesPart, ResponsesReply,
-    ResponsesReplyObject, ResponsesReplyRole, ResponsesStatus, ResponsesUsage,
+    ResponsesInputDetails, ResponsesLogprob, ResponsesOutputDetails, ResponsesReply, ResponsesReplyObject,
+    ResponsesStatus, ResponsesUsage,
 };
+use super::store::StoreTicket;
+use super::tool_types::{ResponsesTool, ResponsesToolChoice, ResponsesToolMode};
+use super::tools::OfferedTools;
 use crate::error::ApiError;
 use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, GenerationEvent, OutputBlock, ScoredToken, Usage};
 use crate::ids::{new_id, unix_now};
 use crate::stream::{StreamEncoder, StreamEvent};
-
-/// Each item has at most one part.
-const CONTENT_INDEX: usize = 0;
 
 /// Converts a token's log probabilities; `None` if they were not requested.
 type EncodeLogprob = Box<dyn Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send>;
@@ -27,36 +28,33 @@ pub struct ResponsesEncoder {
     /// `output` contains the closed items.
     response: ResponsesReply,
     open: Option<OpenItem>,
+    tools: OfferedTools,
     /// Log probabilities of tokens whose text is not final yet.
     pending_logprobs: Vec<ResponsesLogprob>,
     /// Number of events sent so far.
     sequence_number: u64,
     encode_logprob: EncodeLogprob,
+    /// Stores the response at its end; `None` if it is not to be stored.
+    ticket: Option<StoreTicket>,
     /// Creates an id with a prefix.
     new_id: fn(&str) -> String,
-}
-
-/// The item that is being streamed.
-struct OpenItem {
-    kind: BlockKind,
-    id: String,
-    /// Empty unless the item is a tool call.
-    call_id: String,
-    text: String,
-    logprobs: Vec<ResponsesLogprob>,
 }
 
 impl ResponsesEncoder {
     pub fn new(
         request: ResponsesRequest,
+        tools: OfferedTools,
+        ticket: Option<StoreTicket>,
         encode_logprob: impl Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send + 'static,
     ) -> Self {
         Self {
-            response: in_progress(request),
+            response: ResponsesReply { store: ticket.is_some(), ..in_progress(request) },
             open: None,
+            tools,
             pending_logprobs: Vec::new(),
             sequence_number: 0,
             encode_logprob: Box::new(encode_logprob),
+            ticket,
             new_id,
         }
     }
@@ -67,69 +65,26 @@ impl ResponsesEncoder {
         out.push(StreamEvent::named(event.kind.name(), &event));
     }
 
-    fn delta(&mut self, delta: Delta, out: &mut Vec<StreamEvent>) {
-        if self.open.as_ref().is_none_or(|open| !open.kind.accepts(&delta)) {
-            self.close_item(ResponsesStatus::Completed, out);
-            self.open_item(BlockKind::of(&delta), out);
-        }
-        let logprobs = take(&mut self.pending_logprobs);
-        let (output_index, content_index) = (self.response.output.len(), CONTENT_INDEX);
-        let Some(open) = &mut self.open else { return };
-        let item_id = open.id.clone();
-        let kind = match delta {
-            Delta::Text(delta) => {
-                open.text += &delta;
-                open.logprobs.extend_from_slice(&logprobs);
-                ResponsesEventKind::TextDelta { item_id, output_index, content_index, delta, logprobs }
-            }
-            Delta::Reasoning(delta) => {
-                open.text += &delta;
-                ResponsesEventKind::ReasoningDelta { item_id, output_index, content_index, delta }
-            }
-            Delta::Arguments { json: delta, .. } => {
-                open.text += &delta;
-                ResponsesEventKind::ArgumentsDelta { item_id, output_index, delta }
-            }
-            Delta::ToolCall { .. } => return,
-        };
-        self.send(kind, out);
+    fn send_all(&mut self, kinds: impl IntoIterator<Item = ResponsesEventKind>, out: &mut Vec<StreamEvent>) {
+        kinds.into_iter().for_each(|kind| self.send(kind, out));
     }
 
-    fn open_item(&mut self, kind: BlockKind, out: &mut Vec<StreamEvent>) {
-        let (prefix, call_id) = match kind {
-            BlockKind::Text => ("msg_", String::new()),
-            BlockKind::Reasoning => ("rs_", String::new()),
-            BlockKind::ToolCall { .. } => ("fc_", (self.new_id)("call_")),
-        };
-        let open = OpenItem { kind, id: (self.new_id)(prefix), call_id, text: String::new(), logprobs: Vec::new() };
-        let (output_index, content_index) = (self.response.output.len(), CONTENT_INDEX);
-        let item = open.item(None, ResponsesStatus::InProgress);
-        self.send(ResponsesEventKind::ItemAdded { output_index, item }, out);
-        if let Some(part) = open.part() {
-            let item_id = open.id.clone();
-            self.send(ResponsesEventKind::PartAdded { item_id, output_index, content_index, part }, out);
+    fn delta(&mut self, delta: Delta, out: &mut Vec<StreamEvent>) {
+        if self.open.as_ref().is_none_or(|open| !open.accepts(&delta)) {
+            self.close_item(ResponsesStatus::Completed, out);
+            let open = OpenItem::new(&delta, self.response.output.len(), &self.tools, self.new_id);
+            self.send_all(open.added(), out);
+            self.open = Some(open);
         }
-        self.open = Some(open);
+        let logprobs = take(&mut self.pending_logprobs);
+        let event = self.open.as_mut().and_then(|open| open.push(delta, logprobs));
+        self.send_all(event, out);
     }
 
     fn close_item(&mut self, status: ResponsesStatus, out: &mut Vec<StreamEvent>) {
         let Some(open) = self.open.take() else { return };
-        let (output_index, content_index) = (self.response.output.len(), CONTENT_INDEX);
-        let (item_id, text, logprobs) = (open.id.clone(), open.text.clone(), open.logprobs.clone());
-        let done = match &open.kind {
-            BlockKind::Text => ResponsesEventKind::TextDone { item_id, output_index, content_index, text, logprobs },
-            BlockKind::Reasoning => ResponsesEventKind::ReasoningDone { item_id, output_index, content_index, text },
-            BlockKind::ToolCall { name } => {
-                ResponsesEventKind::ArgumentsDone { item_id, output_index, name: name.clone(), arguments: text }
-            }
-        };
-        self.send(done, out);
-        if let Some(part) = open.part() {
-            let item_id = open.id.clone();
-            self.send(ResponsesEventKind::PartDone { item_id, output_index, content_index, part }, out);
-        }
-        let item = open.item(open.part(), status);
-        self.send(ResponsesEventKind::ItemDone { output_index, item: item.clone() }, out);
+        let (events, item) = open.close(status);
+        self.send_all(events, out);
         self.response.output.push(item);
     }
 
@@ -140,6 +95,9 @@ impl ResponsesEncoder {
         self.response.status = status;
         self.response.completed_at = completed.then(unix_now);
         self.response.usage = usage.map(ResponsesUsage::from);
+        if let Some(ticket) = self.ticket.take().filter(|_| status != ResponsesStatus::Failed) {
+            ticket.store(&self.response);
+        }
         let response = Box::new(self.response.clone());
         let kind = match status {
             ResponsesStatus::Completed => ResponsesEventKind::Completed { response },
@@ -153,9 +111,15 @@ impl ResponsesEncoder {
 impl StreamEncoder for ResponsesEncoder {
     type Body = ResponsesReply;
 
-    fn start(&mut self, out: &mut Vec<StreamEvent>) {
+    fn start(&mut self, _usage: Usage, out: &mut Vec<StreamEvent>) {
         let response = Box::new(self.response.clone());
-        self.send(ResponsesEventKind::Created { response: response.clone() }, out);
+        self.send(ResponsesEventKind::Created { response }, out);
+        self.idle(out);
+    }
+
+    /// The API has no ping. Codex does not count comments as activity, and clients ignore a repeated `response.in_progress`.
+    fn idle(&mut self, out: &mut Vec<StreamEvent>) {
+        let response = Box::new(self.response.clone());
         self.send(ResponsesEventKind::InProgress { response }, out);
     }
 
@@ -204,30 +168,6 @@ impl StreamEncoder for ResponsesEncoder {
     }
 }
 
-impl OpenItem {
-    /// The content of the item so far; `None` for a tool call.
-    fn part(&self) -> Option<ResponsesPart> {
-        let (text, logprobs) = (self.text.clone(), self.logprobs.clone());
-        match self.kind {
-            BlockKind::Text => Some(ResponsesPart::OutputText { text, annotations: Vec::new(), logprobs }),
-            BlockKind::Reasoning => Some(ResponsesPart::ReasoningText { text }),
-            BlockKind::ToolCall { .. } => None,
-        }
-    }
-
-    fn item(&self, part: Option<ResponsesPart>, status: ResponsesStatus) -> ResponsesItem {
-        let (id, content) = (self.id.clone(), part.into_iter().collect());
-        match &self.kind {
-            BlockKind::Text => ResponsesItem::Message { id, status, role: ResponsesReplyRole::Assistant, content },
-            BlockKind::Reasoning => ResponsesItem::Reasoning { id, summary: Vec::new(), content, status },
-            BlockKind::ToolCall { name } => {
-                let (call_id, name, arguments) = (self.call_id.clone(), name.clone(), self.text.clone());
-                ResponsesItem::FunctionCall { id, call_id, name, arguments, status }
-            }
-        }
-    }
-}
-
 /// The response before generation starts, with the settings of its request.
 fn in_progress(request: ResponsesRequest) -> ResponsesReply {
     ResponsesReply {
@@ -245,14 +185,14 @@ fn in_progress(request: ResponsesRequest) -> ResponsesReply {
         max_output_tokens: request.max_output_tokens,
         metadata: request.metadata.unwrap_or_default(),
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
-        previous_response_id: None,
+        previous_response_id: request.previous_response_id,
         reasoning: request.reasoning.unwrap_or_default(),
         background: false,
         store: false,
         temperature: request.temperature,
         text: request.text.unwrap_or_default(),
         tool_choice: request.tool_choice.unwrap_or(ResponsesToolChoice::Mode(ResponsesToolMode::Auto)),
-        tools: request.tools.unwrap_or_default(),
+        tools: request.tools.into_iter().flatten().filter(ResponsesTool::is_offered).collect(),
         top_logprobs: request.top_logprobs.unwrap_or(0),
         top_p: request.top_p,
         truncation: request.truncation.unwrap_or(ResponsesTruncation::Disabled),
@@ -274,213 +214,4 @@ impl From<Usage> for ResponsesUsage {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use engine::Logprobs;
-    use serde_json::{Value, json};
-    use types::TokenId;
-
-    const USAGE: Usage = Usage { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 3, reasoning_tokens: 1 };
-
-    /// An encoder whose ids all end in 1, and whose tokens are characters.
-    fn encoder() -> ResponsesEncoder {
-        let request = json!({"model": "m", "input": "hi", "store": true, "temperature": 0.5});
-        let encode_logprob = |token: &ScoredToken| {
-            let bytes = vec![token.id.0 as u8];
-            let token = char::from(bytes[0]).to_string();
-            Some(ResponsesLogprob { token, bytes, logprob: -0.5, top_logprobs: Vec::new() })
-        };
-        let encoder = ResponsesEncoder::new(serde_json::from_value(request).unwrap(), encode_logprob);
-        ResponsesEncoder { new_id: |prefix| format!("{prefix}1"), ..encoder }
-    }
-
-    fn delta(delta: Delta, tokens: &str) -> GenerationEvent {
-        let token =
-            |byte: u8| ScoredToken { id: TokenId(byte.into()), logprobs: Some(Logprobs { chosen: -0.5, top: vec![] }) };
-        GenerationEvent::Delta { deltas: vec![delta], tokens: tokens.bytes().map(token).collect() }
-    }
-
-    fn text(text: &str) -> GenerationEvent {
-        delta(Delta::Text(text.to_owned()), "")
-    }
-
-    fn finished(finish: ChoiceFinish) -> Result<GenerationEvent, ApiError> {
-        Ok(GenerationEvent::Finished(finish))
-    }
-
-    /// Encodes generation events and an end. The last event must contain the same response as the single body.
-    fn encode(events: Vec<GenerationEvent>, end: Result<GenerationEvent, ApiError>) -> Vec<Value> {
-        let (mut streaming, mut output, mut sent) = (encoder(), ChoiceOutput::default(), Vec::new());
-        streaming.start(&mut sent);
-        for event in events {
-            output.push(event.clone());
-            streaming.event(0, event, USAGE, &mut sent);
-        }
-        let finished = end.is_ok();
-        match end {
-            Ok(end) => {
-                output.push(end.clone());
-                streaming.event(0, end, USAGE, &mut sent);
-            }
-            Err(error) => streaming.error(error, &mut sent),
-        }
-        let json = |(number, StreamEvent { name, data }): (usize, StreamEvent)| {
-            let mut data: Value = serde_json::from_slice(&data).unwrap();
-            assert_eq!(data["type"].as_str(), name);
-            assert_eq!(data.as_object_mut().unwrap().remove("sequence_number"), Some(json!(number)));
-            data
-        };
-        let sent: Vec<_> = sent.into_iter().enumerate().map(json).collect();
-        if finished {
-            let mut whole = serde_json::to_value(encoder().into_body(vec![output], USAGE)).unwrap();
-            let last = &sent.last().unwrap()["response"];
-            for varies in ["id", "created_at", "completed_at"] {
-                whole[varies] = last[varies].clone();
-            }
-            assert_eq!(whole, *last);
-        }
-        sent
-    }
-
-    /// The events between the first two and the last, and the output of the last.
-    fn items(events: Vec<GenerationEvent>, finish: ChoiceFinish) -> (Vec<Value>, Value) {
-        let mut sent = encode(events, finished(finish));
-        let mut last = sent.pop().unwrap();
-        (sent.split_off(2), last["response"]["output"].take())
-    }
-
-    fn names(events: &[Value]) -> Vec<&str> {
-        events.iter().map(|event| event["type"].as_str().unwrap().trim_start_matches("response.")).collect()
-    }
-
-    #[test]
-    fn an_empty_answer_has_no_item_and_no_event() {
-        assert_eq!(items(vec![], ChoiceFinish::Stop), (vec![], json!([])));
-    }
-
-    #[test]
-    fn a_text_is_announced_grows_and_is_closed_with_its_part() {
-        let (events, items) = items(vec![text("he"), text("llo")], ChoiceFinish::Stop);
-        let part = |text: &str| json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []});
-        let item = |status: &str, content: Value| json!({"type": "message", "id": "msg_1", "status": status, "role": "assistant", "content": content});
-        let at = |more: Value| {
-            let mut event = json!({"item_id": "msg_1", "output_index": 0, "content_index": 0});
-            event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            event
-        };
-        let expected = vec![
-            json!({"type": "response.output_item.added", "output_index": 0, "item": item("in_progress", json!([]))}),
-            at(json!({"type": "response.content_part.added", "part": part("")})),
-            at(json!({"type": "response.output_text.delta", "delta": "he", "logprobs": []})),
-            at(json!({"type": "response.output_text.delta", "delta": "llo", "logprobs": []})),
-            at(json!({"type": "response.output_text.done", "text": "hello", "logprobs": []})),
-            at(json!({"type": "response.content_part.done", "part": part("hello")})),
-            json!({"type": "response.output_item.done", "output_index": 0,
-                "item": item("completed", json!([part("hello")]))}),
-        ];
-        assert_eq!(events, expected);
-        assert_eq!(items, json!([item("completed", json!([part("hello")]))]));
-    }
-
-    #[test]
-    fn reasoning_text_and_calls_are_items_one_after_the_other() {
-        let deltas = [
-            Delta::Reasoning("hm".into()),
-            Delta::Text("well".into()),
-            Delta::ToolCall { index: 0, name: "find".into() },
-            Delta::Arguments { index: 0, json: "{".into() },
-            Delta::Arguments { index: 0, json: "}".into() },
-            Delta::ToolCall { index: 1, name: "stop".into() },
-            Delta::Arguments { index: 1, json: "{\"a".into() },
-        ];
-        let (events, items) = items(deltas.map(|one| delta(one, "")).into(), ChoiceFinish::Length);
-        let reasoning = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"];
-        let text = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"];
-        let done = ["content_part.done", "output_item.done"];
-        let (delta, end) = ("function_call_arguments.delta", ["function_call_arguments.done", "output_item.done"]);
-        let first_call = ["output_item.added", delta, delta];
-        let second_call = ["output_item.added", delta];
-        let expected = [&reasoning[..], &done, &text, &done, &first_call, &end, &second_call, &end].concat();
-        assert_eq!(names(&events), expected);
-        let call = |name: &str, arguments: &str, status: &str| {
-            json!({"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": name, "arguments": arguments,
-                "status": status})
-        };
-        assert_eq!(
-            items,
-            json!([
-                {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed",
-                    "content": [{"type": "reasoning_text", "text": "hm"}]},
-                {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
-                    "content": [{"type": "output_text", "text": "well", "annotations": [], "logprobs": []}]},
-                call("find", "{}", "completed"),
-                call("stop", "{\"a", "incomplete"),
-            ])
-        );
-    }
-
-    #[test]
-    fn log_probabilities_go_with_the_text_and_never_with_reasoning() {
-        let (events, items) = items(
-            vec![
-                delta(Delta::Reasoning("x".into()), "x"),
-                delta(Delta::Text("ab".into()), "ab"),
-                delta(Delta::Text("c".into()), "c"),
-            ],
-            ChoiceFinish::Stop,
-        );
-        let tokens = |logprobs: &Value| {
-            let tokens = logprobs.as_array().unwrap().iter().map(|one| one["token"].as_str().unwrap().to_owned());
-            tokens.collect::<Vec<_>>()
-        };
-        let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
-        assert_eq!(deltas.map(|event| tokens(&event["logprobs"])).collect::<Vec<_>>(), [vec!["a", "b"], vec!["c"]]);
-        assert_eq!(tokens(&items[1]["content"][0]["logprobs"]), ["a", "b", "c"]);
-    }
-
-    #[test]
-    fn a_response_begins_at_once_and_ends_with_its_whole_output() {
-        let events =
-            encode(vec![GenerationEvent::Prefilled { prompt: vec![] }, text("hello")], finished(ChoiceFinish::Stop));
-        assert_eq!(events[0]["type"], "response.created");
-        assert_eq!(events[1]["type"], "response.in_progress");
-        assert_eq!(events[1]["response"]["status"], "in_progress");
-        let last = &events.last().unwrap();
-        assert_eq!(last["type"], "response.completed");
-        let response = &last["response"];
-        assert_eq!(response["id"], events[0]["response"]["id"]);
-        assert_eq!(response["status"], "completed");
-        assert_eq!(response["store"], false);
-        assert_eq!(response["temperature"], 0.5);
-        assert_eq!(response["output"][0]["content"][0]["text"], "hello");
-        assert_eq!(
-            response["usage"],
-            json!({"input_tokens": 5, "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
-                "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 1}, "total_tokens": 8})
-        );
-    }
-
-    #[test]
-    fn too_few_tokens_leave_a_response_incomplete() {
-        let events = encode(vec![text("hel")], finished(ChoiceFinish::Length));
-        let last = events.last().unwrap();
-        assert_eq!(last["type"], "response.incomplete");
-        assert_eq!(last["response"]["incomplete_details"], json!({"reason": "max_output_tokens"}));
-        assert_eq!(last["response"]["output"][0]["status"], "incomplete");
-    }
-
-    #[test]
-    fn a_failure_has_its_code_and_keeps_the_output_so_far() {
-        let check = |error: ApiError, code: &str| {
-            let message = error.message.clone();
-            let events = encode(vec![text("hel")], Err(error));
-            let last = events.last().unwrap();
-            assert_eq!(last["type"], "response.failed");
-            assert_eq!(last["response"]["error"], json!({"code": code, "message": message}));
-            assert_eq!(last["response"]["output"][0]["content"][0]["text"], "hel");
-        };
-        check(ApiError::internal("the device is gone"), "server_error");
-        check(ApiError::rank_lost("rank 1 is gone"), "rank_lost");
-        check(ApiError::shutting_down(), "shutting_down");
-    }
-}
+pub mod tests;

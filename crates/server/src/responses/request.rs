@@ -1,7 +1,8 @@
 //! The request format of `/v1/responses`.
 //!
-//! Unknown fields are ignored. Items, parts and tools that are not supported are not declared here, so they are refused by
-//! name; settings that need stored state must be null.
+//! Unknown fields are ignored, and so are items and tools that only OpenAI's services can use. Other items and parts that are
+//! not supported, such as an image from the user, are not declared here, so they are refused by name; settings that need
+//! other stored state than responses must be null.
 
 use std::borrow::Cow;
 
@@ -11,6 +12,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
+use super::tool_types::{ResponsesTool, ResponsesToolChoice};
 use crate::contract;
 use crate::text_or_parts::TextOrParts;
 
@@ -27,7 +29,7 @@ pub struct ResponsesRequest {
     pub parallel_tool_calls: Option<bool>,
     pub reasoning: Option<ResponsesReasoning>,
     pub stream: Option<bool>,
-    #[schema(minimum = 0, maximum = 1000)]
+    #[schema(minimum = 0, maximum = 2)]
     pub temperature: Option<f32>,
     pub text: Option<ResponsesTextConfig>,
     pub tool_choice: Option<ResponsesToolChoice>,
@@ -43,8 +45,10 @@ pub struct ResponsesRequest {
     pub background: Option<Value>,
     #[schema(schema_with = contract::null)]
     pub conversation: Option<Value>,
-    #[schema(schema_with = contract::null)]
-    pub previous_response_id: Option<Value>,
+    /// The conversation continues after this response, which must be stored. Its instructions do not apply any more
+    pub previous_response_id: Option<String>,
+    /// Whether the response is stored, for `previous_response_id`; true by default
+    pub store: Option<bool>,
     #[schema(schema_with = contract::null)]
     pub prompt: Option<Value>,
 }
@@ -53,13 +57,83 @@ pub struct ResponsesRequest {
 #[derive(Clone, Debug)]
 pub struct ResponsesInputItem(pub InputItem);
 
-#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum InputItem {
-    Message { role: ResponsesRole, content: TextOrParts<ResponsesInputPart> },
-    FunctionCall { call_id: String, name: String, arguments: String },
-    FunctionCallOutput { call_id: String, output: TextOrParts<ResponsesInputPart> },
-    Reasoning { content: Option<Vec<ResponsesReasoningPart>> },
+    Message {
+        role: ResponsesRole,
+        content: TextOrParts<ResponsesInputPart>,
+    },
+    FunctionCall {
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        arguments: String,
+    },
+    FunctionCallOutput {
+        call_id: String,
+        output: TextOrParts<ResponsesOutputPart>,
+    },
+    CustomToolCall {
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        input: String,
+    },
+    CustomToolCallOutput {
+        call_id: String,
+        output: TextOrParts<ResponsesOutputPart>,
+    },
+    LocalShellCall {
+        call_id: String,
+        action: ResponsesShellAction,
+    },
+    /// The result of the call with this id.
+    LocalShellCallOutput {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        call_id: Option<String>,
+        output: String,
+    },
+    Reasoning {
+        content: Option<Vec<ResponsesReasoningPart>>,
+    },
+    /// Calls and results of tools that another service ran. They are ignored, as are the next ones.
+    WebSearchCall {},
+    FileSearchCall {},
+    CodeInterpreterCall {},
+    ImageGenerationCall {},
+    ComputerCall {},
+    ComputerCallOutput {},
+    McpListTools {},
+    McpCall {},
+    McpApprovalRequest {},
+    McpApprovalResponse {},
+    ToolSearchCall {},
+    ToolSearchOutput {},
+    Compaction {},
+    CompactionTrigger {},
+    ContextCompaction {},
+}
+
+/// A command for the shell of the client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ResponsesShellAction {
+    Exec {
+        command: Vec<String>,
+        #[serde(default)]
+        #[schema(value_type = Option<Object>)]
+        env: Option<Map<String, Value>>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        working_directory: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(minimum = 0)]
+        timeout_ms: Option<f64>,
+    },
 }
 
 impl<'de> Deserialize<'de> for ResponsesInputItem {
@@ -121,72 +195,31 @@ impl ResponsesInputPart {
     }
 }
 
+/// What a tool returned. The model is told that there is an image or a file, but not what it contains.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ResponsesOutputPart {
+    InputText { text: String },
+    OutputText { text: String },
+    InputImage {},
+    InputFile {},
+}
+
+impl ResponsesOutputPart {
+    pub fn text(&self) -> &str {
+        match self {
+            Self::InputText { text } | Self::OutputText { text } => text,
+            Self::InputImage {} => "(an image, which this model cannot see)",
+            Self::InputFile {} => "(a file, which this model cannot read)",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ResponsesReasoningPart {
     ReasoningText { text: String },
-}
-
-/// A function that the client runs. Tools that OpenAI runs are refused.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ResponsesTool {
-    Function {
-        name: String,
-        #[serde(default)]
-        description: Option<String>,
-        #[serde(default)]
-        #[schema(value_type = Option<Object>)]
-        parameters: Option<Map<String, Value>>,
-        #[serde(default)]
-        strict: Option<bool>,
-    },
-}
-
-#[derive(Clone, Debug, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum ResponsesToolChoice {
-    Mode(ResponsesToolMode),
-    Named(ResponsesNamedChoice),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ResponsesToolMode {
-    None,
-    Auto,
-    Required,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ResponsesNamedChoice {
-    Function {
-        name: String,
-    },
-    /// The mode applies to these tools only; all others are ignored.
-    AllowedTools {
-        mode: ResponsesToolMode,
-        tools: Vec<ResponsesAllowedTool>,
-    },
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ResponsesAllowedTool {
-    Function { name: String },
-}
-
-impl<'de> Deserialize<'de> for ResponsesToolChoice {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let choice = Value::deserialize(deserializer)?;
-        let read = if choice.is_object() {
-            ResponsesNamedChoice::deserialize(choice).map(Self::Named)
-        } else {
-            ResponsesToolMode::deserialize(choice).map(Self::Mode)
-        };
-        read.map_err(D::Error::custom)
-    }
+    Text { text: String },
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -227,11 +260,12 @@ pub enum ResponsesEffort {
     Max,
 }
 
-/// What to do with a conversation that is too long. Only `disabled` is supported: it is refused, never truncated.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+/// What to do with a conversation that is too long: refuse it, or leave out its oldest turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponsesTruncation {
     Disabled,
+    Auto,
 }
 
 #[cfg(test)]
@@ -254,17 +288,5 @@ mod tests {
             let error = serde_json::from_value::<ResponsesInputItem>(item).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
-        let error = serde_json::from_value::<ResponsesTool>(json!({"type": "web_search"})).unwrap_err().to_string();
-        assert!(error.contains("web_search"), "{error}");
-    }
-
-    #[test]
-    fn a_tool_choice_is_a_word_or_names_tools() {
-        let read = |value| serde_json::from_value::<ResponsesToolChoice>(value);
-        assert!(matches!(read(json!("required")), Ok(ResponsesToolChoice::Mode(ResponsesToolMode::Required))));
-        let named = read(json!({"type": "function", "name": "f"}));
-        assert!(matches!(named, Ok(ResponsesToolChoice::Named(ResponsesNamedChoice::Function { .. }))));
-        assert!(read(json!("sometimes")).unwrap_err().to_string().contains("sometimes"));
-        assert!(read(json!(7)).is_err());
     }
 }

@@ -5,9 +5,8 @@ use serde_json::{Map, Value};
 use text::Tokenizer;
 use utoipa::ToSchema;
 
-use super::request::{
-    ResponsesReasoning, ResponsesTextConfig, ResponsesTool, ResponsesToolChoice, ResponsesTruncation,
-};
+use super::request::{ResponsesReasoning, ResponsesShellAction, ResponsesTextConfig, ResponsesTruncation};
+use super::tool_types::{ResponsesTool, ResponsesToolChoice};
 use crate::generation::ScoredToken;
 
 /// The response, with the settings of its request.
@@ -89,9 +88,42 @@ pub enum ResponsesIncompleteReason {
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ResponsesItem {
-    Message { id: String, status: ResponsesStatus, role: ResponsesReplyRole, content: Vec<ResponsesPart> },
-    FunctionCall { id: String, call_id: String, name: String, arguments: String, status: ResponsesStatus },
-    Reasoning { id: String, summary: Vec<Value>, content: Vec<ResponsesPart>, status: ResponsesStatus },
+    Message {
+        id: String,
+        status: ResponsesStatus,
+        role: ResponsesReplyRole,
+        content: Vec<ResponsesPart>,
+    },
+    FunctionCall {
+        id: String,
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        arguments: String,
+        status: ResponsesStatus,
+    },
+    CustomToolCall {
+        id: String,
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        input: String,
+        status: ResponsesStatus,
+    },
+    LocalShellCall {
+        id: String,
+        call_id: String,
+        action: ResponsesShellAction,
+        status: ResponsesStatus,
+    },
+    Reasoning {
+        id: String,
+        summary: Vec<Value>,
+        content: Vec<ResponsesPart>,
+        status: ResponsesStatus,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -190,6 +222,10 @@ pub enum ResponsesEventKind {
     ArgumentsDelta { item_id: String, output_index: usize, delta: String },
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone { item_id: String, output_index: usize, name: String, arguments: String },
+    #[serde(rename = "response.custom_tool_call_input.delta")]
+    CustomInputDelta { item_id: String, output_index: usize, delta: String },
+    #[serde(rename = "response.custom_tool_call_input.done")]
+    CustomInputDone { item_id: String, output_index: usize, input: String },
     #[serde(rename = "response.output_item.done")]
     ItemDone { output_index: usize, item: ResponsesItem },
     #[serde(rename = "response.completed")]
@@ -215,6 +251,8 @@ impl ResponsesEventKind {
             Self::PartDone { .. } => "response.content_part.done",
             Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
             Self::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            Self::CustomInputDelta { .. } => "response.custom_tool_call_input.delta",
+            Self::CustomInputDone { .. } => "response.custom_tool_call_input.done",
             Self::ItemDone { .. } => "response.output_item.done",
             Self::Completed { .. } => "response.completed",
             Self::Incomplete { .. } => "response.incomplete",

@@ -18,3 +18,4 @@ mod responses;
 mod structured;
 mod tokens;
 mod tools;
+mod waiting;

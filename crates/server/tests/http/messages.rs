@@ -128,6 +128,7 @@ async fn errors_have_anthropics_envelope() {
         (ask(json!({"model": "nobody"})).to_string(), 404, "not_found_error"),
         (ask(json!({"messages": []})).to_string(), 400, "invalid_request_error"),
         (ask(json!({"max_tokens": "many"})).to_string(), 400, "invalid_request_error"),
+        (ask(json!({"temperature": 1.5})).to_string(), 400, "invalid_request_error"),
         (ask(json!({"tool_choice": {"type": "tool", "name": "fly"}})).to_string(), 400, "invalid_request_error"),
         ("{".to_owned(), 400, "invalid_request_error"),
     ];
@@ -142,4 +143,34 @@ async fn errors_have_anthropics_envelope() {
     }
     let answer = client.get(MESSAGES).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["type"]), (405, &json!("error")));
+}
+
+#[tokio::test]
+async fn tools_of_anthropics_services_are_left_out() {
+    let client = Client::new();
+    let count = async |tools: Value| {
+        let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "tools": tools});
+        client.post("/v1/messages/count_tokens", body).await["input_tokens"].as_u64().unwrap()
+    };
+    let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 3});
+    assert_eq!(count(json!([search])).await, count(json!([])).await);
+}
+
+#[tokio::test]
+async fn the_model_is_listed_once_in_the_form_of_the_client() {
+    let listed = Client::new().get("/v1/models").await.json();
+    assert_eq!((&listed["object"], listed["data"].as_array().unwrap().len()), (&json!("list"), 1));
+    assert_eq!(listed["data"][0]["id"], MODEL);
+    let client = Client::new().with_header("anthropic-version", "2023-06-01");
+    let listed = client.get("/v1/models").await.json();
+    assert_eq!(
+        (&listed["first_id"], &listed["last_id"], &listed["has_more"]),
+        (&json!(MODEL), &json!(MODEL), &json!(false))
+    );
+    let model = &listed["data"][0];
+    assert_eq!((&model["type"], &model["id"], &model["display_name"]), (&json!("model"), &json!(MODEL), &json!(MODEL)));
+    assert!(model["created_at"].as_str().unwrap().starts_with("20"), "{model}");
+    assert_eq!(client.get("/v1/models/tiny").await.json()["id"], "tiny");
+    let unknown = client.get("/v1/models/gpt-0").await;
+    assert_eq!((unknown.status.as_u16(), &unknown.json()["type"]), (404, &json!("error")));
 }

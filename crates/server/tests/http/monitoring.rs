@@ -64,7 +64,8 @@ async fn hanging_up_frees_the_pages() {
     let mut frames = response.into_body().into_data_stream();
     frames.next().await.unwrap().unwrap();
     let total = served.service.stats().pages_total;
-    assert!(served.service.stats().pages_free < total, "it runs");
+    // The engine publishes its numbers after the step whose tokens it has sent.
+    wait_until("it runs", async || served.service.stats().pages_free < total).await;
     drop(frames);
     let is_idle = async || {
         let stats = served.service.stats();
@@ -119,8 +120,12 @@ async fn every_response_has_an_id_and_the_document_tells_every_path() {
     for (path, item) in paths {
         for method in item.as_object().unwrap().keys() {
             let method: Method = method.to_uppercase().parse().unwrap();
-            let status = client.call(method, &path.replace("{model}", "tiny"), "{}").await.status;
-            assert!(![StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED].contains(&status), "{path}: {status}");
+            let answer = client.call(method, &path.replace("{model}", "tiny"), "{}").await;
+            assert_ne!(answer.status, StatusCode::METHOD_NOT_ALLOWED, "{path}");
+            // There is no response with the id in the path, but there is the path.
+            let is_unknown =
+                answer.status == StatusCode::NOT_FOUND && answer.json()["error"]["code"] != "response_not_found";
+            assert!(!is_unknown, "{path}: {}", answer.text());
         }
     }
 }

@@ -1,7 +1,9 @@
+use axum::http::Method;
 use serde_json::{Value, json};
+use server::{ApiKeys, Config};
 
 use crate::client::{Client, named_events};
-use crate::fixture::MODEL;
+use crate::fixture::{self, MODEL};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -48,7 +50,7 @@ async fn the_last_event_holds_the_response_that_is_given_whole() {
     for (fields, status, kind) in cases {
         let whole = client.post(RESPONSES, ask(fields.clone())).await;
         assert_eq!((&whole["status"], &whole["output"][0]["type"]), (&json!(status), &json!(kind)), "{whole}");
-        assert_eq!((&whole["store"], &whole["object"]), (&json!(false), &json!("response")));
+        assert_eq!((&whole["store"], &whole["object"]), (&json!(true), &json!("response")));
         let events = named_events(&client, RESPONSES, ask(fields)).await;
         for (number, (name, event)) in events.iter().enumerate() {
             assert_eq!((&event["type"], &event["sequence_number"]), (&json!(name), &json!(number)));
@@ -88,17 +90,141 @@ async fn log_probabilities_come_with_the_text_that_they_are_of() {
 async fn what_cannot_be_honoured_is_refused_by_name() {
     let client = Client::new();
     let cases = [
-        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!({"temperature": 2.5}), "temperature"),
         (json!({"background": true}), "background"),
         (json!({"conversation": "conv_1"}), "conversation"),
-        (json!({"truncation": "auto"}), "truncation"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0]"),
+        (json!({"truncation": "always"}), "truncation"),
+        (json!({"tools": [{"type": "teleport"}]}), "tools[0].type"),
         (json!({"input": []}), "input"),
-        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0]"),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
     ];
     for (fields, param) in cases {
         let (status, error) = client.error(RESPONSES, &ask(fields).to_string()).await;
         assert_eq!(status, 400, "{error}");
         assert!(error["param"].as_str().is_some_and(|found| found.starts_with(param)), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_tool_of_a_namespace_and_a_custom_one_are_called_in_their_own_forms() {
+    let client = Client::new();
+    let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let tools = json!([
+        {"type": "namespace", "name": "agents", "description": "d", "tools": [
+            {"type": "function", "name": "wait", "parameters": none, "strict": true},
+        ]},
+        {"type": "custom", "name": "pick", "format": {"type": "grammar", "syntax": "regex", "definition": "(red|blue) \\n\\\"[a-c]"}},
+        {"type": "web_search"},
+    ]);
+    let ask = |choice: Value| {
+        ask(json!({"tools": tools, "tool_choice": choice, "input": [
+            {"role": "user", "content": "Which one?"},
+            {"type": "custom_tool_call", "call_id": "c", "name": "pick", "input": "red"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "no"},
+        ]}))
+    };
+    let called = client.post(RESPONSES, ask(json!({"type": "function", "name": "agents.wait"}))).await;
+    let call = &called["output"][0];
+    assert_eq!(
+        (&call["type"], &call["namespace"], &call["name"]),
+        (&json!("function_call"), &json!("agents"), &json!("wait"))
+    );
+    assert_eq!(called["tools"].as_array().unwrap().len(), 2, "the search is left out");
+
+    let pick = json!({"type": "custom", "name": "pick"});
+    let called = client.post(RESPONSES, ask(pick.clone())).await;
+    let call = &called["output"][0];
+    assert_eq!((&call["type"], &call["name"]), (&json!("custom_tool_call"), &json!("pick")), "{called}");
+    let input = call["input"].as_str().unwrap();
+    let [colour, letter] = input.split(" \n\"").collect::<Vec<_>>()[..] else { panic!("{input}") };
+    assert!(["red", "blue"].contains(&colour) && ["a", "b", "c"].contains(&letter), "{input}");
+    let events = named_events(&client, RESPONSES, ask(pick)).await;
+    let deltas = events.iter().filter(|(name, _)| name == "response.custom_tool_call_input.delta");
+    let streamed: String = deltas.map(|(_, event)| event["delta"].as_str().unwrap()).collect();
+    assert_eq!(streamed, input);
+}
+
+#[tokio::test]
+async fn the_oldest_turns_are_left_out_where_the_client_allows_it() {
+    let client = Client::new();
+    let turns = (0..40).flat_map(|number| {
+        let question = format!("Question {number}: what is the weather in a town by the river today?");
+        [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": "It is sunny there."})]
+    });
+    let input: Vec<Value> = turns.chain([json!({"role": "user", "content": "And now?"})]).collect();
+    let body =
+        |truncation: &str| ask(json!({"input": input, "truncation": truncation, "max_output_tokens": 4, "tools": []}));
+    let (status, error) = client.error(RESPONSES, &body("disabled").to_string()).await;
+    assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")));
+    let response = client.post(RESPONSES, body("auto")).await;
+    let models = client.get("/v1/models").await.json();
+    let context = models["data"][0]["max_model_len"].as_u64().unwrap();
+    let used = response["usage"]["input_tokens"].as_u64().unwrap();
+    assert!(used + 4 <= context && used > context / 2, "{used} of {context}");
+}
+
+#[tokio::test]
+async fn a_stored_response_is_continued_listed_and_deleted() {
+    let client = Client::new();
+    let one = |more: Value| {
+        let mut body =
+            json!({"model": MODEL, "max_output_tokens": 3, "temperature": 0, "reasoning": {"effort": "none"}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let first = client.post(RESPONSES, one(json!({"input": "Hello", "instructions": "Be brief"}))).await;
+    let id = first["id"].as_str().unwrap();
+    let again = client.get(&format!("{RESPONSES}/{id}")).await.json();
+    assert_eq!(again, first);
+
+    let mut events =
+        named_events(&client, RESPONSES, one(json!({"input": "And you?", "previous_response_id": id}))).await;
+    let second = events.pop().unwrap().1["response"].take();
+    assert_eq!(second["previous_response_id"], *id);
+    let mut input = vec![json!({"role": "user", "content": "Hello"})];
+    input.extend(first["output"].as_array().unwrap().iter().cloned());
+    input.push(json!({"role": "user", "content": "And you?"}));
+    let whole = client.post(RESPONSES, one(json!({"input": input, "store": false}))).await;
+    assert_eq!(whole["output"][0]["content"], second["output"][0]["content"]);
+    assert_eq!(whole["usage"]["input_tokens"], second["usage"]["input_tokens"]);
+    assert_eq!(client.get(&format!("{RESPONSES}/{}", whole["id"].as_str().unwrap())).await.status.as_u16(), 404);
+
+    let second = second["id"].as_str().unwrap();
+    let items = client.get(&format!("{RESPONSES}/{second}/input_items?order=asc&limit=2")).await.json();
+    assert_eq!(
+        (&items["data"][0]["content"][0]["text"], &items["has_more"]),
+        (&json!("Hello"), &json!(true)),
+        "{items}"
+    );
+    let deleted = client.call(Method::DELETE, &format!("{RESPONSES}/{id}"), "").await;
+    assert_eq!((deleted.status.as_u16(), &deleted.json()["deleted"]), (200, &json!(true)));
+    let (status, error) =
+        client.error(RESPONSES, &one(json!({"input": "x", "previous_response_id": id})).to_string()).await;
+    assert_eq!(
+        (status, &error["code"], &error["param"]),
+        (400, &json!("previous_response_not_found"), &json!("previous_response_id"))
+    );
+    assert_eq!(error["message"], format!("Previous response with id '{id}' not found."));
+}
+
+#[tokio::test]
+async fn a_response_is_its_key_s_alone_and_nothing_is_stored_where_the_operator_wants_that() {
+    let keys = ApiKeys::new(["one", "two"]).unwrap();
+    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    let client = |key: &str| Client::of(&app).with_header("x-api-key", key);
+    let body = json!({"model": MODEL, "input": "Hello", "max_output_tokens": 1});
+    let response = client("one").post(RESPONSES, body.clone()).await;
+    let path = format!("{RESPONSES}/{}", response["id"].as_str().unwrap());
+    for (key, status) in [("two", 404), ("one", 200)] {
+        assert_eq!(client(key).get(&path).await.status.as_u16(), status);
+        let items = client(key).get(&format!("{path}/input_items")).await;
+        assert_eq!(items.status.as_u16(), status);
+        assert_eq!(client(key).call(Method::DELETE, &path, "").await.status.as_u16(), status);
+    }
+
+    let config = Config { stores_responses: false, ..fixture::config() };
+    let client = Client::of(&fixture::ready(config, fixture::shared()));
+    let response = client.post(RESPONSES, body).await;
+    assert_eq!(response["store"], false);
+    assert_eq!(client.get(&format!("{RESPONSES}/{}", response["id"].as_str().unwrap())).await.status.as_u16(), 404);
 }

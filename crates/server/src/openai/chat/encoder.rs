@@ -70,7 +70,7 @@ impl ChatEncoder {
 impl StreamEncoder for ChatEncoder {
     type Body = ChatCompletion;
 
-    fn start(&mut self, out: &mut Vec<StreamEvent>) {
+    fn start(&mut self, _usage: Usage, out: &mut Vec<StreamEvent>) {
         let first = || DeltaBody { role: Some("assistant"), content: Some(String::new()), ..DeltaBody::default() };
         out.extend((0..self.choices).map(|index| self.chunk(index, first(), &[], None)));
     }

@@ -1,5 +1,7 @@
 //! The body of `/v1/chat/completions`, and its conversion to a [`GenerationRequest`].
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -71,9 +73,11 @@ impl ChatRequest {
             messages: messages(std::mem::take(&mut self.messages))?,
             tool_choice: tool_choice(self.tool_choice.take(), &tools)?,
             tools,
+            input_grammars: HashMap::new(),
             parallel_tool_calls: self.parallel_tool_calls,
             template_args: self.template_args(),
             ending: prompt_ending(self.add_generation_prompt, self.continue_final_message)?,
+            truncates: false,
         }));
         self.apply_common_fields(&mut request)?;
         if let Some(format) = self.response_format.take() {

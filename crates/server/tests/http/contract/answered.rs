@@ -100,17 +100,43 @@ fn responses() -> Vec<Value> {
         "stream": false, "temperature": 1, "text": {"format": {"type": "text"}}, "tool_choice": "auto",
         "tools": [function()], "top_logprobs": 1, "top_p": 0.5, "truncation": "disabled", "include": ["reasoning"],
         "user": "me", "background": false, "conversation": null, "previous_response_id": null, "prompt": null,
+        "store": false,
     });
     let items = json!([
         {"role": "user", "content": "x"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}, {"type": "refusal", "refusal": "x"}]},
-        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "1", "output": "y"},
+        {"type": "reasoning", "content": [{"type": "text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "1", "name": "look", "namespace": "eyes", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [
+            {"type": "input_text", "text": "x"}, {"type": "output_text", "text": "x"}, {"type": "input_image"}, {"type": "input_file"},
+        ]},
+        {"type": "custom_tool_call", "call_id": "2", "name": "edit", "namespace": "hands", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "y"},
+        {"type": "local_shell_call", "call_id": "3", "action":
+            {"type": "exec", "command": ["ls"], "env": {}, "working_directory": "/", "timeout_ms": 1}},
+        {"type": "local_shell_call_output", "id": "3", "call_id": "3", "output": "y"},
+        {"type": "web_search_call"}, {"type": "file_search_call"}, {"type": "code_interpreter_call"},
+        {"type": "image_generation_call"}, {"type": "computer_call"}, {"type": "computer_call_output"},
+        {"type": "mcp_list_tools"}, {"type": "mcp_call"}, {"type": "mcp_approval_request"}, {"type": "mcp_approval_response"},
+        {"type": "tool_search_call"}, {"type": "tool_search_output"}, {"type": "compaction"},
+        {"type": "compaction_trigger"}, {"type": "context_compaction"},
+    ]);
+    let grammar = json!({"type": "grammar", "syntax": "regex", "definition": "x+"});
+    let tools = json!([
+        {"type": "custom", "name": "edit", "description": "d", "format": grammar},
+        {"type": "namespace", "name": "hands", "description": "d", "tools": [
+            {"type": "custom", "name": "edit", "format": {"type": "text"}},
+        ]},
+        {"type": "local_shell"}, {"type": "web_search"}, {"type": "web_search_2025_08_26"}, {"type": "web_search_preview"},
+        {"type": "web_search_preview_2025_03_11"}, {"type": "file_search"}, {"type": "code_interpreter"},
+        {"type": "image_generation"}, {"type": "computer"}, {"type": "computer_use_preview"}, {"type": "mcp"},
+        {"type": "shell"}, {"type": "apply_patch"}, {"type": "tool_search"},
     ]);
     let named = json!({"type": "function", "name": "look"});
-    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [named]});
+    let custom = json!({"type": "custom", "name": "edit"});
+    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [named, custom]});
     let schema =
         json!({"type": "json_schema", "name": "n", "schema": {"type": "object"}, "description": "d", "strict": false});
     vec![
@@ -118,6 +144,7 @@ fn responses() -> Vec<Value> {
         with(base(), json!({"input": items, "text": {"format": {"type": "json_object"}}})),
         with(base(), json!({"tools": [function()], "tool_choice": named, "text": {"format": schema}})),
         with(base(), json!({"tools": [function()], "tool_choice": allowed})),
+        with(base(), json!({"tools": tools, "tool_choice": custom})),
     ]
 }
 
@@ -133,10 +160,27 @@ fn messages() -> Vec<Value> {
             {"type": "thinking", "thinking": "hm"},
             {"type": "redacted_thinking", "data": "x"},
             {"type": "tool_use", "id": "1", "name": "look", "input": {}},
+            {"type": "compaction", "content": "x"},
+            {"type": "server_tool_use"}, {"type": "web_search_tool_result"}, {"type": "web_fetch_tool_result"},
+            {"type": "advisor_tool_result"}, {"type": "code_execution_tool_result"}, {"type": "bash_code_execution_tool_result"},
+            {"type": "text_editor_code_execution_tool_result"}, {"type": "tool_search_tool_result"},
+            {"type": "mcp_tool_use"}, {"type": "mcp_tool_result"}, {"type": "mcp_tool_listing"}, {"type": "fallback"},
         ]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "y"}]}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [
+                {"type": "text", "text": "y"},
+                {"type": "search_result", "title": "t", "content": [{"type": "text", "text": "x"}]},
+                {"type": "tool_reference", "tool_name": "look"},
+                {"type": "image"}, {"type": "document"}, {"type": "browser_state"},
+            ]},
+            {"type": "search_result", "title": "t", "content": [{"type": "text", "text": "x"}]},
+            {"type": "tool_result", "tool_use_id": "2", "content": "y"},
+            {"type": "tool_addition", "tool": {"name": "look"}}, {"type": "tool_removal"},
+        ]},
     ]);
-    let tools = json!([{"type": "custom", "name": "look", "description": "d", "input_schema": {"type": "object"}}]);
+    let tools = json!([
+        {"type": "custom", "name": "look", "description": "d", "input_schema": {"type": "object"}, "defer_loading": false},
+    ]);
     let rest = json!({
         "messages": talk, "system": "Be brief", "tools": tools, "thinking": {"type": "enabled", "display": "omitted"},
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": true},

@@ -1,0 +1,185 @@
+//! Stored responses over HTTP: to get and delete them, and their input items.
+
+use std::time::Instant;
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::{Extension, Json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use super::response::ResponsesReply;
+use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiErrorKind, OpenAiErrorBody};
+use crate::excerpt::excerpt;
+
+/// Items on one page, by default and at most.
+const PAGE_ITEMS: usize = 20;
+const PAGE_ITEMS_MAX: usize = 100;
+
+/// Get a stored response
+#[utoipa::path(
+    get, path = "/v1/responses/{id}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
+    params(("id" = String, Path, description = "The response's id")),
+    responses(
+        (status = 200, description = "The response", body = ResponsesReply),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
+        (status = 404, description = "There is no such response", body = OpenAiErrorBody),
+    )
+)]
+pub async fn get(
+    State(app): State<SharedApp>,
+    Extension(Caller(tenant)): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let id = id_of(id)?;
+    let stored = app.responses().get(tenant, &id, Instant::now()).ok_or_else(|| not_found(&id))?;
+    Ok(Json(stored.response()))
+}
+
+/// Delete a stored response
+#[utoipa::path(
+    delete, path = "/v1/responses/{id}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
+    params(("id" = String, Path, description = "The response's id")),
+    responses(
+        (status = 200, description = "It is deleted", body = ResponsesDeleted),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
+        (status = 404, description = "There is no such response", body = OpenAiErrorBody),
+    )
+)]
+pub async fn delete(
+    State(app): State<SharedApp>,
+    Extension(Caller(tenant)): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ResponsesDeleted>, ApiError> {
+    let id = id_of(id)?;
+    if !app.responses().delete(tenant, &id, Instant::now()) {
+        return Err(not_found(&id));
+    }
+    Ok(Json(ResponsesDeleted { id, object: "response", deleted: true }))
+}
+
+/// List the input items of a stored response
+#[utoipa::path(
+    get, path = "/v1/responses/{id}/input_items", tag = "openai", security(("key" = []), ("x-api-key" = [])),
+    params(("id" = String, Path, description = "The response's id"), ResponsesItemsQuery),
+    responses(
+        (status = 200, description = "The items", body = ResponsesItemList),
+        (status = 400, description = "The query cannot be read", body = OpenAiErrorBody),
+        (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
+        (status = 404, description = "There is no such response", body = OpenAiErrorBody),
+    )
+)]
+pub async fn input_items(
+    State(app): State<SharedApp>,
+    Extension(Caller(tenant)): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<ResponsesItemsQuery>, QueryRejection>,
+) -> Result<Json<ResponsesItemList>, ApiError> {
+    let Query(query) = query.map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.body_text()))?;
+    let limit = query.limit.unwrap_or(PAGE_ITEMS);
+    if !(1..=PAGE_ITEMS_MAX).contains(&limit) {
+        return Err(ApiError::invalid("limit", format!("`limit` must be from 1 to {PAGE_ITEMS_MAX}")));
+    }
+    let id = id_of(id)?;
+    let stored = app.responses().get(tenant, &id, Instant::now()).ok_or_else(|| not_found(&id))?;
+    Ok(Json(ResponsesItemList::page(&stored.input(), &query, limit)))
+}
+
+/// Which of the items to list
+#[derive(Debug, Default, Deserialize, IntoParams)]
+pub struct ResponsesItemsQuery {
+    /// Items on one page; 20 by default
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<usize>,
+    /// `desc`, the newest first, by default
+    order: Option<ResponsesItemsOrder>,
+    /// The id of the last item on the page before
+    after: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ResponsesItemsOrder {
+    Asc,
+    #[default]
+    Desc,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct ResponsesDeleted {
+    id: String,
+    /// Always `response`
+    #[schema(value_type = String)]
+    object: &'static str,
+    deleted: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct ResponsesItemList {
+    /// Always `list`
+    #[schema(value_type = String)]
+    object: &'static str,
+    #[schema(value_type = Vec<Object>)]
+    data: Vec<Value>,
+    has_more: bool,
+    first_id: Option<String>,
+    last_id: Option<String>,
+}
+
+impl ResponsesItemList {
+    fn page(items: &[Value], query: &ResponsesItemsQuery, limit: usize) -> Self {
+        let mut items: Vec<&Value> = items.iter().collect();
+        if query.order.unwrap_or_default() == ResponsesItemsOrder::Desc {
+            items.reverse();
+        }
+        let after = query.after.as_deref().and_then(|id| items.iter().position(|item| item["id"] == id));
+        let rest = &items[after.map_or(0, |index| index + 1)..];
+        let data: Vec<Value> = rest.iter().take(limit).copied().cloned().collect();
+        let id = |item: Option<&Value>| item.and_then(|item| item["id"].as_str()).map(str::to_owned);
+        Self {
+            object: "list",
+            has_more: rest.len() > data.len(),
+            first_id: id(data.first()),
+            last_id: id(data.last()),
+            data,
+        }
+    }
+}
+
+fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    // No response has an id that is not UTF-8.
+    id.map(|Path(id)| id).map_err(|_| not_found("?"))
+}
+
+fn not_found(id: &str) -> ApiError {
+    let message = format!("Response with id '{}' not found.", excerpt(id));
+    ApiError::new(ApiErrorKind::NotFound, message).code("response_not_found")
+}
+
+/// The error of a request that continues a response that is not there.
+pub fn previous_not_found(id: &str) -> ApiError {
+    let message = format!("Previous response with id '{}' not found.", excerpt(id));
+    ApiError::invalid("previous_response_id", message).code("previous_response_not_found")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn items_are_listed_page_by_page() {
+        let items: Vec<Value> = (0..5).map(|number| json!({"id": number.to_string()})).collect();
+        let page = |order, after: Option<&str>| {
+            let query = ResponsesItemsQuery { order: Some(order), after: after.map(str::to_owned), limit: None };
+            let ResponsesItemList { data, has_more, .. } = ResponsesItemList::page(&items, &query, 3);
+            (data.iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect::<String>(), has_more)
+        };
+        assert_eq!(page(ResponsesItemsOrder::Asc, None), ("012".to_owned(), true));
+        assert_eq!(page(ResponsesItemsOrder::Asc, Some("2")), ("34".to_owned(), false));
+        assert_eq!(page(ResponsesItemsOrder::Desc, Some("3")), ("210".to_owned(), false));
+    }
+}
