@@ -150,11 +150,27 @@ def test_errors_have_the_clients_types(claude, user):
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     with pytest.raises(anthropic.BadRequestError, match="image"):
         create(claude, [{"role": "user", "content": [image]}])
-    with pytest.raises(anthropic.BadRequestError, match="web_search_20250305"):
-        create(claude, user, tools=[{"type": "web_search_20250305", "name": "web_search"}])
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         claude.post("/v1/messages", cast_to=object, body={"model": MODEL, "messages": user})
     stranger = anthropic.Anthropic(base_url=URL, api_key="wrong", timeout=TIMEOUT_S, max_retries=0)
     with pytest.raises(anthropic.AuthenticationError) as caught:
         stranger.messages.create(model=MODEL, messages=user, max_tokens=1)
     assert caught.value.type == "authentication_error"
+
+
+def test_tools_of_the_service_are_left_out(claude, user):
+    plain = create(claude, user)
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    assert create(claude, user, tools=[search]).content == plain.content
+
+
+def test_the_model_is_listed(claude):
+    models = list(claude.models.list())
+    assert [model.id for model in models] == [MODEL]
+    assert models[0].type == "model" and models[0].display_name == MODEL and models[0].created_at.year > 2000
+    assert claude.models.retrieve(MODEL).id == MODEL
+
+
+def test_a_temperature_above_one_is_refused(claude, user):
+    with pytest.raises(anthropic.BadRequestError, match="`temperature` must be at most 1"):
+        claude.messages.create(model=MODEL, messages=user, max_tokens=1, extra_body={"temperature": 1.1})

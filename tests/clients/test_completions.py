@@ -75,7 +75,7 @@ def test_a_suffix_is_refused(oai):
 
 
 def test_the_model_is_listed(oai):
-    assert MODEL in [model.id for model in oai.models.list()]
+    assert [model.id for model in oai.models.list()] == [MODEL]
     assert oai.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError) as caught:
         oai.models.retrieve("nobody/nothing")

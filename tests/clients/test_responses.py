@@ -73,10 +73,23 @@ def test_items_and_instructions_make_the_prompt(oai):
     assert told.instructions.startswith("You speak")
 
 
-def test_nothing_is_stored_and_the_answer_says_so(oai):
-    response = respond(oai, store=True, max_output_tokens=1)
-    assert response.to_dict()["store"] is False
-    for setting in ({"previous_response_id": response.id}, {"background": True}, {"conversation": "conv_1"}):
+def test_a_stored_response_is_continued_listed_and_deleted(oai):
+    first = respond(oai, "My name is Ada.")
+    second = respond(oai, "What is my name?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id and second.usage.input_tokens > first.usage.input_tokens
+    assert oai.responses.retrieve(first.id).output_text == first.output_text
+    items = list(oai.responses.input_items.list(second.id, order="asc", limit=1))
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    oai.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        oai.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="Previous response with id .* not found") as caught:
+        respond(oai, previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
+
+
+def test_state_of_other_kinds_is_refused(oai):
+    for setting in ({"background": True}, {"conversation": "conv_1"}):
         with pytest.raises(openai.BadRequestError) as caught:
             respond(oai, **setting)
         assert caught.value.param == list(setting)[0]
@@ -134,8 +147,21 @@ def test_log_probabilities_come_with_the_text(oai):
     assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
 
 
-def test_tools_and_parts_of_other_kinds_are_refused_by_name(oai):
-    with pytest.raises(openai.BadRequestError, match="web_search"):
-        respond(oai, tools=[{"type": "web_search"}])
+def test_a_custom_tool_is_called_with_a_text(oai):
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "(red|blue), please"}
+    tool = {"type": "custom", "name": "pick", "description": "Picks a colour", "format": grammar}
+    with oai.responses.stream(model=MODEL, input="Pick one.", tools=[tool], tool_choice={"type": "custom", "name": "pick"},
+                              max_output_tokens=60, temperature=0) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.custom_tool_call_input.delta"]
+        final = stream.get_final_response()
+    call = final.output[-1]
+    assert call.type == "custom_tool_call" and call.name == "pick"
+    assert call.input in ("red, please", "blue, please") and "".join(deltas) == call.input
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    assert respond(oai, [{"role": "user", "content": "Pick one."}, *final.output, result], tools=[tool]).output
+
+
+def test_hosted_tools_are_left_out_and_images_refused_by_name(oai):
+    assert respond(oai, tools=[{"type": "web_search"}], max_output_tokens=1).tools == []
     with pytest.raises(openai.BadRequestError, match="input_image"):
         respond(oai, [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}])

@@ -104,6 +104,7 @@ impl ServeArgs {
         config.allowed_hosts = self.http.allowed_hosts();
         config.body_bytes_max = self.http.max_body;
         config.origins = self.http.cors.clone();
+        config.stores_responses = !self.http.no_store;
         Ok(config)
     }
 }

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
 use serde_json::Value;
-use text::{
-    Grammar, GrammarError, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, Tool, ToolChoice,
-};
+use text::{Grammar, GrammarError, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, Tool, ToolChoice};
 use types::TokenId;
 
 use super::constraint::GrammarConstraint;

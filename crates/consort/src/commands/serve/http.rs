@@ -45,6 +45,9 @@ pub struct HttpOptions {
     /// Maximum size of a request body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = server::BODY_BYTES_MAX)]
     pub max_body: usize,
+    /// Store no responses of /v1/responses: each request must contain its whole conversation
+    #[arg(long)]
+    pub no_store: bool,
     /// Seconds that running requests get to finish at shutdown
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub grace: u64,
