@@ -122,6 +122,7 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
     let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 
+    let digest = checkpoint.digest().to_string();
     let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
     let layers = checkpoint.description().layers.len();
     info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
@@ -148,6 +149,7 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let service = Service::start(engine).context("start the engine's thread")?;
     let TextAssets { tokenizer, defaults, template } = text;
     let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
+    served.digest = Some(digest);
     served.memory_bytes = weights as u64 + kv_bytes;
     let (ranks, level) = (serve.options.ranks(), serve.options.level()?);
     Ok((served, Placement { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
