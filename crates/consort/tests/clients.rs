@@ -141,18 +141,25 @@ fn packages() -> &'static Path {
     static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
     PACKAGES.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("client-packages");
-        let wanted = fs::read(suites().join("requirements.txt")).unwrap();
+        let lists = ["requirements.txt", "requirements-litellm.txt"].map(|name| suites().join(name));
+        let wanted: Vec<u8> = lists.iter().flat_map(|list| fs::read(list).unwrap()).collect();
         let fetched = folder.join("fetched.txt");
         if fs::read(&fetched).is_ok_and(|there| there == wanted) {
             return folder;
         }
         let _ = fs::remove_dir_all(&folder);
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]).arg(&folder);
-        let output = pip.arg("-r").arg(suites().join("requirements.txt")).output();
-        let output = output.expect("python3 and pip are needed (Debian: apt-get install python3-pip)");
-        assert!(output.status.success(), "pip: {}", String::from_utf8_lossy(&output.stderr));
+        install(&folder, &lists[0], &[]);
+        install(&folder, &lists[1], &["--no-deps"]);
         fs::write(&fetched, wanted).unwrap();
         folder
     })
+}
+
+/// Installs the packages of a list.
+fn install(folder: &Path, list: &Path, options: &[&str]) {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(options);
+    let output = pip.arg("--target").arg(folder).arg("-r").arg(list).output();
+    let output = output.expect("python3 and pip are needed (Debian: apt-get install python3-pip)");
+    assert!(output.status.success(), "pip: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -1,7 +1,8 @@
 //! `ApiError`: why a request failed, in terms that all APIs share.
 //!
 //! Handlers return it. Its response has no body: [`crate::error_body`] writes one in the format of the API that was called.
-//! In mid-stream an encoder sends [`ApiError::openai_body`] or [`ApiError::messages_body`] as an event.
+//! In mid-stream an encoder sends [`ApiError::openai_body`], [`ApiError::messages_body`] or [`ApiError::ollama_body`] as an
+//! event.
 
 use std::time::Duration;
 
@@ -172,6 +173,11 @@ impl ApiError {
             },
         }
     }
+
+    /// `{"error": message}`
+    pub fn ollama_body(&self) -> OllamaErrorBody {
+        OllamaErrorBody { error: self.message.clone() }
+    }
 }
 
 /// Every error, in OpenAI's format
@@ -209,6 +215,13 @@ struct MessagesErrorDetail {
     /// `rate_limit_error`, `overloaded_error` or `api_error`
     r#type: &'static str,
     message: String,
+}
+
+/// Every error, in Ollama's format
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaError)]
+pub struct OllamaErrorBody {
+    error: String,
 }
 
 impl IntoResponse for ApiError {

@@ -13,10 +13,9 @@ use crate::excerpt::excerpt;
 /// Middleware that writes the body of each error in the format of the API that was called, including errors of the router
 /// itself (no such path, no such method).
 pub async fn write(request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let anthropic = path.starts_with("/v1/messages")
-        || (path.starts_with("/v1/models") && crate::messages::is_messages_client(request.headers()));
     let (method, path) = (request.method().clone(), excerpt(request.uri().path()).into_owned());
+    let is_messages = path.starts_with("/v1/messages")
+        || (path.starts_with("/v1/models") && crate::messages::is_messages_client(request.headers()));
     let mut response = next.run(request).await;
     let error = response.extensions_mut().remove::<ApiError>();
     let error = error.or_else(|| match response.status() {
@@ -29,9 +28,12 @@ pub async fn write(request: Request, next: Next) -> Response {
         _ => None,
     });
     let Some(error) = error else { return response };
-    let mut written = match anthropic {
-        true => (error.status(), Json(error.messages_body())).into_response(),
-        false => (error.status(), Json(error.openai_body())).into_response(),
+    let mut written = if is_messages {
+        (error.status(), Json(error.messages_body())).into_response()
+    } else if path.starts_with("/api/") {
+        (error.status(), Json(error.ollama_body())).into_response()
+    } else {
+        (error.status(), Json(error.openai_body())).into_response()
     };
     let headers = written.headers_mut();
     // Keeps the headers of the original response, such as `Allow`.

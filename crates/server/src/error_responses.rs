@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
-use crate::error::{MessagesErrorBody, OpenAiErrorBody};
+use crate::error::{MessagesErrorBody, OllamaErrorBody, OpenAiErrorBody};
 
 const ERRORS: [(&str, &str); 9] = [
     ("400", "The request cannot be answered as it is"),
@@ -34,6 +34,15 @@ pub enum MessagesErrors {}
 impl IntoResponses for MessagesErrors {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         error_responses::<MessagesErrorBody>()
+    }
+}
+
+/// With the bodies of Ollama's API.
+pub enum OllamaErrors {}
+
+impl IntoResponses for OllamaErrors {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        error_responses::<OllamaErrorBody>()
     }
 }
 

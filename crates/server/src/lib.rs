@@ -1,14 +1,16 @@
-//! The HTTP server: OpenAI's and Anthropic's APIs in front of one [`engine::Service`].
+//! The HTTP server: OpenAI's, Anthropic's and Ollama's APIs in front of one [`engine::Service`].
 //!
 //! Each API is a folder that converts its requests into one common format, [`generation::GenerationRequest`], and the events
 //! of a [`generation::Generation`] into its own format, with a `StreamEncoder`. This crate knows no tensors; the crates
 //! below it know no HTTP.
 #![forbid(unsafe_code)]
 
+mod api_docs;
 mod app;
 mod auth;
 mod blocking;
 mod body_budget;
+mod compression;
 mod contract;
 mod conversation;
 mod descriptors;
@@ -26,6 +28,7 @@ mod log_limit;
 mod messages;
 mod metrics;
 mod monitoring;
+mod ollama;
 mod openai;
 mod openapi;
 mod page;
@@ -33,6 +36,7 @@ mod redact;
 mod responses;
 mod router;
 mod served_model;
+mod server_info;
 mod sse;
 mod stream;
 mod text_or_parts;
@@ -46,4 +50,4 @@ pub use listen::{CONNECTIONS_MAX, ConnectionLimits, ListenError, Listener, Tls, 
 pub use load_stage::{LoadStage, Progress};
 pub use metrics::ConnectionMetrics;
 pub use router::{admin_router, router};
-pub use served_model::{ServedModel, ServedModelError};
+pub use served_model::{ModelDescription, ServedModel, ServedModelError};

@@ -9,8 +9,10 @@ use utoipa::{Modify, OpenApi};
 use crate::app::SharedApp;
 use crate::messages::MessagesPaths;
 use crate::monitoring::MonitoringPaths;
+use crate::ollama::OllamaPaths;
 use crate::openai::OpenAiPaths;
 use crate::responses::ResponsesPaths;
+use crate::server_info::ServerInfoPaths;
 
 pub fn router() -> Router<SharedApp> {
     Router::new().route("/openapi.json", get(document))
@@ -19,8 +21,14 @@ pub fn router() -> Router<SharedApp> {
 /// Merges the paths of all APIs into one document.
 pub fn build() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
-    let apis =
-        [OpenAiPaths::openapi(), ResponsesPaths::openapi(), MessagesPaths::openapi(), MonitoringPaths::openapi()];
+    let apis = [
+        OpenAiPaths::openapi(),
+        ResponsesPaths::openapi(),
+        MessagesPaths::openapi(),
+        OllamaPaths::openapi(),
+        ServerInfoPaths::openapi(),
+        MonitoringPaths::openapi(),
+    ];
     for api in apis {
         document.merge(api);
     }

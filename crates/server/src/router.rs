@@ -11,7 +11,10 @@ use tower_http::cors::{Any, CorsLayer};
 
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
-use crate::{auth, error_body, host_check, messages, monitoring, openai, openapi, page, responses};
+use crate::{
+    api_docs, auth, compression, error_body, host_check, messages, monitoring, ollama, openai, openapi, page, responses,
+    server_info,
+};
 
 /// The service that a [`crate::Listener`] serves.
 pub fn router(app: &Arc<App>) -> Router {
@@ -19,14 +22,17 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(openai::router())
         .merge(messages::router())
         .merge(responses::router())
+        .merge(ollama::router())
+        .merge(server_info::router())
         .merge(monitoring::protected_router())
         .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate));
     let router = Router::new()
         .merge(protected)
         .merge(monitoring::public_router())
         .merge(openapi::router())
+        .merge(api_docs::router())
         .merge(page::router());
-    let router = with_common_layers(router, app);
+    let router = with_common_layers(router, app).layer(compression::layer());
     let origins = &app.config().origins;
     if origins.is_empty() { router } else { router.layer(cors(origins)) }
 }

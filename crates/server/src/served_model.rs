@@ -1,5 +1,7 @@
 //! `ServedModel`: a loaded model with its tokenizer, chat template, grammars and engine.
 
+use std::time::SystemTime;
+
 use engine::Service;
 use text::{ChatTemplate, GenerationDefaults, GrammarCompiler, GrammarError, ReplyFormat, Tokenizer};
 use types::TokenId;
@@ -22,6 +24,28 @@ pub struct ServedModel {
     pub memory_bytes: u64,
     /// A digest of the weights, if it was computed.
     pub digest: Option<String>,
+    pub description: ModelDescription,
+}
+
+/// What is known of a model's files, for APIs that describe the model. Empty or zero where it is not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelDescription {
+    /// Such as `llama` or `qwen3`.
+    pub architecture: String,
+    /// `gguf` or `safetensors`.
+    pub file_format: String,
+    /// The number format of the weights, such as `BF16` or `Q4_K_M`.
+    pub weight_format: String,
+    pub parameters: u64,
+    /// Size of the weights in the files.
+    pub file_bytes: u64,
+    pub modified: Option<SystemTime>,
+    /// The context that the model was trained for. The served one may be shorter.
+    pub context_trained: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +66,18 @@ impl ServedModel {
         let format = template.as_ref().map_or_else(|| ReplyFormat::detect("", false), |t| t.reply_format().clone());
         let markers = format.marker_ids(&tokenizer);
         let context = service.capacity().tokens_max();
-        let (memory_bytes, digest) = (0, None);
-        Ok(Self { tokenizer, template, format, markers, defaults, grammars, service, context, memory_bytes, digest })
+        Ok(Self {
+            tokenizer,
+            template,
+            format,
+            markers,
+            defaults,
+            grammars,
+            service,
+            context,
+            memory_bytes: 0,
+            digest: None,
+            description: ModelDescription::default(),
+        })
     }
 }

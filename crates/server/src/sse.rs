@@ -1,4 +1,4 @@
-//! Server-sent events: the framing of streams.
+//! The framing of streams: server-sent events, or one JSON object per line.
 
 use std::convert::Infallible;
 
@@ -22,12 +22,23 @@ pub struct ServerSentEvent {
     data: String,
 }
 
+/// How events are written to a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Framing {
+    content_type: &'static str,
+    frame: fn(StreamEvent) -> Bytes,
+}
+
+pub const SERVER_SENT_EVENTS: Framing = Framing { content_type: "text/event-stream", frame: server_sent_event };
+
+pub const JSON_LINES: Framing = Framing { content_type: "application/x-ndjson", frame: json_line };
+
 /// A response that sends events as they arrive.
-pub fn respond(events: impl Stream<Item = StreamEvent> + Send + 'static) -> Response {
-    let events = events.map(|event| Ok::<_, Infallible>(frame(event)));
+pub fn respond(events: impl Stream<Item = StreamEvent> + Send + 'static, framing: Framing) -> Response {
+    let events = events.map(move |event| Ok::<_, Infallible>((framing.frame)(event)));
     let mut response = Body::from_stream(events).into_response();
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(framing.content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Keeps nginx from buffering events.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -36,7 +47,7 @@ pub fn respond(events: impl Stream<Item = StreamEvent> + Send + 'static) -> Resp
 
 /// `event: name` where there is a name, `data: …`, and an empty line. The data has no line breaks. Without data it is a
 /// comment.
-fn frame(StreamEvent { name, data }: StreamEvent) -> Bytes {
+fn server_sent_event(StreamEvent { name, data }: StreamEvent) -> Bytes {
     if data.is_empty() {
         return Bytes::from_static(b": still here\n\n");
     }
@@ -50,6 +61,16 @@ fn frame(StreamEvent { name, data }: StreamEvent) -> Bytes {
     bytes.into()
 }
 
+/// The data, which has no line breaks, and a line break. A comment is a space: before an object it is no part of it, and some
+/// clients do not skip empty lines.
+fn json_line(StreamEvent { mut data, .. }: StreamEvent) -> Bytes {
+    if data.is_empty() {
+        return Bytes::from_static(b" ");
+    }
+    data.push(b'\n');
+    data.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,8 +78,11 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_of_data_and_an_empty_line() {
+        let frame = server_sent_event;
         assert_eq!(frame(StreamEvent::json(&json!({"a": "x\ny"}))), b"data: {\"a\":\"x\\ny\"}\n\n"[..]);
         assert_eq!(frame(StreamEvent::named("ping", &json!({}))), b"event: ping\ndata: {}\n\n"[..]);
         assert_eq!(frame(StreamEvent::comment()), b": still here\n\n"[..]);
+        assert_eq!(json_line(StreamEvent::json(&json!({"a": "x\ny"}))), b"{\"a\":\"x\\ny\"}\n"[..]);
+        assert_eq!(json_line(StreamEvent::comment()), b" "[..]);
     }
 }

@@ -81,14 +81,14 @@ pub async fn respond(
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
     if streams {
-        return Ok(sse::respond(events(generation, encoder, keep_alive)));
+        return Ok(sse::respond(events(generation, encoder, keep_alive), sse::SERVER_SENT_EVENTS));
     }
     let (outputs, usage) = generation.collect().await?;
     Ok(Json(encoder.into_body(outputs, usage)).into_response())
 }
 
 /// The events of a generation. Dropping the stream, as happens when the client disconnects, cancels the generation.
-fn events<E: StreamEncoder>(
+pub fn events<E: StreamEncoder>(
     generation: Generation,
     mut encoder: E,
     keep_alive: Duration,

@@ -101,6 +101,11 @@ impl ReplyFormat {
         Self { reasoning, tools }
     }
 
+    /// Whether the model can reason before it answers.
+    pub fn has_reasoning(&self) -> bool {
+        self.reasoning.is_some()
+    }
+
     /// True if a reply to this prompt starts within reasoning, because the template opened it.
     pub fn opens_reasoning(&self, prompt: &str) -> bool {
         self.reasoning.is_some_and(|tags| prompt.trim_end().ends_with(tags.open))

@@ -74,6 +74,7 @@ pub struct RenderOptions {
 /// A compiled template.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    source: String,
     compiled: CompiledTemplate,
     capabilities: TemplateCapabilities,
     format: ReplyFormat,
@@ -96,9 +97,10 @@ impl ChatTemplate {
             }
             rendered.ok()
         });
+        let (source, format) = (source.to_owned(), ReplyFormat::detect(source, capabilities.shows_tools));
         match exceeded.into_inner() {
             Some(error) => Err(error),
-            None => Ok(Self { compiled, capabilities, format: ReplyFormat::detect(source, capabilities.shows_tools) }),
+            None => Ok(Self { source, compiled, capabilities, format }),
         }
     }
 
@@ -118,6 +120,11 @@ impl ChatTemplate {
         let end = text.rfind(END).ok_or_else(|| refused("the final message cannot be continued"))?;
         text.truncate(end);
         Ok(text)
+    }
+
+    /// The template as the model has it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The begin token as text, if the model has one.

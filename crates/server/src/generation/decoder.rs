@@ -121,7 +121,9 @@ impl ChoiceDecoder {
         self.reasoning
     }
 
+    /// The prompt's tokens, if they were requested.
     pub fn prompt_tokens(&mut self, logprobs: Vec<Option<Logprobs>>) -> Vec<ScoredToken> {
+        let logprobs = logprobs.into_iter().chain(std::iter::repeat_with(|| None));
         let tokens = std::mem::take(&mut self.prompt).into_iter().zip(logprobs);
         tokens.map(|(id, logprobs)| ScoredToken { id, logprobs }).collect()
     }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use engine::{EventKind, FinishReason, Pooling, Request, RequestKind};
+use engine::{EventKind, FinishReason, Pooling, Request, RequestKind, TenantId};
 use tokio::sync::mpsc::channel;
+use types::TokenId;
 
 use super::prompt;
 use super::request::{CHOICES_MAX, Prompt};
@@ -44,6 +45,17 @@ pub async fn embed(
         })
         .await?
     };
+    embed_tokens(app, &model, prompts, pooling, tenant).await
+}
+
+/// The same, for prompts of tokens.
+pub async fn embed_tokens(
+    app: &App,
+    model: &ServedModel,
+    prompts: Vec<Vec<TokenId>>,
+    pooling: Pooling,
+    tenant: TenantId,
+) -> Result<EmbeddingOutput, ApiError> {
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let mut vectors = vec![Vec::new(); prompts.len()];
     let (sender, mut events) = channel(EVENTS_MAX);
@@ -74,7 +86,7 @@ pub async fn embed(
 }
 
 /// Scales the vector to length 1, so that a dot product is a cosine. The zero vector stays as it is.
-fn normalized(mut vector: Vec<f32>) -> Vec<f32> {
+pub fn normalized(mut vector: Vec<f32>) -> Vec<f32> {
     let length = vector.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {
         vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);

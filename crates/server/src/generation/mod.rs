@@ -24,9 +24,9 @@ use tokio::sync::mpsc::{Receiver, channel};
 use tracing::{Span, info};
 use types::TokenId;
 
-pub use embed::{EmbeddingOutput, embed};
+pub use embed::{EmbeddingOutput, embed, embed_tokens, normalized};
 pub use output::{BlockKind, ChoiceOutput, OutputBlock};
-pub use prompt::{chat_tokens, text_tokens};
+pub use prompt::{chat_fits, chat_tokens, text_tokens, truncated_tokens};
 pub use request::{
     CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding, SamplingOverrides,
 };
@@ -42,9 +42,10 @@ use sink::{ChannelSink, EVENTS_MAX};
 /// An event of one choice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GenerationEvent {
-    /// The prompt is computed. Contains its tokens if their log probabilities were requested; the first token has none.
+    /// The prompt is computed. Contains its tokens if they or their log probabilities were requested; the first token has no
+    /// log probability.
     Prefilled { prompt: Vec<ScoredToken> },
-    /// New output that is final, and new tokens if their log probabilities were requested. Either may be empty.
+    /// New output that is final, and new tokens if they or their log probabilities were requested. Either may be empty.
     Delta { deltas: Vec<Delta>, tokens: Vec<ScoredToken> },
     /// The last event of this choice.
     Finished(ChoiceFinish),

@@ -25,7 +25,10 @@ pub(super) fn prepare(
     request: GenerationRequest,
     tenant: TenantId,
 ) -> Result<Vec<(Request, ChoiceDecoder)>, ApiError> {
-    let input = EncodedInput::new(model, request.input, request.grammar, request.tokens_max)?;
+    let mut input = EncodedInput::new(model, request.input, request.grammar, request.tokens_max)?;
+    if !request.prefix.is_empty() {
+        input.prompts.iter_mut().for_each(|prompt| *prompt = join(model, &request.prefix, prompt));
+    }
     if request.choices == 0 || input.prompts.len().saturating_mul(request.choices) > CHOICES_MAX {
         return Err(ApiError::invalid("n", format!("there must be 1 to {CHOICES_MAX} choices")));
     }
@@ -52,14 +55,15 @@ pub(super) fn prepare(
                         Some(parser),
                     )
                     .with_reasoning(model.format.opens_reasoning(&reply.prompt))
+                    .with_end_token(request.return_tokens)
                     .with_one_call_only(reply.single_tool_call)
                 }
             };
             decoder = decoder.with_grammar(input.grammar.as_ref().map(|grammar| grammar.param));
-            if request.logprobs.is_some() {
+            if request.logprobs.is_some() || request.return_tokens {
                 decoder = decoder.with_tokens();
             }
-            if request.prompt_logprobs.is_some() {
+            if request.prompt_logprobs.is_some() || request.return_tokens {
                 decoder = decoder.with_prompt(prompt.clone());
             }
             let engine_request = Request {
@@ -207,6 +211,30 @@ pub async fn text_tokens(
     .await
 }
 
+/// Whether the prompt of a conversation has at most `tokens_max` tokens.
+pub fn chat_fits(model: &ServedModel, chat: &ChatInput, tokens_max: usize) -> Result<bool, ApiError> {
+    let text = render_chat(model, chat, &chat.messages)?;
+    Ok(model.tokenizer.tokens_min(&text) <= tokens_max
+        && encode_text(model, &text, false, "messages")?.len() <= tokens_max)
+}
+
+/// The first `tokens_max` tokens of a text, as the model expects a whole text.
+pub fn truncated_tokens(model: &ServedModel, text: &str, tokens_max: usize) -> Result<Vec<TokenId>, ApiError> {
+    // Encodes no more of a long text than it needs.
+    let (mut end, mut bytes) = (text.len(), tokens_max);
+    while bytes < text.len() {
+        let part = text.floor_char_boundary(bytes);
+        if model.tokenizer.tokens_min(&text[..part]) > tokens_max {
+            end = part;
+            break;
+        }
+        bytes = bytes.saturating_mul(2).max(1);
+    }
+    let mut tokens = encode_text(model, &text[..end], true, "input")?;
+    tokens.truncate(tokens_max);
+    Ok(tokens)
+}
+
 /// The prompt of these messages as text, with the settings of a conversation.
 fn render_chat(model: &ServedModel, chat: &ChatInput, messages: &[Message]) -> Result<String, ApiError> {
     let Some(template) = &model.template else {
@@ -225,6 +253,12 @@ fn render_chat(model: &ServedModel, chat: &ChatInput, messages: &[Message]) -> R
         true => ApiError::invalid("messages", error.to_string()),
         false => ApiError::internal(error.to_string()).code("chat_template_failed"),
     })
+}
+
+/// `prompt` after `prefix`, without the begin tokens that only the first of them may have.
+fn join(model: &ServedModel, prefix: &[TokenId], prompt: &[TokenId]) -> Vec<TokenId> {
+    let begin = model.tokenizer.prefix_ids();
+    [prefix, prompt.strip_prefix(begin).unwrap_or(prompt)].concat()
 }
 
 /// The tokens of a plain prompt, without a template.

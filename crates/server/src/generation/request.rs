@@ -33,6 +33,10 @@ pub struct GenerationRequest {
     pub prompt_logprobs: Option<usize>,
     /// Keep tokens such as `<|im_end|>` in the text.
     pub show_special: bool,
+    /// Tokens before the prompt: an earlier conversation.
+    pub prefix: Vec<TokenId>,
+    /// Return the tokens of the prompt and of the output, with the token that ended it.
+    pub return_tokens: bool,
 }
 
 impl GenerationRequest {
@@ -50,6 +54,8 @@ impl GenerationRequest {
             logprobs: None,
             prompt_logprobs: None,
             show_special: false,
+            prefix: Vec::new(),
+            return_tokens: false,
         }
     }
 }

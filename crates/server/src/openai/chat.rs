@@ -14,7 +14,7 @@ use axum::routing::post;
 
 pub use message::{ChatMessage, messages};
 pub use request::{ChatRequest, prompt_ending};
-pub use response::ChatCompletion;
+pub use response::{ChatCompletion, LogprobsBody, TokenLogprob};
 pub use tool::{ChatTool, tools};
 
 use crate::app::SharedApp;

@@ -12,6 +12,8 @@ mod usage;
 use axum::Router;
 use utoipa::OpenApi;
 
+pub use chat::{ChatTool, LogprobsBody, TokenLogprob, tools};
+
 use crate::app::SharedApp;
 use crate::error::OpenAiErrorBody;
 

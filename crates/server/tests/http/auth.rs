@@ -12,7 +12,7 @@ fn guarded() -> Client {
 
 #[tokio::test]
 async fn without_a_key_nothing_is_told() {
-    for path in ["/v1/models", "/metrics", "/status", "/v1/models/tiny", "/tokenizer_info"] {
+    for path in ["/v1/models", "/metrics", "/status", "/v1/models/tiny", "/tokenizer_info", "/version", "/props"] {
         let answer = guarded().get(path).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
         assert_eq!(answer.headers["www-authenticate"], "Bearer");
@@ -22,7 +22,15 @@ async fn without_a_key_nothing_is_told() {
         let (status, error) = guarded().error(path, "{}").await;
         assert_eq!((status, &error["type"]), (401, &json!("authentication_error")), "{path}");
     }
-    for path in ["/health", "/ready", "/openapi.json"] {
+    for path in ["/api/tags", "/api/ps", "/api/version"] {
+        let answer = guarded().get(path).await;
+        assert_eq!(
+            (answer.status, answer.json()),
+            (StatusCode::UNAUTHORIZED, json!({"error": "an API key is needed"}))
+        );
+        assert_eq!(guarded().with_header("authorization", "Bearer first-key").get(path).await.status, StatusCode::OK);
+    }
+    for path in ["/health", "/ready", "/openapi.json", "/docs"] {
         assert_eq!(guarded().get(path).await.status, StatusCode::OK, "{path}");
     }
 }

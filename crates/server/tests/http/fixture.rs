@@ -7,7 +7,7 @@ use engine::{Engine, EngineOptions, Executor, LocalExecutor, Service};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
-use server::{App, Config, LoadStage, ServedModel};
+use server::{App, Config, LoadStage, ModelDescription, ServedModel};
 use text::{GenerationDefaults, Tokenizer, TokenizerConfig};
 
 pub const MODEL: &str = "tiny-qwen3";
@@ -43,7 +43,14 @@ pub fn fresh_on<E: Executor + 'static>(
     let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     let tokenizer = tokenizer.with_eos_ids(defaults.eos_ids.iter().copied());
     let template = config.template().transpose().unwrap();
-    ServedModel::new(service, tokenizer, template, defaults).unwrap()
+    let mut served = ServedModel::new(service, tokenizer, template, defaults).unwrap();
+    served.description = ModelDescription {
+        architecture: "qwen3".to_owned(),
+        file_format: "safetensors".to_owned(),
+        hidden: checkpoint.description().hidden,
+        ..ModelDescription::default()
+    };
+    served
 }
 
 pub fn config() -> Config {

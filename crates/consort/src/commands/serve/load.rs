@@ -1,6 +1,7 @@
 //! Loads the model while the server already accepts connections: decides the size of the KV cache and reports progress.
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,8 +12,8 @@ use cluster::memory_available;
 use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::PAGE_TOKENS;
 use kernels::cpu::Level;
-use model::{Checkpoint, Footprint};
-use server::{App, LoadStage, Progress, ServedModel};
+use model::{Checkpoint, Footprint, StoredFormat};
+use server::{App, LoadStage, ModelDescription, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -123,6 +124,7 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 
     let digest = checkpoint.digest().to_string();
+    let description = describe(&files.path, &checkpoint);
     let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
     let layers = checkpoint.description().layers.len();
     info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
@@ -151,9 +153,44 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
     served.digest = Some(digest);
     served.memory_bytes = weights as u64 + kv_bytes;
+    served.description = description;
     let (ranks, level) = (serve.options.ranks(), serve.options.level()?);
     Ok((served, Placement { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
 }
+
+/// What the files say about the model, for clients.
+fn describe(path: &Path, checkpoint: &Checkpoint) -> ModelDescription {
+    let (description, stored) = (checkpoint.description(), checkpoint.stored_formats());
+    ModelDescription {
+        architecture: description.architecture.name.to_owned(),
+        file_format: if checkpoint.gguf().is_some() { "gguf" } else { "safetensors" }.to_owned(),
+        weight_format: weight_format(checkpoint, &stored),
+        parameters: stored.iter().map(|stored| stored.elements).sum(),
+        file_bytes: stored.iter().map(|stored| stored.bytes).sum(),
+        modified: path.metadata().and_then(|file| file.modified()).ok(),
+        context_trained: description.positions_max,
+        hidden: description.hidden,
+        layers: description.layers.len(),
+        heads: description.heads,
+        kv_heads: description.kv_heads,
+    }
+}
+
+/// The name under which a model is published: that of a mixture of formats if the GGUF names one, else the format of most
+/// weights.
+fn weight_format(checkpoint: &Checkpoint, stored: &[StoredFormat]) -> String {
+    let mixture = checkpoint.gguf().and_then(|file| file.get("general.file_type")?.as_u64());
+    let mixture = mixture.and_then(|number| GGUF_MIXTURES.iter().find(|(known, _)| *known == number));
+    match (mixture, stored.first()) {
+        (Some((_, name)), _) => (*name).to_owned(),
+        (None, Some(most)) => most.dtype.name().to_uppercase(),
+        (None, None) => String::new(),
+    }
+}
+
+/// Values of `general.file_type` that stand for several formats.
+const GGUF_MIXTURES: [(u64, &str); 7] =
+    [(11, "Q3_K_S"), (12, "Q3_K_M"), (13, "Q3_K_L"), (14, "Q4_K_S"), (15, "Q4_K_M"), (16, "Q5_K_S"), (17, "Q5_K_M")];
 
 impl CacheOptions {
     /// The capacity to load the model with, and the bytes of the KV cache. By default the context is as long as the memory

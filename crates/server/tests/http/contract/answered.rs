@@ -16,6 +16,13 @@ pub fn requests() -> Vec<(&'static str, Value)> {
     add("/v1/responses", responses());
     add("/v1/messages", messages());
     add("/v1/messages/count_tokens", messages().into_iter().map(countable).collect());
+    add("/api/chat", ollama_chat());
+    add("/api/generate", ollama_generate());
+    let embed = json!({"model": MODEL, "input": "x", "truncate": true, "dimensions": 8, "keep_alive": "5m"});
+    add("/api/embed", vec![embed, json!({"model": MODEL, "input": ["x"], "keep_alive": 5})]);
+    add("/api/embeddings", vec![json!({"model": MODEL, "prompt": "x", "keep_alive": "5m"})]);
+    add("/api/show", vec![json!({"model": MODEL, "name": "tiny"})]);
+    add("/api/pull", vec![json!({"model": MODEL, "name": "tiny", "stream": false})]);
     requests
 }
 
@@ -204,6 +211,33 @@ fn countable(mut body: Value) -> Value {
     let unread = ["max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences"];
     body.as_object_mut().unwrap().retain(|name, _| !unread.contains(&name.as_str()));
     body
+}
+
+fn ollama_chat() -> Vec<Value> {
+    let call = json!({"id": "1", "function": {"name": "look", "arguments": {}}});
+    let talk = json!([
+        {"role": "user", "content": "x", "images": []},
+        {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "y", "tool_name": "look", "tool_call_id": "1"},
+    ]);
+    let options = json!({
+        "temperature": 1, "top_k": 1, "top_p": 0.5, "min_p": 0.1, "seed": 1, "num_predict": 1, "stop": ["no"],
+        "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+    });
+    let rest = json!({
+        "messages": talk, "tools": [tool()], "format": "json", "think": true, "options": options, "keep_alive": "5m",
+        "truncate": true, "logprobs": true, "top_logprobs": 1,
+    });
+    let base = || json!({"model": MODEL, "stream": false, "options": {"num_predict": 1}, "messages": [{"role": "user", "content": "x"}]});
+    vec![with(base(), rest), with(base(), json!({"format": {"type": "object"}, "think": "low", "keep_alive": 5}))]
+}
+
+fn ollama_generate() -> Vec<Value> {
+    let rest = json!({
+        "system": "Be brief", "raw": false, "context": [1, 2], "format": "", "think": false, "keep_alive": "5m",
+        "logprobs": true, "top_logprobs": 1, "suffix": "", "template": "", "images": [],
+    });
+    vec![with(json!({"model": MODEL, "prompt": "x", "stream": false, "options": {"num_predict": 1}}), rest)]
 }
 
 fn with(mut body: Value, more: Value) -> Value {

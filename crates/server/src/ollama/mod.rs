@@ -1,0 +1,187 @@
+//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and the routes that describe the one model.
+//!
+//! Names are those of the served model, with or without the tag `:latest`, which Ollama's clients add.
+
+mod convert;
+mod embed;
+mod encoder;
+mod manage;
+mod models;
+mod request;
+mod response;
+mod truncate;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use utoipa::OpenApi;
+
+use crate::app::{App, SharedApp};
+use crate::error::{ApiError, ApiErrorKind, OllamaErrorBody};
+use crate::error_responses::OllamaErrors;
+use crate::generation::{ChoiceOutput, Generation};
+use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
+use crate::sse;
+use crate::stream::{self, StreamEncoder};
+use encoder::{OllamaEncoder, ReplyHeader, ReplyKind};
+use request::{OllamaChatRequest, OllamaGenerateRequest, OllamaKeepAlive};
+use response::{OllamaChatReply, OllamaDoneReason, OllamaGenerateReply};
+
+pub fn router() -> Router<SharedApp> {
+    Router::new()
+        .route("/api/chat", post(chat))
+        .route("/api/generate", post(generate))
+        .route("/api/embed", post(embed::create))
+        .route("/api/embeddings", post(embed::create_one))
+        .route("/api/tags", get(models::list))
+        .route("/api/ps", get(models::running))
+        .route("/api/show", post(models::show))
+        .route("/api/version", get(models::version))
+        .route("/api/pull", post(manage::pull))
+        .route("/api/create", post(manage::refuse))
+        .route("/api/copy", post(manage::refuse))
+        .route("/api/push", post(manage::refuse))
+        .route("/api/delete", delete(manage::refuse))
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    paths(
+        chat,
+        generate,
+        embed::create,
+        embed::create_one,
+        models::list,
+        models::running,
+        models::show,
+        models::version,
+        manage::pull
+    ),
+    components(schemas(OllamaErrorBody))
+)]
+pub struct OllamaPaths;
+
+/// Continue a conversation
+///
+/// The reply is a stream of JSON objects, one per line, unless `stream` is false. A stream ends with an object whose `done`
+/// is true, or with `{"error": …}`.
+#[utoipa::path(
+    post, path = "/api/chat", tag = "ollama", security(("key" = []), ("x-api-key" = [])),
+    request_body = OllamaChatRequest,
+    responses(
+        (status = 200, description = "The answer",
+            content((OllamaChatReply = "application/json"), (OllamaChatReply = "application/x-ndjson"))),
+        OllamaErrors,
+    )
+)]
+async fn chat(
+    State(app): State<SharedApp>,
+    JsonBody(request, permit): JsonBody<OllamaChatRequest>,
+) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let model = served_model(&app, &request.model)?;
+    let header = ReplyHeader { kind: ReplyKind::Chat, model: request.model.clone() };
+    let unloads = check_keep_alive(request.keep_alive.as_ref())?;
+    if request.messages.as_ref().is_none_or(Vec::is_empty) {
+        return Ok(idle(&header, unloads));
+    }
+    let (streams, truncates) = (request.stream.unwrap_or(true), request.truncate.unwrap_or(true));
+    let tokenizer = model.tokenizer.clone();
+    let mut request = convert::chat_request(&model, request)?;
+    let mut permit = permit;
+    if truncates {
+        (request, permit) = truncate::truncate(Arc::clone(&model), request, permit).await?;
+    }
+    let logprobs = request.logprobs.is_some();
+    let generation = Generation::start(&app, model, request, permit).await?;
+    let encoder = OllamaEncoder::new(header, tokenizer, logprobs, false, started);
+    respond(generation, encoder, streams, app.config().keep_alive).await
+}
+
+/// Answer a prompt
+///
+/// The reply is a stream of JSON objects, one per line, unless `stream` is false. A stream ends with an object whose `done`
+/// is true, or with `{"error": …}`.
+#[utoipa::path(
+    post, path = "/api/generate", tag = "ollama", security(("key" = []), ("x-api-key" = [])),
+    request_body = OllamaGenerateRequest,
+    responses(
+        (status = 200, description = "The answer",
+            content((OllamaGenerateReply = "application/json"), (OllamaGenerateReply = "application/x-ndjson"))),
+        OllamaErrors,
+    )
+)]
+async fn generate(
+    State(app): State<SharedApp>,
+    JsonBody(request, permit): JsonBody<OllamaGenerateRequest>,
+) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let model = served_model(&app, &request.model)?;
+    let header = ReplyHeader { kind: ReplyKind::Generate, model: request.model.clone() };
+    let unloads = check_keep_alive(request.keep_alive.as_ref())?;
+    if request.prompt.as_ref().is_none_or(String::is_empty) {
+        return Ok(idle(&header, unloads));
+    }
+    let (streams, tokenizer) = (request.stream.unwrap_or(true), model.tokenizer.clone());
+    let request = convert::generate_request(&model, request)?;
+    let (logprobs, returns_context) = (request.logprobs.is_some(), request.return_tokens);
+    let generation = Generation::start(&app, model, request, permit).await?;
+    let encoder = OllamaEncoder::new(header, tokenizer, logprobs, returns_context, started);
+    respond(generation, encoder, streams, app.config().keep_alive).await
+}
+
+async fn respond(
+    mut generation: Generation,
+    mut encoder: OllamaEncoder,
+    streams: bool,
+    keep_alive: Duration,
+) -> Result<Response, ApiError> {
+    if streams {
+        return Ok(sse::respond(stream::events(generation, encoder, keep_alive), sse::JSON_LINES));
+    }
+    let mut output = ChoiceOutput::default();
+    while let Some(event) = generation.next().await {
+        let (_, event) = event?;
+        encoder.observe(&event);
+        output.push(event);
+    }
+    Ok(Json(encoder.into_body(vec![output], generation.usage())).into_response())
+}
+
+/// The reply to a request without a prompt. In Ollama it loads or unloads the model; here the model is always loaded.
+fn idle(header: &ReplyHeader, unloads: bool) -> Response {
+    let reason = if unloads { OllamaDoneReason::Unload } else { OllamaDoneReason::Load };
+    Json(header.idle(reason)).into_response()
+}
+
+/// The served model, if it has this name.
+fn served_model(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+    if name.is_empty() {
+        return Err(ApiError::invalid("model", "model is required"));
+    }
+    if !is_served(app, name) {
+        let message = format!("model '{name}' not found");
+        return Err(ApiError::new(ApiErrorKind::NotFound, message).code("model_not_found").param("model"));
+    }
+    app.model(None)
+}
+
+fn is_served(app: &App, name: &str) -> bool {
+    let untagged = name.strip_suffix(LATEST);
+    app.has_model(name) || untagged.is_some_and(|name| app.has_model(name)) || app.has_model(&format!("{name}{LATEST}"))
+}
+
+/// The tag of names that have none.
+const LATEST: &str = ":latest";
+
+/// Whether the client asks to unload the model. An error if it is no duration.
+fn check_keep_alive(keep_alive: Option<&OllamaKeepAlive>) -> Result<bool, ApiError> {
+    let Some(keep_alive) = keep_alive else { return Ok(false) };
+    let unreadable = || ApiError::invalid("keep_alive", "`keep_alive` must be seconds, or a duration such as `5m`");
+    keep_alive.is_zero().ok_or_else(unreadable)
+}
