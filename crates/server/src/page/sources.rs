@@ -29,7 +29,7 @@ pub const STYLES: &[&str] = &[
     page!("style/status.css"),
 ];
 
-/// KaTeX, copied from npm by `vendor-katex.sh`.
+/// KaTeX 0.19.1, copied from npm by `vendor-katex.sh`.
 pub const KATEX: &str = page!("katex/katex.min.js");
 pub const KATEX_LICENCE: &str = page!("katex/LICENSE");
 pub const KATEX_STYLE: &str = page!("katex/katex.min.css");
