@@ -107,6 +107,10 @@ impl GrammarCompiler {
 
     /// A matcher at the start of an output. May take some milliseconds.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
+        if let Grammar::Reasoned { answer, .. } = grammar {
+            // After the reasoning it would be too late to refuse an answer that contradicts itself.
+            self.compile(answer)?;
+        }
         let grammars = grammar.lower("answer", &self.tokenizer)?;
         thread::scope(|scope| {
             let compile = || {

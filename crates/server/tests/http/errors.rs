@@ -61,6 +61,27 @@ async fn what_is_wrong_with_a_request_is_said_with_its_field() {
     }
 }
 
+/// What the template refuses is the client's fault; a template that fails or takes too much is the server's.
+#[tokio::test]
+async fn a_template_that_refuses_is_told_apart_from_one_that_is_broken() {
+    let source = "{% set x = messages[0].content %}{% if x == 'no' %}{{ raise_exception('not now') }}{% endif %}\
+        {% if x == 'bug' %}{{ x.y.z }}{% endif %}{% if x == 'grow' %}{{ 'x' * 10 ** 12 }}{% endif %}{{ x }}";
+    let mut served = fixture::fresh(engine::EngineOptions::default());
+    served.template = Some(text::ChatTemplate::new(source, "", "").unwrap());
+    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::new(served)));
+    for (content, status, code, message) in [
+        ("no", 400, "invalid_value", "not now"),
+        ("bug", 500, "chat_template_failed", "undefined"),
+        ("grow", 500, "chat_template_failed", "limits"),
+    ] {
+        let body = json!({"messages": [{"role": "user", "content": content}]});
+        let (got, error) = client.error(CHAT, &body.to_string()).await;
+        assert_eq!((got, &error["code"]), (status, &json!(code)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(message), "{error}");
+    }
+    client.post(CHAT, json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1})).await;
+}
+
 #[tokio::test]
 async fn a_prompt_that_can_never_fit_is_refused_with_the_limit() {
     let client = Client::new();

@@ -80,6 +80,7 @@ async fn a_form_that_cannot_be_is_refused() {
     ];
     for mut body in bodies {
         body["messages"] = json!([{"role": "user", "content": "x"}]);
+        body["chat_template_kwargs"] = json!({"enable_thinking": false});
         let (status, error) = client.error(CHAT, &body.to_string()).await;
         assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{body}");
     }

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::client::Client;
+use crate::fixture::MODEL;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -98,7 +99,7 @@ async fn a_call_that_was_cut_off_may_come_back() {
             {"type": "function_call", "call_id": "c", "name": "weather", "arguments": arguments},
             {"type": "function_call_output", "call_id": "c", "output": "sunny"},
         ]);
-        client.post("/v1/responses", json!({"input": input, "max_output_tokens": 1})).await;
+        client.post("/v1/responses", json!({"model": MODEL, "input": input, "max_output_tokens": 1})).await;
     }
     // Anthropic's clients replace such arguments by an empty object.
     let messages = json!([
@@ -106,7 +107,7 @@ async fn a_call_that_was_cut_off_may_come_back() {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "sunny"}]},
     ]);
-    client.post("/v1/messages", json!({"messages": messages, "max_tokens": 1})).await;
+    client.post("/v1/messages", json!({"model": MODEL, "messages": messages, "max_tokens": 1})).await;
 }
 
 #[tokio::test]

@@ -234,7 +234,11 @@ fn grammars_that_contradict_themselves_are_refused_before_the_answer_starts() {
         assert!(matches!(refused, Err(GrammarError::Refused(_))), "{schema}");
     }
     let nothing = Grammar::Regex(r"[^\s\S]".to_owned());
-    assert!(matches!(case.grammars.compile(&nothing), Err(GrammarError::Refused(_))));
+    let reasoning = ReasoningTags { open: None, close: "</think>".to_owned() };
+    let reasoned = Grammar::Reasoned { reasoning, answer: Box::new(nothing.clone()) };
+    for grammar in [nothing, reasoned] {
+        assert!(matches!(case.grammars.compile(&grammar), Err(GrammarError::Refused(_))), "{grammar:?}");
+    }
     // The empty answer is an answer.
     assert!(case.accepts(&Grammar::Regex("a?".to_owned()), ""));
 }

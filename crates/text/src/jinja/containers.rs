@@ -8,9 +8,10 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The memory of a value within a list, of a dict's entry with its index, and of an allocation besides its contents.
+/// The memory of a value within a list, of an entry of a dict's index, and of an allocation besides its contents. The index
+/// grows by doubling, so half of it may be empty.
 const VALUE_BYTES: usize = size_of::<Value>();
-const ENTRY_BYTES: usize = 2 * VALUE_BYTES + size_of::<(Key, usize)>() + 8;
+const INDEX_BYTES: usize = 2 * (size_of::<(Key, usize)>() + 8);
 pub(super) const OBJECT_BYTES: usize = 96;
 
 /// Text that is shared, not copied.
@@ -189,10 +190,49 @@ pub(crate) struct Dict(Rc<DictData>);
 
 #[derive(Debug)]
 struct DictData {
-    entries: Vec<(Value, Value)>,
-    index: HashMap<Key, usize>,
+    entries: Entries,
     depth: u32,
     _charge: Charge,
+}
+
+/// Dicts with more entries are indexed.
+const SMALL_DICT_MAX: usize = 8;
+
+#[derive(Debug, Default)]
+struct Entries {
+    list: Vec<(Value, Value)>,
+    /// Empty for a small dict.
+    index: HashMap<Key, usize>,
+}
+
+impl Entries {
+    fn position(&self, key: &Key) -> Option<usize> {
+        match self.list.len() {
+            ..=SMALL_DICT_MAX => self.list.iter().position(|(other, _)| key.is(other)),
+            _ => self.index.get(key).copied(),
+        }
+    }
+
+    /// Appends an entry whose key is new.
+    fn push(&mut self, key: Key, entry: (Value, Value), charge: &mut Charge) -> Result<(), Error> {
+        let length = self.list.len();
+        if length == self.list.capacity() {
+            let more = (length / 2).max(4);
+            charge.grow(2 * more * VALUE_BYTES)?;
+            self.list.reserve_exact(more);
+        }
+        if length == SMALL_DICT_MAX {
+            charge.grow(length * INDEX_BYTES)?;
+            let keys = self.list.iter().map(|(key, _)| Key::new(key));
+            self.index.extend(keys.enumerate().filter_map(|(at, key)| Some((key?, at))));
+        }
+        if length >= SMALL_DICT_MAX {
+            charge.grow(INDEX_BYTES)?;
+            self.index.insert(key, length);
+        }
+        self.list.push(entry);
+        Ok(())
+    }
 }
 
 /// What a dict is indexed by. Numbers that are equal are one key.
@@ -233,6 +273,14 @@ impl Key {
             _ => return None,
         })
     }
+
+    fn is(&self, value: &Value) -> bool {
+        match (self, value) {
+            (Self::Str(key), Value::Str(text)) => *key.0 == **text,
+            (Self::Str(_), _) | (_, Value::Str(_)) => false,
+            _ => Self::new(value).as_ref() == Some(self),
+        }
+    }
 }
 
 impl Dict {
@@ -241,25 +289,25 @@ impl Dict {
     }
 
     pub fn entries(&self) -> &[(Value, Value)] {
-        &self.0.entries
+        &self.0.entries.list
     }
 
     pub fn get(&self, key: &Value) -> Option<&Value> {
-        self.0.index.get(&Key::new(key)?).map(|&at| &self.0.entries[at].1)
+        let at = self.0.entries.position(&Key::new(key)?)?;
+        Some(&self.0.entries.list[at].1)
     }
 }
 
 /// A dict that grows within the limits.
 pub(crate) struct DictBuilder {
-    entries: Vec<(Value, Value)>,
-    index: HashMap<Key, usize>,
+    entries: Entries,
     depth: u32,
     charge: Charge,
 }
 
 impl DictBuilder {
     pub fn new(meter: &Rc<Meter>) -> Result<Self, Error> {
-        Ok(Self { entries: Vec::new(), index: HashMap::new(), depth: 1, charge: meter.charge(OBJECT_BYTES)? })
+        Ok(Self { entries: Entries::default(), depth: 1, charge: meter.charge(OBJECT_BYTES)? })
     }
 
     /// The last of two values for one key counts.
@@ -267,23 +315,15 @@ impl DictBuilder {
         self.charge.meter().read(key.as_str().map_or(0, str::len))?;
         let index = Key::new(&key).ok_or_else(|| Error::failed(format!("a {} cannot be a key", key.type_name())))?;
         self.depth = self.depth.max(value.depth_within()?);
-        if let Some(&at) = self.index.get(&index) {
-            self.entries[at].1 = value;
-            return Ok(());
+        match self.entries.position(&index) {
+            Some(at) => self.entries.list[at].1 = value,
+            None => self.entries.push(index, (key, value), &mut self.charge)?,
         }
-        if self.entries.len() == self.entries.capacity() {
-            let more = (self.entries.len() / 2).max(4);
-            // The hash table grows by doubling, so it may be half empty.
-            self.charge.grow(2 * more * ENTRY_BYTES)?;
-            self.entries.reserve_exact(more);
-        }
-        self.index.insert(index, self.entries.len());
-        self.entries.push((key, value));
         Ok(())
     }
 
     pub fn finish(self) -> Value {
-        let Self { entries, index, depth, charge } = self;
-        Value::Dict(Dict(Rc::new(DictData { entries, index, depth, _charge: charge })))
+        let Self { entries, depth, charge } = self;
+        Value::Dict(Dict(Rc::new(DictData { entries, depth, _charge: charge })))
     }
 }

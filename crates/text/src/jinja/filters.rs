@@ -84,9 +84,13 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
             Value::Float(value) => Value::Float(value.abs()),
             value => Value::Int(value.as_int().and_then(i128::checked_abs).ok_or_else(|| no_number(value))?),
         },
-        "int" => integer(value, arguments)?,
+        "int" => {
+            meter.read(value.as_str().map_or(0, str::len))?;
+            integer(value, arguments)?
+        }
         "float" => {
             let [default] = arguments.bind(["default"])?;
+            meter.read(value.as_str().map_or(0, str::len))?;
             let parsed = value.as_float().or_else(|| value.as_str()?.trim().parse().ok());
             parsed.map(Value::Float).or_else(|| default.cloned()).unwrap_or(Value::Float(0.0))
         }

@@ -6,7 +6,7 @@ use super::error::Error;
 use super::eval::Renderer;
 use super::meter::{Charge, Meter};
 use super::methods::{attribute, count_of, missing, pair, text_method};
-use super::operators::{arithmetic, equals, items, order, to_text};
+use super::operators::{arithmetic, equals, item, items, order, to_text};
 use super::print::write_str;
 use super::value::Value;
 use crate::jinja::ast::Operator;
@@ -86,8 +86,12 @@ pub(super) fn apply(
     arguments: &Arguments,
 ) -> Result<Option<Value>, Error> {
     Ok(Some(match name {
-        "first" => items(meter, value)?.first().cloned().unwrap_or(Value::Undefined(None)),
-        "last" => items(meter, value)?.last().cloned().unwrap_or(Value::Undefined(None)),
+        "first" | "last" => match (value, name) {
+            (Value::Str(_), "first") => item(meter, value, &Value::Int(0))?,
+            (Value::Str(_), _) => item(meter, value, &Value::Int(-1))?,
+            (value, "first") => items(meter, value)?.first().cloned().unwrap_or(Value::Undefined(None)),
+            (value, _) => items(meter, value)?.last().cloned().unwrap_or(Value::Undefined(None)),
+        },
         "list" => {
             let mut list = ListBuilder::new(meter)?;
             list.extend(items(meter, value)?.iter().cloned())?;

@@ -198,3 +198,14 @@ fn memory_is_given_back_when_a_value_is_dropped() {
     let source = "{% set ns = namespace() %}{% for i in range(20) %}{% set ns.x = 'x' * 500000 %}{% endfor %}{{ ns.x | length }}";
     assert_eq!(render(source).unwrap(), "500000");
 }
+
+#[test]
+fn the_last_of_two_values_for_one_key_counts_in_small_and_large_dicts() {
+    for count in [3, 8, 9, 50] {
+        let entries: String = (0..count).map(|n| format!("'k{n}': {n}, {n}: 'v', ")).collect();
+        let source = format!(
+            "{{% set d = {{ {entries} 'k1': 'x', 2.0: 'y' }} %}}{{{{ d.k1 }}}}{{{{ d[2] }}}}{{{{ d | length }}}}{{{{ d['k0'] }}}}{{{{ d.none }}}}"
+        );
+        assert_eq!(render(&source).unwrap(), format!("xy{}0", 2 * count));
+    }
+}
