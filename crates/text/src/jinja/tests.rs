@@ -209,3 +209,121 @@ fn the_last_of_two_values_for_one_key_counts_in_small_and_large_dicts() {
         assert_eq!(render(&source).unwrap(), format!("xy{}0", 2 * count));
     }
 }
+
+/// Pieces of expressions: any sequence of them is an error or a value, and never a panic.
+const PIECES: &[&str] = &[
+    "name",
+    "items",
+    "deep",
+    "deep.a",
+    "ns",
+    "ns.x",
+    "m",
+    "loop",
+    "1",
+    "-1",
+    "0",
+    "2.5",
+    "10 ** 30",
+    "'a b'",
+    "'é\\n%s{}'",
+    "''",
+    "none",
+    "true",
+    "[]",
+    "{}",
+    "[1, 'b']",
+    "{'k': [1]}",
+    "(1, 2)",
+    "(",
+    ")",
+    "[",
+    "]",
+    ":",
+    ",",
+    ".",
+    "|",
+    "+",
+    "-",
+    "*",
+    "/",
+    "//",
+    "%",
+    "**",
+    "~",
+    "==",
+    "<",
+    "in",
+    "not",
+    "and",
+    "or",
+    "is",
+    "if",
+    "else",
+    "[1:]",
+    "[::-1]",
+    "[-3:9:2]",
+    ".x",
+    ".split()",
+    ".split('a', 1)",
+    ".replace('a', 'bb')",
+    ".format(1, k=2)",
+    ".items()",
+    ".get('k')",
+    ".strip('a')",
+    ".center(9)",
+    ".zfill(3)",
+    "(1)",
+    "(name, k=1)",
+    "(*items)",
+    "| tojson(indent=2)",
+    "| sort",
+    "| dictsort",
+    "| join('-')",
+    "| map('upper')",
+    "| map(attribute='k')",
+    "| select('odd')",
+    "| batch(2, 0)",
+    "| slice(3)",
+    "| groupby('a')",
+    "| unique",
+    "| indent(2)",
+    "| round(1)",
+    "| int",
+    "| length",
+    "| list",
+    "| first",
+    "| min",
+    "| sum",
+    "| format(1)",
+    "| reverse",
+    "is odd",
+    "is divisibleby 3",
+    "is mapping",
+    "is in items",
+    "'%5.1f' %",
+    "'{:>5}{:x}'.format",
+    "range(",
+    "dict(a=",
+    "namespace(",
+];
+
+proptest::proptest! {
+    #[test]
+    fn any_sequence_of_pieces_ends_with_a_text_or_an_error(
+        expressions in proptest::collection::vec(proptest::collection::vec(proptest::sample::select(PIECES), 1..7), 1..4),
+    ) {
+        let limits = Limits { steps_max: 20_000, bytes_max: 200_000, ..LIMITS };
+        let variables = json!({"items": [3, 1, 2], "name": "Ada", "deep": {"a": {"b": [1, {"c": "d"}]}}});
+        let mut source = "{% set ns = namespace(x=name) %}{% macro m(a, k=2) %}{{ a }}{{ caller() if caller }}{% endmacro %}".to_owned();
+        for (index, pieces) in expressions.iter().enumerate() {
+            let expression = pieces.join(" ");
+            source += &match index {
+                0 => format!("{{{{ {expression} }}}}"),
+                1 => format!("{{% set ns.x = {expression} %}}{{{{ ns.x }}}}"),
+                _ => format!("{{% for x in {expression} %}}{{{{ loop.index }}}}{{{{ x }}}}{{% endfor %}}"),
+            };
+        }
+        let _ = render_with(limits, &source, variables.as_object().unwrap());
+    }
+}
