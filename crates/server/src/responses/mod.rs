@@ -46,7 +46,10 @@ pub fn router() -> Router<SharedApp> {
 }
 
 #[derive(OpenApi)]
-#[openapi(paths(create, stored::get, stored::delete, stored::input_items), components(schemas(ResponsesEvent)))]
+#[openapi(
+    paths(create, stored::get, stored::delete, stored::input_items),
+    components(schemas(ResponsesEvent, stored::ResponsesItemsOrder))
+)]
 pub struct ResponsesPaths;
 
 /// Create a response

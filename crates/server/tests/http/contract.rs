@@ -50,6 +50,24 @@ async fn no_constraint_of_the_document_is_left_out() {
     assert!(missed.is_empty(), "no request of `answered.rs` meets:\n{}", missed.join("\n"));
 }
 
+#[tokio::test]
+async fn the_document_contains_what_it_refers_to() {
+    fn check(document: &Value, part: &Value) {
+        match part {
+            Value::Object(fields) => {
+                if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
+                    assert!(document.pointer(reference.trim_start_matches('#')).is_some(), "{reference}");
+                }
+                fields.values().for_each(|part| check(document, part));
+            }
+            Value::Array(items) => items.iter().for_each(|part| check(document, part)),
+            _ => {}
+        }
+    }
+    let document = Client::new().get("/openapi.json").await.json();
+    check(&document, &document);
+}
+
 fn schema_of<'a>(document: &'a Value, path: &str) -> &'a Value {
     &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
 }
