@@ -19,7 +19,7 @@ pub(super) enum InputForm {
 
 /// Rules for the texts that `source` accepts. The name of the first one is `prefix`; all others begin with it.
 pub(super) fn rules(source: &str, prefix: &str, form: InputForm) -> Result<String, GrammarError> {
-    let ignores = source.contains("%ignore");
+    let ignores = source.lines().any(|line| line.trim_start().starts_with("%ignore"));
     let (out, extra, ignored, in_terminal) = (String::new(), String::new(), Vec::new(), false);
     let mut rewriter = Rewriter { rest: source, prefix, form, ignores, in_terminal, out, extra, ignored };
     rewriter.run()?;
@@ -156,6 +156,9 @@ impl<'a> Rewriter<'a> {
         let line = self.line();
         let unknown = || refused(format!("`{}` cannot be used in the grammar of a tool", line.trim()));
         if let Some(ignored) = line.strip_prefix("%ignore") {
+            if ignored.contains("%ignore") {
+                return Err(unknown());
+            }
             let mut inner = Rewriter {
                 rest: ignored,
                 in_terminal: true,

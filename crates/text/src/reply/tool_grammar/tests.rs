@@ -253,3 +253,13 @@ fn a_model_that_decides_itself_is_bound_by_the_grammars_of_its_tools() {
     let bare = format(ToolSyntax::Bare).tool_grammar(&tokenizer, &tools, &ToolChoice::Auto, true);
     assert!(bare.unwrap().is_none());
 }
+
+proptest::proptest! {
+    #[test]
+    fn any_grammar_is_rewritten_or_refused(source in "([a-zA-Z_:|()*+?~.é\\\\ \n]|\"|/|%import common|%ignore|->|\"a\"|/[^b]/){0,40}") {
+        for form in [InputForm::Json, InputForm::Raw] {
+            // The result does not matter: it must not panic.
+            let _ = lark_input::rules(&source, "input", form);
+        }
+    }
+}
