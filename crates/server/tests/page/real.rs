@@ -36,6 +36,10 @@ fn a_real_model_answers_and_its_work_is_counted() {
     on_real_page(&fixture::ready(fixture::config(), fixture::shared()), |tab| {
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
         assert_eq!(tab.text("#state").trim(), fixture::MODEL);
+        tab.click("#open-settings");
+        let applies = tab.eval("fetch('/status').then((r) => r.json()).then((s) => String(s.sampling_defaults.top_k))");
+        assert_eq!(tab.eval("document.querySelector('#settings [name=top_k]').placeholder"), applies);
+        tab.press("Escape");
         set(tab, &[("temperature", "0"), ("max_tokens", "24"), ("system", "Be kind.")]);
         tab.click("#prompt");
         tab.write("Hello there");
