@@ -63,7 +63,7 @@ struct Piece {
 struct End {
     reason: OllamaDoneReason,
     context: Option<Vec<u32>>,
-    metrics: Option<OllamaMetrics>,
+    metrics: OllamaMetrics,
 }
 
 impl OllamaEncoder {
@@ -139,7 +139,7 @@ impl OllamaEncoder {
             ChoiceFinish::Length => OllamaDoneReason::Length,
             _ => OllamaDoneReason::Stop,
         };
-        End { reason, context: self.context.take(), metrics: Some(self.clock.metrics(usage)) }
+        End { reason, context: self.context.take(), metrics: self.clock.metrics(usage) }
     }
 }
 
@@ -198,13 +198,13 @@ impl StreamEncoder for OllamaEncoder {
 impl ReplyHeader {
     /// The reply to a request without a prompt.
     pub fn idle(&self, reason: OllamaDoneReason) -> OllamaReply {
-        self.reply(Piece::default(), Some(End { reason, context: None, metrics: None }))
+        self.reply(Piece::default(), Some(End { reason, context: None, metrics: OllamaMetrics::default() }))
     }
 
     fn reply(&self, piece: Piece, end: Option<End>) -> OllamaReply {
         let (model, created_at, done) = (self.model.clone(), jiff::Timestamp::now().to_string(), end.is_some());
         let (done_reason, context, metrics) = match end {
-            None => (None, None, None),
+            None => (None, None, OllamaMetrics::default()),
             Some(End { reason, context, metrics }) => (Some(reason), context, metrics),
         };
         let Piece { text, thinking, tool_calls, logprobs } = piece;
@@ -233,12 +233,12 @@ impl ReplyClock {
         let now = Instant::now();
         let prefilled = self.prefilled.unwrap_or(now);
         OllamaMetrics {
-            total_duration: nanoseconds(now - self.started),
-            load_duration: nanoseconds(self.accepted - self.started),
-            prompt_eval_count: usage.prompt_tokens,
-            prompt_eval_duration: nanoseconds(prefilled - self.accepted),
-            eval_count: usage.completion_tokens,
-            eval_duration: nanoseconds(now - prefilled),
+            total_duration: Some(nanoseconds(now - self.started)),
+            load_duration: Some(nanoseconds(self.accepted - self.started)),
+            prompt_eval_count: Some(usage.prompt_tokens),
+            prompt_eval_duration: Some(nanoseconds(prefilled - self.accepted)),
+            eval_count: Some(usage.completion_tokens),
+            eval_duration: Some(nanoseconds(now - prefilled)),
         }
     }
 }

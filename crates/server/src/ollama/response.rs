@@ -29,8 +29,8 @@ pub struct OllamaChatReply {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub logprobs: Vec<TokenLogprob>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub metrics: Option<OllamaMetrics>,
+    #[serde(flatten)]
+    pub metrics: OllamaMetrics,
 }
 
 /// A line of a stream, or the whole reply
@@ -55,8 +55,8 @@ pub struct OllamaGenerateReply {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub logprobs: Vec<TokenLogprob>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub metrics: Option<OllamaMetrics>,
+    #[serde(flatten)]
+    pub metrics: OllamaMetrics,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -100,15 +100,21 @@ pub enum OllamaDoneReason {
     Unload,
 }
 
-/// Counts of tokens, and times in nanoseconds
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+/// Counts of tokens, and times in nanoseconds, in the last line of an answer
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub struct OllamaMetrics {
-    pub total_duration: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_duration: Option<u64>,
     /// Time to prepare the prompt; the model is loaded already
-    pub load_duration: u64,
-    pub prompt_eval_count: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_eval_count: Option<usize>,
     /// Time in the queue and to compute the prompt
-    pub prompt_eval_duration: u64,
-    pub eval_count: usize,
-    pub eval_duration: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_eval_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_count: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_duration: Option<u64>,
 }
