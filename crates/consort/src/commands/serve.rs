@@ -31,7 +31,7 @@ const HTTP_THREADS: usize = 2;
 /// hundreds of megabytes for a hostile body.
 const PROMPT_THREADS_MAX: usize = 8;
 
-/// Serve a model over HTTP: OpenAI's and Anthropic's APIs, metrics, and a chat page
+/// Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs, metrics, and a chat page
 ///
 /// The server listens at once; `/ready` tells when the model is loaded. Ctrl-C lets running requests finish, a second one
 /// ends at once.

@@ -165,7 +165,7 @@ fn served_model(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
         return Err(ApiError::invalid("model", "model is required"));
     }
     if !is_served(app, name) {
-        let message = format!("model '{name}' not found");
+        let message = format!("model '{}' not found", excerpt(name));
         return Err(ApiError::new(ApiErrorKind::NotFound, message).code("model_not_found").param("model"));
     }
     app.model(None)
