@@ -23,6 +23,7 @@ use utoipa::OpenApi;
 use crate::app::{App, SharedApp};
 use crate::error::{ApiError, ApiErrorKind, OllamaErrorBody};
 use crate::error_responses::OllamaErrors;
+use crate::excerpt::excerpt;
 use crate::generation::{ChoiceOutput, Generation};
 use crate::json_body::JsonBody;
 use crate::served_model::ServedModel;
