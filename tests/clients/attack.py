@@ -49,19 +49,19 @@ class Attack:
                 self.wrong.append(f"{kind.__name__}: {type(error).__name__} {error}"[:500])
             self.counts[kind.__name__, end] += 1
 
-    def refused(self, body, code, path=CHAT):
-        """Sends a body that must be refused with this code, or put off."""
+    def refused(self, body, *codes, path=CHAT):
+        """Sends a body that must be refused with one of these codes, or put off."""
         connection, answer = self.client.ask(path, body)
         text = answer.read().decode()
         connection.close()
         if busy(answer):
             return f"put off with {answer.status}"
         error = json.loads(text)["error"]
-        if error["code"] != code:
+        if error["code"] not in codes:
             raise Wrong(f"status {answer.status}: {text[:300]}")
         if len(text) > 2000:
             raise Wrong(f"an error of {len(text)} bytes")
-        return code
+        return error["code"]
 
     def rss_mib(self):
         status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
@@ -104,7 +104,8 @@ def long_text(attack):
 
 def many_parts(attack):
     parts = [{"type": "text", "text": "a"}] * 250_000
-    return attack.refused(chat(attack, parts), "context_length_exceeded")
+    # What a template makes of so many parts may exceed its memory.
+    return attack.refused(chat(attack, parts), "context_length_exceeded", "invalid_value")
 
 
 def long_name(attack):

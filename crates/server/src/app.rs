@@ -31,6 +31,8 @@ pub struct Config {
     /// The first keys; see [`App::replace_keys`].
     pub keys: ApiKeys,
     pub body_bytes_max: usize,
+    /// Called on a thread for blocking work after large bodies: returns memory to the system.
+    pub trim_memory: fn(),
     /// After this time without an event, a stream sends one, or a comment.
     pub keep_alive: Duration,
     /// Origins that CORS allows; `*` allows any. None by default.
@@ -48,6 +50,7 @@ impl Config {
             aliases: Vec::new(),
             keys: ApiKeys::default(),
             body_bytes_max: BODY_BYTES_MAX,
+            trim_memory: || {},
             keep_alive: KEEP_ALIVE,
             origins: Vec::new(),
             allowed_hosts: Vec::new(),
@@ -71,7 +74,7 @@ pub struct App {
 impl App {
     pub fn new(config: Config) -> Arc<Self> {
         let metrics = Metrics::new(&config.model);
-        let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty());
+        let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty(), config.trim_memory);
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
         let responses = Arc::new(ResponseStore::new(StoreLimits::DEFAULT));
         let keys = RwLock::new(Arc::new(config.keys.clone()));

@@ -16,6 +16,8 @@ use crate::error::{ApiError, RETRY_AFTER};
 /// The budget in bodies of the maximum size, of all tenants and of one.
 const BODIES_MAX: usize = 8;
 const TENANT_BODIES_MAX: usize = 4;
+/// Parsing a body of this size takes so much memory that what the allocator keeps of it is returned afterwards.
+const LARGE_BODY_BYTES: usize = 1 << 20;
 /// How long a body waits before another one is cut off for it, and before it is refused itself.
 const WAIT_BEFORE_CUT: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -23,6 +25,8 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 pub struct BodyBudget {
     bytes_max: usize,
     tenant_bytes_max: usize,
+    /// Returns memory to the system.
+    trim: fn(),
     counts: Mutex<Counts>,
     released: Notify,
 }
@@ -33,6 +37,8 @@ struct Counts {
     tenants: HashMap<TenantId, usize>,
     /// Bodies of which not all bytes have arrived, oldest first.
     incomplete: BTreeMap<u64, Incomplete>,
+    /// Whether there was a large body since memory was returned to the system.
+    needs_trim: bool,
     bodies: u64,
 }
 
@@ -52,11 +58,12 @@ pub struct BodyPermit {
 
 impl BodyBudget {
     /// For bodies of at most `body_bytes_max` bytes. Without keys all clients are one tenant, which may use all of it.
-    pub fn new(body_bytes_max: usize, has_keys: bool) -> Arc<Self> {
+    pub fn new(body_bytes_max: usize, has_keys: bool, trim: fn()) -> Arc<Self> {
         let tenant_bodies = if has_keys { TENANT_BODIES_MAX } else { BODIES_MAX };
         Arc::new(Self {
             bytes_max: body_bytes_max.saturating_mul(BODIES_MAX),
             tenant_bytes_max: body_bytes_max.saturating_mul(tenant_bodies),
+            trim,
             counts: Mutex::default(),
             released: Notify::new(),
         })
@@ -146,6 +153,8 @@ impl Drop for BodyPermit {
         let mut counts = self.budget.lock();
         counts.incomplete.remove(&self.number);
         counts.bytes -= self.bytes;
+        counts.needs_trim |= self.bytes >= LARGE_BODY_BYTES;
+        let trims = counts.bytes < LARGE_BODY_BYTES && std::mem::take(&mut counts.needs_trim);
         if let Some(bytes) = counts.tenants.get_mut(&self.tenant) {
             *bytes -= self.bytes;
             if *bytes == 0 {
@@ -154,6 +163,10 @@ impl Drop for BodyPermit {
         }
         drop(counts);
         self.budget.released.notify_waiters();
+        // When the runtime shuts down, the process ends.
+        if trims && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn_blocking(self.budget.trim);
+        }
     }
 }
 
@@ -164,6 +177,7 @@ fn overloaded() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     const BODY: usize = 100;
 
@@ -179,7 +193,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_waits_until_another_is_released() {
-        let budget = BodyBudget::new(BODY, false);
+        let budget = BodyBudget::new(BODY, false, || {});
         let mut permits = full(&budget, 0, BODIES_MAX).await;
         permits.iter().for_each(BodyPermit::complete);
         let mut late = budget.begin(TenantId(0));
@@ -196,7 +210,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_is_refused_when_nothing_is_released() {
-        let budget = BodyBudget::new(BODY, false);
+        let budget = BodyBudget::new(BODY, false, || {});
         let permits = full(&budget, 0, BODIES_MAX).await;
         permits.iter().for_each(BodyPermit::complete);
         let error = budget.begin(TenantId(0)).grow(1).await.unwrap_err();
@@ -205,7 +219,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_sender_is_cut_off_for_a_body_that_waits() {
-        let budget = BodyBudget::new(BODY, false);
+        let budget = BodyBudget::new(BODY, false, || {});
         let mut permits = full(&budget, 0, BODIES_MAX).await;
         permits[0].complete();
         let slowest = permits.remove(1);
@@ -220,12 +234,38 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_tenant_cannot_use_up_the_budget_of_others() {
-        let budget = BodyBudget::new(BODY, true);
+        let budget = BodyBudget::new(BODY, true, || {});
         let greedy = full(&budget, 1, TENANT_BODIES_MAX).await;
         greedy.iter().for_each(BodyPermit::complete);
         assert!(budget.begin(TenantId(1)).grow(1).await.is_err());
         let began = Instant::now();
         full(&budget, 2, 1).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn memory_is_returned_after_the_last_large_body() {
+        static TRIMS: AtomicUsize = AtomicUsize::new(0);
+        let trim = || {
+            TRIMS.fetch_add(1, Ordering::Relaxed);
+        };
+        let budget = BodyBudget::new(LARGE_BODY_BYTES, false, trim);
+        let body = async |bytes| {
+            let mut permit = budget.begin(TenantId(0));
+            permit.grow(bytes).await.unwrap();
+            permit
+        };
+        drop(body(1).await);
+        let (first, second) = (body(LARGE_BODY_BYTES).await, body(LARGE_BODY_BYTES).await);
+        drop(first);
+        drop(second);
+        drop(body(1).await);
+        let trimmed = async {
+            while TRIMS.load(Ordering::Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), trimmed).await.unwrap();
+        assert_eq!(TRIMS.load(Ordering::Relaxed), 1);
     }
 }

@@ -103,6 +103,7 @@ impl ServeArgs {
         config.keys = self.http.keys.keys()?;
         config.allowed_hosts = self.http.allowed_hosts();
         config.body_bytes_max = self.http.max_body;
+        config.trim_memory = kernels::cpu::trim_allocator;
         config.origins = self.http.cors.clone();
         config.stores_responses = !self.http.no_store;
         Ok(config)

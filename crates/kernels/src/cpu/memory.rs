@@ -121,3 +121,12 @@ impl<T: Plain> DerefMut for Aligned<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
+
+/// Returns memory that the allocator keeps for later to the system. It may take milliseconds.
+pub fn trim_allocator() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes no pointer, and the allocator locks what it changes.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -26,6 +26,7 @@ pub use buffer::Buffer;
 pub use experts::Scratch;
 pub use level::{Level, UnknownLevel};
 pub use matrix::Matrix;
+pub use memory::trim_allocator;
 pub use pool::Pool;
 pub use rows::Rope;
 pub use step::Step;
