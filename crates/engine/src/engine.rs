@@ -1,9 +1,9 @@
 //! `Engine`: the one decode loop. Requests are added; each [`Engine::step`] advances all of them.
 //!
-//! A step runs one row of every sequence in decode, and as many prefill rows as the chunk leaves, in one plan. When the KV
-//! cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the tokens it has, so no
-//! request fails because others run. When the executor loses a process, all sequences are requeued, until the executor is
-//! ready again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
+//! A step runs one row of every sequence in decode, and as many prefill rows as the chunk and the step's time allow, in one
+//! plan. When the KV cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the
+//! tokens it has, so no request fails because others run. When the executor loses a process, all sequences are requeued,
+//! until the executor is ready again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
 
 mod admission;
 mod delivery;
