@@ -2,7 +2,8 @@
 
     python attack.py --url http://127.0.0.1:8000 --model NAME --key KEY --pid PID --seconds 600
 
-Connections that send nothing, or half of a preface; bodies of megabytes, in one text, in many parts, in a name, or in drops. Prints
+Connections that send nothing, or half of a preface; bodies of megabytes, in one text, in many parts, in a name, or in drops; with
+`--template`, messages that make the model's chat template double a string until it is stopped. Prints
 the longest gap between two tokens of the honest stream, the slowest `/health`, and the memory before, at its peak and after. Fails when
 the stream is lost, when an answer is not what it has to be, when the server does not answer at the end, or when memory stays.
 """
@@ -132,6 +133,11 @@ def drops(attack):
     return "held"
 
 
+def template(attack):
+    """The template of the test's model doubles a string when it reads this message."""
+    return attack.refused(chat(attack, "double"), "chat_template_failed")
+
+
 def silence(first_bytes):
     def silent_connections(attack):
         """Holds connections for as long as the server lets it."""
@@ -168,10 +174,12 @@ def main():
     for name in ("url", "model", "key", "pid"):
         options.add_argument(f"--{name}", required=True)
     options.add_argument("--seconds", type=float, default=600)
+    options.add_argument("--template", action="store_true", help="the template answers the message `double` with an attack")
     given = options.parse_args()
     attack = Attack(Client(given.url, given.key), given.model, given.pid, time.monotonic() + given.seconds)
     before = attack.rss_mib()
-    threads = [threading.Thread(target=attack.repeat, args=[kind]) for kind in KINDS]
+    kinds = KINDS + [template] * given.template
+    threads = [threading.Thread(target=attack.repeat, args=[kind]) for kind in kinds]
     for thread in threads:
         thread.start()
     for thread in threads:

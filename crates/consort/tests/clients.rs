@@ -46,10 +46,11 @@ fn a_short_soak_leaves_nothing_behind() {
 
 #[test]
 fn a_short_attack_disturbs_no_stream() {
-    let server = Server::start(oracle().to_str().unwrap(), &[]);
+    let model = with_hostile_template();
+    let server = Server::start(model.path().to_str().unwrap(), &[]);
     let pid = server.child.id().to_string();
     let args = ["attack.py", "--url", &server.url, "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "10"];
-    server.run_client(python(&args));
+    server.run_client(python(&[&args[..], &["--template"]].concat()));
 }
 
 /// A server on a port of its own. Dropping it ends the process.
@@ -122,6 +123,21 @@ fn consort(args: &[&str]) -> Command {
 /// A small model with random weights: fast. Its output does not matter.
 fn oracle() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle/qwen3/model-f32")
+}
+
+/// The same model. Its template doubles a string for ever when the last message is `double`.
+fn with_hostile_template() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(oracle()).unwrap().map(|file| file.unwrap().path()) {
+        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let config = folder.path().join("tokenizer_config.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let attack = "{% if messages[-1].content == 'double' %}{% set ns = namespace(x='x') %}\
+        {% for i in range(120) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}";
+    tokenizer["chat_template"] = format!("{attack}{}", tokenizer["chat_template"].as_str().unwrap()).into();
+    fs::write(config, tokenizer.to_string()).unwrap();
+    folder
 }
 
 /// A Python command in the folder of the suites, with their packages.

@@ -26,7 +26,7 @@ use types::TokenId;
 
 pub use embed::{EmbeddingOutput, embed, embed_tokens, normalized};
 pub use output::{BlockKind, ChoiceOutput, OutputBlock};
-pub use prompt::{chat_fits, chat_tokens, text_tokens, truncated_tokens};
+pub use prompt::{chat_tokens, text_tokens, truncated_tokens};
 pub use request::{
     CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding, SamplingOverrides,
 };

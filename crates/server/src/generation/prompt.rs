@@ -211,13 +211,6 @@ pub async fn text_tokens(
     .await
 }
 
-/// Whether the prompt of a conversation has at most `tokens_max` tokens.
-pub fn chat_fits(model: &ServedModel, chat: &ChatInput, tokens_max: usize) -> Result<bool, ApiError> {
-    let text = render_chat(model, chat, &chat.messages)?;
-    Ok(model.tokenizer.tokens_min(&text) <= tokens_max
-        && encode_text(model, &text, false, "messages")?.len() <= tokens_max)
-}
-
 /// The first `tokens_max` tokens of a text, as the model expects a whole text.
 pub fn truncated_tokens(model: &ServedModel, text: &str, tokens_max: usize) -> Result<Vec<TokenId>, ApiError> {
     // Encodes no more of a long text than it needs.

@@ -21,6 +21,7 @@ pub fn chat_request(model: &ServedModel, request: OllamaChatRequest) -> Result<G
         messages,
         tools: tools(request.tools.unwrap_or_default())?,
         template_args,
+        truncates: request.truncate.unwrap_or(true),
         ..ChatInput::default()
     };
     let mut generation = GenerationRequest::new(GenerationInput::Chat(chat));

@@ -9,7 +9,6 @@ mod manage;
 mod models;
 mod request;
 mod response;
-mod truncate;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,13 +90,8 @@ async fn chat(
     if request.messages.as_ref().is_none_or(Vec::is_empty) {
         return Ok(idle(&header, unloads));
     }
-    let (streams, truncates) = (request.stream.unwrap_or(true), request.truncate.unwrap_or(true));
-    let tokenizer = model.tokenizer.clone();
-    let mut request = convert::chat_request(&model, request)?;
-    let mut permit = permit;
-    if truncates {
-        (request, permit) = truncate::truncate(Arc::clone(&model), request, permit).await?;
-    }
+    let (streams, tokenizer) = (request.stream.unwrap_or(true), model.tokenizer.clone());
+    let request = convert::chat_request(&model, request)?;
     let logprobs = request.logprobs.is_some();
     let generation = Generation::start(&app, model, request, permit).await?;
     let encoder = OllamaEncoder::new(header, tokenizer, logprobs, false, started);
