@@ -4,34 +4,23 @@
 //! The model is tiny and has random weights. A proxy between the agent and the server adds to each request what makes the
 //! next step a sensible one: the tool to call, a schema or grammar of its input, the form of the answer. Agent, server and
 //! engine are the real ones. The agents are fetched with npm on the first run and kept in the build folder.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[allow(dead_code)]
-#[path = "../hosts/host.rs"]
-mod host;
-#[allow(dead_code)]
-#[path = "../hosts/network.rs"]
-mod network;
 mod packages;
 mod proxy;
-#[allow(dead_code)]
-#[path = "../serving/mod.rs"]
-mod serving;
 mod tiny_model;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use network::Network;
+use crate::network::Network;
+use crate::serving::{Server, bounded, text};
 use proxy::Proxy;
-use serving::bounded;
-use serving::{consort, text};
 
-const MODEL: &str = "tiny";
+/// The name under which [`Server`] serves.
+const MODEL: &str = "m";
 /// More than either agent sends: the tokens of the tiny model are bytes.
 const CONTEXT: &str = "98304";
 const KEY: &str = "a-key-for-tests";
@@ -45,7 +34,9 @@ fn codex_and_claude_code_complete_a_task() {
     let Some(network) = Network::new(0) else { return };
     let programs = packages::folder();
     network.within(0, || {
-        let server = Server::start();
+        let model = tiny_model::write(CONTEXT);
+        let options = ["--api-key", KEY, "--context", CONTEXT];
+        let server = Server::start_under("true", model.path(), &options, &[("CONSORT_THREADS", "2")]);
         codex(&server, programs);
         claude_code(&server, programs);
     });
@@ -69,7 +60,7 @@ fn codex(server: &Server, programs: &Path) {
     command.args(["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Write a greeting."]);
     command.env("CODEX_HOME", home.path()).env("HOME", home.path()).env("CONSORT_KEY", KEY).current_dir(work.path());
     let output = bounded::output(&mut command);
-    check(&output, server, work.path());
+    check(&output, work.path());
 
     let requests = proxy.requests();
     let kinds: Vec<_> = requests[0]["tools"].as_array().unwrap().iter().map(|tool| tool["type"].clone()).collect();
@@ -135,7 +126,7 @@ fn claude_code(server: &Server, programs: &Path) {
     command.env("ANTHROPIC_SMALL_FAST_MODEL", MODEL).env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
     command.env("ANTHROPIC_BASE_URL", format!("http://{}", proxy.address)).current_dir(work.path());
     let output = bounded::output(&mut command);
-    check(&output, server, work.path());
+    check(&output, work.path());
 
     let requests = proxy.requests();
     let last = requests.last().unwrap()["messages"].to_string();
@@ -163,51 +154,10 @@ fn direct_claude_code(request: &mut Value) {
 }
 
 /// The agent succeeded, gave the model's answer and left the file.
-fn check(output: &Output, server: &Server, work: &Path) {
-    let said = format!("{}\n{}\nthe server:\n{}", text(&output.stdout), text(&output.stderr), server.said());
+fn check(output: &Output, work: &Path) {
+    let said = format!("{}\n{}", text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}");
     assert!(text(&output.stdout).contains(ANSWER), "{said}");
     let written = fs::read_to_string(work.join(FILE)).unwrap_or_else(|error| panic!("{FILE}: {error}\n{said}"));
     assert_eq!(written.trim_end(), GREETING);
-}
-
-/// A server of the tiny model. Dropping it ends the process.
-struct Server {
-    child: Child,
-    address: String,
-    log: std::path::PathBuf,
-    _model: tempfile::TempDir,
-}
-
-impl Server {
-    fn start() -> Self {
-        let model = tiny_model::write(CONTEXT);
-        let log = model.path().join("serve.log");
-        let folder = model.path().to_str().unwrap();
-        let args =
-            ["serve", folder, "--port", "0", "--served-model-name", MODEL, "--api-key", KEY, "--context", CONTEXT];
-        let mut command = consort(&args);
-        command.env_remove("CONSORT_THREADS").stdout(Stdio::null()).stderr(fs::File::create(&log).unwrap());
-        let mut server = Self { child: command.spawn().unwrap(), address: String::new(), log, _model: model };
-        bounded::wait_until("the server is ready", || {
-            let gone = server.child.try_wait().unwrap();
-            assert!(gone.is_none(), "the server ended with {gone:?}: {}", server.said());
-            server.said().contains("ready: ")
-        });
-        let said = server.said();
-        let address = said.split("listening on http://").nth(1).unwrap().split_whitespace().next().unwrap();
-        server.address = address.to_owned();
-        server
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

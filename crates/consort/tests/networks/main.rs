@@ -1,7 +1,9 @@
-//! Ranks on several hosts, through the binary: `consort ranks` processes on loopback, each of which stands for a machine.
+//! What needs a network of its own, through the binary: ranks on several hosts (`consort ranks` processes on loopback or in
+//! namespaces, each of which stands for a machine), and coding agents where there is no network.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod agents;
 mod host;
 mod network;
 #[path = "../serving/mod.rs"]
