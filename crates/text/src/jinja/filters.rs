@@ -3,13 +3,13 @@
 use super::arguments::Arguments;
 use super::containers::{DictBuilder, ListBuilder, Text, TextBuilder};
 use super::error::Error;
-use super::eval::Renderer;
 use super::format::percent_with;
 use super::list_filters;
 use super::meter::Meter;
 use super::methods::{attribute, count_of, missing, pad, pair, replace, split, strip, text_method, text_of};
 use super::operators::{items, to_text};
 use super::print::{JsonStyle, write_repr};
+use super::renderer::Renderer;
 use super::value::Value;
 use std::rc::Rc;
 

@@ -3,11 +3,11 @@
 use super::arguments::Arguments;
 use super::containers::{List, ListBuilder, TextBuilder};
 use super::error::Error;
-use super::eval::Renderer;
 use super::meter::{Charge, Meter};
 use super::methods::{attribute, count_of, missing, pair, text_method};
 use super::operators::{arithmetic, equals, item, items, order, to_text};
 use super::print::write_str;
+use super::renderer::Renderer;
 use super::value::Value;
 use crate::jinja::ast::Operator;
 use std::cmp::Ordering;

@@ -8,9 +8,8 @@ mod arguments;
 mod ast;
 mod containers;
 mod error;
-mod eval;
 mod evaluate;
-mod expressions;
+mod expression_parser;
 mod filters;
 mod format;
 mod lexer;
@@ -21,6 +20,7 @@ mod operators;
 mod parser;
 mod predicates;
 mod print;
+mod renderer;
 mod scope;
 mod value;
 
@@ -28,7 +28,7 @@ pub(crate) use error::{Error, ErrorKind};
 pub(crate) use meter::{Limits, Meter};
 pub(crate) use value::Value;
 
-use eval::Renderer;
+use renderer::Renderer;
 use scope::Scope;
 use std::rc::Rc;
 use std::sync::Arc;

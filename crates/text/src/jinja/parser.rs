@@ -1,4 +1,4 @@
-//! Parses the tokens of a template: its statements. Expressions are in `expressions`.
+//! Parses the tokens of a template: its statements. Expressions are in `expression_parser`.
 
 use super::ast::{Argument, Block, ForLoop, MacroDefinition, NamedCall, Parameter, Stmt, StmtKind, Target};
 use super::error::Error;

@@ -3,9 +3,9 @@
 use super::arguments::Arguments;
 use super::ast::Comparison;
 use super::error::Error;
-use super::eval::Renderer;
 use super::methods::{missing, text_of};
 use super::operators::compare;
+use super::renderer::Renderer;
 use super::value::Value;
 use std::rc::Rc;
 
