@@ -3,7 +3,7 @@
 
 use std::io::BufReader;
 
-use cluster::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, decode, encode};
+use ranks::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, decode, encode};
 use engine::{StepOutput, StepPlan};
 use libfuzzer_sys::fuzz_target;
 

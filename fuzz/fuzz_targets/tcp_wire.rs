@@ -1,7 +1,7 @@
 //! Anything that a peer sends over TCP, with the cluster key or without it, is parsed or rejected.
 #![no_main]
 
-use cluster::tcp::fuzzing::read_any;
+use ranks::tcp::fuzzing::read_any;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(

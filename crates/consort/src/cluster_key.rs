@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use cluster::tcp::ClusterKey;
+use ranks::tcp::ClusterKey;
 
 use crate::usage::UsageError;
 

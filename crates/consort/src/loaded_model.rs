@@ -1,6 +1,6 @@
 //! `LoadedModel`: a model that is ready to run, in this process or in a group of rank processes.
 
-use cluster::group::Group;
+use ranks::group::Group;
 use engine::{Executor, LocalExecutor, RankReport};
 use kernels::cpu::CpuBackend;
 

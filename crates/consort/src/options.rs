@@ -7,11 +7,11 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use cluster::check_memory;
-use cluster::group::{Deadlines, Group, GroupConfig, Hosts};
-use cluster::protocol::join::Activations;
-use cluster::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
-use cluster::protocol::shard::ShardSpec;
+use ranks::check_memory;
+use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
+use ranks::protocol::join::Activations;
+use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
+use ranks::protocol::shard::ShardSpec;
 use engine::{CHUNK_DEFAULT, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
 use kernels::{PAGE_TOKENS, StepLimits};

@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cap::Cap;
-use cluster::group::{Deadlines, Group, GroupConfig};
-use cluster::protocol::plan::WirePlan;
-use cluster::protocol::session::WirePrefix;
-use cluster::protocol::shard::ShardSpec;
-use cluster::protocol::{self, Lines, RankReply};
-use cluster::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT};
+use ranks::group::{Deadlines, Group, GroupConfig};
+use ranks::protocol::plan::WirePlan;
+use ranks::protocol::session::WirePrefix;
+use ranks::protocol::shard::ShardSpec;
+use ranks::protocol::{self, Lines, RankReply};
+use ranks::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT};
 use engine::{Engine, EventKind, Phase, Prefix, Request, RequestedOutput, SamplingParams, StepPlan};
 use kernels::StepLimits;
 use kernels::cpu::CpuOptions;

@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::Path;
 
-use cluster::group::{Deadlines, Group, GroupConfig};
-use cluster::protocol::shard::ShardSpec;
+use ranks::group::{Deadlines, Group, GroupConfig};
+use ranks::protocol::shard::ShardSpec;
 use kernels::StepLimits;
 use kernels::cpu::CpuOptions;
 use model::{Checkpoint, Limits, LoadOptions};

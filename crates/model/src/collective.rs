@@ -1,5 +1,5 @@
 //! `Collective`: the reduce and gather operations of a tensor-parallel group. The trait is declared here, where the forward
-//! pass needs it, and implemented in `cluster`. Sums are taken in a fixed order, so runs are reproducible bit for bit.
+//! pass needs it, and implemented in `ranks`. Sums are taken in a fixed order, so runs are reproducible bit for bit.
 
 use std::ops::Range;
 

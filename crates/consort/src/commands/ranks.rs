@@ -10,8 +10,8 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cluster::tcp::{RankProcess, serve_ranks};
-use cluster::worker;
+use ranks::tcp::{RankProcess, serve_ranks};
+use ranks::worker;
 use tracing::{error, info};
 use types::Rank;
 

@@ -6,7 +6,7 @@ use std::io::{Write, stdout};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cluster::memory_available;
+use ranks::memory_available;
 use model::{Checkpoint, Description, FeedForward};
 use text::{SpecialTokens, Tokenizer};
 use types::TokenId;

@@ -67,7 +67,7 @@ mod linux {
     use std::time::Duration;
 
     use anyhow::{Context, Result, anyhow, bail};
-    use cluster::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT, Options, build_id};
+    use ranks::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT, Options, build_id};
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::io::{Errno, fcntl_dupfd_cloexec};
     use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};

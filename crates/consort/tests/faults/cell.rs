@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use cluster::group::{Deadlines, Group, GroupConfig};
-use cluster::protocol::shard::ShardSpec;
+use ranks::group::{Deadlines, Group, GroupConfig};
+use ranks::protocol::shard::ShardSpec;
 use engine::{
     Engine, EngineOptions, EventKind, EventSink, FinishReason, Finished, Health, LocalExecutor, Request, RequestHandle,
     Service,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use cluster::group::Hosts;
-use cluster::protocol::join::Activations;
-use cluster::tcp::{ClusterKey, RankProcess, serve_ranks};
-use cluster::worker;
+use ranks::group::Hosts;
+use ranks::protocol::join::Activations;
+use ranks::tcp::{ClusterKey, RankProcess, serve_ranks};
+use ranks::worker;
 use types::Rank;
 
 /// Dropping this value ends the hosts and their ranks.

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::worker::command;
+use ranks::worker::command;
 use serde_json::json;
 use types::WorldSize;
 

@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use cluster::protocol::VERSION;
-use cluster::protocol::shard::ShardSpec;
-use cluster::shared_memory::{GroupLimits, Segment};
-use cluster::worker::build_id;
+use ranks::protocol::VERSION;
+use ranks::protocol::shard::ShardSpec;
+use ranks::shared_memory::{GroupLimits, Segment};
+use ranks::worker::build_id;
 use kernels::StepLimits;
 use kernels::cpu::CpuOptions;
 use model::{Limits, LoadOptions};

@@ -1,12 +1,12 @@
 //! The ops, line by line: those of the neuron protocol as its documentation has them, and consort's own.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use cluster::protocol::join::{Activations, JoinTimeouts, Secret};
-use cluster::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
-use cluster::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
-use cluster::protocol::session::{RankStats, WirePrefix};
-use cluster::protocol::shard::ShardSpec;
-use cluster::protocol::{
+use ranks::protocol::join::{Activations, JoinTimeouts, Secret};
+use ranks::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
+use ranks::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
+use ranks::protocol::session::{RankStats, WirePrefix};
+use ranks::protocol::shard::ShardSpec;
+use ranks::protocol::{
     ErrorKind, HelloMismatch, LineMessage, Lines, MESSAGE_BYTES_MAX, RankReply, RankRequest, ReadError, VERSION,
     Writer, check_hello, clean, encode,
 };

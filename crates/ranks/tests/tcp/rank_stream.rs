@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use cluster::protocol::{Lines, RankReply, RankRequest, Writer};
-use cluster::tcp::{
+use ranks::protocol::{Lines, RankReply, RankRequest, Writer};
+use ranks::tcp::{
     ClusterKey, HandshakeError, RANKS_MAX, RankProcess, RankStream, RankStreamHandle, RankStreamReader,
     RankStreamWriter, RejectReason, SILENCE_MIN, serve_ranks,
 };

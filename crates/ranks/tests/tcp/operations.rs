@@ -1,7 +1,7 @@
 //! What the collectives compute, when nothing fails.
 
-use cluster::tcp::{Encoding, TcpComm, TcpCommOptions};
-use cluster::{CommError, Communicator as _};
+use ranks::tcp::{Encoding, TcpComm, TcpCommOptions};
+use ranks::{CommError, Communicator as _};
 use types::{Rank, WorldSize};
 
 use crate::group::{OPTIONS, all};

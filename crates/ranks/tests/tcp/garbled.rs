@@ -2,8 +2,8 @@
 
 use std::thread;
 
-use cluster::tcp::TcpCommOptions;
-use cluster::{CommError, Communicator as _};
+use ranks::tcp::TcpCommOptions;
+use ranks::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT};
 use crate::proxy::{TransitFault, proxy};

@@ -1,7 +1,7 @@
 //! Prints how long an `all_reduce` takes between ranks that are threads of this process: over shared memory, and over TCP
 //! on loopback, exact and as eight bits.
 //!
-//!     cargo run --release -p cluster --example collective_latency [RANKS]
+//!     cargo run --release -p ranks --example collective_latency [RANKS]
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a failed measurement panics
 
@@ -9,9 +9,9 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::Communicator as _;
-use cluster::shared_memory::{Epoch, GroupLimits, Segment};
-use cluster::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use ranks::Communicator as _;
+use ranks::shared_memory::{Epoch, GroupLimits, Segment};
+use ranks::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use types::{Rank, WorldSize};
 
 const SIZES: [usize; 4] = [1 << 10, 1 << 12, 1 << 16, 1 << 19]; // elements: 4 KiB to 2 MiB

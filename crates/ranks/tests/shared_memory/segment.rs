@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use cluster::shared_memory::{GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};
+use ranks::shared_memory::{GroupLimits, SEGMENT_BYTES_MAX, Segment, SegmentError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use types::WorldSize;
 

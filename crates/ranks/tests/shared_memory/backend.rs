@@ -2,7 +2,7 @@
 
 use std::sync::{Barrier, Mutex};
 
-use cluster::{CommError, Communicator as _, GroupCollective};
+use ranks::{CommError, Communicator as _, GroupCollective};
 use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use cluster::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
+use ranks::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
 use types::{Rank, WorldSize};
 
 /// Far longer than a test takes.

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::shared_memory::{Epoch, GroupLimits, Segment};
-use cluster::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
-use cluster::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
+use ranks::shared_memory::{Epoch, GroupLimits, Segment};
+use ranks::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use ranks::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use engine::{
     Capacity, Engine, Executor, ExecutorError, LocalExecutor, OpenedSession, Phase, Prefix, RequestedOutput,
     SamplingParams, StepOutput, StepPlan, inspect,

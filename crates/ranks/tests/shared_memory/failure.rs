@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use cluster::shared_memory::Epoch;
-use cluster::{CommError, Communicator as _};
+use ranks::shared_memory::Epoch;
+use ranks::{CommError, Communicator as _};
 
 use crate::group::{Group, bits, numbers, sum, watched};
 

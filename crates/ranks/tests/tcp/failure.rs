@@ -4,8 +4,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::tcp::TcpCommOptions;
-use cluster::{CommError, Communicator as _};
+use ranks::tcp::TcpCommOptions;
+use ranks::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, all, each};
 use crate::shared::watched;

@@ -1,7 +1,7 @@
 //! `TcpComm` as the collective of a backend.
 
-use cluster::tcp::TcpCommOptions;
-use cluster::{Communicator as _, GroupCollective};
+use ranks::tcp::TcpCommOptions;
+use ranks::{Communicator as _, GroupCollective};
 use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};

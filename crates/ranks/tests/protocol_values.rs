@@ -1,9 +1,9 @@
 //! The values of plans and sessions: numbers with every bit, prefixes, capacities.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use cluster::protocol::limits::{LimitError, VOCAB_MAX};
-use cluster::protocol::session::{self, WirePrefix};
-use cluster::protocol::{Lines, Number, Packed, RankRequest, encode};
+use ranks::protocol::limits::{LimitError, VOCAB_MAX};
+use ranks::protocol::session::{self, WirePrefix};
+use ranks::protocol::{Lines, Number, Packed, RankRequest, encode};
 use engine::{Capacity, PageHash};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -3,8 +3,8 @@
 
 use std::io::{self, BufReader, Read, Write};
 
-use cluster::protocol::limits::{ENTRIES_MAX, FILES_MAX, IMAGES_MAX};
-use cluster::protocol::{
+use ranks::protocol::limits::{ENTRIES_MAX, FILES_MAX, IMAGES_MAX};
+use ranks::protocol::{
     ErrorKind, LINE_BYTES_MAX, LineMessage, Lines, RankReply, RankRequest, ReadError, WriteError, Writer,
 };
 use proptest::prelude::*;

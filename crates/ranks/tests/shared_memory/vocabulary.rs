@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cluster::shared_memory::ShmComm;
-use cluster::{Communicator as _, GroupCollective};
+use ranks::shared_memory::ShmComm;
+use ranks::{Communicator as _, GroupCollective};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{Backend, Span, StepInputs, StepLimits};
 use model::{Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, SingleRank};

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use cluster::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
-use cluster::protocol::output::{WireOutcome, WireOutput};
-use cluster::protocol::plan::{self, WirePlan};
-use cluster::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
+use ranks::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
+use ranks::protocol::output::{WireOutcome, WireOutput};
+use ranks::protocol::plan::{self, WirePlan};
+use ranks::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
 use engine::{
     Logprobs, Phase, PooledEmbedding, Pooling, PromptLogprobs, RequestedOutput, Sample, SampleError, Sampled,
     SamplingParams, StepOutput, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX,
@@ -444,7 +444,7 @@ fn an_output_that_does_not_answer_its_plan_is_refused() {
     unasked(output_refusal(|wire| wire.logits[0].position = 30));
 
     let outside = LimitError::TokenOutOfRange { token: 50, vocab: VOCAB };
-    let sampled = |change: fn(&mut cluster::protocol::output::WireSampled)| {
+    let sampled = |change: fn(&mut ranks::protocol::output::WireSampled)| {
         output_refusal(|wire| match &mut wire.samples[0].outcome {
             WireOutcome::Ok(sampled) => change(sampled),
             _ => panic!("a token was sampled"),

@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::Communicator as _;
-use cluster::shared_memory::Epoch;
-use cluster::tcp::{
+use ranks::Communicator as _;
+use ranks::shared_memory::Epoch;
+use ranks::tcp::{
     ClusterKey, ConnectError, Encoding, HANDSHAKES_MAX, HandshakeError, RejectReason, TcpAbort, TcpComm,
     TcpCommOptions, TcpGroup, WeakPassphrase,
 };

@@ -1,7 +1,7 @@
 //! What the collectives compute, when nothing fails.
 
-use cluster::Communicator as _;
-use cluster::shared_memory::ShmComm;
+use ranks::Communicator as _;
+use ranks::shared_memory::ShmComm;
 use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};

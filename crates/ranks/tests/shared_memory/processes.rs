@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use cluster::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
-use cluster::{CommError, Communicator as _};
+use ranks::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
+use ranks::{CommError, Communicator as _};
 use types::WorldSize;
 
 use crate::group::{Group, bits, numbers, sum, watched};
