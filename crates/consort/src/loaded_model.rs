@@ -1,8 +1,8 @@
 //! `LoadedModel`: a model that is ready to run, in this process or in a group of rank processes.
 
-use ranks::group::Group;
 use engine::{Executor, LocalExecutor, RankReport};
 use kernels::cpu::CpuBackend;
+use ranks::group::Group;
 
 pub enum LoadedModel {
     Local(Box<LocalExecutor<CpuBackend>>),

@@ -7,15 +7,15 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
+use engine::{CHUNK_DEFAULT, LocalExecutor};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
+use kernels::{PAGE_TOKENS, StepLimits};
+use model::{Checkpoint, Footprint, Limits, LoadOptions};
 use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::join::Activations;
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
-use engine::{CHUNK_DEFAULT, LocalExecutor};
-use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
-use kernels::{PAGE_TOKENS, StepLimits};
-use model::{Checkpoint, Footprint, Limits, LoadOptions};
 use types::{DType, WorldSize};
 
 use crate::cluster_key::KeyOptions;

@@ -10,16 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cap::Cap;
+use engine::{Engine, EventKind, Phase, Prefix, Request, RequestedOutput, SamplingParams, StepPlan};
+use kernels::StepLimits;
+use kernels::cpu::CpuOptions;
+use model::{Checkpoint, Limits, LoadOptions};
 use ranks::group::{Deadlines, Group, GroupConfig};
 use ranks::protocol::plan::WirePlan;
 use ranks::protocol::session::WirePrefix;
 use ranks::protocol::shard::ShardSpec;
 use ranks::protocol::{self, Lines, RankReply};
 use ranks::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT};
-use engine::{Engine, EventKind, Phase, Prefix, Request, RequestedOutput, SamplingParams, StepPlan};
-use kernels::StepLimits;
-use kernels::cpu::CpuOptions;
-use model::{Checkpoint, Limits, LoadOptions};
 use types::{SessionId, TokenId, WorldSize};
 
 #[global_allocator]

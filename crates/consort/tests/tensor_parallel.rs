@@ -9,11 +9,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::Path;
 
-use ranks::group::{Deadlines, Group, GroupConfig};
-use ranks::protocol::shard::ShardSpec;
 use kernels::StepLimits;
 use kernels::cpu::CpuOptions;
 use model::{Checkpoint, Limits, LoadOptions};
+use ranks::group::{Deadlines, Group, GroupConfig};
+use ranks::protocol::shard::ShardSpec;
 use serde_json::Value;
 use types::WorldSize;
 

@@ -1,6 +1,10 @@
 //! The ops, line by line: those of the neuron protocol as its documentation has them, and consort's own.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+use engine::{Capacity, PageHash};
+use kernels::StepLimits;
+use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
+use model::LoadOptions;
 use ranks::protocol::join::{Activations, JoinTimeouts, Secret};
 use ranks::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
 use ranks::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
@@ -10,10 +14,6 @@ use ranks::protocol::{
     ErrorKind, HelloMismatch, LineMessage, Lines, MESSAGE_BYTES_MAX, RankReply, RankRequest, ReadError, VERSION,
     Writer, check_hello, clean, encode,
 };
-use engine::{Capacity, PageHash};
-use kernels::StepLimits;
-use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
-use model::LoadOptions;
 use types::{DType, TokenId};
 
 fn read<M: LineMessage>(line: &str) -> Result<M, ReadError> {

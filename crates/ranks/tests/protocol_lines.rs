@@ -3,11 +3,11 @@
 
 use std::io::{self, BufReader, Read, Write};
 
+use proptest::prelude::*;
 use ranks::protocol::limits::{ENTRIES_MAX, FILES_MAX, IMAGES_MAX};
 use ranks::protocol::{
     ErrorKind, LINE_BYTES_MAX, LineMessage, Lines, RankReply, RankRequest, ReadError, WriteError, Writer,
 };
-use proptest::prelude::*;
 
 /// The result of each line: the op, or the kind of error.
 fn taken(bytes: &[u8], bytes_max: usize) -> Vec<&'static str> {

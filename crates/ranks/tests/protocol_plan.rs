@@ -4,10 +4,6 @@
 
 use std::sync::Arc;
 
-use ranks::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
-use ranks::protocol::output::{WireOutcome, WireOutput};
-use ranks::protocol::plan::{self, WirePlan};
-use ranks::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
 use engine::{
     Logprobs, Phase, PooledEmbedding, Pooling, PromptLogprobs, RequestedOutput, Sample, SampleError, Sampled,
     SamplingParams, StepOutput, StepPlan, SuppressedTokens, TOP_LOGPROBS_MAX,
@@ -15,6 +11,10 @@ use engine::{
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use ranks::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
+use ranks::protocol::output::{WireOutcome, WireOutput};
+use ranks::protocol::plan::{self, WirePlan};
+use ranks::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
 use types::{SessionId, TokenId};
 
 const VOCAB: usize = 50;

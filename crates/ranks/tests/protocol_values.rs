@@ -1,12 +1,12 @@
 //! The values of plans and sessions: numbers with every bit, prefixes, capacities.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use ranks::protocol::limits::{LimitError, VOCAB_MAX};
-use ranks::protocol::session::{self, WirePrefix};
-use ranks::protocol::{Lines, Number, Packed, RankRequest, encode};
 use engine::{Capacity, PageHash};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use ranks::protocol::limits::{LimitError, VOCAB_MAX};
+use ranks::protocol::session::{self, WirePrefix};
+use ranks::protocol::{Lines, Number, Packed, RankRequest, encode};
 use types::TokenId;
 
 const VOCAB: usize = 50;

@@ -12,9 +12,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ranks::shared_memory::{Epoch, GroupLimits, Segment};
-use ranks::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
-use ranks::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use engine::{
     Capacity, Engine, Executor, ExecutorError, LocalExecutor, OpenedSession, Phase, Prefix, RequestedOutput,
     SamplingParams, StepOutput, StepPlan, inspect,
@@ -23,6 +20,9 @@ use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, CollectiveError, Limits, LoadOptions};
 use random::{ODD_HEADS, PROMPT, Sizes};
+use ranks::shared_memory::{Epoch, GroupLimits, Segment};
+use ranks::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use ranks::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use serde_json::Value;
 use types::{DType, SessionId, TokenId, WorldSize};
 

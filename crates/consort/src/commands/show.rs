@@ -6,8 +6,8 @@ use std::io::{Write, stdout};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ranks::memory_available;
 use model::{Checkpoint, Description, FeedForward};
+use ranks::memory_available;
 use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use ranks::group::{Deadlines, Group, GroupConfig};
-use ranks::protocol::shard::ShardSpec;
 use engine::{
     Engine, EngineOptions, EventKind, EventSink, FinishReason, Finished, Health, LocalExecutor, Request, RequestHandle,
     Service,
@@ -14,6 +12,8 @@ use engine::{
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
+use ranks::group::{Deadlines, Group, GroupConfig};
+use ranks::protocol::shard::ShardSpec;
 use types::{TokenId, WorldSize};
 
 use crate::bounded::{WAIT_MAX, wait_until};

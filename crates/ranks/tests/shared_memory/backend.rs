@@ -2,10 +2,10 @@
 
 use std::sync::{Barrier, Mutex};
 
-use ranks::{CommError, Communicator as _, GroupCollective};
 use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};
+use ranks::{CommError, Communicator as _, GroupCollective};
 use types::Rank;
 
 use crate::group::{Group, bits, numbers, sum, watched};

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use ranks::shared_memory::ShmComm;
-use ranks::{Communicator as _, GroupCollective};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{Backend, Span, StepInputs, StepLimits};
 use model::{Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, SingleRank};
+use ranks::shared_memory::ShmComm;
+use ranks::{Communicator as _, GroupCollective};
 use serde_json::{Value, json};
 use types::{DType, Rank, WorldSize};
 

@@ -1,10 +1,10 @@
 //! `TcpComm` as the collective of a backend.
 
-use ranks::tcp::TcpCommOptions;
-use ranks::{Communicator as _, GroupCollective};
 use kernels::Backend;
 use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};
+use ranks::tcp::TcpCommOptions;
+use ranks::{Communicator as _, GroupCollective};
 
 use crate::group::{Group, OPTIONS};
 use crate::shared::{bits, numbers, sum, watched};

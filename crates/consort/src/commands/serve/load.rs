@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ranks::memory_available;
 use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::PAGE_TOKENS;
 use kernels::cpu::Level;
 use model::{Checkpoint, Footprint, StoredFormat};
+use ranks::memory_available;
 use server::{App, LoadStage, ModelDescription, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
