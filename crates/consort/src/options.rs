@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use engine::{CHUNK_DEFAULT, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
 use kernels::{PAGE_TOKENS, StepLimits};
-use model::{Checkpoint, Footprint, Limits, LoadOptions};
+use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::join::Activations;
@@ -163,7 +163,8 @@ impl ModelOptions {
     pub fn possible_ranks(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity, max: u16) -> Result<Vec<u16>> {
         let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
         let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
-        let can_load = |rank| Footprint::new(&backend, checkpoint, &options, rank).is_ok();
+        let whole = ModelPart::whole(checkpoint.description());
+        let can_load = |rank| Footprint::new(&backend, checkpoint, &options, whole, rank).is_ok();
         let can_split = |&size: &u16| WorldSize::new(size).is_some_and(|world| world.ranks().all(can_load));
         Ok((1..=max).filter(can_split).collect())
     }
@@ -171,7 +172,8 @@ impl ModelOptions {
     fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Vec<Footprint>> {
         let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
         let shares = self.world().ranks().take(self.local_ranks());
-        let shares = shares.map(|rank| Footprint::new(&backend, checkpoint, options, rank));
+        let whole = ModelPart::whole(checkpoint.description());
+        let shares = shares.map(|rank| Footprint::new(&backend, checkpoint, options, whole, rank));
         Ok(shares.collect::<Result<_, _>>()?)
     }
 

@@ -1,7 +1,7 @@
 //! `Engine`: the one decode loop. Requests are added; each [`Engine::step`] advances all of them.
 //!
-//! A step runs one row of every sequence in decode, and as many prefill rows as the chunk and the step's time allow, in one
-//! plan. When the KV cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the
+//! A step runs one row of every sequence in decode (of every `depth`-th, if an executor has `depth` steps in flight), and as many
+//! prefill rows as the chunk and the step's time allow, in one plan. When the KV cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the
 //! tokens it has, so no request fails because others run. When the executor loses a process, all sequences are requeued,
 //! until the executor is ready again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
 
@@ -330,7 +330,8 @@ impl<E: Executor> Engine<E> {
     /// Plans and submits one step, and preempts sequences while its pages do not fit. False if there was nothing to plan.
     fn submit(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         let (submitted, prefill) = loop {
-            let prefill = self.scheduler.plan(&mut self.plan, &mut self.running, &self.executor.capacity());
+            let (capacity, depth) = (self.executor.capacity(), self.executor.depth());
+            let prefill = self.scheduler.plan(&mut self.plan, &mut self.running, &capacity, depth);
             if self.plan.is_empty() {
                 return Ok(false);
             }

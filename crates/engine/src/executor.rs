@@ -1,5 +1,5 @@
-//! `Executor`: runs steps. One process and a group of tensor-parallel rank processes are implementations of this one
-//! trait, and the decode loop does not know which of them it drives.
+//! `Executor`: runs steps. One process, a group of tensor-parallel rank processes and a chain of stages are implementations of
+//! this one trait, and the decode loop does not know which of them it drives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,15 @@ use crate::prefix::Prefix;
 
 /// Holds sessions and runs steps. Up to [`Executor::depth`] steps are in flight; they are collected in the order in
 /// which they were submitted.
+///
+/// Calls take effect in the order in which they are made, on every process that holds a part of the model: a session op
+/// applies after the steps that were submitted before it, and before those submitted after it. So a step may continue a session
+/// whose earlier rows are still in flight, a session may share pages that a step in flight computes, and pages that are
+/// freed while a step in flight uses them can be allocated at once.
+///
+/// A loss ([`ExecutorError::Lost`], [`Health::Rebuilding`]) closes all sessions and discards all steps in flight.
 pub trait Executor: Send {
-    /// Steps that may be in flight at once: one for each pipeline stage, so that no stage idles.
+    /// Steps that may be in flight at once: one for each pipeline stage, so that no stage idles. It may change at a loss.
     fn depth(&self) -> usize;
 
     fn capacity(&self) -> Capacity;
@@ -24,11 +31,12 @@ pub trait Executor: Send {
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError>;
 
     /// Discards what a session computed after its first `tokens` tokens. Returns how many remain computed: fewer than
-    /// `tokens` if these end within a page that is shared or in the prefix cache, because that page is released.
+    /// `tokens` if these end within a page that is shared or in the prefix cache, because that page is released. What steps
+    /// in flight return for rows after the tokens that remain is missing or meaningless; no other session is affected.
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError>;
 
-    /// Closes a session and frees its pages at once. What a step in flight computes for it is dropped.
-    /// Closing a session twice does nothing.
+    /// Closes a session and frees its pages at once. What steps in flight compute for it is dropped, except for
+    /// [`StepOutput::states`], whose rows keep their places. Closing a session twice does nothing.
     fn close(&mut self, session: SessionId);
 
     /// Starts a step. An error means that no session changed; what can be checked is checked before anything runs.
@@ -150,6 +158,12 @@ pub enum ExecutorError {
     StepTooLarge { what: &'static str, found: usize, max: usize },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     TokenOutOfRange { token: u32, vocab: usize },
+    #[error("the plan does not have {expected} for its rows, which this executor needs")]
+    Input { expected: &'static str },
+    #[error("{found} values were given for {rows} rows of {width}")]
+    ActivationShape { rows: usize, width: usize, found: usize },
+    #[error("this executor does not return {what}")]
+    Output { what: &'static str },
     #[error("{depth} steps are in flight, which is the limit")]
     PipelineFull { depth: usize },
     #[error("no step is in flight")]

@@ -1,10 +1,12 @@
 //! The decode loop: many requests run together in steps. Also step plans, the sampler, page tables and the prefix cache.
 //!
 //! [`Engine`] plans steps and an [`Executor`] runs them; the engine does not know where. [`LocalExecutor`] is the executor that
-//! runs a model in this process. [`Service`] runs an engine on a thread of its own. Synchronous throughout; no sockets, no
+//! runs a model in this process; a [`Stage`] runs a range of its layers, and [`ChainEnds`] what comes before and after a
+//! chain of stages. [`Service`] runs an engine on a thread of its own. Synchronous throughout; no sockets, no
 //! text.
 #![forbid(unsafe_code)]
 
+mod chain_ends;
 mod clock;
 mod completion_rate;
 mod constraint;
@@ -12,6 +14,7 @@ mod draft;
 mod engine;
 mod executor;
 mod generation;
+mod head;
 pub mod inspect;
 mod local;
 mod logit_row;
@@ -30,8 +33,10 @@ mod scheduler;
 mod sequence;
 mod service;
 mod session_table;
+mod stage;
 mod stats;
 
+pub use chain_ends::ChainEnds;
 pub use constraint::{Constraint, ConstraintError, TokenMask};
 pub use engine::{
     CHUNK_DEFAULT, Engine, EngineError, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX,
@@ -56,4 +61,5 @@ pub use sampler::{
 };
 pub use service::{EventSink, RequestHandle, Service, SubmitError, ThreadExit};
 pub use session_table::SessionTable;
+pub use stage::Stage;
 pub use stats::{EngineStats, FinishCounts};

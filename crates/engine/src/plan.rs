@@ -1,8 +1,9 @@
 //! `StepPlan`: what one step runs, and `StepOutput`: its results.
 //!
 //! A plan has one entry per sequence: which tokens to run, from the first position that is not computed yet, and which
-//! output to return. Chunked prefill, decode, and verification of draft tokens are all this one case. Both types keep their
-//! memory from step to step.
+//! output to return. Chunked prefill, decode, and verification of draft tokens are all this one case. A stage without the
+//! embedding gets the same plan with the activations of the rows instead of their tokens. Both types keep their memory from
+//! step to step.
 //!
 //! Decode entries come first, then prefill entries, and last the prefill entries whose hidden states are pooled: rows with
 //! the same arithmetic are contiguous, and so are rows with logits.
@@ -52,6 +53,10 @@ pub enum RequestedOutput {
     Logits {
         rows: usize,
     },
+    /// The hidden states of the last `rows` rows after the last layer of a stage: the activations of the next one.
+    States {
+        rows: usize,
+    },
 }
 
 impl RequestedOutput {
@@ -76,7 +81,8 @@ pub struct Entry {
     pub phase: Phase,
     /// The position of the first token. It equals the number of tokens that the session has computed.
     pub position: usize,
-    tokens: Range<usize>,
+    /// Its rows of the step.
+    rows: Range<usize>,
     pub requested: RequestedOutput,
     mask: Option<Range<usize>>,
 }
@@ -84,7 +90,7 @@ pub struct Entry {
 impl Entry {
     /// How many tokens it runs.
     pub fn rows(&self) -> usize {
-        self.tokens.len()
+        self.rows.len()
     }
 
     /// The session's length after the step.
@@ -95,7 +101,7 @@ impl Entry {
     /// How many of its last rows need logits.
     pub fn logit_rows(&self) -> usize {
         match self.requested {
-            RequestedOutput::Nothing | RequestedOutput::Embed { .. } => 0,
+            RequestedOutput::Nothing | RequestedOutput::Embed { .. } | RequestedOutput::States { .. } => 0,
             RequestedOutput::Sample { rows, .. } | RequestedOutput::Logits { rows } => rows,
             RequestedOutput::PromptLogprobs { .. } => self.rows(),
         }
@@ -115,30 +121,49 @@ impl Entry {
         }
     }
 
+    /// Its last rows, of the step's rows, whose hidden states after the last layer are needed: for logits, to be pooled, or to
+    /// be returned.
+    pub fn state_rows(&self) -> Range<usize> {
+        let count = match self.requested {
+            RequestedOutput::States { rows } => rows,
+            _ => self.logit_rows() + self.pooled_rows(),
+        };
+        self.rows.end - count..self.rows.end
+    }
+
     /// Sorts the entries of a plan.
     fn order(&self) -> (Phase, bool) {
         (self.phase, matches!(self.requested, RequestedOutput::Embed { .. }))
     }
 }
 
-/// What one step runs: at most one entry for a session, each with at least one token.
+/// What one step runs: at most one entry for a session, each with at least one row. Either all rows have tokens, or none has,
+/// and the plan carries activations.
 #[derive(Debug, Default)]
 pub struct StepPlan {
     entries: Vec<Entry>,
+    rows: usize,
+    /// One for each row, or none.
     tokens: Vec<TokenId>,
+    /// `[rows, hidden]`, or none.
+    activations: Vec<f32>,
     /// The masks of all entries that have one: see [`TokenMask`](crate::TokenMask::words).
     masks: Vec<u32>,
 }
 
 impl Clone for StepPlan {
     fn clone(&self) -> Self {
-        Self { entries: self.entries.clone(), tokens: self.tokens.clone(), masks: self.masks.clone() }
+        let mut plan = Self::new();
+        plan.clone_from(self);
+        plan
     }
 
     /// Reuses memory: executors keep a copy of a plan while its step is in flight.
     fn clone_from(&mut self, source: &Self) {
         self.entries.clone_from(&source.entries);
+        self.rows = source.rows;
         self.tokens.clone_from(&source.tokens);
+        self.activations.clone_from(&source.activations);
         self.masks.clone_from(&source.masks);
     }
 }
@@ -151,7 +176,9 @@ impl StepPlan {
     /// Empties the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.rows = 0;
         self.tokens.clear();
+        self.activations.clear();
         self.masks.clear();
     }
 
@@ -176,13 +203,42 @@ impl StepPlan {
         draft: &[TokenId],
         requested: RequestedOutput,
     ) {
-        let start = self.tokens.len();
+        assert!(self.has_tokens(), "the rows before have no tokens");
         self.tokens.extend_from_slice(tokens);
         self.tokens.extend_from_slice(draft);
-        let entry = Entry { session, phase, position, tokens: start..self.tokens.len(), requested, mask: None };
-        assert!(entry.rows() > 0, "an entry runs at least one token");
-        assert!(entry.logit_rows() <= entry.rows(), "an entry has the rows whose logits it requests");
+        self.push_entry(session, phase, position, tokens.len() + draft.len(), requested);
+    }
+
+    /// Adds an entry of rows without tokens. The plan needs activations: see [`StepPlan::activations_mut`].
+    pub fn push_rows(
+        &mut self,
+        session: SessionId,
+        phase: Phase,
+        position: usize,
+        rows: usize,
+        requested: RequestedOutput,
+    ) {
+        assert!(self.tokens.is_empty(), "the rows before have tokens");
+        self.push_entry(session, phase, position, rows, requested);
+    }
+
+    fn push_entry(
+        &mut self,
+        session: SessionId,
+        phase: Phase,
+        position: usize,
+        rows: usize,
+        requested: RequestedOutput,
+    ) {
+        let entry = Entry { session, phase, position, rows: self.rows..self.rows + rows, requested, mask: None };
+        assert!(rows > 0, "an entry runs at least one token");
+        let requested = match entry.requested {
+            RequestedOutput::States { rows } => rows,
+            _ => entry.logit_rows(),
+        };
+        assert!(requested <= rows, "an entry has the rows whose output it requests");
         assert!(self.entries.last().is_none_or(|last| last.order() <= entry.order()), "an entry is out of order");
+        self.rows += rows;
         self.entries.push(entry);
     }
 
@@ -198,13 +254,29 @@ impl StepPlan {
         &self.entries
     }
 
+    /// The tokens of an entry; none if the plan carries activations.
     pub fn tokens(&self, entry: &Entry) -> &[TokenId] {
-        &self.tokens[entry.tokens.clone()]
+        if self.has_tokens() { &self.tokens[entry.rows.clone()] } else { &[] }
     }
 
-    /// The tokens of all entries, in order: one row each.
+    /// The tokens of all entries, in order: one row each; none if the plan carries activations.
     pub fn all_tokens(&self) -> &[TokenId] {
         &self.tokens
+    }
+
+    /// Whether each row has a token. Otherwise the rows are activations.
+    pub fn has_tokens(&self) -> bool {
+        self.tokens.len() == self.rows
+    }
+
+    /// The activations `[rows, hidden]` of a plan without tokens.
+    pub fn activations(&self) -> &[f32] {
+        &self.activations
+    }
+
+    /// The same, to be filled. An executor refuses a plan whose activations do not have the shape of its rows.
+    pub fn activations_mut(&mut self) -> &mut Vec<f32> {
+        &mut self.activations
     }
 
     /// Which tokens may be sampled for an entry; `None`: any.
@@ -213,7 +285,7 @@ impl StepPlan {
     }
 
     pub fn rows(&self) -> usize {
-        self.tokens.len()
+        self.rows
     }
 
     /// Rows of decode entries: the first rows of the plan.
@@ -230,6 +302,11 @@ impl StepPlan {
     /// Rows whose hidden states are pooled.
     pub fn pooled_rows(&self) -> usize {
         self.entries.iter().map(Entry::pooled_rows).sum()
+    }
+
+    /// Rows whose hidden states after the last layer are needed: see [`Entry::state_rows`].
+    pub fn state_rows(&self) -> usize {
+        self.entries.iter().map(|entry| entry.state_rows().len()).sum()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -279,6 +356,9 @@ pub struct StepOutput {
     pub prompt_logprobs: Vec<PromptLogprobs>,
     pub embeddings: Vec<PooledEmbedding>,
     pub logits: Vec<LogitRows>,
+    /// Hidden states `[rows, hidden]` of all rows for which [`RequestedOutput::States`] asked, also of sessions that were
+    /// closed since: the rows keep their places.
+    pub states: Vec<f32>,
     values: Vec<f32>,
 }
 
@@ -293,6 +373,7 @@ impl StepOutput {
         self.prompt_logprobs.clear();
         self.embeddings.clear();
         self.logits.clear();
+        self.states.clear();
         self.values.clear();
     }
 

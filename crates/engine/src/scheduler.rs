@@ -1,7 +1,7 @@
 //! `Scheduler`: which rows of which sequences the next step runs. Its decisions change the time of an answer, never its
 //! tokens.
 //!
-//! All sequences in decode come first, with one row each and draft tokens. Prefill gets the rows that the chunk leaves, in two
+//! Sequences in decode come first, with one row each and draft tokens. Prefill gets the rows that the chunk leaves, in two
 //! passes. The first takes prompts that it can complete, oldest first, up to half of these rows, so that a short prompt does
 //! not wait for a long one. The second takes the others, oldest first. If the first pass took short prompts while a long one
 //! waits, the second is limited to a quarter: the step ends sooner, and the long prompt still advances in every step,
@@ -9,6 +9,10 @@
 //!
 //! While sequences generate, each of them waits for the whole step before its next token. Then prefill gets no more rows than
 //! the step can run in a given time, by the measured cost of prefill rows.
+//!
+//! With several steps in flight, each gets an equal part of the sequences in decode, so that the stages of a chain are
+//! equally busy, and a prompt is cut into more chunks, so that one stage computes a chunk while the next one computes the
+//! chunk before it. The next chunk of a prompt need not wait for the one before it.
 
 use std::time::Duration;
 
@@ -16,6 +20,15 @@ use crate::executor::Capacity;
 use crate::plan::{Phase, StepPlan};
 use crate::prefill_cost::{PrefillCost, PrefillRows};
 use crate::sequence::Sequence;
+
+/// The fewest prefill rows of a step with others in flight, if so many are ready. With fewer, the time to read the weights
+/// would outweigh that of the rows.
+const PIPELINED_ROWS_MIN: usize = 64;
+
+/// How many of the prefill rows that are ready a step gets at most: any number, or a part that keeps `depth` stages busy.
+pub(crate) fn pipelined_rows(ready: usize, depth: usize) -> usize {
+    if depth > 1 { ready.div_ceil(2 * depth).max(PIPELINED_ROWS_MIN) } else { usize::MAX }
+}
 
 pub(crate) struct Scheduler {
     /// Rows of a step, unless more sequences are in decode.
@@ -26,6 +39,8 @@ pub(crate) struct Scheduler {
     prefill_step: Option<Duration>,
     prefill_cost: PrefillCost,
     scheduled: Vec<ScheduledRows>,
+    /// Indices of the sequences that are ready to decode.
+    ready: Vec<usize>,
 }
 
 /// One sequence's rows of the step.
@@ -50,7 +65,7 @@ struct StepBudget<'a> {
 impl Scheduler {
     pub fn new(chunk: usize, draft_tokens_max: usize, prefill_step: Option<Duration>) -> Self {
         let (chunk, prefill_cost) = (chunk.max(1), PrefillCost::default());
-        Self { chunk, draft_tokens_max, prefill_step, prefill_cost, scheduled: Vec::new() }
+        Self { chunk, draft_tokens_max, prefill_step, prefill_cost, scheduled: Vec::new(), ready: Vec::new() }
     }
 
     /// A step with these prefill rows took `elapsed`.
@@ -58,24 +73,44 @@ impl Scheduler {
         self.prefill_cost.record(prefill, elapsed);
     }
 
-    /// Fills `plan` with the next step of `running`, which is in the order of admission. Returns its prefill rows.
-    pub fn plan(&mut self, plan: &mut StepPlan, running: &mut [Sequence], capacity: &Capacity) -> PrefillRows {
+    /// Fills `plan` with the next step of `running`, which is in the order of admission. Up to `depth` steps are in flight.
+    /// Returns its prefill rows.
+    pub fn plan(
+        &mut self,
+        plan: &mut StepPlan,
+        running: &mut [Sequence],
+        capacity: &Capacity,
+        depth: usize,
+    ) -> PrefillRows {
         plan.clear();
         self.scheduled.clear();
         let mut budget = StepBudget { capacity, rows: 0, logit_rows: 0, pages: 0, sequences: 0 };
-        for (index, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| sequence.is_decoding()) {
-            sequence.clear_draft();
-            self.schedule(&mut budget, index, sequence, 1);
-        }
+        self.decode(&mut budget, running, depth.max(1));
         if self.draft_tokens_max > 0 {
             self.draft(&mut budget, running);
         }
-        let prefill = self.prefill(&mut budget, running);
+        let prefill = self.prefill(&mut budget, running, depth.max(1));
         self.scheduled.sort_unstable_by_key(|scheduled| (scheduled.order, scheduled.index));
         for scheduled in &self.scheduled {
             running[scheduled.index].push_entry(scheduled.rows, plan);
         }
         prefill
+    }
+
+    /// Schedules the step's part of the sequences that generate: of those that are ready, the ones that have waited longest.
+    fn decode(&mut self, budget: &mut StepBudget<'_>, running: &mut [Sequence], depth: usize) {
+        let generating = running.iter().filter(|sequence| sequence.is_generating()).count();
+        let mut left = generating.div_ceil(depth);
+        self.ready.clear();
+        self.ready.extend((0..running.len()).filter(|&index| running[index].is_decoding()));
+        self.ready.sort_unstable_by_key(|&index| (running[index].last_step(), index));
+        for position in 0..self.ready.len() {
+            let index = self.ready[position];
+            running[index].clear_draft();
+            if left > 0 {
+                left -= self.schedule(budget, index, &running[index], 1);
+            }
+        }
     }
 
     /// Adds draft tokens to the sequences in decode, while rows are left.
@@ -96,12 +131,16 @@ impl Scheduler {
         }
     }
 
-    fn prefill(&mut self, budget: &mut StepBudget<'_>, running: &[Sequence]) -> PrefillRows {
+    fn prefill(&mut self, budget: &mut StepBudget<'_>, running: &[Sequence], depth: usize) -> PrefillRows {
         let waits = |index: &usize| running[*index].rows_ready() > 0 && !running[*index].is_decoding();
         let mut rows_max = self.chunk.saturating_sub(budget.rows).max(1);
+        let ready = (0..running.len()).filter(waits).map(|index| running[index].rows_ready()).sum();
+        rows_max = rows_max.min(pipelined_rows(ready, depth));
         if let Some(limit) = self.prefill_step.filter(|_| running.iter().any(Sequence::is_generating)) {
             let furthest = (0..running.len()).filter(waits).map(|index| running[index].planned).max();
-            rows_max = rows_max.min(self.prefill_cost.rows_within(limit, furthest.unwrap_or(0)));
+            // A sequence in decode waits for all steps in flight.
+            let rows = self.prefill_cost.rows_within(limit / depth as u32, furthest.unwrap_or(0));
+            rows_max = rows_max.min(rows);
         }
         let short_max = (rows_max / 2).max(1);
         let (start, mut short_rows, mut has_long) = (self.scheduled.len(), 0, false);

@@ -45,7 +45,7 @@ pub(crate) struct Sequence {
     kind: RequestKind,
     /// The number of the last step that was submitted with its rows.
     last_step: Option<u64>,
-    /// How often its session was lost while a step with its rows was in flight.
+    /// How often its session was lost while a step with its rows was in flight, since its last token.
     losses: u32,
     /// Whether [`EventKind::Prefilled`] was sent.
     prefilled: bool,
@@ -174,7 +174,7 @@ impl Sequence {
     }
 
     /// [`Sequence::reset`], because its session was lost while the steps from number `oldest_step` on were in flight.
-    /// Returns how often that has happened while its own rows were in such a step.
+    /// Returns how often that has happened, since its last token, while its own rows were in such a step.
     pub fn reset_after_loss(&mut self, oldest_step: Option<u64>) -> u32 {
         let ran = oldest_step.is_some_and(|oldest| self.last_step.is_some_and(|last| last >= oldest));
         self.losses += u32::from(ran);
@@ -266,6 +266,11 @@ impl Sequence {
         self.draft.accepted = 0;
     }
 
+    /// The number of the last step with its rows, since it was admitted.
+    pub fn last_step(&self) -> Option<u64> {
+        self.last_step
+    }
+
     /// Whether the next sample of a step in flight is valid.
     pub fn awaits_sample(&self) -> bool {
         self.samples_pending > 0
@@ -293,6 +298,7 @@ impl Sequence {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.samples_pending -= 1;
+        self.losses = 0;
         if self.eos.contains(&token) {
             return Some(FinishReason::Eos(sampled.clone()));
         }

@@ -164,12 +164,22 @@ pub struct Span {
 /// Everything that varies from step to step. Row `i` is token `tokens[i]`, of the span that contains row `i`.
 #[derive(Clone, Copy)]
 pub struct StepInputs<'a> {
+    /// Empty if the rows are activations from elsewhere, written by [`Backend::write`]: then nothing is embedded.
     pub tokens: &'a [u32],
     /// Spans in row order; together they cover all rows.
     pub spans: &'a [Span],
     pub pages: &'a [u32],
     /// Rows whose logits are computed, ascending.
     pub logit_rows: &'a [u32],
+}
+
+impl StepInputs<'_> {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        let rows = self.spans.iter().map(|span| span.rows as usize).sum();
+        assert!(self.tokens.is_empty() || self.tokens.len() == rows, "spans cover all tokens");
+        rows
+    }
 }
 
 /// How many rows an op works on: decode rows (generated tokens) first, then prefill rows (prompt tokens).

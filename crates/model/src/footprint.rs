@@ -1,15 +1,16 @@
-//! `Footprint`: the memory that a rank's shard of a model needs, computed before weights are read or allocated. It sums the
-//! backend's sizes of everything that `Embedding`, `Block` and `LmHead` allocate.
+//! `Footprint`: the memory that a rank's shard of a part of a model needs, computed before weights are read or allocated. It
+//! sums the backend's sizes of everything that `Embedding`, `Block` and `LmHead` allocate.
 
 use kernels::{Backend, Gated, KvShape};
-use types::{Rank, WorldSize};
+use types::{LayerRange, Rank, WorldSize};
 
 use crate::architecture::WeightKind;
 use crate::checkpoint::{Checkpoint, End};
-use crate::description::FeedForward;
+use crate::description::{FeedForward, Layer};
 use crate::load::{LoadError, LoadOptions, Loader, Stack};
+use crate::part::ModelPart;
 
-/// Bytes that one rank allocates for the embedding, all layers and the LM head. Norms and step inputs, a few kilobytes per
+/// Bytes that one rank allocates for its layers and, if it has them, the embedding and the LM head. Norms and step inputs, a few kilobytes per
 /// layer, are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
@@ -28,9 +29,11 @@ impl Footprint {
         backend: &B,
         from: &Checkpoint,
         options: &LoadOptions,
+        part: ModelPart,
         rank: Rank,
     ) -> Result<Self, LoadError> {
-        let plan = Plan { backend, from, options, rank, loader: Loader::new(backend, from, options, rank)? };
+        let (layers, loader) = (part.layers_of(from.description())?, Loader::new(backend, from, options, rank)?);
+        let plan = Plan { backend, from, options, part, layers, rank, loader };
         Ok(Self { weights: plan.weights()?, kv: plan.kv(), working: plan.working() })
     }
 
@@ -43,18 +46,23 @@ struct Plan<'a, B: Backend> {
     backend: &'a B,
     from: &'a Checkpoint,
     options: &'a LoadOptions,
+    part: ModelPart,
+    layers: &'a [Layer],
     rank: Rank,
     loader: Loader<'a, B>,
 }
 
 impl<B: Backend> Plan<'_, B> {
     fn weights(&self) -> Result<u64, LoadError> {
-        let description = self.from.description();
-        let mut sum = self.packed(self.loader.table(End::Embedding)?);
-        if !description.tied {
+        let mut sum = 0;
+        if self.part.has_ends {
+            sum += self.packed(self.loader.table(End::Embedding)?);
+        }
+        if self.part.has_ends && !self.from.description().tied {
             sum += self.packed(self.loader.table(End::Head)?);
         }
-        for (index, layer) in description.layers.iter().enumerate() {
+        let first = self.part.layers.map_or(0, LayerRange::start);
+        for (index, layer) in (first..).zip(self.layers) {
             let linear =
                 |roles: &[WeightKind], inner| Ok::<_, LoadError>(self.packed(self.loader.linear(index, roles, inner)?));
             sum += linear(&[WeightKind::Query, WeightKind::Key, WeightKind::Value], 0)?
@@ -83,19 +91,23 @@ impl<B: Backend> Plan<'_, B> {
         let description = self.from.description();
         let shape = KvShape { kv_heads: self.loader.shards.kv_heads.len(), head_dim: description.head_dim };
         let layer = self.backend.kv_bytes(shape, self.options.limits.kv_pages) as u64;
-        layer.saturating_mul(description.layers.len() as u64)
+        layer.saturating_mul(self.layers.len() as u64)
     }
 
     fn working(&self) -> u64 {
-        (self.block_work() + self.lm_head_workspace() + self.ropes()) as u64
+        let Self { part, .. } = self;
+        let residual = self.backend.output_bytes(self.options.limits.step.rows, self.from.description().hidden);
+        let block = if part.layers.is_some() { self.block_workspace() + self.ropes() } else { 0 };
+        let head = if part.has_ends { self.lm_head_workspace() } else { 0 };
+        (residual + block + head) as u64
     }
 
-    fn block_work(&self) -> usize {
+    fn block_workspace(&self) -> usize {
         let (description, shards) = (self.from.description(), &self.loader.shards);
         let (hidden, dim, rows) = (description.hidden, description.head_dim, self.options.limits.step.rows);
         let heads = shards.heads.len() + 2 * shards.kv_heads.len();
         let (mut dense, mut experts) = (0, 0);
-        for layer in &description.layers {
+        for layer in self.layers {
             match layer.feed_forward {
                 FeedForward::Dense { .. } => {
                     let own = shards.inner.len();
@@ -107,8 +119,8 @@ impl<B: Backend> Plan<'_, B> {
                 }
             }
         }
-        // The residual stream, the projection that is added to it, and the stacked q, k and v.
-        let outputs = 2 * self.backend.output_bytes(rows, hidden) + self.backend.output_bytes(rows, heads * dim);
+        // The projection that is added to the residual stream, and the stacked q, k and v.
+        let outputs = self.backend.output_bytes(rows, hidden) + self.backend.output_bytes(rows, heads * dim);
         let inputs =
             self.backend.buffer_bytes(rows, hidden) + self.backend.buffer_bytes(rows, shards.heads.len() * dim);
         outputs + inputs + dense + experts
@@ -128,7 +140,7 @@ impl<B: Backend> Plan<'_, B> {
     fn ropes(&self) -> usize {
         let description = self.from.description();
         let mut distinct = Vec::new();
-        for layer in &description.layers {
+        for layer in self.layers {
             if !distinct.contains(&&layer.rope) {
                 distinct.push(&layer.rope);
             }

@@ -17,6 +17,7 @@ mod footprint;
 mod lm_head;
 mod load;
 mod metadata;
+mod part;
 mod rope;
 mod split;
 
@@ -30,4 +31,5 @@ pub use embedding::Embedding;
 pub use footprint::Footprint;
 pub use lm_head::LmHead;
 pub use load::{Limits, LoadError, LoadOptions};
+pub use part::ModelPart;
 pub use rope::{Rope, Scaling};

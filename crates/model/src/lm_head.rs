@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kernels::{Backend, Rows};
+use kernels::{Backend, BackendError, Rows};
 use types::{Rank, WorldSize};
 
 use crate::checkpoint::{Checkpoint, End};
@@ -86,7 +86,14 @@ impl<B: Backend> LmHead<B> {
         &self.normed
     }
 
-    /// Logits `[rows, vocab]` of the first rows that [`LmHead::normed`] computed. `None` on all ranks but rank 0.
+    /// The same for hidden states `[rows, hidden]` that another stage computed, at most as many rows as a step has.
+    pub fn normed_of(&mut self, backend: &B, rows: usize, states: &[f32]) -> Result<&B::Buffer, BackendError> {
+        backend.write(&mut self.gathered, states)?;
+        backend.rms_norm(0..rows, &mut self.normed, &self.gathered, &self.norm, self.eps);
+        Ok(&self.normed)
+    }
+
+    /// Logits `[rows, vocab]` of the first rows that [`LmHead::normed`] or [`LmHead::normed_of`] computed. `None` on all ranks but rank 0.
     pub fn logits_of_normed(
         &mut self,
         backend: &B,

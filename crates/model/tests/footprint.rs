@@ -12,7 +12,7 @@ use cap::Cap;
 use driver::{Fixture, MODELS};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType};
 use kernels::{Backend, KvShape, PAGE_TOKENS, StepLimits};
-use model::{Block, Checkpoint, Embedding, Footprint, Limits, LmHead, LoadOptions};
+use model::{Block, Checkpoint, Embedding, Footprint, Limits, LmHead, LoadError, LoadOptions, ModelPart};
 use types::{DType, LayerRange, Rank, WorldSize};
 
 #[global_allocator]
@@ -27,23 +27,48 @@ const LIMITS: Limits =
 /// Bytes per layer that `Footprint` does not count: norms, names, lists, alignment. Relatively large in tiny models.
 const UNCOUNTED_PER_LAYER: usize = 9 << 10;
 
+/// The whole model, a stage in the middle of a chain, and the ends of a chain with and without layers.
 fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, rank: Rank) {
     let checkpoint = Checkpoint::open(path).unwrap();
+    let middle = LayerRange::new(1, checkpoint.description().layers.len() as u32).unwrap();
+    let whole = ModelPart::whole(checkpoint.description());
+    let parts = [whole, ModelPart::stage(middle), ModelPart::ends(1), ModelPart::ends(0)];
+    let [whole, middle, ends, no_layers] =
+        parts.map(|part| check_part(backend, kv, (&checkpoint, path), keep, part, rank));
+    assert_eq!(whole.weights, middle.weights + ends.weights, "{}", path.display());
+    assert_eq!((whole.kv, no_layers.kv), (middle.kv + ends.kv, 0));
+    let none = ModelPart::stage(LayerRange::new(1, 1000).unwrap());
+    let options = LoadOptions { keep, limits: LIMITS };
+    assert!(matches!(Footprint::new(backend, &checkpoint, &options, none, rank), Err(LoadError::Layers { .. })));
+}
+
+fn check_part(
+    backend: &CpuBackend,
+    kv: KvType,
+    (checkpoint, path): (&Checkpoint, &Path),
+    keep: Option<DType>,
+    part: ModelPart,
+    rank: Rank,
+) -> Footprint {
     let description = checkpoint.description();
     let options = LoadOptions { keep, limits: LIMITS };
-    let what = format!("{} as {keep:?} with {kv:?}, rank {rank}", path.display());
-    let footprint = Footprint::new(backend, &checkpoint, &options, rank).unwrap();
+    let what = format!("{} as {keep:?} with {kv:?}, {part:?}, rank {rank}", path.display());
+    let footprint = Footprint::new(backend, checkpoint, &options, part, rank).unwrap();
 
     let before = MEMORY.allocated();
-    let layers = LayerRange::new(0, description.layers.len() as u32).unwrap();
-    let embedding = Embedding::load(backend, &checkpoint, &options, rank).unwrap();
-    let lm_head = LmHead::load(backend, &checkpoint, &options, rank, &embedding).unwrap();
-    let block = Block::load(backend, &checkpoint, layers, rank, &options, &mut |_| {}).unwrap();
+    let ends = part.has_ends.then(|| {
+        let embedding = Embedding::load(backend, checkpoint, &options, rank).unwrap();
+        let lm_head = LmHead::load(backend, checkpoint, &options, rank, &embedding).unwrap();
+        (embedding, lm_head)
+    });
+    let block =
+        part.layers.map(|layers| Block::load(backend, checkpoint, layers, rank, &options, &mut |_| {}).unwrap());
     let hidden = backend.output(LIMITS.step.rows, description.hidden).unwrap();
     let allocated = MEMORY.allocated() - before;
     drop(hidden);
 
-    let weights = (embedding.weight_bytes() + lm_head.weight_bytes() + block.weight_bytes()) as u64;
+    let ends_bytes = ends.map_or(0, |(embedding, lm_head)| embedding.weight_bytes() + lm_head.weight_bytes());
+    let weights = (ends_bytes + block.map_or(0, |block| block.weight_bytes())) as u64;
     // How well bf16 weights pack in 12 bits is known only after packing.
     let is_bf16 = keep.is_none() && path.ends_with("model-bf16");
     let unknown = if is_bf16 { weights / 10 } else { 0 };
@@ -51,11 +76,13 @@ fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, ran
     let (world, kv_heads) = (rank.world().get(), description.kv_heads);
     let own = if world > kv_heads { 1 } else { rank.shard(kv_heads).len() };
     let token = kv.token_bytes(KvShape { kv_heads: own, head_dim: description.head_dim });
-    assert_eq!(footprint.kv, (layers.count() * LIMITS.kv_pages * PAGE_TOKENS * token) as u64, "{what}");
+    let layers = part.layers.map_or(0, LayerRange::count);
+    assert_eq!(footprint.kv, (layers * LIMITS.kv_pages * PAGE_TOKENS * token) as u64, "{what}");
     let uncounted = (allocated as u64).checked_sub(footprint.total() - footprint.weights + weights);
-    let uncounted_max = (UNCOUNTED_PER_LAYER * (layers.count() + 1)) as u64;
+    let uncounted_max = (UNCOUNTED_PER_LAYER * (layers + 1)) as u64;
     assert!(uncounted.is_some_and(|bytes| bytes <= uncounted_max), "{what}: {allocated} bytes, {footprint:?}");
     assert!(uncounted_max < footprint.working / 10, "{what}: nothing is shown by this tolerance");
+    footprint
 }
 
 #[test]
@@ -94,7 +121,8 @@ fn an_embedding_can_stay_as_stored_while_the_rest_is_quantised() {
         let checkpoint = Checkpoint::open(path).unwrap();
         let checkpoint = if as_stored { checkpoint.with_embedding_as_stored() } else { checkpoint };
         let options = LoadOptions { keep: Some(DType::Q8_0), limits: LIMITS };
-        Footprint::new(&backend, &checkpoint, &options, Rank::SINGLE).unwrap().weights
+        let whole = ModelPart::whole(checkpoint.description());
+        Footprint::new(&backend, &checkpoint, &options, whole, Rank::SINGLE).unwrap().weights
     };
     // One model with a separate head, and one whose head is tied to the embedding.
     for name in ["llama", "qwen3"] {

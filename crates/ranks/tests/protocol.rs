@@ -89,10 +89,12 @@ fn own_requests() -> Vec<(&'static str, RankRequest)> {
             phase: WirePhase::Prefill,
             position: 32,
             tokens: vec![7, 8].into(),
+            rows: 0,
             requested: WireRequestedOutput::Nothing,
             mask: None,
         }]
         .into(),
+        activations: None,
     };
     let pages = [PageHash([255; 32])];
     let tokens = [TokenId(3); 32];

@@ -18,6 +18,8 @@ use ranks::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest
 use types::{SessionId, TokenId};
 
 const VOCAB: usize = 50;
+/// Columns of activations.
+const STATE_WIDTH: usize = 3;
 
 fn through_a_line<M: LineMessage>(message: &M) -> M {
     let mut line = Vec::new();
@@ -122,8 +124,11 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn step_plan()(mut entries in vec(entry(), 0..6)) -> StepPlan {
+    fn step_plan()(mut entries in vec(entry(), 0..6), is_stage in any::<bool>()) -> StepPlan {
         entries.sort_by_key(|(_, phase, _, _, requested, _)| (*phase, matches!(requested, RequestedOutput::Embed { .. })));
+        if is_stage {
+            return stage_plan(entries.iter().map(|(session, phase, position, tokens, ..)| (*session, *phase, *position, tokens.len())));
+        }
         let mut plan = StepPlan::new();
         for (session, phase, position, tokens, requested, mask) in entries {
             plan.push(session, phase, position, &tokens, requested);
@@ -133,6 +138,17 @@ prop_compose! {
         }
         plan
     }
+}
+
+/// A plan with activations instead of tokens.
+fn stage_plan(entries: impl Iterator<Item = (SessionId, Phase, usize, usize)>) -> StepPlan {
+    let mut plan = StepPlan::new();
+    for (session, phase, position, rows) in entries {
+        plan.push_rows(session, phase, position, rows, RequestedOutput::States { rows: position % (rows + 1) });
+    }
+    let values = 0..STATE_WIDTH * plan.rows();
+    plan.activations_mut().extend(values.map(|value| 1.0 / (1 + value) as f32));
+    plan
 }
 
 fn logprobs() -> impl Strategy<Value = Logprobs> {
@@ -180,6 +196,9 @@ fn answer(
                 let values: Vec<f32> = values.iter().cycle().take(rows * VOCAB).copied().collect();
                 output.push_logits(session, entry.end() - rows, rows, &values);
             }
+            RequestedOutput::States { rows } => {
+                output.states.extend(values.iter().cycle().take(rows * STATE_WIDTH).copied());
+            }
         }
     }
     output
@@ -189,6 +208,7 @@ fn all_values(output: &StepOutput) -> Vec<u32> {
     let logits = output.logits.iter().flat_map(|rows| output.values(rows));
     logits
         .chain(output.embeddings.iter().flat_map(|embedding| &embedding.values))
+        .chain(&output.states)
         .map(|value| value.to_bits())
         .collect()
 }
@@ -348,6 +368,7 @@ fn entries_out_of_order_and_too_many_entries_are_refused() {
         phase,
         position: 0,
         tokens: vec![1].into(),
+        rows: 0,
         requested,
         mask: None,
     };
@@ -357,7 +378,7 @@ fn entries_out_of_order_and_too_many_entries_are_refused() {
     let third = entry(3, plan::WirePhase::Prefill, embed);
     let fill = |entries: &[&plan::WireEntry]| {
         let entries = entries.iter().map(|&entry| entry.clone()).collect();
-        WirePlan { entries }.fill(VOCAB, &mut StepPlan::new())
+        WirePlan { entries, activations: None }.fill(VOCAB, &mut StepPlan::new())
     };
     assert_eq!(fill(&[&first, &second, &third]), Ok(()));
     assert_eq!(fill(&[&second, &first]), Err(LimitError::OutOfOrder { session: 1 }));
@@ -367,6 +388,25 @@ fn entries_out_of_order_and_too_many_entries_are_refused() {
     let large = plan::WireEntry { tokens: vec![1; ROWS_MAX / 2].into(), ..first.clone() };
     assert_eq!(fill(&[&large, &large]), Ok(()));
     assert!(matches!(fill(&[&large, &large, &first]), Err(LimitError::TooLarge { what: "rows of a step", .. })));
+    let bare = plan::WireEntry { tokens: Vec::new().into(), rows: 2, ..first.clone() };
+    assert_eq!(fill(&[&bare, &bare]), Ok(()));
+    assert_eq!(fill(&[&bare, &first]), Err(LimitError::MixedRows { session: 1 }));
+    assert_eq!(fill(&[&first, &bare]), Err(LimitError::MixedRows { session: 1 }));
+    assert_eq!(fill(&[&plan::WireEntry { rows: 1, ..first.clone() }]), Err(LimitError::MixedRows { session: 1 }));
+    let states = plan::WireRequestedOutput::States { rows: 3 };
+    let missing = LimitError::RowsMissing { session: 1, logit_rows: 3, rows: 2 };
+    assert_eq!(fill(&[&plan::WireEntry { requested: states, ..bare }]), Err(missing));
+}
+
+#[test]
+fn states_of_another_shape_are_refused() {
+    let plan = stage_plan([(SessionId(1), Phase::Decode, 1, 1), (SessionId(2), Phase::Prefill, 2, 2)].into_iter());
+    let mut output = StepOutput::new();
+    output.states = vec![1.0; 3 * STATE_WIDTH];
+    assert_eq!(output_through_a_line(&plan, &output).unwrap().states, output.states);
+    output.states.pop();
+    let shape = LimitError::Shape { what: "the states of a step", found: 8, expected: 9 };
+    assert_eq!(output_through_a_line(&plan, &output).unwrap_err(), shape);
 }
 
 /// A plan that requests each kind of output once, and its output.

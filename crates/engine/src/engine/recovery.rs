@@ -7,7 +7,8 @@ use super::Engine;
 use crate::executor::{Executor, ExecutorError, Health};
 use crate::request::{Event, EventKind, Failure, FinishReason};
 
-/// How often a request is requeued because the executor lost a process while a step with its rows was in flight.
+/// How often a request is requeued, without a new token between, because the executor lost a process while a step with its
+/// rows was in flight.
 const LOSSES_MAX: u32 = 3;
 
 impl<E: Executor> Engine<E> {
@@ -28,7 +29,7 @@ impl<E: Executor> Engine<E> {
     }
 
     /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence whose rows
-    /// were in flight at more than [`LOSSES_MAX`] losses may be their cause, and fails. One that was only present goes on.
+    /// were in flight at more than [`LOSSES_MAX`] losses in a row may be their cause, and fails. One that was only present goes on.
     pub(super) fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
         let now = self.clock.now();
         let since = self.rebuilding.take().map_or(now, |(since, _)| since);

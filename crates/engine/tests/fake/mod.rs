@@ -131,6 +131,7 @@ impl Fake {
         let rows = entry.end() - entry.logit_rows() + 1..=entry.end();
         match &entry.requested {
             RequestedOutput::Nothing => {}
+            RequestedOutput::States { .. } => panic!("the engine asks for no states"),
             RequestedOutput::Logits { .. } => rows.for_each(|end| output.push_logits(session, end - 1, 1, &row(end))),
             RequestedOutput::Sample { prompt_tokens, sampling, suppressed, .. } => {
                 for position in rows {

@@ -28,9 +28,9 @@ impl Step {
 
     pub(super) fn fill(&mut self, inputs: StepInputs<'_>) -> Result<(), BackendError> {
         let StepInputs { tokens, spans, pages, logit_rows } = inputs;
-        let limits = self.limits;
-        if tokens.len() > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages {
-            let (rows, sequences, pages) = (tokens.len(), spans.len(), pages.len());
+        let (rows, limits) = (inputs.rows(), self.limits);
+        if rows > limits.rows || spans.len() > limits.sequences || pages.len() > limits.pages {
+            let (sequences, pages) = (spans.len(), pages.len());
             return Err(BackendError::StepTooLarge { rows, sequences, pages, limits });
         }
         self.positions.clear();
@@ -40,8 +40,7 @@ impl Step {
             assert!(end.div_ceil(PAGE_TOKENS) <= span.pages_len as usize, "a page table covers its sequence");
             self.positions.extend(span.position..span.position + span.rows);
         }
-        assert_eq!(self.positions.len(), tokens.len(), "spans cover all rows");
-        assert!(logit_rows.len() <= tokens.len() && logit_rows.iter().all(|&row| (row as usize) < tokens.len()));
+        assert!(logit_rows.len() <= rows && logit_rows.iter().all(|&row| (row as usize) < rows));
         let copy = |to: &mut Vec<u32>, from: &[u32]| {
             to.clear();
             to.extend_from_slice(from);
@@ -55,7 +54,7 @@ impl Step {
     }
 
     pub(super) fn rows(&self) -> usize {
-        self.tokens.len()
+        self.positions.len()
     }
 
     /// One more than the largest position.

@@ -21,6 +21,8 @@ pub const IMAGES_MAX: usize = 1 << 10;
 pub const EMBEDDING_VALUES_MAX: usize = 1 << 20;
 /// Logits of one step: as many as fit into a line.
 pub const LOGIT_VALUES_MAX: usize = 10 << 20;
+/// Activations of one step, and hidden states that it returns: as many as fit into a line.
+pub const STATE_VALUES_MAX: usize = 10 << 20;
 /// Threads of one rank.
 pub const THREADS_MAX: usize = 1 << 12;
 /// Milliseconds of a wait.
@@ -44,6 +46,8 @@ pub enum LimitError {
     Shape { what: &'static str, found: usize, expected: usize },
     #[error("session {session} wants {logit_rows} rows of the {rows} that it runs")]
     RowsMissing { session: u64, logit_rows: usize, rows: usize },
+    #[error("session {session}: all entries of a step have tokens, or none has")]
+    MixedRows { session: u64 },
     #[error("session {session} is out of order: generated tokens come first, what is pooled comes last")]
     OutOfOrder { session: u64 },
     #[error("{what} of session {session} was not asked for, or not in this place")]

@@ -25,6 +25,9 @@ pub struct WireOutput {
     pub embeddings: BoundedVec<WireEmbedding, ENTRIES_MAX>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logits: BoundedVec<WireLogitRows, ENTRIES_MAX>,
+    /// `f32`, `[rows, hidden]`.
+    #[serde(skip_serializing_if = "Packed::is_empty")]
+    pub states: Packed,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -119,6 +122,7 @@ impl WireOutput {
         self.prompt_logprobs = output.prompt_logprobs.iter().map(prompt_logprobs).collect();
         self.embeddings = output.embeddings.iter().map(embedding).collect();
         self.logits = output.logits.iter().map(logits).collect();
+        self.states = Packed::of_f32(&output.states);
     }
 
     /// Replaces `output` with this output of the step `plan`, for a model with this vocabulary. Missing output is no
@@ -129,7 +133,8 @@ impl WireOutput {
             .push_samples(plan, vocab, output)
             .and_then(|()| self.push_prompt_logprobs(plan, vocab, output))
             .and_then(|()| self.push_embeddings(plan, output))
-            .and_then(|()| self.push_logits(plan, vocab, output));
+            .and_then(|()| self.push_logits(plan, vocab, output))
+            .and_then(|()| self.push_states(plan, output));
         if filled.is_err() {
             output.clear();
         }
@@ -204,6 +209,16 @@ impl WireOutput {
             expect("a row of logits", values.len(), entry.logit_rows() * vocab)?;
             output.push_logits(entry.session, start(entry), entry.logit_rows(), &values);
         }
+        Ok(())
+    }
+
+    /// States have the width of the plan's activations.
+    fn push_states(&self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), LimitError> {
+        let rows = if plan.has_tokens() { 0 } else { plan.state_rows() };
+        let width = plan.activations().len().checked_div(plan.rows()).unwrap_or(0);
+        let values = self.states.f32s("states")?;
+        expect("the states of a step", values.len(), rows * width)?;
+        output.states = values;
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use types::{SessionId, TokenId};
 
 use super::bounded::BoundedVec;
-use super::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
+use super::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, STATE_VALUES_MAX, VOCAB_MAX};
 use super::limits::{at_most, count, in_vocab};
 use super::number::Number;
 use super::packed::Packed;
@@ -23,6 +23,9 @@ const TOKENS_INLINE: usize = 16;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WirePlan {
     pub entries: BoundedVec<WireEntry, ENTRIES_MAX>,
+    /// `f32`, `[rows, hidden]`: of a plan without tokens, for ranks that share a stage of a chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activations: Option<Packed>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +34,9 @@ pub struct WireEntry {
     pub phase: WirePhase,
     pub position: u64,
     pub tokens: BoundedVec<u32, ROWS_MAX>,
+    /// Rows of an entry without tokens.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rows: u64,
     pub requested: WireRequestedOutput,
     /// Bit mask of the tokens that may be sampled, in words of 32 bits.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,6 +70,9 @@ pub enum WireRequestedOutput {
         last: bool,
     },
     Logits {
+        rows: u64,
+    },
+    States {
         rows: u64,
     },
 }
@@ -125,6 +134,7 @@ impl From<&StepPlan> for WirePlan {
 impl WirePlan {
     /// Overwrites this with the wire form of `plan` and reuses its memory.
     pub fn assign(&mut self, plan: &StepPlan) {
+        self.activations = (!plan.has_tokens()).then(|| Packed::of_f32(plan.activations()));
         self.entries.truncate(plan.entries().len());
         for (index, entry) in plan.entries().iter().enumerate() {
             let mut tokens =
@@ -135,6 +145,7 @@ impl WirePlan {
                 session: entry.session.0,
                 phase: entry.phase.into(),
                 position: entry.position as u64,
+                rows: if plan.has_tokens() { 0 } else { entry.rows() as u64 },
                 tokens,
                 requested: (&entry.requested).into(),
                 mask: plan.mask(entry).map(Packed::of_u32),
@@ -166,6 +177,12 @@ impl WirePlan {
             }
             entry.push(vocab, plan)?;
         }
+        if let Some(activations) = &self.activations {
+            // The executor checks their shape.
+            let values = activations.f32s("activations")?;
+            at_most("activations of a step", values.len(), STATE_VALUES_MAX)?;
+            *plan.activations_mut() = values;
+        }
         Ok(())
     }
 }
@@ -177,24 +194,33 @@ impl WireEntry {
     }
 
     fn push(&self, vocab: usize, plan: &mut StepPlan) -> Result<(), LimitError> {
-        let rows = self.tokens.len();
-        if rows == 0 {
+        let (tokens, rows) = (self.tokens.len(), count("rows of an entry", self.rows, ROWS_MAX)?);
+        if tokens == 0 && rows == 0 {
             return Err(LimitError::Zero { what: "tokens of an entry" });
         }
+        if rows > 0 && tokens > 0 || !plan.is_empty() && plan.has_tokens() != (tokens > 0) {
+            return Err(LimitError::MixedRows { session: self.session });
+        }
+        let rows = rows.max(tokens);
         at_most("rows of a step", plan.rows() + rows, ROWS_MAX)?;
         let position = count("position", self.position, POSITIONS_MAX - rows)?;
         in_vocab(self.tokens.iter().copied(), vocab)?;
         let requested = self.requested.checked(vocab)?;
         if let engine::RequestedOutput::Sample { rows: logit_rows, .. }
-        | engine::RequestedOutput::Logits { rows: logit_rows } = requested
+        | engine::RequestedOutput::Logits { rows: logit_rows }
+        | engine::RequestedOutput::States { rows: logit_rows } = requested
             && logit_rows > rows
         {
             return Err(LimitError::RowsMissing { session: self.session, logit_rows, rows });
         }
         let mask = self.mask.as_ref().map(|mask| mask.u32s("mask")).transpose()?;
         at_most("words of a mask", mask.as_ref().map_or(0, Vec::len), VOCAB_MAX.div_ceil(32))?;
-        let tokens: SmallVec<[TokenId; TOKENS_INLINE]> = self.tokens.iter().copied().map(TokenId).collect();
-        plan.push(SessionId(self.session), self.phase.into(), position, &tokens, requested);
+        if tokens > 0 {
+            let tokens: SmallVec<[TokenId; TOKENS_INLINE]> = self.tokens.iter().copied().map(TokenId).collect();
+            plan.push(SessionId(self.session), self.phase.into(), position, &tokens, requested);
+        } else {
+            plan.push_rows(SessionId(self.session), self.phase.into(), position, rows, requested);
+        }
         if let Some(mask) = mask {
             plan.mask_last(&mask);
         }
@@ -220,6 +246,9 @@ impl WireRequestedOutput {
             Self::Embed { pooling, last } => engine::RequestedOutput::Embed { pooling: (*pooling).into(), last: *last },
             Self::Logits { rows } => {
                 engine::RequestedOutput::Logits { rows: count("rows of logits", *rows, ROWS_MAX)? }
+            }
+            Self::States { rows } => {
+                engine::RequestedOutput::States { rows: count("rows of states", *rows, ROWS_MAX)? }
             }
         })
     }
@@ -273,6 +302,7 @@ impl From<&engine::RequestedOutput> for WireRequestedOutput {
             }
             engine::RequestedOutput::Embed { pooling, last } => Self::Embed { pooling: (*pooling).into(), last: *last },
             engine::RequestedOutput::Logits { rows } => Self::Logits { rows: *rows as u64 },
+            engine::RequestedOutput::States { rows } => Self::States { rows: *rows as u64 },
         }
     }
 }

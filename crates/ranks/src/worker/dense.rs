@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use engine::{Executor as _, ExecutorError, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{PAGE_TOKENS, StepLimits};
-use model::{Checkpoint, Footprint, Limits, LoadOptions};
+use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use types::{DType, Rank, SessionId, TokenId, WorldSize};
 
 use super::process::count;
@@ -67,7 +67,8 @@ impl DenseModel {
         let context = checkpoint.description().positions_max;
         let cpu = cpu_options(rank, threads_max);
         let backend = CpuBackend::new(cpu).map_err(|error| RequestError::of(ErrorKind::LoadFailed, &error))?;
-        let all = Footprint::new(&backend, &checkpoint, &load_options(keep, context), rank)?;
+        let whole = ModelPart::whole(checkpoint.description());
+        let all = Footprint::new(&backend, &checkpoint, &load_options(keep, context), whole, rank)?;
         let options = load_options(keep, context_that_fits(context, all, rank.world(), memory_available()));
         let (local, footprint) = shard::load(&checkpoint, &options, backend, rank, collective, &mut |_| {})?;
         Ok(Self {

@@ -3,7 +3,7 @@
 
 use engine::{Capacity, Executor as _, LocalExecutor, OpenedSession, StepOutput, StepPlan};
 use kernels::cpu::CpuBackend;
-use model::{Checkpoint, CheckpointDigest, Footprint, LoadOptions};
+use model::{Checkpoint, CheckpointDigest, Footprint, LoadOptions, ModelPart};
 use types::{Rank, SessionId};
 
 use super::process::count;
@@ -118,7 +118,7 @@ pub fn load(
     collective: GroupCollective,
     progress: &mut dyn FnMut(usize),
 ) -> Result<(LocalExecutor<CpuBackend>, Footprint), RequestError> {
-    let footprint = Footprint::new(&backend, checkpoint, options, rank)?;
+    let footprint = Footprint::new(&backend, checkpoint, options, ModelPart::whole(checkpoint.description()), rank)?;
     check_memory(&[footprint]).map_err(|error| RequestError::of(ErrorKind::InsufficientMemory, &error))?;
     let local = LocalExecutor::load_shard(backend, checkpoint, options, rank, Box::new(collective), progress)?;
     checkpoint.release();
