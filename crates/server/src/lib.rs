@@ -24,7 +24,6 @@ mod ids;
 mod json_body;
 mod listen;
 mod load_stage;
-mod log_limit;
 mod messages;
 mod metrics;
 mod monitoring;

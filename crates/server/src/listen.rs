@@ -14,7 +14,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -30,8 +30,8 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::{debug, warn};
+use types::LogLimit;
 
-use crate::log_limit::LogLimit;
 use crate::metrics::ConnectionMetrics;
 pub use connections::ConnectionLimits;
 use connections::{Connection, Connections};
@@ -132,7 +132,7 @@ async fn accept_all(tcp: &TcpListener, connections: &Arc<Connections>, server: &
         let (stream, address) = match tcp.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                if let Some(count) = failures.count() {
+                if let Some(count) = failures.count(Instant::now()) {
                     warn!(%error, count, "connections could not be accepted");
                 }
                 connections.drop_quietest();
@@ -141,7 +141,7 @@ async fn accept_all(tcp: &TcpListener, connections: &Arc<Connections>, server: &
             }
         };
         let Some(connection) = connections.admit(address.ip()).await else {
-            if let Some(count) = refusals.count() {
+            if let Some(count) = refusals.count(Instant::now()) {
                 warn!(%address, count, "connections were refused: all others have requests");
             }
             continue;

@@ -3,10 +3,12 @@
 
 mod dtype;
 mod layers;
+mod log_limit;
 mod rank;
 
 pub use dtype::{DType, UnknownDType};
 pub use layers::LayerRange;
+pub use log_limit::LogLimit;
 pub use rank::{Rank, WorldSize};
 
 /// A token of a model's vocabulary.
