@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use ranks::tcp::ClusterKey;
+use net::ClusterKey;
 
 use crate::usage::UsageError;
 

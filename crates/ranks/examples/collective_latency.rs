@@ -9,9 +9,10 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use net::ClusterKey;
 use ranks::Communicator as _;
 use ranks::shared_memory::{Epoch, GroupLimits, Segment};
-use ranks::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use ranks::tcp::{Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use types::{Rank, WorldSize};
 
 const SIZES: [usize; 4] = [1 << 10, 1 << 12, 1 << 16, 1 << 19]; // elements: 4 KiB to 2 MiB

@@ -3,24 +3,18 @@
 //! Each rank connects to all ranks with a lower index and accepts connections from all with a higher one
 //! ([`TcpComm::connect`]). The [`TcpComm`] runs the collectives of a [`Communicator`](crate::Communicator); its sums
 //! are bit for bit those of shared memory. A [`RankStream`] carries the lines between a supervisor and a rank that
-//! [`serve_ranks`] started for it.
+//! [`serve_ranks`] started for it. Authentication and encryption are [`net`]'s.
 //!
-//! # Authentication
-//!
-//! Every connection begins with a Noise handshake (NNpsk0) from a [`ClusterKey`] and is encrypted from then on. The
-//! initiator's first bytes are a hello: protocol version, purpose, world size, both ranks, epoch. It is the handshake's
-//! prologue, so a connection that was made for one purpose cannot be passed off as another. The initiator confirms with
-//! a first record, so a replayed handshake is not accepted. A peer that does not complete the handshake within its
-//! deadline is dropped. Handshakes run in parallel, so a slow peer does not delay others.
 //! # Why nothing waits for ever
 //!
 //! A collective runs in one thread, on non-blocking sockets: it sends and receives on all connections as they become
-//! ready, so full buffers on all sides cannot deadlock. It sleeps for at most a [`TICK`] and then checks the abort and
+//! ready, so full buffers on all sides cannot deadlock. It sleeps for at most a [tick](net::TICK) and then checks the abort and
 //! the clock. A rank that leaves the group sends a goodbye with the cause to all others and closes its connections. A
 //! rank that cannot send one is detected by its closed connection, by TCP keepalive (nothing from its host for
 //! [`TcpCommOptions::silence_deadline`]), or because no bytes have come from it for [`TcpCommOptions::stall_deadline`].
-//! A host sends a heartbeat over each [`RankStream`] a few times a second, with whether the rank process is stopped. A
-//! supervisor that receives nothing for the silence deadline, which its hello contains, takes the host for lost.
+//! A host reports over each [`RankStream`] a few times a second whether the rank process is stopped. A supervisor that
+//! receives nothing for the silence deadline, which its hello contains, takes the host for lost, and a host that receives
+//! nothing from a supervisor ends its rank.
 //!
 //! # What a peer can do
 //!
@@ -29,31 +23,20 @@
 #![cfg(target_os = "linux")]
 
 mod abort;
-mod accept;
 mod comm;
 mod connect;
 mod connection;
 mod encoding;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod handshake;
-mod hello;
-mod key;
 mod message;
-mod noise;
+mod rank_hello;
 mod rank_stream;
-mod refusal_log;
 mod serve;
-mod wait_limit;
 
 pub use abort::TcpAbort;
-pub use accept::{HANDSHAKE_DEADLINE, HANDSHAKES_MAX};
 pub use comm::{TcpComm, TcpCommOptions};
 pub use connect::{ConnectError, TcpGroup};
 pub use encoding::Encoding;
-pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN};
-pub use hello::RejectReason;
-pub use key::{ClusterKey, PASSPHRASE_BYTES_MIN, WeakPassphrase};
 pub use rank_stream::{RankStream, RankStreamHandle, RankStreamReader, RankStreamWriter};
 pub use serve::{RANKS_MAX, RankProcess, serve_ranks};
-pub use wait_limit::TICK;

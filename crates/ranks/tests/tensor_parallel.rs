@@ -19,9 +19,10 @@ use engine::{
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, CollectiveError, Limits, LoadOptions};
+use net::ClusterKey;
 use random::{ODD_HEADS, PROMPT, Sizes};
 use ranks::shared_memory::{Epoch, GroupLimits, Segment};
-use ranks::tcp::{ClusterKey, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use ranks::tcp::{Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use ranks::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use serde_json::Value;
 use types::{DType, SessionId, TokenId, WorldSize};

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use net::ClusterKey;
 use ranks::group::Hosts;
 use ranks::protocol::join::Activations;
-use ranks::tcp::{ClusterKey, RankProcess, serve_ranks};
+use ranks::tcp::{RankProcess, serve_ranks};
 use ranks::worker;
 use types::Rank;
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::tcp::{SILENCE_MAX, SILENCE_MIN};
+use net::{SILENCE_MAX, SILENCE_MIN};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {

@@ -7,6 +7,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use net::ClusterKey;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::deadlines::Deadlines;
@@ -14,7 +15,6 @@ use super::member::{Expected, Member, MemberPhase};
 use super::supervisor::Group;
 use crate::protocol::RankRequest;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
-use crate::tcp::ClusterKey;
 
 /// Where all ranks but rank 0 run.
 #[derive(Clone, Debug)]

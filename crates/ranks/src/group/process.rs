@@ -7,6 +7,7 @@ use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use net::ClusterKey;
 use rustix::io::ioctl_fionbio;
 use types::Rank;
 
@@ -16,7 +17,6 @@ use super::inbox::Inbox;
 use super::remote::{Pipes, RemoteProcess};
 use crate::protocol::{RankReply, ReadError};
 use crate::stopped::is_stopped;
-use crate::tcp::ClusterKey;
 
 /// Outbox capacity that is kept after everything was written.
 const OUTBOX_KEPT_BYTES: usize = 1 << 20;

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use net::{ClusterKey, HandshakeError};
 use types::Rank;
 
 use super::deadlines::Deadlines;
 use super::hosts::Route;
-use crate::tcp::{ClusterKey, HandshakeError, RankStream, RankStreamHandle};
+use crate::tcp::{RankStream, RankStreamHandle};
 
 #[derive(Debug)]
 pub(super) struct RemoteProcess {

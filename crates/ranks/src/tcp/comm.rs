@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use net::POLL_TICK;
 use rustix::event::{PollFd, PollFlags, poll};
 use types::Rank;
 
@@ -12,7 +13,6 @@ use super::abort::TcpAbort;
 use super::connection::{Connection, ConnectionError};
 use super::encoding::Encoding;
 use super::message::{HEAD_BYTES, MessageHeader, TcpAbortCause, TcpOp};
-use super::wait_limit::POLL_TICK;
 use crate::comm::{CommError, Communicator};
 
 /// Elements that a rank may send in excess of reduce-scatter and all-gather, to save a phase. Between two ranks the two
@@ -45,8 +45,8 @@ pub struct TcpCommOptions {
     /// How long a collective waits for bytes from a connected rank. Ranks wait for each other's computation, so this
     /// must be longer than the slowest step.
     pub stall_deadline: Duration,
-    /// About how long a rank's host may be silent, from [`SILENCE_MIN`](super::SILENCE_MIN) to
-    /// [`SILENCE_MAX`](super::SILENCE_MAX).
+    /// About how long a rank's host may be silent, from [`SILENCE_MIN`](net::SILENCE_MIN) to
+    /// [`SILENCE_MAX`](net::SILENCE_MAX).
     pub silence_deadline: Duration,
 }
 

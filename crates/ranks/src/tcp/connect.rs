@@ -12,16 +12,13 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use net::{ClusterKey, HandshakeError, Hello, RejectReason, SecureStream, WaitLimit, accept_all, dial, respond};
 use types::Rank;
 
 use super::abort::TcpAbort;
-use super::accept;
 use super::comm::{ELEMENTS_MAX, TcpComm, TcpCommOptions};
 use super::connection::Connection;
-use super::handshake::{self, HandshakeError, SecureStream};
-use super::hello::{Hello, Purpose, RejectReason};
-use super::key::ClusterKey;
-use super::wait_limit::{self, WaitLimit};
+use super::rank_hello::{RankHello, RankPurpose};
 use crate::comm::CommError;
 use crate::shared_memory::Epoch;
 
@@ -151,7 +148,8 @@ fn connect_to_peer(
     limit: &WaitLimit<'_>,
 ) -> Result<SecureStream, ConnectError> {
     let address = group.addresses[peer.index()];
-    let hello = Hello { purpose: Purpose::JoinComm, from: group.rank, to: peer, epoch: group.epoch, silence };
+    let hello = RankHello { purpose: RankPurpose::JoinComm, from: group.rank, to: peer, epoch: group.epoch };
+    let hello = hello.hello(silence);
     let mut reason = None;
     loop {
         let error = match dial(address, key, &hello, &limit.within(ATTEMPT)) {
@@ -165,7 +163,7 @@ fn connect_to_peer(
             HandshakeError::UnknownProtocol | HandshakeError::Rejected(_) | HandshakeError::Io(_) => true,
         };
         // An earlier error says more than the timeout of the last attempt.
-        let is_silent = matches!(&error, HandshakeError::Io(error) if wait_limit::is_transient(error));
+        let is_silent = matches!(&error, HandshakeError::Io(error) if net::is_transient(error));
         reason = if is_silent { reason.or(Some(error)) } else { Some(error) };
         if !is_transient || limit.check().is_err() {
             let source = reason.expect("the last call failed");
@@ -173,16 +171,6 @@ fn connect_to_peer(
         }
         thread::sleep(limit.left());
     }
-}
-
-/// One attempt to connect.
-pub(super) fn dial(
-    address: SocketAddr,
-    key: &ClusterKey,
-    hello: &Hello,
-    limit: &WaitLimit<'_>,
-) -> Result<SecureStream, HandshakeError> {
-    handshake::initiate(limit.connect(address)?, key, hello, limit)
 }
 
 /// Waits until all ranks above this one have connected.
@@ -195,7 +183,8 @@ fn accept_peers(
     let mut missing: Vec<_> = group.rank.world().ranks().skip(group.rank.index() + 1).collect();
     let last_error = Mutex::new(None);
     let admit = |hello: &Hello| {
-        if hello.purpose != Purpose::JoinComm {
+        let hello = RankHello::parse(hello)?;
+        if hello.purpose != RankPurpose::JoinComm {
             Err(RejectReason::Purpose)
         } else if hello.to.world() != group.rank.world() {
             Err(RejectReason::World)
@@ -207,7 +196,7 @@ fn accept_peers(
             Ok(hello.from)
         }
     };
-    let answer = |stream, limit: &WaitLimit<'_>| match handshake::respond(stream, key, limit, admit) {
+    let answer = |stream, limit: &WaitLimit<'_>| match respond(stream, key, limit, admit) {
         Ok(answered) => Some(answered),
         Err(error) => {
             let mut last = last_error.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,7 +212,7 @@ fn accept_peers(
         let heard = found.send(Ok((peer, secured)));
         if heard.is_err() || missing.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let received = accept::accept_all(group.listener, limit, answer, take);
+    let received = accept_all(group.listener, limit, answer, take);
     match (received, missing.first()) {
         (_, None) => Ok(()),
         (Err(error), Some(&rank)) if error.kind() == io::ErrorKind::TimedOut => Err(ConnectError::NotConnected {

@@ -7,15 +7,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 
+use net::{
+    PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, RecordReader, SecureStream, is_transient,
+};
 use types::Rank;
 
-use super::handshake::SecureStream;
 use super::message::{HEAD_BYTES, MessageHeader, TcpAbortCause};
-use super::noise::{LENGTH_BYTES, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, split_record};
-use super::wait_limit::is_transient;
-
-/// Bytes read from the socket at once: a few records.
-const RAW_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ConnectionError {
@@ -36,7 +33,7 @@ pub(super) struct Connection<S = TcpStream> {
     peer: Rank,
     stream: S,
     sealer: RecordEncryptor,
-    opener: RecordDecryptor,
+    records: RecordReader,
     record: Box<[u8; RECORD_BYTES_MAX]>,
     /// The part of `record` that is not sent yet.
     unsent: Range<usize>,
@@ -44,9 +41,6 @@ pub(super) struct Connection<S = TcpStream> {
     uncut: Range<usize>,
     /// Whether any part of the message is in a record.
     is_begun: bool,
-    raw: Box<[u8]>,
-    /// The part of `raw` that has been read but not decrypted.
-    unopened: Range<usize>,
     message: Vec<u8>,
     received: usize,
     due: Option<(MessageHeader, usize)>,
@@ -62,7 +56,7 @@ impl<S: fmt::Debug> fmt::Debug for Connection<S> {
 
 impl Connection {
     pub fn new(peer: Rank, secured: SecureStream) -> io::Result<Self> {
-        let SecureStream { stream, sealer, opener } = secured;
+        let SecureStream { stream, sealer, opener, .. } = secured;
         stream.set_nonblocking(true)?;
         Ok(Self::over(stream, peer, sealer, opener))
     }
@@ -75,7 +69,7 @@ impl Connection {
     pub fn goodbye(&mut self, cause: TcpAbortCause) {
         let is_between = self.unsent.is_empty() && (self.uncut.is_empty() || !self.is_begun);
         if is_between {
-            let bytes = self.sealer.seal(&MessageHeader::goodbye(cause).bytes(), &mut self.record);
+            let bytes = self.sealer.seal(&MessageHeader::goodbye(cause).bytes(), &mut self.record[..]);
             // If the socket's buffer is full, the peer sees the end of the stream without the cause.
             let _ = (&self.stream).write(&self.record[..bytes]);
         }
@@ -90,13 +84,11 @@ impl<S: Read + Write> Connection<S> {
             peer,
             stream,
             sealer,
-            opener,
+            records: RecordReader::new(opener),
             record: Box::new([0; RECORD_BYTES_MAX]),
             unsent: 0..0,
             uncut: 0..0,
             is_begun: false,
-            raw: vec![0; RAW_BYTES].into(),
-            unopened: 0..0,
             message: Vec::new(),
             received: 0,
             due: None,
@@ -153,7 +145,7 @@ impl<S: Read + Write> Connection<S> {
                 let piece = self.uncut.start..self.uncut.end.min(self.uncut.start + PLAIN_BYTES_MAX);
                 self.uncut.start = piece.end;
                 self.is_begun = true;
-                self.unsent = 0..self.sealer.seal(&outgoing[piece], &mut self.record);
+                self.unsent = 0..self.sealer.seal(&outgoing[piece], &mut self.record[..]);
             }
             match self.stream.write(&self.record[self.unsent.clone()]) {
                 Ok(bytes) => {
@@ -192,8 +184,7 @@ impl<S: Read + Write> Connection<S> {
             return self.pull().err().unwrap_or(ConnectionError::Gone);
         }
         loop {
-            if let Some(record) = split_record(&self.raw[self.unopened.clone()]) {
-                let plain = self.opener.peek(record, &mut self.message[self.received..]);
+            if let Some(plain) = self.records.peek(&mut self.message[self.received..]) {
                 let head = plain.ok().and_then(|bytes| MessageHeader::parse(&self.message[self.received..][..bytes]));
                 let cause = head.and_then(|head| head.cause(self.peer.world()));
                 return cause.map_or(ConnectionError::Gone, ConnectionError::Goodbye);
@@ -207,11 +198,8 @@ impl<S: Read + Write> Connection<S> {
     /// Decrypts the next record into the message, if all of it has been read.
     fn open_record(&mut self) -> Result<bool, ConnectionError> {
         let Some((head, due)) = self.due else { return Ok(false) };
-        let Some(record) = split_record(&self.raw[self.unopened.clone()]) else { return Ok(false) };
-        let bytes = record.len() + LENGTH_BYTES;
-        let plain =
-            self.opener.open(record, &mut self.message[self.received..]).map_err(|_| ConnectionError::Forged)?;
-        self.unopened.start += bytes;
+        let Some(opened) = self.records.open(&mut self.message[self.received..]) else { return Ok(false) };
+        let plain = opened.map_err(|_| ConnectionError::Forged)?;
         if self.received == 0 {
             let found = MessageHeader::parse(&self.message[..plain]).ok_or(ConnectionError::Malformed)?;
             if let Some(cause) = found.cause(self.peer.world()) {
@@ -230,12 +218,12 @@ impl<S: Read + Write> Connection<S> {
 
     /// Reads once from the socket.
     fn fill(&mut self) -> io::Result<usize> {
-        if self.unopened.start > 0 {
-            self.raw.copy_within(self.unopened.clone(), 0);
-            self.unopened = 0..self.unopened.len();
-        }
-        let bytes = self.stream.read(&mut self.raw[self.unopened.end..])?;
-        self.unopened.end += bytes;
-        Ok(bytes)
+        self.records.fill(|bytes| self.stream.read(bytes))
+    }
+
+    /// Ends the connection, for a test that goes on with the encryption of its sending side.
+    #[cfg(any(test, fuzzing))]
+    pub fn into_sealer(self) -> RecordEncryptor {
+        self.sealer
     }
 }

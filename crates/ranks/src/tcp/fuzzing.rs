@@ -2,18 +2,21 @@
 //! Only builds for tests and fuzzing have this module; `fuzz/fuzz_targets/tcp_wire.rs` drives it.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::sync::LazyLock;
+use std::net::TcpListener;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use net::{
+    ClusterKey, Hello, PARAMETER_BYTES, PLAIN_BYTES_MAX, Purpose, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor,
+    SecureStream, WaitLimit, dial, respond,
+};
 use types::WorldSize;
 
 use super::connection::{Connection, ConnectionError};
 use super::encoding::Encoding;
-use super::hello::{HELLO_BYTES, Hello, RejectReason};
-use super::key::ClusterKey;
 use super::message::{HEAD_BYTES, MessageHeader, TcpOp};
-use super::noise::{
-    Forged, HANDSHAKE_BYTES, Handshake, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, pair,
-};
+use super::rank_hello::RankHello;
 
 /// Messages that one input may hold.
 const MESSAGES_MAX: usize = 3;
@@ -26,45 +29,42 @@ const READS_MAX: usize = 100;
 pub fn read_any(input: &[u8]) {
     let Some((&reader, input)) = input.split_first() else { return };
     match reader % 3 {
-        0 => read_call(input),
+        0 => read_hello(input),
         1 => drop(read_messages(input)),
         _ => [Encoding::F32, Encoding::Q8].into_iter().for_each(|encoding| read_values(encoding, input)),
     }
 }
 
-/// The start of a connection: a hello, a handshake message, and the responder's verdict.
-fn read_call(input: &[u8]) {
-    let Some((hello, rest)) = input.split_first_chunk::<HELLO_BYTES>() else { return };
-    if let Ok(parsed) = Hello::parse(hello) {
-        assert_eq!(parsed.bytes(), *hello, "a hello reads back");
-    }
-    let Some((message, rest)) = rest.split_first_chunk::<HANDSHAKE_BYTES>() else { return };
-    let key = ClusterKey::from_passphrase("a key that no input has").expect("it is long enough");
-    let (mut initiator, mut responder) = (Handshake::initiator(&key, hello), Handshake::responder(&key, hello));
-    initiator.write();
-    for side in [&mut initiator, &mut responder] {
-        assert_eq!(side.read(message), Err(Forged), "nobody speaks without the key");
-    }
-    if let Some((&byte, reason)) = rest.first().and_then(|byte| Some((byte, RejectReason::parse(*byte)?))) {
-        assert_eq!(reason.byte(), byte, "a reason reads back");
+/// The parameters of a hello.
+fn read_hello(input: &[u8]) {
+    let Some((&[purpose], rest)) = input.split_first_chunk() else { return };
+    let Some(&parameters) = rest.first_chunk::<PARAMETER_BYTES>() else { return };
+    let hello = Hello { purpose: Purpose(purpose), parameters, silence: Duration::ZERO };
+    if let Ok(parsed) = RankHello::parse(&hello) {
+        assert_eq!(parsed.hello(Duration::ZERO), hello, "a hello reads back");
     }
 }
 
 /// Messages in records, from a peer that has the key and sends arbitrary bytes. Returns how many were accepted.
 fn read_messages(input: &[u8]) -> usize {
-    // One handshake serves all inputs, because it is by far the slowest part.
-    static SIDES: LazyLock<[(RecordEncryptor, RecordDecryptor); 2]> = LazyLock::new(|| pair().into());
-    let [(mut sealer, _), (own_sealer, opener)] = SIDES.clone();
+    let mut ciphers = Ciphers::get();
     let mut script = Script(input);
     // Most messages are short; the longest ones take two records.
     let payload = usize::from(script.byte().unwrap_or(0)).pow(2) * 2;
     let chunk = usize::from(script.number()).max(payload / READS_MAX + 1);
-    let sent = Sent::new(script, &mut sealer, payload);
-    let mut reads_max = 2 * sent.raw.len() + 2;
+    let opener = ciphers.opener.clone();
+    let sent = Sent::new(script, &mut ciphers, payload);
     let stream = Chunks { bytes: &sent.raw, chunk, is_ready: false };
     let peer = WorldSize::new(2).and_then(|world| world.rank(1)).expect("a world of two has a rank 1");
+    let own_sealer = ciphers.own_sealer.take().expect("the input before has given it back");
     let mut connection = Connection::over(stream, peer, own_sealer, opener);
-    let mut plain = &sent.plain[..];
+    let accepted = receive_all(&mut connection, &sent, payload);
+    ciphers.own_sealer = Some(connection.into_sealer());
+    accepted
+}
+
+fn receive_all(connection: &mut Connection<Chunks<'_>>, sent: &Sent, payload: usize) -> usize {
+    let (mut plain, mut reads_max) = (&sent.plain[..], 2 * sent.raw.len() + 2);
     for sequence in 0..MESSAGES_MAX {
         connection.begin(0..0, Some((head(sequence), payload)));
         while !connection.is_received() {
@@ -81,6 +81,50 @@ fn read_messages(input: &[u8]) -> usize {
         "a message that came is not taken back"
     );
     MESSAGES_MAX
+}
+
+/// The encryption of a connection. One handshake serves all inputs, because it is by far the slowest part.
+struct Ciphers {
+    /// Of the peer.
+    sealer: RecordEncryptor,
+    /// Opens each record that `sealer` sealed, so that a clone of it is ready for the next one.
+    opener: RecordDecryptor,
+    /// Of the side that reads. `None` while it is in use.
+    own_sealer: Option<RecordEncryptor>,
+}
+
+impl Ciphers {
+    fn get() -> std::sync::MutexGuard<'static, Self> {
+        static CIPHERS: LazyLock<Mutex<Ciphers>> = LazyLock::new(|| Mutex::new(Ciphers::new()));
+        CIPHERS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new() -> Self {
+        const HANDSHAKE: &str = "a handshake on loopback";
+        let key = ClusterKey::from_bytes([7; 32]);
+        let hello = Hello { purpose: Purpose(1), parameters: [0; PARAMETER_BYTES], silence: Duration::ZERO };
+        let limit = WaitLimit::until(Instant::now() + Duration::from_secs(60));
+        let listener = TcpListener::bind("127.0.0.1:0").expect(HANDSHAKE);
+        let address = listener.local_addr().expect(HANDSHAKE);
+        thread::scope(|scope| {
+            let peer = scope.spawn(|| dial(address, &key, &hello, &limit).expect(HANDSHAKE));
+            let (stream, _) = listener.accept().expect(HANDSHAKE);
+            let ((), SecureStream { opener, sealer: own_sealer, .. }) =
+                respond(stream, &key, &limit, |_| Ok(())).expect(HANDSHAKE);
+            let sealer = peer.join().expect(HANDSHAKE).sealer;
+            Self { sealer, opener, own_sealer: Some(own_sealer) }
+        })
+    }
+
+    /// A record of `plain`.
+    fn seal(&mut self, plain: &[u8]) -> Vec<u8> {
+        let mut record = vec![0; plain.len() + RECORD_BYTES_MAX - PLAIN_BYTES_MAX];
+        let bytes = self.sealer.seal(plain, &mut record);
+        assert_eq!(bytes, record.len());
+        let mut opened = vec![0; bytes];
+        assert_eq!(self.opener.open(&record[2..], &mut opened), Ok(plain.len()));
+        record
+    }
 }
 
 /// The values of a sum, as a peer encodes them.
@@ -130,7 +174,7 @@ struct Sent {
 }
 
 impl Sent {
-    fn new(mut script: Script<'_>, sealer: &mut RecordEncryptor, payload: usize) -> Self {
+    fn new(mut script: Script<'_>, ciphers: &mut Ciphers, payload: usize) -> Self {
         let right: Vec<u8> = (0..MESSAGES_MAX).flat_map(|sequence| message(sequence, payload)).collect();
         let mut right = &right[..];
         let mut sent = Self { raw: Vec::new(), plain: Vec::new() };
@@ -142,14 +186,14 @@ impl Sent {
                         0 => HEAD_BYTES + payload,
                         left => left,
                     };
-                    sent.part(sealer, &mut right, left.min(PLAIN_BYTES_MAX));
+                    sent.part(ciphers, &mut right, left.min(PLAIN_BYTES_MAX));
                 }
                 // A record with fewer or more of the expected bytes.
-                1 => sent.part(sealer, &mut right, usize::from(script.number()).min(PLAIN_BYTES_MAX)),
+                1 => sent.part(ciphers, &mut right, usize::from(script.number()).min(PLAIN_BYTES_MAX)),
                 // A record with other bytes.
                 2 => {
                     let count = usize::from(script.byte().unwrap_or(0));
-                    sent.record(sealer, script.bytes(count));
+                    sent.record(ciphers, script.bytes(count));
                 }
                 // Bytes that are not a record.
                 _ => {
@@ -161,16 +205,14 @@ impl Sent {
         sent
     }
 
-    fn part(&mut self, sealer: &mut RecordEncryptor, right: &mut &[u8], bytes: usize) {
+    fn part(&mut self, ciphers: &mut Ciphers, right: &mut &[u8], bytes: usize) {
         let (part, rest) = right.split_at(bytes.min(right.len()));
-        self.record(sealer, part);
+        self.record(ciphers, part);
         *right = rest;
     }
 
-    fn record(&mut self, sealer: &mut RecordEncryptor, plain: &[u8]) {
-        let mut record = Box::new([0; RECORD_BYTES_MAX]);
-        let bytes = sealer.seal(plain, &mut record);
-        self.raw.extend_from_slice(&record[..bytes]);
+    fn record(&mut self, ciphers: &mut Ciphers, plain: &[u8]) {
+        self.raw.extend_from_slice(&ciphers.seal(plain));
         self.plain.extend_from_slice(plain);
     }
 }

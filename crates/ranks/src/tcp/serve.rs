@@ -3,33 +3,25 @@
 //! process is stopped.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::ops::ControlFlow;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::net::TcpListener;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use tracing::info;
+use net::{AcceptedStream, ClusterKey, MessageStream, PurposeLimit, SecureListener, TICK};
 use types::Rank;
 
-use super::accept;
-use super::handshake;
-use super::hello::{Hello, Purpose, RejectReason};
-use super::key::ClusterKey;
-use super::rank_stream::{RankStream, RankStreamHandle, RankStreamWriter};
-use super::refusal_log::RefusalLog;
-use super::wait_limit::{POLL_TICK, WaitLimit};
+use super::rank_hello::{RankHello, RankPurpose};
+use super::rank_stream::RankStream;
 use crate::stopped::is_stopped;
 
 /// Ranks that one host runs at once.
 pub const RANKS_MAX: usize = 64;
 
-/// How often a host sends a heartbeat: several times within the shortest [silence](super::SILENCE_MIN).
-const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a host reports whether a rank is stopped.
+const STATUS_INTERVAL: Duration = Duration::from_millis(250);
 
 const PUMP_BYTES: usize = 1 << 16;
 
@@ -50,67 +42,21 @@ pub fn serve_ranks(
     spawn: impl Fn(Rank) -> io::Result<RankProcess> + Sync,
     is_over: impl Fn() -> bool + Sync,
 ) -> io::Result<()> {
-    let running = &AtomicUsize::new(0);
-    let refusals = Mutex::new(RefusalLog::default());
-    let (spawn, is_over) = (&spawn, &is_over);
-    let admit = |hello: &Hello| {
-        if hello.purpose != Purpose::StartRank {
-            return Err(RejectReason::Purpose);
+    // A rank group has one supervisor, so one address may have all ranks.
+    let limit = PurposeLimit { purpose: RankPurpose::StartRank.purpose(), in_all: RANKS_MAX, per_address: RANKS_MAX };
+    let run = |hello: RankHello, accepted: AcceptedStream| {
+        if let (Ok(messages), Ok(process)) = (MessageStream::new(accepted.secured), spawn(hello.from)) {
+            serve_rank(RankStream::new(messages), process, &is_over);
         }
-        Ok((RankSlot::take(running).ok_or(RejectReason::Busy)?, hello.from))
     };
-    let answer = |stream: TcpStream, limit: &WaitLimit<'_>| {
-        let caller = stream.peer_addr().ok();
-        let answered = handshake::respond(stream, key, limit, admit);
-        answered
-            .inspect_err(|error| {
-                let count = refusals.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now());
-                if let Some(count) = count {
-                    info!(?caller, count, "callers were not let in, the last one because: {error}");
-                }
-            })
-            .ok()
-    };
-    thread::scope(|scope| {
-        let take = |((slot, rank), secured)| {
-            let run = move || {
-                let _slot = slot;
-                if let (Ok(stream), Ok(process)) = (RankStream::new(secured), spawn(rank)) {
-                    serve_rank(stream, process, is_over);
-                }
-            };
-            // If no thread can be started, there is no rank, and the stream is closed.
-            let _ = thread::Builder::new().name("consort-stream".to_owned()).spawn_scoped(scope, run);
-            ControlFlow::Continue(())
-        };
-        match accept::accept_all(listener, &WaitLimit::new(None, is_over), answer, take) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
-            received => received,
-        }
-    })
-}
-
-/// A slot of the [`RANKS_MAX`].
-struct RankSlot<'a>(&'a AtomicUsize);
-
-impl<'a> RankSlot<'a> {
-    fn take(running: &'a AtomicUsize) -> Option<Self> {
-        let more = |count: usize| (count < RANKS_MAX).then_some(count + 1);
-        running.fetch_update(AcqRel, Acquire, more).is_ok().then_some(Self(running))
-    }
-}
-
-impl Drop for RankSlot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, AcqRel);
-    }
+    SecureListener { listener, key, limits: &[limit] }.serve(RankHello::parse, run, &is_over)
 }
 
 /// Copies bytes both ways until one side ends; then ends the other.
 fn serve_rank(stream: RankStream, process: RankProcess, is_over: &(dyn Fn() -> bool + Sync)) {
     let RankProcess { pid, mut stdin, mut stdout, kill } = process;
-    let (mut reader, writer, end) = stream.split();
-    let writer = &Mutex::new(writer);
+    let (mut reader, mut writer, end) = stream.split();
+    let status = writer.clone();
     let (running, over) = channel::<()>();
     let has_ended = &AtomicBool::new(false);
     thread::scope(|scope| {
@@ -119,42 +65,25 @@ fn serve_rank(stream: RankStream, process: RankProcess, is_over: &(dyn Fn() -> b
             has_ended.store(true, Release);
         });
         scope.spawn(move || {
-            if pump(&mut stdout, &mut Shared(writer)) {
+            if pump(&mut stdout, &mut writer) {
                 // The supervisor may have disconnected already, so the error is ignored.
-                let _ = lock(writer).finish();
+                let _ = writer.finish();
             }
             has_ended.store(true, Release);
         });
         scope.spawn(move || {
-            while over.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if lock(writer).send_status(is_stopped(pid)).is_err() {
+            while over.recv_timeout(STATUS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if status.send_status(is_stopped(pid)).is_err() {
                     break;
                 }
             }
         });
         // A copying thread that is blocked on one side does not see the other side end.
-        while !has_ended.load(Acquire) && !is_over() && !is_hung_up(end.stream()) {}
+        while !has_ended.load(Acquire) && !is_over() && !end.is_hung_up(TICK) {}
         kill();
-        RankStreamHandle::close(&end);
+        end.close();
         drop(running);
     });
-}
-
-/// The stream's writer, shared by several threads.
-struct Shared<'a>(&'a Mutex<RankStreamWriter>);
-
-impl Write for Shared<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        lock(self.0).write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        lock(self.0).flush()
-    }
-}
-
-fn lock(writer: &Mutex<RankStreamWriter>) -> MutexGuard<'_, RankStreamWriter> {
-    writer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Copies bytes until input or output ends. Returns whether the input ended.
@@ -172,10 +101,4 @@ fn pump(input: &mut dyn Read, output: &mut dyn Write) -> bool {
             Err(_) => return true,
         }
     }
-}
-
-/// Whether the other side has closed the connection. Sleeps a tick at most.
-fn is_hung_up(stream: &TcpStream) -> bool {
-    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
-    poll(&mut fds, Some(&POLL_TICK)).is_ok_and(|count| count > 0)
 }

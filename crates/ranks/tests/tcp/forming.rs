@@ -5,21 +5,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use net::{ClusterKey, HANDSHAKES_MAX, HandshakeError, RejectReason};
 use ranks::Communicator as _;
 use ranks::shared_memory::Epoch;
-use ranks::tcp::{
-    ClusterKey, ConnectError, Encoding, HANDSHAKES_MAX, HandshakeError, RejectReason, TcpAbort, TcpComm,
-    TcpCommOptions, TcpGroup, WeakPassphrase,
-};
+use ranks::tcp::{ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, each, key};
 use crate::shared::watched;
-
-#[test]
-fn a_short_passphrase_is_refused_and_white_space_does_not_count() {
-    assert_eq!(ClusterKey::from_passphrase(" too short      \n").unwrap_err(), WeakPassphrase { bytes: 9 });
-    assert_eq!(format!("{:?}", key()), "ClusterKey");
-}
 
 #[test]
 fn ranks_may_come_in_any_order_and_late() {
@@ -156,7 +148,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
         // More connections than [`HANDSHAKES_MAX`]: silent ones, another protocol, the start of a valid hello, garbage.
         let mut strangers: Vec<_> = (0..HANDSHAKES_MAX + 8).map(|_| stranger(address, b"")).collect();
         strangers.push(stranger(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
-        strangers.push(stranger(address, b"consort\0\x02\x00\x01\x02\x00\x01\x00"));
+        strangers.push(stranger(address, b"consort\0\x03\x00\x01\x02\x00\x01\x00"));
         strangers.push(stranger(address, &[0xff; 5000]));
         each(group.comms(OPTIONS), |comm| comm.all_reduce(&mut [1.0; 4]).unwrap());
         for mut stranger in strangers {

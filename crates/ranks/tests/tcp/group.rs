@@ -4,8 +4,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use net::ClusterKey;
 use ranks::shared_memory::Epoch;
-use ranks::tcp::{ClusterKey, ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use ranks::tcp::{ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use types::{Rank, WorldSize};
 
 /// Far longer than a test takes.

@@ -9,6 +9,7 @@ mod forming;
 mod garbled;
 mod group;
 mod operations;
+#[path = "../../../net/tests/streams/proxy.rs"]
 mod proxy;
 mod rank_stream;
 #[path = "../shared_memory/group.rs"]

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
+use net::{ClusterKey, HandshakeError, RejectReason, SILENCE_MIN};
 use ranks::protocol::{Lines, RankReply, RankRequest, Writer};
 use ranks::tcp::{
-    ClusterKey, HandshakeError, RANKS_MAX, RankProcess, RankStream, RankStreamHandle, RankStreamReader,
-    RankStreamWriter, RejectReason, SILENCE_MIN, serve_ranks,
+    RANKS_MAX, RankProcess, RankStream, RankStreamHandle, RankStreamReader, RankStreamWriter, serve_ranks,
 };
 use types::{Rank, WorldSize};
 
@@ -295,7 +295,7 @@ fn a_host_that_does_not_answer_is_given_up_at_the_deadline() {
 /// What arrives of a rank's line after a fault in transit.
 fn said(back: TransitFault) -> (Vec<u8>, Option<io::ErrorKind>) {
     let found = Arc::new(Mutex::new((Vec::new(), None)));
-    // No process: the line is sent before the host's first heartbeat.
+    // No process: the line is sent before the host's first report.
     let line = |_, _| RankProcess {
         pid: std::process::id(),
         stdin: Box::new(io::sink()),
@@ -314,9 +314,12 @@ fn said(back: TransitFault) -> (Vec<u8>, Option<io::ErrorKind>) {
 #[test]
 fn a_line_that_was_altered_or_cut_is_an_error() {
     watched(|| {
-        // Offsets after the handshake and after the line's record, where the record of the end begins.
-        let (line, end) = (49, 49 + 2 + 8 + 16);
+        // Offsets after the handshake, after the line's header, and after the line, where the header of the end begins.
+        let header = 49;
+        let line = header + 2 + 5 + 16;
+        let end = line + 2 + 7 + 16;
         assert_eq!(said(TransitFault::None), (b"a line\n".to_vec(), None));
+        assert_eq!(said(TransitFault::Flip(header + 3)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
         assert_eq!(said(TransitFault::Flip(line + 4)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
         assert_eq!(said(TransitFault::Flip(line + 20)), (Vec::new(), Some(io::ErrorKind::InvalidData)));
         assert_eq!(said(TransitFault::Flip(line + 1)), (Vec::new(), Some(io::ErrorKind::UnexpectedEof)));

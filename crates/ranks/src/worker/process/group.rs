@@ -11,6 +11,7 @@ use std::time::Instant;
 use kernels::Backend as _;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Collective as _, CollectiveError};
+use net::ClusterKey;
 use tracing::info;
 use types::WorldSize;
 
@@ -19,7 +20,7 @@ use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::protocol::{ErrorKind, RankReply};
 use crate::shared_memory::{Epoch, GroupLimits, Segment};
-use crate::tcp::{ClusterKey, TcpComm, TcpCommOptions, TcpGroup};
+use crate::tcp::{TcpComm, TcpCommOptions, TcpGroup};
 use crate::worker::peers::{Peers, RequestDigest};
 use crate::worker::rank_zero::has_rank_zero;
 use crate::worker::rendezvous::Rendezvous;
@@ -77,7 +78,7 @@ impl RankServer {
             stall_deadline: timeouts.stall()?,
             silence_deadline: timeouts.silence()?,
         };
-        let (key, deadline) = (ClusterKey::of(key), Instant::now() + timeouts.connect()?);
+        let (key, deadline) = (ClusterKey::from_bytes(key.bytes()), Instant::now() + timeouts.connect()?);
         self.peers = None;
         let connected = self.collective.connect(epoch, |abort| TcpComm::connect(group, &key, options, abort, deadline));
         self.forget_sessions();

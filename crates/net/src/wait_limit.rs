@@ -11,10 +11,11 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 /// How long a wait sleeps at most before it checks its limit.
 pub const TICK: Duration = Duration::from_millis(20);
 
-pub(super) const POLL_TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+/// [`TICK`] for `poll`.
+pub const POLL_TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
 
 #[derive(Clone, Copy)]
-pub(super) struct WaitLimit<'a> {
+pub struct WaitLimit<'a> {
     /// `None`: only `is_over` ends the wait.
     deadline: Option<Instant>,
     is_over: &'a (dyn Fn() -> bool + Sync),
@@ -23,6 +24,11 @@ pub(super) struct WaitLimit<'a> {
 impl<'a> WaitLimit<'a> {
     pub fn new(deadline: Option<Instant>, is_over: &'a (dyn Fn() -> bool + Sync)) -> Self {
         Self { deadline, is_over }
+    }
+
+    /// A wait that only `deadline` ends.
+    pub fn until(deadline: Instant) -> WaitLimit<'static> {
+        WaitLimit { deadline: Some(deadline), is_over: &|| false }
     }
 
     /// The same limit with a deadline at most `span` from now.
@@ -95,6 +101,6 @@ impl<'a> WaitLimit<'a> {
 }
 
 /// Whether the operation failed only because the socket was not ready.
-pub(super) fn is_transient(error: &io::Error) -> bool {
+pub fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }

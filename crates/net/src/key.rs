@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::protocol::join::Secret;
-
 /// An attacker who records a handshake can try passphrases offline, so it has to be long: better random than memorable.
 pub const PASSPHRASE_BYTES_MIN: usize = 16;
 
@@ -28,12 +26,12 @@ impl ClusterKey {
         Ok(Self(blake3::derive_key(CONTEXT, passphrase.as_bytes())))
     }
 
-    /// A random key for one purpose.
-    pub(crate) fn of(secret: &Secret) -> Self {
-        Self(secret.bytes())
+    /// A key of random bytes, for one purpose.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
     }
 
-    pub(super) fn bytes(&self) -> &[u8; 32] {
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 }
@@ -42,5 +40,19 @@ impl ClusterKey {
 impl fmt::Debug for ClusterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClusterKey")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_passphrase_is_refused_and_white_space_does_not_count() {
+        let weak = ClusterKey::from_passphrase(" too short      \n").unwrap_err();
+        assert_eq!(weak, WeakPassphrase { bytes: 9 });
+        let key = |passphrase| ClusterKey::from_passphrase(passphrase).unwrap();
+        assert_eq!(key("a passphrase for tests").0, key("a passphrase for tests\n").0);
+        assert_eq!(format!("{:?}", key("a passphrase for tests")), "ClusterKey");
     }
 }

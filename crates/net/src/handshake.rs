@@ -1,18 +1,17 @@
 //! The first bytes of a connection, on both sides: the hello, the two Noise messages, and the initiator's confirmation.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use super::hello::{HELLO_BYTES, Hello, HelloError, RejectReason, VERSION};
-use super::key::ClusterKey;
-use super::noise::{
-    Forged, HANDSHAKE_BYTES, Handshake, LENGTH_BYTES, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, TAG_BYTES,
-    split_record,
+use crate::hello::{HELLO_BYTES, Hello, HelloError, MAGIC, RejectReason, VERSION};
+use crate::key::ClusterKey;
+use crate::noise::{
+    Forged, HANDSHAKE_BYTES, Handshake, LENGTH_BYTES, RecordDecryptor, RecordEncryptor, TAG_BYTES, split_record,
 };
-use super::wait_limit::WaitLimit;
+use crate::wait_limit::WaitLimit;
 
 /// Limits of the silence deadline: TCP keepalive counts in whole seconds, up to less than ten hours.
 pub const SILENCE_MIN: Duration = Duration::from_secs(1);
@@ -40,21 +39,33 @@ pub enum HandshakeError {
 
 /// A connection whose two sides have authenticated each other.
 #[derive(Debug)]
-pub(super) struct SecureStream {
+pub struct SecureStream {
     pub stream: TcpStream,
     pub sealer: RecordEncryptor,
     pub opener: RecordDecryptor,
+    /// How long either side may be silent: the hello's, from [`SILENCE_MIN`] to [`SILENCE_MAX`].
+    pub silence: Duration,
+}
+
+/// One attempt to connect to `address`, with the handshake.
+pub fn dial(
+    address: SocketAddr,
+    key: &ClusterKey,
+    hello: &Hello,
+    limit: &WaitLimit<'_>,
+) -> Result<SecureStream, HandshakeError> {
+    initiate(limit.connect(address)?, key, hello, limit)
 }
 
 /// The handshake on the side that connected.
-pub(super) fn initiate(
+fn initiate(
     stream: TcpStream,
     key: &ClusterKey,
     hello: &Hello,
     limit: &WaitLimit<'_>,
 ) -> Result<SecureStream, HandshakeError> {
     stream.set_nodelay(true)?;
-    set_keepalive(&stream, hello.silence)?;
+    let silence = set_keepalive(&stream, hello.silence)?;
     let hello = hello.bytes();
     let mut handshake = Handshake::initiator(key, &hello);
     limit.write_all(&stream, &[&hello[..], &handshake.write()].concat())?;
@@ -69,14 +80,14 @@ pub(super) fn initiate(
     limit.read_exact(&stream, &mut message)?;
     handshake.read(&message).map_err(|Forged| HandshakeError::Key)?;
     let (mut sealer, opener) = handshake.finish();
-    let mut record = Box::new([0; RECORD_BYTES_MAX]);
-    let bytes = sealer.seal(&[], &mut record);
-    limit.write_all(&stream, &record[..bytes])?;
-    Ok(SecureStream { stream, sealer, opener })
+    let mut confirmation = [0; CONFIRMATION_BYTES];
+    sealer.seal(&[], &mut confirmation);
+    limit.write_all(&stream, &confirmation)?;
+    Ok(SecureStream { stream, sealer, opener, silence })
 }
 
 /// The handshake on the side that accepted. `admit` gets the hello only if its sender has the key.
-pub(super) fn respond<T>(
+pub fn respond<T>(
     stream: TcpStream,
     key: &ClusterKey,
     limit: &WaitLimit<'_>,
@@ -89,7 +100,13 @@ pub(super) fn respond<T>(
         let _ = limit.write_all(&stream, &[reason.byte()]);
         HandshakeError::Rejected(reason)
     };
-    limit.read_exact(&stream, &mut hello)?;
+    let (magic, rest) = hello.split_at_mut(MAGIC.len());
+    limit.read_exact(&stream, magic)?;
+    // A peer of another protocol may send less than a hello, so it is refused as soon as it can be.
+    if magic != MAGIC {
+        return Err(HandshakeError::UnknownProtocol);
+    }
+    limit.read_exact(&stream, rest)?;
     let parsed = Hello::parse(&hello).map_err(|error| match error {
         HelloError::UnknownProtocol => HandshakeError::UnknownProtocol,
         HelloError::Version(theirs) => {
@@ -100,27 +117,29 @@ pub(super) fn respond<T>(
     limit.read_exact(&stream, &mut message)?;
     let mut handshake = Handshake::responder(key, &hello);
     handshake.read(&message).map_err(|Forged| refuse(RejectReason::Key))?;
-    set_keepalive(&stream, parsed.silence)?;
+    let silence = set_keepalive(&stream, parsed.silence)?;
     let admitted = admit(&parsed).map_err(refuse)?;
     limit.write_all(&stream, &[&[ACCEPTED][..], &handshake.write()].concat())?;
     let (sealer, mut opener) = handshake.finish();
     let (mut record, mut nothing) = ([0; CONFIRMATION_BYTES], [0; TAG_BYTES]);
     limit.read_exact(&stream, &mut record)?;
     match split_record(&record).map(|message| opener.open(message, &mut nothing)) {
-        Some(Ok(0)) => Ok((admitted, SecureStream { stream, sealer, opener })),
+        Some(Ok(0)) => Ok((admitted, SecureStream { stream, sealer, opener, silence })),
         _ => Err(HandshakeError::Key),
     }
 }
 
-/// Has the kernel close the connection about `silence` after the last packet from the other host.
-fn set_keepalive(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+/// Has the kernel close the connection about `silence` after the last packet from the other host. Returns `silence`
+/// within its limits.
+fn set_keepalive(stream: &TcpStream, silence: Duration) -> io::Result<Duration> {
     let silence = silence.clamp(SILENCE_MIN, SILENCE_MAX);
     // While the connection is idle, the first probe is sent after half of `silence`. TCP_USER_TIMEOUT sets the limit,
     // also for unacknowledged bytes, so no number of probes is set.
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, silence / 2)?;
     sockopt::set_tcp_keepintvl(stream, silence / 5)?;
-    Ok(sockopt::set_tcp_user_timeout(stream, silence.as_millis() as u32)?)
+    sockopt::set_tcp_user_timeout(stream, silence.as_millis() as u32)?;
+    Ok(silence)
 }
 
 #[cfg(test)]
@@ -129,28 +148,22 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    use types::Rank;
-
-    use super::super::hello::Purpose;
     use super::*;
-    use crate::shared_memory::Epoch;
+    use crate::hello::Purpose;
 
     /// TCP_USER_TIMEOUT in milliseconds and seconds to the first keepalive probe, of both sides.
     fn expected(silence: Duration) -> [(u32, u64); 2] {
         let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (purpose, epoch) = (Purpose::StartRank, Epoch(0));
-        let hello = Hello { purpose, from: Rank::SINGLE, to: Rank::SINGLE, epoch, silence };
+        let hello = Hello { purpose: Purpose(1), parameters: [0; 10], silence };
         let limit = WaitLimit::new(None, &|| false);
         let [initiator, responder] = thread::scope(|scope| {
-            let initiator = scope.spawn(|| {
-                let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-                initiate(stream, &key, &hello, &limit).unwrap()
-            });
+            let initiator = scope.spawn(|| dial(listener.local_addr().unwrap(), &key, &hello, &limit).unwrap());
             let ((), responder) = respond(listener.accept().unwrap().0, &key, &limit, |_| Ok(())).unwrap();
             [initiator.join().unwrap(), responder]
         });
-        [initiator, responder].map(|SecureStream { stream, .. }| {
+        [initiator, responder].map(|SecureStream { stream, silence, .. }| {
+            assert!((SILENCE_MIN..=SILENCE_MAX).contains(&silence));
             assert!(sockopt::socket_keepalive(&stream).unwrap() && stream.nodelay().unwrap());
             (sockopt::tcp_user_timeout(&stream).unwrap(), sockopt::tcp_keepidle(&stream).unwrap().as_secs())
         })

@@ -6,29 +6,29 @@ use std::sync::Arc;
 
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
-use super::key::ClusterKey;
+use crate::key::ClusterKey;
 
 /// AES-GCM: all hosts that run models have it in hardware. Nonces never repeat: each connection has its own keys, and
 /// the nonce is a counter.
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_BLAKE2s";
 
 /// Each of the two handshake messages: an ephemeral key and the tag of an empty payload.
-pub(super) const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
+pub(crate) const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
 
-pub(super) const TAG_BYTES: usize = 16;
-pub(super) const LENGTH_BYTES: usize = 2;
+pub(crate) const TAG_BYTES: usize = 16;
+pub(crate) const LENGTH_BYTES: usize = 2;
 /// The longest Noise message, by the specification, with the length before it.
-pub(super) const RECORD_BYTES_MAX: usize = LENGTH_BYTES + 65535;
+pub const RECORD_BYTES_MAX: usize = LENGTH_BYTES + 65535;
 /// The largest plaintext of a record.
-pub(super) const PLAIN_BYTES_MAX: usize = RECORD_BYTES_MAX - LENGTH_BYTES - TAG_BYTES;
+pub const PLAIN_BYTES_MAX: usize = RECORD_BYTES_MAX - LENGTH_BYTES - TAG_BYTES;
 
 /// A message that was not written with the key, or not at this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not authentic")]
-pub(super) struct Forged;
+pub struct Forged;
 
 /// A handshake in progress, of either side.
-pub(super) struct Handshake(HandshakeState);
+pub(crate) struct Handshake(HandshakeState);
 
 impl Handshake {
     pub fn initiator(key: &ClusterKey, prologue: &[u8]) -> Self {
@@ -68,29 +68,28 @@ fn builder<'a>(key: &'a ClusterKey, prologue: &'a [u8]) -> Builder<'a> {
 
 /// Encrypts the records that this side sends.
 #[derive(Debug)]
-#[cfg_attr(any(test, fuzzing), derive(Clone))]
-pub(super) struct RecordEncryptor {
+pub struct RecordEncryptor {
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
 
 impl RecordEncryptor {
-    /// Encrypts `plain`, of at most [`PLAIN_BYTES_MAX`] bytes, as a record at the start of `record`. Returns the
-    /// record's length.
-    pub fn seal(&mut self, plain: &[u8], record: &mut [u8; RECORD_BYTES_MAX]) -> usize {
+    /// Encrypts `plain`, of at most [`PLAIN_BYTES_MAX`] bytes, as a record at the start of `record`, which has room for
+    /// it. Returns the record's length.
+    pub fn seal(&mut self, plain: &[u8], record: &mut [u8]) -> usize {
         assert!(plain.len() <= PLAIN_BYTES_MAX, "{} bytes for a record", plain.len());
         let (length, message) = record.split_at_mut(LENGTH_BYTES);
-        let bytes = self.state.write_message(self.nonce, plain, message).expect("nobody sends 2^64 records");
+        let sealed = self.state.write_message(self.nonce, plain, message);
+        let bytes = sealed.expect("the record has room, and nobody sends 2^64 of them");
         self.nonce += 1;
         length.copy_from_slice(&(bytes as u16).to_le_bytes());
         LENGTH_BYTES + bytes
     }
 }
 
-/// Decrypts the records that the other side sent.
-#[derive(Debug)]
-#[cfg_attr(any(test, fuzzing), derive(Clone))]
-pub(super) struct RecordDecryptor {
+/// Decrypts the records that the other side sent. A clone starts at the same record.
+#[derive(Clone, Debug)]
+pub struct RecordDecryptor {
     state: Arc<StatelessTransportState>,
     nonce: u64,
 }
@@ -112,14 +111,14 @@ impl RecordDecryptor {
 }
 
 /// The message of the record at the start of `bytes`, if the record is complete.
-pub(super) fn split_record(bytes: &[u8]) -> Option<&[u8]> {
+pub(crate) fn split_record(bytes: &[u8]) -> Option<&[u8]> {
     let (length, rest) = bytes.split_at_checked(LENGTH_BYTES)?;
     rest.get(..usize::from(u16::from_le_bytes([length[0], length[1]])))
 }
 
 /// The two sides of a connection, after their handshake.
 #[cfg(any(test, fuzzing))]
-pub(super) fn pair() -> ((RecordEncryptor, RecordDecryptor), (RecordEncryptor, RecordDecryptor)) {
+pub(crate) fn pair() -> ((RecordEncryptor, RecordDecryptor), (RecordEncryptor, RecordDecryptor)) {
     let key = ClusterKey::from_passphrase("a passphrase for tests").expect("it is long enough");
     let (mut initiator, mut responder) = (Handshake::initiator(&key, b"p"), Handshake::responder(&key, b"p"));
     responder.read(&initiator.write()).expect("both have the key");
@@ -143,7 +142,7 @@ mod tests {
     #[test]
     fn a_record_opens_once_and_in_its_order() {
         let ((mut sealer, _), (_, mut opener)) = pair();
-        let (mut first, mut second) = (Box::new([0; RECORD_BYTES_MAX]), Box::new([0; RECORD_BYTES_MAX]));
+        let (mut first, mut second) = ([0; 64], [0; 64]);
         let (first_bytes, second_bytes) = (sealer.seal(b"one", &mut first), sealer.seal(b"two", &mut second));
         let (first, second) = (&first[LENGTH_BYTES..first_bytes], &second[LENGTH_BYTES..second_bytes]);
         let mut plain = [0; 64];
@@ -165,7 +164,7 @@ mod tests {
         #[test]
         fn what_was_altered_does_not_open(plain in prop::collection::vec(any::<u8>(), 0..100), at: usize, flip in 1_u8..) {
             let ((mut sealer, _), (_, mut opener)) = pair();
-            let mut record = Box::new([0; RECORD_BYTES_MAX]);
+            let mut record = [0; 200];
             let bytes = sealer.seal(&plain, &mut record);
             let message = &mut record[LENGTH_BYTES..bytes];
             let mut opened = vec![0; message.len()];
