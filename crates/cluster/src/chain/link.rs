@@ -1,0 +1,164 @@
+//! `ChainLink`: the coordinator's two connections of a chain: to the first stage, and from the last one.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread;
+use std::time::Duration;
+
+use net::{MessageReceiver, MessageSender, MessageStream};
+
+use crate::wire::chain::{ChainKind, FaultMessage, StatesMessage};
+
+/// What happens to a chain.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// The last stage returned the states of a step.
+    States(StatesMessage),
+    Lost {
+        why: String,
+    },
+}
+
+/// Dropping it closes both connections.
+pub struct ChainLink {
+    stages: usize,
+    outgoing: Sender<(ChainKind, Vec<u8>)>,
+    events: Receiver<LinkEvent>,
+    /// An event that was found while the caller looked for a loss.
+    waiting: Option<LinkEvent>,
+    reporter: LinkHandle,
+    first: MessageSender,
+    last: MessageSender,
+}
+
+/// Tells the executor of a chain that the chain is lost.
+#[derive(Clone, Debug)]
+pub struct LinkHandle(Sender<LinkEvent>);
+
+impl LinkHandle {
+    pub fn lost(&self, why: impl Into<String>) {
+        // An error means that the chain is gone already.
+        let _ = self.0.send(LinkEvent::Lost { why: why.into() });
+    }
+}
+
+impl ChainLink {
+    /// `first` leads to the first of `stages` stages, `last` comes from the last of them. `states_bytes_max` is the limit for
+    /// the states of a step.
+    pub fn new(
+        stages: usize,
+        first: MessageStream,
+        last: MessageStream,
+        states_bytes_max: usize,
+    ) -> std::io::Result<Self> {
+        let (events_sender, events) = channel();
+        let (outgoing, messages) = channel();
+        let reporter = LinkHandle(events_sender.clone());
+        let (first, first_receiver) = (first.sender, first.receiver);
+        let (last, last_receiver) = (last.sender, last.receiver);
+        let (sender, handle) = (first.clone(), reporter.clone());
+        spawn("consort-steps", move || send_all(&sender, &messages, &handle))?;
+        let handle = reporter.clone();
+        spawn("consort-first", move || watch(first_receiver, &handle))?;
+        spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max))?;
+        Ok(Self { stages, outgoing, events, waiting: None, reporter, first, last })
+    }
+
+    /// The number of stages, without the coordinator.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// For others that learn of a loss.
+    pub fn handle(&self) -> LinkHandle {
+        self.reporter.clone()
+    }
+
+    /// Sends a message to the first stage, in the background. A failure becomes an event.
+    pub fn send(&self, kind: ChainKind, bytes: Vec<u8>) {
+        // An error means that the connection is gone, which was reported.
+        let _ = self.outgoing.send((kind, bytes));
+    }
+
+    /// The next event.
+    pub fn receive(&mut self, wait: Duration) -> Result<LinkEvent, RecvTimeoutError> {
+        match self.waiting.take() {
+            Some(event) => Ok(event),
+            None => self.events.recv_timeout(wait),
+        }
+    }
+
+    /// Why the chain is lost, if that is the next event.
+    pub fn poll_lost(&mut self) -> Option<String> {
+        if self.waiting.is_none() {
+            self.waiting = match self.events.try_recv() {
+                Ok(event) => Some(event),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(LinkEvent::Lost { why: "the chain is gone".to_owned() }),
+            };
+        }
+        match &self.waiting {
+            Some(LinkEvent::Lost { why }) => Some(why.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for ChainLink {
+    fn drop(&mut self) {
+        self.first.close();
+        self.last.close();
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
+}
+
+fn send_all(sender: &MessageSender, messages: &Receiver<(ChainKind, Vec<u8>)>, handle: &LinkHandle) {
+    for (kind, bytes) in messages {
+        if let Err(error) = sender.send(kind as u8, &[&bytes]) {
+            return handle.lost(format!("send to the first stage: {error}"));
+        }
+    }
+}
+
+/// The first stage sends nothing but heartbeats.
+fn watch(mut receiver: MessageReceiver, handle: &LinkHandle) {
+    let why = match receiver.receive(None, |_| None, &mut Vec::new()) {
+        Ok(_) => "the first stage left".to_owned(),
+        Err(error) => format!("the first stage: {error}"),
+    };
+    handle.lost(why);
+}
+
+fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, bytes_max: usize) {
+    let limit = |kind| match ChainKind::parse(kind) {
+        Ok(ChainKind::States) => Some(bytes_max),
+        Ok(kind @ ChainKind::Fault) => Some(kind.bytes_max(0, 0)),
+        _ => None,
+    };
+    let mut body = Vec::new();
+    loop {
+        let event = match receiver.receive(None, limit, &mut body) {
+            Ok(Some(kind)) if kind == ChainKind::States as u8 => {
+                let mut message = StatesMessage::default();
+                match message.decode(&body) {
+                    Ok(()) => LinkEvent::States(message),
+                    Err(error) => LinkEvent::Lost { why: format!("the last stage: {error}") },
+                }
+            }
+            Ok(Some(_)) => LinkEvent::Lost {
+                why: match FaultMessage::decode(&body) {
+                    Ok(FaultMessage { stage, why }) => format!("stage {}: {why}", stage + 1),
+                    Err(error) => format!("the last stage: {error}"),
+                },
+            },
+            Ok(None) => LinkEvent::Lost { why: "the last stage left".to_owned() },
+            Err(error) => LinkEvent::Lost { why: format!("the last stage: {error}") },
+        };
+        let is_lost = matches!(event, LinkEvent::Lost { .. });
+        if events.send(event).is_err() || is_lost {
+            return;
+        }
+    }
+}
