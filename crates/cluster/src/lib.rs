@@ -4,7 +4,9 @@
 //! authenticated and encrypted with the cluster key (`net`).
 #![deny(unsafe_code)]
 
+pub mod address;
 pub mod chain;
 pub mod node;
+pub mod plan;
 pub mod purpose;
 pub mod wire;
