@@ -1,7 +1,7 @@
 //! Stages are lost in the middle of answers: a new chain is formed, and the answers stay the same.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use engine::{Capacity, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan};
