@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod address;
+pub mod cake;
 pub mod chain;
 pub mod node;
 pub mod plan;
