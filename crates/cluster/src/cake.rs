@@ -8,6 +8,7 @@ mod connection;
 mod discovery;
 mod frame_budget;
 mod layer_name;
+mod master;
 pub mod wire;
 mod worker;
 
@@ -18,7 +19,8 @@ pub use discovery::{
     broadcast_addresses, discover, read_any_packet,
 };
 pub use layer_name::{CakeLayerPrefix, CakeLayersError, layer_number, layer_range, layer_ranges};
+pub use master::{CakeExecutor, CakeSetupError, CakeWorkerAddress, SetupFiles, set_up_worker};
 pub use worker::{
     CONNECTIONS_MAX, CakeLoader, CakeSession, CakeStage, CakeStageError, CakeStoreError, CakeTransferError, CakeWorker,
-    CakeWorkerError, CakeWorkerSettings, HANDSHAKES_MAX,
+    CakeWorkerError, CakeWorkerSettings, ExecutorLoader, HANDSHAKES_MAX, LoadExecutor,
 };

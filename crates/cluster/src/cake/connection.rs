@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
 use super::auth::{CakeAuthError, CakeKey, authenticate_as_master, authenticate_as_worker};
@@ -17,6 +18,9 @@ pub const AUTHENTICATION_DEADLINE: Duration = Duration::from_secs(5);
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// TCP closes a connection whose other host has not answered for this long.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+/// How long the other side has to read the last message while it still sends.
+const FINISH_WAIT: Duration = Duration::from_secs(2);
+const FINISH_BYTES: usize = 64 << 10;
 /// What is written at once, so that a stall is noticed within a long frame.
 const WRITE_BYTES: usize = 1 << 20;
 
@@ -143,6 +147,16 @@ impl CakeConnection {
         self.stalled_at_most(STALL_MAX).write_all(&frame).map_err(stalled)
     }
 
+    /// Closes the connection after the other side has read what was sent, or has had a moment for it: with bytes unread, closing
+    /// would discard that.
+    pub fn finish(self) {
+        let deadline = Instant::now() + FINISH_WAIT;
+        let mut bytes = vec![0; FINISH_BYTES];
+        // The other side may have closed the connection already, so errors are ignored.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        while self.until(deadline).read(&mut bytes).is_ok_and(|count| count > 0) {}
+    }
+
     fn until(&self, deadline: Instant) -> LimitedStream<'_> {
         LimitedStream { stream: &self.stream, limit: Limit::Deadline(deadline) }
     }
@@ -158,6 +172,12 @@ impl ConnectionHandle {
     pub fn shutdown(&self) {
         // The connection may be closed already, so the error is ignored.
         let _ = self.0.shutdown(Shutdown::Both);
+    }
+
+    /// Whether the other side has closed the connection.
+    pub fn is_hung_up(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.0, PollFlags::RDHUP)], Some(&now)).is_ok_and(|count| count > 0)
     }
 }
 

@@ -3,6 +3,7 @@
 //! A connection begins with authentication. Its first message says what it is for: an assignment sets the worker up, a
 //! hello begins a sequence. Everything that a stranger can cause is bounded: connections, handshakes, frames, files.
 
+mod executor_stage;
 mod registry;
 mod sequence;
 mod served;
@@ -31,6 +32,7 @@ use registry::{ConnectionRegistry, RegisteredConnection};
 use served::ServedModel;
 use store::CakeStore;
 
+pub use executor_stage::{ExecutorLoader, LoadExecutor};
 pub use registry::{CONNECTIONS_MAX, HANDSHAKES_MAX};
 pub use stage::{CakeLoader, CakeSession, CakeStage, CakeStageError};
 pub use store::CakeStoreError;
@@ -172,10 +174,12 @@ impl CakeWorker {
         let first = connection.receive(FIRST_BYTES_MAX, Some(FIRST_WAIT))?;
         registered.admit();
         match first.message(CakeVariant::Head)? {
-            CakeMessage::Hello => self.serve_master(&connection, authenticated.elapsed()),
-            CakeMessage::LayerAssignment { layers, model_hash } => self.set_up(&connection, &layers, model_hash),
-            _ => Err(CakeConnectionError::Unexpected),
+            CakeMessage::Hello => self.serve_master(&connection, authenticated.elapsed())?,
+            CakeMessage::LayerAssignment { layers, model_hash } => self.set_up(&connection, &layers, model_hash)?,
+            _ => return Err(CakeConnectionError::Unexpected),
         }
+        connection.finish();
+        Ok(())
     }
 
     /// The model whose layers are run.

@@ -14,7 +14,7 @@ use super::super::wire::{
 };
 use super::CakeWorker;
 use super::served::ServedModel;
-use super::stage::{CakeSession, CakeStageError};
+use super::stage::{CakeSession, CakeStage, CakeStageError};
 
 /// The text of an error that is sent to a master.
 const ERROR_BYTES_MAX: usize = 1024;
@@ -25,10 +25,12 @@ struct Sequence {
     open: Option<OpenSequence>,
 }
 
+/// Fields are dropped in their order: the session before its stage, and that before its model.
 struct OpenSequence {
+    session: Box<dyn CakeSession>,
+    _stage: Arc<dyn CakeStage>,
     model: Arc<ServedModel>,
     layers: LayerRange,
-    session: Box<dyn CakeSession>,
     computed: usize,
 }
 
@@ -92,8 +94,9 @@ impl Sequence {
         if self.open.as_ref().is_none_or(|open| open.layers != layers) {
             self.open = None;
             let model = worker.served()?;
-            let session = model.stage(layers)?.open()?;
-            self.open = Some(OpenSequence { model, layers, session, computed: 0 });
+            let stage = model.stage(layers)?;
+            let session = stage.open()?;
+            self.open = Some(OpenSequence { session, _stage: stage, model, layers, computed: 0 });
         }
         let open = self.open.as_mut().ok_or_else(|| CakeStageError("there is no session".to_owned()))?;
         let hidden = open.model.hidden();

@@ -1,0 +1,188 @@
+//! `CakeExecutor`: runs plans with activations on a cake worker. Each session has a connection of its own, and the sequences
+//! of a step are sent on theirs concurrently.
+//!
+//! The worker has no prefix cache and discards nothing but a whole sequence. So sessions begin without a prefix, and
+//! truncating one discards all of it. The session table here decides what can run, as it does for other executors.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use engine::{
+    Capacity, Executor, ExecutorError, Health, OpenedSession, Prefix, RequestedOutput, SessionTable, StepOutput,
+    StepPlan,
+};
+use model::Limits;
+use tracing::warn;
+use types::SessionId;
+
+use super::CakeWorkerAddress;
+use super::link::{RunReply, WorkerLink};
+
+/// Connections that wait for the next session.
+const IDLE_MAX: usize = 16;
+
+pub struct CakeExecutor {
+    worker: CakeWorkerAddress,
+    hidden: usize,
+    sessions: SessionTable,
+    /// Of the sessions that have run.
+    links: HashMap<SessionId, SessionLink>,
+    idle: Vec<WorkerLink>,
+    flight: Option<Vec<RunInFlight>>,
+}
+
+struct SessionLink {
+    link: WorkerLink,
+    /// Tokens that were sent to the worker.
+    computed: usize,
+}
+
+/// What was sent for an entry, and how many of its last rows are requested.
+struct RunInFlight {
+    result: Receiver<RunReply>,
+    rows: usize,
+}
+
+impl CakeExecutor {
+    /// Connects when the first step comes. `hidden` and `vocab` are those of the model; `limits` those of all stages.
+    pub fn new(worker: CakeWorkerAddress, hidden: usize, vocab: usize, limits: &Limits) -> Self {
+        let sessions = SessionTable::new(limits, vocab);
+        warn!(
+            worker = %worker.address,
+            layers = %worker.layers,
+            "a cake worker is used: what is sent to it is not encrypted, and anybody on the way can read and change it"
+        );
+        Self { worker, hidden, sessions, links: HashMap::new(), idle: Vec::new(), flight: None }
+    }
+
+    /// The connection of a session, which is made when it first runs.
+    fn link(&mut self, session: SessionId) -> Result<&mut SessionLink, ExecutorError> {
+        if !self.links.contains_key(&session) {
+            let link = match self.idle.pop() {
+                Some(link) => link,
+                None => WorkerLink::start(self.worker.clone(), self.hidden).map_err(|error| self.lost(error))?,
+            };
+            self.links.insert(session, SessionLink { link, computed: 0 });
+        }
+        self.links.get_mut(&session).ok_or(ExecutorError::UnknownSession(session))
+    }
+
+    /// Closes all connections and sessions.
+    fn lose(&mut self, why: String) -> Arc<str> {
+        self.links.clear();
+        self.idle.clear();
+        self.flight = None;
+        self.sessions.clear();
+        why.into()
+    }
+
+    fn lost(&mut self, error: impl std::fmt::Display) -> ExecutorError {
+        let why = format!("cake worker {} with layers {}: {error}", self.worker.address, self.worker.layers);
+        ExecutorError::Lost { why: self.lose(why) }
+    }
+
+    /// Checks a plan as the table does, and that it has what this executor takes and requests what it returns.
+    fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.sessions.check(plan)?;
+        let (rows, width, found) = (plan.rows(), self.hidden, plan.activations().len());
+        if plan.has_tokens() && rows > 0 {
+            return Err(ExecutorError::Input { expected: "activations" });
+        }
+        if found != rows * width {
+            return Err(ExecutorError::ActivationShape { rows, width, found });
+        }
+        let is_returned = |requested: &RequestedOutput| {
+            matches!(requested, RequestedOutput::Nothing | RequestedOutput::States { .. })
+        };
+        match plan.entries().iter().all(|entry| is_returned(&entry.requested)) {
+            true => Ok(()),
+            false => Err(ExecutorError::Output { what: "what the head computes" }),
+        }
+    }
+
+    /// Forgets what the worker holds of a session.
+    fn release(&mut self, session: SessionId) {
+        let Some(SessionLink { link, .. }) = self.links.remove(&session) else { return };
+        if self.idle.len() < IDLE_MAX {
+            link.reset();
+            self.idle.push(link);
+        }
+    }
+}
+
+impl Executor for CakeExecutor {
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.sessions.capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, _: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
+        self.sessions.open(tokens_max, Prefix::NONE)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        if self.links.get(&session).is_none_or(|link| link.computed <= tokens) {
+            return self.sessions.truncate(session, tokens);
+        }
+        self.release(session);
+        self.sessions.truncate(session, 0)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        self.release(session);
+        self.sessions.close(session);
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        if self.flight.is_some() {
+            return Err(ExecutorError::PipelineFull { depth: self.depth() });
+        }
+        self.check(plan)?;
+        self.sessions.reserve(plan)?;
+        self.sessions.advance(plan);
+        let mut activations = plan.activations();
+        let mut flight = Vec::with_capacity(plan.entries().len());
+        for entry in plan.entries() {
+            let (own, rest) = activations.split_at(entry.rows() * self.hidden);
+            activations = rest;
+            let session = self.link(entry.session)?;
+            session.computed = entry.end();
+            let result = session.link.run(entry.position, own.to_vec());
+            flight.push(RunInFlight { result, rows: entry.state_rows().len() });
+        }
+        self.flight = Some(flight);
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        output.clear();
+        let flight = self.flight.take().ok_or(ExecutorError::NoStepInFlight)?;
+        for RunInFlight { result, rows } in flight {
+            match result.recv() {
+                Ok(Ok(states)) => {
+                    let start = states.len() - rows * self.hidden;
+                    output.states.extend_from_slice(&states[start..]);
+                }
+                Ok(Err(error)) => return Err(self.lost(error)),
+                Err(_) => return Err(self.lost("the connection's thread has ended")),
+            }
+        }
+        Ok(())
+    }
+
+    /// A worker that closes a connection has ended, or has lost a sequence.
+    fn poll_health(&mut self, wait: Duration) -> Health {
+        let _ = wait;
+        self.idle.retain(|link| !link.is_hung_up());
+        if self.flight.is_none() && self.links.values().any(|session| session.link.is_hung_up()) {
+            let ExecutorError::Lost { why } = self.lost("it closed a connection") else { return Health::Ready };
+            return Health::Rebuilding { why };
+        }
+        Health::Ready
+    }
+}

@@ -1,0 +1,311 @@
+//! cake's protocol with the programs of `tests/cake` on the other side: generations with our side in each role give the tokens
+//! of one process, and what hostile peers try is refused.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+#[path = "cake/chain.rs"]
+mod chain;
+#[path = "cake/fixture.rs"]
+mod fixture;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use chain::{TwoParts, generate};
+use cluster::cake::wire::CakeVariant;
+use cluster::cake::{CakeExecutor, CakeKey, CakeLayerPrefix, CakeWorkerAddress, SetupFiles, set_up_worker};
+use engine::{Executor, ExecutorError, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan, inspect};
+use fixture::{
+    Addresses, KEY, LIMITS, OPTIONS, Prompt, PythonWorker, backend, layers, oracle, prompts, python, run_master,
+    with_worker,
+};
+use model::Checkpoint;
+use tempfile::{TempDir, tempdir};
+use types::TokenId;
+
+const TOKENS: usize = 8;
+
+fn greedy(prompts: &[Prompt]) -> Vec<Vec<TokenId>> {
+    prompts.iter().map(|prompt| prompt.greedy[..TOKENS].to_vec()).collect()
+}
+
+/// An independent master generates on our worker.
+fn check_master(worker: &Addresses, model: &str, arithmetic: &str, arguments: &[&str]) -> String {
+    let (address, folder) = (worker.worker.to_string(), oracle(model));
+    let family = model.split('/').next().unwrap();
+    let prompts = prompts(family, arithmetic);
+    let common = ["--worker", &address, "--model", folder.to_str().unwrap()];
+    let (tokens, said) = run_master(&[&common[..], arguments].concat(), &prompts);
+    assert_eq!(tokens, greedy(&prompts), "{model} {arguments:?}");
+    said
+}
+
+#[test]
+fn a_cake_master_sets_our_worker_up_and_generates() {
+    let store = tempdir().unwrap();
+    with_worker(Some(KEY), store.path(), None, |worker| {
+        let check = |model, arithmetic, arguments: &[&str]| {
+            check_master(worker, model, arithmetic, &[&["--key", KEY][..], arguments].concat())
+        };
+        let said = check("qwen3/model-f32", "f32", &["--remote", "1-2", "--setup"]);
+        assert!(said.contains("needs data"), "{said}");
+        // The same again, for a master that was restarted; and in other types of activations.
+        for dtype in ["F32", "F16", "BF16"] {
+            let said = check("qwen3/model-f32", "f32", &["--remote", "1-2", "--setup", "--dtype", dtype]);
+            assert!(said.contains("has data"), "{said}");
+        }
+        // Other layers of the same file need no data; another model does.
+        let said = check("qwen3/model-f32", "f32", &["--remote", "3-3", "--single", "--setup"]);
+        assert!(said.contains("has data"), "{said}");
+    });
+}
+
+/// A copy of a model with a file for each layer.
+fn sharded(model: &str) -> TempDir {
+    let folder = tempdir().unwrap();
+    assert!(python("shard.py").arg(oracle(model)).arg(folder.path()).status().unwrap().success());
+    folder
+}
+
+#[test]
+fn a_worker_gets_the_files_of_its_layers_only() {
+    let (store, model) = (tempdir().unwrap(), sharded("llama/model-bf16"));
+    with_worker(Some(KEY), store.path(), None, |worker| {
+        let address = worker.worker.to_string();
+        let common = ["--worker", &address, "--model", model.path().to_str().unwrap(), "--key", KEY, "--setup"];
+        let prompts = prompts("llama", "bf16w");
+        for (remote, data) in [("1-2", "needs data"), ("2-2", "has data"), ("2-3", "needs data"), ("2-3", "has data")] {
+            let arguments = [&common[..], &["--compress", "--remote", remote]].concat();
+            let (tokens, said) = run_master(&arguments, &prompts);
+            assert_eq!(tokens, greedy(&prompts), "{remote}");
+            assert!(said.contains(data), "{remote}: {said}");
+            // Two layers were sent each time.
+            let folders = fs::read_dir(store.path()).unwrap().map(|entry| entry.unwrap().path());
+            let files = folders.filter(|path| path.is_dir()).flat_map(|folder| fs::read_dir(folder).unwrap());
+            let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+            assert_eq!(names.filter(|name| name.starts_with("weights")).count(), 2);
+        }
+    });
+}
+
+#[test]
+fn a_cake_master_of_the_older_variant_finds_our_worker_and_sets_it_up() {
+    let store = tempdir().unwrap();
+    let arguments = ["--key", KEY, "--remote", "1-3", "--setup", "--older"];
+    with_worker(Some(KEY), store.path(), None, |worker| {
+        let said = check_master(worker, "llama/model-f32", "f32", &arguments);
+        assert!(said.contains("needs data"), "{said}");
+    });
+    // A new process has the files, and remembers which variant the master speaks.
+    with_worker(Some(KEY), store.path(), None, |worker| {
+        let prompts = prompts("llama", "f32");
+        let (port, folder) = (worker.discovery.port().to_string(), oracle("llama/model-f32"));
+        let discover = ["--discover", &port, "--model", folder.to_str().unwrap()];
+        let (tokens, said) = run_master(&[&discover[..], &arguments].concat(), &prompts);
+        assert_eq!(tokens, greedy(&prompts));
+        assert!(said.contains("has data"), "{said}");
+    });
+}
+
+#[test]
+fn a_worker_with_a_model_of_its_own_runs_the_layers_that_a_master_names() {
+    let store = tempdir().unwrap();
+    with_worker(None, store.path(), Some(&oracle("qwen3/model-f32")), |worker| {
+        for remote in ["0-3", "2-2"] {
+            check_master(worker, "qwen3/model-f32", "f32", &["--remote", remote]);
+        }
+    });
+    assert_eq!(fs::read_dir(store.path()).unwrap().count(), 0);
+}
+
+fn worker_at(address: SocketAddr, start: u32, end: u32) -> CakeWorkerAddress {
+    CakeWorkerAddress {
+        address,
+        key: CakeKey::new(KEY),
+        layers: layers(start, end),
+        prefix: CakeLayerPrefix::Model,
+        step_timeout: Duration::from_secs(120),
+    }
+}
+
+fn executor(checkpoint: &Checkpoint, worker: CakeWorkerAddress) -> CakeExecutor {
+    CakeExecutor::new(worker, checkpoint.description().hidden, checkpoint.description().vocab, &LIMITS)
+}
+
+#[test]
+fn a_cake_worker_is_a_stage_of_our_chain() {
+    for (model, arithmetic, dtype, first) in [
+        ("qwen3/model-f32", "f32", "F32", 1),
+        ("qwen3/model-f32", "f32", "F16", 0),
+        ("llama/model-bf16", "bf16w", "BF16", 3),
+    ] {
+        let folder = oracle(model);
+        let mut worker = PythonWorker::start(&["--key", KEY, "--model", folder.to_str().unwrap(), "--dtype", dtype]);
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let stage = executor(&checkpoint, worker_at(worker.address, first, 4));
+        let prompts = prompts(model.split('/').next().unwrap(), arithmetic);
+        let chain = TwoParts::new(&checkpoint, first as usize, stage);
+        let (tokens, chain) = generate(chain, &prompts, TOKENS);
+        assert_eq!(tokens, greedy(&prompts), "{model} in {dtype}");
+        // Again, on connections that had other sequences.
+        let (tokens, chain) = generate(chain, &prompts, TOKENS);
+        assert_eq!((tokens, chain.losses), (greedy(&prompts), 0));
+        worker.kill();
+    }
+}
+
+#[test]
+fn a_stage_that_is_lost_once_changes_no_token() {
+    let folder = oracle("qwen3/model-f32");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let prompts = prompts("qwen3", "f32");
+    for lie in ["close", "nan", "error"] {
+        let model = folder.to_str().unwrap();
+        let worker = PythonWorker::start(&["--key", KEY, "--model", model, "--lie", lie, "--lies", "1"]);
+        let stage = executor(&checkpoint, worker_at(worker.address, 2, 4));
+        let (tokens, chain) = generate(TwoParts::new(&checkpoint, 2, stage), &prompts, TOKENS);
+        assert_eq!((tokens, chain.losses), (greedy(&prompts), 1), "{lie}");
+    }
+}
+
+#[test]
+fn a_worker_that_dies_or_lies_is_lost_with_a_reason() {
+    let folder = oracle("qwen3/model-f32");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let hidden = checkpoint.description().hidden;
+    for (lie, why) in [
+        ("silent", "no answer within"),
+        ("close", "closed the connection"),
+        ("cut", "closed the connection"),
+        ("garbage", "something else than cake's protocol"),
+        ("huge", "is too long"),
+        ("error", "the worker reported: out of memory"),
+        ("older-error", "the worker reported: out of memory"),
+        ("nan", "not finite"),
+        ("rows", "2 rows for 1"),
+        ("width", "not [1, 1, 63]"),
+        ("shape", "does not have 256 bytes"),
+        ("hello", "not due"),
+    ] {
+        let model = folder.to_str().unwrap();
+        let worker = PythonWorker::start(&["--key", KEY, "--model", model, "--lie", lie]);
+        let step_timeout = Duration::from_secs(if lie == "silent" { 3 } else { 120 });
+        let mut stage = executor(&checkpoint, CakeWorkerAddress { step_timeout, ..worker_at(worker.address, 0, 1) });
+        let session = stage.open(100, Prefix::NONE).unwrap().session;
+        let mut run = |session, position: usize, rows| {
+            let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
+            plan.push_rows(session, Phase::Prefill, position, rows, RequestedOutput::States { rows: 1 });
+            plan.activations_mut().resize(rows * hidden, 0.25);
+            stage.submit(&plan).and_then(|()| stage.collect(&mut output)).map(|()| output.states.len())
+        };
+        assert_eq!(run(session, 0, 3).unwrap(), hidden);
+        let error = run(session, 3, 1).unwrap_err();
+        assert!(error.is_lost() && error.to_string().contains(why), "{lie}: {error}");
+        assert!(error.to_string().contains(&worker.address.to_string()), "{error}");
+        // All sessions are gone, and a new one runs.
+        assert!(matches!(run(session, 4, 1), Err(ExecutorError::UnknownSession(_))));
+        let session = stage.open(100, Prefix::NONE).unwrap().session;
+        assert_eq!(stage.capacity().pages_free, stage.capacity().pages_total);
+        stage.close(session);
+    }
+}
+
+#[test]
+fn a_worker_that_nobody_runs_is_lost() {
+    let checkpoint = Checkpoint::open(&oracle("qwen3/model-f32")).unwrap();
+    let mut worker = PythonWorker::start(&["--key", KEY, "--model", oracle("qwen3/model-f32").to_str().unwrap()]);
+    let address = worker.address;
+    worker.kill();
+    for key in [KEY, "another key"] {
+        let worker = CakeWorkerAddress { key: CakeKey::new(key), ..worker_at(address, 0, 1) };
+        let mut stage = executor(&checkpoint, worker);
+        let session = stage.open(100, Prefix::NONE).unwrap().session;
+        let mut plan = StepPlan::new();
+        plan.push_rows(session, Phase::Prefill, 0, 1, RequestedOutput::States { rows: 1 });
+        plan.activations_mut().resize(checkpoint.description().hidden, 0.25);
+        stage.submit(&plan).unwrap();
+        assert!(stage.collect(&mut StepOutput::new()).unwrap_err().is_lost());
+    }
+}
+
+/// The bits of the logits of all positions.
+fn logits(executor: &mut impl Executor, prompt: &[TokenId]) -> Vec<Vec<u32>> {
+    let mut rows = Vec::new();
+    let row = |row: &[f32]| {
+        rows.push(row.iter().map(|value| value.to_bits()).collect());
+        Ok::<_, ExecutorError>(())
+    };
+    inspect::logits(executor, prompt, 7, row).unwrap();
+    rows
+}
+
+#[test]
+fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
+    let store = tempdir().unwrap();
+    let folder = oracle("llama/model-f32");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let prompt = &prompts("llama", "f32")[2].tokens;
+    let mut whole = LocalExecutor::load(backend(), &checkpoint, &OPTIONS, &mut |_| {}).unwrap();
+    let want = logits(&mut whole, prompt);
+    with_worker(Some(KEY), store.path(), None, |worker| {
+        let files = SetupFiles::of_folder(&folder, layers(1, 4), CakeLayerPrefix::Model).unwrap();
+        let key = CakeKey::new(KEY).unwrap();
+        let mut sent = 0;
+        set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |bytes| sent = bytes).unwrap();
+        assert!(sent > 0);
+        let stage = executor(&checkpoint, worker_at(worker.worker, 1, 4));
+        assert!(logits(&mut TwoParts::new(&checkpoint, 1, stage), prompt) == want);
+        // A second set-up sends nothing.
+        set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_| panic!("sent again")).unwrap();
+    });
+}
+
+#[test]
+fn we_set_up_a_cake_worker_of_either_variant() {
+    for (variant, arguments) in [(CakeVariant::Head, &[][..]), (CakeVariant::Older, &["--older"][..])] {
+        let (cache, model) = (tempdir().unwrap(), sharded("llama/model-bf16"));
+        let folder = model.path();
+        let common = ["--key", KEY, "--dtype", "F32", "--cache", cache.path().to_str().unwrap()];
+        let start = || PythonWorker::start(&[&common[..], arguments].concat());
+        let files = SetupFiles::of_folder(folder, layers(2, 4), CakeLayerPrefix::Model).unwrap();
+        let key = CakeKey::new(KEY).unwrap();
+        for said in ["set up 2 needs data\n", "set up 2 has data\n"] {
+            let mut worker = start();
+            set_up_worker(worker.address, &key, &files, variant, &mut |_| {}).unwrap();
+            assert_eq!(worker.line(), said);
+            let checkpoint = Checkpoint::open(folder).unwrap();
+            let prompts = &prompts("llama", "bf16w")[1..2];
+            let stage = executor(&checkpoint, worker_at(worker.address, 2, 4));
+            let (tokens, _) = generate(TwoParts::new(&checkpoint, 2, stage), prompts, TOKENS);
+            assert_eq!(tokens, greedy(prompts));
+        }
+    }
+}
+
+fn attack(worker: &Addresses, model: &Path, arguments: &[&str]) {
+    let address = worker.worker.to_string();
+    let common = ["--worker", &address, "--key", KEY, "--model", model.to_str().unwrap()];
+    let output = python("attack.py").args(common).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    println!("{said}");
+}
+
+#[test]
+fn hostile_masters_are_refused_and_an_honest_one_is_served_after_each() {
+    let parent = tempdir().unwrap();
+    let store = parent.path().join("store");
+    let folder = oracle("qwen3/model-f32");
+    with_worker(Some(KEY), &store, None, |worker| {
+        attack(worker, &folder, &["--setup"]);
+        // Nothing was kept, and nothing was written elsewhere.
+        let kept = fs::read_dir(&store).unwrap().map(|entry| entry.unwrap().path());
+        assert!(kept.into_iter().all(|path| path.extension().is_some_and(|extension| extension == "lock")));
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+        let setup = ["--key", KEY, "--remote", "0-1", "--setup"];
+        assert!(check_master(worker, "qwen3/model-f32", "f32", &setup).contains("needs data"));
+        attack(worker, &folder, &[]);
+        assert!(check_master(worker, "qwen3/model-f32", "f32", &setup).contains("has data"));
+    });
+}
