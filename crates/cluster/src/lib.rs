@@ -10,4 +10,5 @@ pub mod chain;
 pub mod node;
 pub mod plan;
 pub mod purpose;
+pub mod weights;
 pub mod wire;
