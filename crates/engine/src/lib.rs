@@ -1,15 +1,15 @@
 //! The decode loop: many requests run together in steps. Also step plans, the sampler, page tables and the prefix cache.
 //!
 //! [`Engine`] plans steps and an [`Executor`] runs them; the engine does not know where. [`LocalExecutor`] is the executor that
-//! runs a model in this process; a [`Stage`] runs a range of its layers, and [`ChainEnds`] what comes before and after a
+//! runs a model in this process; a [`Stage`] runs a range of its layers, and [`CoordinatorStage`] what comes before and after a
 //! chain of stages. [`Service`] runs an engine on a thread of its own. Synchronous throughout; no sockets, no
 //! text.
 #![forbid(unsafe_code)]
 
-mod chain_ends;
 mod clock;
 mod completion_rate;
 mod constraint;
+mod coordinator_stage;
 mod draft;
 mod engine;
 mod executor;
@@ -36,8 +36,8 @@ mod session_table;
 mod stage;
 mod stats;
 
-pub use chain_ends::ChainEnds;
 pub use constraint::{Constraint, ConstraintError, TokenMask};
+pub use coordinator_stage::CoordinatorStage;
 pub use engine::{
     CHUNK_DEFAULT, Engine, EngineError, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX,
 };

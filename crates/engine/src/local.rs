@@ -9,14 +9,14 @@ use kernels::Backend;
 use model::{Checkpoint, Collective, LoadError, LoadOptions, SingleRank};
 use types::{Rank, SessionId};
 
-use crate::chain_ends::ChainEnds;
+use crate::coordinator_stage::CoordinatorStage;
 use crate::executor::{Capacity, Executor, ExecutorError, OpenedSession};
 use crate::plan::{StepOutput, StepPlan};
 use crate::prefix::Prefix;
 
 pub struct LocalExecutor<B: Backend> {
     /// A chain whose first stage has all layers.
-    ends: ChainEnds<B>,
+    coordinator: CoordinatorStage<B>,
     /// A copy of the plan whose step is in flight.
     flight: Option<StepPlan>,
     /// The plan of the previous step, kept for its memory.
@@ -44,33 +44,33 @@ impl<B: Backend> LocalExecutor<B> {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
         let layers = from.description().layers.len();
-        let ends = ChainEnds::load_shard(backend, from, options, layers, rank, collective, progress)?;
-        Ok(Self { ends, flight: None, spare: StepPlan::new() })
+        let coordinator = CoordinatorStage::load_shard(backend, from, options, layers, rank, collective, progress)?;
+        Ok(Self { coordinator, flight: None, spare: StepPlan::new() })
     }
 
     /// Continues in a newly formed group: all sessions are closed, the weights stay.
     pub fn regroup(&mut self, collective: Box<dyn Collective<B>>) {
-        self.ends.regroup(collective);
+        self.coordinator.regroup(collective);
         self.flight = None;
     }
 
     pub fn backend(&self) -> &B {
-        self.ends.stage().backend()
+        self.coordinator.stage().backend()
     }
 
     /// Sessions that are open.
     pub fn sessions(&self) -> usize {
-        self.ends.sessions().count()
+        self.coordinator.sessions().count()
     }
 
     /// Bytes of the layers' weights.
     pub fn weight_bytes(&self) -> usize {
-        self.ends.stage().weight_bytes()
+        self.coordinator.stage().weight_bytes()
     }
 
     /// Bytes of the head's weights.
     pub fn head_bytes(&self) -> usize {
-        self.ends.head_bytes()
+        self.coordinator.head_bytes()
     }
 }
 
@@ -80,26 +80,26 @@ impl<B: Backend> Executor for LocalExecutor<B> {
     }
 
     fn capacity(&self) -> Capacity {
-        self.ends.capacity()
+        self.coordinator.capacity()
     }
 
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
-        self.ends.open(tokens_max, prefix)
+        self.coordinator.open(tokens_max, prefix)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        self.ends.truncate(session, tokens)
+        self.coordinator.truncate(session, tokens)
     }
 
     fn close(&mut self, session: SessionId) {
-        self.ends.close(session);
+        self.coordinator.close(session);
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         if self.flight.is_some() {
             return Err(ExecutorError::PipelineFull { depth: self.depth() });
         }
-        self.ends.begin(plan)?;
+        self.coordinator.begin(plan)?;
         let mut flight = std::mem::take(&mut self.spare);
         flight.clone_from(plan);
         self.flight = Some(flight);
@@ -109,7 +109,7 @@ impl<B: Backend> Executor for LocalExecutor<B> {
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         output.clear();
         let plan = self.flight.take().ok_or(ExecutorError::NoStepInFlight)?;
-        let result = self.ends.finish_own(&plan, output);
+        let result = self.coordinator.finish_own(&plan, output);
         self.spare = plan;
         result
     }

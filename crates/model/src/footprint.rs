@@ -55,10 +55,10 @@ struct Plan<'a, B: Backend> {
 impl<B: Backend> Plan<'_, B> {
     fn weights(&self) -> Result<u64, LoadError> {
         let mut sum = 0;
-        if self.part.has_ends {
+        if self.part.has_embedding_and_head {
             sum += self.packed(self.loader.table(End::Embedding)?);
         }
-        if self.part.has_ends && !self.from.description().tied {
+        if self.part.has_embedding_and_head && !self.from.description().tied {
             sum += self.packed(self.loader.table(End::Head)?);
         }
         let first = self.part.layers.map_or(0, LayerRange::start);
@@ -98,7 +98,7 @@ impl<B: Backend> Plan<'_, B> {
         let Self { part, .. } = self;
         let residual = self.backend.output_bytes(self.options.limits.step.rows, self.from.description().hidden);
         let block = if part.layers.is_some() { self.block_workspace() + self.ropes() } else { 0 };
-        let head = if part.has_ends { self.lm_head_workspace() } else { 0 };
+        let head = if part.has_embedding_and_head { self.lm_head_workspace() } else { 0 };
         (residual + block + head) as u64
     }
 

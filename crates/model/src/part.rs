@@ -1,4 +1,4 @@
-//! `ModelPart`: the part of a model that a process holds: the whole of it, a range of layers, or the ends of a chain.
+//! `ModelPart`: the part of a model that a process holds: the whole of it, a range of layers, or what the coordinator of a chain holds.
 
 use types::LayerRange;
 
@@ -10,22 +10,22 @@ pub struct ModelPart {
     /// Its decoder layers, if it has any.
     pub layers: Option<LayerRange>,
     /// Whether it has the embedding, the final norm and the LM head.
-    pub has_ends: bool,
+    pub has_embedding_and_head: bool,
 }
 
 impl ModelPart {
     pub fn whole(description: &Description) -> Self {
-        Self { layers: first_layers(description.layers.len()), has_ends: true }
+        Self { layers: first_layers(description.layers.len()), has_embedding_and_head: true }
     }
 
     /// A range of layers.
     pub fn stage(layers: LayerRange) -> Self {
-        Self { layers: Some(layers), has_ends: false }
+        Self { layers: Some(layers), has_embedding_and_head: false }
     }
 
     /// The first `layers` layers, possibly none, with the embedding and the head.
-    pub fn ends(layers: usize) -> Self {
-        Self { layers: first_layers(layers), has_ends: true }
+    pub fn coordinator(layers: usize) -> Self {
+        Self { layers: first_layers(layers), has_embedding_and_head: true }
     }
 
     /// The descriptions of its layers. Fails if the model does not have them.

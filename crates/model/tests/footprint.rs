@@ -27,16 +27,16 @@ const LIMITS: Limits =
 /// Bytes per layer that `Footprint` does not count: norms, names, lists, alignment. Relatively large in tiny models.
 const UNCOUNTED_PER_LAYER: usize = 9 << 10;
 
-/// The whole model, a stage in the middle of a chain, and the ends of a chain with and without layers.
+/// The whole model, a stage in the middle of a chain, and the coordinator of a chain with and without layers.
 fn check(backend: &CpuBackend, kv: KvType, path: &Path, keep: Option<DType>, rank: Rank) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let middle = LayerRange::new(1, checkpoint.description().layers.len() as u32).unwrap();
     let whole = ModelPart::whole(checkpoint.description());
-    let parts = [whole, ModelPart::stage(middle), ModelPart::ends(1), ModelPart::ends(0)];
-    let [whole, middle, ends, no_layers] =
+    let parts = [whole, ModelPart::stage(middle), ModelPart::coordinator(1), ModelPart::coordinator(0)];
+    let [whole, middle, coordinator, no_layers] =
         parts.map(|part| check_part(backend, kv, (&checkpoint, path), keep, part, rank));
-    assert_eq!(whole.weights, middle.weights + ends.weights, "{}", path.display());
-    assert_eq!((whole.kv, no_layers.kv), (middle.kv + ends.kv, 0));
+    assert_eq!(whole.weights, middle.weights + coordinator.weights, "{}", path.display());
+    assert_eq!((whole.kv, no_layers.kv), (middle.kv + coordinator.kv, 0));
     let none = ModelPart::stage(LayerRange::new(1, 1000).unwrap());
     let options = LoadOptions { keep, limits: LIMITS };
     assert!(matches!(Footprint::new(backend, &checkpoint, &options, none, rank), Err(LoadError::Layers { .. })));
@@ -56,7 +56,7 @@ fn check_part(
     let footprint = Footprint::new(backend, checkpoint, &options, part, rank).unwrap();
 
     let before = MEMORY.allocated();
-    let ends = part.has_ends.then(|| {
+    let embedding_and_head = part.has_embedding_and_head.then(|| {
         let embedding = Embedding::load(backend, checkpoint, &options, rank).unwrap();
         let lm_head = LmHead::load(backend, checkpoint, &options, rank, &embedding).unwrap();
         (embedding, lm_head)
@@ -67,8 +67,9 @@ fn check_part(
     let allocated = MEMORY.allocated() - before;
     drop(hidden);
 
-    let ends_bytes = ends.map_or(0, |(embedding, lm_head)| embedding.weight_bytes() + lm_head.weight_bytes());
-    let weights = (ends_bytes + block.map_or(0, |block| block.weight_bytes())) as u64;
+    let outer_bytes =
+        embedding_and_head.map_or(0, |(embedding, lm_head)| embedding.weight_bytes() + lm_head.weight_bytes());
+    let weights = (outer_bytes + block.map_or(0, |block| block.weight_bytes())) as u64;
     // How well bf16 weights pack in 12 bits is known only after packing.
     let is_bf16 = keep.is_none() && path.ends_with("model-bf16");
     let unknown = if is_bf16 { weights / 10 } else { 0 };

@@ -4,15 +4,15 @@
 use std::collections::VecDeque;
 
 use engine::{
-    Capacity, ChainEnds, Executor, ExecutorError, OpenedSession, PageHash, Prefix, RequestedOutput, Stage, StepOutput,
-    StepPlan,
+    Capacity, CoordinatorStage, Executor, ExecutorError, OpenedSession, PageHash, Prefix, RequestedOutput, Stage,
+    StepOutput, StepPlan,
 };
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, LoadOptions};
 use types::{LayerRange, SessionId};
 
 pub struct Chain {
-    ends: ChainEnds<CpuBackend>,
+    coordinator: CoordinatorStage<CpuBackend>,
     stages: Vec<Stage<CpuBackend>>,
     calls: VecDeque<Call>,
     /// The plans of the steps in flight.
@@ -31,7 +31,8 @@ impl Chain {
     /// `split`: how many layers the coordinator and each stage have.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions, split: &[u32]) -> Self {
         let backend = || CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
-        let ends = ChainEnds::load(backend(), checkpoint, options, split[0] as usize, &mut |_| {}).unwrap();
+        let coordinator =
+            CoordinatorStage::load(backend(), checkpoint, options, split[0] as usize, &mut |_| {}).unwrap();
         let mut start = split[0];
         let stage = |&count: &u32| {
             let layers = LayerRange::new(start, start + count).unwrap();
@@ -40,7 +41,7 @@ impl Chain {
         };
         let stages = split[1..].iter().map(stage).collect();
         assert_eq!(start as usize, checkpoint.description().layers.len());
-        Self { ends, stages, calls: VecDeque::new(), plans: VecDeque::new() }
+        Self { coordinator, stages, calls: VecDeque::new(), plans: VecDeque::new() }
     }
 
     /// Runs the calls up to the oldest step. Returns the states of its last stage.
@@ -86,28 +87,28 @@ impl Chain {
 
 impl Executor for Chain {
     fn depth(&self) -> usize {
-        self.stages.len() + usize::from(self.ends.stage().layers().is_some())
+        self.stages.len() + usize::from(self.coordinator.stage().layers().is_some())
     }
 
     fn capacity(&self) -> Capacity {
-        self.ends.capacity()
+        self.coordinator.capacity()
     }
 
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
-        let opened = self.ends.open(tokens_max, prefix)?;
+        let opened = self.coordinator.open(tokens_max, prefix)?;
         let (pages, reuse_max) = (prefix.pages.to_vec(), prefix.reuse_max);
         self.calls.push_back(Call::Open { tokens_max, pages, reuse_max, opened });
         Ok(opened)
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        let kept = self.ends.truncate(session, tokens)?;
+        let kept = self.coordinator.truncate(session, tokens)?;
         self.calls.push_back(Call::Truncate { session, tokens, kept });
         Ok(kept)
     }
 
     fn close(&mut self, session: SessionId) {
-        self.ends.close(session);
+        self.coordinator.close(session);
         self.calls.push_back(Call::Close(session));
     }
 
@@ -120,7 +121,7 @@ impl Executor for Chain {
             let (rows, requested) = (entry.rows(), RequestedOutput::Nothing);
             first.push_rows(entry.session, entry.phase, entry.position, rows, requested);
         }
-        self.ends.start(plan, first.activations_mut())?;
+        self.coordinator.start(plan, first.activations_mut())?;
         self.calls.push_back(Call::Step(first));
         self.plans.push_back(plan.clone());
         Ok(())
@@ -132,6 +133,6 @@ impl Executor for Chain {
         }
         let states = self.advance();
         let plan = self.plans.pop_front().unwrap();
-        self.ends.finish(&plan, &states, output)
+        self.coordinator.finish(&plan, &states, output)
     }
 }

@@ -1,7 +1,7 @@
-//! `ChainEnds`: what the coordinator of a chain keeps: the embedding, the first layers (possibly none), and the head. Tokens
+//! `CoordinatorStage`: what the coordinator of a chain keeps: the embedding, the first layers (possibly none), and the head. Tokens
 //! become activations at the beginning of the chain, and states from its last stage become sampled tokens.
 //!
-//! Several steps may be in flight between [`ChainEnds::start`] and [`ChainEnds::finish`]. The caller keeps their plans.
+//! Several steps may be in flight between [`CoordinatorStage::start`] and [`CoordinatorStage::finish`]. The caller keeps their plans.
 
 use kernels::Backend;
 use model::{Block, Checkpoint, Collective, Embedding, LoadError, LoadOptions, ModelPart, SingleRank};
@@ -14,13 +14,13 @@ use crate::prefix::Prefix;
 use crate::session_table::SessionTable;
 use crate::stage::Stage;
 
-pub struct ChainEnds<B: Backend> {
+pub struct CoordinatorStage<B: Backend> {
     embedding: Embedding<B>,
     stage: Stage<B>,
     head: Head<B>,
 }
 
-impl<B: Backend> ChainEnds<B> {
+impl<B: Backend> CoordinatorStage<B> {
     /// Loads the embedding, the head and the first `layers` layers. `progress` gets the number of layers loaded so far.
     pub fn load(
         backend: B,
@@ -44,7 +44,7 @@ impl<B: Backend> ChainEnds<B> {
     ) -> Result<Self, LoadError> {
         let embedding = Embedding::load(&backend, from, options, rank)?;
         let head = Head::load(&backend, from, options, rank, &embedding)?;
-        let layers = ModelPart::ends(layers).layers;
+        let layers = ModelPart::coordinator(layers).layers;
         let block = layers.map(|layers| Block::load(&backend, from, layers, rank, options, progress)).transpose()?;
         let stage = Stage::new(backend, from, options, block, rank, collective)?;
         Ok(Self { embedding, stage, head })
