@@ -1,6 +1,6 @@
 //! `Chain`: the executor of a model whose layers run on several machines.
 //!
-//! The coordinator keeps the embedding, the first layers (possibly none), the head and the sampler ([`ChainEnds`]). A step
+//! The coordinator keeps the embedding, the first layers (possibly none), the head and the sampler ([`CoordinatorStage`]). A step
 //! runs there first; its activations go to the first stage, from stage to stage, and the last stage returns the states of the
 //! rows that need logits or are pooled. Session operations take the same way, so nothing overtakes a step.
 //!
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use engine::{Capacity, ChainEnds, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan};
+use engine::{Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan};
 use kernels::Backend;
 use types::SessionId;
 
@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(20);
 pub trait ChainBuilder<B: Backend>: Send {
     /// The chain was lost, or there was none yet: form another one. The coordinator's part is given back, to be used again
     /// or replaced.
-    fn rebuild(&mut self, why: &str, stage: Option<Box<ChainEnds<B>>>);
+    fn rebuild(&mut self, why: &str, stage: Option<Box<CoordinatorStage<B>>>);
 
     /// The chain that was formed, if one is ready within `wait`.
     fn poll(&mut self, wait: Duration) -> Option<FormedChain<B>>;
@@ -38,7 +38,7 @@ pub trait ChainBuilder<B: Backend>: Send {
 
 /// A chain that is ready to run.
 pub struct FormedChain<B: Backend> {
-    pub stage: Box<ChainEnds<B>>,
+    pub stage: Box<CoordinatorStage<B>>,
     /// `None` if the coordinator has all layers.
     pub link: Option<ChainLink>,
 }

@@ -1,7 +1,7 @@
 //! A coordinator with the first layers, and one stage with the others.
 
 use engine::{
-    Capacity, ChainEnds, Engine, EngineOptions, EventKind, Executor, ExecutorError, OpenedSession, Prefix, Request,
+    Capacity, CoordinatorStage, Engine, EngineOptions, EventKind, Executor, ExecutorError, OpenedSession, Prefix, Request,
     RequestedOutput, StepOutput, StepPlan,
 };
 use kernels::cpu::CpuBackend;
@@ -11,7 +11,7 @@ use types::{SessionId, TokenId};
 use super::fixture::{OPTIONS, Prompt, backend};
 
 pub struct TwoParts<S> {
-    ends: ChainEnds<CpuBackend>,
+    ends: CoordinatorStage<CpuBackend>,
     stage: S,
     plan: Option<StepPlan>,
     output: StepOutput,
@@ -22,7 +22,7 @@ pub struct TwoParts<S> {
 impl<S: Executor> TwoParts<S> {
     /// `first`: how many layers the coordinator has.
     pub fn new(checkpoint: &Checkpoint, first: usize, stage: S) -> Self {
-        let ends = ChainEnds::load(backend(), checkpoint, &OPTIONS, first, &mut |_| {}).unwrap();
+        let ends = CoordinatorStage::load(backend(), checkpoint, &OPTIONS, first, &mut |_| {}).unwrap();
         Self { ends, stage, plan: None, output: StepOutput::new(), losses: 0 }
     }
 

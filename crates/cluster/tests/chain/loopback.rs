@@ -11,7 +11,7 @@ use cluster::chain::{Chain, ChainBuilder, ChainLink, ChainTimes, FormedChain};
 use cluster::node::{StageConnections, StageShape};
 use cluster::purpose::{CHAIN, ConnectionId};
 use cluster::wire::chain::ChainKind;
-use engine::{ChainEnds, LocalExecutor, Stage};
+use engine::{CoordinatorStage, LocalExecutor, Stage};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
@@ -68,7 +68,7 @@ pub struct Splits {
 }
 
 impl ChainBuilder<CpuBackend> for Splits {
-    fn rebuild(&mut self, _: &str, _: Option<Box<ChainEnds<CpuBackend>>>) {
+    fn rebuild(&mut self, _: &str, _: Option<Box<CoordinatorStage<CpuBackend>>>) {
         self.is_wanted = true;
     }
 
@@ -105,7 +105,7 @@ fn form(model: &Path, split: &[usize], connections: &std::sync::Mutex<Vec<Messag
     let last = split.len() - 1;
     // The last one has what is left: the models have different numbers of layers.
     split[last] = checkpoint.description().layers.len() - split[..last].iter().sum::<usize>();
-    let ends = ChainEnds::load(backend(), &checkpoint, &OPTIONS, split[0], &mut |_| {}).unwrap();
+    let ends = CoordinatorStage::load(backend(), &checkpoint, &OPTIONS, split[0], &mut |_| {}).unwrap();
     let hidden = checkpoint.description().hidden;
     let shape = StageShape { rows_max: OPTIONS.limits.step.rows, hidden };
     let (mut start, mut previous, mut first) = (split[0], None, None);
