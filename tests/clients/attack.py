@@ -51,8 +51,11 @@ class Attack:
             self.counts[kind.__name__, end] += 1
 
     def refused(self, body, *codes, path=CHAT):
-        """Sends a body that must be refused with one of these codes, or put off."""
-        connection, answer = self.client.ask(path, body)
+        """Sends a body that must be refused with one of these codes, or put off, or cut off if it comes slowly."""
+        try:
+            connection, answer = self.client.ask(path, body)
+        except (BrokenPipeError, ConnectionResetError):
+            return "cut off"
         text = answer.read().decode()
         connection.close()
         if busy(answer):

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::BodyDataStream;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ORIGIN};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,6 +20,9 @@ use crate::error::{ApiError, ApiErrorKind};
 
 /// Time for a client to send its body.
 const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long the rest of a refused body is read and dropped. Many clients read a response only once they have sent everything, and
+/// would find a closed connection instead.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A body that both `T` and its schema in `/openapi.json` accept, and its permit, which is to be held until its prompt is
 /// prepared. Unknown fields are ignored.
@@ -32,14 +35,25 @@ impl<T: DeserializeOwned + ToSchema + Send + 'static> FromRequest<SharedApp> for
         check_media_type(&request)?;
         let max = app.config().body_bytes_max;
         let declared = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if declared.is_some_and(|bytes| bytes > max as u64) {
-            return Err(too_large(max));
-        }
+        // Such a client sends nothing before it is told to continue, which reading would do.
+        let waits = request.headers().contains_key(EXPECT);
         let tenant = request.extensions().get::<Caller>().map_or_else(Default::default, |caller| caller.0);
         let mut permit = app.bodies().begin(tenant);
-        let late = |_| ApiError::new(ApiErrorKind::Invalid, "the body took too long to arrive").code("body_timeout");
-        let reading = read(request.into_body().into_data_stream(), max, &mut permit);
-        let bytes = timeout(BODY_TIME_MAX, reading).await.map_err(late)??;
+        let mut body = request.into_body().into_data_stream();
+        let received = match declared {
+            Some(bytes) if bytes > max as u64 => Err(too_large(max)),
+            _ => read_in_time(&mut body, max, &mut permit).await,
+        };
+        let bytes = match received {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                drop(permit);
+                if !waits {
+                    discard(body).await;
+                }
+                return Err(error);
+            }
+        };
         permit.complete();
         blocking::run(move || {
             // The schema is checked before the type is made, because its errors are sentences for people.
@@ -66,7 +80,12 @@ fn is_from_ollama_script(request: &Request) -> bool {
     request.uri().path().starts_with("/api/") && !request.headers().contains_key(ORIGIN)
 }
 
-async fn read(mut body: BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
+async fn read_in_time(body: &mut BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
+    let late = |_| ApiError::new(ApiErrorKind::Invalid, "the body took too long to arrive").code("body_timeout");
+    timeout(BODY_TIME_MAX, read(body, max, permit)).await.map_err(late)?
+}
+
+async fn read(body: &mut BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     loop {
         let chunk = tokio::select! {
@@ -82,6 +101,12 @@ async fn read(mut body: BodyDataStream, max: usize, permit: &mut BodyPermit) -> 
         permit.grow(chunk.len()).await?;
         bytes.extend_from_slice(&chunk);
     }
+}
+
+async fn discard(mut body: BodyDataStream) {
+    let reading = async { while let Some(Ok(_)) = body.next().await {} };
+    // A client that sends for longer finds its connection closed.
+    let _ = timeout(DISCARD_TIME_MAX, reading).await;
 }
 
 fn too_large(max: usize) -> ApiError {
