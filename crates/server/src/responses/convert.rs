@@ -1,5 +1,7 @@
 //! Converts a request of `/v1/responses` into a [`GenerationRequest`].
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 use text::{Grammar, ToolChoice};
 
@@ -83,7 +85,7 @@ fn chat_input(
     let (tool_choice, allowed) = tool_choice(request.tool_choice.as_ref());
     Ok(ChatInput {
         messages,
-        tools: tools.definitions(allowed.as_deref()),
+        tools: tools.definitions(allowed.as_ref()),
         input_grammars: tools.input_grammars(),
         tool_choice,
         parallel_tool_calls: request.parallel_tool_calls,
@@ -139,7 +141,7 @@ fn texts<'a, P>(content: &'a TextOrParts<P>, text: fn(&'a P) -> &'a str) -> Box<
 }
 
 /// The tool choice, and the tools that it is restricted to.
-fn tool_choice(choice: Option<&ResponsesToolChoice>) -> (ToolChoice, Option<Vec<&str>>) {
+fn tool_choice(choice: Option<&ResponsesToolChoice>) -> (ToolChoice, Option<HashSet<&str>>) {
     match choice {
         None => (ToolChoice::Auto, None),
         Some(ResponsesToolChoice::Mode(mode)) => ((*mode).into(), None),
@@ -176,7 +178,7 @@ mod tests {
     fn read(mut json: Value) -> Result<GenerationRequest, ApiError> {
         json["model"] = json!("m");
         let request: ResponsesRequest = serde_json::from_value(json).unwrap();
-        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default());
+        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?;
         generation_request(&request, &[], &tools)
     }
 

@@ -15,7 +15,7 @@ use super::response::{
 };
 use super::store::StoreTicket;
 use super::tool_types::{ResponsesTool, ResponsesToolChoice, ResponsesToolMode};
-use super::tools::OfferedTools;
+use super::tools::CallForms;
 use crate::error::ApiError;
 use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, GenerationEvent, OutputBlock, ScoredToken, Usage};
 use crate::ids::{new_id, unix_now};
@@ -28,7 +28,7 @@ pub struct ResponsesEncoder {
     /// `output` contains the closed items.
     response: ResponsesReply,
     open: Option<OpenItem>,
-    tools: OfferedTools,
+    forms: CallForms,
     /// Log probabilities of tokens whose text is not final yet.
     pending_logprobs: Vec<ResponsesLogprob>,
     /// Number of events sent so far.
@@ -43,14 +43,14 @@ pub struct ResponsesEncoder {
 impl ResponsesEncoder {
     pub fn new(
         request: ResponsesRequest,
-        tools: OfferedTools,
+        forms: CallForms,
         ticket: Option<StoreTicket>,
         encode_logprob: impl Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send + 'static,
     ) -> Self {
         Self {
             response: ResponsesReply { store: ticket.is_some(), ..in_progress(request) },
             open: None,
-            tools,
+            forms,
             pending_logprobs: Vec::new(),
             sequence_number: 0,
             encode_logprob: Box::new(encode_logprob),
@@ -72,7 +72,7 @@ impl ResponsesEncoder {
     fn delta(&mut self, delta: Delta, out: &mut Vec<StreamEvent>) {
         if self.open.as_ref().is_none_or(|open| !open.accepts(&delta)) {
             self.close_item(ResponsesStatus::Completed, out);
-            let open = OpenItem::new(&delta, self.response.output.len(), &self.tools, self.new_id);
+            let open = OpenItem::new(&delta, self.response.output.len(), &self.forms, self.new_id);
             self.send_all(open.added(), out);
             self.open = Some(open);
         }

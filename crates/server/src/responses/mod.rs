@@ -72,12 +72,12 @@ async fn create(
     let history = conversation.iter().map(|item| serde_json::from_value(item.clone()));
     let history: Vec<ResponsesInputItem> =
         history.collect::<Result<_, _>>().map_err(|error| ApiError::internal(error.to_string()))?;
-    let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default());
+    let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?;
     let generation_request = convert::generation_request(&request, &history, &tools)?;
     let ticket = ticket(&app, &request, conversation, tenant);
     let (tokenizer, streams) = (model.tokenizer.clone(), request.stream == Some(true));
     let generation = Generation::start(&app, model, generation_request, permit).await?;
-    let encoder = ResponsesEncoder::new(request, tools, ticket, move |token| ResponsesLogprob::new(token, &tokenizer));
+    let encoder = ResponsesEncoder::new(request, tools.into_forms(), ticket, move |token| ResponsesLogprob::new(token, &tokenizer));
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 

@@ -33,6 +33,8 @@ pub struct ResponsesRequest {
     pub temperature: Option<f32>,
     pub text: Option<ResponsesTextConfig>,
     pub tool_choice: Option<ResponsesToolChoice>,
+    /// At most 512 that are offered, with those in namespaces
+    #[schema(max_items = 512)]
     pub tools: Option<Vec<ResponsesTool>>,
     #[schema(maximum = 20)]
     pub top_logprobs: Option<u32>,

@@ -95,6 +95,8 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"conversation": "conv_1"}), "conversation"),
         (json!({"truncation": "always"}), "truncation"),
         (json!({"tools": [{"type": "teleport"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name"),
+        (json!({"tools": [{"type": "custom", "name": "a"}, {"type": "custom", "name": "a"}]}), "tools[1].name"),
         (json!({"input": []}), "input"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
     ];

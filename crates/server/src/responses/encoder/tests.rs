@@ -1,3 +1,4 @@
+use super::super::tools::OfferedTools;
 use super::*;
 use engine::Logprobs;
 use serde_json::{Value, json};
@@ -20,8 +21,8 @@ fn encoder() -> ResponsesEncoder {
         Some(ResponsesLogprob { token, bytes, logprob: -0.5, top_logprobs: Vec::new() })
     };
     let request: ResponsesRequest = serde_json::from_value(request).unwrap();
-    let tools = OfferedTools::new(request.tools.as_deref().unwrap());
-    let encoder = ResponsesEncoder::new(request, tools, None, encode_logprob);
+    let forms = OfferedTools::new(request.tools.as_deref().unwrap()).unwrap().into_forms();
+    let encoder = ResponsesEncoder::new(request, forms, None, encode_logprob);
     ResponsesEncoder { new_id: |prefix| format!("{prefix}1"), ..encoder }
 }
 
