@@ -25,9 +25,10 @@ use utoipa::OpenApi;
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
-use crate::generation::Generation;
+use crate::generation::{Generation, ScoredToken};
 use crate::ids::new_id;
 use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
 use crate::sse::ServerSentEvent;
 use crate::stream;
 use crate::text_or_parts::TextOrParts;
@@ -67,17 +68,20 @@ async fn create(
     JsonBody(request, permit): JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(Some(&request.model))?;
-    let tenant = permit.tenant();
-    let conversation = previous_conversation(&app, &request, tenant)?;
-    let history = conversation.iter().map(|item| serde_json::from_value(item.clone()));
-    let history: Vec<ResponsesInputItem> =
-        history.collect::<Result<_, _>>().map_err(|error| ApiError::internal(error.to_string()))?;
-    let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?;
-    let generation_request = convert::generation_request(&request, &history, &tools)?;
-    let ticket = ticket(&app, &request, conversation, tenant);
-    let (tokenizer, streams) = (model.tokenizer.clone(), request.stream == Some(true));
-    let generation = Generation::start(&app, model, generation_request, permit).await?;
-    let encoder = ResponsesEncoder::new(request, tools.into_forms(), ticket, move |token| ResponsesLogprob::new(token, &tokenizer));
+    let (tenant, streams, state) = (permit.tenant(), request.stream == Some(true), Arc::clone(&app));
+    let convert = move |model: &ServedModel| {
+        let conversation = previous_conversation(&state, &request, tenant)?;
+        let history = conversation.iter().map(|item| serde_json::from_value(item.clone()));
+        let history: Vec<ResponsesInputItem> =
+            history.collect::<Result<_, _>>().map_err(|error| ApiError::internal(error.to_string()))?;
+        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?;
+        let generation_request = convert::generation_request(&request, &history, &tools)?;
+        let ticket = ticket(&state, &request, conversation, tenant);
+        let tokenizer = model.tokenizer.clone();
+        let encode_logprob = move |token: &ScoredToken| ResponsesLogprob::new(token, &tokenizer);
+        Ok((generation_request, ResponsesEncoder::new(request, tools.into_forms(), ticket, encode_logprob)))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 

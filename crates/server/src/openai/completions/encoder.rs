@@ -1,5 +1,7 @@
 //! Encodes a generation as a completion: as `text_completion` events or as one body.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use text::{Delta, Tokenizer};
 
@@ -21,7 +23,7 @@ pub struct CompletionEncoder {
 /// The state of one choice.
 struct ChoiceState {
     /// The text before the output: the prompt if `echo` is set, else empty.
-    echo: String,
+    echo: Arc<str>,
     offset: TextOffset,
 }
 
@@ -35,7 +37,7 @@ struct CompletionChunkChoice {
 
 impl CompletionEncoder {
     /// `echoes` contains the text before each choice.
-    pub fn new(model: &str, tokenizer: Tokenizer, echoes: Vec<String>, logprobs: bool, include_usage: bool) -> Self {
+    pub fn new(model: &str, tokenizer: Tokenizer, echoes: Vec<Arc<str>>, logprobs: bool, include_usage: bool) -> Self {
         let chunks = ChunkWriter::new("cmpl-", "text_completion", model, include_usage);
         let choices = echoes.into_iter().map(|echo| ChoiceState { echo, offset: TextOffset::default() }).collect();
         Self { chunks, tokenizer, choices, logprobs }
@@ -60,7 +62,7 @@ impl StreamEncoder for CompletionEncoder {
             GenerationEvent::Prefilled { prompt } => {
                 let echo = std::mem::take(&mut self.choices[choice].echo);
                 if !echo.is_empty() {
-                    out.push(self.chunk(choice, echo, &prompt, None));
+                    out.push(self.chunk(choice, echo.to_string(), &prompt, None));
                 }
             }
             GenerationEvent::Delta { deltas, tokens } => {
@@ -91,7 +93,7 @@ impl StreamEncoder for CompletionEncoder {
                 logprobs.extend(&self.tokenizer, &output.tokens, &mut state.offset);
                 logprobs
             });
-            let text = state.echo + &output.text(BlockKind::Text);
+            let text = [&*state.echo, &output.text(BlockKind::Text)].concat();
             CompletionChoice { index, text, logprobs, finish_reason: finish_reason(&output.finish) }
         };
         Completion {
