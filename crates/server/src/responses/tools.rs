@@ -274,8 +274,7 @@ mod tests {
     #[test]
     fn a_namespace_cannot_multiply_a_long_name() {
         let tool = |name: String| json!({"type": "custom", "name": name});
-        let namespace =
-            |name: String, tools: Value| json!([{"type": "namespace", "name": name, "tools": tools}]);
+        let namespace = |name: String, tools: Value| json!([{"type": "namespace", "name": name, "tools": tools}]);
         let many = (0..513).map(|number| tool(number.to_string())).collect();
         let nested = namespace("x".repeat(200), namespace("x".repeat(200), json!([])));
         for (tools, param) in [
@@ -283,7 +282,10 @@ mod tests {
             (namespace("x".repeat(255), json!([tool("y".to_owned())])), "tools[0].tools[0].name"),
             (nested, "tools[0].tools[0].name"),
             (namespace("x".to_owned(), many), "tools"),
-            (json!([tool("a.b".to_owned()), namespace("a".to_owned(), json!([tool("b".to_owned())]))[0]]), "tools[1].tools[0].name"),
+            (
+                json!([tool("a.b".to_owned()), namespace("a".to_owned(), json!([tool("b".to_owned())]))[0]]),
+                "tools[1].tools[0].name",
+            ),
             (json!([{"type": "local_shell"}, {"type": "local_shell"}]), "tools[1].name"),
         ] {
             assert_eq!(try_offered(tools).unwrap_err().param.as_deref(), Some(param));
