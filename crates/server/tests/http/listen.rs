@@ -183,7 +183,7 @@ async fn read_all_of(address: SocketAddr, request: &str) -> String {
 }
 
 #[tokio::test]
-async fn connections_without_a_request_make_room_for_others_and_running_requests_stay() {
+async fn connections_without_a_request_are_evicted_for_others_and_running_requests_stay() {
     const MAX: usize = 8;
     let gated = Gated::new();
     let (address, _stop, _) = serve_router(gated.router.clone(), None, MAX).await;
@@ -195,7 +195,7 @@ async fn connections_without_a_request_make_room_for_others_and_running_requests
         silent.push(stream);
     }
     assert!(is_healthy(address).await);
-    assert_eq!(read_all(silent.remove(0)).await, "", "the first was dropped");
+    assert_eq!(read_all(silent.remove(0)).await, "", "the first was evicted");
     gated.end(running).await;
     assert!(is_healthy(address).await);
 }
