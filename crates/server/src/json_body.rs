@@ -24,6 +24,9 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 /// would find a closed connection instead.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// The maximum values in a body. A value takes up to 80 bytes of memory, an object several times that, however short its text is.
+const VALUES_MAX: usize = 500_000;
+
 /// A body that both `T` and its schema in `/openapi.json` accept, and its permit, which is to be held until its prompt is
 /// prepared. Unknown fields are ignored.
 pub struct JsonBody<T>(pub T, pub BodyPermit);
@@ -113,9 +116,34 @@ fn too_large(max: usize) -> ApiError {
     ApiError::new(ApiErrorKind::TooLarge, format!("the body is longer than {max} bytes"))
 }
 
+/// Fails if the values of this JSON would take too much memory.
+pub fn check_values(json: &[u8]) -> Result<(), ApiError> {
+    if values_bound(json) > VALUES_MAX {
+        let message = format!("the body has more than {VALUES_MAX} values");
+        return Err(ApiError::new(ApiErrorKind::TooLarge, message).code("too_many_values"));
+    }
+    Ok(())
+}
+
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
+    check_values(bytes)?;
     let invalid = |error| ApiError::new(ApiErrorKind::Invalid, format!("the body is not valid JSON: {error}"));
     serde_json::from_slice(bytes).map_err(|error| invalid(error).code("invalid_json"))
+}
+
+/// An upper bound of the values in JSON: all but the first follow one of `[`, `{` and `,`.
+fn values_bound(json: &[u8]) -> usize {
+    let (mut count, mut in_string, mut is_escaped) = (1, false, false);
+    for &byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' | b',' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// A body that its schema accepts, as its type. Few errors are left: what a schema cannot express.
@@ -162,6 +190,15 @@ mod tests {
         check(r#"{"list": ["#, "invalid_json", None);
         check(r#"{"list": []} x"#, "invalid_json", None);
         check("\u{0}", "invalid_json", None);
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_made() {
+        assert_eq!(values_bound(br#"{"a": [1, 2], "b,[{": "x\",[\\"}"#), 5);
+        let list = |count: usize| format!(r#"{{"list": [0{}]}}"#, ",0".repeat(count - 1));
+        assert_eq!(read(&list(VALUES_MAX - 2)).unwrap().list.len(), VALUES_MAX - 2);
+        check(&list(VALUES_MAX - 1), "too_many_values", None);
+        assert!(read(&format!(r#"{{"list": [], "text": "{}"}}"#, ",".repeat(VALUES_MAX))).is_ok());
     }
 
     #[test]
