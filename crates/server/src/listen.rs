@@ -8,6 +8,7 @@ mod connections;
 mod guarded_body;
 #[cfg(test)]
 mod http2_tests;
+mod pieced_body;
 mod send_watch;
 mod tls;
 mod write_timeout;
@@ -39,6 +40,7 @@ use crate::metrics::ConnectionMetrics;
 pub use connections::ConnectionLimits;
 use connections::{Connection, Connections};
 use guarded_body::GuardedBody;
+use pieced_body::PiecedBody;
 use send_watch::WatchedBody;
 pub use tls::{Tls, TlsError};
 use write_timeout::{WRITE_TIMEOUT, WriteTimeout};
@@ -204,7 +206,9 @@ impl Server {
             let request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
             async move {
                 let response = router.oneshot(request).await?;
-                Ok::<_, Infallible>(response.map(|body| WatchedBody::new(GuardedBody::new(body, running), sending)))
+                Ok::<_, Infallible>(
+                    response.map(|body| WatchedBody::new(GuardedBody::new(PiecedBody::new(body), running), sending)),
+                )
             }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
