@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::ast::{Argument, Comparison, Expr, Step};
-use super::containers::{DictBuilder, ListBuilder, TextBuilder};
+use super::containers::{DictBuilder, ListBuilder, Text, TextBuilder};
 use super::error::{Error, ErrorKind};
 use super::methods::{dict_method, missing, text_method};
 use super::operators::{arithmetic, compare, equals, item, items, slice, to_text, undefined};
@@ -177,7 +177,7 @@ impl Renderer {
         for argument in arguments {
             match argument {
                 Argument::Positional(value) => values.push(self.evaluate(value)?)?,
-                Argument::Keyword(name, value) => values.push_keyword(Arc::clone(name), self.evaluate(value)?)?,
+                Argument::Keyword(name, value) => values.push_keyword(Text::literal(name), self.evaluate(value)?)?,
                 Argument::Positionals(value) => {
                     let list = self.evaluate(value)?;
                     items(self.meter(), &list)?.iter().try_for_each(|value| values.push(value.clone()))?;
@@ -187,9 +187,11 @@ impl Renderer {
                         return Err(Error::failed("named arguments come from a dict"));
                     };
                     for (key, value) in dict.entries() {
-                        let key = key.as_str().ok_or_else(|| Error::failed("the name of an argument is a text"))?;
-                        self.meter().read(key.len())?;
-                        values.push_keyword(Arc::from(key), value.clone())?;
+                        let Value::Str(name) = key else {
+                            return Err(Error::failed("the name of an argument is a text"));
+                        };
+                        self.meter().read(name.len())?;
+                        values.push_keyword(name.clone(), value.clone())?;
                     }
                 }
             }
@@ -200,7 +202,7 @@ impl Renderer {
     fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Value, Error> {
         match value {
             Value::Undefined(missing) => Err(undefined(missing)),
-            Value::Namespace(namespace) => Ok(namespace.get(name).unwrap_or_else(|| Value::undefined(name))),
+            Value::Namespace(namespace) => Ok(namespace.get(name)?.unwrap_or_else(|| Value::undefined(name))),
             Value::Dict(dict) => {
                 let found = dict.get(&Value::literal(name)).cloned();
                 Ok(found.unwrap_or_else(|| Value::undefined(name)))
@@ -284,7 +286,7 @@ impl Renderer {
                     first.entries().iter().try_for_each(|(key, value)| dict.insert(key.clone(), value.clone()))?;
                 }
                 for (name, value) in &arguments.keywords {
-                    dict.insert(Value::literal(name), value.clone())?;
+                    dict.insert(Value::Str(name.clone()), value.clone())?;
                 }
                 Ok(dict.finish())
             }
@@ -292,11 +294,13 @@ impl Renderer {
                 let namespace = Namespace::new(meter)?;
                 if let Some(Value::Dict(first)) = arguments.positional.first() {
                     for (key, value) in first.entries() {
-                        let key = key.as_str().ok_or_else(|| Error::failed("the name of a variable is a text"))?;
-                        namespace.set(&Arc::from(key), value.clone())?;
+                        let Value::Str(name) = key else {
+                            return Err(Error::failed("the name of a variable is a text"));
+                        };
+                        namespace.set(name.clone(), value.clone())?;
                     }
                 }
-                arguments.keywords.iter().try_for_each(|(name, value)| namespace.set(name, value.clone()))?;
+                arguments.keywords.iter().try_for_each(|(name, value)| namespace.set(name.clone(), value.clone()))?;
                 Ok(Value::Namespace(Rc::new(namespace)))
             }
             Function::RaiseException => {

@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::containers::{DictBuilder, ListBuilder, Text, TextBuilder};
-use super::error::Error;
+use super::error::{Error, quoted};
 use super::format::percent_with;
 use super::list_filters;
 use super::meter::Meter;
@@ -27,7 +27,7 @@ impl Renderer {
                 None => list_filters::apply(meter, name, &value, &arguments)?,
             },
         };
-        filtered.ok_or_else(|| Error::failed(format!("there is no filter {name:?}")))
+        filtered.ok_or_else(|| Error::failed(format!("there is no filter {}", quoted(name))))
     }
 }
 
@@ -46,6 +46,7 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
             let [old, new, count] = arguments.bind(["old", "new", "count"])?;
             let count = count.and_then(Value::as_int).filter(|count| *count >= 0);
             let (old, new) = (argument_text(meter, old, "old")?, argument_text(meter, new, "new")?);
+            meter.read(old.len())?;
             replace(meter, &text(meter, value)?, &old, &new, count)?
         }
         "center" => {
@@ -60,7 +61,7 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
         "format" => {
             let mut names = DictBuilder::new(meter)?;
             for (name, value) in &arguments.keywords {
-                names.insert(Value::literal(name), value.clone())?;
+                names.insert(Value::Str(name.clone()), value.clone())?;
             }
             percent_with(meter, &text(meter, value)?, &arguments.positional, &names.finish())?
         }
@@ -219,16 +220,16 @@ fn to_json(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Va
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     // Jinja's own filter takes `indent` first.
     let [indent_first, ..] = arguments.bind(["indent", names[0], names[2], names[3]])?;
-    let indent = arguments.keyword("indent").or(indent_first).filter(|indent| !matches!(indent, Value::None));
+    let indent = arguments.keyword("indent")?.or(indent_first).filter(|indent| !matches!(indent, Value::None));
     let indent = indent.map(|indent| count_of(Some(indent), "indent", 0)).transpose()?;
-    let flag = |name: &str| arguments.keyword(name).is_some_and(Value::is_true);
+    let flag = |name: &str| Ok::<_, Error>(arguments.keyword(name)?.is_some_and(Value::is_true));
     let (mut item_separator, mut key_separator) = (", ".to_owned(), ": ".to_owned());
-    if let Some(Value::List(separators)) = arguments.keyword("separators") {
+    if let Some(Value::List(separators)) = arguments.keyword("separators")? {
         item_separator = text_of(separators.first(), "separators")?.chars().take(INDENT_MAX).collect();
         key_separator = text_of(separators.get(1), "separators")?.chars().take(INDENT_MAX).collect();
     }
     let indent = indent.map(|indent| indent.min(INDENT_MAX));
-    let (sort_keys, ensure_ascii) = (flag("sort_keys"), flag("ensure_ascii"));
+    let (sort_keys, ensure_ascii) = (flag("sort_keys")?, flag("ensure_ascii")?);
     let mut json = TextBuilder::new(meter)?;
     JsonStyle { indent, item_separator, key_separator, sort_keys, ensure_ascii }.write(&mut json, value)?;
     Ok(json.finish())

@@ -19,10 +19,11 @@ impl Renderer {
         let meter = &Rc::clone(self.meter());
         let list = items_or_none(meter, value)?;
         let mut mapped = ListBuilder::new(meter)?;
-        if let Some(path) = arguments.keyword("attribute") {
+        if let Some(path) = arguments.keyword("attribute")? {
+            let default = arguments.keyword("default")?;
             for item in list.iter() {
                 let found = attribute(meter, item, path)?;
-                let default = arguments.keyword("default").filter(|_| found.is_undefined());
+                let default = default.filter(|_| found.is_undefined());
                 mapped.push(default.cloned().unwrap_or(found))?;
             }
             return Ok(mapped.finish());

@@ -56,6 +56,13 @@ pub(super) fn text_of<'v>(value: Option<&'v Value>, name: &str) -> Result<&'v st
     }
 }
 
+/// A text argument that is searched for or compared, which reads all of it.
+fn needle<'v>(meter: &Rc<Meter>, value: Option<&'v Value>, name: &str) -> Result<&'v str, Error> {
+    let text = text_of(value, name)?;
+    meter.read(text.len())?;
+    Ok(text)
+}
+
 /// An argument that is a size or a count, and not negative.
 pub(super) fn count_of(value: Option<&Value>, name: &str, default: usize) -> Result<usize, Error> {
     match value {
@@ -91,14 +98,14 @@ pub(super) fn text_method(
         }
         "removeprefix" | "removesuffix" => {
             let [affix] = arguments.bind(["affix"])?;
-            let affix = text_of(affix, "affix")?;
+            let affix = needle(meter, affix, "affix")?;
             let stripped = if name == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
             Value::text(meter, stripped.unwrap_or(text))?
         }
         "replace" => {
             let [old, new, count] = arguments.bind(["old", "new", "count"])?;
             let count = count.and_then(Value::as_int).filter(|count| *count >= 0);
-            replace(meter, text, text_of(old, "old")?, text_of(new, "new")?, count)?
+            replace(meter, text, needle(meter, old, "old")?, text_of(new, "new")?, count)?
         }
         "split" | "rsplit" => {
             let [separator, limit] = arguments.bind(["sep", "maxsplit"])?;
@@ -110,7 +117,7 @@ pub(super) fn text_method(
         }
         "partition" | "rpartition" => {
             let [separator] = arguments.bind(["sep"])?;
-            partition(meter, text, text_of(separator, "sep")?, name == "rpartition")?
+            partition(meter, text, needle(meter, separator, "sep")?, name == "rpartition")?
         }
         "startswith" | "endswith" => {
             let [affix] = arguments.bind(["affix"])?;
@@ -118,11 +125,11 @@ pub(super) fn text_method(
         }
         "count" => {
             let [part] = arguments.bind(["sub"])?;
-            Value::Int(text.matches(text_of(part, "sub")?).count() as i128)
+            Value::Int(text.matches(needle(meter, part, "sub")?).count() as i128)
         }
         "find" | "rfind" | "index" | "rindex" => {
             let [part] = arguments.bind(["sub"])?;
-            let part = text_of(part, "sub")?;
+            let part = needle(meter, part, "sub")?;
             let found = if name.starts_with('r') { text.rfind(part) } else { text.find(part) };
             match found {
                 None if name.ends_with("index") => return Err(Error::failed("the text is not found")),
@@ -216,6 +223,7 @@ pub(super) fn split(
     limit: Option<&Value>,
     from_end: bool,
 ) -> Result<Value, Error> {
+    meter.read(text.len())?;
     let limit = limit.and_then(Value::as_int).filter(|limit| *limit >= 0);
     let parts_max = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX).saturating_add(1));
     let mut list = ListBuilder::new(meter)?;
@@ -226,7 +234,7 @@ pub(super) fn split(
     match separator {
         None | Some(Value::None) if parts_max == usize::MAX => text.split_whitespace().try_for_each(&mut push)?,
         None | Some(Value::None) => split_words(text, parts_max, from_end).into_iter().try_for_each(&mut push)?,
-        Some(separator) => match text_of(Some(separator), "sep")? {
+        Some(separator) => match needle(meter, Some(separator), "sep")? {
             "" => return Err(Error::failed("the separator is empty")),
             separator if from_end && parts_max < usize::MAX => {
                 let parts: Vec<&str> = text.rsplitn(parts_max.min(text.len() + 1), separator).collect();
@@ -290,8 +298,7 @@ fn has_affix(meter: &Rc<Meter>, text: &str, affix: &Value, at_start: bool) -> Re
         affix => std::slice::from_ref(affix),
     };
     for affix in affixes {
-        let affix = text_of(Some(affix), "affix")?;
-        meter.read(affix.len())?;
+        let affix = needle(meter, Some(affix), "affix")?;
         if if at_start { text.starts_with(affix) } else { text.ends_with(affix) } {
             return Ok(true);
         }

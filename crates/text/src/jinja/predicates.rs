@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::ast::Comparison;
-use super::error::Error;
+use super::error::{Error, quoted};
 use super::methods::{missing, text_of};
 use super::operators::compare;
 use super::renderer::Renderer;
@@ -63,7 +63,7 @@ impl Renderer {
                 value.type_name() == other.type_name() && compare(&meter, value, Comparison::Equal, other)?
             }
             "escaped" | "safe" => false,
-            _ => return Err(Error::failed(format!("there is no test {name:?}"))),
+            _ => return Err(Error::failed(format!("there is no test {}", quoted(name)))),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::ast::{Block, Expr, ForLoop, MacroDefinition, NamedCall, Stmt, StmtKind, Target};
-use super::containers::{DictBuilder, List, ListBuilder, TextBuilder};
+use super::containers::{DictBuilder, List, ListBuilder, Text, TextBuilder};
 use super::error::Error;
 use super::meter::Meter;
 use super::operators::items;
@@ -178,10 +178,11 @@ impl Renderer {
     }
 
     fn assign(&mut self, target: &Target, value: Value) -> Result<(), Error> {
+        self.meter.steps(1)?;
         match target {
             Target::Name(name) => self.scope.set(name, value),
             Target::Attribute { namespace, name } => match self.scope.get(namespace) {
-                Some(Value::Namespace(namespace)) => namespace.set(name, value),
+                Some(Value::Namespace(namespace)) => namespace.set(Text::literal(name), value),
                 _ => Err(Error::failed(format!("{namespace:?} is no namespace"))),
             },
             Target::Tuple(targets) => {
@@ -273,11 +274,14 @@ impl Renderer {
         let mut further = ListBuilder::new(&self.meter)?;
         let mut named = DictBuilder::new(&self.meter)?;
         // Names are compared one by one.
-        self.meter.steps(definition.parameters.len().saturating_mul(arguments.keywords.len()))?;
+        self.meter.steps(definition.parameters.len().saturating_mul(1 + arguments.keywords.len()))?;
         for (index, (name, default)) in definition.parameters.iter().enumerate() {
-            let given = arguments.positional.get(index).or_else(|| arguments.keyword(name)).cloned();
+            let given = match arguments.positional.get(index) {
+                Some(value) => Some(value),
+                None => arguments.keyword(name)?,
+            };
             let value = match (given, default) {
-                (Some(value), _) => value,
+                (Some(value), _) => value.clone(),
                 (None, Some(default)) => self.evaluate(default)?,
                 (None, None) => Value::undefined(name),
             };
@@ -285,8 +289,8 @@ impl Renderer {
         }
         further.extend(arguments.positional.iter().skip(definition.parameters.len()).cloned())?;
         for (name, value) in &arguments.keywords {
-            if !definition.parameters.iter().any(|(parameter, _)| parameter == name) {
-                named.insert(Value::literal(name), value.clone())?;
+            if !definition.parameters.iter().any(|(parameter, _)| **parameter == **name) {
+                named.insert(Value::Str(name.clone()), value.clone())?;
             }
         }
         for (name, value) in [("varargs", further.finish_tuple()), ("kwargs", named.finish())] {

@@ -2,6 +2,8 @@ use super::*;
 use serde_json::{Map, Value as Json, json};
 use std::time::Duration;
 
+mod metering;
+
 const LIMITS: Limits = Limits { steps_max: 300_000, bytes_max: 2 << 20, time_max: Duration::from_secs(600) };
 
 fn render_with(limits: Limits, source: &str, variables: &Map<String, Json>) -> Result<String, Error> {

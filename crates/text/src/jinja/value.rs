@@ -20,7 +20,7 @@ const DEPTH_MAX: u32 = 160;
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// The name of what is missing, if it has one.
-    Undefined(Option<Arc<str>>),
+    Undefined(Option<Text>),
     None,
     Bool(bool),
     Int(i128),
@@ -88,8 +88,9 @@ impl Value {
         })
     }
 
+    /// What is missing has a name that the template contains.
     pub fn undefined(name: &Arc<str>) -> Self {
-        Self::Undefined(Some(Arc::clone(name)))
+        Self::Undefined(Some(Text::literal(name)))
     }
 
     pub fn as_str(&self) -> Option<&str> {
@@ -173,12 +174,12 @@ impl Value {
 }
 
 /// The memory of a variable in a namespace.
-const VARIABLE_BYTES: usize = 2 * size_of::<(Arc<str>, Value)>();
+const VARIABLE_BYTES: usize = 2 * size_of::<(Text, Value)>();
 
 /// The only value that changes: `{% set namespace.name = value %}`.
 #[derive(Debug)]
 pub(crate) struct Namespace {
-    values: RefCell<HashMap<Arc<str>, Value>>,
+    values: RefCell<HashMap<Text, Value>>,
     charge: RefCell<Charge>,
 }
 
@@ -187,18 +188,20 @@ impl Namespace {
         Ok(Self { values: RefCell::default(), charge: RefCell::new(meter.charge(OBJECT_BYTES)?) })
     }
 
-    pub fn get(&self, name: &str) -> Option<Value> {
-        self.values.borrow().get(name).cloned()
+    pub fn get(&self, name: &str) -> Result<Option<Value>, Error> {
+        self.charge.borrow().meter().read(name.len())?;
+        Ok(self.values.borrow().get(name).cloned())
     }
 
     /// A namespace holds no other namespace: that could be itself.
-    pub fn set(&self, name: &Arc<str>, value: Value) -> Result<(), Error> {
+    pub fn set(&self, name: Text, value: Value) -> Result<(), Error> {
         value.depth_within()?;
-        let known = self.values.borrow().contains_key(name);
+        self.charge.borrow().meter().read(name.len())?;
+        let known = self.values.borrow().contains_key(&name);
         if !known {
             self.charge.borrow_mut().grow(VARIABLE_BYTES)?;
         }
-        let replaced = self.values.borrow_mut().insert(Arc::clone(name), value);
+        let replaced = self.values.borrow_mut().insert(name, value);
         drop(replaced);
         Ok(())
     }
