@@ -6,10 +6,11 @@ use super::error::{Error, quoted};
 use super::format::percent_with;
 use super::list_filters;
 use super::meter::Meter;
-use super::methods::{attribute, count_of, missing, pad, pair, replace, split, strip, text_method, text_of};
-use super::operators::{items, to_text};
+use super::methods::{attribute, count_of, missing, pad, pair, replace, strip, text_method, text_of};
+use super::operators::{concat, items, to_text};
 use super::print::{JsonStyle, write_repr};
 use super::renderer::Renderer;
+use super::split::split;
 use super::value::Value;
 use std::rc::Rc;
 
@@ -58,6 +59,7 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
             let [separator, limit] = arguments.bind(["sep", "maxsplit"])?;
             split(meter, &text(meter, value)?, separator, limit, false)?
         }
+        "truncate" => truncate(meter, &text(meter, value)?, arguments)?,
         "format" => {
             let mut names = DictBuilder::new(meter)?;
             for (name, value) in &arguments.keywords {
@@ -167,6 +169,27 @@ fn indent(meter: &Rc<Meter>, text: &str, arguments: &Arguments) -> Result<Value,
         indented.push_str(line)?;
     }
     Ok(indented.finish())
+}
+
+/// Cuts a text that is longer than `length` by more than `leeway`, between words unless `killwords`.
+fn truncate(meter: &Rc<Meter>, text: &str, arguments: &Arguments) -> Result<Value, Error> {
+    let [length, kill_words, end, leeway] = arguments.bind(["length", "killwords", "end", "leeway"])?;
+    let (length, end) = (count_of(length, "length", 255)?, end.map_or(Ok("..."), |end| text_of(Some(end), "end"))?);
+    let leeway = leeway.filter(|leeway| !matches!(leeway, Value::None));
+    meter.read(text.len() + end.len())?;
+    let kept_max = length.checked_sub(end.chars().count());
+    let kept_max = kept_max.ok_or_else(|| Error::failed("a text is cut to the length of its end at least"))?;
+    if leeway.is_some_and(|leeway| leeway.as_int() < Some(0)) {
+        return Err(Error::failed("the leeway is zero at least"));
+    }
+    if text.chars().count() <= length.saturating_add(count_of(leeway, "leeway", 5)?) {
+        return Value::text(meter, text);
+    }
+    let kept = &text[..text.char_indices().nth(kept_max).map_or(text.len(), |(at, _)| at)];
+    match kept.rsplit_once(' ').filter(|_| !kill_words.is_some_and(Value::is_true)) {
+        Some((words, _)) => concat(meter, &[words, end]),
+        None => concat(meter, &[kept, end]),
+    }
 }
 
 fn escape(meter: &Rc<Meter>, text: &str) -> Result<Value, Error> {

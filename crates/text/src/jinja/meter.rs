@@ -57,6 +57,11 @@ impl Meter {
         self.limits.steps_max - self.steps.get()
     }
 
+    #[cfg(test)]
+    pub fn bytes_taken(&self) -> usize {
+        self.limits.bytes_max - self.bytes.get()
+    }
+
     /// Takes the steps of reading or copying this many bytes.
     pub fn read(&self, bytes: usize) -> Result<(), Error> {
         self.steps(1 + bytes / BYTES_PER_STEP)

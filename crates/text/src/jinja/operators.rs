@@ -5,6 +5,8 @@ use super::containers::{Dict, List, ListBuilder, Text, TextBuilder};
 use super::error::{Error, quoted};
 use super::format::percent;
 use super::meter::Meter;
+use super::methods::has_method;
+use super::objects::Method;
 use super::print::write_str;
 use super::value::Value;
 use std::cmp::Ordering;
@@ -136,6 +138,8 @@ pub(super) fn equals(meter: &Rc<Meter>, left: &Value, right: &Value) -> Result<b
         (Value::Macro(a), Value::Macro(b)) => Rc::ptr_eq(a, b),
         (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
         (Value::Function(a), Value::Function(b)) => a == b,
+        (Value::Cycler(a), Value::Cycler(b)) => Rc::ptr_eq(a, b),
+        (Value::Joiner(a), Value::Joiner(b)) => Rc::ptr_eq(a, b),
         _ => match (left.as_int(), right.as_int()) {
             (Some(a), Some(b)) => a == b,
             _ => matches!((left.as_float(), right.as_float()), (Some(a), Some(b)) if a == b),
@@ -248,10 +252,12 @@ pub(super) fn item(meter: &Rc<Meter>, value: &Value, key: &Value) -> Result<Valu
         }
         _ => None,
     };
-    Ok(found.unwrap_or_else(|| match key {
-        Value::Str(name) => Value::Undefined(Some(name.clone())),
-        _ => Value::Undefined(None),
-    }))
+    match (found, key) {
+        (Some(found), _) => Ok(found),
+        (None, Value::Str(name)) if has_method(value, name) => Method::value(meter, value, name.clone()),
+        (None, Value::Str(name)) => Ok(Value::Undefined(Some(name.clone()))),
+        (None, _) => Ok(Value::Undefined(None)),
+    }
 }
 
 /// The place of an index that may count from the end.

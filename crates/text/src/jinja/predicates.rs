@@ -31,9 +31,12 @@ impl Renderer {
             "number" => value.as_float().is_some(),
             "string" => matches!(value, Value::Str(_)),
             "mapping" => matches!(value, Value::Dict(_) | Value::Namespace(_)),
-            "sequence" => matches!(value, Value::Str(_) | Value::List(_) | Value::Dict(_)),
+            "sequence" => matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Dict(_)),
             "iterable" => matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Dict(_)),
-            "callable" => matches!(value, Value::Macro(_) | Value::Function(_) | Value::Loop(_)),
+            "callable" => matches!(
+                value,
+                Value::Macro(_) | Value::Function(_) | Value::Loop(_) | Value::Method(_) | Value::Joiner(_)
+            ),
             "odd" => integer()?.rem_euclid(2) == 1,
             "even" => integer()?.rem_euclid(2) == 0,
             "divisibleby" => {

@@ -5,6 +5,7 @@ use super::ast::{Block, Expr, ForLoop, MacroDefinition, NamedCall, Stmt, StmtKin
 use super::containers::{DictBuilder, List, ListBuilder, Text, TextBuilder};
 use super::error::Error;
 use super::meter::Meter;
+use super::namespace::Namespaces;
 use super::operators::items;
 use super::print::write_str;
 use super::scope::Scope;
@@ -24,6 +25,7 @@ pub(super) struct Renderer {
     /// What is being written: the output, and texts that are captured.
     outputs: Vec<TextBuilder>,
     depth: usize,
+    pub namespaces: Namespaces,
     pub now: SystemTime,
 }
 
@@ -38,7 +40,8 @@ enum Flow {
 impl Renderer {
     pub fn new(meter: &Rc<Meter>, scope: Rc<Scope>, now: SystemTime) -> Result<Self, Error> {
         let outputs = vec![TextBuilder::new(meter)?];
-        Ok(Self { meter: Rc::clone(meter), scope, outputs, depth: 0, now })
+        let namespaces = Namespaces::new(meter)?;
+        Ok(Self { meter: Rc::clone(meter), scope, outputs, depth: 0, namespaces, now })
     }
 
     pub fn meter(&self) -> &Rc<Meter> {
@@ -150,12 +153,12 @@ impl Renderer {
     }
 
     fn with(&mut self, bindings: &[(Target, Expr)], body: &[Stmt]) -> Result<Flow, Error> {
-        let outer = Rc::clone(&self.scope);
+        // No value sees the variables beside it.
+        let _charge = self.meter.charge(size_of::<Value>() * bindings.len())?;
+        let values: Result<Vec<Value>, Error> = bindings.iter().map(|(_, value)| self.evaluate(value)).collect();
+        let (values, outer) = (values?, Rc::clone(&self.scope));
         self.scoped(outer, |renderer| {
-            for (target, value) in bindings {
-                let value = renderer.evaluate(value)?;
-                renderer.assign(target, value)?;
-            }
+            bindings.iter().zip(values).try_for_each(|((target, _), value)| renderer.assign(target, value))?;
             renderer.block(body)
         })
     }

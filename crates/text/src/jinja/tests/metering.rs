@@ -1,6 +1,7 @@
 //! Work takes steps in proportion to the texts that it reads, and names are charged like other texts.
 
 use super::*;
+use crate::jinja::methods::TEXT_METHODS;
 
 /// A text that takes many steps to read, and fits into memory a few times.
 const BYTES: usize = 256 << 10;
@@ -18,20 +19,17 @@ fn steps(expression: &str) -> u64 {
 
 #[test]
 fn reading_a_text_takes_steps_in_proportion_to_its_length() {
-    let methods = "capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit \
-        islower isnumeric isspace isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex \
-        rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill";
-    let by_method = methods.split(' ').map(|method| format!("big.{method}('y')"));
+    let by_method = TEXT_METHODS.split(' ').map(|method| format!("big.{method}('y')"));
     let needles = "count endswith find index join partition removeprefix removesuffix rfind rindex rpartition rsplit \
         rstrip split startswith strip";
     let by_needle = needles.split(' ').map(|method| format!("'y'.{method}(big)"));
     let filters = "capitalize center e escape float forceescape format indent int length list lower pprint \
-        replace('y','') reverse split('y') split split(none,1) title tojson trim trim('y') upper wordcount unique \
+        replace('y','') reverse split('y') split split(none,1) title tojson trim trim('y') truncate upper wordcount unique \
         map('upper') join('y') last sort";
     let by_filter = filters.split(' ').map(|filter| format!("big | {filter}"));
     let needles = "replace(big,'') replace('y',big) split(big) trim(big) join(big) indent(big,true) attr(big)";
     let by_filter_needle = needles.split(' ').map(|filter| format!("'yy' | {filter}"));
-    let others = "'y'.replace(big, ''); 'y'.replace('y', big); big.split(none, 1); big.rsplit(none, 1); big in 'y'; \
+    let others = "'y'.replace(big, ''); 'y'.replace('y', big); big.split(none, 1); big.rsplit(none, 1); big.find('y', 1); big in 'y'; \
         'y' in big; big == big + ''; big < big + ''; big ~ ''; '%s' % big; big % (); '{}'.format(big); big[-1]; big[::2]; \
         big[1:]; {big: 1}; {'y': 1}[big]; big in {'y': 1}; {}.get(big); namespace({big: 1}); namespace(**{big: 1}); \
         dict(**{big: 1}); namespace()[big]; big in namespace(); big is lower; 'y' is startingwith(big); [big] | sort; \
