@@ -85,13 +85,13 @@ impl RunArgs {
         let params = self.sampling.params(&text.defaults);
         let answer = generate(&mut engine, &text.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
             if !self.json {
-                out.write_all(piece.as_bytes())?;
+                out.write_all(terminal::for_stdout(piece).as_bytes())?;
                 out.flush()?;
             }
             Ok(())
         })?;
         if self.json {
-            writeln!(out, "{}", report(&files.name, &answer, loaded))?;
+            terminal::print_line(report(&files.name, &answer, loaded))?;
         } else if !answer.text.ends_with('\n') {
             writeln!(out)?;
         }

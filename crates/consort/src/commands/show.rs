@@ -13,6 +13,7 @@ use types::TokenId;
 
 use crate::options::{ModelOptions, RequestedCapacity};
 use crate::store::{ModelFiles, Store};
+use crate::terminal;
 use crate::text_assets::{TextAssets, template_source};
 use report::{MemoryNeed, ModelReport, NamedToken, WeightFormat};
 
@@ -52,16 +53,15 @@ impl ShowArgs {
         self.options.check()?;
         let files = Store::from_environment()?.find(&self.model)?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let mut out = stdout().lock();
         if self.template {
             let template = template_source(&files.path, &checkpoint)?;
-            writeln!(out, "{}", template.context("the model has no chat template")?)?;
-            return Ok(());
+            let template = template.context("the model has no chat template")?;
+            return Ok(terminal::print_line(template)?);
         }
         let report = self.report(files, &checkpoint)?;
         match self.json {
-            true => writeln!(out, "{}", serde_json::to_string(&report)?)?,
-            false => write!(out, "{report}")?,
+            true => terminal::print_line(serde_json::to_string(&report)?)?,
+            false => write!(stdout(), "{report}")?,
         }
         Ok(())
     }

@@ -78,7 +78,7 @@ impl<E: Executor> Conversation<E> {
             }
             Err(error) if error.is::<io::Error>() => Err(error),
             Err(error) => {
-                eprintln!("error: {error:#}");
+                terminal::error(&error);
                 Ok(())
             }
         }
@@ -92,8 +92,9 @@ impl<E: Executor> Conversation<E> {
         let mut begun = false;
         let answer = generate(&mut self.engine, &self.text.tokenizer, prompt, params, max, |piece| {
             begun = true;
+            let piece = terminal::for_stdout(piece);
             match &mut wrap {
-                Some(wrap) => out.write_all(wrap.push(piece).as_bytes())?,
+                Some(wrap) => out.write_all(wrap.push(&piece).as_bytes())?,
                 None => out.write_all(piece.as_bytes())?,
             }
             Ok(out.flush()?)
