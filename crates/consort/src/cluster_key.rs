@@ -1,14 +1,13 @@
 //! The options for the cluster key, the secret that all machines of a cluster share.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use cluster::tcp::ClusterKey;
 
+use crate::bounded_file;
 use crate::usage::UsageError;
 
 /// The maximum size of a key file.
@@ -59,9 +58,7 @@ impl KeyOptions {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
-    let bytes = read.with_context(|| format!("read the cluster's key from {}", path.display()))?;
-    ensure!(bytes as u64 <= FILE_BYTES_MAX, "{} is too long for a key", path.display());
-    Ok(text)
+    let context = || format!("read the cluster's key from {}", path.display());
+    let bytes = bounded_file::read(path, FILE_BYTES_MAX).with_context(context)?;
+    String::from_utf8(bytes).with_context(context)
 }

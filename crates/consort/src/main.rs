@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bounded_file;
 mod cluster_key;
 mod commands;
 mod generate;

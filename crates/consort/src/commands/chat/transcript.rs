@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 use std::env;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use text::Message;
 
 use super::conversation::{Turn, messages};
+use crate::bounded_file;
 
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -57,7 +58,7 @@ impl Transcripts {
     /// The system prompt and the turns in a file.
     pub fn load(&mut self, file: &str) -> Result<(Option<String>, Vec<Turn>), String> {
         let path = expand_home(file);
-        let json = read(&path).map_err(|error| format!("read {file}: {error}"))?;
+        let json = bounded_file::read(&path, FILE_BYTES_MAX).map_err(|error| format!("read {file}: {error}"))?;
         let transcript: Transcript =
             serde_json::from_slice(&json).map_err(|error| format!("{file} is no saved conversation: {error}"))?;
         let conversation = turns(transcript.messages).map_err(|why| format!("{file} is no conversation: {why}"))?;
@@ -85,15 +86,6 @@ fn turns(messages: Vec<Message>) -> Result<(Option<String>, Vec<Turn>), String> 
         }
     }
     Ok((system, turns))
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > FILE_BYTES_MAX {
-        true => Err(io::Error::other(format!("it is longer than {} MiB", FILE_BYTES_MAX >> 20))),
-        false => Ok(bytes),
-    }
 }
 
 /// There is no shell that would replace `~`.

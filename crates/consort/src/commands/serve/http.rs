@@ -1,6 +1,5 @@
 //! The options of the HTTP server: addresses, API keys, TLS, origins.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -8,6 +7,7 @@ use clap::Args;
 use server::{ApiKeys, HeaderValue, Tls};
 
 use super::logs::LogFormat;
+use crate::bounded_file;
 
 /// The maximum size of a file of API keys, certificates or a private key.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -123,9 +123,7 @@ impl ApiKeyOptions {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = fs::metadata(path).with_context(|| format!("read {}", path.display()))?.len();
-    anyhow::ensure!(bytes <= FILE_BYTES_MAX, "{} is longer than {FILE_BYTES_MAX} bytes", path.display());
-    fs::read(path).with_context(|| format!("read {}", path.display()))
+    bounded_file::read(path, FILE_BYTES_MAX).with_context(|| format!("read {}", path.display()))
 }
 
 /// Parses an origin as browsers send it: a scheme, a host, and a port that is not the scheme's own.
