@@ -108,8 +108,14 @@ impl RequestedCapacity {
 }
 
 impl ModelOptions {
-    /// Checks what can be checked without the model, before it is downloaded.
-    pub fn check(&self) -> Result<(), UsageError> {
+    /// Checks what can be checked without the model, before it is downloaded to be loaded.
+    pub fn check(&self) -> Result<()> {
+        self.check_values()?;
+        if self.tp_hosts.is_empty() { Ok(()) } else { self.key.check() }
+    }
+
+    /// Checks that the options do not contradict each other.
+    pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
         self.keep().map(|_| ())
     }

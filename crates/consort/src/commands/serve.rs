@@ -51,6 +51,7 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
+        self.options.check()?;
         logs::install(self.http.log, "info")?;
         let app = App::new(self.config()?);
         let tls = self.http.tls()?;

@@ -50,7 +50,7 @@ pub struct ShowArgs {
 
 impl ShowArgs {
     pub fn run(self) -> Result<()> {
-        self.options.check()?;
+        self.options.check_values()?;
         let files = Store::from_environment()?.find(&self.model)?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         if self.template {
