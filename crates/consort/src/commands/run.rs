@@ -15,7 +15,7 @@ use text::Message;
 
 use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
 use crate::interrupt;
-use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::store::Store;
@@ -23,8 +23,7 @@ use crate::terminal;
 use crate::text_assets::TextAssets;
 use input::RunInput;
 
-/// The default context, and the tokens reserved for the answer when the prompt needs a larger context.
-const CONTEXT_DEFAULT: usize = 8192;
+/// The tokens reserved for the answer when the prompt needs a larger context than the default one.
 const ANSWER_TOKENS_RESERVED: usize = 2048;
 
 /// Generate an answer to one prompt

@@ -11,14 +11,12 @@ use model::{Checkpoint, Description, FeedForward};
 use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 
-use crate::options::{ModelOptions, RequestedCapacity};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity};
 use crate::store::{ModelFiles, Store};
 use crate::terminal;
 use crate::text_assets::{TextAssets, template_source};
 use report::{MemoryNeed, ModelReport, NamedToken, WeightFormat};
 
-/// The context that `run` and `chat` have by default.
-const CONTEXT_DEFAULT: usize = 8192;
 /// Numbers of ranks up to this one are tried.
 const RANKS_SHOWN_MAX: u16 = 16;
 /// The keys of a GGUF's metadata that are shown.
