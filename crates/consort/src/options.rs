@@ -24,9 +24,10 @@ use crate::loaded_model::LoadedModel;
 use crate::progress;
 use crate::usage::UsageError;
 use values::{
-    ActivationsOption, ComputeOption, CpuLevelOption, KvOption, PromptMathOption, quantisation, rank_count,
+    ActivationsOption, ComputeOption, CpuLevelOption, KvOption, PromptMathOption, positive, quantisation, rank_count,
 };
-pub use values::{positive, thread_count};
+
+pub use values::thread_count;
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.
 pub const CONTEXT_DEFAULT: usize = 8192;

@@ -14,7 +14,7 @@ use serde_json::json;
 use text::Message;
 
 use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
-use crate::interrupt;
+use crate::interrupt::{self, InterruptGuard};
 use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
@@ -82,7 +82,8 @@ impl RunArgs {
 
         let mut out = stdout().lock();
         let params = self.sampling.params(&text.defaults);
-        let answer = generate(&mut engine, &text.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
+        let (max, interrupt) = (self.sampling.max_tokens, InterruptGuard::new());
+        let answer = generate(&mut engine, &text.tokenizer, tokens, params, max, &interrupt, |piece| {
             if !self.json {
                 out.write_all(terminal::for_stdout(piece).as_bytes())?;
                 out.flush()?;

@@ -3,10 +3,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::pty::Pty;
-use crate::{consort, oracle, piped, succeed, text};
+use crate::{changed_model, consort, oracle, piped, succeed, text};
 
 const COLUMNS: u16 = 40;
 
@@ -60,19 +59,6 @@ fn run_tells_the_speed_in_a_terminal_unless_told_not_to() {
     assert!(!printed.contains("time to first token"), "{printed}");
 }
 
-/// A small model with a change in one of its JSON files.
-fn changed(file: &str, change: impl FnOnce(&mut Value)) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(oracle("qwen3/model-f32")).unwrap().map(|file| file.unwrap().path()) {
-        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
-    }
-    let path = folder.path().join(file);
-    let mut json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    change(&mut json);
-    fs::write(path, json.to_string()).unwrap();
-    folder
-}
-
 fn printed_in_terminal(args: &[&str]) -> String {
     let (code, printed) = Pty::start(consort(args), COLUMNS).end();
     assert_eq!(code, Some(0), "{printed}");
@@ -87,7 +73,7 @@ fn control_characters_of_an_answer_reach_a_pipe_and_no_terminal() {
     let options = ["Hello", "--raw", "--temperature", "0", "--max-tokens", "8"];
     let first = succeed(&[&["run", &oracle("qwen3/model-f32"), "--json"], &options[..]].concat());
     let first: Value = serde_json::from_str(&first).unwrap();
-    let folder = changed("tokenizer.json", |tokenizer| {
+    let folder = changed_model("tokenizer.json", |tokenizer| {
         // The byte ESC, as this kind of vocabulary writes it, becomes the first token of the answer.
         let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
         let name = vocab.iter().find(|(_, id)| **id == first["tokens"][0]).unwrap().0.clone();
@@ -103,7 +89,7 @@ fn control_characters_of_an_answer_reach_a_pipe_and_no_terminal() {
 
 #[test]
 fn control_characters_of_a_template_reach_no_terminal() {
-    let folder = changed("tokenizer_config.json", |config| config["chat_template"] = json!(format!("<{ATTACK}>")));
+    let folder = changed_model("tokenizer_config.json", |config| config["chat_template"] = json!(format!("<{ATTACK}>")));
     let args = ["show", folder.path().to_str().unwrap(), "--template"];
     assert_eq!(succeed(&args), format!("<{ATTACK}>\n"));
     assert_eq!(printed_in_terminal(&args), "<]52;c;eA==>\n");
