@@ -48,13 +48,12 @@ pub async fn complete(
     JsonBody(request, permit): JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
-    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
-    let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
+    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.unwrap_or_default());
     let name = app.config().model.clone();
     let convert = move |model: &ServedModel| {
         let request = request.into_generation_request()?;
         let (choices, logprobs) = (request.choices, request.logprobs.is_some());
-        Ok((request, ChatEncoder::new(&name, model.tokenizer.clone(), choices, logprobs, include_usage)))
+        Ok((request, ChatEncoder::new(&name, model.tokenizer.clone(), choices, logprobs, options)))
     };
     let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await

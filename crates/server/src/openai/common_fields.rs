@@ -118,10 +118,12 @@ pub enum StopField {
     Many(Vec<String>),
 }
 
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 pub struct StreamOptions {
     /// Send the token usage at the end of the stream
     pub include_usage: Option<bool>,
+    /// With `include_usage`: also send the usage so far with every event
+    pub continuous_usage_stats: Option<bool>,
 }
 
 /// Exactly one of these constraints

@@ -49,15 +49,14 @@ pub async fn complete(
     JsonBody(request, permit): JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
-    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
-    let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
+    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.unwrap_or_default());
     let echo = request.echo.unwrap_or(false);
     let name = app.config().model.clone();
     let convert = move |model: &ServedModel| {
         let request = request.into_generation_request()?;
         let (logprobs, tokenizer) = (request.logprobs.is_some(), model.tokenizer.clone());
         let echoes = echoes(&tokenizer, &request.input, request.choices, echo);
-        Ok((request, CompletionEncoder::new(&name, tokenizer, echoes, logprobs, include_usage)))
+        Ok((request, CompletionEncoder::new(&name, tokenizer, echoes, logprobs, options)))
     };
     let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await

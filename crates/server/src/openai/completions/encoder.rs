@@ -11,6 +11,7 @@ use crate::error::ApiError;
 use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, GenerationEvent, ScoredToken, Usage};
 use crate::ids;
 use crate::openai::chunk::ChunkWriter;
+use crate::openai::common_fields::StreamOptions;
 use crate::stream::{StreamEncoder, StreamEvent};
 
 pub struct CompletionEncoder {
@@ -37,8 +38,14 @@ struct CompletionChunkChoice {
 
 impl CompletionEncoder {
     /// `echoes` contains the text before each choice.
-    pub fn new(model: &str, tokenizer: Tokenizer, echoes: Vec<Arc<str>>, logprobs: bool, include_usage: bool) -> Self {
-        let chunks = ChunkWriter::new("cmpl-", "text_completion", model, include_usage);
+    pub fn new(
+        model: &str,
+        tokenizer: Tokenizer,
+        echoes: Vec<Arc<str>>,
+        logprobs: bool,
+        options: StreamOptions,
+    ) -> Self {
+        let chunks = ChunkWriter::new("cmpl-", "text_completion", model, options);
         let choices = echoes.into_iter().map(|echo| ChoiceState { echo, offset: TextOffset::default() }).collect();
         Self { chunks, tokenizer, choices, logprobs }
     }
@@ -57,7 +64,8 @@ impl CompletionEncoder {
 impl StreamEncoder for CompletionEncoder {
     type Body = Completion;
 
-    fn event(&mut self, choice: usize, event: GenerationEvent, _usage: Usage, out: &mut Vec<StreamEvent>) {
+    fn event(&mut self, choice: usize, event: GenerationEvent, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.chunks.usage = usage;
         match event {
             GenerationEvent::Prefilled { prompt } => {
                 let echo = std::mem::take(&mut self.choices[choice].echo);
