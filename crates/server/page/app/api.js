@@ -34,7 +34,7 @@ export async function promptTokens({ model, messages, tools }, signal) {
 
 /** POST /v1/chat/completions: the chunks of a streamed answer. Ends only after the server said that it ended. */
 export async function* streamChat(body, signal) {
-  const response = await post('v1/chat/completions', { ...body, stream: true, stream_options: { include_usage: true } }, signal);
+  const response = await post('v1/chat/completions', { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }, signal);
   try {
     for await (const data of eventData(response.body)) {
       if (data === '[DONE]') return;
