@@ -13,7 +13,7 @@ export async function writeAnswer(message, path, settings, server, signal, onCha
   let start = null;
   for (;;) {
     try {
-      const model = server.modelFor(settings.model);
+      const { model } = server;
       start ??= await fittingStart(path, settings, model, server.status?.context, signal);
       if (start > 0) message.sentFrom = path[start].id;
       onChange();

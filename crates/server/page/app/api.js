@@ -15,12 +15,6 @@ export class ApiError extends Error {
 export const apiKey = () => recall('key', '');
 export const setApiKey = (key) => remember('key', key);
 
-/** GET /v1/models: the names that a request may ask for. */
-export async function modelNames() {
-  const { data = [] } = await (await call('v1/models')).json();
-  return data.map((model) => model.id);
-}
-
 /** GET /status. */
 export async function serverStatus() {
   return (await call('status')).json();

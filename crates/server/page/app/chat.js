@@ -168,7 +168,7 @@ export class Chat {
 
   #openSettings() {
     const conversation = this.#current;
-    openSettings(conversation.settings, this.#server, (settings) => {
+    openSettings(conversation.settings, this.#server.status, (settings) => {
       conversation.settings = settings;
       if (conversation.messages.length) this.#keep(conversation);
     });

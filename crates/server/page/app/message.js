@@ -14,7 +14,7 @@ export class MessageView {
   #actions;
   #message;
   #body = h('div', { class: 'body' });
-  #parts = new Map(); // name -> element, in the order of PARTS
+  #parts = new Map(); // name -> element
   #markdown;
 
   /** `actions`: edit(message, text), again(message), branch(id), result(message, call, text), key(). */

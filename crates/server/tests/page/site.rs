@@ -52,7 +52,6 @@ impl Site {
         let script = Script { asked: sender, status: Arc::clone(&status) };
         let scripted = Router::new()
             .route("/v1/chat/completions", post(chat))
-            .route("/v1/models", get(models))
             .route("/tokenize", post(tokenize))
             .route("/status", get(report))
             .with_state(script)
@@ -198,12 +197,6 @@ async fn chat(State(script): State<Script>, headers: HeaderMap, Json(body): Json
     let key = headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     script.asked.send(Asked { body, key, answer }).unwrap();
     answered.await.unwrap_or_else(|_| StatusCode::IM_A_TEAPOT.into_response())
-}
-
-/// The model that the status names.
-async fn models(State(script): State<Script>) -> Json<Value> {
-    let model = script.status.lock().unwrap().1["model"].clone();
-    Json(json!({ "object": "list", "data": [{ "id": model }] }))
 }
 
 /// Each character is a token.
