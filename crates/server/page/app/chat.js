@@ -1,6 +1,7 @@
 // The chat: which conversation is on show, and the answers being written. A conversation that is left goes on.
 import { announce } from './announcer.js';
 import { writeAnswer } from './answer.js';
+import { serverStatus, setApiKey } from './api.js';
 import { Composer } from './composer.js';
 import { showContext } from './context-meter.js';
 import { addMessage, newConversation, pathTo, showBranch } from './conversation.js';
@@ -64,9 +65,12 @@ export class Chat {
   }
 
   askForKey() {
-    openKey(async () => {
-      await this.#server.reload();
-      if (this.#server.error?.status === 401) throw this.#server.error;
+    const check = (key) => serverStatus(key).catch((error) => {
+      if (error.status === 401) throw error;
+    });
+    openKey(check, (key) => {
+      setApiKey(key);
+      return this.#server.reload();
     });
   }
 

@@ -1,5 +1,5 @@
 // The two dialogs: settings of the conversation, and the API key.
-import { apiKey, setApiKey } from './api.js';
+import { apiKey } from './api.js';
 import { byId } from './dom.js';
 import { defaultsOf, settingsFrom } from './settings.js';
 import { sentence } from './words.js';
@@ -15,20 +15,24 @@ export function openSettings(settings, status, onSave) {
   open(dialog, () => onSave(settingsFrom(new FormData(form))));
 }
 
-/** Asks for the key. `check()` tries it and throws an Error if the server does not accept it: then it is asked for again. */
-export function openKey(check) {
+/**
+ * Asks for the key. `check(key)` tries it and throws an Error if the server does not accept it: then it is asked for again.
+ * `accept(key)` is called with one that is accepted. Until then, and if the dialog is cancelled, the former key stays.
+ */
+export function openKey(check, accept) {
   const dialog = byId('key');
   if (dialog.open) return;
   const field = dialog.querySelector('form').elements.key;
   field.value = apiKey();
   open(dialog, async () => {
-    setApiKey(field.value.trim());
+    const key = field.value.trim();
     try {
-      await check();
+      await check(key);
     } catch (error) {
       field.select();
       throw error;
     }
+    if (dialog.open) await accept(key);
   });
 }
 
