@@ -206,14 +206,20 @@ export class Chat {
   }
 
   async #import(text) {
+    let conversations = [];
+    let imported = 0;
     try {
-      const conversations = conversationsFrom(text);
-      for (const conversation of conversations) await this.#store.put(conversation);
-      await this.#list();
-      go(conversations[0].id);
-      toast(conversations.length === 1 ? 'Imported one conversation.' : `Imported ${conversations.length} conversations.`);
+      conversations = conversationsFrom(text);
+      for (const conversation of conversations) {
+        await this.#store.put(conversation);
+        imported += 1;
+      }
+      toast(imported === 1 ? 'Imported one conversation.' : `Imported ${imported} conversations.`);
     } catch (error) {
-      toast(`Nothing was imported: ${error.message}.`);
+      toast(`${imported ? `Imported ${imported} of ${conversations.length}` : 'Nothing was imported'}: ${error.message}.`);
+    } finally {
+      await this.#list();
+      if (imported) go(conversations[0].id);
     }
   }
 
