@@ -68,7 +68,8 @@ fn options_that_contradict_each_other_are_wrong_usage() {
     let model = oracle("llama/model-f32");
     check_refused(&["chat", "no/where", "--tensor-parallel", "4", "--tp-hosts", "a:1"], 2, "does not fit --tp-hosts");
     let debug = ["debug", "tokens", "no/where", "--tokens", "1"];
-    for command in [&["run", "no/where", "x"][..], &["chat", "no/where"], &["serve", "no/where", "--port", "0"], &debug] {
+    for command in [&["run", "no/where", "x"][..], &["chat", "no/where"], &["serve", "no/where", "--port", "0"], &debug]
+    {
         for (options, why) in [
             (&["--compute", "f32", "--quant", "q8_0"][..], "exclude each other"),
             (&["--tp-hosts", "127.0.0.1:1"], "--cluster-key-file"),

@@ -89,7 +89,8 @@ fn control_characters_of_an_answer_reach_a_pipe_and_no_terminal() {
 
 #[test]
 fn control_characters_of_a_template_reach_no_terminal() {
-    let folder = changed_model("tokenizer_config.json", |config| config["chat_template"] = json!(format!("<{ATTACK}>")));
+    let folder =
+        changed_model("tokenizer_config.json", |config| config["chat_template"] = json!(format!("<{ATTACK}>")));
     let args = ["show", folder.path().to_str().unwrap(), "--template"];
     assert_eq!(succeed(&args), format!("<{ATTACK}>\n"));
     assert_eq!(printed_in_terminal(&args), "<]52;c;eA==>\n");

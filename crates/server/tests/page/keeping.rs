@@ -152,9 +152,8 @@ fn what_was_exported_is_imported_and_what_is_damaged_is_not() {
 #[test]
 fn an_import_that_fails_half_way_says_how_far_it_came() {
     on_page(|_, tab| {
-        let conversation = |title: &str| {
-            json!({ "title": title, "messages": [{ "id": "a", "role": "user", "content": title }] })
-        };
+        let conversation =
+            |title: &str| json!({ "title": title, "messages": [{ "id": "a", "role": "user", "content": title }] });
         tab.eval(
             "(() => { const { put } = IDBObjectStore.prototype; let left = 1;
                 IDBObjectStore.prototype.put = function (value) {

@@ -36,7 +36,8 @@ fn the_page_is_one_script_and_one_style_until_there_is_a_formula() {
 #[test]
 fn variables_and_amounts_are_no_formulas() {
     on_page(|site, tab| {
-        let texts = ["copy $src/$dst now", "set $name=$value", "$5-per-unit and 6$ off", "from $5/month or 6$", "$a:$b.$c"];
+        let texts =
+            ["copy $src/$dst now", "set $name=$value", "$5-per-unit and 6$ off", "from $5/month or 6$", "$a:$b.$c"];
         exchange(site, tab, "Text", &texts.join("\n\n"));
         for text in texts {
             tab.wait_text(BODY, text);
