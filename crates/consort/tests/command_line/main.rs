@@ -3,13 +3,13 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-#[path = "../bounded/mod.rs"]
-mod bounded;
 mod chat;
 mod pages;
 mod ps;
 mod pty;
 mod run;
+#[path = "../serving/mod.rs"]
+mod serving;
 mod show;
 mod terminal;
 
@@ -20,6 +20,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+use serving::bounded;
 
 fn oracle(path: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(path);
