@@ -175,15 +175,22 @@ def long_history(attack):
     """Continues a stored conversation with megabytes that the prompt leaves out, until it is too long to be stored."""
     input = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r" * (3 * MIB)}]},
              {"role": "user", "content": "x"}]
-    response = attack.answered(respond(attack, input) | {"store": True}, RESPONSES)
-    for _ in range(4):
-        if isinstance(response, str):
-            return response
-        if not response["store"]:
-            return "not stored"
-        body = respond(attack, input) | {"store": True, "previous_response_id": response["id"]}
-        response = attack.answered(body, RESPONSES)
-    raise Wrong("the conversation grows without a limit")
+    body, stored = respond(attack, input) | {"store": True}, []
+    try:
+        for _ in range(5):
+            response = attack.answered(body, RESPONSES)
+            if isinstance(response, str):
+                return response
+            if not response["store"]:
+                return "not stored"
+            stored.append(response["id"])
+            body["previous_response_id"] = response["id"]
+        raise Wrong("the conversation grows without a limit")
+    finally:
+        # What is stored is no leak, but looks like one.
+        for id in stored:
+            connection, _ = attack.client.ask(f"{RESPONSES}/{id}", None, "DELETE")
+            connection.close()
 
 
 def hosted_tools(attack):
