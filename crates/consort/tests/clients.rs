@@ -57,7 +57,7 @@ fn a_short_attack_disturbs_no_stream() {
     let args = ["attack.py", "--url", &url(&server), "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "10"];
     run_client(&server, python(&[&args[..], &["--template"]].concat()));
     let metrics = ask(&server.address, "GET /metrics", &format!("x-api-key: {KEY}\r\n"), "");
-    assert!(metric(&metrics, "consort_connections_dropped_total{") > 0.0, "the limit was not reached: {metrics}");
+    assert!(metric(&metrics, "consort_connections_evicted_total{") > 0.0, "the limit was not reached: {metrics}");
 }
 
 /// Starts a server that needs a key, and waits until it is ready. `limits`: see [`Server::listen`].

@@ -187,7 +187,7 @@ fn with_few_descriptors_probes_and_streams_are_answered_however_many_connections
     let metrics = server.ask("GET /metrics", "");
     let value = |name: &str| metric(&metrics, name);
     assert_eq!(value("consort_descriptors_max{"), 256.0);
-    assert!(value("consort_descriptors{") < 200.0 && value("consort_connections_dropped_total{") > 0.0, "{metrics}");
+    assert!(value("consort_descriptors{") < 200.0 && value("consort_connections_evicted_total{") > 0.0, "{metrics}");
     drop(idle);
     server.signal("TERM");
     assert_eq!(server.end().0, Some(0));

@@ -43,7 +43,7 @@ impl HttpMetrics {
         registry.register("connections", "Open connections", open);
         registry.register("connections_refused", "Connections refused because all others had requests", refused);
         let eviction = "Connections without an answer under way that were evicted";
-        registry.register("connections_dropped", eviction, evicted);
+        registry.register("connections_evicted", eviction, evicted);
         let (open, max) = (metrics.descriptors_open.clone(), metrics.descriptors_max.clone());
         registry.register("descriptors", "Open descriptors (files and sockets) of the server", open);
         registry.register("descriptors_max", "The limit of open descriptors; 0: none", max);
