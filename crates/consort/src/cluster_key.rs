@@ -1,14 +1,13 @@
 //! The options for the cluster key, the secret that all machines of a cluster share.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use net::ClusterKey;
 
+use crate::bounded_file;
 use crate::usage::UsageError;
 
 /// The maximum size of a key file.
@@ -43,25 +42,35 @@ impl fmt::Debug for Passphrase {
 
 impl KeyOptions {
     pub fn key(&self) -> Result<ClusterKey> {
-        let key = match (&self.cluster_key_file, &self.cluster_key) {
-            (Some(file), _) => ClusterKey::from_passphrase(&read(file)?),
-            (None, Some(Passphrase(text))) => ClusterKey::from_passphrase(text),
-            (None, None) => {
-                return Err(UsageError::new(
-                    "machines that work together share a key: give all of them the same one by --cluster-key-file, \
-                 --cluster-key or CONSORT_CLUSTER_KEY",
-                )
-                .into());
-            }
+        match &self.cluster_key_file {
+            Some(file) => Ok(ClusterKey::from_passphrase(&read(file)?)?),
+            None => self.key_from_text(),
+        }
+    }
+
+    /// Checks that there is a key. A file is not read: it may be a pipe, which gives its content once.
+    pub fn check(&self) -> Result<()> {
+        match &self.cluster_key_file {
+            Some(file) => file.metadata().map(drop).with_context(|| reading(file)),
+            None => self.key_from_text().map(drop),
+        }
+    }
+
+    fn key_from_text(&self) -> Result<ClusterKey> {
+        let Some(Passphrase(text)) = &self.cluster_key else {
+            let message = "machines that work together share a key: give all of them the same one by \
+                           --cluster-key-file, --cluster-key or CONSORT_CLUSTER_KEY";
+            return Err(UsageError::new(message).into());
         };
-        Ok(key?)
+        Ok(ClusterKey::from_passphrase(text)?)
     }
 }
 
 fn read(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
-    let bytes = read.with_context(|| format!("read the cluster's key from {}", path.display()))?;
-    ensure!(bytes as u64 <= FILE_BYTES_MAX, "{} is too long for a key", path.display());
-    Ok(text)
+    let bytes = bounded_file::read(path, FILE_BYTES_MAX).with_context(|| reading(path))?;
+    String::from_utf8(bytes).with_context(|| reading(path))
+}
+
+fn reading(path: &Path) -> String {
+    format!("read the cluster's key from {}", path.display())
 }

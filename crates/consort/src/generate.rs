@@ -39,7 +39,7 @@ impl GenerationEnd {
     }
 }
 
-/// Runs `engine` on one prompt until the generation ends or Ctrl-C cancels it. Calls `show` with text as soon as it is
+/// Runs `engine` on one prompt until the generation ends or `interrupt` cancels it. Calls `show` with text as soon as it is
 /// final.
 pub fn generate<E: Executor>(
     engine: &mut Engine<E>,
@@ -47,9 +47,9 @@ pub fn generate<E: Executor>(
     prompt: Vec<TokenId>,
     sampling: SamplingParams,
     tokens_max: Option<usize>,
+    interrupt: &InterruptGuard,
     mut show: impl FnMut(&str) -> Result<()>,
 ) -> Result<GeneratedAnswer> {
-    let interrupt = InterruptGuard::new();
     let mut detokenizer = tokenizer.detokenizer(SpecialTokens::Hide);
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
     let tokens_max = tokens_max.unwrap_or(usize::MAX);

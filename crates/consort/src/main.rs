@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bounded_file;
 mod cluster_key;
 mod commands;
 mod generate;
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
         // The reader closed the output, as `head` does. That is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            terminal::error(&error);
             if usage::is_usage_error(&error) { usage::EXIT_CODE.into() } else { ExitCode::FAILURE }
         }
     }

@@ -1,19 +1,20 @@
 //! The options that all commands with a model share, and how they become a loaded model.
 
+mod values;
+
 use std::env;
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{self, Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use engine::{CHUNK_DEFAULT, LocalExecutor};
-use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
+use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
-use ranks::protocol::join::Activations;
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
 use types::{DType, WorldSize};
@@ -22,13 +23,18 @@ use crate::cluster_key::KeyOptions;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
 use crate::usage::UsageError;
+use values::{
+    ActivationsOption, ComputeOption, CpuLevelOption, KvOption, PromptMathOption, positive, quantisation, rank_count,
+};
 
+pub use values::thread_count;
+
+/// The context of `run`, `chat` and `show`, if the model supports that many tokens.
+pub const CONTEXT_DEFAULT: usize = 8192;
 /// The upper limit of `--chunk`: more rows in one step only cost memory.
 const CHUNK_MAX: usize = 1 << 16;
 /// Page table entries in one step. If the sequences have more pages, they take turns.
 const STEP_PAGES_MAX: usize = 1 << 20;
-/// The upper limit of `--threads` per CPU: more threads only wait for each other.
-const THREADS_PER_CPU_MAX: usize = 32;
 
 /// Where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -108,8 +114,14 @@ impl RequestedCapacity {
 }
 
 impl ModelOptions {
-    /// Checks what can be checked without the model, before it is downloaded.
-    pub fn check(&self) -> Result<(), UsageError> {
+    /// Checks what can be checked without the model, before it is downloaded to be loaded.
+    pub fn check(&self) -> Result<()> {
+        self.check_values()?;
+        if self.tp_hosts.is_empty() { Ok(()) } else { self.key.check() }
+    }
+
+    /// Checks that the options do not contradict each other.
+    pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
         self.keep().map(|_| ())
     }
@@ -346,89 +358,4 @@ pub fn current_executable() -> PathBuf {
 
 pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
-}
-
-/// Parses a number that is not zero.
-pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
-    text.parse().map_err(|_| "it must be a number from 1 on".to_owned())
-}
-
-/// Parses a number of ranks.
-fn rank_count(text: &str) -> Result<NonZeroU16, String> {
-    let count: Option<NonZeroU16> = text.parse().ok();
-    let possible = count.filter(|count| usize::from(count.get()) <= RANKS_MAX);
-    possible.ok_or_else(|| format!("it must be a number from 1 to {RANKS_MAX}"))
-}
-
-/// Parses a number of threads and checks it against the number of CPUs.
-pub fn thread_count(text: &str) -> Result<NonZeroUsize, String> {
-    let count = positive(text)?;
-    let (cpus, max) = (cpus(), cpus().saturating_mul(THREADS_PER_CPU_MAX));
-    if count.get() > max {
-        return Err(format!("this machine has {cpus} CPUs, which is enough for {max} threads at most"));
-    }
-    Ok(count)
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum CpuLevelOption {
-    #[default]
-    Auto,
-    Scalar,
-    Avx2,
-    Avx512,
-    Amx,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum ComputeOption {
-    #[default]
-    Auto,
-    F32,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum KvOption {
-    #[default]
-    Auto,
-    F32,
-    F16,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum PromptMathOption {
-    #[default]
-    Bf16,
-    Int8,
-}
-
-impl From<PromptMathOption> for PrefillMath {
-    fn from(option: PromptMathOption) -> Self {
-        match option {
-            PromptMathOption::Bf16 => Self::Bf16,
-            PromptMathOption::Int8 => Self::Int8,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum ActivationsOption {
-    #[default]
-    F32,
-    Q8,
-}
-
-impl From<ActivationsOption> for Activations {
-    fn from(option: ActivationsOption) -> Self {
-        match option {
-            ActivationsOption::F32 => Self::F32,
-            ActivationsOption::Q8 => Self::Q8,
-        }
-    }
-}
-
-fn quantisation(name: &str) -> Result<DType, String> {
-    const OFFERED: [DType; 5] = [DType::Q8_0, DType::Q6_K, DType::Q5_K, DType::Q4_K, DType::Q4_0];
-    let asked = name.parse().ok().filter(|dtype| OFFERED.contains(dtype));
-    asked.ok_or_else(|| format!("use {}", OFFERED.map(DType::name).join(", ")))
 }

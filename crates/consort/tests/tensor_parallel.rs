@@ -131,15 +131,17 @@ fn a_rank_that_finds_other_weights_is_refused_until_the_right_ones_are_back() {
         let mut other = right.clone();
         other[header..].iter_mut().skip(3).step_by(4).for_each(|high_byte| *high_byte ^= 0x80);
 
+        let digest = Checkpoint::open(folder.path()).unwrap().digest().to_string();
         let server = Server::start_under("true", folder.path(), &["--tensor-parallel", "2"], &[]);
         let whole = completion(&server.ask("POST /v1/completions", SLOW_REQUEST));
         assert!(!whole.is_empty());
         replace(&weights, &other);
         let before = server.ranks();
         kill("KILL", before[1]);
-        wait_until("the new rank is refused by name", || {
+        wait_until("the new rank is refused by name and digest", || {
             let ready = server.ask("GET /ready", "");
             ready.starts_with("HTTP/1.1 503")
+                && ready.contains(&format!("not {}…", &digest[..12]))
                 && ["rank 0: ", "rank 1: "].iter().any(|rank| ready.contains(&format!("{rank}its model files are not")))
         });
         assert!(server.ask("GET /status", "").contains("its model files are not"));

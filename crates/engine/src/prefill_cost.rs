@@ -50,7 +50,8 @@ impl PrefillCost {
         }
         let (rows, positions) = (step.rows as f64, step.positions as f64);
         let mut seconds = elapsed.as_secs_f64();
-        if let Some(row_seconds) = self.row_seconds(positions / rows) {
+        // Steps of no time say nothing about how long one may take.
+        if let Some(row_seconds) = self.row_seconds(positions / rows).filter(|&row_seconds| row_seconds > 0.0) {
             seconds = seconds.min(OUTLIER * row_seconds * rows);
         }
         self.seconds = self.seconds / 2.0 + seconds;
@@ -124,9 +125,11 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_no_time_allows_any_number_of_rows() {
+    fn a_step_of_no_time_allows_any_number_of_rows_until_one_takes_time() {
         let mut cost = PrefillCost::default();
         cost.record(rows(0, 64), Duration::ZERO);
         assert_eq!(cost.rows_within(LIMIT, 0), usize::MAX);
+        cost.record(rows(0, 64), Duration::from_millis(64));
+        assert!((299..=300).contains(&cost.rows_within(LIMIT, 0)));
     }
 }

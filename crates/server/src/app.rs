@@ -76,7 +76,8 @@ impl App {
         let metrics = Metrics::new(&config.model);
         let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty(), config.trim_memory);
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
-        let responses = Arc::new(ResponseStore::new(StoreLimits::DEFAULT));
+        let store_limits = StoreLimits { conversation_bytes_max: config.body_bytes_max, ..StoreLimits::DEFAULT };
+        let responses = Arc::new(ResponseStore::new(store_limits));
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
         Arc::new(Self { config, keys, stage, metrics, bodies, responses, started, created })

@@ -1,7 +1,8 @@
 //! `BodyBudget`: bounds the bytes of all request bodies that are being read, parsed and turned into prompts.
 //!
 //! A body counts from its first byte until its prompt is prepared. Where the budget is used up, a body waits. If the wait does
-//! not end soon, the client that has been sending for the longest time is cut off, so that slow senders cannot hold it.
+//! not end soon, the client that has been sending for the longest time is cut off, so that slow senders cannot hold it. Small
+//! bodies have a reserve, so that they do not wait for large ones.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,22 +10,29 @@ use std::time::Duration;
 
 use engine::TenantId;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::{ApiError, RETRY_AFTER};
 
 /// The budget in bodies of the maximum size, of all tenants and of one.
 const BODIES_MAX: usize = 8;
 const TENANT_BODIES_MAX: usize = 4;
+/// A body is small if this many of them have the maximum size of one. Their reserve is one body of that size.
+const SMALL_BODIES_PER_BODY: usize = 128;
 /// Parsing a body of this size takes so much memory that what the allocator keeps of it is returned afterwards.
 const LARGE_BODY_BYTES: usize = 1 << 20;
 /// How long a body waits before another one is cut off for it, and before it is refused itself.
 const WAIT_BEFORE_CUT: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(10);
+/// The time between two bodies that are cut off: the first may have released enough.
+const CUT_INTERVAL: Duration = Duration::from_millis(100);
 
 pub struct BodyBudget {
     bytes_max: usize,
     tenant_bytes_max: usize,
+    /// What a small body may have, and what all of them may have beyond the limits.
+    small_bytes_max: usize,
+    reserve_bytes: usize,
     /// Returns memory to the system.
     trim: fn(),
     counts: Mutex<Counts>,
@@ -40,10 +48,14 @@ struct Counts {
     /// Whether there was a large body since memory was returned to the system.
     needs_trim: bool,
     bodies: u64,
+    /// When a body was cut off last.
+    cut_at: Option<Instant>,
 }
 
 struct Incomplete {
     tenant: TenantId,
+    /// What it has of the budget.
+    bytes: usize,
     cut: Arc<Notify>,
 }
 
@@ -63,6 +75,8 @@ impl BodyBudget {
         Arc::new(Self {
             bytes_max: body_bytes_max.saturating_mul(BODIES_MAX),
             tenant_bytes_max: body_bytes_max.saturating_mul(tenant_bodies),
+            small_bytes_max: body_bytes_max / SMALL_BODIES_PER_BODY,
+            reserve_bytes: body_bytes_max,
             trim,
             counts: Mutex::default(),
             released: Notify::new(),
@@ -75,7 +89,7 @@ impl BodyBudget {
         let mut counts = self.lock();
         let number = counts.bodies;
         counts.bodies += 1;
-        counts.incomplete.insert(number, Incomplete { tenant, cut: Arc::clone(&cut) });
+        counts.incomplete.insert(number, Incomplete { tenant, bytes: 0, cut: Arc::clone(&cut) });
         BodyPermit { budget: Arc::clone(self), tenant, bytes: 0, number, cut }
     }
 
@@ -90,9 +104,9 @@ impl BodyPermit {
         self.tenant
     }
 
-    /// Counts `bytes` more that have arrived. Waits until the budget has them.
+    /// Counts `bytes` more that have arrived. Waits until the budget has them; fails if this body is cut off meanwhile.
     pub async fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let (budget, began) = (Arc::clone(&self.budget), Instant::now());
+        let (budget, cut, began) = (Arc::clone(&self.budget), Arc::clone(&self.cut), Instant::now());
         let mut deadline = began + WAIT_BEFORE_CUT;
         loop {
             // Created before the check, so that a release after the check wakes it.
@@ -100,12 +114,16 @@ impl BodyPermit {
             if self.try_grow(bytes) {
                 return Ok(());
             }
-            if timeout_at(deadline, released).await.is_err() {
-                if began.elapsed() >= WAIT_MAX {
-                    return Err(overloaded());
+            tokio::select! {
+                () = released => {}
+                () = cut.notified() => return Err(overloaded()),
+                () = sleep_until(deadline) => {
+                    if began.elapsed() >= WAIT_MAX {
+                        return Err(overloaded());
+                    }
+                    self.cut_oldest(bytes);
+                    deadline = Instant::now() + CUT_INTERVAL;
                 }
-                self.cut_oldest(bytes);
-                deadline = Instant::now() + WAIT_BEFORE_CUT;
             }
         }
     }
@@ -124,26 +142,38 @@ impl BodyPermit {
     fn try_grow(&mut self, bytes: usize) -> bool {
         let mut counts = self.budget.lock();
         let tenant_bytes = counts.tenants.get(&self.tenant).copied().unwrap_or(0);
-        if counts.bytes + bytes > self.budget.bytes_max || tenant_bytes + bytes > self.budget.tenant_bytes_max {
+        let is_small = self.bytes + bytes <= self.budget.small_bytes_max;
+        let reserve = if is_small { self.budget.reserve_bytes } else { 0 };
+        let fits = counts.bytes + bytes <= self.budget.bytes_max.saturating_add(reserve)
+            && tenant_bytes + bytes <= self.budget.tenant_bytes_max.saturating_add(reserve);
+        if !fits {
             return false;
         }
         counts.bytes += bytes;
         counts.tenants.insert(self.tenant, tenant_bytes + bytes);
         self.bytes += bytes;
+        if let Some(body) = counts.incomplete.get_mut(&self.number) {
+            body.bytes = self.bytes;
+        }
         true
     }
 
-    /// Cuts off the oldest other body that is incomplete: of this tenant if its part is used up, else of any.
+    /// Cuts off the oldest other body that is incomplete and has bytes: of this tenant if its part is used up, else of any.
     fn cut_oldest(&self, bytes: usize) {
-        let counts = self.budget.lock();
+        let mut counts = self.budget.lock();
+        if counts.cut_at.is_some_and(|cut_at| cut_at.elapsed() < CUT_INTERVAL) {
+            return;
+        }
         let tenant_bytes = counts.tenants.get(&self.tenant).copied().unwrap_or(0);
         let same_tenant = tenant_bytes + bytes > self.budget.tenant_bytes_max;
-        let oldest = counts
-            .incomplete
-            .iter()
-            .find(|(number, body)| **number != self.number && (!same_tenant || body.tenant == self.tenant));
-        if let Some((_, body)) = oldest {
+        let is_other = |number: u64, body: &Incomplete| {
+            number != self.number && body.bytes > 0 && (!same_tenant || body.tenant == self.tenant)
+        };
+        let oldest =
+            counts.incomplete.iter().find(|(number, body)| is_other(**number, body)).map(|(number, _)| *number);
+        if let Some(body) = oldest.and_then(|number| counts.incomplete.remove(&number)) {
             body.cut.notify_one();
+            counts.cut_at = Some(Instant::now());
         }
     }
 }
@@ -179,7 +209,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    const BODY: usize = 100;
+    const BODY: usize = 100 * SMALL_BODIES_PER_BODY;
 
     async fn full(budget: &Arc<BodyBudget>, tenant: u64, bodies: usize) -> Vec<BodyPermit> {
         let mut permits = Vec::new();
@@ -201,7 +231,7 @@ mod tests {
             tokio::time::sleep(WAIT_BEFORE_CUT * 3).await;
             permits.pop();
         };
-        let (grown, ()) = tokio::join!(late.grow(1), release);
+        let (grown, ()) = tokio::join!(late.grow(BODY), release);
         assert!(grown.is_ok());
         drop((late, permits));
         let counts = budget.lock();
@@ -213,7 +243,7 @@ mod tests {
         let budget = BodyBudget::new(BODY, false, || {});
         let permits = full(&budget, 0, BODIES_MAX).await;
         permits.iter().for_each(BodyPermit::complete);
-        let error = budget.begin(TenantId(0)).grow(1).await.unwrap_err();
+        let error = budget.begin(TenantId(0)).grow(BODY).await.unwrap_err();
         assert_eq!((error.code, error.retry_after), (Some("overloaded"), Some(RETRY_AFTER)));
     }
 
@@ -233,11 +263,56 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn of_bodies_that_wait_for_each_other_some_are_cut_off_and_the_others_go_on() {
+        let budget = BodyBudget::new(BODY, false, || {});
+        let body = async || {
+            let mut permit = budget.begin(TenantId(0));
+            for _ in 0..2 {
+                permit.grow(BODY / 2).await?;
+                tokio::task::yield_now().await;
+            }
+            permit.complete();
+            Ok::<_, ApiError>(permit)
+        };
+        let began = Instant::now();
+        let ended = futures_util::future::join_all((0..2 * BODIES_MAX).map(|_| body())).await;
+        assert_eq!(ended.iter().filter(|ended| ended.is_ok()).count(), BODIES_MAX);
+        assert!(began.elapsed() < WAIT_MAX / 2, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_of_which_nothing_has_arrived_is_not_cut_off() {
+        let budget = BodyBudget::new(BODY, false, || {});
+        let idle = budget.begin(TenantId(0));
+        let permits = full(&budget, 0, BODIES_MAX).await;
+        let mut late = budget.begin(TenantId(0));
+        tokio::select! {
+            _ = idle.cut_off() => panic!("it has nothing to release"),
+            _ = permits[0].cut_off() => {}
+            _ = late.grow(BODY) => panic!("nothing was released"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_small_body_does_not_wait_for_large_ones() {
+        let budget = BodyBudget::new(BODY, false, || {});
+        let _permits = full(&budget, 0, BODIES_MAX).await;
+        let began = Instant::now();
+        let mut small: Vec<_> = (0..SMALL_BODIES_PER_BODY).map(|_| budget.begin(TenantId(0))).collect();
+        for permit in &mut small {
+            permit.grow(BODY / SMALL_BODIES_PER_BODY).await.unwrap();
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(!budget.begin(TenantId(0)).try_grow(1), "the reserve is used up");
+        assert!(!small[0].try_grow(1), "it is not small any more");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn one_tenant_cannot_use_up_the_budget_of_others() {
         let budget = BodyBudget::new(BODY, true, || {});
         let greedy = full(&budget, 1, TENANT_BODIES_MAX).await;
         greedy.iter().for_each(BodyPermit::complete);
-        assert!(budget.begin(TenantId(1)).grow(1).await.is_err());
+        assert!(budget.begin(TenantId(1)).grow(BODY).await.is_err());
         let began = Instant::now();
         full(&budget, 2, 1).await;
         assert_eq!(began.elapsed(), Duration::ZERO);

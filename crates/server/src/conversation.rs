@@ -2,12 +2,16 @@
 //!
 //! Consecutive items of one role become one message: many templates require that roles alternate.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 use text::{Content, Message};
 
 #[derive(Debug, Default)]
 pub struct ConversationBuilder {
     messages: Vec<MessageBuilder>,
+    /// The names of the tools that were called, by the ids of the calls.
+    called: HashMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -44,6 +48,7 @@ impl ConversationBuilder {
 
     /// `arguments` is an object, or its JSON as a string.
     pub fn tool_call(&mut self, id: &str, name: &str, arguments: Value) {
+        self.called.insert(id.to_owned(), name.to_owned());
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         let entry = self.message("assistant").extra.entry("tool_calls").or_insert_with(|| json!([]));
         if let Value::Array(calls) = entry {
@@ -52,13 +57,13 @@ impl ConversationBuilder {
     }
 
     pub fn tool_result(&mut self, id: &str, text: impl Into<String>) {
-        let name = self.tool_name(id);
+        let name = self.called.get(id).cloned();
         let message = self.begin("tool");
         message.texts.push(text.into());
         message.extra.insert("tool_call_id".to_owned(), json!(id));
         // Some templates name the tool beside its result; only the call has the name.
         if let Some(name) = name {
-            message.extra.insert("name".to_owned(), name);
+            message.extra.insert("name".to_owned(), json!(name));
         }
     }
 
@@ -82,13 +87,6 @@ impl ConversationBuilder {
             return self.begin(role);
         }
         self.messages.last_mut().expect("the last one has this role")
-    }
-
-    /// The name in the tool call with this id.
-    fn tool_name(&self, id: &str) -> Option<Value> {
-        let messages = self.messages.iter().rev();
-        let mut calls = messages.filter_map(|message| message.extra.get("tool_calls")?.as_array()).flatten();
-        calls.find(|call| call["id"] == id).map(|call| call["function"]["name"].clone())
     }
 }
 
@@ -152,6 +150,15 @@ mod tests {
                 {"role": "assistant", "content": "done"},
             ]),
         );
+    }
+
+    /// Fails by its time: a search per result takes minutes.
+    #[test]
+    fn many_results_are_named_in_linear_time() {
+        let mut conversation = ConversationBuilder::default();
+        (0..100_000).for_each(|_| conversation.tool_call("a", "find", json!({})));
+        (0..100_000).for_each(|_| conversation.tool_result("b", "x"));
+        assert_eq!(conversation.into_messages().len(), 100_001);
     }
 
     #[test]

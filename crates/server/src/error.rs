@@ -76,8 +76,13 @@ impl ApiError {
         Self::invalid(param, message).code("unsupported_parameter")
     }
 
-    pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(ApiErrorKind::Internal, message)
+    /// Reasons come from the machine, so paths are removed. The log has the whole reason.
+    pub fn internal(message: impl AsRef<str>) -> Self {
+        let redacted = without_paths(message.as_ref());
+        if redacted != message.as_ref() {
+            tracing::warn!(reason = %message.as_ref(), "a request failed");
+        }
+        Self::new(ApiErrorKind::Internal, redacted)
     }
 
     pub fn unknown_model(name: &str) -> Self {
@@ -291,6 +296,12 @@ impl From<SubmitError> for ApiError {
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    #[test]
+    fn clients_see_no_path_of_this_machine() {
+        let error = ApiError::internal("read /srv/models/my model.gguf: it is gone");
+        assert_eq!(error.message, "read …: it is gone");
+    }
 
     #[test]
     fn a_lost_rank_comes_back_and_other_failures_of_the_executor_do_not() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::BodyDataStream;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ORIGIN};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,6 +20,12 @@ use crate::error::{ApiError, ApiErrorKind};
 
 /// Time for a client to send its body.
 const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long the rest of a refused body is read and dropped. Many clients read a response only once they have sent everything, and
+/// would find a closed connection instead.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// The maximum values in a body. A value takes up to 80 bytes of memory, an object several times that, however short its text is.
+const VALUES_MAX: usize = 500_000;
 
 /// A body that both `T` and its schema in `/openapi.json` accept, and its permit, which is to be held until its prompt is
 /// prepared. Unknown fields are ignored.
@@ -32,14 +38,25 @@ impl<T: DeserializeOwned + ToSchema + Send + 'static> FromRequest<SharedApp> for
         check_media_type(&request)?;
         let max = app.config().body_bytes_max;
         let declared = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if declared.is_some_and(|bytes| bytes > max as u64) {
-            return Err(too_large(max));
-        }
+        // Such a client sends nothing before it is told to continue, which reading would do.
+        let waits = request.headers().contains_key(EXPECT);
         let tenant = request.extensions().get::<Caller>().map_or_else(Default::default, |caller| caller.0);
         let mut permit = app.bodies().begin(tenant);
-        let late = |_| ApiError::new(ApiErrorKind::Invalid, "the body took too long to arrive").code("body_timeout");
-        let reading = read(request.into_body().into_data_stream(), max, &mut permit);
-        let bytes = timeout(BODY_TIME_MAX, reading).await.map_err(late)??;
+        let mut body = request.into_body().into_data_stream();
+        let received = match declared {
+            Some(bytes) if bytes > max as u64 => Err(too_large(max)),
+            _ => read_in_time(&mut body, max, &mut permit).await,
+        };
+        let bytes = match received {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                drop(permit);
+                if !waits {
+                    discard(body).await;
+                }
+                return Err(error);
+            }
+        };
         permit.complete();
         blocking::run(move || {
             // The schema is checked before the type is made, because its errors are sentences for people.
@@ -66,7 +83,12 @@ fn is_from_ollama_script(request: &Request) -> bool {
     request.uri().path().starts_with("/api/") && !request.headers().contains_key(ORIGIN)
 }
 
-async fn read(mut body: BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
+async fn read_in_time(body: &mut BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
+    let late = |_| ApiError::new(ApiErrorKind::Invalid, "the body took too long to arrive").code("body_timeout");
+    timeout(BODY_TIME_MAX, read(body, max, permit)).await.map_err(late)?
+}
+
+async fn read(body: &mut BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     loop {
         let chunk = tokio::select! {
@@ -84,13 +106,44 @@ async fn read(mut body: BodyDataStream, max: usize, permit: &mut BodyPermit) -> 
     }
 }
 
+async fn discard(mut body: BodyDataStream) {
+    let reading = async { while let Some(Ok(_)) = body.next().await {} };
+    // A client that sends for longer finds its connection closed.
+    let _ = timeout(DISCARD_TIME_MAX, reading).await;
+}
+
 fn too_large(max: usize) -> ApiError {
     ApiError::new(ApiErrorKind::TooLarge, format!("the body is longer than {max} bytes"))
 }
 
+/// Fails if the values of this JSON would take too much memory.
+pub fn check_values(json: &[u8]) -> Result<(), ApiError> {
+    if values_bound(json) > VALUES_MAX {
+        let message = format!("the body has more than {VALUES_MAX} values");
+        return Err(ApiError::new(ApiErrorKind::TooLarge, message).code("too_many_values"));
+    }
+    Ok(())
+}
+
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
+    check_values(bytes)?;
     let invalid = |error| ApiError::new(ApiErrorKind::Invalid, format!("the body is not valid JSON: {error}"));
     serde_json::from_slice(bytes).map_err(|error| invalid(error).code("invalid_json"))
+}
+
+/// An upper bound of the values in JSON: all but the first follow one of `[`, `{` and `,`.
+fn values_bound(json: &[u8]) -> usize {
+    let (mut count, mut in_string, mut is_escaped) = (1, false, false);
+    for &byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' | b',' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// A body that its schema accepts, as its type. Few errors are left: what a schema cannot express.
@@ -137,6 +190,15 @@ mod tests {
         check(r#"{"list": ["#, "invalid_json", None);
         check(r#"{"list": []} x"#, "invalid_json", None);
         check("\u{0}", "invalid_json", None);
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_made() {
+        assert_eq!(values_bound(br#"{"a": [1, 2], "b,[{": "x\",[\\"}"#), 5);
+        let list = |count: usize| format!(r#"{{"list": [0{}]}}"#, ",0".repeat(count - 1));
+        assert_eq!(read(&list(VALUES_MAX - 2)).unwrap().list.len(), VALUES_MAX - 2);
+        check(&list(VALUES_MAX - 1), "too_many_values", None);
+        assert!(read(&format!(r#"{{"list": [], "text": "{}"}}"#, ",".repeat(VALUES_MAX))).is_ok());
     }
 
     #[test]

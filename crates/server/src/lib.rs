@@ -20,6 +20,7 @@ mod error_responses;
 mod excerpt;
 pub mod generation;
 mod host_check;
+mod hosted_tools;
 mod ids;
 mod json_body;
 mod listen;
@@ -39,6 +40,7 @@ mod server_info;
 mod sse;
 mod stream;
 mod text_or_parts;
+mod tool_names;
 
 pub use app::{App, BODY_BYTES_MAX, Config};
 pub use auth::{ApiKeys, KeyError};

@@ -6,6 +6,10 @@
 mod connection_table;
 mod connections;
 mod guarded_body;
+#[cfg(test)]
+mod http2_tests;
+mod pieced_body;
+mod send_watch;
 mod tls;
 mod write_timeout;
 
@@ -36,13 +40,17 @@ use crate::metrics::ConnectionMetrics;
 pub use connections::ConnectionLimits;
 use connections::{Connection, Connections};
 use guarded_body::GuardedBody;
+use pieced_body::PiecedBody;
+use send_watch::WatchedBody;
 pub use tls::{Tls, TlsError};
-use write_timeout::WriteTimeout;
+use write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
 /// The default of [`ConnectionLimits::total`], where descriptors suffice.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Maximum concurrent requests of one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
+/// The bytes of bodies that a client of HTTP/2 may send before they are read, on a stream and on a connection.
+const WINDOW_BYTES: u32 = 128 << 10;
 /// Timeout of a TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// How long a connection may be open without a request: before the first byte, within the headers, and after a response.
@@ -135,7 +143,7 @@ async fn accept_all(tcp: &TcpListener, connections: &Arc<Connections>, server: &
                 if let Some(count) = failures.count(Instant::now()) {
                     warn!(%error, count, "connections could not be accepted");
                 }
-                connections.drop_quietest();
+                connections.evict_first();
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -151,7 +159,7 @@ async fn accept_all(tcp: &TcpListener, connections: &Arc<Connections>, server: &
             let serving = server.serve_connection(stream, &connection);
             let served = tokio::select! {
                 served = serving => served,
-                () = connection.evicted() => Err("it made room for another".into()),
+                () = connection.evicted() => Err("it was evicted".into()),
             };
             if let Err(error) = served {
                 debug!(%address, %error, "a connection ended");
@@ -191,19 +199,23 @@ impl Server {
         connection: &Connection,
     ) -> Result<(), ConnectionError> {
         let (router, requests) = (self.router.clone(), Arc::new(connection.requests()));
+        let sends = Arc::clone(connection.sends());
         let service = service_fn(move |request: Request<Incoming>| {
-            let (router, running) = (router.clone(), requests.begin());
+            let (router, running, sending) = (router.clone(), requests.begin(), sends.begin());
             let receiving = requests.receive();
             let request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
             async move {
                 let response = router.oneshot(request).await?;
-                Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, running)))
+                Ok::<_, Infallible>(
+                    response.map(|body| WatchedBody::new(GuardedBody::new(PiecedBody::new(body), running), sending)),
+                )
             }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_MAX);
         let mut http2 = builder.http2();
         http2.timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX).keep_alive_interval(Some(IDLE_MAX));
+        http2.initial_stream_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
         let mut http = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut closing = self.closing.clone();
         tokio::select! {
@@ -211,11 +223,13 @@ impl Server {
             // An error means that the listener is gone.
             _ = closing.wait_for(|closing| *closing) => {}
             () = connection.idle_for(IDLE_MAX) => {}
+            () = connection.sends().stalled(WRITE_TIMEOUT) => return Err("its client does not read".into()),
         }
         http.as_mut().graceful_shutdown();
         tokio::select! {
             served = http => served,
             () = connection.idle_for(CLOSE_MAX) => Err("it did not close in time".into()),
+            () = connection.sends().stalled(WRITE_TIMEOUT) => Err("its client does not read".into()),
         }
     }
 }

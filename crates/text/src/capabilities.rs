@@ -7,6 +7,7 @@ use crate::hermes;
 use crate::message::{Content, Message, with_parsed_arguments};
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,8 +196,7 @@ fn merge_late_instructions(messages: Vec<Message>) -> Vec<Message> {
         }
         match merged.last_mut() {
             Some(last) if last.role == "user" && message.role == "user" && (is_late || was_late) => {
-                message.prepend(&last.text());
-                *last = message;
+                last.append(message);
             }
             _ => merged.push(message),
         }
@@ -205,7 +205,8 @@ fn merge_late_instructions(messages: Vec<Message>) -> Vec<Message> {
     merged
 }
 
-/// Splits parallel tool calls into one message per call, each followed by its result.
+/// Splits parallel tool calls into one message per call, each followed by its results. Only the first has the content and
+/// the extra values of the message.
 fn one_call_each(messages: &[Message]) -> Vec<Message> {
     let mut single: Vec<Message> = Vec::with_capacity(messages.len());
     let mut rest = messages;
@@ -218,14 +219,19 @@ fn one_call_each(messages: &[Message]) -> Vec<Message> {
         }
         let results;
         (results, rest) = after.split_at(after.iter().take_while(|message| message.role == "tool").count());
+        let mut results_by_id: HashMap<Option<&str>, Vec<&Message>> = HashMap::new();
+        for result in results {
+            results_by_id.entry(result.extra.get("tool_call_id").and_then(Value::as_str)).or_default().push(result);
+        }
         for (index, call) in calls.iter().enumerate() {
-            let mut one = message.clone();
+            let mut one = match index {
+                0 => message.clone(),
+                _ => Message { role: message.role.clone(), ..Message::default() },
+            };
             one.extra.insert("tool_calls".to_owned(), json!([call]));
-            if index > 0 {
-                one.content = Content::None;
-            }
             single.push(one);
-            single.extend(results.iter().filter(|result| result.extra.get("tool_call_id") == call.get("id")).cloned());
+            let found = results_by_id.remove(&call.get("id").and_then(Value::as_str));
+            single.extend(found.into_iter().flatten().cloned());
         }
     }
     single
@@ -326,6 +332,15 @@ mod tests {
     }
 
     #[test]
+    fn a_result_follows_one_call_even_if_many_have_its_id() {
+        let mut message = called("a");
+        let call = message.extra["tool_calls"][0].clone();
+        message.extra["tool_calls"] = Value::Array(vec![call; 500]);
+        let messages: Vec<Message> = std::iter::once(message).chain((0..500).map(|_| result("a"))).collect();
+        assert_eq!(super::one_call_each(&messages).len(), 1_000);
+    }
+
+    #[test]
     fn late_instructions_are_the_user_s_where_the_template_has_them_only_at_the_start() {
         let early = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}\
             {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
@@ -333,6 +348,16 @@ mod tests {
             [say("system", "a"), say("user", "hi"), say("system", "b"), say("user", "and"), say("assistant", "c")];
         assert_eq!(render(early, &messages, &[]), "[system]a[user]hi\n\nb\n\nand[assistant]c");
         assert_eq!(render(PLAIN, &messages, &[]), "[system]a[user]hi[system]b[user]and[assistant]c");
+    }
+
+    /// If each of them copied those before it, this would copy gigabytes.
+    #[test]
+    fn thousands_of_late_instructions_are_merged_in_one_pass() {
+        let mut messages = vec![say("user", "hi")];
+        messages.extend((0..8_000).map(|_| say("system", &"s".repeat(1_000))));
+        let merged = super::merge_late_instructions(messages);
+        assert_eq!(merged.len(), 1);
+        assert_eq!(merged[0].text().len(), 2 + 8_000 * 1_002);
     }
 
     #[test]

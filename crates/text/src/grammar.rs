@@ -7,9 +7,11 @@
 mod formats;
 mod limits;
 
-pub use limits::{GRAMMAR_BYTES_MAX, GRAMMAR_LINES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX};
+pub use limits::{
+    GRAMMAR_BYTES_MAX, GRAMMAR_CLASSES_MAX, GRAMMAR_LINES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX,
+};
 
-pub(crate) use limits::check_lark;
+pub(crate) use limits::{check_lark, check_length};
 
 use crate::token_trie::token_trie;
 use crate::tokenizer::Tokenizer;
@@ -68,6 +70,8 @@ pub enum GrammarError {
     TooLong { bytes: usize },
     #[error("grammar of {lines} lines is longer than {GRAMMAR_LINES_MAX}")]
     TooManyLines { lines: usize },
+    #[error("grammar contains more than {GRAMMAR_CLASSES_MAX} classes such as \\w")]
+    TooManyClasses,
     #[error("schema is nested deeper than {SCHEMA_DEPTH_MAX}")]
     TooDeep,
     #[error("schema contains more than {SCHEMA_PARTS_MAX} schemas")]

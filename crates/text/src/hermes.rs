@@ -33,7 +33,10 @@ pub(crate) fn with_tools_as_text(messages: &[Message]) -> Vec<Message> {
         }
         let result = format!("<tool_response>\n{}\n</tool_response>", message.text());
         match written.last_mut() {
-            Some(last) if after_result => last.content = Content::Text(format!("{}\n{result}", last.text())),
+            Some(Message { content: Content::Text(results), .. }) if after_result => {
+                results.push('\n');
+                results.push_str(&result);
+            }
             _ => written.push(Message::new("user", result)),
         }
         after_result = true;

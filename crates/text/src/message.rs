@@ -44,7 +44,7 @@ impl Message {
     /// Prepends a paragraph to the content.
     pub(crate) fn prepend(&mut self, paragraph: &str) {
         match &mut self.content {
-            Content::Parts(parts) => parts.insert(0, json!({"type": "text", "text": format!("{paragraph}\n\n")})),
+            Content::Parts(parts) => parts.insert(0, text_part(&format!("{paragraph}\n\n"))),
             _ => self.content = Content::Text(format!("{paragraph}\n\n{}", self.text())),
         }
     }
@@ -57,19 +57,59 @@ impl Message {
         Value::Object(message)
     }
 
+    /// Appends a message of the same role as a further paragraph. Of two extra values with one key, the first is kept.
+    pub(crate) fn append(&mut self, message: Self) {
+        for (key, value) in message.extra {
+            self.extra.entry(key).or_insert(value);
+        }
+        self.content = match (std::mem::take(&mut self.content).joined(), message.content.joined()) {
+            (content, Content::None) | (Content::None, content) => content,
+            (Content::Text(mut text), Content::Text(more)) => {
+                text.push_str("\n\n");
+                text.push_str(&more);
+                Content::Text(text)
+            }
+            (first, second) => {
+                let mut parts = first.into_parts();
+                parts.push(text_part("\n\n"));
+                parts.extend(second.into_parts());
+                Content::Parts(parts)
+            }
+        };
+    }
+
     /// Joins text parts with newlines. Content with a part of another kind is left unchanged.
     pub(crate) fn with_text_content(&self) -> Self {
-        let Content::Parts(parts) = &self.content else { return self.clone() };
-        let texts: Option<Vec<&str>> = parts.iter().map(|part| part.get("text")?.as_str()).collect();
-        let content = texts.map_or_else(|| self.content.clone(), |texts| Content::Text(texts.join("\n")));
-        Self { content, ..self.clone() }
+        let message = self.clone();
+        Self { content: message.content.joined(), ..message }
     }
 
     /// Converts text to a single part.
     pub(crate) fn with_parts_content(&self) -> Self {
         let Content::Text(text) = &self.content else { return self.clone() };
-        Self { content: Content::Parts(vec![json!({"type": "text", "text": text})]), ..self.clone() }
+        Self { content: Content::Parts(vec![text_part(text)]), ..self.clone() }
     }
+}
+
+impl Content {
+    /// Text parts joined with newlines. Content with a part of another kind is left unchanged.
+    fn joined(self) -> Self {
+        let Self::Parts(parts) = &self else { return self };
+        let texts: Option<Vec<&str>> = parts.iter().map(|part| part.get("text")?.as_str()).collect();
+        texts.map(|texts| Self::Text(texts.join("\n"))).unwrap_or(self)
+    }
+
+    fn into_parts(self) -> Vec<Value> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Text(text) => vec![text_part(&text)],
+            Self::Parts(parts) => parts,
+        }
+    }
+}
+
+fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
 }
 
 /// OpenAI's clients send the arguments of a tool call as JSON in a string; templates expect the object itself. A call that was
@@ -89,6 +129,9 @@ fn arguments_in(text: &str) -> Map<String, Value> {
     serde_json::from_str(text).ok().or_else(|| completed(text)).unwrap_or_default()
 }
 
+/// How deep arguments may be nested: as deep as `serde_json` reads. What is open is copied at every comma and bracket.
+const ARGUMENTS_DEPTH_MAX: usize = 128;
+
 /// Completes JSON that was cut off: closes what is open, and leaves out a value that cannot be completed.
 fn completed(text: &str) -> Option<Map<String, Value>> {
     let mut open = Vec::new();
@@ -107,6 +150,7 @@ fn completed(text: &str) -> Option<Map<String, Value>> {
         }
         match byte {
             b'"' => in_string = true,
+            b'{' | b'[' if open.len() == ARGUMENTS_DEPTH_MAX => return None,
             b'{' => open.push(b'}'),
             b'[' => open.push(b']'),
             b'}' | b']' => {
@@ -149,5 +193,30 @@ mod tests {
         for text in ["", "x", "[1]", "{]", "}", "\"", "nonsense {"] {
             check(text, json!({}));
         }
+    }
+
+    /// In time that grows with the square of the depth, this would take an hour.
+    #[test]
+    fn arguments_that_are_nested_without_bound_are_left_out() {
+        let deep = format!("{{\"a\":{}", "[".repeat(8_000_000));
+        assert_eq!(arguments_in(&deep), Map::new());
+    }
+
+    #[test]
+    fn an_appended_message_keeps_its_parts_and_its_extra_values() {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+        let extra = |name: &str| Map::from_iter([("name".to_owned(), json!(name)), (name.to_owned(), json!(1))]);
+        let mut message = Message { extra: extra("a"), ..Message::new("user", "see") };
+        message.append(Message {
+            content: Content::Parts(vec![text_part("b"), text_part("c")]),
+            extra: extra("b"),
+            ..message.clone()
+        });
+        assert_eq!(message.content, Content::Text("see\n\nb\nc".to_owned()));
+        assert_eq!(Value::Object(message.extra.clone()), json!({"name": "a", "a": 1, "b": 1}));
+        message.append(Message { content: Content::Parts(vec![image.clone()]), ..Message::default() });
+        message.append(Message { content: Content::None, ..Message::default() });
+        let parts = vec![text_part("see\n\nb\nc"), text_part("\n\n"), image];
+        assert_eq!(message.content, Content::Parts(parts));
     }
 }

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use engine::{Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan};
+use engine::{
+    Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
+};
 use kernels::Backend;
 use types::SessionId;
 

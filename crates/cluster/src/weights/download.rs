@@ -170,7 +170,9 @@ impl Download {
             Opened::Part(part, counts) => {
                 self.add_progress(counts.iter().sum());
                 let tensor = Arc::new(IncomingTensor::new(id, part, &counts));
-                state.ranges.extend((0..counts.len() as u64).map(|index| RangeWork { tensor: Arc::clone(&tensor), index }));
+                state
+                    .ranges
+                    .extend((0..counts.len() as u64).map(|index| RangeWork { tensor: Arc::clone(&tensor), index }));
             }
         }
         self.changed.notify_all();

@@ -123,10 +123,13 @@ fn decode(bytes: &[u8], identity: &FileIdentity) -> Option<Hashes> {
     let entries = bytes.strip_prefix(MAGIC)?.strip_prefix(&identity.to_bytes())?;
     let (entries, []) = entries.as_chunks::<ENTRY_BYTES>() else { return None };
     let number = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
-    entries.iter().map(|entry| {
-        let ((start, end), hash) = (entry[..16].split_at(8), &entry[16..]);
-        Some(((number(start)?, number(end)?), hash.try_into().ok()?))
-    }).collect()
+    entries
+        .iter()
+        .map(|entry| {
+            let ((start, end), hash) = (entry[..16].split_at(8), &entry[16..]);
+            Some(((number(start)?, number(end)?), hash.try_into().ok()?))
+        })
+        .collect()
 }
 
 #[cfg(test)]

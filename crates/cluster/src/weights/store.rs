@@ -81,7 +81,8 @@ impl TensorStore {
 
     pub(super) fn pin_at(&self, ids: &[TensorId], now: SystemTime) -> Result<PinnedTensors, StoreError> {
         let mut wanted = HashMap::with_capacity(ids.len());
-        if let Some(id) = ids.iter().find(|id| wanted.insert(id.hash, id.bytes).is_some_and(|bytes| bytes != id.bytes)) {
+        if let Some(id) = ids.iter().find(|id| wanted.insert(id.hash, id.bytes).is_some_and(|bytes| bytes != id.bytes))
+        {
             return Err(StoreError::TwoLengths(id.hash));
         }
         let unusable = |source| self.error(source);

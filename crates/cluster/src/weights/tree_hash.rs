@@ -114,9 +114,8 @@ pub(super) fn hash_files(
     threads: usize,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Vec<io::Result<[u8; 32]>> {
-    let ranges: Vec<(usize, u64)> = (0..parts.len())
-        .flat_map(|part| (0..range_count(parts[part].bytes)).map(move |range| (part, range)))
-        .collect();
+    let ranges: Vec<(usize, u64)> =
+        (0..parts.len()).flat_map(|part| (0..range_count(parts[part].bytes)).map(move |range| (part, range))).collect();
     let next = AtomicUsize::new(0);
     let found = Mutex::new(vec![None; ranges.len()]);
     let errors = Mutex::new(Vec::new());
@@ -143,16 +142,21 @@ pub(super) fn hash_files(
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut errors = errors.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut found = found.into_iter();
-    parts.iter().enumerate().map(|(part, FileRange { bytes, .. })| {
-        let ranges: Option<Vec<_>> = found.by_ref().take(range_count(*bytes) as usize).collect::<Vec<_>>().into_iter().collect();
-        match ranges {
-            Some(ranges) => Ok(join(&ranges)),
-            None => {
-                let at = errors.iter().position(|(failed, _)| *failed == part);
-                Err(at.map_or_else(|| io::ErrorKind::Other.into(), |at| errors.swap_remove(at).1))
+    parts
+        .iter()
+        .enumerate()
+        .map(|(part, FileRange { bytes, .. })| {
+            let ranges: Option<Vec<_>> =
+                found.by_ref().take(range_count(*bytes) as usize).collect::<Vec<_>>().into_iter().collect();
+            match ranges {
+                Some(ranges) => Ok(join(&ranges)),
+                None => {
+                    let at = errors.iter().position(|(failed, _)| *failed == part);
+                    Err(at.map_or_else(|| io::ErrorKind::Other.into(), |at| errors.swap_remove(at).1))
+                }
             }
-        }
-    }).collect()
+        })
+        .collect()
 }
 
 fn hash_range(
@@ -208,8 +212,13 @@ mod tests {
         std::fs::write(&first, &bytes).unwrap();
         let all = bytes.len() as u64;
         let part = |path, start, bytes| FileRange { path, start, bytes };
-        let parts =
-            [part(&first, 0, all), part(&absent, 0, 5), part(&first, 7, 0), part(&first, 33, all - 33), part(&first, 1, all)];
+        let parts = [
+            part(&first, 0, all),
+            part(&absent, 0, 5),
+            part(&first, 7, 0),
+            part(&first, 33, all - 33),
+            part(&first, 1, all),
+        ];
         for threads in [0, 1, 3] {
             let hashed = Mutex::new(0);
             let hashes = hash_files(&parts, threads, &|bytes| *hashed.lock().unwrap() += bytes);

@@ -31,7 +31,9 @@ pub trait TensorSource: Sync {
     fn tensor(&self, hash: &[u8; 32]) -> Option<&[u8]>;
 }
 
-impl<B: AsRef<[u8]> + Sync, S: std::hash::BuildHasher + Sync> TensorSource for std::collections::HashMap<[u8; 32], B, S> {
+impl<B: AsRef<[u8]> + Sync, S: std::hash::BuildHasher + Sync> TensorSource
+    for std::collections::HashMap<[u8; 32], B, S>
+{
     fn tensor(&self, hash: &[u8; 32]) -> Option<&[u8]> {
         self.get(hash).map(AsRef::as_ref)
     }

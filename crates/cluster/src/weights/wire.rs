@@ -49,8 +49,15 @@ pub(super) enum ToSender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToReceiver<'a> {
     /// The next bytes of the request; `offset` counts from the tensor's start.
-    Data { number: u32, offset: u64, bytes: &'a [u8] },
-    Refused { number: u32, reason: RefuseReason },
+    Data {
+        number: u32,
+        offset: u64,
+        bytes: &'a [u8],
+    },
+    Refused {
+        number: u32,
+        reason: RefuseReason,
+    },
 }
 
 /// Why the sender does not answer a request.
@@ -207,7 +214,11 @@ impl<'a> ToReceiver<'a> {
         let (number, body) = body.split_first_chunk()?;
         let (offset, bytes) = body.split_first_chunk()?;
         let is_valid = (1..=DATA_BYTES_MAX).contains(&bytes.len());
-        is_valid.then_some(Self::Data { number: u32::from_le_bytes(*number), offset: u64::from_le_bytes(*offset), bytes })
+        is_valid.then_some(Self::Data {
+            number: u32::from_le_bytes(*number),
+            offset: u64::from_le_bytes(*offset),
+            bytes,
+        })
     }
 
     fn decode_refused(body: &[u8]) -> Option<Self> {
@@ -266,7 +277,10 @@ pub mod fuzzing {
         match ToReceiver::decode(kind, body) {
             Ok(ToReceiver::Data { number, offset, bytes }) => {
                 assert_eq!([&data_header(number, offset)[..], bytes].concat(), body, "a message reads back");
-                assert!(to_receiver_bytes_max(kind).is_some_and(|bytes_max| body.len() <= bytes_max), "within its limit");
+                assert!(
+                    to_receiver_bytes_max(kind).is_some_and(|bytes_max| body.len() <= bytes_max),
+                    "within its limit"
+                );
                 accept(number, offset, bytes.len());
             }
             Ok(ToReceiver::Refused { number, reason }) => assert_eq!(refused(number, reason), body, "it reads back"),

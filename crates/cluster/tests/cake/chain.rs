@@ -1,8 +1,8 @@
 //! A coordinator with the first layers, and one stage with the others.
 
 use engine::{
-    Capacity, CoordinatorStage, Engine, EngineOptions, EventKind, Executor, ExecutorError, OpenedSession, Prefix, Request,
-    RequestedOutput, StepOutput, StepPlan,
+    Capacity, CoordinatorStage, Engine, EngineOptions, EventKind, Executor, ExecutorError, OpenedSession, Prefix,
+    Request, RequestedOutput, StepOutput, StepPlan,
 };
 use kernels::cpu::CpuBackend;
 use model::Checkpoint;

@@ -15,7 +15,7 @@ use engine::{Engine, Executor};
 use model::Checkpoint;
 
 use crate::interrupt;
-use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::store::Store;
@@ -25,8 +25,6 @@ use command::{ChatCommand, HELP};
 use conversation::Conversation;
 use input::InputLines;
 use transcript::Transcripts;
-
-const CONTEXT_DEFAULT: usize = 8192;
 
 /// Chat with a model in the terminal
 ///

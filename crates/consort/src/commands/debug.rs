@@ -92,6 +92,7 @@ impl DebugInput {
     }
 
     fn open(&self) -> Result<(ModelFiles, Checkpoint)> {
+        self.options.check()?;
         let files = Store::from_environment()?.resolve(Some(&self.model))?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         Ok((files, checkpoint))

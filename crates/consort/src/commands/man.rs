@@ -43,11 +43,14 @@ impl ManArgs {
 
 fn write_all(root: &Command, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    for command in root.get_subcommands().chain([root]) {
-        let path = folder.join(format!("{}.1", full_name(command)));
-        fs::write(&path, page(command)?).with_context(|| format!("write {}", path.display()))?;
-    }
-    Ok(())
+    write_pages(root, folder)
+}
+
+/// Writes the page of a command and those of its subcommands, to which it refers.
+fn write_pages(command: &Command, folder: &Path) -> Result<()> {
+    let path = folder.join(format!("{}.1", full_name(command)));
+    fs::write(&path, page(command)?).with_context(|| format!("write {}", path.display()))?;
+    command.get_subcommands().try_for_each(|subcommand| write_pages(subcommand, folder))
 }
 
 fn page(command: &Command) -> Result<Vec<u8>> {

@@ -10,6 +10,7 @@ use clap::Args;
 use ureq::Agent;
 use ureq::http::Uri;
 
+use crate::terminal;
 use status::StatusReply;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,13 +35,12 @@ impl PsArgs {
     pub fn run(self) -> Result<()> {
         let reply = self.request()?;
         let not_ours = || format!("{} is no consort server: its /status is something else", self.url);
-        let mut out = stdout().lock();
         if self.json {
             let json: serde_json::Value = serde_json::from_slice(&reply).with_context(not_ours)?;
-            writeln!(out, "{json}")?;
+            terminal::print_line(json)?;
         } else {
             let status: StatusReply = serde_json::from_slice(&reply).with_context(not_ours)?;
-            write!(out, "{status}")?;
+            write!(stdout(), "{status}")?;
         }
         Ok(())
     }

@@ -14,8 +14,8 @@ use serde_json::json;
 use text::Message;
 
 use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
-use crate::interrupt;
-use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
+use crate::interrupt::{self, InterruptGuard};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::store::Store;
@@ -23,8 +23,7 @@ use crate::terminal;
 use crate::text_assets::TextAssets;
 use input::RunInput;
 
-/// The default context, and the tokens reserved for the answer when the prompt needs a larger context.
-const CONTEXT_DEFAULT: usize = 8192;
+/// The tokens reserved for the answer when the prompt needs a larger context than the default one.
 const ANSWER_TOKENS_RESERVED: usize = 2048;
 
 /// Generate an answer to one prompt
@@ -83,15 +82,16 @@ impl RunArgs {
 
         let mut out = stdout().lock();
         let params = self.sampling.params(&text.defaults);
-        let answer = generate(&mut engine, &text.tokenizer, tokens, params, self.sampling.max_tokens, |piece| {
+        let (max, interrupt) = (self.sampling.max_tokens, InterruptGuard::new());
+        let answer = generate(&mut engine, &text.tokenizer, tokens, params, max, &interrupt, |piece| {
             if !self.json {
-                out.write_all(piece.as_bytes())?;
+                out.write_all(terminal::for_stdout(piece).as_bytes())?;
                 out.flush()?;
             }
             Ok(())
         })?;
         if self.json {
-            writeln!(out, "{}", report(&files.name, &answer, loaded))?;
+            terminal::print_line(report(&files.name, &answer, loaded))?;
         } else if !answer.text.ends_with('\n') {
             writeln!(out)?;
         }

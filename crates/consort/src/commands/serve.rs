@@ -51,6 +51,7 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
+        self.options.check()?;
         logs::install(self.http.log, "info")?;
         let app = App::new(self.config()?);
         let tls = self.http.tls()?;
@@ -98,7 +99,7 @@ impl ServeArgs {
         let given = self.model.as_deref().unwrap_or(DEFAULT_REPO);
         let own = short_name(given);
         let mut names = self.http.names.iter().cloned();
-        let mut config = Config::new(names.next().unwrap_or_else(|| own.to_owned()));
+        let mut config = Config::new(names.next().unwrap_or_else(|| own.clone()));
         config.aliases = names.chain((own != given && self.http.names.is_empty()).then(|| given.to_owned())).collect();
         config.keys = self.http.keys.keys()?;
         config.allowed_hosts = self.http.allowed_hosts();
@@ -122,13 +123,12 @@ fn open_warning(app: &App, address: SocketAddr) -> Option<String> {
 }
 
 /// The name of a model that is a local file or folder. Clients do not see its path.
-fn short_name(given: &str) -> &str {
+fn short_name(given: &str) -> String {
     let path = Path::new(given);
-    if !path.exists() {
-        return given;
-    }
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or(given);
-    name.strip_suffix(".gguf").unwrap_or(name)
+    let Ok(real) = path.canonicalize() else { return given.to_owned() };
+    // A path such as `.` has no name. A link has one, which tells more than what it points to.
+    let name = path.file_name().or(real.file_name()).and_then(|name| name.to_str()).unwrap_or(given);
+    name.strip_suffix(".gguf").unwrap_or(name).to_owned()
 }
 
 #[cfg(test)]
@@ -155,6 +155,13 @@ mod tests {
         let file = folder.path().join("tiny-q8_0.gguf");
         std::fs::write(&file, "").unwrap();
         assert_eq!(short_name(file.to_str().unwrap()), "tiny-q8_0");
+        let own = folder.path().canonicalize().unwrap();
+        let own = own.file_name().unwrap().to_str().unwrap();
+        std::fs::create_dir(folder.path().join("within")).unwrap();
+        for path in [".", "within/.."].map(|path| folder.path().join(path)) {
+            assert_eq!(short_name(path.to_str().unwrap()), own);
+        }
+        assert_eq!(short_name("."), "consort");
         assert_eq!(short_name("owner/name:Q4_K_M"), "owner/name:Q4_K_M");
     }
 }

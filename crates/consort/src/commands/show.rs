@@ -11,13 +11,12 @@ use ranks::memory_available;
 use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 
-use crate::options::{ModelOptions, RequestedCapacity};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity};
 use crate::store::{ModelFiles, Store};
+use crate::terminal;
 use crate::text_assets::{TextAssets, template_source};
 use report::{MemoryNeed, ModelReport, NamedToken, WeightFormat};
 
-/// The context that `run` and `chat` have by default.
-const CONTEXT_DEFAULT: usize = 8192;
 /// Numbers of ranks up to this one are tried.
 const RANKS_SHOWN_MAX: u16 = 16;
 /// The keys of a GGUF's metadata that are shown.
@@ -49,19 +48,18 @@ pub struct ShowArgs {
 
 impl ShowArgs {
     pub fn run(self) -> Result<()> {
-        self.options.check()?;
+        self.options.check_values()?;
         let files = Store::from_environment()?.find(&self.model)?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let mut out = stdout().lock();
         if self.template {
             let template = template_source(&files.path, &checkpoint)?;
-            writeln!(out, "{}", template.context("the model has no chat template")?)?;
-            return Ok(());
+            let template = template.context("the model has no chat template")?;
+            return Ok(terminal::print_line(template)?);
         }
         let report = self.report(files, &checkpoint)?;
         match self.json {
-            true => writeln!(out, "{}", serde_json::to_string(&report)?)?,
-            false => write!(out, "{report}")?,
+            true => terminal::print_line(serde_json::to_string(&report)?)?,
+            false => write!(stdout(), "{report}")?,
         }
         Ok(())
     }

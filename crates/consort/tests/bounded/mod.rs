@@ -71,6 +71,11 @@ impl Log {
         self.line_with("")
     }
 
+    /// The lines that were written and not taken yet.
+    pub fn so_far(&self) -> String {
+        self.0.try_iter().map(|line| line + "\n").collect()
+    }
+
     /// The remaining lines, up to the end of the log.
     #[track_caller]
     pub fn rest(&self) -> String {

@@ -1,11 +1,18 @@
 //! `chat` with its lines from a pipe: the commands, and what a user is told.
 
-use crate::{oracle, piped, text};
+use std::fs;
+
+use serde_json::json;
+
+use crate::{changed_model, oracle, piped, text};
 
 /// The answers and the notes to these lines.
 fn converse(options: &[&str], lines: &[u8]) -> (String, String) {
-    let model = oracle("qwen3/model-f32");
-    let output = piped(&[&["chat", &model, "--temperature", "0"], options].concat(), lines);
+    converse_with(&oracle("qwen3/model-f32"), options, lines)
+}
+
+fn converse_with(model: &str, options: &[&str], lines: &[u8]) -> (String, String) {
+    let output = piped(&[&["chat", model, "--temperature", "0"], options].concat(), lines);
     assert!(output.status.success(), "{}", text(&output.stderr));
     (text(&output.stdout), text(&output.stderr))
 }
@@ -70,4 +77,42 @@ fn an_answer_that_is_cut_off_says_why() {
     assert!(notes.contains("(cut off: max_tokens is 5)"), "{notes}");
     let (_, notes) = converse(&["--context", "64"], b"Hello\n");
     assert!(notes.contains("(cut off: the context of 64 tokens is full)"), "{notes}");
+}
+
+/// A file with a conversation of these messages, by user and assistant in turns.
+fn saved(messages: &[&str]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let roles = ["user", "assistant"].into_iter().cycle();
+    let messages: Vec<_> =
+        roles.zip(messages).map(|(role, content)| json!({"role": role, "content": content})).collect();
+    fs::write(&file, json!({"messages": messages}).to_string()).unwrap();
+    file
+}
+
+#[test]
+fn the_oldest_turns_of_a_long_conversation_are_forgotten_at_once() {
+    let file = saved(&["a message", "an answer"].repeat(1000));
+    let lines = format!("/load {}\nHello\n", file.path().display());
+    let (out, notes) = converse(&[&SHORT[..], &["--context", "64"]].concat(), lines.as_bytes());
+    assert!(!out.is_empty(), "{notes}");
+    let forgotten: Vec<_> = notes.lines().filter(|line| line.contains("forgotten")).collect();
+    assert_eq!(forgotten.len(), 1, "{notes}");
+    assert!(forgotten[0].contains("its oldest ") && forgotten[0].contains(" turns are"), "{notes}");
+}
+
+#[test]
+fn turns_that_exceed_the_limits_of_the_template_are_forgotten() {
+    let folder = changed_model("tokenizer_config.json", |config| {
+        let doubles = "{% if messages[0].content == 'double' %}{% set ns = namespace(x='x') %}\
+            {% for i in range(120) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}";
+        config["chat_template"] = json!(format!("{doubles}{}", config["chat_template"].as_str().unwrap()));
+    });
+    let file = saved(&["double", "an answer"]);
+    let lines = format!("/load {}\nHello\n", file.path().display());
+    let (out, notes) = converse_with(folder.path().to_str().unwrap(), &SHORT, lines.as_bytes());
+    assert!(notes.contains("its oldest turn is forgotten"), "{notes}");
+    assert_eq!(out, answers("Hello\n"));
+    let (out, notes) = converse_with(folder.path().to_str().unwrap(), &SHORT, b"double\nHello\n");
+    assert!(notes.contains("exceeds its limits"), "{notes}");
+    assert_eq!(out, answers("Hello\n"));
 }

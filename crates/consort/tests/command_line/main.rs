@@ -3,23 +3,42 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-#[path = "../bounded/mod.rs"]
-mod bounded;
 mod chat;
 mod pages;
 mod ps;
 mod pty;
 mod run;
+#[path = "../serving/mod.rs"]
+mod serving;
 mod show;
 mod terminal;
 
+use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+use serde_json::Value;
+use tempfile::TempDir;
+
+use serving::bounded;
+
 fn oracle(path: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(path);
     path.to_str().unwrap().to_owned()
+}
+
+/// The model in `qwen3/model-f32` with a change in one of its JSON files.
+fn changed_model(file: &str, change: impl FnOnce(&mut Value)) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(oracle("qwen3/model-f32")).unwrap().map(|file| file.unwrap().path()) {
+        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let path = folder.path().join(file);
+    let mut json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut json);
+    fs::write(path, json.to_string()).unwrap();
+    folder
 }
 
 /// Uses empty caches and no network: only the fixtures are available.

@@ -1,6 +1,7 @@
 //! `completions` and `man`: what a shell and a manual reader get.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use crate::{bounded, check_refused, succeed};
@@ -38,4 +39,19 @@ fn the_manual_has_a_page_for_every_command() {
     assert_eq!(succeed(&["man", "--out", folder.path().to_str().unwrap()]), "");
     assert_eq!(fs::read_to_string(folder.path().join("consort.1")).unwrap(), page);
     assert_eq!(fs::read_to_string(folder.path().join("consort-run.1")).unwrap(), run);
+    check_pages(folder.path(), &["consort"]);
+    assert!(folder.path().join("consort-debug-tokens.1").exists());
+}
+
+/// There is a page for a command and for each of the subcommands that its help lists.
+fn check_pages(folder: &Path, command: &[&str]) {
+    assert!(folder.join(format!("{}.1", command.join("-"))).exists(), "{command:?}");
+    let help = succeed(&[&command[1..], &["--help"]].concat());
+    let listed = help.split_once("\nCommands:\n").map(|(_, rest)| rest.split("\n\n").next().unwrap());
+    for line in listed.unwrap_or_default().lines() {
+        match line.split_whitespace().next().unwrap() {
+            "help" => {}
+            subcommand => check_pages(folder, &[command, &[subcommand]].concat()),
+        }
+    }
 }

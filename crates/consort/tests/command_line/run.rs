@@ -66,10 +66,21 @@ fn numbers_out_of_range_are_refused_in_words() {
 #[test]
 fn options_that_contradict_each_other_are_wrong_usage() {
     let model = oracle("llama/model-f32");
-    check_refused(&["run", "no/where", "x", "--compute", "f32", "--quant", "q8_0"], 2, "exclude each other");
     check_refused(&["chat", "no/where", "--tensor-parallel", "4", "--tp-hosts", "a:1"], 2, "does not fit --tp-hosts");
+    let debug = ["debug", "tokens", "no/where", "--tokens", "1"];
+    for command in [&["run", "no/where", "x"][..], &["chat", "no/where"], &["serve", "no/where", "--port", "0"], &debug]
+    {
+        for (options, why) in [
+            (&["--compute", "f32", "--quant", "q8_0"][..], "exclude each other"),
+            (&["--tp-hosts", "127.0.0.1:1"], "--cluster-key-file"),
+        ] {
+            let refused = check_refused(&[command, options].concat(), 2, why);
+            assert!(!refused.contains("listening"), "{refused}");
+        }
+        let options = ["--tp-hosts", "127.0.0.1:1", "--cluster-key-file", "/no/where"];
+        check_refused(&[command, &options].concat(), 1, "read the cluster's key from /no/where");
+    }
     check_refused(&["run", &model, "x", "--context", "99999999"], 2, "more than the");
-    check_refused(&["run", &model, "x", "--tp-hosts", "127.0.0.1:1"], 2, "--cluster-key-file");
     check_refused(&["serve", &model, "--port", "0", "--context", "64", "--kv-tokens", "32"], 2, "a larger --kv-tokens");
     check_refused(&["bench", &model, "-p", "0", "-n", "0"], 2, "nothing to measure");
 }

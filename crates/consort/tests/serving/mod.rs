@@ -1,4 +1,5 @@
 //! Runs the binary for tests: to its end, or as a server with rank processes that tests inspect and kill.
+#![allow(dead_code)] // each test program uses only some of these
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +15,7 @@ use serde_json::Value;
 #[path = "../bounded/mod.rs"]
 pub mod bounded;
 
-use bounded::{Log, WAIT_MAX, wait_until};
+use bounded::{Log, WAIT_MAX, ended, wait_until};
 
 /// Far longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -93,10 +94,13 @@ pub fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// A server with ranks.
+/// A server, perhaps with ranks. Dropping it ends the process.
 pub struct Server {
     pub child: Child,
     pub address: String,
+    /// The address of the admin port, if `--admin` is among the options.
+    pub admin: Option<String>,
+    pub log: Log,
 }
 
 impl Server {
@@ -109,34 +113,39 @@ impl Server {
         Self::start_under("true", &oracle("qwen3/model-f32"), options, environment)
     }
 
-    /// `limits`: a shell command that sets limits of the server and its ranks.
+    /// Starts a server that calls its model `m`, and waits until it is ready. `limits`: see [`Self::listen`].
     pub fn start_under(limits: &str, model: &Path, options: &[&str], environment: &[(&str, &str)]) -> Self {
-        let args = ["serve", model.to_str().unwrap(), "--port", "0", "--served-model-name", "m"];
-        let mut command = Command::new("sh");
-        let run = format!("{limits} && exec \"$0\" \"$@\"");
-        command.args(["-c", &run, env!("CARGO_BIN_EXE_consort")]);
-        with_environment(command.args([&args, options].concat()));
-        command.envs(environment.iter().copied());
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let line = Log::read(child.stderr.take().unwrap()).line_with("listening on http://");
-        let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-        let server = Self { child, address };
+        let options = [&["--served-model-name", "m"], options].concat();
+        let server = Self::listen(limits, model.to_str().unwrap(), &options, environment);
         server.wait_until_ready();
         server
     }
 
+    /// Starts a server and waits until it listens. `limits`: a shell command that sets limits of the server and its ranks.
+    pub fn listen(limits: &str, model: &str, options: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("sh");
+        let run = format!("{limits} && exec \"$0\" \"$@\"");
+        command.args(["-c", &run, env!("CARGO_BIN_EXE_consort"), "serve", model, "--port", "0"]).args(options);
+        with_environment(&mut command);
+        command.envs(environment.iter().copied());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = Log::read(child.stderr.take().unwrap());
+        let address = |words: &str| {
+            let line = log.line_with(words);
+            let address = line.split("http://").nth(1).unwrap();
+            address.split([' ', '"']).next().unwrap().trim().to_owned()
+        };
+        let admin = options.contains(&"--admin").then(|| address("probes and metrics on http://"));
+        let address = address("listening on http://");
+        Self { child, address, admin, log }
+    }
+
     pub fn open(&self, request: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
-        let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
-        write!(stream, "{request} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
-        stream
+        open(&self.address, request, "", body)
     }
 
     pub fn ask(&self, request: &str, body: &str) -> String {
-        let mut answer = String::new();
-        self.open(request, body).read_to_string(&mut answer).unwrap();
-        answer
+        ask(&self.address, request, "", body)
     }
 
     pub fn wait_until_ready(&self) {
@@ -146,6 +155,32 @@ impl Server {
     pub fn ranks(&self) -> Vec<u32> {
         children(self.child.id())
     }
+
+    pub fn signal(&self, name: &str) {
+        kill(name, self.child.id());
+    }
+
+    /// Waits until the process has ended. Returns its exit status, and the rest of its log.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let rest = self.log.rest();
+        (ended(&mut self.child).code(), rest)
+    }
+}
+
+/// Sends a request, such as `GET /ready`. Each of the headers ends with a line break.
+pub fn open(address: &str, request: &str, headers: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+    let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    write!(stream, "{request} HTTP/1.1\r\n{head}{headers}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    stream
+}
+
+/// The response to a request.
+pub fn ask(address: &str, request: &str, headers: &str, body: &str) -> String {
+    let mut answer = String::new();
+    open(address, request, headers, body).read_to_string(&mut answer).unwrap();
+    answer
 }
 
 impl Drop for Server {
@@ -174,6 +209,12 @@ pub fn is_gone(pid: u32) -> bool {
 
 pub fn kill(signal: &str, pid: u32) {
     assert!(Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status().unwrap().success());
+}
+
+/// The value of the first metric whose line begins like this.
+pub fn metric(metrics: &str, beginning: &str) -> f64 {
+    let line = metrics.lines().find(|line| line.starts_with(beginning));
+    line.unwrap_or_else(|| panic!("{beginning}: {metrics}")).rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// The text of a completion, streamed or not.

@@ -13,7 +13,7 @@ export async function writeAnswer(message, path, settings, server, signal, onCha
   let start = null;
   for (;;) {
     try {
-      const model = server.modelFor(settings.model);
+      const { model } = server;
       start ??= await fittingStart(path, settings, model, server.status?.context, signal);
       if (start > 0) message.sentFrom = path[start].id;
       onChange();
@@ -40,7 +40,7 @@ export async function writeAnswer(message, path, settings, server, signal, onCha
 async function writeChunks(message, body, signal, began, onChange) {
   for await (const chunk of streamChat(body, signal)) {
     addChunk(message, chunk);
-    if (message.chunks) message.firstMs ??= performance.now() - began;
+    if (message.content || message.reasoning || message.toolCalls) message.firstMs ??= performance.now() - began;
     onChange();
   }
 }
@@ -63,8 +63,6 @@ function addChunk(message, { choices = [], usage }) {
   if (reasoning) message.reasoning = (message.reasoning ?? '') + reasoning;
   if (content) message.content += content;
   for (const call of calls ?? []) addToolCall(message, call);
-  // The server sends a chunk for each token.
-  if (content || reasoning || calls?.length) message.chunks = (message.chunks ?? 0) + 1;
   if (choice.finish_reason) message.finish = choice.finish_reason;
 }
 

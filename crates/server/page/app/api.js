@@ -15,15 +15,9 @@ export class ApiError extends Error {
 export const apiKey = () => recall('key', '');
 export const setApiKey = (key) => remember('key', key);
 
-/** GET /v1/models: the names that a request may ask for. */
-export async function modelNames() {
-  const { data = [] } = await (await call('v1/models')).json();
-  return data.map((model) => model.id);
-}
-
-/** GET /status. */
-export async function serverStatus() {
-  return (await call('status')).json();
+/** GET /status, with the key that is kept or another one. */
+export async function serverStatus(key = apiKey()) {
+  return (await call('status', {}, key)).json();
 }
 
 /** POST /tokenize: how many tokens the prompt of a request for a chat completion has. */
@@ -34,7 +28,7 @@ export async function promptTokens({ model, messages, tools }, signal) {
 
 /** POST /v1/chat/completions: the chunks of a streamed answer. Ends only after the server said that it ended. */
 export async function* streamChat(body, signal) {
-  const response = await post('v1/chat/completions', { ...body, stream: true, stream_options: { include_usage: true } }, signal);
+  const response = await post('v1/chat/completions', { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }, signal);
   try {
     for await (const data of eventData(response.body)) {
       if (data === '[DONE]') return;
@@ -52,8 +46,7 @@ function post(path, body, signal) {
   return call(path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
 }
 
-async function call(path, options = {}) {
-  const key = apiKey();
+async function call(path, options = {}, key = apiKey()) {
   const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
   let response;
   try {
@@ -62,15 +55,15 @@ async function call(path, options = {}) {
     if (options.signal?.aborted) throw error;
     throw new ApiError('the server cannot be reached');
   }
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await failure(response, key);
   return response;
 }
 
-async function failure(response) {
+async function failure(response, key) {
   const { status, statusText } = response;
   const retryAfter = Number.parseInt(response.headers.get('retry-after'), 10);
   const retryAfterS = Number.isFinite(retryAfter) ? retryAfter : null;
-  if (status === 401 && apiKey()) return new ApiError('the server does not accept this API key', { status });
+  if (status === 401 && key) return new ApiError('the server does not accept this API key', { status });
   try {
     const { error } = await response.json();
     if (error?.message) return new ApiError(error.message, { status, code: error.code ?? null, retryAfterS });

@@ -1,6 +1,7 @@
 // The chat: which conversation is on show, and the answers being written. A conversation that is left goes on.
 import { announce } from './announcer.js';
 import { writeAnswer } from './answer.js';
+import { serverStatus, setApiKey } from './api.js';
 import { Composer } from './composer.js';
 import { showContext } from './context-meter.js';
 import { addMessage, newConversation, pathTo, showBranch } from './conversation.js';
@@ -64,9 +65,12 @@ export class Chat {
   }
 
   askForKey() {
-    openKey(async () => {
-      await this.#server.reload();
-      if (this.#server.error?.status === 401) throw this.#server.error;
+    const check = (key) => serverStatus(key).catch((error) => {
+      if (error.status === 401) throw error;
+    });
+    openKey(check, (key) => {
+      setApiKey(key);
+      return this.#server.reload();
     });
   }
 
@@ -168,7 +172,7 @@ export class Chat {
 
   #openSettings() {
     const conversation = this.#current;
-    openSettings(conversation.settings, this.#server, (settings) => {
+    openSettings(conversation.settings, this.#server.status, (settings) => {
       conversation.settings = settings;
       if (conversation.messages.length) this.#keep(conversation);
     });
@@ -202,14 +206,20 @@ export class Chat {
   }
 
   async #import(text) {
+    let conversations = [];
+    let imported = 0;
     try {
-      const conversations = conversationsFrom(text);
-      for (const conversation of conversations) await this.#store.put(conversation);
-      await this.#list();
-      go(conversations[0].id);
-      toast(conversations.length === 1 ? 'Imported one conversation.' : `Imported ${conversations.length} conversations.`);
+      conversations = conversationsFrom(text);
+      for (const conversation of conversations) {
+        await this.#store.put(conversation);
+        imported += 1;
+      }
+      toast(imported === 1 ? 'Imported one conversation.' : `Imported ${imported} conversations.`);
     } catch (error) {
-      toast(`Nothing was imported: ${error.message}.`);
+      toast(`${imported ? `Imported ${imported} of ${conversations.length}` : 'Nothing was imported'}: ${error.message}.`);
+    } finally {
+      await this.#list();
+      if (imported) go(conversations[0].id);
     }
   }
 

@@ -59,11 +59,14 @@ export function tokensUsed(path) {
   return counted ? counted.usage.prompt + counted.usage.generated : null;
 }
 
-/** No prompt has more tokens than this: those that were counted, and one for each byte that came after. */
+/**
+ * No prompt has more tokens than this: those that were counted, and one for each byte that came after. System prompt and
+ * tools may have changed since.
+ */
 function tokensMax(path, start, settings) {
   const counted = path.findLastIndex((message, i) => i >= start && message.usage);
-  const added = path.slice(counted < 0 ? start : counted + 1).map(contentOf);
-  if (counted < 0) added.push(settings.system ?? '', settings.tools ?? '');
+  const messages = path.slice(counted < 0 ? start : counted + 1).map(contentOf);
+  const added = [...messages, settings.system ?? '', settings.tools ?? ''];
   const bytes = new TextEncoder().encode(added.join('')).length;
   return (counted < 0 ? 0 : tokensUsed(path.slice(0, counted + 1))) + bytes + AROUND_MAX * (added.length + 1);
 }

@@ -6,9 +6,9 @@ const TITLE_CHARS_MAX = 60;
 
 /**
  * A message: `id`, `parent` (id or null), `role` (user, assistant, tool), `content`. A user's may have `files`
- * (`{ name, text }`); an assistant's `reasoning`, `toolCalls` (`{ id, name, arguments }`), `finish`, `error`, `usage`,
- * `chunks` (how many brought text), `firstMs`, `totalMs` and `sentFrom` (id of the first message that was sent for it, if
- * older ones were forgotten); a tool's has `callId`.
+ * (`{ name, text }`); an assistant's `reasoning`, `toolCalls` (`{ id, name, arguments }`), `finish`, `error`, `usage` (so
+ * far, while it is written), `firstMs`, `totalMs` and `sentFrom` (id of the first message that was sent for it, if older
+ * ones were forgotten); a tool's has `callId`.
  */
 export function newConversation(settings) {
   const now = Date.now();

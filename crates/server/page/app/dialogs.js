@@ -1,38 +1,38 @@
 // The two dialogs: settings of the conversation, and the API key.
-import { apiKey, setApiKey } from './api.js';
-import { byId, h } from './dom.js';
+import { apiKey } from './api.js';
+import { byId } from './dom.js';
 import { defaultsOf, settingsFrom } from './settings.js';
 import { sentence } from './words.js';
 
-/** Opens the settings. `onSave(settings)` is called if they are saved. */
-export function openSettings(settings, server, onSave) {
+/** Opens the settings. `status` is the server's, if it is known. `onSave(settings)` is called if they are saved. */
+export function openSettings(settings, status, onSave) {
   const dialog = byId('settings');
   const form = dialog.querySelector('form');
-  const select = form.elements.model;
-  const { models } = server;
-  select.replaceChildren(...models.map((model) => h('option', { value: model }, model)));
-  byId('model-row').hidden = models.length < 2;
   for (const field of form.elements) {
-    if (field.name) field.value = field === select ? server.modelFor(settings.model) ?? '' : settings[field.name] ?? '';
+    if (field.name) field.value = settings[field.name] ?? '';
   }
-  for (const [name, value] of Object.entries(defaultsOf(server.status))) form.elements[name].placeholder = value;
+  for (const [name, value] of Object.entries(defaultsOf(status))) form.elements[name].placeholder = value;
   open(dialog, () => onSave(settingsFrom(new FormData(form))));
 }
 
-/** Asks for the key. `check()` tries it and throws an Error if the server does not accept it: then it is asked for again. */
-export function openKey(check) {
+/**
+ * Asks for the key. `check(key)` tries it and throws an Error if the server does not accept it: then it is asked for again.
+ * `accept(key)` is called with one that is accepted. Until then, and if the dialog is cancelled, the former key stays.
+ */
+export function openKey(check, accept) {
   const dialog = byId('key');
   if (dialog.open) return;
   const field = dialog.querySelector('form').elements.key;
   field.value = apiKey();
   open(dialog, async () => {
-    setApiKey(field.value.trim());
+    const key = field.value.trim();
     try {
-      await check();
+      await check(key);
     } catch (error) {
       field.select();
       throw error;
     }
+    if (dialog.open) await accept(key);
   });
 }
 

@@ -45,13 +45,12 @@ function conversationFrom(value) {
   };
 }
 
-function extrasOf({ reasoning, toolCalls, callId, files, finish, usage, chunks, firstMs, totalMs, sentFrom }) {
+function extrasOf({ reasoning, toolCalls, callId, files, finish, usage, firstMs, totalMs, sentFrom }) {
   const extras = {};
   if (isText(reasoning)) extras.reasoning = reasoning;
   if (isText(callId)) extras.callId = callId;
   if (isText(finish)) extras.finish = finish;
   if (isText(sentFrom)) extras.sentFrom = sentFrom;
-  if (Number.isFinite(chunks)) extras.chunks = chunks;
   if (Number.isFinite(firstMs)) extras.firstMs = firstMs;
   if (Number.isFinite(totalMs)) extras.totalMs = totalMs;
   if ([usage?.prompt, usage?.generated].every(Number.isFinite)) {

@@ -14,7 +14,7 @@ export class MessageView {
   #actions;
   #message;
   #body = h('div', { class: 'body' });
-  #parts = new Map(); // name -> element, in the order of PARTS
+  #parts = new Map(); // name -> element
   #markdown;
 
   /** `actions`: edit(message, text), again(message), branch(id), result(message, call, text), key(). */
@@ -178,9 +178,9 @@ function chip({ name, text }) {
     h('pre', { tabindex: '0', role: 'region', 'aria-label': name }, h('code', {}, text))));
 }
 
-function factsOf({ finish, error, usage, chunks = 0, firstMs, totalMs }) {
+function factsOf({ finish, error, usage, firstMs, totalMs }) {
   const facts = [];
-  const tokens = usage?.generated ?? chunks; // an answer that was stopped has no usage
+  const tokens = usage?.generated ?? 0;
   if (!finish && !error) facts.push('interrupted'); // the page was closed meanwhile
   if (finish === 'stopped') facts.push('stopped');
   if (finish === 'length') facts.push('reached Max tokens');

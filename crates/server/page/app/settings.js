@@ -1,7 +1,7 @@
 // What a conversation asks of the model. An absent value leaves the choice to the server.
 import { recall, remember } from './memory.js';
 
-const TEXTS = ['system', 'tools', 'model', 'stop'];
+const TEXTS = ['system', 'tools', 'stop'];
 const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'repetition_penalty', 'presence_penalty', 'frequency_penalty', 'max_tokens', 'seed'];
 
 /** What new conversations begin with: whatever was chosen last. */

@@ -13,11 +13,11 @@ export function showState(server) {
   setText(element.querySelector('.words'), words);
 }
 
-function stateOf({ error, status, model }) {
+function stateOf({ error, status }) {
   if (error?.status === 401) return { kind: 'failed', words: apiKey() ? 'API key refused' : 'API key needed' };
   if (error) return { kind: 'failed', words: error.message };
   if (!status) return { kind: 'loading', words: 'connecting' };
-  const name = shortName(model ?? status.model ?? '');
+  const name = shortName(status.model ?? '');
   switch (status.state) {
     case 'ready':
       return { kind: 'ready', words: name || 'ready' };

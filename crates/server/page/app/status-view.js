@@ -28,11 +28,10 @@ export class StatusView {
       card('KV cache', h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used, this.#cached),
         h('div', { class: 'thirds' }, this.#row('kv_used', 'In use', 'key-used'), this.#row('kv_cached', 'Cached', 'key-cached'), this.#row('kv_total', 'Capacity', 'key-free'))),
       card('Speed', h('div', { class: 'plots' }, this.#generated.element, this.#prompt.element)),
-      this.#ranks.element,
-      h('section', { id: 'cluster', hidden: true, 'aria-label': 'Cluster' })));
+      this.#ranks.element));
   }
 
-  show({ status, error, model }) {
+  show({ status, error }) {
     const problem = error?.message ?? (status?.state === 'loading' ? null : status?.reason);
     this.#problem.hidden = !problem;
     if (problem) setText(this.#problem, problem);
@@ -42,7 +41,7 @@ export class StatusView {
     }
     const { kv = {}, requests = {}, tokens = {} } = status;
     const values = {
-      model: model ?? status.model ?? '–',
+      model: status.model ?? '–',
       state: `${status.state}${percent(status.progress)}`,
       doing: status.progress?.doing || '–',
       context: `${count(status.context)} tokens`,

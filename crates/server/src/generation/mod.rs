@@ -119,18 +119,24 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Encodes the prompt and submits it to the engine. The permit of the request's body is released when the prompt is
-    /// encoded.
-    pub async fn start(
+    /// Encodes the prompt and submits it to the engine. `convert` makes the request, and the encoder of the answer, from the body
+    /// of one API. It runs on a thread for blocking work, as the encoding does, because a body may be large. The body's permit
+    /// is released when the prompt is encoded.
+    pub async fn start<E: Send + 'static>(
         app: &App,
         model: Arc<ServedModel>,
-        request: GenerationRequest,
         permit: BodyPermit,
-    ) -> Result<Self, ApiError> {
-        let (choices_per_prompt, started) = (request.choices.max(1), Instant::now());
-        let prepared = {
+        convert: impl FnOnce(&ServedModel) -> Result<(GenerationRequest, E), ApiError> + Send + 'static,
+    ) -> Result<(Self, E), ApiError> {
+        let started = Instant::now();
+        let (choices_per_prompt, prepared, encoder) = {
             let model = Arc::clone(&model);
-            blocking::run(move || prompt::prepare(&model, request, permit.tenant())).await?
+            let prepare = move || {
+                let (request, encoder) = convert(&model)?;
+                let choices = request.choices.max(1);
+                Ok((choices, prompt::prepare(&model, request, permit.tenant())?, encoder))
+            };
+            blocking::run(prepare).await?
         };
         app.metrics().http().prepared(started.elapsed());
         let (sender, events) = channel(EVENTS_MAX);
@@ -165,7 +171,7 @@ impl Generation {
             generation.receive().await?;
         }
         generation.failed = false;
-        Ok(generation)
+        Ok((generation, encoder))
     }
 
     /// Tokens so far; final when all choices have finished.

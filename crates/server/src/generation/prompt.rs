@@ -11,13 +11,14 @@ use super::constraint::GrammarConstraint;
 use super::decoder::ChoiceDecoder;
 use super::request::{CHOICES_MAX, ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding};
 use super::truncation;
-use crate::blocking;
-use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
 
 /// A conversation that is truncated leaves one part in this many of the context for the output, unless less is asked for.
 const OUTPUT_SHARE: usize = 8;
+
+/// A text whose tokens are counted may be this many times as long as the context.
+const COUNTED_CONTEXTS_MAX: usize = 16;
 
 /// An engine request and a decoder for each choice, prompt after prompt.
 pub(super) fn prepare(
@@ -184,31 +185,24 @@ fn error_chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The tokens of a conversation's prompt.
-pub async fn chat_tokens(
-    model: Arc<ServedModel>,
-    chat: ChatInput,
-    permit: BodyPermit,
-) -> Result<Vec<TokenId>, ApiError> {
-    blocking::run(move || {
-        let _permit = permit;
-        encode_text(&model, &render_chat(&model, &chat, &chat.messages)?, false, "messages")
-    })
-    .await
+/// The tokens of a conversation's prompt, to count them.
+pub fn chat_tokens(model: &ServedModel, chat: &ChatInput) -> Result<Vec<TokenId>, ApiError> {
+    encode_to_count(model, &render_chat(model, chat, &chat.messages)?, false, "messages")
 }
 
-/// The tokens of a text. `add_special` adds the special tokens that the model expects around it.
-pub async fn text_tokens(
-    model: Arc<ServedModel>,
-    text: String,
-    add_special: bool,
-    permit: BodyPermit,
-) -> Result<Vec<TokenId>, ApiError> {
-    blocking::run(move || {
-        let _permit = permit;
-        encode_text(&model, &text, add_special, "prompt")
-    })
-    .await
+/// The tokens of a text, to count them. `add_special` adds the special tokens that the model expects around it.
+pub fn text_tokens(model: &ServedModel, text: &str, add_special: bool) -> Result<Vec<TokenId>, ApiError> {
+    encode_to_count(model, text, add_special, "prompt")
+}
+
+/// The tokens of a text that need not fit the context. Encoding takes long, so a text that is far too long is refused.
+fn encode_to_count(model: &ServedModel, text: &str, add_special: bool, param: &str) -> Result<Vec<TokenId>, ApiError> {
+    let (tokens_min, max) = (model.tokenizer.tokens_min(text), model.context.saturating_mul(COUNTED_CONTEXTS_MAX));
+    if tokens_min > max {
+        let message = format!("the text has at least {tokens_min} tokens: more than {max} are not counted");
+        return Err(ApiError::invalid(param, message).code("context_length_exceeded"));
+    }
+    encode_text(model, text, add_special, param)
 }
 
 /// The first `tokens_max` tokens of a text, as the model expects a whole text.

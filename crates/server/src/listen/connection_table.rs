@@ -1,4 +1,4 @@
-//! `ConnectionTable`: the open connections of a listener, and the order in which they are dropped. It has one entry for each
+//! `ConnectionTable`: the open connections of a listener, and the order in which they are evicted. It has one entry for each
 //! connection, and one for each of their addresses.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,7 +15,7 @@ pub(super) enum RequestPart {
     Answer,
 }
 
-/// What a connection does. Earlier phases are dropped first.
+/// What a connection does. Earlier phases are evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Idle,
@@ -43,13 +43,13 @@ impl From<IpAddr> for Peer {
     }
 }
 
-/// Connections that may be dropped, in the order in which they are.
-type Droppable = BTreeMap<(Phase, u64), u64>;
+/// Connections that may be evicted, in the order in which they are.
+type Evictable = BTreeMap<(Phase, u64), u64>;
 
 #[derive(Default)]
 pub(super) struct ConnectionTable {
     open: HashMap<u64, Entry>,
-    droppable: Droppable,
+    evictable: Evictable,
     peers: HashMap<Peer, PeerEntry>,
     /// Connections that were told to close and are still in `open`.
     evicted: usize,
@@ -75,7 +75,7 @@ struct Entry {
 struct PeerEntry {
     /// Connections that were not told to close.
     open: usize,
-    droppable: Droppable,
+    evictable: Evictable,
 }
 
 impl Entry {
@@ -127,10 +127,10 @@ impl ConnectionTable {
         let (id, clock) = (self.last_id, self.clock);
         let entry = Entry { peer, requests: 0, bodies: 0, clock, changed_at: Instant::now(), evict, is_evicted: false };
         self.open.insert(id, entry);
-        self.droppable.insert((Phase::Idle, clock), id);
+        self.evictable.insert((Phase::Idle, clock), id);
         let of_peer = self.peers.entry(peer).or_default();
         of_peer.open += 1;
-        of_peer.droppable.insert((Phase::Idle, clock), id);
+        of_peer.evictable.insert((Phase::Idle, clock), id);
         id
     }
 
@@ -149,8 +149,8 @@ impl ConnectionTable {
     /// Tells the first connection of the order to close. False if there is none.
     pub fn evict(&mut self, peer: Option<Peer>) -> bool {
         let order = match &peer {
-            Some(peer) => self.peers.get(peer).map(|of_peer| &of_peer.droppable),
-            None => Some(&self.droppable),
+            Some(peer) => self.peers.get(peer).map(|of_peer| &of_peer.evictable),
+            None => Some(&self.evictable),
         };
         let Some((&key, &id)) = order.and_then(BTreeMap::first_key_value) else { return false };
         let Some(entry) = self.open.get_mut(&id) else { return false };
@@ -190,8 +190,8 @@ impl ConnectionTable {
         if !is_evicted {
             self.forget(before, peer);
             if phase != Phase::Answering {
-                self.droppable.insert(after, id);
-                self.peers.entry(peer).or_default().droppable.insert(after, id);
+                self.evictable.insert(after, id);
+                self.peers.entry(peer).or_default().evictable.insert(after, id);
             }
         }
         phase == Phase::Idle
@@ -200,14 +200,14 @@ impl ConnectionTable {
     /// Whether nothing is left of any connection.
     #[cfg(test)]
     pub fn is_clear(&self) -> bool {
-        let counts = (self.busy, self.evicted, self.open.len(), self.droppable.len(), self.peers.len());
+        let counts = (self.busy, self.evicted, self.open.len(), self.evictable.len(), self.peers.len());
         counts == (0, 0, 0, 0, 0)
     }
 
     fn forget(&mut self, key: (Phase, u64), peer: Peer) {
-        self.droppable.remove(&key);
+        self.evictable.remove(&key);
         if let Some(of_peer) = self.peers.get_mut(&peer) {
-            of_peer.droppable.remove(&key);
+            of_peer.evictable.remove(&key);
         }
     }
 

@@ -1,8 +1,8 @@
-//! `Connections`: the open connections of a listener, and which of them is dropped when there is no room for another.
+//! `Connections`: the open connections of a listener, and which of them is evicted for another.
 //!
-//! Each address has a share, so that no client can take all connections. A connection without a request is dropped before
+//! Each address has a share, so that no client can take all connections. A connection without a request is evicted before
 //! one whose request is still being received, and of these the one that has been so for longer. A connection with an
-//! answer under way is never dropped: then the new connection is refused.
+//! answer under way is never evicted: then the new connection is refused.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connection_table::{ConnectionTable, Peer, RequestPart};
+use super::send_watch::SendWatch;
 use crate::metrics::ConnectionMetrics;
 
 /// The most connections of a listener.
@@ -45,11 +46,11 @@ impl Connections {
         Arc::new(Self { limits, metrics, table: Mutex::default(), changed: Notify::new() })
     }
 
-    /// Makes room for a connection of this address and adds it. `None`: all connections that could be dropped for it have
-    /// an answer under way.
+    /// Adds a connection of this address, and evicts another for it if there are too many. `None`: all connections that could be
+    /// evicted have an answer under way.
     pub async fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Connection> {
         let peer = Peer::from(address);
-        if !self.make_room(peer) {
+        if !self.evict_for(peer) {
             self.metrics.refused.inc();
             return None;
         }
@@ -58,11 +59,11 @@ impl Connections {
         let evicted = Arc::new(Notify::new());
         let id = self.lock().insert(peer, Arc::clone(&evicted));
         self.metrics.open.inc();
-        Some(Connection { connections: Arc::clone(self), id, evicted })
+        Some(Connection { connections: Arc::clone(self), id, evicted, sends: SendWatch::new() })
     }
 
-    /// Drops the connection that has been without a request for the longest time. False if there is none.
-    pub fn drop_quietest(&self) -> bool {
+    /// Evicts the first connection of the order: without a request, or with bodies that have not arrived. False if there is none.
+    pub fn evict_first(&self) -> bool {
         self.evict(&mut self.lock(), None)
     }
 
@@ -76,7 +77,8 @@ impl Connections {
         self.wait_until(|table| table.open() == 0).await;
     }
 
-    fn make_room(&self, peer: Peer) -> bool {
+    /// Evicts a connection if there are too many for one more of this peer. False if there are, and none can be evicted.
+    fn evict_for(&self, peer: Peer) -> bool {
         let mut table = self.lock();
         if table.remaining_of(peer) >= self.limits.per_address {
             return self.evict(&mut table, Some(peer));
@@ -87,7 +89,7 @@ impl Connections {
     fn evict(&self, table: &mut ConnectionTable, peer: Option<Peer>) -> bool {
         let evicted = table.evict(peer);
         if evicted {
-            self.metrics.dropped.inc();
+            self.metrics.evicted.inc();
         }
         evicted
     }
@@ -114,10 +116,11 @@ pub struct Connection {
     connections: Arc<Connections>,
     id: u64,
     evicted: Arc<Notify>,
+    sends: Arc<SendWatch>,
 }
 
 impl Connection {
-    /// Waits until this connection has to make room for another.
+    /// Waits until this connection is evicted.
     pub async fn evicted(&self) {
         self.evicted.notified().await;
     }
@@ -136,6 +139,11 @@ impl Connection {
             }
             sleep_until(until).await;
         }
+    }
+
+    /// To watch whether the client takes its responses.
+    pub fn sends(&self) -> &Arc<SendWatch> {
+        &self.sends
     }
 
     /// To count the requests of this connection.
@@ -215,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_address_drops_its_own_quietest_connection_and_no_other() {
+    async fn one_address_evicts_its_own_quietest_connection_and_no_other() {
         let connections = connections();
         let other = admit(&connections, "10.0.0.2").unwrap();
         let first = admit(&connections, "10.0.0.1").unwrap();
@@ -236,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn idle_connections_are_dropped_before_those_that_receive_and_answers_never() {
+    async fn idle_connections_are_evicted_before_those_that_receive_and_answers_never() {
         let connections = connections();
         let all: Vec<_> = (1..=4).map(|i| admit(&connections, &format!("10.0.0.{i}")).unwrap()).collect();
         let answering = all[0].requests().begin();
@@ -244,12 +252,12 @@ mod tests {
         // It has been idle for a shorter time than the last connection, because it had a request meanwhile.
         drop(all[2].requests().begin());
         for next in [3, 2, 1] {
-            assert!(connections.drop_quietest());
+            assert!(connections.evict_first());
             assert!(is_evicted(&all[next]), "{next}");
         }
-        assert!(!connections.drop_quietest() && !is_evicted(&all[0]));
+        assert!(!connections.evict_first() && !is_evicted(&all[0]));
         drop((answering, receiving));
-        assert!(connections.drop_quietest() && is_evicted(&all[0]));
+        assert!(connections.evict_first() && is_evicted(&all[0]));
     }
 
     #[tokio::test]
@@ -261,7 +269,7 @@ mod tests {
         assert!(is_evicted(&all[0]));
         all.remove(0);
         assert!(next.await.is_some());
-        assert_eq!(connections.metrics.dropped.get(), 1);
+        assert_eq!(connections.metrics.evicted.get(), 1);
     }
 
     #[tokio::test]

@@ -14,10 +14,12 @@ use axum::{Json, Router};
 use utoipa::OpenApi;
 
 use crate::app::SharedApp;
+use crate::blocking;
 use crate::error::{ApiError, MessagesErrorBody};
 use crate::error_responses::MessagesErrors;
 use crate::generation::{Generation, chat_tokens};
 use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
 use crate::sse::ServerSentEvent;
 use crate::stream;
 use encoder::MessagesEncoder;
@@ -48,8 +50,12 @@ async fn create(
     JsonBody(request, permit): JsonBody<MessagesRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(Some(&request.model))?;
-    let (encoder, streams) = (MessagesEncoder::new(&request), request.stream == Some(true));
-    let generation = Generation::start(&app, model, convert::generation_request(request)?, permit).await?;
+    let streams = request.stream == Some(true);
+    let convert = move |_: &ServedModel| {
+        let encoder = MessagesEncoder::new(&request);
+        Ok((convert::generation_request(request)?, encoder))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
@@ -64,6 +70,10 @@ async fn count_tokens(
     JsonBody(request, permit): JsonBody<MessagesCountRequest>,
 ) -> Result<Json<MessagesTokenCount>, ApiError> {
     let model = app.model(Some(&request.model))?;
-    let prompt = chat_tokens(model, convert::count_input(request)?, permit).await?;
-    Ok(Json(MessagesTokenCount { input_tokens: prompt.len() }))
+    let count = move || {
+        let _permit = permit;
+        let prompt = chat_tokens(&model, &convert::count_input(request)?)?;
+        Ok(Json(MessagesTokenCount { input_tokens: prompt.len() }))
+    };
+    blocking::run(count).await
 }

@@ -14,12 +14,14 @@ use crate::text_or_parts::TextOrParts;
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct MessagesRequest {
     pub model: String,
-    #[schema(min_items = 1)]
+    #[schema(min_items = 1, max_items = 8192)]
     pub messages: Vec<InputMessage>,
     /// Maximum tokens of the output. 0 only computes the prompt into the prefix cache.
     #[schema(maximum = 4_294_967_295_u32)]
     pub max_tokens: u32,
     pub system: Option<TextOrParts<MessagesTextBlock>>,
+    /// At most 512 that are offered; the others have `defer_loading`
+    #[schema(max_items = 10000)]
     pub tools: Option<Vec<MessagesTool>>,
     pub tool_choice: Option<MessagesToolChoice>,
     pub thinking: Option<MessagesThinking>,
@@ -38,9 +40,11 @@ pub struct MessagesRequest {
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct MessagesCountRequest {
     pub model: String,
-    #[schema(min_items = 1)]
+    #[schema(min_items = 1, max_items = 8192)]
     pub messages: Vec<InputMessage>,
     pub system: Option<TextOrParts<MessagesTextBlock>>,
+    /// At most 512 that are offered; the others have `defer_loading`
+    #[schema(max_items = 10000)]
     pub tools: Option<Vec<MessagesTool>>,
     pub tool_choice: Option<MessagesToolChoice>,
     pub thinking: Option<MessagesThinking>,

@@ -6,17 +6,18 @@ use serde_json::{Map, Value, json};
 
 use super::request::{InputBlock, InputMessage, MessagesResultBlock, MessagesTool};
 use crate::error::ApiError;
-use crate::excerpt::excerpt;
+use crate::hosted_tools::HostedTools;
 use crate::text_or_parts::TextOrParts;
+use crate::tool_names::ToolNames;
 
 /// The tools that the client runs, in OpenAI's format. A tool with `defer_loading` is offered once the conversation refers to
-/// it. Tools that need Anthropic's services are left out, with a warning in the log.
+/// it. Tools that need Anthropic's services are left out.
 pub fn offered(tools: Vec<MessagesTool>, messages: &[InputMessage]) -> Result<Vec<Value>, ApiError> {
     let loaded = loaded(messages);
-    let mut offered = Vec::with_capacity(tools.len());
+    let (mut offered, mut names, mut hosted) = (Vec::new(), ToolNames::default(), HostedTools::default());
     for (index, tool) in tools.into_iter().enumerate() {
         if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != "custom") {
-            tracing::warn!(tool = %excerpt(kind), "this server has no such tool: it is not offered to the model");
+            hosted.add(kind);
             continue;
         }
         let missing = |field: &str| ApiError::missing(format!("tools[{index}].{field}"));
@@ -25,11 +26,13 @@ pub fn offered(tools: Vec<MessagesTool>, messages: &[InputMessage]) -> Result<Ve
         if tool.defer_loading == Some(true) && !loaded.contains(name.as_str()) {
             continue;
         }
+        names.add(&name, &format!("tools[{index}].name"))?;
         let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
         function.extend(tool.description.map(|description| ("description".to_owned(), json!(description))));
         function.insert("parameters".to_owned(), Value::Object(schema));
         offered.push(json!({"type": "function", "function": function}));
     }
+    hosted.log();
     Ok(offered)
 }
 
@@ -88,5 +91,12 @@ mod tests {
         let param = |tool: Value| names(json!([tool]), json!([])).unwrap_err().param.unwrap();
         assert_eq!(param(json!({"input_schema": {}})), "tools[0].name");
         assert_eq!(param(json!({"type": "custom", "name": "a"})), "tools[0].input_schema");
+        assert_eq!(param(json!({"name": "a b", "input_schema": {}})), "tools[0].name");
+    }
+
+    #[test]
+    fn two_tools_with_one_name_are_refused() {
+        let tool = json!({"name": "a", "input_schema": {}});
+        assert_eq!(names(json!([tool, tool]), json!([])).unwrap_err().param.as_deref(), Some("tools[1].name"));
     }
 }

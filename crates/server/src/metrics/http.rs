@@ -19,7 +19,7 @@ const PREPARATION_BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02
 pub struct ConnectionMetrics {
     pub(crate) open: Gauge,
     pub(crate) refused: Counter,
-    pub(crate) dropped: Counter,
+    pub(crate) evicted: Counter,
 }
 
 pub struct HttpMetrics {
@@ -39,10 +39,11 @@ impl HttpMetrics {
             preparation: Histogram::new(PREPARATION_BUCKETS.iter().copied()),
             refused: Family::default(),
         };
-        let ConnectionMetrics { open, refused, dropped } = metrics.connections.clone();
+        let ConnectionMetrics { open, refused, evicted } = metrics.connections.clone();
         registry.register("connections", "Open connections", open);
         registry.register("connections_refused", "Connections refused because all others had requests", refused);
-        registry.register("connections_dropped", "Idle connections dropped to make room for others", dropped);
+        let eviction = "Connections without an answer under way that were evicted";
+        registry.register("connections_evicted", eviction, evicted);
         let (open, max) = (metrics.descriptors_open.clone(), metrics.descriptors_max.clone());
         registry.register("descriptors", "Open descriptors (files and sockets) of the server", open);
         registry.register("descriptors_max", "The limit of open descriptors; 0: none", max);

@@ -1,5 +1,7 @@
 //! Converts requests of `/api/chat` and `/api/generate` into [`GenerationRequest`]s.
 
+use std::collections::{HashMap, VecDeque};
+
 use serde_json::{Map, Value, json};
 use text::{Content, Grammar, Message};
 use types::TokenId;
@@ -129,30 +131,41 @@ fn messages(messages: Vec<OllamaMessage>) -> Result<Vec<Message>, ApiError> {
     messages.into_iter().enumerate().map(convert).collect()
 }
 
-/// Tool calls without a result: ids and names. Ollama's clients name a tool with its result, where templates may need an id.
+/// Tool calls without a result. Ollama's clients name a tool with its result, where templates may need an id.
 #[derive(Default)]
 struct UnansweredCalls {
-    calls: Vec<(String, String)>,
-    count: usize,
+    /// The ids of all calls; `None` once a call has its result.
+    ids: Vec<Option<String>>,
+    /// Indices of `ids`, by the tool's name, oldest first.
+    by_tool: HashMap<String, VecDeque<usize>>,
+    /// All calls before this index have their results.
+    first: usize,
 }
 
 impl UnansweredCalls {
     /// The calls of a message, in OpenAI's format.
     fn add(&mut self, calls: Vec<OllamaToolCallInput>) -> Value {
         let add = |OllamaToolCallInput { id, function }: OllamaToolCallInput| {
-            let id = id.unwrap_or_else(|| format!("call_{}", self.count));
-            self.count += 1;
-            self.calls.push((id.clone(), function.name.clone()));
+            let index = self.ids.len();
+            let id = id.unwrap_or_else(|| format!("call_{index}"));
+            self.ids.push(Some(id.clone()));
+            self.by_tool.entry(function.name.clone()).or_default().push_back(index);
             let function = json!({"name": function.name, "arguments": function.arguments.unwrap_or_default()});
             json!({"id": id, "type": "function", "function": function})
         };
         calls.into_iter().map(add).collect()
     }
 
-    /// The id of the oldest call of this tool, or of any tool.
+    /// The id of the oldest call of this tool, or of any tool. Each call is looked at twice at most, however many results come.
     fn answer(&mut self, name: Option<&str>) -> Option<String> {
-        let at = self.calls.iter().position(|(_, called)| name.is_none_or(|name| name == called))?;
-        Some(self.calls.remove(at).0)
+        let Some(name) = name else {
+            let left = &self.ids[self.first..];
+            let at = left.iter().position(Option::is_some).unwrap_or(left.len());
+            self.first += at;
+            return self.ids.get_mut(self.first)?.take();
+        };
+        let calls = self.by_tool.get_mut(name)?;
+        std::iter::from_fn(|| calls.pop_front()).find_map(|index| self.ids[index].take())
     }
 }
 
@@ -235,6 +248,22 @@ mod tests {
                 {"role": "tool", "content": "nobody asked", "name": "fly"},
             ]),
         );
+    }
+
+    /// Fails by its time: a search per result takes minutes.
+    #[test]
+    fn many_results_are_matched_with_their_calls_in_linear_time() {
+        let count = 100_000;
+        let calls: Vec<_> = (0..count).map(|_| json!({"function": {"name": "f"}})).collect();
+        let mut conversation = vec![json!({"role": "assistant", "tool_calls": calls})];
+        conversation.extend((0..count).map(|number| match number % 3 {
+            0 => json!({"role": "tool", "tool_name": "g"}),
+            1 => json!({"role": "tool", "tool_name": "f"}),
+            _ => json!({"role": "tool"}),
+        }));
+        let messages = messages(serde_json::from_value(json!(conversation)).unwrap()).unwrap();
+        let id = |index: usize| messages[index].extra.get("tool_call_id").cloned();
+        assert_eq!((id(1), id(2), id(3)), (None, Some(json!("call_0")), Some(json!("call_1"))));
     }
 
     #[test]

@@ -21,6 +21,9 @@ use crate::generation::{CHOICES_MAX, EmbeddingOutput, embed_tokens, normalized, 
 use crate::json_body::JsonBody;
 use crate::served_model::ServedModel;
 
+/// The maximum texts of one request.
+const TEXTS_MAX: usize = 2048;
+
 /// Texts to embed. Fields that are not listed here are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct OllamaEmbedRequest {
@@ -35,7 +38,7 @@ pub struct OllamaEmbedRequest {
     pub keep_alive: Option<OllamaKeepAlive>,
 }
 
-/// A text, or texts
+/// A text, or at most 2048 texts
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected a text or a list of texts")]
 pub enum OllamaEmbedInput {
@@ -88,6 +91,9 @@ pub async fn create(
         Some(OllamaEmbedInput::Text(text)) => vec![text],
         Some(OllamaEmbedInput::Texts(texts)) => texts,
     };
+    if texts.len() > TEXTS_MAX {
+        return Err(ApiError::invalid("input", format!("there are more than {TEXTS_MAX} texts")));
+    }
     let mut embedded = embed_texts(&app, model, texts, request.truncate.unwrap_or(true), permit).await?;
     if let Some(dimensions) = request.dimensions.filter(|&dimensions| dimensions > 0) {
         let shorten = |mut vector: Vec<f32>| {

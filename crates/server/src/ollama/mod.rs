@@ -90,11 +90,13 @@ async fn chat(
     if request.messages.as_ref().is_none_or(Vec::is_empty) {
         return Ok(idle(&header, unloads));
     }
-    let (streams, tokenizer) = (request.stream.unwrap_or(true), model.tokenizer.clone());
-    let request = convert::chat_request(&model, request)?;
-    let logprobs = request.logprobs.is_some();
-    let generation = Generation::start(&app, model, request, permit).await?;
-    let encoder = OllamaEncoder::new(header, tokenizer, logprobs, false, started);
+    let streams = request.stream.unwrap_or(true);
+    let convert = move |model: &ServedModel| {
+        let request = convert::chat_request(model, request)?;
+        let (tokenizer, logprobs) = (model.tokenizer.clone(), request.logprobs.is_some());
+        Ok((request, OllamaEncoder::new(header, tokenizer, logprobs, false, started)))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
@@ -122,11 +124,14 @@ async fn generate(
     if request.prompt.as_ref().is_none_or(String::is_empty) {
         return Ok(idle(&header, unloads));
     }
-    let (streams, tokenizer) = (request.stream.unwrap_or(true), model.tokenizer.clone());
-    let request = convert::generate_request(&model, request)?;
-    let (logprobs, returns_context) = (request.logprobs.is_some(), request.return_tokens);
-    let generation = Generation::start(&app, model, request, permit).await?;
-    let encoder = OllamaEncoder::new(header, tokenizer, logprobs, returns_context, started);
+    let streams = request.stream.unwrap_or(true);
+    let convert = move |model: &ServedModel| {
+        let request = convert::generate_request(model, request)?;
+        let (logprobs, returns_context) = (request.logprobs.is_some(), request.return_tokens);
+        let encoder = OllamaEncoder::new(header, model.tokenizer.clone(), logprobs, returns_context, started);
+        Ok((request, encoder))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     respond(generation, encoder, streams, app.config().keep_alive).await
 }
 

@@ -15,7 +15,6 @@ use crate::app::{App, SharedApp};
 use crate::error::{ApiError, OllamaErrorBody};
 use crate::error_responses::OllamaErrors;
 use crate::json_body::JsonBody;
-use crate::load_stage::LoadStage;
 use crate::served_model::{ModelDescription, ServedModel};
 
 /// The release of Ollama whose API this is. Clients require a certain one, so it is not the version of this server.
@@ -119,7 +118,7 @@ pub struct OllamaVersion {
     )
 )]
 pub async fn list(State(app): State<SharedApp>) -> Json<OllamaModels> {
-    let description = loaded(&app).map(|model| model.description.clone()).unwrap_or_default();
+    let description = app.stage().model().map(|model| model.description.clone()).unwrap_or_default();
     let name = tagged_name(&app);
     let model = OllamaModel {
         model: name.clone(),
@@ -141,7 +140,7 @@ pub async fn list(State(app): State<SharedApp>) -> Json<OllamaModels> {
     )
 )]
 pub async fn running(State(app): State<SharedApp>) -> Json<OllamaRunningModels> {
-    let model = loaded(&app).map(|model| {
+    let model = app.stage().model().map(|model| {
         let name = tagged_name(&app);
         let expires = Duration::from_secs(app.created()).saturating_add(KEPT);
         OllamaRunningModel {
@@ -197,13 +196,6 @@ pub async fn version() -> Json<OllamaVersion> {
 pub fn model_name(OllamaModelName { model, name }: OllamaModelName) -> Result<String, ApiError> {
     let given = model.filter(|model| !model.is_empty()).or(name).filter(|name| !name.is_empty());
     given.ok_or_else(|| ApiError::invalid("model", "model is required"))
-}
-
-fn loaded(app: &App) -> Option<std::sync::Arc<ServedModel>> {
-    match app.stage() {
-        LoadStage::Ready(model) | LoadStage::Rebuilding { model, .. } => Some(model),
-        _ => None,
-    }
 }
 
 /// The served name, with a tag.

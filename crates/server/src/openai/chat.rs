@@ -22,6 +22,7 @@ use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
 use crate::generation::Generation;
 use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
 use crate::sse::ServerSentEvent;
 use crate::stream;
 use encoder::ChatEncoder;
@@ -47,11 +48,13 @@ pub async fn complete(
     JsonBody(request, permit): JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
-    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
-    let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
-    let request = request.into_generation_request()?;
-    let (choices, logprobs, tokenizer) = (request.choices, request.logprobs.is_some(), model.tokenizer.clone());
-    let generation = Generation::start(&app, model, request, permit).await?;
-    let encoder = ChatEncoder::new(&app.config().model, tokenizer, choices, logprobs, include_usage);
+    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.unwrap_or_default());
+    let name = app.config().model.clone();
+    let convert = move |model: &ServedModel| {
+        let request = request.into_generation_request()?;
+        let (choices, logprobs) = (request.choices, request.logprobs.is_some());
+        Ok((request, ChatEncoder::new(&name, model.tokenizer.clone(), choices, logprobs, options)))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 use crate::generation::{GenerationRequest, SamplingOverrides};
+use crate::json_body;
 
 /// Declares a request: its own fields, then the fields that both APIs share. `serde(flatten)` would accept the same JSON,
 /// but its errors do not name the wrong field.
@@ -117,10 +118,12 @@ pub enum StopField {
     Many(Vec<String>),
 }
 
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 pub struct StreamOptions {
     /// Send the token usage at the end of the stream
     pub include_usage: Option<bool>,
+    /// With `include_usage`: also send the usage so far with every event
+    pub continuous_usage_stats: Option<bool>,
 }
 
 /// Exactly one of these constraints
@@ -162,9 +165,7 @@ impl StructuredOutputs {
     fn grammars(self) -> Vec<Result<Grammar, ApiError>> {
         let schema = self.json.map(|schema| match schema {
             // vLLM also accepts a schema as a string.
-            Value::String(text) => serde_json::from_str(&text)
-                .map(Grammar::JsonSchema)
-                .map_err(|error| ApiError::invalid("structured_outputs", format!("the schema is no JSON: {error}"))),
+            Value::String(text) => schema_of(&text),
             schema => Ok(Grammar::JsonSchema(schema)),
         });
         let regex = self.regex.map(|regex| Ok(Grammar::Regex(regex)));
@@ -172,6 +173,12 @@ impl StructuredOutputs {
         let object = self.json_object.unwrap_or(false).then_some(Ok(Grammar::JsonObject));
         [schema, regex, self.choice.map(one_of), lark, object].into_iter().flatten().collect()
     }
+}
+
+fn schema_of(text: &str) -> Result<Grammar, ApiError> {
+    json_body::check_values(text.as_bytes()).map_err(|error| error.param("structured_outputs"))?;
+    let invalid = |error| ApiError::invalid("structured_outputs", format!("the schema is no JSON: {error}"));
+    serde_json::from_str(text).map(Grammar::JsonSchema).map_err(invalid)
 }
 
 /// A grammar that accepts exactly these texts.
@@ -246,5 +253,8 @@ mod tests {
         );
         assert!(named(json!({"regex": "a", "json_object": true}), None).is_err());
         assert!(named(json!({"choice": []}), None).is_err());
+        let refused = |schema: &str| named(json!({"json": schema}), None).unwrap_err();
+        assert_eq!(refused("{").param.as_deref(), Some("structured_outputs"));
+        assert_eq!(refused(&format!("[0{}]", ",0".repeat(1_000_000))).code, Some("too_many_values"));
     }
 }

@@ -4,6 +4,8 @@ mod encoder;
 mod logprobs;
 mod request;
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
@@ -21,6 +23,7 @@ use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
 use crate::generation::{Generation, GenerationInput, Prompt};
 use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
 use crate::sse::ServerSentEvent;
 use crate::stream;
 use encoder::CompletionEncoder;
@@ -46,24 +49,26 @@ pub async fn complete(
     JsonBody(request, permit): JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
-    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.as_ref());
-    let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
+    let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.unwrap_or_default());
     let echo = request.echo.unwrap_or(false);
-    let request = request.into_generation_request()?;
-    let (logprobs, tokenizer) = (request.logprobs.is_some(), model.tokenizer.clone());
-    let echoes = echoes(&tokenizer, &request.input, request.choices, echo);
-    let generation = Generation::start(&app, model, request, permit).await?;
-    let encoder = CompletionEncoder::new(&app.config().model, tokenizer, echoes, logprobs, include_usage);
+    let name = app.config().model.clone();
+    let convert = move |model: &ServedModel| {
+        let request = request.into_generation_request()?;
+        let (logprobs, tokenizer) = (request.logprobs.is_some(), model.tokenizer.clone());
+        let echoes = echoes(&tokenizer, &request.input, request.choices, echo);
+        Ok((request, CompletionEncoder::new(&name, tokenizer, echoes, logprobs, options)))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
-/// The text before each choice: its prompt if `echo` is set, else empty.
-fn echoes(tokenizer: &Tokenizer, input: &GenerationInput, choices: usize, echo: bool) -> Vec<String> {
+/// The text before each choice: its prompt if `echo` is set, else empty. The choices of a prompt share it.
+fn echoes(tokenizer: &Tokenizer, input: &GenerationInput, choices: usize, echo: bool) -> Vec<Arc<str>> {
     let GenerationInput::Prompts(prompts) = input else { return Vec::new() };
     let text = |prompt: &Prompt| match prompt {
-        _ if !echo => String::new(),
-        Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(tokens) => tokenizer.decode(tokens, text::SpecialTokens::Show),
+        _ if !echo => Arc::default(),
+        Prompt::Text(text) => Arc::from(text.as_str()),
+        Prompt::Tokens(tokens) => Arc::from(tokenizer.decode(tokens, text::SpecialTokens::Show)),
     };
     prompts.iter().flat_map(|prompt| std::iter::repeat_n(text(prompt), choices)).collect()
 }

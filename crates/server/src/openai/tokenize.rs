@@ -1,6 +1,7 @@
 //! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's format.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use crate::error::{ApiError, OpenAiErrorBody};
 use crate::error_responses::OpenAiErrors;
 use crate::generation::{ChatInput, chat_tokens, text_tokens};
 use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
 
 pub fn router() -> Router<SharedApp> {
     Router::new()
@@ -88,13 +90,20 @@ pub struct TokenizerInfo {
 pub async fn tokenize(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<TokenizeRequest>,
-) -> Result<Json<Tokenized>, ApiError> {
+) -> Result<Response, ApiError> {
     let model = app.model(request.model.as_deref())?;
-    let (context, tokenizer, names) = (model.context, model.tokenizer.clone(), request.return_token_strs);
+    blocking::run(move || {
+        let _permit = permit;
+        Ok(Json(tokenized(&model, request)?).into_response())
+    })
+    .await
+}
+
+fn tokenized(model: &ServedModel, request: TokenizeRequest) -> Result<Tokenized, ApiError> {
     // Invalid tools are refused even with a text, which does not use them.
     let tools = tools(request.tools.unwrap_or_default())?;
     let tokens = match (request.prompt, request.messages) {
-        (Some(text), None) => text_tokens(model, text, request.add_special_tokens.unwrap_or(true), permit).await?,
+        (Some(text), None) => text_tokens(model, &text, request.add_special_tokens.unwrap_or(true))?,
         (None, Some(list)) => {
             let chat = ChatInput {
                 messages: messages(list)?,
@@ -103,15 +112,14 @@ pub async fn tokenize(
                 ending: prompt_ending(request.add_generation_prompt, request.continue_final_message)?,
                 ..ChatInput::default()
             };
-            chat_tokens(model, chat, permit).await?
+            chat_tokens(model, &chat)?
         }
         _ => return Err(ApiError::invalid("prompt", "give either a prompt or messages")),
     };
-    let names = names.unwrap_or(false).then(|| {
-        tokens.iter().map(|&token| String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()).collect()
-    });
-    let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
-    Ok(Json(Tokenized { count: ids.len(), max_model_len: context, tokens: ids, token_strs: names }))
+    let text = |&token: &TokenId| String::from_utf8_lossy(model.tokenizer.token_bytes(token)).into_owned();
+    let token_strs = request.return_token_strs.unwrap_or(false).then(|| tokens.iter().map(text).collect());
+    let tokens: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+    Ok(Tokenized { count: tokens.len(), max_model_len: model.context, tokens, token_strs })
 }
 
 /// Convert tokens to text

@@ -1,5 +1,7 @@
 //! Converts a request of `/v1/responses` into a [`GenerationRequest`].
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 use text::{Grammar, ToolChoice};
 
@@ -17,6 +19,13 @@ use crate::text_or_parts::TextOrParts;
 /// The value in `include` that requests log probabilities.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
+/// The maximum items of a conversation, with those of earlier responses.
+const ITEMS_MAX: usize = 8192;
+/// The bounds of `metadata`.
+const METADATA_PAIRS_MAX: usize = 16;
+const METADATA_KEY_CHARS_MAX: usize = 64;
+const METADATA_VALUE_CHARS_MAX: usize = 512;
+
 /// `history` is the conversation before the request's own input.
 pub fn generation_request(
     request: &ResponsesRequest,
@@ -24,6 +33,7 @@ pub fn generation_request(
     tools: &OfferedTools,
 ) -> Result<GenerationRequest, ApiError> {
     refuse_stored_state(request)?;
+    check_metadata(request.metadata.as_ref())?;
     let sampling =
         SamplingOverrides { temperature: request.temperature, top_p: request.top_p, ..SamplingOverrides::default() };
     let format = request.text.as_ref().and_then(|text| text.format.as_ref());
@@ -59,17 +69,39 @@ fn refuse_stored_state(request: &ResponsesRequest) -> Result<(), ApiError> {
     }
 }
 
+/// The bounds are OpenAI's: the response repeats the metadata.
+fn check_metadata(metadata: Option<&Map<String, Value>>) -> Result<(), ApiError> {
+    let Some(metadata) = metadata else { return Ok(()) };
+    let is_long = |text: &str, max: usize| text.chars().nth(max).is_some();
+    let is_bad = |(key, value): (&String, &Value)| {
+        is_long(key, METADATA_KEY_CHARS_MAX)
+            || value.as_str().is_none_or(|value| is_long(value, METADATA_VALUE_CHARS_MAX))
+    };
+    if metadata.len() > METADATA_PAIRS_MAX || metadata.iter().any(is_bad) {
+        let message = format!(
+            "`metadata` has at most {METADATA_PAIRS_MAX} texts of at most {METADATA_VALUE_CHARS_MAX} characters, \
+             with names of at most {METADATA_KEY_CHARS_MAX}"
+        );
+        return Err(ApiError::invalid("metadata", message));
+    }
+    Ok(())
+}
+
 fn chat_input(
     request: &ResponsesRequest,
     history: &[ResponsesInputItem],
     tools: &OfferedTools,
 ) -> Result<ChatInput, ApiError> {
+    let own = if let TextOrParts::Parts(items) = &request.input { items.len() } else { 1 };
+    if history.len() + own > ITEMS_MAX {
+        return Err(ApiError::invalid("input", format!("a conversation has at most {ITEMS_MAX} items")));
+    }
     let mut conversation = ConversationBuilder::default();
     if let Some(instructions) = &request.instructions {
         conversation.system(instructions);
     }
     let mut add_all = |items: &[ResponsesInputItem]| {
-        items.iter().for_each(|ResponsesInputItem(item)| add_item(&mut conversation, item));
+        items.iter().for_each(|item| add_item(&mut conversation, &item.item));
     };
     add_all(history);
     match &request.input {
@@ -83,7 +115,7 @@ fn chat_input(
     let (tool_choice, allowed) = tool_choice(request.tool_choice.as_ref());
     Ok(ChatInput {
         messages,
-        tools: tools.definitions(allowed.as_deref()),
+        tools: tools.definitions(allowed.as_ref()),
         input_grammars: tools.input_grammars(),
         tool_choice,
         parallel_tool_calls: request.parallel_tool_calls,
@@ -139,7 +171,7 @@ fn texts<'a, P>(content: &'a TextOrParts<P>, text: fn(&'a P) -> &'a str) -> Box<
 }
 
 /// The tool choice, and the tools that it is restricted to.
-fn tool_choice(choice: Option<&ResponsesToolChoice>) -> (ToolChoice, Option<Vec<&str>>) {
+fn tool_choice(choice: Option<&ResponsesToolChoice>) -> (ToolChoice, Option<HashSet<&str>>) {
     match choice {
         None => (ToolChoice::Auto, None),
         Some(ResponsesToolChoice::Mode(mode)) => ((*mode).into(), None),
@@ -176,7 +208,7 @@ mod tests {
     fn read(mut json: Value) -> Result<GenerationRequest, ApiError> {
         json["model"] = json!("m");
         let request: ResponsesRequest = serde_json::from_value(json).unwrap();
-        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default());
+        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?;
         generation_request(&request, &[], &tools)
     }
 
@@ -270,6 +302,26 @@ mod tests {
             assert!(read(json!({"input": "hi", name: null})).is_ok());
         }
         assert!(read(json!({"input": "hi", "background": false, "store": true})).is_ok());
+    }
+
+    #[test]
+    fn metadata_and_items_have_limits() {
+        let param = |fields: Value| {
+            let mut request = json!({"input": "hi"});
+            request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            read(request).err().and_then(|error| error.param)
+        };
+        let pairs = |count: usize| (0..count).map(|number| (number.to_string(), json!("x"))).collect::<Map<_, _>>();
+        let metadata = Some("metadata".to_owned());
+        assert_eq!(param(json!({"metadata": pairs(16)})), None);
+        assert_eq!(param(json!({"metadata": pairs(17)})), metadata);
+        assert_eq!(param(json!({"metadata": {"k".repeat(64): "ä".repeat(512)}})), None);
+        assert_eq!(param(json!({"metadata": {"k".repeat(65): "v"}})), metadata);
+        assert_eq!(param(json!({"metadata": {"k": "v".repeat(513)}})), metadata);
+        assert_eq!(param(json!({"metadata": {"k": {"v": 1}}})), metadata);
+        let items = |count: usize| vec![json!({"role": "user", "content": "x"}); count];
+        assert_eq!(param(json!({"input": items(ITEMS_MAX)})), None);
+        assert_eq!(param(json!({"input": items(ITEMS_MAX + 1)})), Some("input".to_owned()));
     }
 
     #[test]

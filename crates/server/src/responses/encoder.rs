@@ -4,22 +4,26 @@
 
 use std::mem::take;
 
+use serde_json::json;
 use text::Delta;
 
 use super::open_item::OpenItem;
-use super::request::{ResponsesRequest, ResponsesTruncation};
+use super::request::{ResponsesRequest, ResponsesTextConfig, ResponsesTruncation};
 use super::response::{
-    ResponsesEvent, ResponsesEventKind, ResponsesFailure, ResponsesIncompleteDetails, ResponsesIncompleteReason,
-    ResponsesInputDetails, ResponsesLogprob, ResponsesOutputDetails, ResponsesReply, ResponsesReplyObject,
-    ResponsesStatus, ResponsesUsage,
+    JsonText, ResponsesEvent, ResponsesEventKind, ResponsesFailure, ResponsesIncompleteDetails,
+    ResponsesIncompleteReason, ResponsesInputDetails, ResponsesLogprob, ResponsesOutputDetails, ResponsesReply,
+    ResponsesReplyObject, ResponsesStatus, ResponsesUsage,
 };
 use super::store::StoreTicket;
-use super::tool_types::{ResponsesTool, ResponsesToolChoice, ResponsesToolMode};
-use super::tools::OfferedTools;
+use super::tool_types::{ResponsesToolChoice, ResponsesToolMode};
+use super::tools::CallForms;
 use crate::error::ApiError;
 use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, GenerationEvent, OutputBlock, ScoredToken, Usage};
 use crate::ids::{new_id, unix_now};
 use crate::stream::{StreamEncoder, StreamEvent};
+
+/// The maximum bytes of the settings that a response repeats, as JSON.
+const SETTINGS_BYTES_MAX: usize = 1 << 20;
 
 /// Converts a token's log probabilities; `None` if they were not requested.
 type EncodeLogprob = Box<dyn Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send>;
@@ -27,8 +31,10 @@ type EncodeLogprob = Box<dyn Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send
 pub struct ResponsesEncoder {
     /// `output` contains the closed items.
     response: ResponsesReply,
+    /// The response for [`StreamEncoder::idle`]: without output and settings, which may be long.
+    idle: Box<ResponsesReply>,
     open: Option<OpenItem>,
-    tools: OfferedTools,
+    forms: CallForms,
     /// Log probabilities of tokens whose text is not final yet.
     pending_logprobs: Vec<ResponsesLogprob>,
     /// Number of events sent so far.
@@ -41,22 +47,35 @@ pub struct ResponsesEncoder {
 }
 
 impl ResponsesEncoder {
+    /// Fails if the settings that the response repeats are too long.
     pub fn new(
         request: ResponsesRequest,
-        tools: OfferedTools,
+        forms: CallForms,
         ticket: Option<StoreTicket>,
         encode_logprob: impl Fn(&ScoredToken) -> Option<ResponsesLogprob> + Send + 'static,
-    ) -> Self {
-        Self {
-            response: ResponsesReply { store: ticket.is_some(), ..in_progress(request) },
+    ) -> Result<Self, ApiError> {
+        let response = ResponsesReply { store: ticket.is_some(), ..in_progress(request) };
+        check_settings(&response)?;
+        let idle = ResponsesReply {
+            instructions: None,
+            metadata: JsonText::new(&json!({})),
+            text: JsonText::new(&ResponsesTextConfig::default()),
+            tool_choice: JsonText::new(&ResponsesToolMode::Auto),
+            tools: JsonText::new(&json!([])),
+            user: None,
+            ..response.clone()
+        };
+        Ok(Self {
+            response,
+            idle: Box::new(idle),
             open: None,
-            tools,
+            forms,
             pending_logprobs: Vec::new(),
             sequence_number: 0,
             encode_logprob: Box::new(encode_logprob),
             ticket,
             new_id,
-        }
+        })
     }
 
     fn send(&mut self, kind: ResponsesEventKind, out: &mut Vec<StreamEvent>) {
@@ -72,7 +91,7 @@ impl ResponsesEncoder {
     fn delta(&mut self, delta: Delta, out: &mut Vec<StreamEvent>) {
         if self.open.as_ref().is_none_or(|open| !open.accepts(&delta)) {
             self.close_item(ResponsesStatus::Completed, out);
-            let open = OpenItem::new(&delta, self.response.output.len(), &self.tools, self.new_id);
+            let open = OpenItem::new(&delta, self.response.output.len(), &self.forms, self.new_id);
             self.send_all(open.added(), out);
             self.open = Some(open);
         }
@@ -113,13 +132,13 @@ impl StreamEncoder for ResponsesEncoder {
 
     fn start(&mut self, _usage: Usage, out: &mut Vec<StreamEvent>) {
         let response = Box::new(self.response.clone());
-        self.send(ResponsesEventKind::Created { response }, out);
-        self.idle(out);
+        self.send(ResponsesEventKind::Created { response: response.clone() }, out);
+        self.send(ResponsesEventKind::InProgress { response }, out);
     }
 
     /// The API has no ping. Codex does not count comments as activity, and clients ignore a repeated `response.in_progress`.
     fn idle(&mut self, out: &mut Vec<StreamEvent>) {
-        let response = Box::new(self.response.clone());
+        let response = self.idle.clone();
         self.send(ResponsesEventKind::InProgress { response }, out);
     }
 
@@ -168,8 +187,23 @@ impl StreamEncoder for ResponsesEncoder {
     }
 }
 
+/// Bounds what a response keeps of its request while it is generated. The prompt is bounded by the context.
+fn check_settings(response: &ResponsesReply) -> Result<(), ApiError> {
+    let ResponsesReply { metadata, text, tool_choice, tools, user, .. } = response;
+    let texts = metadata.bytes() + text.bytes() + tool_choice.bytes() + tools.bytes();
+    if texts + user.as_ref().map_or(0, String::len) > SETTINGS_BYTES_MAX {
+        let message = format!(
+            "`tools`, `tool_choice`, `text` and `user`, which the response repeats, have more than {SETTINGS_BYTES_MAX} bytes"
+        );
+        return Err(ApiError::invalid("tools", message));
+    }
+    Ok(())
+}
+
 /// The response before generation starts, with the settings of its request.
 fn in_progress(request: ResponsesRequest) -> ResponsesReply {
+    let tools: Vec<_> = request.tools.iter().flatten().filter(|tool| tool.is_offered()).collect();
+    let tool_choice = request.tool_choice.unwrap_or(ResponsesToolChoice::Mode(ResponsesToolMode::Auto));
     ResponsesReply {
         id: new_id("resp_"),
         object: ResponsesReplyObject::Response,
@@ -183,16 +217,16 @@ fn in_progress(request: ResponsesRequest) -> ResponsesReply {
         usage: None,
         instructions: request.instructions,
         max_output_tokens: request.max_output_tokens,
-        metadata: request.metadata.unwrap_or_default(),
+        metadata: JsonText::new(&request.metadata.unwrap_or_default()),
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         previous_response_id: request.previous_response_id,
         reasoning: request.reasoning.unwrap_or_default(),
         background: false,
         store: false,
         temperature: request.temperature,
-        text: request.text.unwrap_or_default(),
-        tool_choice: request.tool_choice.unwrap_or(ResponsesToolChoice::Mode(ResponsesToolMode::Auto)),
-        tools: request.tools.into_iter().flatten().filter(ResponsesTool::is_offered).collect(),
+        text: JsonText::new(&request.text.unwrap_or_default()),
+        tool_choice: JsonText::new(&tool_choice),
+        tools: JsonText::new(&tools),
         top_logprobs: request.top_logprobs.unwrap_or(0),
         top_p: request.top_p,
         truncation: request.truncation.unwrap_or(ResponsesTruncation::Disabled),

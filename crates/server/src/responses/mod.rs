@@ -19,23 +19,25 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{get, post};
 use engine::TenantId;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::error_responses::OpenAiErrors;
-use crate::generation::Generation;
+use crate::generation::{Generation, GenerationInput, GenerationRequest, ScoredToken};
 use crate::ids::new_id;
 use crate::json_body::JsonBody;
+use crate::served_model::ServedModel;
 use crate::sse::ServerSentEvent;
 use crate::stream;
 use crate::text_or_parts::TextOrParts;
 use encoder::ResponsesEncoder;
 use request::{ResponsesInputItem, ResponsesRequest};
 use response::{ResponsesEvent, ResponsesLogprob, ResponsesReply};
-use store::StoreTicket;
 pub use store::{ResponseStore, StoreLimits};
+use store::{StoreTicket, StoredResponse};
 use tools::OfferedTools;
 
 pub fn router() -> Router<SharedApp> {
@@ -64,51 +66,73 @@ pub struct ResponsesPaths;
 )]
 async fn create(
     State(app): State<SharedApp>,
-    JsonBody(request, permit): JsonBody<ResponsesRequest>,
+    JsonBody(request, mut permit): JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(Some(&request.model))?;
-    let tenant = permit.tenant();
-    let conversation = previous_conversation(&app, &request, tenant)?;
-    let history = conversation.iter().map(|item| serde_json::from_value(item.clone()));
-    let history: Vec<ResponsesInputItem> =
-        history.collect::<Result<_, _>>().map_err(|error| ApiError::internal(error.to_string()))?;
-    let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default());
-    let generation_request = convert::generation_request(&request, &history, &tools)?;
-    let ticket = ticket(&app, &request, conversation, tenant);
-    let (tokenizer, streams) = (model.tokenizer.clone(), request.stream == Some(true));
-    let generation = Generation::start(&app, model, generation_request, permit).await?;
-    let encoder = ResponsesEncoder::new(request, tools, ticket, move |token| ResponsesLogprob::new(token, &tokenizer));
+    let previous = previous_response(&app, &request, permit.tenant())?;
+    if let Some(previous) = &previous {
+        // What is stored is read like a body, so it counts like one.
+        permit.grow(previous.bytes().min(app.config().body_bytes_max)).await?;
+    }
+    let (tenant, streams) = (permit.tenant(), request.stream == Some(true));
+    let stores = app.config().stores_responses && request.store != Some(false);
+    let store = stores.then(|| Arc::clone(app.responses()));
+    let convert = move |model: &ServedModel| {
+        let history = previous.map_or_else(Vec::new, |previous| previous.conversation());
+        let tools = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?;
+        let generation_request = convert::generation_request(&request, &input_items(&history)?, &tools)?;
+        let ticket = store.and_then(|store| StoreTicket::new(store, tenant, stored_input(history, &request.input)));
+        let tokenizer = model.tokenizer.clone();
+        let encode_logprob = move |token: &ScoredToken| ResponsesLogprob::new(token, &tokenizer);
+        let request = with_effective_settings(request, &generation_request);
+        let encoder = ResponsesEncoder::new(request, tools.into_forms(), ticket, encode_logprob)?;
+        Ok((generation_request, encoder))
+    };
+    let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 
-/// The conversation that the request continues; empty if it begins a new one.
-fn previous_conversation(app: &App, request: &ResponsesRequest, tenant: TenantId) -> Result<Vec<Value>, ApiError> {
-    let Some(id) = &request.previous_response_id else { return Ok(Vec::new()) };
+/// The response that the request continues; `None` if it begins a new conversation.
+fn previous_response(
+    app: &App,
+    request: &ResponsesRequest,
+    tenant: TenantId,
+) -> Result<Option<Arc<StoredResponse>>, ApiError> {
+    let Some(id) = &request.previous_response_id else { return Ok(None) };
     let previous = app.responses().get(tenant, id, Instant::now());
-    Ok(previous.ok_or_else(|| stored::previous_not_found(id))?.conversation())
+    previous.map(Some).ok_or_else(|| stored::previous_not_found(id))
 }
 
-/// What is stored with the response; `None` if the client or the operator wants nothing to be stored.
-fn ticket(app: &App, request: &ResponsesRequest, conversation: Vec<Value>, tenant: TenantId) -> Option<StoreTicket> {
-    if !app.config().stores_responses || request.store == Some(false) {
-        return None;
-    }
-    let mut input = conversation;
-    match &request.input {
+fn input_items(items: &[Box<RawValue>]) -> Result<Vec<ResponsesInputItem>, ApiError> {
+    let items = items.iter().map(|item| serde_json::from_str(item.get()));
+    items.collect::<Result<_, _>>().map_err(|error| ApiError::internal(error.to_string()))
+}
+
+/// The conversation before the response, as it is stored: `history` and the request's own input.
+fn stored_input(history: Vec<Box<RawValue>>, input: &TextOrParts<ResponsesInputItem>) -> String {
+    let own = match input {
         TextOrParts::Text(text) => {
             let content = json!([{"type": "input_text", "text": text}]);
-            input.push(with_id(json!({"type": "message", "role": "user", "content": content})));
+            vec![with_id(json!({"type": "message", "role": "user", "content": content}), None)]
         }
-        TextOrParts::Parts(items) => {
-            input.extend(items.iter().map(|ResponsesInputItem(item)| with_id(json!(item))));
-        }
-    }
-    Some(StoreTicket { store: Arc::clone(app.responses()), tenant, input })
+        TextOrParts::Parts(items) => items.iter().map(|item| with_id(json!(item.item), item.id.as_deref())).collect(),
+    };
+    let own = own.iter().map(|item| to_raw_value(item).expect("JSON is written as JSON"));
+    let items: Vec<_> = history.into_iter().chain(own).collect();
+    serde_json::to_string(&items).expect("JSON is written as JSON")
 }
 
-fn with_id(mut item: Value) -> Value {
-    if item["id"].is_null() {
-        item["id"] = json!(new_id(if item["type"] == "message" { "msg_" } else { "item_" }));
-    }
+/// The item with the id that the client gave it, or else a new one.
+fn with_id(mut item: Value, id: Option<&str>) -> Value {
+    let prefix = if item["type"] == "message" { "msg_" } else { "item_" };
+    item["id"] = json!(id.map_or_else(|| new_id(prefix), str::to_owned));
     item
+}
+
+/// The settings that the response repeats, where the request left one to the server.
+fn with_effective_settings(mut request: ResponsesRequest, generation: &GenerationRequest) -> ResponsesRequest {
+    if let GenerationInput::Chat(chat) = &generation.input {
+        request.parallel_tool_calls = Some(!chat.is_single_tool_call());
+    }
+    request
 }

@@ -6,7 +6,7 @@ use super::custom_input::CustomInput;
 use super::response::{
     ResponsesEventKind, ResponsesItem, ResponsesLogprob, ResponsesPart, ResponsesReplyRole, ResponsesStatus,
 };
-use super::tools::{CallForm, OfferedTools, shell_action};
+use super::tools::{CallForm, CallForms, shell_action};
 use crate::generation::BlockKind;
 
 /// Each item has at most one part.
@@ -34,12 +34,12 @@ enum ItemKind {
 
 impl OpenItem {
     /// The item that `delta` starts.
-    pub fn new(delta: &Delta, output_index: usize, tools: &OfferedTools, new_id: fn(&str) -> String) -> Self {
+    pub fn new(delta: &Delta, output_index: usize, forms: &CallForms, new_id: fn(&str) -> String) -> Self {
         let block = BlockKind::of(delta);
         let (prefix, kind) = match &block {
             BlockKind::Text => ("msg_", ItemKind::Message),
             BlockKind::Reasoning => ("rs_", ItemKind::Reasoning),
-            BlockKind::ToolCall { name } => match tools.form(name) {
+            BlockKind::ToolCall { name } => match forms.form(name) {
                 CallForm::Function { namespace, name } => ("fc_", ItemKind::Function { namespace, name }),
                 CallForm::Custom { namespace, name } => {
                     ("ctc_", ItemKind::Custom { namespace, name, input: CustomInput::default() })

@@ -24,6 +24,7 @@ pub struct ResponsesRequest {
     pub instructions: Option<String>,
     #[schema(maximum = 4_294_967_295_u32)]
     pub max_output_tokens: Option<u32>,
+    /// At most 16 texts of 512 characters, with names of 64
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
     pub parallel_tool_calls: Option<bool>,
@@ -33,6 +34,8 @@ pub struct ResponsesRequest {
     pub temperature: Option<f32>,
     pub text: Option<ResponsesTextConfig>,
     pub tool_choice: Option<ResponsesToolChoice>,
+    /// At most 512 that are offered, with those in namespaces
+    #[schema(max_items = 512)]
     pub tools: Option<Vec<ResponsesTool>>,
     #[schema(maximum = 20)]
     pub top_logprobs: Option<u32>,
@@ -55,7 +58,11 @@ pub struct ResponsesRequest {
 
 /// One item of the conversation. The `type` of a message is optional.
 #[derive(Clone, Debug)]
-pub struct ResponsesInputItem(pub InputItem);
+pub struct ResponsesInputItem {
+    /// The id that the client knows the item by, if it is a string.
+    pub id: Option<String>,
+    pub item: InputItem,
+}
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -140,11 +147,12 @@ impl<'de> Deserialize<'de> for ResponsesInputItem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut item = Map::deserialize(deserializer)?;
         item.entry("type").or_insert_with(|| json!("message"));
+        let id = item.get("id").and_then(Value::as_str).map(str::to_owned);
         let item = serde_path_to_error::deserialize(Value::Object(item)).map_err(|error| {
             let path = error.path().to_string();
             D::Error::custom(if path == "." { error.into_inner().to_string() } else { error.to_string() })
         })?;
-        Ok(Self(item))
+        Ok(Self { id, item })
     }
 }
 
@@ -274,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_message_need_not_say_that_it_is_one() {
-        let ResponsesInputItem(item) = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
+        let ResponsesInputItem { item, .. } = serde_json::from_value(json!({"role": "user", "content": "hi"})).unwrap();
         assert!(matches!(item, InputItem::Message { role: ResponsesRole::User, content: TextOrParts::Text(_) }));
     }
 

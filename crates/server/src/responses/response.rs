@@ -1,7 +1,10 @@
 //! The response of `/v1/responses`: one object, or the events from which a client builds the same object.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use text::Tokenizer;
 use utoipa::ToSchema;
 
@@ -31,7 +34,7 @@ pub struct ResponsesReply {
     #[schema(required)]
     pub max_output_tokens: Option<u32>,
     #[schema(value_type = Object)]
-    pub metadata: Map<String, Value>,
+    pub metadata: JsonText,
     pub parallel_tool_calls: bool,
     #[schema(required)]
     pub previous_response_id: Option<String>,
@@ -40,15 +43,38 @@ pub struct ResponsesReply {
     pub store: bool,
     #[schema(required)]
     pub temperature: Option<f32>,
-    pub text: ResponsesTextConfig,
-    pub tool_choice: ResponsesToolChoice,
-    pub tools: Vec<ResponsesTool>,
+    #[schema(value_type = ResponsesTextConfig)]
+    pub text: JsonText,
+    #[schema(value_type = ResponsesToolChoice)]
+    pub tool_choice: JsonText,
+    #[schema(value_type = Vec<ResponsesTool>)]
+    pub tools: JsonText,
     pub top_logprobs: u32,
     #[schema(required)]
     pub top_p: Option<f32>,
     pub truncation: ResponsesTruncation,
     #[schema(required)]
     pub user: Option<String>,
+}
+
+/// A setting of the request, as JSON: its values would take far more memory than its text. Clones share the text.
+#[derive(Clone, Debug)]
+pub struct JsonText(Arc<RawValue>);
+
+impl JsonText {
+    pub fn new(value: &impl Serialize) -> Self {
+        Self(to_raw_value(value).expect("wire types have string keys").into())
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.get().len()
+    }
+}
+
+impl Serialize for JsonText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]

@@ -4,14 +4,17 @@ use std::time::Instant;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::response::ResponsesReply;
 use crate::app::SharedApp;
 use crate::auth::Caller;
+use crate::blocking;
 use crate::error::{ApiError, ApiErrorKind, OpenAiErrorBody};
 use crate::excerpt::excerpt;
 
@@ -33,10 +36,10 @@ pub async fn get(
     State(app): State<SharedApp>,
     Extension(Caller(tenant)): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let id = id_of(id)?;
     let stored = app.responses().get(tenant, &id, Instant::now()).ok_or_else(|| not_found(&id))?;
-    Ok(Json(stored.response()))
+    Ok(([(CONTENT_TYPE, "application/json")], stored.response().to_owned()).into_response())
 }
 
 /// Delete a stored response
@@ -67,7 +70,7 @@ pub async fn delete(
     params(("id" = String, Path, description = "The response's id"), ResponsesItemsQuery),
     responses(
         (status = 200, description = "The items", body = ResponsesItemList),
-        (status = 400, description = "The query cannot be read", body = OpenAiErrorBody),
+        (status = 400, description = "The query cannot be read, or there is no item `after`", body = OpenAiErrorBody),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
         (status = 404, description = "There is no such response", body = OpenAiErrorBody),
     )
@@ -85,7 +88,7 @@ pub async fn input_items(
     }
     let id = id_of(id)?;
     let stored = app.responses().get(tenant, &id, Instant::now()).ok_or_else(|| not_found(&id))?;
-    Ok(Json(ResponsesItemList::page(&stored.input(), &query, limit)))
+    blocking::run(move || Ok(Json(ResponsesItemList::page(stored.input(), &query, limit)?))).await
 }
 
 /// Which of the items to list
@@ -123,30 +126,38 @@ pub struct ResponsesItemList {
     #[schema(value_type = String)]
     object: &'static str,
     #[schema(value_type = Vec<Object>)]
-    data: Vec<Value>,
+    data: Vec<Box<RawValue>>,
     has_more: bool,
     first_id: Option<String>,
     last_id: Option<String>,
 }
 
 impl ResponsesItemList {
-    fn page(items: &[Value], query: &ResponsesItemsQuery, limit: usize) -> Self {
-        let mut items: Vec<&Value> = items.iter().collect();
+    fn page(mut items: Vec<Box<RawValue>>, query: &ResponsesItemsQuery, limit: usize) -> Result<Self, ApiError> {
         if query.order.unwrap_or_default() == ResponsesItemsOrder::Desc {
             items.reverse();
         }
-        let after = query.after.as_deref().and_then(|id| items.iter().position(|item| item["id"] == id));
-        let rest = &items[after.map_or(0, |index| index + 1)..];
-        let data: Vec<Value> = rest.iter().take(limit).copied().cloned().collect();
-        let id = |item: Option<&Value>| item.and_then(|item| item["id"].as_str()).map(str::to_owned);
-        Self {
-            object: "list",
-            has_more: rest.len() > data.len(),
-            first_id: id(data.first()),
-            last_id: id(data.last()),
-            data,
+        if let Some(after) = &query.after {
+            let index = items.iter().position(|item| item_id(item).as_ref() == Some(after));
+            let index = index.ok_or_else(|| {
+                ApiError::invalid("after", format!("there is no item with the id '{}'", excerpt(after)))
+            })?;
+            items.drain(..=index);
         }
+        let has_more = items.len() > limit;
+        items.truncate(limit);
+        let (first_id, last_id) =
+            (items.first().and_then(|item| item_id(item)), items.last().and_then(|item| item_id(item)));
+        Ok(Self { object: "list", has_more, first_id, last_id, data: items })
     }
+}
+
+fn item_id(item: &RawValue) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Item {
+        id: Option<String>,
+    }
+    serde_json::from_str::<Item>(item.get()).ok()?.id
 }
 
 fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
@@ -169,17 +180,19 @@ pub fn previous_not_found(id: &str) -> ApiError {
 mod tests {
     use super::*;
     use serde_json::json;
+    use serde_json::value::to_raw_value;
 
     #[test]
     fn items_are_listed_page_by_page() {
-        let items: Vec<Value> = (0..5).map(|number| json!({"id": number.to_string()})).collect();
+        let items = || (0..5).map(|number| to_raw_value(&json!({"id": number.to_string()})).unwrap()).collect();
         let page = |order, after: Option<&str>| {
             let query = ResponsesItemsQuery { order: Some(order), after: after.map(str::to_owned), limit: None };
-            let ResponsesItemList { data, has_more, .. } = ResponsesItemList::page(&items, &query, 3);
-            (data.iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect::<String>(), has_more)
+            let ResponsesItemList { data, has_more, .. } = ResponsesItemList::page(items(), &query, 3)?;
+            Ok::<_, ApiError>((data.iter().map(|item| item_id(item).unwrap()).collect::<String>(), has_more))
         };
-        assert_eq!(page(ResponsesItemsOrder::Asc, None), ("012".to_owned(), true));
-        assert_eq!(page(ResponsesItemsOrder::Asc, Some("2")), ("34".to_owned(), false));
-        assert_eq!(page(ResponsesItemsOrder::Desc, Some("3")), ("210".to_owned(), false));
+        assert_eq!(page(ResponsesItemsOrder::Asc, None).unwrap(), ("012".to_owned(), true));
+        assert_eq!(page(ResponsesItemsOrder::Asc, Some("2")).unwrap(), ("34".to_owned(), false));
+        assert_eq!(page(ResponsesItemsOrder::Desc, Some("3")).unwrap(), ("210".to_owned(), false));
+        assert_eq!(page(ResponsesItemsOrder::Desc, Some("x")).unwrap_err().param.as_deref(), Some("after"));
     }
 }

@@ -32,7 +32,7 @@ pub enum ResponsesTool {
         name: String,
         #[serde(default)]
         description: Option<String>,
-        #[schema(no_recursion)]
+        #[schema(no_recursion, max_items = 512)]
         tools: Vec<ResponsesTool>,
     },
     LocalShell {},
@@ -96,6 +96,7 @@ pub enum ResponsesNamedChoice {
     /// The mode applies to these tools only; all others are ignored.
     AllowedTools {
         mode: ResponsesToolMode,
+        #[schema(max_items = 512)]
         tools: Vec<ResponsesAllowedTool>,
     },
 }

@@ -3,22 +3,29 @@
 //! Models call functions with JSON. A custom tool, whose input is a text, is therefore offered as a function with one
 //! parameter, and the shell as one with a command; their calls are converted back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 use text::{InputGrammar, TEXT_INPUT};
 
 use super::request::ResponsesShellAction;
 use super::tool_types::{ResponsesCustomFormat, ResponsesGrammarSyntax, ResponsesTool};
+use crate::error::ApiError;
+use crate::hosted_tools::HostedTools;
+use crate::tool_names::{NAME_BYTES_MAX, ToolNames, no_name};
 
 /// The name under which the model sees the shell.
 pub const SHELL: &str = "local_shell";
 
 /// The tools that the model is offered.
-#[derive(Clone, Debug, Default)]
-pub struct OfferedTools(Vec<OfferedTool>);
+#[derive(Debug, Default)]
+pub struct OfferedTools {
+    tools: Vec<OfferedTool>,
+    names: ToolNames,
+    hosted: HostedTools,
+}
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct OfferedTool {
     /// The name that the model sees.
     name: String,
@@ -37,68 +44,96 @@ pub enum CallForm {
     Shell,
 }
 
+/// The forms of the calls of all tools, by the names that the model sees.
+#[derive(Debug, Default)]
+pub struct CallForms(HashMap<String, CallForm>);
+
+impl CallForms {
+    /// The form of a call of the tool that the model sees under this name.
+    pub fn form(&self, name: &str) -> CallForm {
+        let unknown = || CallForm::Function { namespace: None, name: name.to_owned() };
+        self.0.get(name).cloned().unwrap_or_else(unknown)
+    }
+}
+
 impl OfferedTools {
-    /// Tools that need OpenAI's services are left out, with a warning in the log.
-    pub fn new(tools: &[ResponsesTool]) -> Self {
+    /// Tools that need OpenAI's services are left out.
+    pub fn new(tools: &[ResponsesTool]) -> Result<Self, ApiError> {
         let mut offered = Self::default();
-        offered.add(tools, None);
-        offered
+        offered.add_all(tools, None, "tools")?;
+        offered.hosted.log();
+        Ok(offered)
     }
 
     /// The definitions of the tools; with `allowed`, only of those with these names.
-    pub fn definitions(&self, allowed: Option<&[&str]>) -> Vec<Value> {
-        let is_allowed = |tool: &&OfferedTool| allowed.is_none_or(|names| names.contains(&tool.name.as_str()));
-        self.0.iter().filter(is_allowed).map(|tool| tool.definition.clone()).collect()
+    pub fn definitions(&self, allowed: Option<&HashSet<&str>>) -> Vec<Value> {
+        let is_allowed = |tool: &&OfferedTool| allowed.is_none_or(|names| names.contains(tool.name.as_str()));
+        self.tools.iter().filter(is_allowed).map(|tool| tool.definition.clone()).collect()
     }
 
     /// The grammars of custom tools, by the names that the model sees.
     pub fn input_grammars(&self) -> HashMap<String, InputGrammar> {
         let grammar = |tool: &OfferedTool| Some((tool.name.clone(), tool.input_grammar.clone()?));
-        self.0.iter().filter_map(grammar).collect()
+        self.tools.iter().filter_map(grammar).collect()
     }
 
-    /// The form of a call of the tool that the model sees under this name.
-    pub fn form(&self, name: &str) -> CallForm {
-        let form = self.0.iter().find(|tool| tool.name == name).map(|tool| tool.form.clone());
-        form.unwrap_or_else(|| CallForm::Function { namespace: None, name: name.to_owned() })
+    pub fn into_forms(self) -> CallForms {
+        CallForms(self.tools.into_iter().map(|tool| (tool.name, tool.form)).collect())
     }
 
-    fn add(&mut self, tools: &[ResponsesTool], namespace: Option<&str>) {
-        for tool in tools {
-            let (inside, mut input_grammar) = (namespace.map(str::to_owned), None);
-            let (name, definition, form) = match tool {
-                ResponsesTool::Function { name, description, parameters, strict } => {
-                    let visible = visible_name(namespace, name);
-                    let mut definition = function(&visible, description.as_deref(), parameters.clone());
-                    if let Some(strict) = strict {
-                        definition["function"]["strict"] = json!(strict);
-                    }
-                    (visible, definition, CallForm::Function { namespace: inside, name: name.clone() })
-                }
-                ResponsesTool::Custom { name, description, format } => {
-                    let visible = visible_name(namespace, name);
-                    let definition = custom(&visible, description.as_deref(), format.as_ref());
-                    if let Some(ResponsesCustomFormat::Grammar { syntax, definition }) = format {
-                        input_grammar = Some(match syntax {
-                            ResponsesGrammarSyntax::Lark => InputGrammar::Lark(definition.clone()),
-                            ResponsesGrammarSyntax::Regex => InputGrammar::Regex(definition.clone()),
-                        });
-                    }
-                    (visible, definition, CallForm::Custom { namespace: inside, name: name.clone() })
-                }
-                ResponsesTool::LocalShell {} => (SHELL.to_owned(), shell(), CallForm::Shell),
-                ResponsesTool::Namespace { name, tools, .. } => {
-                    self.add(tools, Some(&visible_name(namespace, name)));
-                    continue;
-                }
-                hosted => {
-                    let kind = json!(hosted)["type"].take();
-                    tracing::warn!(tool = %kind, "this server has no such tool: it is not offered to the model");
-                    continue;
-                }
-            };
-            self.0.push(OfferedTool { name, definition, form, input_grammar });
+    /// `at` is the field that contains `tools`.
+    fn add_all(&mut self, tools: &[ResponsesTool], namespace: Option<&str>, at: &str) -> Result<(), ApiError> {
+        for (index, tool) in tools.iter().enumerate() {
+            self.add(tool, namespace, &format!("{at}[{index}]"))?;
         }
+        Ok(())
+    }
+
+    fn add(&mut self, tool: &ResponsesTool, namespace: Option<&str>, at: &str) -> Result<(), ApiError> {
+        let visible = match tool {
+            ResponsesTool::Function { name, .. }
+            | ResponsesTool::Custom { name, .. }
+            | ResponsesTool::Namespace { name, .. } => bounded_name(namespace, name, &format!("{at}.name"))?,
+            ResponsesTool::LocalShell {} => SHELL.to_owned(),
+            hosted => {
+                self.hosted.add(json!(hosted)["type"].as_str().unwrap_or_default());
+                return Ok(());
+            }
+        };
+        if let ResponsesTool::Namespace { tools, .. } = tool {
+            return self.add_all(tools, Some(&visible), &format!("{at}.tools"));
+        }
+        self.names.add(&visible, &format!("{at}.name"))?;
+        self.tools.push(OfferedTool::new(tool, visible, namespace.map(str::to_owned)));
+        Ok(())
+    }
+}
+
+impl OfferedTool {
+    /// `visible` is the name that the model sees.
+    fn new(tool: &ResponsesTool, visible: String, namespace: Option<String>) -> Self {
+        let mut input_grammar = None;
+        let (definition, form) = match tool {
+            ResponsesTool::Function { name, description, parameters, strict } => {
+                let mut definition = function(&visible, description.as_deref(), parameters.clone());
+                if let Some(strict) = strict {
+                    definition["function"]["strict"] = json!(strict);
+                }
+                (definition, CallForm::Function { namespace, name: name.clone() })
+            }
+            ResponsesTool::Custom { name, description, format } => {
+                if let Some(ResponsesCustomFormat::Grammar { syntax, definition }) = format {
+                    input_grammar = Some(match syntax {
+                        ResponsesGrammarSyntax::Lark => InputGrammar::Lark(definition.clone()),
+                        ResponsesGrammarSyntax::Regex => InputGrammar::Regex(definition.clone()),
+                    });
+                }
+                let definition = custom(&visible, description.as_deref(), format.as_ref());
+                (definition, CallForm::Custom { namespace, name: name.clone() })
+            }
+            _ => (shell(), CallForm::Shell),
+        };
+        Self { name: visible, definition, form, input_grammar }
     }
 }
 
@@ -112,6 +147,12 @@ impl ResponsesTool {
 /// The name of a tool that may be in a namespace, as the model sees it.
 pub fn visible_name(namespace: Option<&str>, name: &str) -> String {
     namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}.{name}"))
+}
+
+/// The same, if it is short enough. It is checked before it is built: a namespace is repeated in the names of all its tools.
+fn bounded_name(namespace: Option<&str>, name: &str, at: &str) -> Result<String, ApiError> {
+    let bytes = namespace.map_or(0, |namespace| namespace.len() + 1) + name.len();
+    if bytes > NAME_BYTES_MAX { Err(no_name(at)) } else { Ok(visible_name(namespace, name)) }
 }
 
 /// The arguments of the call of a custom tool, as the model writes them.
@@ -189,6 +230,10 @@ mod tests {
     use super::*;
 
     fn offered(tools: Value) -> OfferedTools {
+        try_offered(tools).unwrap()
+    }
+
+    fn try_offered(tools: Value) -> Result<OfferedTools, ApiError> {
         OfferedTools::new(&serde_json::from_value::<Vec<ResponsesTool>>(tools).unwrap())
     }
 
@@ -202,6 +247,7 @@ mod tests {
             tools.definitions(None).iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect();
         assert_eq!(names, ["agents.spawn", "agents.patch"]);
         let (namespace, name) = (Some("agents".to_owned()), "spawn".to_owned());
+        let tools = tools.into_forms();
         assert_eq!(tools.form("agents.spawn"), CallForm::Function { namespace, name });
         let unknown = CallForm::Function { namespace: None, name: "spawn".to_owned() };
         assert_eq!(tools.form("spawn"), unknown);
@@ -222,7 +268,28 @@ mod tests {
         let tools =
             offered(json!([{"type": "web_search", "external_web_access": false}, {"type": "function", "name": "f"}]));
         assert_eq!(tools.definitions(None).len(), 1);
-        assert_eq!(tools.definitions(Some(&["g"])), [] as [Value; 0]);
+        assert_eq!(tools.definitions(Some(&HashSet::from(["g"]))), [] as [Value; 0]);
+    }
+
+    #[test]
+    fn a_namespace_cannot_multiply_a_long_name() {
+        let tool = |name: String| json!({"type": "custom", "name": name});
+        let namespace = |name: String, tools: Value| json!([{"type": "namespace", "name": name, "tools": tools}]);
+        let many = (0..513).map(|number| tool(number.to_string())).collect();
+        let nested = namespace("x".repeat(200), namespace("x".repeat(200), json!([])));
+        for (tools, param) in [
+            (namespace("x".repeat(1 << 20), json!([])), "tools[0].name"),
+            (namespace("x".repeat(255), json!([tool("y".to_owned())])), "tools[0].tools[0].name"),
+            (nested, "tools[0].tools[0].name"),
+            (namespace("x".to_owned(), many), "tools"),
+            (
+                json!([tool("a.b".to_owned()), namespace("a".to_owned(), json!([tool("b".to_owned())]))[0]]),
+                "tools[1].tools[0].name",
+            ),
+            (json!([{"type": "local_shell"}, {"type": "local_shell"}]), "tools[1].name"),
+        ] {
+            assert_eq!(try_offered(tools).unwrap_err().param.as_deref(), Some(param));
+        }
     }
 
     #[test]

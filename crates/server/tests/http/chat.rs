@@ -52,6 +52,25 @@ async fn a_stream_says_what_the_whole_answer_says() {
 }
 
 #[tokio::test]
+async fn every_event_counts_the_tokens_so_far_if_asked_to() {
+    let client = Client::new();
+    for (path, prompt) in [(CHAT, json!({})), ("/v1/completions", json!({"prompt": "Tell me"}))] {
+        let usage = json!({"include_usage": true, "continuous_usage_stats": true});
+        let mut body = ask(json!({"ignore_eos": true, "stream_options": usage}));
+        body.as_object_mut().unwrap().extend(prompt.as_object().unwrap().clone());
+        let events = client.stream(path, body).await;
+        let count = |event: &Value| event["usage"]["completion_tokens"].as_u64().unwrap();
+        let counts: Vec<_> = events.iter().map(count).collect();
+        assert!(counts.is_sorted() && counts[0] <= 1 && counts.contains(&6), "{path}: {counts:?}");
+        assert_eq!(counts.last(), Some(&12), "{path}");
+        assert!(events.iter().all(|event| event["usage"]["prompt_tokens"] == events[0]["usage"]["prompt_tokens"]));
+    }
+    // Without `include_usage` there is none.
+    let events = client.stream(CHAT, ask(json!({"stream_options": {"continuous_usage_stats": true}}))).await;
+    assert!(events.iter().all(|event| event.get("usage").is_none()));
+}
+
+#[tokio::test]
 async fn the_same_seed_gives_the_same_answer_and_choices_differ() {
     let client = Client::new();
     let fields = json!({"seed": 42, "temperature": 1, "top_p": 1, "top_k": 0, "n": 3, "ignore_eos": true});

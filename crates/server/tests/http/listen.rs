@@ -48,6 +48,25 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str
 const GET: &str = "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
+async fn a_client_that_first_sends_a_refused_body_whole_gets_its_response() {
+    let config = server::Config { body_bytes_max: 1000, ..fixture::config() };
+    let router = server::router(&fixture::ready(config, fixture::shared()));
+    let (address, _stop, _) = serve_router(router, None, CONNECTIONS_MAX).await;
+    // More than the buffers of both sockets hold.
+    let body = "x".repeat(64 << 20);
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}",
+        body.len()
+    );
+    let response = exchange(TcpStream::connect(address).await.unwrap(), &format!("{head}\r\n\r\n{body}")).await;
+    assert!(response.starts_with("HTTP/1.1 413 "), "{response}");
+    // A client that asks first is told without sending.
+    let asking = format!("{head}\r\nexpect: 100-continue\r\n\r\n");
+    let response = exchange(TcpStream::connect(address).await.unwrap(), &asking).await;
+    assert!(response.starts_with("HTTP/1.1 413 "), "{response}");
+}
+
+#[tokio::test]
 async fn a_certificate_makes_it_https() {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let tls = Tls::from_pem(made.cert.pem().as_bytes(), made.signing_key.serialize_pem().as_bytes()).unwrap();
@@ -164,7 +183,7 @@ async fn read_all_of(address: SocketAddr, request: &str) -> String {
 }
 
 #[tokio::test]
-async fn connections_without_a_request_make_room_for_others_and_running_requests_stay() {
+async fn connections_without_a_request_are_evicted_for_others_and_running_requests_stay() {
     const MAX: usize = 8;
     let gated = Gated::new();
     let (address, _stop, _) = serve_router(gated.router.clone(), None, MAX).await;
@@ -176,7 +195,7 @@ async fn connections_without_a_request_make_room_for_others_and_running_requests
         silent.push(stream);
     }
     assert!(is_healthy(address).await);
-    assert_eq!(read_all(silent.remove(0)).await, "", "the first was dropped");
+    assert_eq!(read_all(silent.remove(0)).await, "", "the first was evicted");
     gated.end(running).await;
     assert!(is_healthy(address).await);
 }

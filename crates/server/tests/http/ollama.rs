@@ -345,3 +345,10 @@ async fn scripts_need_not_name_the_type_of_a_body_and_pages_must() {
     let (status, _) = form().error("/v1/completions", r#"{"prompt": "x"}"#).await;
     assert_eq!(status, 415);
 }
+
+#[tokio::test]
+async fn there_is_a_limit_on_the_texts_of_one_request() {
+    let body = json!({"model": MODEL, "input": vec!["a"; 2049]});
+    let (status, error) = Client::new().error("/api/embed", &body.to_string()).await;
+    assert_eq!((status, &error), (400, &json!("there are more than 2048 texts")));
+}

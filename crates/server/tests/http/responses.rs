@@ -95,6 +95,8 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"conversation": "conv_1"}), "conversation"),
         (json!({"truncation": "always"}), "truncation"),
         (json!({"tools": [{"type": "teleport"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name"),
+        (json!({"tools": [{"type": "custom", "name": "a"}, {"type": "custom", "name": "a"}]}), "tools[1].name"),
         (json!({"input": []}), "input"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
     ];
@@ -205,6 +207,60 @@ async fn a_stored_response_is_continued_listed_and_deleted() {
         (400, &json!("previous_response_not_found"), &json!("previous_response_id"))
     );
     assert_eq!(error["message"], format!("Previous response with id '{id}' not found."));
+}
+
+#[tokio::test]
+async fn items_keep_the_ids_that_the_client_gave_them() {
+    let client = Client::new();
+    let item = |id: Value, text: &str| json!({"role": "user", "content": text, "id": id});
+    let input = json!([item(json!("msg_mine"), "a"), item(json!(null), "b"), item(json!("msg_last"), "c")]);
+    let response = client.post(RESPONSES, json!({"model": MODEL, "input": input, "max_output_tokens": 1})).await;
+    let path = format!("{RESPONSES}/{}/input_items?order=asc", response["id"].as_str().unwrap());
+    let items = client.get(&path).await.json();
+    assert_eq!((&items["first_id"], &items["last_id"]), (&json!("msg_mine"), &json!("msg_last")), "{items}");
+    assert!(items["data"][1]["id"].as_str().unwrap().starts_with("msg_"));
+    let rest = client.get(&format!("{path}&after=msg_mine")).await.json();
+    assert_eq!(rest["data"].as_array().unwrap().len(), 2);
+    let unknown = client.get(&format!("{path}&after=msg_other")).await;
+    assert_eq!((unknown.status.as_u16(), &unknown.json()["error"]["param"]), (400, &json!("after")));
+}
+
+/// A response repeats the setting that was in effect: a forced call is one call unless the request says otherwise.
+#[tokio::test]
+async fn parallel_tool_calls_are_reported_as_they_are_allowed() {
+    let client = Client::new();
+    for (given, choice, effective) in [
+        (json!(null), "auto", true),
+        (json!(null), "required", false),
+        (json!(false), "auto", false),
+        (json!(true), "required", true),
+    ] {
+        let fields = json!({"parallel_tool_calls": given, "tool_choice": choice, "max_output_tokens": 1});
+        let response = client.post(RESPONSES, ask(fields)).await;
+        assert_eq!(response["parallel_tool_calls"], effective, "{given} {choice}");
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_longer_than_a_body_is_not_stored() {
+    let config = Config { body_bytes_max: 2000, ..fixture::config() };
+    let client = Client::of(&fixture::ready(config, fixture::shared()));
+    let body = |more: Value| {
+        let mut body = json!({"model": MODEL, "input": "x".repeat(300), "max_output_tokens": 1, "truncation": "auto"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let mut response = client.post(RESPONSES, body(json!({}))).await;
+    let mut stored = 0;
+    while response["store"] == true {
+        stored += 1;
+        assert!(stored < 10, "the conversation grows without a limit");
+        response = client.post(RESPONSES, body(json!({"previous_response_id": response["id"]}))).await;
+    }
+    assert!(stored > 1);
+    let next = body(json!({"previous_response_id": response["id"]}));
+    let (_, error) = client.error(RESPONSES, &next.to_string()).await;
+    assert_eq!(error["code"], "previous_response_not_found");
 }
 
 #[tokio::test]

@@ -39,3 +39,21 @@ async fn the_tokens_that_begin_and_end_texts_can_be_asked_for() {
     let end = client.post("/tokenize", json!({"prompt": info["eos_token"], "add_special_tokens": false})).await;
     assert_eq!(end["count"], 1);
 }
+
+#[tokio::test]
+async fn what_is_far_too_long_is_not_counted() {
+    let client = Client::new();
+    let long = "a".repeat(6 << 20);
+    let (status, error) = client.error("/tokenize", &json!({"prompt": long}).to_string()).await;
+    assert_eq!((status, &error["code"], &error["param"]), (400, &json!("context_length_exceeded"), &json!("prompt")));
+    let messages = json!([{"role": "user", "content": long}]);
+    let (status, error) = client.error("/tokenize", &json!({"messages": messages}).to_string()).await;
+    assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")));
+    let body = json!({"model": crate::fixture::MODEL, "messages": messages});
+    let (status, error) = client.error("/v1/messages/count_tokens", &body.to_string()).await;
+    assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{error}");
+    // Twice the context is counted.
+    let context = client.get("/v1/models").await.json()["data"][0]["max_model_len"].as_u64().unwrap();
+    let counted = client.post("/tokenize", json!({"prompt": "a b ".repeat(context as usize)})).await;
+    assert!(counted["count"].as_u64().unwrap() > context);
+}

@@ -13,7 +13,7 @@ fn an_answer_appears_as_it_is_streamed() {
         assert_eq!(asked.body["messages"], json!([{ "role": "user", "content": "Why is the sky blue?" }]));
         assert_eq!(asked.body["model"], "test/tiny-model");
         assert_eq!(asked.body["stream"], true);
-        assert_eq!(asked.body["stream_options"], json!({ "include_usage": true }));
+        assert_eq!(asked.body["stream_options"], json!({ "include_usage": true, "continuous_usage_stats": true }));
         assert_eq!(asked.key, None);
         tab.wait("document.querySelector('.assistant .wait')");
         let answer = asked.answer();
@@ -51,9 +51,10 @@ fn stopping_hangs_up_and_keeps_what_was_written() {
     on_page(|site, tab| {
         for (round, stop_by_key) in [true, false].into_iter().enumerate() {
             let answer = send(site, tab, "Count").answer();
-            answer.write("one,");
+            answer.write_counted("one,", 21, 2);
             tab.wait_text(ANSWER, "one,");
-            answer.write(" two");
+            // An event may have the text of several tokens.
+            answer.write_counted(" two", 21, 5);
             tab.wait_text(ANSWER, "one, two");
             if stop_by_key {
                 tab.press("Escape");
@@ -61,8 +62,7 @@ fn stopping_hangs_up_and_keeps_what_was_written() {
                 tab.click("#stop");
             }
             answer.wait_hung_up();
-            // There is no usage: the page counts what arrived.
-            tab.wait_text(".assistant:last-child .facts", "stopped · 2 tokens · ");
+            tab.wait_text(".assistant:last-child .facts", "stopped · 5 tokens · ");
             tab.wait_text(".assistant:last-child .facts", " tokens/s · time to first token ");
             assert_eq!(tab.text(ANSWER).trim(), "one, two");
             assert_eq!(tab.count(".error"), 0);

@@ -68,6 +68,23 @@ fn the_oldest_turns_are_forgotten_before_the_context_is_full() {
 }
 
 #[test]
+fn a_system_prompt_that_grows_is_counted() {
+    on_page(|site, tab| {
+        small_context(site, tab);
+        let answer = send(site, tab, &format!("one {}", "x".repeat(300))).answer();
+        answer.write("1st");
+        answer.finish_with_usage("stop", 310, 190);
+        tab.wait_text("#context .words", "500 / 1,000 tokens");
+        tab.click("#open-settings");
+        tab.fill("#settings [name=system]", &"S".repeat(460));
+        tab.click("#settings .primary");
+        let asked = send(site, tab, "two");
+        assert_eq!(beginnings(&asked), ["SSS", "two"], "750 tokens may be prompt");
+        complete(tab, asked.answer(), "2nd");
+    });
+}
+
+#[test]
 fn a_refusal_of_the_server_forgets_turn_after_turn() {
     on_page(|site, tab| {
         tab.expect_error("400");

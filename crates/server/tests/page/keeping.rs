@@ -150,6 +150,26 @@ fn what_was_exported_is_imported_and_what_is_damaged_is_not() {
 }
 
 #[test]
+fn an_import_that_fails_half_way_says_how_far_it_came() {
+    on_page(|_, tab| {
+        let conversation =
+            |title: &str| json!({ "title": title, "messages": [{ "id": "a", "role": "user", "content": title }] });
+        tab.eval(
+            "(() => { const { put } = IDBObjectStore.prototype; let left = 1;
+                IDBObjectStore.prototype.put = function (value) {
+                    if (left-- > 0) return put.call(this, value);
+                    throw new Error('the disk is full');
+                }; })()",
+        );
+        let file = json!([conversation("One"), conversation("Two"), conversation("Three")]).to_string();
+        pick(tab, "#pick-import", &[("chats.json", &file)]);
+        tab.wait_text(".toast", "Imported 1 of 3: the disk is full.");
+        tab.wait_text("#conversations [aria-current]", "One");
+        assert_eq!(tab.count("#conversations li"), 1);
+    });
+}
+
+#[test]
 fn deleting_a_conversation_stops_its_answer_for_good() {
     on_page(|site, tab| {
         let answer = send(site, tab, "Endless").answer();

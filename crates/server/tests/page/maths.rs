@@ -34,6 +34,22 @@ fn the_page_is_one_script_and_one_style_until_there_is_a_formula() {
 }
 
 #[test]
+fn variables_and_amounts_are_no_formulas() {
+    on_page(|site, tab| {
+        let texts =
+            ["copy $src/$dst now", "set $name=$value", "$5-per-unit and 6$ off", "from $5/month or 6$", "$a:$b.$c"];
+        exchange(site, tab, "Text", &texts.join("\n\n"));
+        for text in texts {
+            tab.wait_text(BODY, text);
+        }
+        assert_eq!(tab.count(".maths"), 0);
+        exchange(site, tab, "Maths", "the $n$th, $x$-axis, $2x + ab + c$ and $a+$.");
+        tab.wait(&format!("document.querySelectorAll('{BODY} .katex').length === 4"));
+        assert_eq!(formulas(tab), json!(["n", "x", "2x + ab + c", "a+"]));
+    });
+}
+
+#[test]
 fn formulas_are_drawn_in_all_their_notations() {
     on_page(|site, tab| {
         let text = "Let $a_1 * b_1 * c$ and \\(\\vec{d}\\) be **bold $e$**.\n\nThen:\n$$\n\\boxed{\\frac{f}{g}} =\n\\sqrt{h}\n$$\nand\n\n\

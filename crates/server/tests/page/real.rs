@@ -150,10 +150,17 @@ fn a_server_with_keys_lets_nobody_in_without_one() {
         tab.press("Enter");
         tab.wait_text("#key .problem", "The server does not accept this API key.");
         assert_eq!(tab.eval("document.querySelector('#key').open"), true, "it is asked for again");
-        assert_eq!(tab.text("#state").trim(), "API key refused");
+        assert_eq!(tab.text("#state").trim(), "API key needed", "a wrong key is not kept");
         tab.fill("#key input", "open-sesame");
         tab.press("Enter");
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
+
+        // A wrong key does not replace the right one.
+        tab.click("#open-key");
+        tab.fill("#key input", "open-barley");
+        tab.press("Enter");
+        tab.wait_text("#key .problem", "The server does not accept this API key.");
+        tab.click("#key [data-cancel]");
         set(tab, &[("max_tokens", "8")]);
         tab.click("#prompt");
         tab.write("Hello");

@@ -52,7 +52,6 @@ impl Site {
         let script = Script { asked: sender, status: Arc::clone(&status) };
         let scripted = Router::new()
             .route("/v1/chat/completions", post(chat))
-            .route("/v1/models", get(models))
             .route("/tokenize", post(tokenize))
             .route("/status", get(report))
             .with_state(script)
@@ -119,6 +118,12 @@ impl Answer {
         self.delta(json!({ "content": text }));
     }
 
+    /// Writes text in an event that counts the tokens so far.
+    pub fn write_counted(&self, text: &str, prompt: u32, generated: u32) {
+        let choice = json!({ "index": 0, "delta": { "content": text }, "finish_reason": null });
+        self.event(&json!({ "choices": [choice], "usage": usage(prompt, generated) }).to_string());
+    }
+
     pub fn event(&self, data: &str) {
         self.raw(&format!("data: {data}\n\n"));
     }
@@ -133,10 +138,7 @@ impl Answer {
 
     pub fn finish_with_usage(self, reason: &str, prompt: u32, generated: u32) {
         self.event(&json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": reason }] }).to_string());
-        let details = json!({ "cached_tokens": 16 });
-        let usage =
-            json!({ "prompt_tokens": prompt, "completion_tokens": generated, "prompt_tokens_details": details });
-        self.event(&json!({ "choices": [], "usage": usage }).to_string());
+        self.event(&json!({ "choices": [], "usage": usage(prompt, generated) }).to_string());
         self.event("[DONE]");
     }
 
@@ -146,6 +148,11 @@ impl Answer {
         let closed = runtime.block_on(async { tokio::time::timeout(WAIT, self.0.closed()).await });
         closed.expect("the page hangs up");
     }
+}
+
+fn usage(prompt: u32, generated: u32) -> Value {
+    let details = json!({ "cached_tokens": 16 });
+    json!({ "prompt_tokens": prompt, "completion_tokens": generated, "prompt_tokens_details": details })
 }
 
 /// Serves a router on a free port while the runtime lives; returns its address.
@@ -190,12 +197,6 @@ async fn chat(State(script): State<Script>, headers: HeaderMap, Json(body): Json
     let key = headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     script.asked.send(Asked { body, key, answer }).unwrap();
     answered.await.unwrap_or_else(|_| StatusCode::IM_A_TEAPOT.into_response())
-}
-
-/// The model that the status names.
-async fn models(State(script): State<Script>) -> Json<Value> {
-    let model = script.status.lock().unwrap().1["model"].clone();
-    Json(json!({ "object": "list", "data": [{ "id": model }] }))
 }
 
 /// Each character is a token.

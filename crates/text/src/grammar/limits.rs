@@ -6,6 +6,8 @@ use serde_json::{Map, Value};
 /// The maximum bytes and lines of a grammar; the compiler may recurse for each line.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 pub const GRAMMAR_LINES_MAX: usize = 5_000;
+/// The maximum of classes such as `\w` in a grammar. Each may be hundreds of ranges of characters.
+pub const GRAMMAR_CLASSES_MAX: usize = 4_000;
 /// The maximum nesting depth, subschemas and `patternProperties` of a schema: the cost of some combinations is quadratic in
 /// these.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
@@ -32,9 +34,21 @@ pub(crate) fn check_lark(source: &str) -> Result<(), GrammarError> {
 
 pub(super) fn check_text(text: &str) -> Result<(), GrammarError> {
     let lines = text.lines().count();
+    let is_class = |pair: &&[u8]| matches!(pair, [b'\\', b'w' | b'W' | b'd' | b'D' | b'p' | b'P']);
+    check_length(text)?;
+    if lines > GRAMMAR_LINES_MAX {
+        return Err(GrammarError::TooManyLines { lines });
+    }
+    if text.as_bytes().windows(2).filter(is_class).count() > GRAMMAR_CLASSES_MAX {
+        return Err(GrammarError::TooManyClasses);
+    }
+    Ok(())
+}
+
+/// For a grammar that is built step by step.
+pub(crate) fn check_length(text: &str) -> Result<(), GrammarError> {
     match text.len() {
         bytes if bytes > GRAMMAR_BYTES_MAX => Err(GrammarError::TooLong { bytes }),
-        _ if lines > GRAMMAR_LINES_MAX => Err(GrammarError::TooManyLines { lines }),
         _ => Ok(()),
     }
 }

@@ -1,14 +1,14 @@
 //! The arguments of a call.
 
-use super::error::Error;
+use super::containers::Text;
+use super::error::{Error, quoted};
 use super::meter::{Charge, Meter};
 use super::value::Value;
 use std::rc::Rc;
-use std::sync::Arc;
 
 pub(super) struct Arguments {
     pub positional: Vec<Value>,
-    pub keywords: Vec<(Arc<str>, Value)>,
+    pub keywords: Vec<(Text, Value)>,
     charge: Charge,
 }
 
@@ -18,19 +18,22 @@ impl Arguments {
     }
 
     pub fn push(&mut self, value: Value) -> Result<(), Error> {
+        self.charge.meter().steps(1)?;
         self.charge.grow(2 * size_of::<Value>())?;
         self.positional.push(value);
         Ok(())
     }
 
-    pub fn push_keyword(&mut self, name: Arc<str>, value: Value) -> Result<(), Error> {
-        self.charge.grow(2 * size_of::<(Arc<str>, Value)>())?;
+    pub fn push_keyword(&mut self, name: Text, value: Value) -> Result<(), Error> {
+        self.charge.meter().steps(1)?;
+        self.charge.grow(2 * size_of::<(Text, Value)>())?;
         self.keywords.push((name, value));
         Ok(())
     }
 
-    pub fn keyword(&self, name: &str) -> Option<&Value> {
-        self.keywords.iter().find(|(keyword, _)| **keyword == *name).map(|(_, value)| value)
+    pub fn keyword(&self, name: &str) -> Result<Option<&Value>, Error> {
+        self.charge.meter().steps(self.keywords.len())?;
+        Ok(self.keywords.iter().find(|(keyword, _)| **keyword == *name).map(|(_, value)| value))
     }
 
     /// The values of these parameters, by position or by name. Further arguments are an error.
@@ -38,12 +41,16 @@ impl Arguments {
         if self.positional.len() > N {
             return Err(Error::failed(format!("it takes at most {N} arguments")));
         }
+        self.charge.meter().steps(self.keywords.len())?;
         if let Some((name, _)) = self.keywords.iter().find(|(name, _)| !names.contains(&&**name)) {
-            return Err(Error::failed(format!("it takes no argument {name:?}")));
+            return Err(Error::failed(format!("it takes no argument {}", quoted(name))));
         }
         let mut values = [None; N];
         for (index, name) in names.into_iter().enumerate() {
-            values[index] = self.positional.get(index).or_else(|| self.keyword(name));
+            values[index] = match self.positional.get(index) {
+                Some(value) => Some(value),
+                None => self.keyword(name)?,
+            };
         }
         Ok(values)
     }

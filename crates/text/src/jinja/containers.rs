@@ -3,7 +3,9 @@
 use super::error::Error;
 use super::meter::{Charge, Meter};
 use super::value::Value;
+use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,6 +34,7 @@ struct OwnedText {
 }
 
 impl Text {
+    /// A text that the template itself contains.
     pub fn literal(text: &Arc<str>) -> Self {
         Self(SharedText::Literal(Arc::clone(text)))
     }
@@ -51,6 +54,26 @@ impl Deref for Text {
             SharedText::Literal(text) => text,
             SharedText::Owned(owned) => &owned.text,
         }
+    }
+}
+
+impl Borrow<str> for Text {
+    fn borrow(&self) -> &str {
+        self
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Text {}
+
+impl Hash for Text {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        str::hash(self, state);
     }
 }
 
@@ -241,24 +264,7 @@ enum Key {
     None,
     Int(i128),
     Float(u64),
-    Str(TextKey),
-}
-
-#[derive(Clone, Debug)]
-struct TextKey(Text);
-
-impl PartialEq for TextKey {
-    fn eq(&self, other: &Self) -> bool {
-        *self.0 == *other.0
-    }
-}
-
-impl Eq for TextKey {}
-
-impl std::hash::Hash for TextKey {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
-    }
+    Str(Text),
 }
 
 impl Key {
@@ -269,14 +275,14 @@ impl Key {
             Value::Int(value) => Self::Int(*value),
             Value::Float(value) if value.fract() == 0.0 && value.abs() < 1e30 => Self::Int(*value as i128),
             Value::Float(value) => Self::Float(value.to_bits()),
-            Value::Str(text) => Self::Str(TextKey(text.clone())),
+            Value::Str(text) => Self::Str(text.clone()),
             _ => return None,
         })
     }
 
     fn is(&self, value: &Value) -> bool {
         match (self, value) {
-            (Self::Str(key), Value::Str(text)) => *key.0 == **text,
+            (Self::Str(key), Value::Str(text)) => key == text,
             (Self::Str(_), _) | (_, Value::Str(_)) => false,
             _ => Self::new(value).as_ref() == Some(self),
         }

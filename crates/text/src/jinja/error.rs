@@ -46,6 +46,13 @@ impl Error {
     }
 }
 
+/// The start of a text of any length, in quotes.
+pub(super) fn quoted(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 100;
+    let start: String = text.chars().take(CHARACTERS_MAX).collect();
+    format!("{start:?}")
+}
+
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.line {

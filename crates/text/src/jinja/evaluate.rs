@@ -2,16 +2,15 @@
 
 use super::arguments::Arguments;
 use super::ast::{Argument, Comparison, Expr, Step};
-use super::containers::{DictBuilder, ListBuilder, TextBuilder};
-use super::error::{Error, ErrorKind};
-use super::methods::{dict_method, missing, text_method};
-use super::operators::{arithmetic, compare, equals, item, items, slice, to_text, undefined};
+use super::containers::{DictBuilder, ListBuilder, Text, TextBuilder};
+use super::error::{Error, quoted};
+use super::methods::{CHANGING_METHODS, dict_method, has_method, list_method, missing, text_method};
+use super::objects::Method;
+use super::operators::{arithmetic, compare, equals, item, items, slice, undefined};
 use super::print::write_str;
 use super::renderer::Renderer;
-use super::value::{Function, LoopState, Namespace, Value};
+use super::value::{LoopState, Value};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::SystemTime;
 
 impl Renderer {
     pub(super) fn evaluate(&mut self, expression: &Expr) -> Result<Value, Error> {
@@ -137,9 +136,9 @@ impl Renderer {
                     Some(Step::Call(arguments)) => {
                         steps.next();
                         let arguments = self.arguments(arguments)?;
-                        self.call_method(&value, name, arguments)?
+                        self.call_method(&value, &Text::literal(name), arguments)?
                     }
-                    _ => self.attribute(&value, name)?,
+                    _ => self.attribute(&value, &Text::literal(name))?,
                 },
                 Step::Item(key) => {
                     let key = self.evaluate(key)?;
@@ -177,7 +176,7 @@ impl Renderer {
         for argument in arguments {
             match argument {
                 Argument::Positional(value) => values.push(self.evaluate(value)?)?,
-                Argument::Keyword(name, value) => values.push_keyword(Arc::clone(name), self.evaluate(value)?)?,
+                Argument::Keyword(name, value) => values.push_keyword(Text::literal(name), self.evaluate(value)?)?,
                 Argument::Positionals(value) => {
                     let list = self.evaluate(value)?;
                     items(self.meter(), &list)?.iter().try_for_each(|value| values.push(value.clone()))?;
@@ -187,9 +186,11 @@ impl Renderer {
                         return Err(Error::failed("named arguments come from a dict"));
                     };
                     for (key, value) in dict.entries() {
-                        let key = key.as_str().ok_or_else(|| Error::failed("the name of an argument is a text"))?;
-                        self.meter().read(key.len())?;
-                        values.push_keyword(Arc::from(key), value.clone())?;
+                        let Value::Str(name) = key else {
+                            return Err(Error::failed("the name of an argument is a text"));
+                        };
+                        self.meter().read(name.len())?;
+                        values.push_keyword(name.clone(), value.clone())?;
                     }
                 }
             }
@@ -197,41 +198,33 @@ impl Renderer {
         Ok(values)
     }
 
-    fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Value, Error> {
+    fn attribute(&mut self, value: &Value, name: &Text) -> Result<Value, Error> {
         match value {
             Value::Undefined(missing) => Err(undefined(missing)),
-            Value::Namespace(namespace) => Ok(namespace.get(name).unwrap_or_else(|| Value::undefined(name))),
-            Value::Dict(dict) => {
-                let found = dict.get(&Value::literal(name)).cloned();
-                Ok(found.unwrap_or_else(|| Value::undefined(name)))
+            Value::Namespace(namespace) => {
+                Ok(namespace.get(name)?.unwrap_or_else(|| Value::Undefined(Some(name.clone()))))
             }
-            Value::Loop(state) => Ok(state.attribute(name).unwrap_or_else(|| Value::undefined(name))),
+            value if has_method(value, name) => Method::value(self.meter(), value, name.clone()),
+            // Jinja's sandbox hides the methods that would change a dict, and the entries of these names with them.
+            Value::Dict(_) if CHANGING_METHODS.contains(&&**name) => Ok(Value::Undefined(Some(name.clone()))),
+            Value::Dict(dict) => {
+                let found = dict.get(&Value::Str(name.clone())).cloned();
+                Ok(found.unwrap_or_else(|| Value::Undefined(Some(name.clone()))))
+            }
+            Value::Cycler(cycler) if &**name == "current" => Ok(cycler.current()),
+            Value::Loop(state) => Ok(state.attribute(name).unwrap_or_else(|| Value::Undefined(Some(name.clone())))),
             Value::Macro(called) if &**name == "name" => Ok(Value::literal(&called.definition.name)),
-            _ => Ok(Value::undefined(name)),
+            _ => Ok(Value::Undefined(Some(name.clone()))),
         }
     }
 
-    fn call_method(&mut self, value: &Value, name: &Arc<str>, arguments: Arguments) -> Result<Value, Error> {
+    fn call_method(&mut self, value: &Value, name: &Text, arguments: Arguments) -> Result<Value, Error> {
         let meter = &Rc::clone(self.meter());
         let found = match value {
             Value::Str(text) => text_method(meter, text, name, &arguments)?,
             Value::Dict(dict) => dict_method(meter, dict, name, &arguments)?,
-            Value::List(list) if matches!(&**name, "count" | "index") => {
-                let [wanted] = arguments.bind(["value"])?;
-                let wanted = wanted.ok_or_else(|| missing("value"))?;
-                let (mut first, mut count) = (None, 0);
-                for (index, item) in list.iter().enumerate() {
-                    if equals(meter, item, wanted)? {
-                        first = first.or(Some(index as i128));
-                        count += 1;
-                    }
-                }
-                match (&**name, first) {
-                    ("count", _) => Some(Value::Int(count)),
-                    (_, Some(first)) => Some(Value::Int(first)),
-                    (_, None) => return Err(Error::failed("the value is not in the list")),
-                }
-            }
+            Value::List(list) => list_method(meter, list, name, &arguments)?,
+            Value::Cycler(cycler) => cycler.call(name),
             Value::Loop(state) if &**name == "cycle" => {
                 let count = arguments.positional.len().max(1);
                 arguments.positional.get(state.index.get() % count).cloned()
@@ -243,7 +236,9 @@ impl Renderer {
             return Ok(found);
         }
         match self.attribute(value, name)? {
-            Value::Undefined(_) => Err(Error::failed(format!("a {} has no method {name:?}", value.type_name()))),
+            Value::Undefined(_) | Value::Method(_) => {
+                Err(Error::failed(format!("a {} has no method {}", value.type_name(), quoted(name))))
+            }
             function => self.call(&function, arguments, None),
         }
     }
@@ -269,65 +264,11 @@ impl Renderer {
                 self.recurse(state, value.ok_or_else(|| missing("iterable"))?)
             }
             Value::Function(function) => self.call_function(*function, &arguments),
+            Value::Method(method) => self.call_method(&method.receiver, &method.name, arguments),
+            Value::Joiner(joiner) => joiner.next(self.meter()),
             Value::Undefined(name) => Err(undefined(name)),
             _ => Err(Error::failed(format!("a {} cannot be called", value.type_name()))),
         }
-    }
-
-    fn call_function(&mut self, function: Function, arguments: &Arguments) -> Result<Value, Error> {
-        let meter = &Rc::clone(self.meter());
-        match function {
-            Function::Range => self.range(arguments),
-            Function::Dict => {
-                let mut dict = DictBuilder::new(meter)?;
-                if let Some(Value::Dict(first)) = arguments.positional.first() {
-                    first.entries().iter().try_for_each(|(key, value)| dict.insert(key.clone(), value.clone()))?;
-                }
-                for (name, value) in &arguments.keywords {
-                    dict.insert(Value::literal(name), value.clone())?;
-                }
-                Ok(dict.finish())
-            }
-            Function::Namespace => {
-                let namespace = Namespace::new(meter)?;
-                if let Some(Value::Dict(first)) = arguments.positional.first() {
-                    for (key, value) in first.entries() {
-                        let key = key.as_str().ok_or_else(|| Error::failed("the name of a variable is a text"))?;
-                        namespace.set(&Arc::from(key), value.clone())?;
-                    }
-                }
-                arguments.keywords.iter().try_for_each(|(name, value)| namespace.set(name, value.clone()))?;
-                Ok(Value::Namespace(Rc::new(namespace)))
-            }
-            Function::RaiseException => {
-                let [message] = arguments.bind(["message"])?;
-                let message = to_text(meter, message.unwrap_or(&Value::None))?;
-                Err(Error::new(ErrorKind::Raised, message.as_str().unwrap_or_default()))
-            }
-            Function::StrftimeNow => {
-                let [format] = arguments.bind(["format"])?;
-                let format = format.and_then(Value::as_str).ok_or_else(|| missing("format"))?;
-                Value::text(meter, &strftime(self.now, format)?)
-            }
-        }
-    }
-
-    fn range(&mut self, arguments: &Arguments) -> Result<Value, Error> {
-        let integer = |value: &Value| value.as_int().ok_or_else(|| Error::failed("a range is of integers"));
-        let numbers: Vec<i128> = arguments.positional.iter().take(4).map(integer).collect::<Result<_, _>>()?;
-        let (start, stop, step) = match numbers[..] {
-            [stop] => (0, stop, 1),
-            [start, stop] => (start, stop, 1),
-            [start, stop, step] if step != 0 => (start, stop, step),
-            _ => return Err(Error::failed("a range is made of one to three integers, the third not zero")),
-        };
-        let mut list = ListBuilder::new(self.meter())?;
-        let mut at = start;
-        while if step > 0 { at < stop } else { at > stop } {
-            list.push(Value::Int(at))?;
-            at = at.saturating_add(step);
-        }
-        Ok(list.finish())
     }
 }
 
@@ -351,18 +292,4 @@ impl LoopState {
             _ => None,
         }
     }
-}
-
-/// Longer formats are refused, and widths: their text could be of any length.
-const TIME_FORMAT_BYTES_MAX: usize = 256;
-
-fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
-    let has_width =
-        |field: &str| field.trim_start_matches(['-', '_', '^', '#']).starts_with(|c: char| c.is_ascii_digit());
-    if format.len() > TIME_FORMAT_BYTES_MAX || format.split('%').skip(1).any(has_width) {
-        return Err(Error::failed("the format of strftime_now is too long, or has a width"));
-    }
-    let broken = |error: jiff::Error| Error::failed(format!("strftime_now: {error}"));
-    let time = jiff::Timestamp::try_from(now).map_err(broken)?.to_zoned(jiff::tz::TimeZone::system());
-    jiff::fmt::strtime::format(format, &time).map_err(broken)
 }

@@ -2,14 +2,15 @@
 
 use super::arguments::Arguments;
 use super::containers::{DictBuilder, ListBuilder, Text, TextBuilder};
-use super::error::Error;
+use super::error::{Error, quoted};
 use super::format::percent_with;
 use super::list_filters;
 use super::meter::Meter;
-use super::methods::{attribute, count_of, missing, pad, pair, replace, split, strip, text_method, text_of};
-use super::operators::{items, to_text};
+use super::methods::{attribute, count_of, missing, pad, pair, replace, strip, text_method, text_of};
+use super::operators::{concat, items, to_text};
 use super::print::{JsonStyle, write_repr};
 use super::renderer::Renderer;
+use super::split::split;
 use super::value::Value;
 use std::rc::Rc;
 
@@ -27,7 +28,7 @@ impl Renderer {
                 None => list_filters::apply(meter, name, &value, &arguments)?,
             },
         };
-        filtered.ok_or_else(|| Error::failed(format!("there is no filter {name:?}")))
+        filtered.ok_or_else(|| Error::failed(format!("there is no filter {}", quoted(name))))
     }
 }
 
@@ -46,6 +47,7 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
             let [old, new, count] = arguments.bind(["old", "new", "count"])?;
             let count = count.and_then(Value::as_int).filter(|count| *count >= 0);
             let (old, new) = (argument_text(meter, old, "old")?, argument_text(meter, new, "new")?);
+            meter.read(old.len())?;
             replace(meter, &text(meter, value)?, &old, &new, count)?
         }
         "center" => {
@@ -57,10 +59,11 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
             let [separator, limit] = arguments.bind(["sep", "maxsplit"])?;
             split(meter, &text(meter, value)?, separator, limit, false)?
         }
+        "truncate" => truncate(meter, &text(meter, value)?, arguments)?,
         "format" => {
             let mut names = DictBuilder::new(meter)?;
             for (name, value) in &arguments.keywords {
-                names.insert(Value::literal(name), value.clone())?;
+                names.insert(Value::Str(name.clone()), value.clone())?;
             }
             percent_with(meter, &text(meter, value)?, &arguments.positional, &names.finish())?
         }
@@ -168,6 +171,27 @@ fn indent(meter: &Rc<Meter>, text: &str, arguments: &Arguments) -> Result<Value,
     Ok(indented.finish())
 }
 
+/// Cuts a text that is longer than `length` by more than `leeway`, between words unless `killwords`.
+fn truncate(meter: &Rc<Meter>, text: &str, arguments: &Arguments) -> Result<Value, Error> {
+    let [length, kill_words, end, leeway] = arguments.bind(["length", "killwords", "end", "leeway"])?;
+    let (length, end) = (count_of(length, "length", 255)?, end.map_or(Ok("..."), |end| text_of(Some(end), "end"))?);
+    let leeway = leeway.filter(|leeway| !matches!(leeway, Value::None));
+    meter.read(text.len() + end.len())?;
+    let kept_max = length.checked_sub(end.chars().count());
+    let kept_max = kept_max.ok_or_else(|| Error::failed("a text is cut to the length of its end at least"))?;
+    if leeway.is_some_and(|leeway| leeway.as_int() < Some(0)) {
+        return Err(Error::failed("the leeway is zero at least"));
+    }
+    if text.chars().count() <= length.saturating_add(count_of(leeway, "leeway", 5)?) {
+        return Value::text(meter, text);
+    }
+    let kept = &text[..text.char_indices().nth(kept_max).map_or(text.len(), |(at, _)| at)];
+    match kept.rsplit_once(' ').filter(|_| !kill_words.is_some_and(Value::is_true)) {
+        Some((words, _)) => concat(meter, &[words, end]),
+        None => concat(meter, &[kept, end]),
+    }
+}
+
 fn escape(meter: &Rc<Meter>, text: &str) -> Result<Value, Error> {
     let mut escaped = TextBuilder::new(meter)?;
     for character in text.chars() {
@@ -219,16 +243,16 @@ fn to_json(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Va
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     // Jinja's own filter takes `indent` first.
     let [indent_first, ..] = arguments.bind(["indent", names[0], names[2], names[3]])?;
-    let indent = arguments.keyword("indent").or(indent_first).filter(|indent| !matches!(indent, Value::None));
+    let indent = arguments.keyword("indent")?.or(indent_first).filter(|indent| !matches!(indent, Value::None));
     let indent = indent.map(|indent| count_of(Some(indent), "indent", 0)).transpose()?;
-    let flag = |name: &str| arguments.keyword(name).is_some_and(Value::is_true);
+    let flag = |name: &str| Ok::<_, Error>(arguments.keyword(name)?.is_some_and(Value::is_true));
     let (mut item_separator, mut key_separator) = (", ".to_owned(), ": ".to_owned());
-    if let Some(Value::List(separators)) = arguments.keyword("separators") {
+    if let Some(Value::List(separators)) = arguments.keyword("separators")? {
         item_separator = text_of(separators.first(), "separators")?.chars().take(INDENT_MAX).collect();
         key_separator = text_of(separators.get(1), "separators")?.chars().take(INDENT_MAX).collect();
     }
     let indent = indent.map(|indent| indent.min(INDENT_MAX));
-    let (sort_keys, ensure_ascii) = (flag("sort_keys"), flag("ensure_ascii"));
+    let (sort_keys, ensure_ascii) = (flag("sort_keys")?, flag("ensure_ascii")?);
     let mut json = TextBuilder::new(meter)?;
     JsonStyle { indent, item_separator, key_separator, sort_keys, ensure_ascii }.write(&mut json, value)?;
     Ok(json.finish())

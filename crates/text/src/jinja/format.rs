@@ -2,13 +2,12 @@
 
 use super::arguments::Arguments;
 use super::containers::TextBuilder;
-use super::error::Error;
+use super::error::{Error, quoted};
 use super::meter::Meter;
 use super::operators;
 use super::print::{number, write_repr, write_str};
 use super::value::Value;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// How one value is written: `>08.3f`.
 #[derive(Default)]
@@ -105,14 +104,14 @@ pub(super) fn braces(meter: &Rc<Meter>, pattern: &str, arguments: &Arguments) ->
 fn field_value(meter: &Rc<Meter>, path: &str, arguments: &Arguments, automatic: &mut usize) -> Result<Value, Error> {
     let end = path.find(['.', '[']).unwrap_or(path.len());
     let (first, mut rest) = path.split_at(end);
-    let missing = || Error::failed(format!("a format has no value {first:?}"));
+    let missing = || Error::failed(format!("a format has no value {}", quoted(first)));
     let mut value = match first.parse::<usize>() {
         Ok(index) => arguments.positional.get(index).cloned().ok_or_else(missing)?,
         Err(_) if first.is_empty() => {
             *automatic += 1;
             arguments.positional.get(*automatic - 1).cloned().ok_or_else(missing)?
         }
-        Err(_) => arguments.keyword(first).cloned().ok_or_else(missing)?,
+        Err(_) => arguments.keyword(first)?.cloned().ok_or_else(missing)?,
     };
     while !rest.is_empty() {
         let (key, after) = match rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -124,7 +123,7 @@ fn field_value(meter: &Rc<Meter>, path: &str, arguments: &Arguments, automatic: 
         };
         let key = match key.parse::<i128>() {
             Ok(index) => Value::Int(index),
-            Err(_) => Value::literal(&Arc::from(key)),
+            Err(_) => Value::text(meter, key)?,
         };
         value = operators::item(meter, &value, &key)?;
         rest = after;
@@ -163,7 +162,7 @@ impl Style {
         style.kind = rest.chars().next();
         match &rest[style.kind.map_or(0, char::len_utf8)..] {
             "" => Ok(style),
-            _ => Err(Error::failed(format!("the format {spec:?} is malformed"))),
+            _ => Err(Error::failed(format!("the format {} is malformed", quoted(spec)))),
         }
     }
 

@@ -7,6 +7,8 @@ use super::error::Error;
 
 /// More than any template has; bounds the memory of a parsed template.
 const TOKENS_MAX: usize = 250_000;
+/// A variable is looked up by its name in every scope around it, in one step each.
+const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TokenKind {
@@ -198,6 +200,9 @@ impl<'s> Lexer<'s> {
                 _ if first.is_ascii_digit() => self.number()?,
                 _ if is_name(first) => {
                     let length = self.rest.find(|c| !is_name(c)).unwrap_or(self.rest.len());
+                    if length > NAME_BYTES_MAX {
+                        return Err(self.error(format!("a name is longer than {NAME_BYTES_MAX} bytes")));
+                    }
                     let name = self.advance(length).to_owned();
                     self.push(TokenKind::Name(name))?;
                 }

@@ -19,10 +19,11 @@ impl Renderer {
         let meter = &Rc::clone(self.meter());
         let list = items_or_none(meter, value)?;
         let mut mapped = ListBuilder::new(meter)?;
-        if let Some(path) = arguments.keyword("attribute") {
+        if let Some(path) = arguments.keyword("attribute")? {
+            let default = arguments.keyword("default")?;
             for item in list.iter() {
                 let found = attribute(meter, item, path)?;
-                let default = arguments.keyword("default").filter(|_| found.is_undefined());
+                let default = default.filter(|_| found.is_undefined());
                 mapped.push(default.cloned().unwrap_or(found))?;
             }
             return Ok(mapped.finish());
@@ -110,14 +111,14 @@ pub(super) fn apply(
         }
         "min" | "max" => {
             let [case_sensitive, path] = arguments.bind(["case_sensitive", "attribute"])?;
-            let sorted = sorted(meter, &items(meter, value)?, path, case_sensitive.is_some_and(Value::is_true))?;
-            let found = if name == "min" { sorted.pairs.first() } else { sorted.pairs.last() };
-            found.map_or(Value::Undefined(None), |(_, item)| item.clone())
+            let case_sensitive = case_sensitive.is_some_and(Value::is_true);
+            let sorted = sorted(meter, &items(meter, value)?, path, case_sensitive, name == "max")?;
+            sorted.pairs.first().map_or(Value::Undefined(None), |(_, item)| item.clone())
         }
         "sort" => {
             let [reverse, case_sensitive, path] = arguments.bind(["reverse", "case_sensitive", "attribute"])?;
-            let sorted = sorted(meter, &items(meter, value)?, path, case_sensitive.is_some_and(Value::is_true))?;
-            in_order(meter, sorted, reverse)?
+            let [reverse, case_sensitive] = [reverse, case_sensitive].map(|flag| flag.is_some_and(Value::is_true));
+            in_order(meter, &sorted(meter, &items(meter, value)?, path, case_sensitive, reverse)?)?
         }
         "dictsort" => dict_sort(meter, value, arguments)?,
         "unique" => unique(meter, value, arguments)?,
@@ -175,24 +176,30 @@ struct Sorted {
     _charge: Charge,
 }
 
-/// The items in order of their keys. Equal ones keep their order.
-fn sorted(meter: &Rc<Meter>, list: &[Value], path: Option<&Value>, case_sensitive: bool) -> Result<Sorted, Error> {
+/// The items in order of their keys, or in the reverse one. Equal ones keep their order.
+fn sorted(
+    meter: &Rc<Meter>,
+    list: &[Value],
+    path: Option<&Value>,
+    case_sensitive: bool,
+    reverse: bool,
+) -> Result<Sorted, Error> {
     // Merging takes a second copy.
     let charge = meter.charge(2 * size_of_val(list) * 2)?;
     let keyed = list.iter().map(|item| Ok((sort_key(meter, item, path, case_sensitive)?, item.clone())));
-    let pairs = merge_sort(meter, keyed.collect::<Result<_, Error>>()?)?;
+    let pairs = merge_sort(meter, keyed.collect::<Result<_, Error>>()?, reverse)?;
     Ok(Sorted { pairs, _charge: charge })
 }
 
 /// `sort_by` may panic if values have no order; this one returns the error.
-fn merge_sort(meter: &Rc<Meter>, mut items: Vec<(Value, Value)>) -> Result<Vec<(Value, Value)>, Error> {
-    let mut width = 1;
+fn merge_sort(meter: &Rc<Meter>, mut items: Vec<(Value, Value)>, reverse: bool) -> Result<Vec<(Value, Value)>, Error> {
+    let (mut width, wrong) = (1, if reverse { Ordering::Less } else { Ordering::Greater });
     while width < items.len() {
         let mut merged = Vec::with_capacity(items.len());
         for pair in items.chunks(2 * width) {
             let (mut left, mut right) = pair.split_at(width.min(pair.len()));
             while let (Some(a), Some(b)) = (left.first(), right.first()) {
-                let side = if order(meter, &a.0, &b.0)? == Ordering::Greater { &mut right } else { &mut left };
+                let side = if order(meter, &a.0, &b.0)? == wrong { &mut right } else { &mut left };
                 merged.push(side[0].clone());
                 *side = &side[1..];
             }
@@ -204,13 +211,9 @@ fn merge_sort(meter: &Rc<Meter>, mut items: Vec<(Value, Value)>) -> Result<Vec<(
     Ok(items)
 }
 
-fn in_order(meter: &Rc<Meter>, sorted: Sorted, reverse: Option<&Value>) -> Result<Value, Error> {
+fn in_order(meter: &Rc<Meter>, sorted: &Sorted) -> Result<Value, Error> {
     let mut list = ListBuilder::new(meter)?;
-    let sorted = sorted.pairs.iter().map(|(_, item)| item.clone());
-    match reverse.is_some_and(Value::is_true) {
-        true => list.extend(sorted.rev())?,
-        false => list.extend(sorted)?,
-    }
+    list.extend(sorted.pairs.iter().map(|(_, item)| item.clone()))?;
     Ok(list.finish())
 }
 
@@ -225,8 +228,8 @@ fn dict_sort(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<
     }
     let by = Value::Int(i128::from(by.and_then(Value::as_str) == Some("value")));
     let pairs = items(meter, &pairs.finish())?;
-    let sorted = sorted(meter, &pairs, Some(&by), case_sensitive.is_some_and(Value::is_true))?;
-    in_order(meter, sorted, reverse)
+    let [reverse, case_sensitive] = [reverse, case_sensitive].map(|flag| flag.is_some_and(Value::is_true));
+    in_order(meter, &sorted(meter, &pairs, Some(&by), case_sensitive, reverse)?)
 }
 
 fn unique(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Value, Error> {
@@ -251,7 +254,7 @@ fn unique(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Val
 fn group_by(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Value, Error> {
     let [path, default, case_sensitive] = arguments.bind(["attribute", "default", "case_sensitive"])?;
     let path = path.ok_or_else(|| missing("attribute"))?;
-    let sorted = sorted(meter, &items(meter, value)?, Some(path), case_sensitive.is_some_and(Value::is_true))?;
+    let sorted = sorted(meter, &items(meter, value)?, Some(path), case_sensitive.is_some_and(Value::is_true), false)?;
     let sorted = &sorted.pairs;
     let mut groups = ListBuilder::new(meter)?;
     let mut at = 0;

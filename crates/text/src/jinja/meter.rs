@@ -1,7 +1,8 @@
 //! The limits of a rendering: its steps, its time, and the memory of what it makes.
 //!
 //! Every value charges its memory before it is allocated and gives it back when it is dropped, so the limit holds at every
-//! moment. Work that depends on the size of a value takes steps in proportion to it.
+//! moment. Names count as values, unless the template itself contains them. Work that depends on the size of a value takes
+//! steps in proportion to it.
 
 use super::error::Error;
 use std::cell::Cell;
@@ -49,6 +50,16 @@ impl Meter {
             return Err(Error::limit(format!("it takes longer than {:?}", self.limits.time_max)));
         }
         Ok(())
+    }
+
+    #[cfg(test)]
+    pub fn steps_taken(&self) -> u64 {
+        self.limits.steps_max - self.steps.get()
+    }
+
+    #[cfg(test)]
+    pub fn bytes_taken(&self) -> usize {
+        self.limits.bytes_max - self.bytes.get()
     }
 
     /// Takes the steps of reading or copying this many bytes.

@@ -1,14 +1,66 @@
-//! The methods of texts and dicts, as Python has them.
+//! The methods of texts, lists and dicts, as Python has them.
 
 use super::arguments::Arguments;
-use super::containers::{Dict, ListBuilder, Text, TextBuilder};
+use super::containers::{Dict, List, ListBuilder, Text, TextBuilder};
 use super::error::Error;
 use super::format::braces;
 use super::meter::Meter;
-use super::operators::{item, items, lookup};
+use super::operators::{equals, item, items, lookup};
 use super::print::write_str;
+use super::search;
+use super::split::{lines, partition, split};
 use super::value::Value;
 use std::rc::Rc;
+
+/// The methods of a text, separated by spaces.
+pub(super) const TEXT_METHODS: &str = "\
+    capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit \
+    islower isnumeric isspace isupper join ljust lower lstrip partition removeprefix removesuffix replace \
+    rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill";
+pub(super) const LIST_METHODS: [&str; 3] = ["copy", "count", "index"];
+pub(super) const DICT_METHODS: [&str; 5] = ["copy", "get", "items", "keys", "values"];
+/// The methods that would change a dict.
+pub(super) const CHANGING_METHODS: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
+
+/// Whether a text, list or dict has this method. As an attribute, a method has precedence over a dict's entry.
+pub(super) fn has_method(value: &Value, name: &str) -> bool {
+    match value {
+        Value::Str(_) => TEXT_METHODS.split(' ').any(|method| method == name),
+        Value::List(_) => LIST_METHODS.contains(&name),
+        Value::Dict(_) => DICT_METHODS.contains(&name),
+        _ => false,
+    }
+}
+
+/// Calls a method of a list. `None` if lists have no such method.
+pub(super) fn list_method(
+    meter: &Rc<Meter>,
+    list: &List,
+    name: &str,
+    arguments: &Arguments,
+) -> Result<Option<Value>, Error> {
+    if !LIST_METHODS.contains(&name) {
+        return Ok(None);
+    }
+    if name == "copy" {
+        let [] = arguments.bind([])?;
+        return Ok(Some(Value::List(list.clone())));
+    }
+    let [wanted] = arguments.bind(["value"])?;
+    let wanted = wanted.ok_or_else(|| missing("value"))?;
+    let (mut first, mut count) = (None, 0);
+    for (index, item) in list.iter().enumerate() {
+        if equals(meter, item, wanted)? {
+            first = first.or(Some(index as i128));
+            count += 1;
+        }
+    }
+    match (name, first) {
+        ("count", _) => Ok(Some(Value::Int(count))),
+        (_, Some(first)) => Ok(Some(Value::Int(first))),
+        (_, None) => Err(Error::failed("the value is not in the list")),
+    }
+}
 
 /// Calls a method of a dict. `None` if dicts have no such method.
 pub(super) fn dict_method(
@@ -23,6 +75,10 @@ pub(super) fn dict_method(
             let [key, default] = arguments.bind(["key", "default"])?;
             let key = key.ok_or_else(|| missing("key"))?;
             return Ok(Some(lookup(meter, dict, key)?.or(default).cloned().unwrap_or(Value::None)));
+        }
+        "copy" => {
+            let [] = arguments.bind([])?;
+            return Ok(Some(Value::Dict(dict.clone())));
         }
         "keys" => list.extend(dict.entries().iter().map(|(key, _)| key.clone()))?,
         "values" => list.extend(dict.entries().iter().map(|(_, value)| value.clone()))?,
@@ -54,6 +110,13 @@ pub(super) fn text_of<'v>(value: Option<&'v Value>, name: &str) -> Result<&'v st
         Some(other) => Err(Error::failed(format!("{name:?} is a {}, not a text", other.type_name()))),
         None => Err(missing(name)),
     }
+}
+
+/// A text argument that is searched for or compared, which reads all of it.
+pub(super) fn needle<'v>(meter: &Rc<Meter>, value: Option<&'v Value>, name: &str) -> Result<&'v str, Error> {
+    let text = text_of(value, name)?;
+    meter.read(text.len())?;
+    Ok(text)
 }
 
 /// An argument that is a size or a count, and not negative.
@@ -91,14 +154,14 @@ pub(super) fn text_method(
         }
         "removeprefix" | "removesuffix" => {
             let [affix] = arguments.bind(["affix"])?;
-            let affix = text_of(affix, "affix")?;
+            let affix = needle(meter, affix, "affix")?;
             let stripped = if name == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
             Value::text(meter, stripped.unwrap_or(text))?
         }
         "replace" => {
             let [old, new, count] = arguments.bind(["old", "new", "count"])?;
             let count = count.and_then(Value::as_int).filter(|count| *count >= 0);
-            replace(meter, text, text_of(old, "old")?, text_of(new, "new")?, count)?
+            replace(meter, text, needle(meter, old, "old")?, text_of(new, "new")?, count)?
         }
         "split" | "rsplit" => {
             let [separator, limit] = arguments.bind(["sep", "maxsplit"])?;
@@ -110,25 +173,11 @@ pub(super) fn text_method(
         }
         "partition" | "rpartition" => {
             let [separator] = arguments.bind(["sep"])?;
-            partition(meter, text, text_of(separator, "sep")?, name == "rpartition")?
+            partition(meter, text, needle(meter, separator, "sep")?, name == "rpartition")?
         }
-        "startswith" | "endswith" => {
-            let [affix] = arguments.bind(["affix"])?;
-            Value::Bool(has_affix(meter, text, affix.ok_or_else(|| missing("affix"))?, name == "startswith")?)
-        }
-        "count" => {
-            let [part] = arguments.bind(["sub"])?;
-            Value::Int(text.matches(text_of(part, "sub")?).count() as i128)
-        }
-        "find" | "rfind" | "index" | "rindex" => {
-            let [part] = arguments.bind(["sub"])?;
-            let part = text_of(part, "sub")?;
-            let found = if name.starts_with('r') { text.rfind(part) } else { text.find(part) };
-            match found {
-                None if name.ends_with("index") => return Err(Error::failed("the text is not found")),
-                found => Value::Int(found.map_or(-1, |at| text[..at].chars().count() as i128)),
-            }
-        }
+        "startswith" | "endswith" => search::has_affix(meter, text, name == "startswith", arguments)?,
+        "count" => search::count(meter, text, arguments)?,
+        "find" | "rfind" | "index" | "rindex" => search::find(meter, text, name, arguments)?,
         "join" => {
             let [values] = arguments.bind(["iterable"])?;
             let values = items(meter, values.ok_or_else(|| missing("iterable"))?)?;
@@ -207,96 +256,6 @@ pub(super) fn replace(
     }
     replaced.push_str(&text[copied..])?;
     Ok(replaced.finish())
-}
-
-pub(super) fn split(
-    meter: &Rc<Meter>,
-    text: &str,
-    separator: Option<&Value>,
-    limit: Option<&Value>,
-    from_end: bool,
-) -> Result<Value, Error> {
-    let limit = limit.and_then(Value::as_int).filter(|limit| *limit >= 0);
-    let parts_max = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX).saturating_add(1));
-    let mut list = ListBuilder::new(meter)?;
-    let mut push = |part: &str| list.push(Value::text(meter, part)?);
-    // A limited number of parts is collected first.
-    let collected = if limit.is_some() { parts_max.min(text.len() + 1) } else { 0 };
-    let _charge = meter.charge(collected.saturating_mul(size_of::<&str>()))?;
-    match separator {
-        None | Some(Value::None) if parts_max == usize::MAX => text.split_whitespace().try_for_each(&mut push)?,
-        None | Some(Value::None) => split_words(text, parts_max, from_end).into_iter().try_for_each(&mut push)?,
-        Some(separator) => match text_of(Some(separator), "sep")? {
-            "" => return Err(Error::failed("the separator is empty")),
-            separator if from_end && parts_max < usize::MAX => {
-                let parts: Vec<&str> = text.rsplitn(parts_max.min(text.len() + 1), separator).collect();
-                parts.into_iter().rev().try_for_each(&mut push)?;
-            }
-            separator => text.splitn(parts_max, separator).try_for_each(&mut push)?,
-        },
-    }
-    Ok(list.finish())
-}
-
-/// At most `parts_max` parts, separated by white space.
-fn split_words(text: &str, parts_max: usize, from_end: bool) -> Vec<&str> {
-    let (mut rest, mut words) = (text.trim(), Vec::new());
-    while !rest.is_empty() {
-        let cut = if from_end { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
-        match cut.filter(|_| words.len() + 1 < parts_max) {
-            None => {
-                words.push(rest);
-                break;
-            }
-            Some(at) => {
-                let (head, tail) = (rest[..at].trim_end(), rest[at..].trim_start());
-                words.push(if from_end { tail } else { head });
-                rest = if from_end { head } else { tail };
-            }
-        }
-    }
-    if from_end {
-        words.reverse();
-    }
-    words
-}
-
-fn lines(meter: &Rc<Meter>, text: &str, keep_ends: bool) -> Result<Value, Error> {
-    let mut list = ListBuilder::new(meter)?;
-    for line in text.split_inclusive('\n') {
-        let bare = line.strip_suffix('\n').map_or(line, |line| line.strip_suffix('\r').unwrap_or(line));
-        list.push(Value::text(meter, if keep_ends { line } else { bare })?)?;
-    }
-    Ok(list.finish())
-}
-
-fn partition(meter: &Rc<Meter>, text: &str, separator: &str, from_end: bool) -> Result<Value, Error> {
-    let found = if from_end { text.rsplit_once(separator) } else { text.split_once(separator) };
-    let parts = match found {
-        Some((before, after)) => [before, separator, after],
-        None if from_end => ["", "", text],
-        None => [text, "", ""],
-    };
-    let mut list = ListBuilder::new(meter)?;
-    for part in parts {
-        list.push(Value::text(meter, part)?)?;
-    }
-    Ok(list.finish_tuple())
-}
-
-fn has_affix(meter: &Rc<Meter>, text: &str, affix: &Value, at_start: bool) -> Result<bool, Error> {
-    let affixes = match affix {
-        Value::List(affixes) => affixes,
-        affix => std::slice::from_ref(affix),
-    };
-    for affix in affixes {
-        let affix = text_of(Some(affix), "affix")?;
-        meter.read(affix.len())?;
-        if if at_start { text.starts_with(affix) } else { text.ends_with(affix) } {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Pads a text to a width: `ljust`, `rjust`, `center`, `zfill`.

@@ -12,16 +12,21 @@ mod evaluate;
 mod expression_parser;
 mod filters;
 mod format;
+mod functions;
 mod lexer;
 mod list_filters;
 mod meter;
 mod methods;
+mod namespace;
+mod objects;
 mod operators;
 mod parser;
 mod predicates;
 mod print;
 mod renderer;
 mod scope;
+mod search;
+mod split;
 mod value;
 
 pub(crate) use error::{Error, ErrorKind};
@@ -53,7 +58,9 @@ impl Template {
     ) -> Result<String, Error> {
         let scope = Scope::new(meter, None)?;
         let functions = [
+            ("cycler", Function::Cycler),
             ("dict", Function::Dict),
+            ("joiner", Function::Joiner),
             ("namespace", Function::Namespace),
             ("raise_exception", Function::RaiseException),
             ("range", Function::Range),

@@ -1,15 +1,16 @@
 //! The operators: arithmetic, comparison, containment, items and slices, as in Python.
 
 use super::ast::{Comparison, Operator};
-use super::containers::{Dict, List, ListBuilder, TextBuilder};
-use super::error::Error;
+use super::containers::{Dict, List, ListBuilder, Text, TextBuilder};
+use super::error::{Error, quoted};
 use super::format::percent;
 use super::meter::Meter;
+use super::methods::has_method;
+use super::objects::Method;
 use super::print::write_str;
 use super::value::Value;
 use std::cmp::Ordering;
 use std::rc::Rc;
-use std::sync::Arc;
 
 pub(super) fn arithmetic(meter: &Rc<Meter>, left: &Value, operator: Operator, right: &Value) -> Result<Value, Error> {
     match (left, operator, right) {
@@ -55,9 +56,9 @@ fn unsupported(left: &Value, operator: Operator, right: &Value) -> Error {
 }
 
 /// The error of using an undefined value.
-pub(super) fn undefined(name: &Option<Arc<str>>) -> Error {
+pub(super) fn undefined(name: &Option<Text>) -> Error {
     match name {
-        Some(name) => Error::failed(format!("{name:?} is undefined")),
+        Some(name) => Error::failed(format!("{} is undefined", quoted(name))),
         None => Error::failed("a value is undefined"),
     }
 }
@@ -137,6 +138,8 @@ pub(super) fn equals(meter: &Rc<Meter>, left: &Value, right: &Value) -> Result<b
         (Value::Macro(a), Value::Macro(b)) => Rc::ptr_eq(a, b),
         (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
         (Value::Function(a), Value::Function(b)) => a == b,
+        (Value::Cycler(a), Value::Cycler(b)) => Rc::ptr_eq(a, b),
+        (Value::Joiner(a), Value::Joiner(b)) => Rc::ptr_eq(a, b),
         _ => match (left.as_int(), right.as_int()) {
             (Some(a), Some(b)) => a == b,
             _ => matches!((left.as_float(), right.as_float()), (Some(a), Some(b)) if a == b),
@@ -217,7 +220,10 @@ pub(super) fn contains(meter: &Rc<Meter>, container: &Value, value: &Value) -> R
             Ok(false)
         }
         Value::Dict(dict) => Ok(lookup(meter, dict, value)?.is_some()),
-        Value::Namespace(namespace) => Ok(value.as_str().is_some_and(|name| namespace.get(name).is_some())),
+        Value::Namespace(namespace) => match value.as_str() {
+            Some(name) => Ok(namespace.get(name)?.is_some()),
+            None => Ok(false),
+        },
         _ => Err(Error::failed(format!("a {} contains nothing", container.type_name()))),
     }
 }
@@ -233,7 +239,10 @@ pub(super) fn item(meter: &Rc<Meter>, value: &Value, key: &Value) -> Result<Valu
     let found = match (value, key.as_int()) {
         (Value::Undefined(name), _) => return Err(undefined(name)),
         (Value::Dict(dict), _) => lookup(meter, dict, key)?.cloned(),
-        (Value::Namespace(namespace), _) => key.as_str().and_then(|name| namespace.get(name)),
+        (Value::Namespace(namespace), _) => match key.as_str() {
+            Some(name) => namespace.get(name)?,
+            None => None,
+        },
         (Value::List(items), Some(index)) => position(index, items.len()).map(|at| items[at].clone()),
         (Value::Str(text), Some(index)) => {
             meter.read(text.len())?;
@@ -243,7 +252,12 @@ pub(super) fn item(meter: &Rc<Meter>, value: &Value, key: &Value) -> Result<Valu
         }
         _ => None,
     };
-    Ok(found.unwrap_or_else(|| Value::Undefined(key.as_str().filter(|name| name.len() < 100).map(Arc::from))))
+    match (found, key) {
+        (Some(found), _) => Ok(found),
+        (None, Value::Str(name)) if has_method(value, name) => Method::value(meter, value, name.clone()),
+        (None, Value::Str(name)) => Ok(Value::Undefined(Some(name.clone()))),
+        (None, _) => Ok(Value::Undefined(None)),
+    }
 }
 
 /// The place of an index that may count from the end.

@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::ast::Comparison;
-use super::error::Error;
+use super::error::{Error, quoted};
 use super::methods::{missing, text_of};
 use super::operators::compare;
 use super::renderer::Renderer;
@@ -31,9 +31,12 @@ impl Renderer {
             "number" => value.as_float().is_some(),
             "string" => matches!(value, Value::Str(_)),
             "mapping" => matches!(value, Value::Dict(_) | Value::Namespace(_)),
-            "sequence" => matches!(value, Value::Str(_) | Value::List(_) | Value::Dict(_)),
+            "sequence" => matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Dict(_)),
             "iterable" => matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Dict(_)),
-            "callable" => matches!(value, Value::Macro(_) | Value::Function(_) | Value::Loop(_)),
+            "callable" => matches!(
+                value,
+                Value::Macro(_) | Value::Function(_) | Value::Loop(_) | Value::Method(_) | Value::Joiner(_)
+            ),
             "odd" => integer()?.rem_euclid(2) == 1,
             "even" => integer()?.rem_euclid(2) == 0,
             "divisibleby" => {
@@ -63,7 +66,7 @@ impl Renderer {
                 value.type_name() == other.type_name() && compare(&meter, value, Comparison::Equal, other)?
             }
             "escaped" | "safe" => false,
-            _ => return Err(Error::failed(format!("there is no test {name:?}"))),
+            _ => return Err(Error::failed(format!("there is no test {}", quoted(name)))),
         })
     }
 }

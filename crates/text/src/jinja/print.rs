@@ -42,9 +42,13 @@ pub(super) fn write_repr(out: &mut TextBuilder, value: &Value) -> Result<(), Err
             }
             out.push_str("}")
         }
-        Value::Namespace(_) | Value::Loop(_) | Value::Macro(_) | Value::Function(_) => {
-            out.push_str(&format!("<{}>", value.type_name()))
-        }
+        Value::Namespace(_)
+        | Value::Loop(_)
+        | Value::Macro(_)
+        | Value::Function(_)
+        | Value::Method(_)
+        | Value::Cycler(_)
+        | Value::Joiner(_) => out.push_str(&format!("<{}>", value.type_name())),
     }
 }
 
@@ -80,8 +84,10 @@ fn quote(out: &mut TextBuilder, text: &str) -> Result<(), Error> {
             '\t' => "\\t".to_owned(),
             '\\' => "\\\\".to_owned(),
             _ if character == quote => format!("\\{quote}"),
-            _ if character.is_control() => format!("\\x{:02x}", u32::from(character)),
-            _ => continue,
+            _ if is_printable(character) => continue,
+            ..='\u{ff}' => format!("\\x{:02x}", u32::from(character)),
+            ..='\u{ffff}' => format!("\\u{:04x}", u32::from(character)),
+            _ => format!("\\U{:08x}", u32::from(character)),
         };
         out.push_str(&text[plain..at])?;
         out.push_str(&escaped)?;
@@ -89,6 +95,15 @@ fn quote(out: &mut TextBuilder, text: &str) -> Result<(), Error> {
     }
     out.push_str(&text[plain..])?;
     out.push(quote)
+}
+
+/// Whether Python shows a character as it is. Rust escapes the same ones, and at the start of a text also those that combine
+/// with the character before them.
+fn is_printable(character: char) -> bool {
+    match character.is_ascii() {
+        true => !character.is_ascii_control(),
+        false => String::from_iter(['a', character]).escape_debug().nth(1) != Some('\\'),
+    }
 }
 
 /// The options of `tojson`.

@@ -2,9 +2,10 @@
 
 use super::arguments::Arguments;
 use super::ast::{Block, Expr, ForLoop, MacroDefinition, NamedCall, Stmt, StmtKind, Target};
-use super::containers::{DictBuilder, List, ListBuilder, TextBuilder};
+use super::containers::{DictBuilder, List, ListBuilder, Text, TextBuilder};
 use super::error::Error;
 use super::meter::Meter;
+use super::namespace::Namespaces;
 use super::operators::items;
 use super::print::write_str;
 use super::scope::Scope;
@@ -24,6 +25,7 @@ pub(super) struct Renderer {
     /// What is being written: the output, and texts that are captured.
     outputs: Vec<TextBuilder>,
     depth: usize,
+    pub namespaces: Namespaces,
     pub now: SystemTime,
 }
 
@@ -38,7 +40,8 @@ enum Flow {
 impl Renderer {
     pub fn new(meter: &Rc<Meter>, scope: Rc<Scope>, now: SystemTime) -> Result<Self, Error> {
         let outputs = vec![TextBuilder::new(meter)?];
-        Ok(Self { meter: Rc::clone(meter), scope, outputs, depth: 0, now })
+        let namespaces = Namespaces::new(meter)?;
+        Ok(Self { meter: Rc::clone(meter), scope, outputs, depth: 0, namespaces, now })
     }
 
     pub fn meter(&self) -> &Rc<Meter> {
@@ -150,12 +153,12 @@ impl Renderer {
     }
 
     fn with(&mut self, bindings: &[(Target, Expr)], body: &[Stmt]) -> Result<Flow, Error> {
-        let outer = Rc::clone(&self.scope);
+        // No value sees the variables beside it.
+        let _charge = self.meter.charge(size_of::<Value>() * bindings.len())?;
+        let values: Result<Vec<Value>, Error> = bindings.iter().map(|(_, value)| self.evaluate(value)).collect();
+        let (values, outer) = (values?, Rc::clone(&self.scope));
         self.scoped(outer, |renderer| {
-            for (target, value) in bindings {
-                let value = renderer.evaluate(value)?;
-                renderer.assign(target, value)?;
-            }
+            bindings.iter().zip(values).try_for_each(|((target, _), value)| renderer.assign(target, value))?;
             renderer.block(body)
         })
     }
@@ -178,10 +181,11 @@ impl Renderer {
     }
 
     fn assign(&mut self, target: &Target, value: Value) -> Result<(), Error> {
+        self.meter.steps(1)?;
         match target {
             Target::Name(name) => self.scope.set(name, value),
             Target::Attribute { namespace, name } => match self.scope.get(namespace) {
-                Some(Value::Namespace(namespace)) => namespace.set(name, value),
+                Some(Value::Namespace(namespace)) => namespace.set(Text::literal(name), value),
                 _ => Err(Error::failed(format!("{namespace:?} is no namespace"))),
             },
             Target::Tuple(targets) => {
@@ -273,11 +277,14 @@ impl Renderer {
         let mut further = ListBuilder::new(&self.meter)?;
         let mut named = DictBuilder::new(&self.meter)?;
         // Names are compared one by one.
-        self.meter.steps(definition.parameters.len().saturating_mul(arguments.keywords.len()))?;
+        self.meter.steps(definition.parameters.len().saturating_mul(1 + arguments.keywords.len()))?;
         for (index, (name, default)) in definition.parameters.iter().enumerate() {
-            let given = arguments.positional.get(index).or_else(|| arguments.keyword(name)).cloned();
+            let given = match arguments.positional.get(index) {
+                Some(value) => Some(value),
+                None => arguments.keyword(name)?,
+            };
             let value = match (given, default) {
-                (Some(value), _) => value,
+                (Some(value), _) => value.clone(),
                 (None, Some(default)) => self.evaluate(default)?,
                 (None, None) => Value::undefined(name),
             };
@@ -285,8 +292,8 @@ impl Renderer {
         }
         further.extend(arguments.positional.iter().skip(definition.parameters.len()).cloned())?;
         for (name, value) in &arguments.keywords {
-            if !definition.parameters.iter().any(|(parameter, _)| parameter == name) {
-                named.insert(Value::literal(name), value.clone())?;
+            if !definition.parameters.iter().any(|(parameter, _)| **parameter == **name) {
+                named.insert(Value::Str(name.clone()), value.clone())?;
             }
         }
         for (name, value) in [("varargs", further.finish_tuple()), ("kwargs", named.finish())] {

@@ -2,6 +2,8 @@ use super::*;
 use serde_json::{Map, Value as Json, json};
 use std::time::Duration;
 
+mod metering;
+
 const LIMITS: Limits = Limits { steps_max: 300_000, bytes_max: 2 << 20, time_max: Duration::from_secs(600) };
 
 fn render_with(limits: Limits, source: &str, variables: &Map<String, Json>) -> Result<String, Error> {
@@ -90,14 +92,39 @@ fn texts_and_lists_that_grow_are_refused() {
 }
 
 #[test]
-fn values_that_hold_themselves_or_are_nested_without_bound_are_refused() {
-    let itself = "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}";
-    let within = "{% set ns = namespace() %}{% set ns.x = [{'a': ns}] %}{{ ns.x }}";
-    let a_loop = "{% set ns = namespace() %}{% for i in [1] %}{% set ns.x = loop %}{% endfor %}";
-    for source in [itself, within, a_loop] {
-        assert_eq!(kind_of(source), ErrorKind::Failed, "{source}");
+fn namespaces_may_hold_themselves_and_end_with_the_rendering() {
+    let itself = "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns.x.x }}";
+    let within = "{% set ns = namespace() %}{% set ns.x = [{'a': ns, 'b': ns.get}] %}{{ ns.x }}";
+    let chain = "{% set ns = namespace() %}{% for i in range(9000) %}{% set ns.x = namespace(x=ns.x) %}{% endfor %}\
+        {% set ns.x = cycler(ns) %}";
+    for source in [itself, within, chain, "{% set ns = namespace() %}{% set ns.x = ns %}{{ raise_exception(1) }}"] {
+        let meter = Meter::new(Limits { bytes_max: 16 << 20, ..LIMITS });
+        let text = Template::parse(source).unwrap().render(&meter, [], SystemTime::UNIX_EPOCH);
+        assert_eq!(text.is_err(), source.contains("raise"), "{source}: {text:?}");
+        assert_eq!(meter.bytes_taken(), 0, "{source}");
     }
-    for step in ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "[[[ns.x]]]"] {
+}
+
+#[test]
+fn every_method_is_known_by_its_name() {
+    let known = |receiver: &str, names: &str| {
+        for name in names.split(' ') {
+            let defined = format!("{{{{ {receiver}.{name} is callable and {receiver}['{name}'] is defined }}}}");
+            assert_eq!(render(&defined).unwrap(), "True", "{name}");
+            let called = render(&format!("{{{{ {receiver}.{name}(*items) }}}}"));
+            assert!(!called.is_err_and(|error| error.to_string().contains("no method")), "{name}");
+        }
+    };
+    known("name", methods::TEXT_METHODS);
+    known("items", &methods::LIST_METHODS.join(" "));
+    known("deep", &methods::DICT_METHODS.join(" "));
+}
+
+#[test]
+fn loops_and_what_is_nested_without_bound_are_no_values_of_others() {
+    let a_loop = "{% set ns = namespace() %}{% for i in [1] %}{% set ns.x = loop %}{% endfor %}";
+    assert_eq!(kind_of(a_loop), ErrorKind::Failed);
+    for step in ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "[[[ns.x]]]", "[[ns.x].copy]", "cycler([ns.x])", "cycler(ns.x)"] {
         assert_eq!(kind_of(&repeated("1", step, "1").replace("120", "100000")), ErrorKind::Limit, "{step}");
     }
 }
@@ -306,6 +333,13 @@ const PIECES: &[&str] = &[
     "range(",
     "dict(a=",
     "namespace(",
+    ".get",
+    ".upper",
+    ".find('a', 1)",
+    "| truncate(3)",
+    "cycler(1, 'b')",
+    ".next()",
+    "joiner('-')",
 ];
 
 proptest::proptest! {

@@ -1,16 +1,17 @@
 //! The values of a template.
 //!
-//! Lists, dicts and texts never change after they are made. Only a namespace does, and it holds no namespace, so values have
-//! no cycles. Every value knows its depth, which is limited: what walks a value may recurse.
+//! Lists, dicts and texts never change after they are made, so only a namespace can hold itself, and nothing walks into
+//! one. Every value knows its depth, which is limited: what walks a value may recurse.
 
 use super::ast::{ForLoop, MacroDefinition};
 use super::containers::{Dict, DictBuilder, List, ListBuilder, OBJECT_BYTES, Text, TextBuilder};
 use super::error::Error;
 use super::meter::{Charge, Meter};
+use super::namespace::Namespace;
+use super::objects::{Cycler, Joiner, Method};
 use super::scope::Scope;
 use serde_json::Value as Json;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ const DEPTH_MAX: u32 = 160;
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// The name of what is missing, if it has one.
-    Undefined(Option<Arc<str>>),
+    Undefined(Option<Text>),
     None,
     Bool(bool),
     Int(i128),
@@ -32,12 +33,17 @@ pub(crate) enum Value {
     Loop(Rc<LoopState>),
     Macro(Rc<Macro>),
     Function(Function),
+    Method(Rc<Method>),
+    Cycler(Rc<Cycler>),
+    Joiner(Rc<Joiner>),
 }
 
 /// The functions that every template can call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Function {
+    Cycler,
     Dict,
+    Joiner,
     Namespace,
     RaiseException,
     Range,
@@ -88,8 +94,9 @@ impl Value {
         })
     }
 
+    /// What is missing has a name that the template contains.
     pub fn undefined(name: &Arc<str>) -> Self {
-        Self::Undefined(Some(Arc::clone(name)))
+        Self::Undefined(Some(Text::literal(name)))
     }
 
     pub fn as_str(&self) -> Option<&str> {
@@ -127,7 +134,13 @@ impl Value {
             Self::Str(text) => !text.is_empty(),
             Self::List(list) => !list.is_empty(),
             Self::Dict(dict) => !dict.entries().is_empty(),
-            Self::Namespace(_) | Self::Loop(_) | Self::Macro(_) | Self::Function(_) => true,
+            Self::Namespace(_)
+            | Self::Loop(_)
+            | Self::Macro(_)
+            | Self::Function(_)
+            | Self::Method(_)
+            | Self::Cycler(_)
+            | Self::Joiner(_) => true,
         }
     }
 
@@ -147,6 +160,9 @@ impl Value {
             Self::Loop(_) => "loop",
             Self::Macro(_) => "macro",
             Self::Function(_) => "function",
+            Self::Method(_) => "method",
+            Self::Cycler(_) => "cycler",
+            Self::Joiner(_) => "joiner",
         }
     }
 
@@ -154,6 +170,8 @@ impl Value {
         match self {
             Self::List(list) => list.depth(),
             Self::Dict(dict) => dict.depth(),
+            Self::Method(method) => method.receiver.depth(),
+            Self::Cycler(cycler) => cycler.items.depth(),
             _ => 0,
         }
     }
@@ -161,46 +179,13 @@ impl Value {
     /// Checks that the value may be within another one, and returns the depth of that.
     pub(super) fn depth_within(&self) -> Result<u32, Error> {
         match self {
-            Self::Namespace(_) | Self::Loop(_) => {
-                Err(Error::failed(format!("a {} cannot be within another value", self.type_name())))
-            }
+            // A loop keeps values, so it could hold itself.
+            Self::Loop(_) => Err(Error::failed("a loop cannot be within another value")),
             _ if self.depth() == DEPTH_MAX => {
                 Err(Error::limit(format!("its values are nested deeper than {DEPTH_MAX}")))
             }
             _ => Ok(self.depth() + 1),
         }
-    }
-}
-
-/// The memory of a variable in a namespace.
-const VARIABLE_BYTES: usize = 2 * size_of::<(Arc<str>, Value)>();
-
-/// The only value that changes: `{% set namespace.name = value %}`.
-#[derive(Debug)]
-pub(crate) struct Namespace {
-    values: RefCell<HashMap<Arc<str>, Value>>,
-    charge: RefCell<Charge>,
-}
-
-impl Namespace {
-    pub fn new(meter: &Rc<Meter>) -> Result<Self, Error> {
-        Ok(Self { values: RefCell::default(), charge: RefCell::new(meter.charge(OBJECT_BYTES)?) })
-    }
-
-    pub fn get(&self, name: &str) -> Option<Value> {
-        self.values.borrow().get(name).cloned()
-    }
-
-    /// A namespace holds no other namespace: that could be itself.
-    pub fn set(&self, name: &Arc<str>, value: Value) -> Result<(), Error> {
-        value.depth_within()?;
-        let known = self.values.borrow().contains_key(name);
-        if !known {
-            self.charge.borrow_mut().grow(VARIABLE_BYTES)?;
-        }
-        let replaced = self.values.borrow_mut().insert(Arc::clone(name), value);
-        drop(replaced);
-        Ok(())
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Text is free, and so are the arguments of other tools. A format whose calls begin like any other JSON constrains nothing.
 
-use super::{ARGUMENTS, CALL, CALLS, ReplyFormat, Tool, ToolGrammarError, ToolSyntax};
-use crate::grammar::{Grammar, lark_literal, lark_marker, prepare_schema};
+use super::tool_grammar::append_rules;
+use super::{CALL, CALLS, ReplyFormat, Tool, ToolGrammarError, ToolSyntax};
+use crate::grammar::{Grammar, GrammarError, lark_literal, lark_marker, prepare_schema};
 use crate::tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::json;
 
 impl ReplyFormat {
     /// `None` if no tool has a grammar, or if it cannot be applied. Without `parallel` at most one call is allowed.
@@ -44,29 +45,18 @@ impl ReplyFormat {
                 Some(_) => self.rules(tokenizer, number, tool),
                 None => self.free_rules(tokenizer, number, &tool.name),
             };
-            lark += &rules.map_err(|source| ToolGrammarError::Parameters { tool: tool.name.clone(), source })?;
+            append_rules(&mut lark, tool, rules)?;
         }
         Ok(Some(Grammar::Lark(lark)))
     }
 
     /// The rule of a tool whose arguments are free.
-    fn free_rules(
-        &self,
-        tokenizer: &Tokenizer,
-        number: usize,
-        name: &str,
-    ) -> Result<String, crate::grammar::GrammarError> {
-        let head = match self.tools {
-            ToolSyntax::Functions => {
-                let open = lark_literal(&format!("<function={name}>\n"));
-                let rest = "[suffix=\"</function>\"]: /(?s:.*)/";
-                return Ok(format!("tool_{number}: {open} parameters_{number}\nparameters_{number}{rest}\n"));
-            }
-            ToolSyntax::Named => format!("{} {}", lark_literal(name), lark_marker(ARGUMENTS, tokenizer)),
-            _ => lark_literal(&format!(r#"{{"name": {}, "arguments": "#, Value::from(name))),
-        };
-        let end = if self.tools == ToolSyntax::Named { "" } else { "\"}\"" };
-        let schema = prepare_schema(&json!({"type": "object"}), true)?;
-        Ok(format!("tool_{number}: {head} arguments_{number} {end}\narguments_{number}: %json {schema}\n"))
+    fn free_rules(&self, tokenizer: &Tokenizer, number: usize, name: &str) -> Result<String, GrammarError> {
+        if self.tools == ToolSyntax::Functions {
+            let open = lark_literal(&format!("<function={name}>\n"));
+            let rest = "[suffix=\"</function>\"]: /(?s:.*)/";
+            return Ok(format!("tool_{number}: {open} parameters_{number}\nparameters_{number}{rest}\n"));
+        }
+        self.argument_rules(tokenizer, number, name, &prepare_schema(&json!({"type": "object"}), true)?)
     }
 }

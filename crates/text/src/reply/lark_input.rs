@@ -4,7 +4,7 @@
 //! JSON makes of the texts that the grammar accepts. An escape has two characters, and llguidance's lexer looks only one
 //! ahead, so expressions that may contain escapes become rules, and so do all terminals.
 
-use crate::grammar::{GrammarError, lark_literal};
+use crate::grammar::{GrammarError, check_length, lark_literal};
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Repetition};
 
@@ -20,8 +20,17 @@ pub(super) enum InputForm {
 /// Rules for the texts that `source` accepts. The name of the first one is `prefix`; all others begin with it.
 pub(super) fn rules(source: &str, prefix: &str, form: InputForm) -> Result<String, GrammarError> {
     let ignores = source.lines().any(|line| line.trim_start().starts_with("%ignore"));
-    let (out, extra, ignored, in_terminal) = (String::new(), String::new(), Vec::new(), false);
-    let mut rewriter = Rewriter { rest: source, prefix, form, ignores, in_terminal, out, extra, ignored };
+    let mut rewriter = Rewriter {
+        rest: source,
+        prefix,
+        form,
+        ignores,
+        in_terminal: false,
+        starts_line: true,
+        out: String::new(),
+        extra: String::new(),
+        ignored: Vec::new(),
+    };
     rewriter.run()?;
     let Rewriter { out, extra, ignored, .. } = rewriter;
     let start = match ignored.is_empty() {
@@ -39,6 +48,8 @@ struct Rewriter<'a> {
     ignores: bool,
     /// The current definition is that of a terminal, in which nothing is ignored.
     in_terminal: bool,
+    /// Only white space is written of the current line.
+    starts_line: bool,
     out: String,
     /// The rules of imported terminals.
     extra: String,
@@ -49,8 +60,6 @@ struct Rewriter<'a> {
 impl<'a> Rewriter<'a> {
     fn run(&mut self) -> Result<(), GrammarError> {
         while let Some(c) = self.rest.chars().next() {
-            let written = self.out.trim_end_matches([' ', '\t']);
-            let starts_line = written.is_empty() || written.ends_with('\n');
             match c {
                 '#' => _ = self.line(),
                 '/' if self.rest.starts_with("//") => _ = self.line(),
@@ -59,9 +68,10 @@ impl<'a> Rewriter<'a> {
                 '%' => self.directive()?,
                 '@' | '<' | '&' => return Err(refused(format!("`{c}` cannot be used in the grammar of a tool"))),
                 // These prefixes of rules concern only trees.
-                '?' | '!' if starts_line => _ = self.take(1),
-                c if c.is_ascii_alphabetic() || c == '_' => self.word(starts_line),
+                '?' | '!' if self.starts_line => _ = self.take(1),
+                c if c.is_ascii_alphabetic() || c == '_' => self.word()?,
                 c => {
+                    self.starts_line = c == '\n' || (self.starts_line && matches!(c, ' ' | '\t'));
                     self.out.push(c);
                     self.take(c.len_utf8());
                 }
@@ -71,27 +81,31 @@ impl<'a> Rewriter<'a> {
     }
 
     /// The name of a rule or terminal.
-    fn word(&mut self, starts_line: bool) {
+    fn word(&mut self) -> Result<(), GrammarError> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let name = self.take(self.rest.find(|c| !is_name(c)).unwrap_or(self.rest.len()));
         let is_terminal = name.contains(|c: char| c.is_ascii_uppercase());
         let rule = self.name(name);
-        if starts_line {
+        let defines = self.starts_line;
+        if defines {
             self.in_terminal = is_terminal;
-            self.out += &rule;
-        } else if is_terminal {
-            self.emit(&rule);
-        } else {
-            self.out += &rule;
         }
+        if is_terminal && !defines { self.emit_terminal(&rule) } else { self.emit(&rule) }
     }
 
     /// Writes a terminal. In a rule, what is ignored may follow it.
-    fn emit(&mut self, terminal: &str) {
-        self.out += &match self.ignores && !self.in_terminal {
-            true => format!("({terminal} {}_i*)", self.prefix),
-            false => terminal.to_owned(),
-        };
+    fn emit_terminal(&mut self, terminal: &str) -> Result<(), GrammarError> {
+        match self.ignores && !self.in_terminal {
+            true => self.emit(&format!("({terminal} {}_i*)", self.prefix)),
+            false => self.emit(terminal),
+        }
+    }
+
+    /// Writes a part of a line.
+    fn emit(&mut self, text: &str) -> Result<(), GrammarError> {
+        self.starts_line = false;
+        self.out += text;
+        check_length(&self.out)
     }
 
     fn take(&mut self, bytes: usize) -> &'a str {
@@ -126,12 +140,12 @@ impl<'a> Rewriter<'a> {
                 return Err(refused("a range is from one character to another".to_owned()));
             };
             let range = ClassUnicode::new([ClassUnicodeRange::new(first, last)]);
-            return self.expression(&Hir::class(Class::Unicode(range)));
+            return self.expression(&Hir::class(Class::Unicode(range)), None);
         }
         if ignores_case {
-            return self.expression(&parse(&regex_syntax::escape(&first), "i")?);
+            return self.regex_of(&regex_syntax::escape(&first), "i");
         }
-        self.expression(&Hir::literal(first.into_bytes()))
+        self.expression(&Hir::literal(first.into_bytes()), None)
     }
 
     fn string_value(&mut self) -> Result<(String, bool), GrammarError> {
@@ -147,8 +161,14 @@ impl<'a> Rewriter<'a> {
     fn regex(&mut self) -> Result<(), GrammarError> {
         let text = self.take(delimited(self.rest, '/').ok_or_else(|| refused("a regex does not end".to_owned()))?);
         let flags = self.take(self.rest.find(|c| !"imslux".contains(c)).unwrap_or(self.rest.len()));
-        let expression = parse(&text[1..text.len() - 1].replace("\\/", "/"), flags)?;
-        self.expression(&expression)
+        self.regex_of(&text[1..text.len() - 1].replace("\\/", "/"), flags)
+    }
+
+    fn regex_of(&mut self, pattern: &str, flags: &str) -> Result<(), GrammarError> {
+        let expression = parse(pattern, flags)?;
+        let flags: String = "imsx".chars().filter(|flag| flags.contains(*flag)).collect();
+        let source = if flags.is_empty() { pattern.to_owned() } else { format!("(?{flags}){pattern}") };
+        self.expression(&expression, Some(&source))
     }
 
     /// `%import common.LF`, `%import common.LF -> NAME`, `%import common (LF, WS)`, or `%ignore` with a terminal.
@@ -162,6 +182,7 @@ impl<'a> Rewriter<'a> {
             let mut inner = Rewriter {
                 rest: ignored,
                 in_terminal: true,
+                starts_line: true,
                 out: String::new(),
                 extra: String::new(),
                 ignored: Vec::new(),
@@ -182,23 +203,24 @@ impl<'a> Rewriter<'a> {
         };
         for (name, alias) in names {
             let found = COMMON.iter().find(|(common, _)| *common == name.trim()).ok_or_else(unknown)?;
-            let body = written(&parse(found.1, "")?, self.form)?;
+            let body = written(&parse(found.1, "")?, Some(found.1), self.form)?;
             self.extra += &format!("{}: {body}\n", self.name(alias.trim()));
+            check_length(&self.extra)?;
         }
         Ok(())
     }
 
-    fn expression(&mut self, expression: &Hir) -> Result<(), GrammarError> {
-        self.emit(&written(expression, self.form)?);
-        Ok(())
+    fn expression(&mut self, expression: &Hir, source: Option<&str>) -> Result<(), GrammarError> {
+        let written = written(expression, source, self.form)?;
+        self.emit_terminal(&written)
     }
 }
 
-/// An expression as the model writes what it accepts.
-fn written(expression: &Hir, form: InputForm) -> Result<String, GrammarError> {
+/// An expression as the model writes what it accepts. `source` is its regex, if it was one.
+fn written(expression: &Hir, source: Option<&str>, form: InputForm) -> Result<String, GrammarError> {
     Ok(match form {
         InputForm::Json if may_be_escaped(expression) => escaped(expression)?.unwrap_or_else(|| "\"\"".to_owned()),
-        InputForm::Json | InputForm::Raw => terminal(expression),
+        InputForm::Json | InputForm::Raw => terminal(expression, source),
     })
 }
 
@@ -244,12 +266,14 @@ fn parse(pattern: &str, flags: &str) -> Result<Hir, GrammarError> {
     builder.build().parse(pattern).map_err(|error| refused(format!("the regex /{pattern}/: {error}")))
 }
 
-/// An expression as a string or as a regex.
-fn terminal(expression: &Hir) -> String {
-    match expression.kind() {
-        HirKind::Literal(text) => lark_literal(&String::from_utf8_lossy(&text.0)),
-        _ => format!("/{}/", llguidance::regex_to_lark(&expression.to_string(), "")),
-    }
+/// An expression as a string or as a regex. A parsed expression prints a class as all its ranges, so `source` is preferred.
+fn terminal(expression: &Hir, source: Option<&str>) -> String {
+    let regex = match (expression.kind(), source) {
+        (HirKind::Literal(text), _) => return lark_literal(&String::from_utf8_lossy(&text.0)),
+        (_, Some(source)) => llguidance::regex_to_lark(source, ""),
+        (_, None) => llguidance::regex_to_lark(&expression.to_string(), ""),
+    };
+    format!("/{regex}/")
 }
 
 /// Whether a text that the expression accepts may contain a character that JSON escapes.
@@ -341,6 +365,8 @@ fn range((first, last): (char, char)) -> ClassUnicodeRange {
     ClassUnicodeRange::new(first, last)
 }
 
+/// Messages quote the client's grammar, so they are cut.
 fn refused(message: String) -> GrammarError {
-    GrammarError::Refused(message)
+    const CHARACTERS_MAX: usize = 500;
+    GrammarError::Refused(message.chars().take(CHARACTERS_MAX).collect())
 }

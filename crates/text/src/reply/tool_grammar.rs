@@ -2,7 +2,7 @@
 
 use super::lark_input::{self, InputForm};
 use super::{ARGUMENTS, CALL, CALLS, InputGrammar, ReplyFormat, TEXT_INPUT, Tool, ToolSyntax};
-use crate::grammar::{Grammar, GrammarError, check_lark, lark_literal, lark_marker, prepare_schema};
+use crate::grammar::{Grammar, GrammarError, check_lark, check_length, lark_literal, lark_marker, prepare_schema};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -32,8 +32,8 @@ pub enum ToolGrammarError {
 
 impl ReplyFormat {
     /// The grammar of a reply with this tool choice; `None` if the choice does not constrain the reply. If the model decides,
-    /// only tools with a grammar of their own constrain it. Without `parallel` at most one call is allowed. Arguments follow the tools' schemas. Use [`ReplyFormat::reasoned`] for a model that
-    /// reasons first.
+    /// only tools with a grammar of their own constrain it. Without `parallel` at most one call is allowed. Arguments follow
+    /// the tools' schemas. Use [`ReplyFormat::reasoned`] for a model that reasons first.
     pub fn tool_grammar(
         &self,
         tokenizer: &Tokenizer,
@@ -59,8 +59,7 @@ impl ReplyFormat {
         let alternatives: Vec<String> = (0..tools.len()).map(|number| format!("tool_{number}")).collect();
         lark += &format!("tool: {}\n", alternatives.join(" | "));
         for (number, tool) in tools.into_iter().enumerate() {
-            let rules = self.rules(tokenizer, number, tool);
-            lark += &rules.map_err(|source| ToolGrammarError::Parameters { tool: tool.name.clone(), source })?;
+            append_rules(&mut lark, tool, self.rules(tokenizer, number, tool))?;
         }
         Ok(Some(Grammar::Lark(lark)))
     }
@@ -93,23 +92,35 @@ impl ReplyFormat {
         if self.tools == ToolSyntax::Functions {
             return function(number, name, &schema, !tool.strict);
         }
-        let call = match self.tools {
-            ToolSyntax::Named => {
-                format!("{} {} arguments_{number}", lark_literal(name), lark_marker(ARGUMENTS, tokenizer))
-            }
-            syntax => {
-                let key = if syntax == ToolSyntax::Bare { "parameters" } else { "arguments" };
-                let head = format!(r#"{{"name": {}, "{key}": "#, Value::from(name.as_str()));
-                format!("{} arguments_{number} \"}}\"", lark_literal(&head))
-            }
-        };
-        let schema = prepare_schema(&Value::Object(schema), !tool.strict)?;
-        Ok(format!("tool_{number}: {call}\narguments_{number}: %json {schema}\n"))
+        self.argument_rules(tokenizer, number, name, &prepare_schema(&Value::Object(schema), !tool.strict)?)
     }
-}
 
-impl ReplyFormat {
-    /// The same for a tool that takes a text, with the grammar of the text.
+    /// The rules of a call whose arguments are one JSON object.
+    pub(super) fn argument_rules(
+        &self,
+        tokenizer: &Tokenizer,
+        number: usize,
+        name: &str,
+        schema: &Value,
+    ) -> Result<String, GrammarError> {
+        let (head, end) = self.call_head(tokenizer, name);
+        let end = if end.is_empty() { String::new() } else { lark_literal(end) };
+        Ok(format!("tool_{number}: {head} arguments_{number} {end}\narguments_{number}: %json {schema}\n"))
+    }
+
+    /// What a call has before its arguments, as Lark, and the text after them.
+    fn call_head(&self, tokenizer: &Tokenizer, name: &str) -> (String, &'static str) {
+        let key = match self.tools {
+            ToolSyntax::Named => {
+                return (format!("{} {}", lark_literal(name), lark_marker(ARGUMENTS, tokenizer)), "");
+            }
+            ToolSyntax::Bare => "parameters",
+            _ => "arguments",
+        };
+        (lark_literal(&format!(r#"{{"name": {}, "{key}": "#, Value::from(name))), "}")
+    }
+
+    /// The rules of a tool that takes a text, with the grammar of the text.
     fn text_rules(
         &self,
         tokenizer: &Tokenizer,
@@ -134,15 +145,6 @@ impl ReplyFormat {
                 }
             });
         }
-        let (mut head, tail) = match self.tools {
-            ToolSyntax::Named => {
-                (format!("{} {}", lark_literal(name), lark_marker(ARGUMENTS, tokenizer)), "}".to_owned())
-            }
-            syntax => {
-                let key = if syntax == ToolSyntax::Bare { "parameters" } else { "arguments" };
-                (lark_literal(&format!(r#"{{"name": {}, "{key}": "#, Value::from(name))), "}}".to_owned())
-            }
-        };
         let (quote, rules) = match grammar {
             InputGrammar::Lark(source) => ("\"", lark_input::rules(source, &rule, InputForm::Json)?),
             InputGrammar::Regex(pattern) => {
@@ -150,9 +152,24 @@ impl ReplyFormat {
                 ("", format!("{rule}: %json {}", prepare_schema(&schema, false)?))
             }
         };
-        head += &format!(" {}", lark_literal(&format!("{{\"{TEXT_INPUT}\": {quote}")));
-        Ok(format!("tool_{number}: {head} {rule} {}\n{rules}\n", lark_literal(&(quote.to_owned() + &tail))))
+        let (head, end) = self.call_head(tokenizer, name);
+        let open = lark_literal(&format!("{{\"{TEXT_INPUT}\": {quote}"));
+        let close = lark_literal(&format!("{quote}}}{end}"));
+        Ok(format!("tool_{number}: {head} {open} {rule} {close}\n{rules}\n"))
     }
+}
+
+/// Appends the rules of a tool. All tools together are limited like one grammar.
+pub(super) fn append_rules(
+    lark: &mut String,
+    tool: &Tool,
+    rules: Result<String, GrammarError>,
+) -> Result<(), ToolGrammarError> {
+    let appended = rules.and_then(|rules| {
+        *lark += &rules;
+        check_length(lark)
+    });
+    appended.map_err(|source| ToolGrammarError::Parameters { tool: tool.name.clone(), source })
 }
 
 /// The schema of the arguments, which are an object.

@@ -16,7 +16,8 @@ use super::super::wire::{
     to_sender_bytes_max,
 };
 use super::super::{
-    Download, Hex, PinnedTensors, Progress, StoreError, TensorId, TensorStore, TransferError, Upload, serve_tensors, upload,
+    Download, Hex, PinnedTensors, Progress, StoreError, TensorId, TensorStore, TransferError, Upload, serve_tensors,
+    upload,
 };
 use super::{id_of, names, open_store, tensor, tensors};
 
@@ -258,10 +259,9 @@ fn what_was_not_asked_for_is_refused() {
 fn a_tensor_that_the_sender_does_not_have_is_named() {
     let bytes = tensor(1, 1000);
     let id = id_of(&bytes);
-    for (id, source) in [
-        (id, HashMap::new()),
-        (TensorId { bytes: 1001, ..id }, HashMap::from([(id.hash, bytes.clone())])),
-    ] {
+    for (id, source) in
+        [(id, HashMap::new()), (TensorId { bytes: 1001, ..id }, HashMap::from([(id.hash, bytes.clone())]))]
+    {
         let folder = tempfile::tempdir().unwrap();
         let pinned = Arc::new(open_store(folder.path(), 1 << 30).pin(&[id]).unwrap());
         let download = Download::new(pinned, &[id], |_| {});
@@ -270,7 +270,10 @@ fn a_tensor_that_the_sender_does_not_have_is_named() {
             let serving = scope.spawn(|| serve_tensors(near, &source, &|_| {}, &|| false));
             download.receive(far).unwrap_err();
             let error = serving.join().unwrap().unwrap_err();
-            assert!(matches!(error, TransferError::ReceiverFailed(FailReason::Refused(hash)) if hash == id.hash), "{error}");
+            assert!(
+                matches!(error, TransferError::ReceiverFailed(FailReason::Refused(hash)) if hash == id.hash),
+                "{error}"
+            );
         });
         let failure = download.wait(Duration::ZERO).unwrap().unwrap_err();
         assert!(matches!(*failure, TransferError::Refused { hash, .. } if hash == id.hash), "{failure}");
@@ -452,8 +455,8 @@ fn an_upload_that_nobody_accepts_ends() {
         Err(HandshakeError::Key)
     };
     let source: HashMap<[u8; 32], Vec<u8>> = HashMap::new();
-    let error =
-        upload(&Upload { dial: &dial, connections: 2, source: &source, sent: &|_| {}, is_over: &|| false }).unwrap_err();
+    let error = upload(&Upload { dial: &dial, connections: 2, source: &source, sent: &|_| {}, is_over: &|| false })
+        .unwrap_err();
     assert!(matches!(error, TransferError::Connect(HandshakeError::Key)), "{error}");
     assert!(attempts.into_inner() <= 2);
     // One that could be accepted later is tried until it is over.

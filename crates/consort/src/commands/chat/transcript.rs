@@ -1,14 +1,16 @@
 //! `/save` and `/load`: a conversation as a JSON file, with the messages of OpenAI's API.
 
+use std::collections::HashSet;
 use std::env;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use text::Message;
 
 use super::conversation::{Turn, messages};
+use crate::bounded_file;
 
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -22,13 +24,13 @@ struct Transcript {
 /// Saves and loads conversations with one model.
 pub struct Transcripts {
     model: String,
-    /// The file that was saved or loaded last, which may be overwritten.
-    own: Option<PathBuf>,
+    /// The files that were saved or loaded, which may be overwritten.
+    own: HashSet<PathBuf>,
 }
 
 impl Transcripts {
     pub fn new(model: String) -> Self {
-        Self { model, own: None }
+        Self { model, own: HashSet::new() }
     }
 
     /// Writes a conversation and returns a note for the user. Overwrites no file that this chat has neither saved nor
@@ -38,12 +40,12 @@ impl Transcripts {
         let transcript = Transcript { model: self.model.clone(), messages: messages(system, turns) };
         let mut json = serde_json::to_string_pretty(&transcript).map_err(|error| error.to_string())?;
         json.push('\n');
-        let own = self.own.as_ref() == Some(&path);
+        let own = self.own.contains(&path);
         let mut options = OpenOptions::new();
         options.write(true).truncate(own).create(own).create_new(!own);
         match options.open(&path).and_then(|mut out| out.write_all(json.as_bytes())) {
             Ok(()) => {
-                self.own = Some(path);
+                self.own.insert(path);
                 Ok(format!("({} saved in {file})", counted(turns.len())))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -56,11 +58,11 @@ impl Transcripts {
     /// The system prompt and the turns in a file.
     pub fn load(&mut self, file: &str) -> Result<(Option<String>, Vec<Turn>), String> {
         let path = expand_home(file);
-        let json = read(&path).map_err(|error| format!("read {file}: {error}"))?;
+        let json = bounded_file::read(&path, FILE_BYTES_MAX).map_err(|error| format!("read {file}: {error}"))?;
         let transcript: Transcript =
             serde_json::from_slice(&json).map_err(|error| format!("{file} is no saved conversation: {error}"))?;
         let conversation = turns(transcript.messages).map_err(|why| format!("{file} is no conversation: {why}"))?;
-        self.own = Some(path);
+        self.own.insert(path);
         Ok(conversation)
     }
 }
@@ -84,15 +86,6 @@ fn turns(messages: Vec<Message>) -> Result<(Option<String>, Vec<Turn>), String> 
         }
     }
     Ok((system, turns))
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > FILE_BYTES_MAX {
-        true => Err(io::Error::other(format!("it is longer than {} MiB", FILE_BYTES_MAX >> 20))),
-        false => Ok(bytes),
-    }
 }
 
 /// There is no shell that would replace `~`.
@@ -125,6 +118,18 @@ mod tests {
         assert_eq!(loaded, (Some("be short".to_owned()), turns.to_vec()));
         transcripts.save(file, None, &turns[..1]).unwrap();
         assert_eq!(transcripts.load(file).unwrap(), (None, turns[..1].to_vec()));
+    }
+
+    #[test]
+    fn every_file_that_was_saved_or_loaded_may_be_saved_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first.json", "second.json"].map(|name| folder.path().join(name).display().to_string());
+        Transcripts::new(String::new()).save(&first, None, &[]).unwrap();
+        let mut transcripts = Transcripts::new(String::new());
+        transcripts.load(&first).unwrap();
+        for file in [&second, &first, &second] {
+            transcripts.save(file, None, &[turn("a", Some("b"))]).unwrap();
+        }
     }
 
     #[test]

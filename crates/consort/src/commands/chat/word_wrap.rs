@@ -1,7 +1,8 @@
 //! `WordWrap`: breaks streamed text into lines of a terminal, between words.
 //!
-//! A word is held back until its end has come, so nothing that was printed has to be taken back. Lines in fences (```) are
-//! left to the terminal, which keeps code in one piece when it is copied.
+//! A word is held back until its end has come, so nothing that was printed has to be taken back; but no more of it than a
+//! line holds: some languages have no spaces. Lines in fences (```) are left to the terminal, which keeps code in one piece
+//! when it is copied.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -16,6 +17,8 @@ pub struct WordWrap {
     gap: String,
     /// The word whose end has not come yet.
     word: String,
+    /// The beginning of the word is printed, so the rest follows it as it comes.
+    is_word_begun: bool,
     /// The first characters of the line that are no white space, as many as a fence has.
     line_start: String,
     is_fenced: bool,
@@ -23,11 +26,18 @@ pub struct WordWrap {
 
 impl WordWrap {
     pub fn new(width: usize) -> Self {
-        Self { width, column: 0, gap: String::new(), word: String::new(), line_start: String::new(), is_fenced: false }
+        Self {
+            width,
+            column: 0,
+            gap: String::new(),
+            word: String::new(),
+            is_word_begun: false,
+            line_start: String::new(),
+            is_fenced: false,
+        }
     }
 
-    /// The next text of the stream. Returns what to print now. Control characters are left out, because they could move the
-    /// cursor.
+    /// The next text of the stream, without control characters but line breaks and tabs. Returns what to print now.
     pub fn push(&mut self, text: &str) -> String {
         let mut out = String::new();
         for c in text.chars() {
@@ -37,7 +47,6 @@ impl WordWrap {
                     self.end_word(&mut out);
                     self.gap.push(c);
                 }
-                _ if c.is_control() => {}
                 _ => self.push_char(c, &mut out),
             }
         }
@@ -60,6 +69,9 @@ impl WordWrap {
         self.word.push(c);
         if is_wide {
             self.end_word(out);
+        } else if self.is_word_begun || self.is_fenced || self.word.width() > self.width {
+            self.print_word(out);
+            self.is_word_begun = true;
         }
         if self.line_start.len() < FENCE.len() {
             self.line_start.push(c);
@@ -67,11 +79,16 @@ impl WordWrap {
     }
 
     fn end_word(&mut self, out: &mut String) {
-        if self.word.is_empty() {
-            return;
+        if !self.word.is_empty() {
+            self.print_word(out);
         }
+        self.is_word_begun = false;
+    }
+
+    fn print_word(&mut self, out: &mut String) {
         let (gap, word) = (self.gap_columns(), self.word.width());
-        if !self.is_fenced && self.column > 0 && self.column + gap + word > self.width {
+        let may_break = !self.is_fenced && !self.is_word_begun && self.column > 0;
+        if may_break && self.column + gap + word > self.width {
             out.push('\n');
             self.column = 0;
         } else {
@@ -81,8 +98,8 @@ impl WordWrap {
         out.push_str(&self.word);
         self.column += word;
         if self.column > self.width {
-            // The terminal has broken the line.
-            self.column %= self.width;
+            // The terminal has broken the line. It does so when the character after the last column comes.
+            self.column = (self.column - 1) % self.width + 1;
         }
         self.gap.clear();
         self.word.clear();
@@ -133,7 +150,24 @@ mod tests {
     #[test]
     fn a_word_that_is_longer_than_a_line_stays_whole() {
         check(5, "a https://example.org b", "a\nhttps://example.org\nb");
-        check(4, "abcdefgh ij", "abcdefgh ij");
+        check(4, "abcdefgh ij", "abcdefgh\nij");
+        check(6, "abcdefgh ij", "abcdefgh ij");
+    }
+
+    #[test]
+    fn no_more_than_a_line_is_held_back() {
+        let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
+        for text in ["ไ".repeat(50), format!("ab {}", "x".repeat(50))] {
+            let (mut wrap, mut printed) = (WordWrap::new(10), 0);
+            for (end, c) in text.char_indices() {
+                let held = letters(&text[..end]) - printed;
+                assert!(held <= 10, "{held} of {text}");
+                printed += letters(&wrap.push(&c.to_string()));
+            }
+        }
+        let mut wrap = WordWrap::new(10);
+        wrap.push("```\n");
+        assert_eq!([wrap.push("a"), wrap.push("b ")], ["a", "b"], "code is not held back");
     }
 
     #[test]
@@ -149,8 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        check(20, "a\u{1b}[2Jb\r\u{7}c\u{9b}d", "a[2Jbcd");
+    fn a_tab_reaches_the_next_tab_stop() {
         check(20, "a\tb", "a\tb");
         check(9, "a\tbc", "a\nbc");
     }

@@ -1,6 +1,5 @@
 //! The options of the HTTP server: addresses, API keys, TLS, origins.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -8,6 +7,7 @@ use clap::Args;
 use server::{ApiKeys, HeaderValue, Tls};
 
 use super::logs::LogFormat;
+use crate::bounded_file;
 
 /// The maximum size of a file of API keys, certificates or a private key.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -123,12 +123,10 @@ impl ApiKeyOptions {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = fs::metadata(path).with_context(|| format!("read {}", path.display()))?.len();
-    anyhow::ensure!(bytes <= FILE_BYTES_MAX, "{} is longer than {FILE_BYTES_MAX} bytes", path.display());
-    fs::read(path).with_context(|| format!("read {}", path.display()))
+    bounded_file::read(path, FILE_BYTES_MAX).with_context(|| format!("read {}", path.display()))
 }
 
-/// Parses an origin as browsers send it: a scheme, a host, and a port that is not the scheme's own.
+/// Parses an origin: a scheme, a host and perhaps a port. The result is what browsers send, so without the scheme's own port.
 fn origin(text: &str) -> Result<HeaderValue, String> {
     let refused = || "an origin is written as https://example.org, http://localhost:3000 or *".to_owned();
     if text == "*" {
@@ -144,11 +142,18 @@ fn origin(text: &str) -> Result<HeaderValue, String> {
     };
     let is_host =
         !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._[]:".contains(&byte));
-    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok());
-    if !is_scheme || !is_host || !is_port {
+    let port = port.map(str::parse::<u16>).transpose().map_err(|_| refused())?;
+    if !is_scheme || !is_host {
         return Err(refused());
     }
-    HeaderValue::from_str(&text.to_ascii_lowercase()).map_err(|_| refused())
+    let (scheme, host) = (scheme.to_ascii_lowercase(), host.to_ascii_lowercase());
+    let own_port = match &*scheme {
+        "http" => Some(80),
+        "https" => Some(443),
+        _ => None,
+    };
+    let port = port.filter(|port| Some(*port) != own_port).map(|port| format!(":{port}")).unwrap_or_default();
+    HeaderValue::from_str(&format!("{scheme}://{host}{port}")).map_err(|_| refused())
 }
 
 #[cfg(test)]
@@ -163,6 +168,9 @@ mod tests {
             ("http://localhost:3000", "http://localhost:3000"),
             ("http://[::1]:3000", "http://[::1]:3000"),
             ("http://[::1]", "http://[::1]"),
+            ("https://example.org:443", "https://example.org"),
+            ("HTTP://example.org:80", "http://example.org"),
+            ("http://example.org:443", "http://example.org:443"),
             ("chrome-extension://abc", "chrome-extension://abc"),
         ] {
             assert_eq!(origin(text).unwrap(), expected, "{text}");

@@ -7,6 +7,8 @@ const LABEL_CHARS_MAX = 1000;
 const HREF_CHARS_MAX = 4000;
 const ENTITIES = { amp: '&', lt: '<', gt: '>', quot: '"', apos: "'", nbsp: '\u00a0', hellip: '…', mdash: '—', ndash: '–', times: '×', rarr: '→', larr: '←', le: '≤', ge: '≥' };
 const MATHS_CHARS_MAX = 2000;
+/** An amount and words: "5-per-unit and 6". Not "2x + ab". */
+const PROSE = /^\d(?:[^\\]*[\da-z.,)])?\s+[a-z]{2}/i;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
 const SPECIAL = /[\\`$*_~[!<&\n]|https?:\/\//g;
 
@@ -84,7 +86,7 @@ function bracketedMaths(scan) {
 
 /**
  * `$$…$$` within a line, and `$…$` by pandoc's rules: no space inside of the dollars, no digit after them. Nor are
- * amounts ("$5 or so, or 10$") and shell variables ("$HOME/bin:$PATH") formulas.
+ * amounts ("$5 or so, or 10$") and shell variables ("$HOME/bin:$PATH", "$src/$dst") formulas; "$n$th" has one.
  */
 function dollarMaths(scan) {
   const { text, at } = scan;
@@ -95,7 +97,9 @@ function dollarMaths(scan) {
   const [whole, source] = found;
   const end = at + 1 + whole.length;
   if (scan.growing && end === text.length) return false; // what follows decides
-  if (isSpace(source.at(-1)) || /[\dA-Z_{]/.test(text[end] ?? '') || /^\d[\d.,]*\s+[a-z]{2}/i.test(source)) return false;
+  const next = text[end] ?? '';
+  if (isSpace(source.at(-1)) || /[\dA-Z_{]/.test(next) || PROSE.test(source)) return false;
+  if (/\p{L}/u.test(next) && /[/=:.,;+-]$/.test(source)) return false;
   top(scan).push({ type: 'maths', text: source, display: false });
   scan.at = end;
   return true;

@@ -8,6 +8,7 @@ use crate::error::ApiError;
 use crate::generation::{ChoiceFinish, ChoiceOutput, GenerationEvent, ScoredToken, Usage};
 use crate::ids;
 use crate::openai::chunk::ChunkWriter;
+use crate::openai::common_fields::StreamOptions;
 use crate::stream::{StreamEncoder, StreamEvent};
 
 pub struct ChatEncoder {
@@ -55,8 +56,8 @@ struct FunctionDelta {
 }
 
 impl ChatEncoder {
-    pub fn new(model: &str, tokenizer: Tokenizer, choices: usize, logprobs: bool, include_usage: bool) -> Self {
-        let chunks = ChunkWriter::new("chatcmpl-", "chat.completion.chunk", model, include_usage);
+    pub fn new(model: &str, tokenizer: Tokenizer, choices: usize, logprobs: bool, options: StreamOptions) -> Self {
+        let chunks = ChunkWriter::new("chatcmpl-", "chat.completion.chunk", model, options);
         Self { chunks, tokenizer, choices, logprobs }
     }
 
@@ -70,12 +71,14 @@ impl ChatEncoder {
 impl StreamEncoder for ChatEncoder {
     type Body = ChatCompletion;
 
-    fn start(&mut self, _usage: Usage, out: &mut Vec<StreamEvent>) {
+    fn start(&mut self, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.chunks.usage = usage;
         let first = || DeltaBody { role: Some("assistant"), content: Some(String::new()), ..DeltaBody::default() };
         out.extend((0..self.choices).map(|index| self.chunk(index, first(), &[], None)));
     }
 
-    fn event(&mut self, choice: usize, event: GenerationEvent, _usage: Usage, out: &mut Vec<StreamEvent>) {
+    fn event(&mut self, choice: usize, event: GenerationEvent, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.chunks.usage = usage;
         match event {
             GenerationEvent::Prefilled { .. } => {}
             // The text of these tokens is not final yet, but their log probabilities are.

@@ -1,17 +1,12 @@
 //! The tools in OpenAI's format, and the tool choice.
 
-use std::collections::HashSet;
-
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use text::ToolChoice;
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
-
-/// The maximum tools of one request, and the maximum length of a name.
-pub const TOOLS_MAX: usize = 512;
-const NAME_BYTES_MAX: usize = 256;
+use crate::tool_names::ToolNames;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = Tool)]
@@ -68,19 +63,10 @@ pub struct NamedFunction {
 
 /// Checks the tools and converts them to the internal format.
 pub fn tools(tools: Vec<ChatTool>) -> Result<Vec<Value>, ApiError> {
-    if tools.len() > TOOLS_MAX {
-        return Err(ApiError::invalid("tools", format!("there are more than {TOOLS_MAX} tools")));
-    }
-    let mut names = HashSet::new();
+    let mut names = ToolNames::default();
     let check = |(index, ChatTool { r#type: ToolType::Function, function }): (usize, ChatTool)| {
-        let at = format!("tools[{index}].function.name");
         let ChatFunction { name, description, parameters, strict } = function;
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(ApiError::invalid(at, "the name of a tool is a word of at most 256 bytes"));
-        }
-        if !names.insert(name.clone()) {
-            return Err(ApiError::invalid(at, format!("there are two tools with the name `{name}`")));
-        }
+        names.add(&name, &format!("tools[{index}].function.name"))?;
         let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
         function.extend(description.map(|text| ("description".to_owned(), Value::from(text))));
         function.extend(parameters.map(|schema| ("parameters".to_owned(), Value::from(schema))));

@@ -1,5 +1,7 @@
 //! Encodes a generation as a completion: as `text_completion` events or as one body.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use text::{Delta, Tokenizer};
 
@@ -9,6 +11,7 @@ use crate::error::ApiError;
 use crate::generation::{BlockKind, ChoiceFinish, ChoiceOutput, GenerationEvent, ScoredToken, Usage};
 use crate::ids;
 use crate::openai::chunk::ChunkWriter;
+use crate::openai::common_fields::StreamOptions;
 use crate::stream::{StreamEncoder, StreamEvent};
 
 pub struct CompletionEncoder {
@@ -21,7 +24,7 @@ pub struct CompletionEncoder {
 /// The state of one choice.
 struct ChoiceState {
     /// The text before the output: the prompt if `echo` is set, else empty.
-    echo: String,
+    echo: Arc<str>,
     offset: TextOffset,
 }
 
@@ -35,8 +38,14 @@ struct CompletionChunkChoice {
 
 impl CompletionEncoder {
     /// `echoes` contains the text before each choice.
-    pub fn new(model: &str, tokenizer: Tokenizer, echoes: Vec<String>, logprobs: bool, include_usage: bool) -> Self {
-        let chunks = ChunkWriter::new("cmpl-", "text_completion", model, include_usage);
+    pub fn new(
+        model: &str,
+        tokenizer: Tokenizer,
+        echoes: Vec<Arc<str>>,
+        logprobs: bool,
+        options: StreamOptions,
+    ) -> Self {
+        let chunks = ChunkWriter::new("cmpl-", "text_completion", model, options);
         let choices = echoes.into_iter().map(|echo| ChoiceState { echo, offset: TextOffset::default() }).collect();
         Self { chunks, tokenizer, choices, logprobs }
     }
@@ -55,12 +64,13 @@ impl CompletionEncoder {
 impl StreamEncoder for CompletionEncoder {
     type Body = Completion;
 
-    fn event(&mut self, choice: usize, event: GenerationEvent, _usage: Usage, out: &mut Vec<StreamEvent>) {
+    fn event(&mut self, choice: usize, event: GenerationEvent, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.chunks.usage = usage;
         match event {
             GenerationEvent::Prefilled { prompt } => {
                 let echo = std::mem::take(&mut self.choices[choice].echo);
                 if !echo.is_empty() {
-                    out.push(self.chunk(choice, echo, &prompt, None));
+                    out.push(self.chunk(choice, echo.to_string(), &prompt, None));
                 }
             }
             GenerationEvent::Delta { deltas, tokens } => {
@@ -91,7 +101,7 @@ impl StreamEncoder for CompletionEncoder {
                 logprobs.extend(&self.tokenizer, &output.tokens, &mut state.offset);
                 logprobs
             });
-            let text = state.echo + &output.text(BlockKind::Text);
+            let text = [&*state.echo, &output.text(BlockKind::Text)].concat();
             CompletionChoice { index, text, logprobs, finish_reason: finish_reason(&output.finish) }
         };
         Completion {

@@ -1,3 +1,4 @@
+use super::super::tools::OfferedTools;
 use super::*;
 use engine::Logprobs;
 use serde_json::{Value, json};
@@ -20,9 +21,49 @@ fn encoder() -> ResponsesEncoder {
         Some(ResponsesLogprob { token, bytes, logprob: -0.5, top_logprobs: Vec::new() })
     };
     let request: ResponsesRequest = serde_json::from_value(request).unwrap();
-    let tools = OfferedTools::new(request.tools.as_deref().unwrap());
-    let encoder = ResponsesEncoder::new(request, tools, None, encode_logprob);
+    let forms = OfferedTools::new(request.tools.as_deref().unwrap()).unwrap().into_forms();
+    let encoder = ResponsesEncoder::new(request, forms, None, encode_logprob).unwrap();
     ResponsesEncoder { new_id: |prefix| format!("{prefix}1"), ..encoder }
+}
+
+/// An encoder for a request with these fields.
+fn encoder_of(fields: Value) -> Result<ResponsesEncoder, ApiError> {
+    let mut request = json!({"model": "m", "input": "hi"});
+    request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let request: ResponsesRequest = serde_json::from_value(request).unwrap();
+    let forms = OfferedTools::new(request.tools.as_deref().unwrap_or_default())?.into_forms();
+    ResponsesEncoder::new(request, forms, None, |_| None)
+}
+
+#[test]
+fn what_is_sent_while_nothing_happens_is_short() {
+    let long = "x".repeat(500_000);
+    let tools = json!([{"type": "function", "name": "f", "description": long}]);
+    let mut encoder = encoder_of(json!({"tools": tools, "instructions": long, "user": long})).unwrap();
+    let mut sent = Vec::new();
+    encoder.event(0, text(&long), USAGE, &mut sent);
+    encoder.event(0, delta(Delta::Reasoning("hm".into()), ""), USAGE, &mut sent);
+    sent.clear();
+    encoder.idle(&mut sent);
+    let event: Value = serde_json::from_slice(&sent[0].data).unwrap();
+    assert_eq!((&event["type"], &event["response"]["status"]), (&json!("response.in_progress"), &json!("in_progress")));
+    assert!(sent[0].data.len() < 2000, "{} bytes", sent[0].data.len());
+}
+
+#[test]
+fn the_settings_that_a_response_repeats_have_a_limit() {
+    let long = "x".repeat(SETTINGS_BYTES_MAX);
+    let schema = json!({"type": "json_schema", "name": "s", "schema": {"description": long}});
+    for fields in [
+        json!({"tools": [{"type": "function", "name": "f", "description": long}]}),
+        json!({"text": {"format": schema}}),
+        json!({"tool_choice": {"type": "function", "name": long}}),
+        json!({"user": long}),
+    ] {
+        let error = encoder_of(fields).err().unwrap();
+        assert_eq!((error.status().as_u16(), error.param.as_deref()), (400, Some("tools")));
+    }
+    assert!(encoder_of(json!({"instructions": long})).is_ok(), "instructions are part of the prompt");
 }
 
 /// A response with a text.

@@ -62,7 +62,7 @@ fn generation() -> Value {
         "model": MODEL, "n": 1, "temperature": 1, "top_p": 0.5, "top_k": 1, "min_p": 0.1, "repetition_penalty": 1,
         "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {"1": 0.5}, "seed": 1, "stop": "no",
         "stop_token_ids": [1], "ignore_eos": false, "min_tokens": 0, "skip_special_tokens": true, "stream": false,
-        "stream_options": {"include_usage": true}, "guided_regex": null, "guided_grammar": null,
+        "stream_options": {"include_usage": true, "continuous_usage_stats": false}, "guided_regex": null, "guided_grammar": null,
     })
 }
 

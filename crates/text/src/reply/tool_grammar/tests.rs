@@ -206,6 +206,7 @@ fn the_input_of_a_tool_that_takes_a_text_follows_its_grammar() {
         ?sign: "-" | "+"
         W: /\w+|\\/"#;
     check(lark(small), &["abzZ-12\"word", "c07\"\\"], &["d12\"x", "a1\"x", "a123\"x", "a12\"", "a12\"\\\\"]);
+    check(lark("start: /a|é b/i /c d # e/x"), &["Acd", "É Bcd"], &["Ac d", "acD", "bcd"]);
     let sum = "start: NUMBER (\"+\" NUMBER)* \";\"?\nNUMBER: DIGIT+ (\".\" DIGIT+)?\n\
         %import common (DIGIT, WS)\n%ignore WS";
     check(lark(sum), &["1", " 12.5 +\n3\t;", "1+2+3"], &["", "1 2", "1. 5", "1+;", "+"]);
@@ -226,6 +227,42 @@ fn a_grammar_that_cannot_be_part_of_another_is_an_error() {
         let grammar = format(ToolSyntax::Tagged).tool_grammar(&tokenizer, &[tool], &ToolChoice::Required, true);
         assert!(matches!(grammar, Err(ToolGrammarError::Parameters { .. })), "{source}");
     }
+}
+
+/// A printed `\w` is thousands of bytes; white space is looked at once.
+#[test]
+fn rewriting_a_grammar_takes_little_memory_and_time() {
+    let tokenizer = tokenizer();
+    let tool = |name: &str, source: &str| Tool {
+        name: name.to_owned(),
+        parameters: None,
+        strict: false,
+        input: Some(InputGrammar::Lark(source.to_owned())),
+    };
+    let grammar = |tools: &[Tool]| {
+        ALL.map(|syntax| match format(syntax).tool_grammar(&tokenizer, tools, &ToolChoice::Required, true) {
+            Ok(Some(Grammar::Lark(lark))) => Ok(lark),
+            Ok(other) => panic!("{other:?}"),
+            Err(ToolGrammarError::Parameters { source, .. }) => Err(source),
+            Err(error) => panic!("{error}"),
+        })
+    };
+    let words = format!("start: {}", "/\\w+/ /[\\w-]/i ".repeat(50));
+    for lark in grammar(&[tool("words", &words)]) {
+        assert!(lark.unwrap().len() < 3 * words.len());
+    }
+    let spaces = format!("start: \"a\"{}", " ".repeat(200_000));
+    for lark in grammar(&[tool("spaces", &spaces)]) {
+        assert!(lark.unwrap().len() < 2 * spaces.len());
+    }
+    let both = [tool("first", &spaces), tool("second", &spaces)];
+    let long = format!("start: {}", "/\\w\"/ ".repeat(1_000));
+    let too_long = |error: &GrammarError| matches!(error, GrammarError::TooLong { .. });
+    assert!(grammar(&both).iter().all(|lark| lark.as_ref().is_err_and(too_long)));
+    let json = grammar(&[tool("long", &long)]).into_iter().filter(|lark| lark.as_ref().is_err_and(too_long));
+    assert_eq!(json.count(), ALL.len() - 1, "without JSON it stays as it is");
+    let classes = format!("start: /{}/", "\\w".repeat(100_000));
+    assert!(grammar(&[tool("classes", &classes)]).iter().all(|lark| matches!(lark, Err(GrammarError::TooManyClasses))));
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! The values of options, and how they are parsed.
+
+use std::num::{NonZeroU16, NonZeroUsize};
+
+use clap::ValueEnum;
+use kernels::cpu::PrefillMath;
+use ranks::protocol::join::Activations;
+use ranks::protocol::limits::RANKS_MAX;
+use types::DType;
+
+use super::cpus;
+
+/// The upper limit of `--threads` per CPU: more threads only wait for each other.
+const THREADS_PER_CPU_MAX: usize = 32;
+
+/// Parses a number that is not zero.
+pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "it must be a number from 1 on".to_owned())
+}
+
+/// Parses a number of ranks.
+pub fn rank_count(text: &str) -> Result<NonZeroU16, String> {
+    let count: Option<NonZeroU16> = text.parse().ok();
+    let possible = count.filter(|count| usize::from(count.get()) <= RANKS_MAX);
+    possible.ok_or_else(|| format!("it must be a number from 1 to {RANKS_MAX}"))
+}
+
+/// Parses a number of threads and checks it against the number of CPUs.
+pub fn thread_count(text: &str) -> Result<NonZeroUsize, String> {
+    let count = positive(text)?;
+    let (cpus, max) = (cpus(), cpus().saturating_mul(THREADS_PER_CPU_MAX));
+    if count.get() > max {
+        return Err(format!("this machine has {cpus} CPUs, which is enough for {max} threads at most"));
+    }
+    Ok(count)
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CpuLevelOption {
+    #[default]
+    Auto,
+    Scalar,
+    Avx2,
+    Avx512,
+    Amx,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ComputeOption {
+    #[default]
+    Auto,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum KvOption {
+    #[default]
+    Auto,
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PromptMathOption {
+    #[default]
+    Bf16,
+    Int8,
+}
+
+impl From<PromptMathOption> for PrefillMath {
+    fn from(option: PromptMathOption) -> Self {
+        match option {
+            PromptMathOption::Bf16 => Self::Bf16,
+            PromptMathOption::Int8 => Self::Int8,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ActivationsOption {
+    #[default]
+    F32,
+    Q8,
+}
+
+impl From<ActivationsOption> for Activations {
+    fn from(option: ActivationsOption) -> Self {
+        match option {
+            ActivationsOption::F32 => Self::F32,
+            ActivationsOption::Q8 => Self::Q8,
+        }
+    }
+}
+
+pub fn quantisation(name: &str) -> Result<DType, String> {
+    const OFFERED: [DType; 5] = [DType::Q8_0, DType::Q6_K, DType::Q5_K, DType::Q4_K, DType::Q4_0];
+    let asked = name.parse().ok().filter(|dtype| OFFERED.contains(dtype));
+    asked.ok_or_else(|| format!("use {}", OFFERED.map(DType::name).join(", ")))
+}
