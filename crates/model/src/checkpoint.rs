@@ -1,8 +1,8 @@
-//! `Checkpoint`: the opened files of a model, and its `Description`. Only this file knows the file format and the names of
-//! tensors in it.
+//! `Checkpoint`: the opened files of a model, and its `Description`. Only this file knows the format of the files.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -13,8 +13,12 @@ use types::DType;
 use crate::architecture::Tensor;
 use crate::description::Description;
 use crate::digest::CheckpointDigest;
-use crate::files::{Gguf, SafeTensors, TensorView};
+use crate::files::{Gguf, SafeTensors, TensorView, Value};
 use crate::load::LoadError;
+use crate::manifest::{Manifest, ManifestTensors, Source, TensorEntry, can_list};
+use crate::metadata::GgufSource as _;
+use crate::part::ModelPart;
+use crate::tensor_names::{End, TensorNames};
 
 /// Far more than any config.json, which has a few kilobytes.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
@@ -29,29 +33,28 @@ pub struct StoredFormat {
 }
 
 pub struct Checkpoint {
-    files: Files,
+    tensors: StoredTensors,
+    names: TensorNames,
+    /// The text of config.json, if it has one.
+    config: Option<String>,
     description: Description,
     embedding_as_stored: bool,
     digest: OnceLock<CheckpointDigest>,
 }
 
-enum Files {
-    /// `prefix` precedes `layers.0.…`, `embed_tokens.weight` and `norm.weight`.
-    Folder {
-        tensors: SafeTensors,
-        prefix: &'static str,
-        /// The hash of config.json.
-        config: blake3::Hash,
-    },
+enum StoredTensors {
+    SafeTensors(SafeTensors),
     Gguf(Gguf),
+    /// One file for each tensor.
+    Manifest(ManifestTensors),
 }
 
-/// The tensors that are not part of a layer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum End {
-    Embedding,
-    Norm,
-    Head,
+/// What is known of a tensor without reading it.
+struct TensorFacts<'a> {
+    name: &'a str,
+    dtype: DType,
+    shape: &'a [usize],
+    bytes: u64,
 }
 
 impl Checkpoint {
@@ -67,9 +70,72 @@ impl Checkpoint {
         if config.len() as u64 > CONFIG_BYTES_MAX {
             return Err(LoadError::ConfigTooLarge { path: path() });
         }
-        let hash = blake3::hash(config.as_bytes());
-        let config = serde_json::from_str(config).map_err(|source| LoadError::ConfigSyntax { path: path(), source })?;
-        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open_all(files)?, hash))
+        let json = serde_json::from_str(config).map_err(|source| LoadError::ConfigSyntax { path: path(), source })?;
+        Ok(Self::new(Description::from_config(&json)?, SafeTensors::open_all(files)?, config.to_owned()))
+    }
+
+    /// Opens the part of a model that a manifest describes. `open` returns the path of the file that holds a tensor and nothing
+    /// else; it is called for the tensors that the part needs ([`Manifest::tensors_of`]). Whether the bytes have the hash that the
+    /// manifest states is for the caller to check, before or in `open`.
+    pub fn from_manifest(
+        manifest: &Manifest,
+        part: ModelPart,
+        open: impl FnMut(usize, &TensorEntry) -> io::Result<PathBuf>,
+    ) -> Result<Self, LoadError> {
+        let config = match manifest.source() {
+            Source::Config(text) => Some(text.clone()),
+            Source::Gguf { .. } => None,
+        };
+        Ok(Self {
+            tensors: StoredTensors::Manifest(ManifestTensors::open(manifest, part, open)?),
+            names: manifest.names(),
+            config,
+            description: manifest.description().clone(),
+            embedding_as_stored: false,
+            digest: OnceLock::new(),
+        })
+    }
+
+    /// The same with a folder in which each tensor is a file that is named by its hash ([`TensorEntry::file_name`]).
+    pub fn from_tensor_folder(manifest: &Manifest, part: ModelPart, folder: &Path) -> Result<Self, LoadError> {
+        Self::from_manifest(manifest, part, |_, tensor| match tensor.file_name() {
+            Some(name) => Ok(folder.join(name)),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, "the manifest does not state its hash")),
+        })
+    }
+
+    /// What another machine needs to load a part of this model, without hashes. Fails if the model has more tensors, or a longer
+    /// description, than a manifest may have. Tensors in formats that are not supported are left out.
+    pub fn manifest(&self) -> Result<Manifest, LoadError> {
+        let source = match &self.tensors {
+            StoredTensors::Manifest(tensors) => return Ok(tensors.manifest().clone()),
+            StoredTensors::SafeTensors(_) => Source::Config(self.config.clone().unwrap_or_default()),
+            StoredTensors::Gguf(file) => gguf_source(file)?,
+        };
+        let listed = self.tensors().filter(|tensor| can_list(tensor.name));
+        let entry = |TensorFacts { name, dtype, shape, bytes }: TensorFacts<'_>| TensorEntry {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            bytes,
+            hash: None,
+        };
+        Ok(Manifest::new(source, listed.map(entry).collect())?)
+    }
+
+    /// The bytes of a tensor that the manifest of this checkpoint lists.
+    pub fn tensor_bytes(&self, tensor: &TensorEntry) -> Result<&[u8], LoadError> {
+        let view = self.tensor(&tensor.name)?.ok_or_else(|| LoadError::Missing { tensor: tensor.name.clone() })?;
+        Ok(view.bytes)
+    }
+
+    /// The file that holds a tensor, and the tensor's bytes in it.
+    pub fn tensor_location(&self, tensor: &TensorEntry) -> Option<(&Path, Range<usize>)> {
+        match &self.tensors {
+            StoredTensors::SafeTensors(tensors) => tensors.location(&tensor.name),
+            StoredTensors::Gguf(file) => file.location(&tensor.name),
+            StoredTensors::Manifest(tensors) => tensors.location(&tensor.name),
+        }
     }
 
     /// Keeps the embedding, and a head that is tied to it, in the stored format, regardless of
@@ -88,9 +154,9 @@ impl Checkpoint {
 
     /// The GGUF file, which also contains the tokenizer and the chat template.
     pub fn gguf(&self) -> Option<&Gguf> {
-        match &self.files {
-            Files::Gguf(file) => Some(file),
-            Files::Folder { .. } => None,
+        match &self.tensors {
+            StoredTensors::Gguf(file) => Some(file),
+            StoredTensors::SafeTensors(_) | StoredTensors::Manifest(_) => None,
         }
     }
 
@@ -102,26 +168,36 @@ impl Checkpoint {
     /// The formats in which tensors are stored, the one with most bytes first.
     pub fn stored_formats(&self) -> Vec<StoredFormat> {
         let mut formats: Vec<StoredFormat> = Vec::new();
-        for TensorView { dtype, shape, bytes } in self.tensors() {
+        for TensorFacts { dtype, shape, bytes, .. } in self.tensors() {
             let at = formats.iter().position(|format| format.dtype == dtype).unwrap_or_else(|| {
                 formats.push(StoredFormat { dtype, tensors: 0, elements: 0, bytes: 0 });
                 formats.len() - 1
             });
             formats[at].tensors += 1;
             formats[at].elements += shape.iter().map(|&dim| dim as u64).product::<u64>();
-            formats[at].bytes += bytes.len() as u64;
+            formats[at].bytes += bytes;
         }
         formats.sort_by_key(|format| std::cmp::Reverse(format.bytes));
         formats
     }
 
     /// All tensors, except those in formats that are not supported.
-    fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
-        let names: Box<dyn Iterator<Item = &str>> = match &self.files {
-            Files::Folder { tensors, .. } => Box::new(tensors.tensor_names()),
-            Files::Gguf(file) => Box::new(file.tensor_names()),
-        };
-        names.filter_map(|name| self.tensor(name).ok().flatten())
+    fn tensors(&self) -> Box<dyn Iterator<Item = TensorFacts<'_>> + '_> {
+        fn facts<'a>(name: &'a str, TensorView { dtype, shape, bytes }: TensorView<'a>) -> TensorFacts<'a> {
+            TensorFacts { name, dtype, shape, bytes: bytes.len() as u64 }
+        }
+        match &self.tensors {
+            StoredTensors::SafeTensors(tensors) => {
+                Box::new(tensors.tensor_names().filter_map(|name| Some(facts(name, tensors.tensor(name).ok()??))))
+            }
+            StoredTensors::Gguf(file) => {
+                Box::new(file.tensor_names().filter_map(|name| Some(facts(name, file.tensor(name)?))))
+            }
+            StoredTensors::Manifest(tensors) => Box::new(tensors.manifest().tensors().iter().map(|tensor| {
+                let TensorEntry { name, dtype, shape, bytes, .. } = tensor;
+                TensorFacts { name, dtype: *dtype, shape, bytes: *bytes }
+            })),
+        }
     }
 
     /// Identifies the model's files: copies have the same digest. It covers config.json, the headers of the files (the names,
@@ -133,49 +209,61 @@ impl Checkpoint {
     /// somebody who knows the samples. Against these, whole files have to be hashed. It also differs if the same weights are
     /// stored in other files.
     ///
+    /// Of a checkpoint that was opened from a manifest, it identifies the manifest with the hashes in it, not the files.
+    ///
     /// Computed once; the first call reads the files.
     pub fn digest(&self) -> CheckpointDigest {
-        *self.digest.get_or_init(|| match &self.files {
-            Files::Folder { tensors, config, .. } => {
-                CheckpointDigest::new(Some(*config), |hash| tensors.hash_sampled(hash))
+        *self.digest.get_or_init(|| match &self.tensors {
+            StoredTensors::SafeTensors(tensors) => {
+                let config = self.config.as_ref().map(|text| blake3::hash(text.as_bytes()));
+                CheckpointDigest::new(config, |hash| tensors.hash_sampled(hash))
             }
-            Files::Gguf(file) => CheckpointDigest::new(None, |hash| file.hash_sampled(hash)),
+            StoredTensors::Gguf(file) => CheckpointDigest::new(None, |hash| file.hash_sampled(hash)),
+            StoredTensors::Manifest(tensors) => tensors.manifest().digest(),
         })
     }
 
     /// Drops the files' pages from memory, after the weights have been packed.
     pub fn release(&self) {
-        match &self.files {
-            Files::Folder { tensors, .. } => tensors.release(),
-            Files::Gguf(file) => file.release(),
+        match &self.tensors {
+            StoredTensors::SafeTensors(tensors) => tensors.release(),
+            StoredTensors::Gguf(file) => file.release(),
+            StoredTensors::Manifest(tensors) => tensors.release(),
+        }
+    }
+
+    /// Drops at least the pages of these tensors, or parts of tensors, from memory.
+    pub(crate) fn release_of<'a>(&self, views: impl Iterator<Item = &'a [u8]>) {
+        match &self.tensors {
+            // It may have thousands of files.
+            StoredTensors::Manifest(tensors) => tensors.release_of(views),
+            _ => self.release(),
         }
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {
-        match &self.files {
-            Files::Folder { tensors, .. } => Ok(tensors.tensor(name)?),
-            Files::Gguf(file) => Ok(file.tensor(name)),
+        match &self.tensors {
+            StoredTensors::SafeTensors(tensors) => Ok(tensors.tensor(name)?),
+            StoredTensors::Gguf(file) => Ok(file.tensor(name)),
+            StoredTensors::Manifest(tensors) => tensors.tensor(name),
+        }
+    }
+
+    /// The format of a tensor, also of one that was not opened; `None` if the model does not have it.
+    pub(crate) fn dtype(&self, name: &str) -> Result<Option<DType>, LoadError> {
+        match &self.tensors {
+            StoredTensors::Manifest(tensors) => Ok(tensors.dtype(name)),
+            _ => Ok(self.tensor(name)?.map(|view| view.dtype)),
         }
     }
 
     /// The name of a layer's tensor in this file, with `{}` for the expert if each expert has its own tensor.
     pub(crate) fn layer_name(&self, layer: usize, tensor: &Tensor) -> String {
-        match &self.files {
-            Files::Folder { prefix, .. } => format!("{prefix}layers.{layer}.{}", tensor.hf),
-            Files::Gguf(_) => format!("blk.{layer}.{}", tensor.gguf),
-        }
+        self.names.layer(layer, tensor)
     }
 
     pub(crate) fn global_name(&self, end: End) -> String {
-        match (&self.files, end) {
-            (Files::Gguf(_), End::Embedding) => "token_embd.weight".into(),
-            (Files::Gguf(_), End::Norm) => "output_norm.weight".into(),
-            (Files::Gguf(_), End::Head) => "output.weight".into(),
-            (Files::Folder { prefix, .. }, End::Embedding) => format!("{prefix}embed_tokens.weight"),
-            (Files::Folder { prefix, .. }, End::Norm) => format!("{prefix}norm.weight"),
-            (Files::Folder { prefix: NESTED, .. }, End::Head) => "language_model.lm_head.weight".into(),
-            (Files::Folder { .. }, End::Head) => "lm_head.weight".into(),
-        }
+        self.names.global(end)
     }
 
     fn open_folder(folder: &Path) -> Result<Self, LoadError> {
@@ -186,14 +274,19 @@ impl Checkpoint {
                 None => LoadError::NoConfig { folder: folder.to_owned() },
             });
         }
-        let (config, hash) = read_config(&config)?;
-        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open(folder)?, hash))
+        let (config, text) = read_config(&config)?;
+        Ok(Self::new(Description::from_config(&config)?, SafeTensors::open(folder)?, text))
     }
 
-    fn new(description: Description, tensors: SafeTensors, config: blake3::Hash) -> Self {
-        let prefix = prefix_of(&tensors);
-        let files = Files::Folder { tensors, prefix, config };
-        Self { files, description, embedding_as_stored: false, digest: OnceLock::new() }
+    fn new(description: Description, tensors: SafeTensors, config: String) -> Self {
+        Self {
+            names: TensorNames::hugging_face(|| tensors.tensor_names()),
+            tensors: StoredTensors::SafeTensors(tensors),
+            config: Some(config),
+            description,
+            embedding_as_stored: false,
+            digest: OnceLock::new(),
+        }
     }
 
     fn open_file(path: &Path) -> Result<Self, LoadError> {
@@ -202,30 +295,39 @@ impl Checkpoint {
         }
         let file = Gguf::open(path)?;
         let description = Description::from_gguf(&file)?;
-        Ok(Self { files: Files::Gguf(file), description, embedding_as_stored: false, digest: OnceLock::new() })
+        Ok(Self {
+            tensors: StoredTensors::Gguf(file),
+            names: TensorNames::Gguf,
+            config: None,
+            description,
+            embedding_as_stored: false,
+            digest: OnceLock::new(),
+        })
     }
 }
 
-/// Gemma 3's prefix in the hub's files of the multimodal models.
-const NESTED: &str = "language_model.model.";
-
-/// The prefix of the text model's tensors. Multimodal checkpoints nest it one level deeper.
-fn prefix_of(tensors: &SafeTensors) -> &'static str {
-    let holds = |prefix: &&str| tensors.tensor_names().any(|name| name.starts_with(&format!("{prefix}layers.")));
-    ["model.", "model.language_model.", NESTED, ""].into_iter().find(holds).unwrap_or("model.")
+/// What a description is read from: the metadata of the architecture, and the values of one tensor.
+fn gguf_source(file: &Gguf) -> Result<Source, LoadError> {
+    const ARCHITECTURE: &str = "general.architecture";
+    let prefix = file.get(ARCHITECTURE).and_then(Value::as_str).map(|name| format!("{name}."));
+    let is_read = |key: &str| key == ARCHITECTURE || prefix.as_ref().is_some_and(|prefix| key.starts_with(prefix));
+    let metadata = file.metadata().filter(|(key, value)| is_read(key) && value.as_strings().is_none());
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    Ok(Source::Gguf { metadata, rope_divisors: file.rope_divisors()? })
 }
 
-/// The value of a config.json, and the hash of its bytes.
-fn read_config(path: &Path) -> Result<(Json, blake3::Hash), LoadError> {
-    let io = |source| LoadError::Open { path: path.to_owned(), source };
-    let mut text = Vec::new();
-    fs::File::open(path).map_err(io)?.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut text).map_err(io)?;
-    if text.len() as u64 > CONFIG_BYTES_MAX {
+/// The value of a config.json, and its text.
+fn read_config(path: &Path) -> Result<(Json, String), LoadError> {
+    let open = |source| LoadError::Open { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    fs::File::open(path).map_err(open)?.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(open)?;
+    if bytes.len() as u64 > CONFIG_BYTES_MAX {
         return Err(LoadError::ConfigTooLarge { path: path.to_owned() });
     }
-    let config = serde_json::from_slice(&text);
+    let text = String::from_utf8(bytes).map_err(|error| open(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let config = serde_json::from_str(&text);
     let config = config.map_err(|source| LoadError::ConfigSyntax { path: path.to_owned(), source })?;
-    Ok((config, blake3::hash(&text)))
+    Ok((config, text))
 }
 
 fn gguf_within(folder: &Path) -> Option<String> {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::architecture::{Architecture, SUPPORTED, WeightKind};
 use crate::files::Gguf;
-use crate::metadata::{Key, ModelMetadata, member};
+use crate::metadata::{GgufSource, Key, ModelMetadata, member};
 use crate::rope::Rope;
 
 /// Limits far above any existing model. Larger values are refused before anything is allocated.
@@ -100,6 +100,10 @@ impl Description {
     }
 
     pub fn from_gguf(file: &Gguf) -> Result<Self, DescriptionError> {
+        Self::from_gguf_source(file)
+    }
+
+    pub(crate) fn from_gguf_source(file: &dyn GgufSource) -> Result<Self, DescriptionError> {
         let key = "general.architecture";
         let name = file.get(key).ok_or_else(|| DescriptionError::Missing { key: key.into() })?;
         let name = name.as_str().ok_or_else(|| DescriptionError::value(key, format!("{name:?}")))?;
@@ -245,7 +249,7 @@ fn vocab(metadata: &ModelMetadata<'_>) -> Result<usize, DescriptionError> {
         return within(metadata, Key::config("vocab_size"), VOCAB_MAX);
     };
     let missing = || DescriptionError::Missing { key: "tensor token_embd.weight".into() };
-    let rows = *file.tensor("token_embd.weight").ok_or_else(missing)?.shape.first().ok_or_else(missing)?;
+    let rows = *file.shape("token_embd.weight").and_then(<[usize]>::first).ok_or_else(missing)?;
     match (1..=VOCAB_MAX).contains(&rows) {
         true => Ok(rows),
         false => Err(DescriptionError::value("token_embd.weight", format!("{rows} rows"))),
@@ -254,7 +258,7 @@ fn vocab(metadata: &ModelMetadata<'_>) -> Result<usize, DescriptionError> {
 
 fn tied(metadata: &ModelMetadata<'_>, architecture: &Architecture) -> Result<bool, DescriptionError> {
     match metadata {
-        ModelMetadata::Gguf { file, .. } => Ok(file.tensor("output.weight").is_none()),
+        ModelMetadata::Gguf { file, .. } => Ok(file.shape("output.weight").is_none()),
         ModelMetadata::Config { .. } => metadata.flag("tie_word_embeddings", architecture.tied),
     }
 }

@@ -9,6 +9,10 @@ use std::fmt;
 pub struct CheckpointDigest([u8; 32]);
 
 impl CheckpointDigest {
+    pub(crate) fn of_manifest(json: &[u8]) -> Self {
+        Self(blake3::derive_key("consort 2026 digest of a manifest", json))
+    }
+
     /// `config` is the hash of config.json, where there is one. `hash_files` hashes the headers and the tensors.
     pub(crate) fn new(config: Option<blake3::Hash>, hash_files: impl FnOnce(&mut blake3::Hasher)) -> Self {
         let mut hash = blake3::Hasher::new_derive_key("consort 2026 digest of a checkpoint, sampled");

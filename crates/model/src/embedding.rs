@@ -7,9 +7,10 @@ use std::sync::Arc;
 use kernels::Backend;
 use types::{Rank, WorldSize};
 
-use crate::checkpoint::{Checkpoint, End};
+use crate::checkpoint::Checkpoint;
 use crate::collective::{Collective, CollectiveError};
 use crate::load::{LoadError, LoadOptions, Loader};
+use crate::tensor_names::End;
 
 pub struct Embedding<B: Backend> {
     /// Shared with the LM head if the model ties them.

@@ -5,10 +5,11 @@ use kernels::{Backend, Gated, KvShape};
 use types::{LayerRange, Rank, WorldSize};
 
 use crate::architecture::WeightKind;
-use crate::checkpoint::{Checkpoint, End};
+use crate::checkpoint::Checkpoint;
 use crate::description::{FeedForward, Layer};
 use crate::load::{LoadError, LoadOptions, Loader, Stack};
 use crate::part::ModelPart;
+use crate::tensor_names::End;
 
 /// Bytes that one rank allocates for its layers and, if it has them, the embedding and the LM head. Norms and step inputs, a few kilobytes per
 /// layer, are not counted.

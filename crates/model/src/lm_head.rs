@@ -7,10 +7,11 @@ use std::sync::Arc;
 use kernels::{Backend, BackendError, Rows};
 use types::{Rank, WorldSize};
 
-use crate::checkpoint::{Checkpoint, End};
+use crate::checkpoint::Checkpoint;
 use crate::collective::{Collective, CollectiveError};
 use crate::embedding::Embedding;
 use crate::load::{LoadError, LoadOptions, Loader};
+use crate::tensor_names::End;
 
 /// Has working buffers for all rows of a step and for [`Limits::logit_rows`](crate::Limits::logit_rows) rows of logits.
 pub struct LmHead<B: Backend> {

@@ -9,10 +9,12 @@ use kernels::{Backend, BackendError, Gated, MatrixSource, StepLimits, quant};
 use types::{DType, LayerRange, Rank};
 
 use crate::architecture::{Tensor, WeightKind};
-use crate::checkpoint::{Checkpoint, End};
+use crate::checkpoint::Checkpoint;
 use crate::description::{Description, DescriptionError, FeedForward};
 use crate::files::{FileError, TensorView};
+use crate::manifest::ManifestError;
 use crate::split::{RankShards, RowBlocks, Slice, SplitError, least_common_multiple};
+use crate::tensor_names::End;
 
 /// Limits for which buffers are allocated at load.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +54,14 @@ pub enum LoadError {
     Description(#[from] DescriptionError),
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("open the file of tensor {tensor}")]
+    TensorFile { tensor: String, source: io::Error },
+    #[error("the file of tensor {tensor} has {found} bytes, not {expected}")]
+    TensorLength { tensor: String, found: u64, expected: u64 },
+    #[error("tensor {tensor} belongs to another part of the model than the one that was opened")]
+    NotOpened { tensor: String },
     #[error(transparent)]
     Split(#[from] SplitError),
     #[error("tensor {tensor} is missing")]
@@ -198,7 +208,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let matrix = self.backend.matrix(&sources).map_err(|source| LoadError::Tensor { tensor: name, source })?;
         self.weight_bytes += self.backend.matrix_bytes(&matrix);
         // Drop the file's pages, so that packed weights are not resident twice.
-        self.checkpoint.release();
+        self.checkpoint.release_of(sources.iter().map(|source| source.bytes));
         Ok(matrix)
     }
 
@@ -237,7 +247,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let bias = |name: &str| name.strip_suffix(".weight").map(|stem| format!("{stem}.bias"));
         let (Some(stored), Some(hf)) = (bias(weight), bias(tensor.hf)) else { return Ok(()) };
         let known = architecture.tensors.iter().any(|other| other.hf == hf);
-        match !known && self.checkpoint.tensor(&stored)?.is_some() {
+        match !known && self.checkpoint.dtype(&stored)?.is_some() {
             true => Err(LoadError::Bias { tensor: stored, architecture: architecture.name }),
             false => Ok(()),
         }
@@ -341,8 +351,8 @@ fn row_blocks(checkpoint: &Checkpoint, keep: Option<DType>, rank: Rank) -> Resul
     for layer in 0..description.layers.len() {
         for (role, block) in [(WeightKind::Output, &mut blocks.output), (WeightKind::Down, &mut blocks.down)] {
             let Some(tensor) = description.architecture.tensor(role) else { continue };
-            let Some(view) = checkpoint.tensor(&checkpoint.layer_name(layer, tensor))? else { continue };
-            for dtype in [Some(view.dtype), keep].into_iter().flatten() {
+            let Some(stored) = checkpoint.dtype(&checkpoint.layer_name(layer, tensor))? else { continue };
+            for dtype in [Some(stored), keep].into_iter().flatten() {
                 *block = least_common_multiple(*block, dtype.block_elements());
             }
         }

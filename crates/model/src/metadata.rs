@@ -1,7 +1,9 @@
 //! `ModelMetadata`: a model's configuration values, read with one `Key` from a config.json (of the hub, or in the form of
 //! transformers 5) or from GGUF metadata. Both are untrusted: a value of the wrong type is an error that names its key.
 
+use kernels::HEAD_DIM_MAX;
 use serde_json::{Map, Value as Json};
+use types::DType;
 
 use crate::architecture::Architecture;
 use crate::description::DescriptionError;
@@ -48,10 +50,42 @@ impl Key {
     }
 }
 
+/// A GGUF file, or a manifest that was made from one.
+pub(crate) trait GgufSource {
+    fn get(&self, key: &str) -> Option<&Value>;
+
+    /// The shape of a tensor, outermost dimension first.
+    fn shape(&self, tensor: &str) -> Option<&[usize]>;
+
+    /// `rope_freqs.weight`: Llama 3's scaling, computed by the program that converted the file.
+    fn rope_divisors(&self) -> Result<Option<Vec<f32>>, DescriptionError>;
+}
+
+impl GgufSource for Gguf {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.get(key)
+    }
+
+    fn shape(&self, tensor: &str) -> Option<&[usize]> {
+        self.tensor(tensor).map(|view| view.shape)
+    }
+
+    fn rope_divisors(&self) -> Result<Option<Vec<f32>>, DescriptionError> {
+        let name = "rope_freqs.weight";
+        let Some(view) = self.tensor(name) else { return Ok(None) };
+        let (DType::F32, &[count @ 0..=HEAD_DIM_MAX]) = (view.dtype, view.shape) else {
+            return Err(DescriptionError::value(name, format!("{} {:?}, expected a few f32", view.dtype, view.shape)));
+        };
+        let mut values = vec![0.0; count];
+        kernels::quant::dequantise(view.dtype, view.bytes, &mut values);
+        Ok(Some(values))
+    }
+}
+
 /// The configuration values of one file.
 pub(crate) enum ModelMetadata<'a> {
     Config { config: &'a Map<String, Json>, architecture: &'static Architecture },
-    Gguf { file: &'a Gguf, prefix: &'static str },
+    Gguf { file: &'a dyn GgufSource, prefix: &'static str },
 }
 
 impl ModelMetadata<'_> {
@@ -174,7 +208,7 @@ impl ModelMetadata<'_> {
             Self::Config { config, .. } => Rope::from_config(config, kind, base.config, default_base),
             Self::Gguf { file, .. } => {
                 let base = self.number_if(base)?.unwrap_or(default_base);
-                Rope::from_gguf(self, file, base, head_dim)
+                Rope::from_gguf(self, *file, base, head_dim)
             }
         }
     }

@@ -3,11 +3,9 @@
 use std::f64::consts::TAU;
 
 use serde_json::{Map, Value as Json};
-use types::DType;
 
 use crate::description::DescriptionError;
-use crate::files::Gguf;
-use crate::metadata::{Key, ModelMetadata, member};
+use crate::metadata::{GgufSource, Key, ModelMetadata, member};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
@@ -91,7 +89,7 @@ impl Rope {
 
     pub(crate) fn from_gguf(
         metadata: &ModelMetadata<'_>,
-        file: &Gguf,
+        file: &dyn GgufSource,
         base: f64,
         head_dim: usize,
     ) -> Result<Self, DescriptionError> {
@@ -163,16 +161,16 @@ impl Scaling {
     }
 }
 
-/// Reads `rope_freqs.weight`: Llama 3's scaling, computed by the program that converted the file.
-fn divisors(file: &Gguf, head_dim: usize) -> Result<Option<Vec<f32>>, DescriptionError> {
-    let Some(view) = file.tensor("rope_freqs.weight") else { return Ok(None) };
-    if view.dtype != DType::F32 || view.shape != [head_dim / 2] {
-        let found = format!("{} {:?}, expected f32 [{}]", view.dtype, view.shape, head_dim / 2);
-        return Err(DescriptionError::value("rope_freqs.weight", found));
+/// One divisor for each pair of a head's elements, if the file has them.
+fn divisors(file: &dyn GgufSource, head_dim: usize) -> Result<Option<Vec<f32>>, DescriptionError> {
+    let Some(values) = file.rope_divisors()? else { return Ok(None) };
+    match values.len() == head_dim / 2 {
+        true => Ok(Some(values)),
+        false => {
+            let found = format!("{} elements, expected {}", values.len(), head_dim / 2);
+            Err(DescriptionError::value("rope_freqs.weight", found))
+        }
     }
-    let mut values = vec![0.0; head_dim / 2];
-    kernels::quant::dequantise(view.dtype, view.bytes, &mut values);
-    Ok(Some(values))
 }
 
 fn unsupported(kind: &str) -> DescriptionError {

@@ -12,8 +12,8 @@ use std::path::Path;
 
 use driver::{Driver, Fixture, distance};
 use kernels::quant;
-use model::Checkpoint;
 use model::files::SafeTensors;
+use model::{Checkpoint, Manifest};
 use reference::Reference;
 use serde_json::Value as Json;
 use types::Rank;
@@ -159,7 +159,10 @@ fn convert(fixture: &Fixture, gguf: &'static str, extra: impl Fn(Converter) -> C
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("model.gguf");
     std::fs::write(&path, converted.writer.bytes()).unwrap();
-    Checkpoint::open(&path).unwrap()
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let manifest = Manifest::from_json(&checkpoint.manifest().unwrap().to_json()).unwrap();
+    assert_eq!(manifest.description(), checkpoint.description(), "{gguf} by way of a manifest");
+    checkpoint
 }
 
 fn check(architecture: &str, gguf: &'static str, extra: impl Fn(Converter) -> Converter) {

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// The number format of a row of weights. A row is a whole number of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types)] // GGUF's names
@@ -111,6 +114,31 @@ impl FromStr for DType {
     fn from_str(name: &str) -> Result<Self, UnknownDType> {
         let lower = name.to_ascii_lowercase();
         Self::ALL.into_iter().find(|dtype| dtype.name() == lower).ok_or_else(|| UnknownDType(name.to_owned()))
+    }
+}
+
+/// As its name.
+impl Serialize for DType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for DType {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = DType;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a number format")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<DType, E> {
+                name.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(name), &self))
+            }
+        }
+        deserializer.deserialize_str(Name)
     }
 }
 

@@ -78,7 +78,7 @@ pub enum FormatError {
 }
 
 /// Truncates a name for use in an error message.
-pub(super) fn shown(name: &str) -> String {
+pub(crate) fn shown(name: &str) -> String {
     const CHARS_MAX: usize = 120;
     match name.char_indices().nth(CHARS_MAX) {
         None => name.to_owned(),

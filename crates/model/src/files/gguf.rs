@@ -8,6 +8,7 @@ mod value;
 
 pub use value::{Strings, Value};
 
+use std::ops::Range;
 use std::path::Path;
 
 use types::DType;
@@ -56,6 +57,13 @@ impl Gguf {
         let tensor = self.tensors.get(name)?;
         let bytes = &self.files[tensor.file as usize][tensor.range.clone()];
         Some(TensorView { dtype: tensor.dtype, shape: tensor.shape.dims(), bytes })
+    }
+
+    /// The file that holds a tensor, and the tensor's bytes in it. `None` if there is no such tensor, or if the model was read
+    /// from memory.
+    pub fn location(&self, name: &str) -> Option<(&Path, Range<usize>)> {
+        let tensor = self.tensors.get(name)?;
+        Some((self.files[tensor.file as usize].path()?, tensor.range.clone()))
     }
 
     /// The names of all tensors, sorted.

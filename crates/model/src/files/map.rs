@@ -4,12 +4,12 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::{Deref, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 pub enum FileBytes {
-    Mapped(Mmap),
+    Mapped { map: Mmap, path: PathBuf },
     Owned(Vec<u8>),
 }
 
@@ -23,12 +23,20 @@ impl FileBytes {
         // SAFETY: the map is private and read-only, and nothing in this process writes to the files that it opens here. The
         // contract of `files` is that no other process changes the file while it is open.
         let map = unsafe { Mmap::map(&file) }?;
-        Ok(Self::Mapped(map))
+        Ok(Self::Mapped { map, path: path.to_owned() })
+    }
+
+    /// The file, if it is mapped.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Mapped { path, .. } => Some(path),
+            Self::Owned(_) => None,
+        }
     }
 
     /// Returns the pages to the operating system. A later access reads them from the file again.
     pub fn release(&self) {
-        if let Self::Mapped(map) = self {
+        if let Self::Mapped { map, .. } = self {
             // SAFETY: the map is file-backed and was never written, so dropped pages are read again with the same bytes.
             let advised = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
             // If the advice fails, memory use is higher but results are correct, so the error is ignored.
@@ -38,7 +46,7 @@ impl FileBytes {
 
     /// Asks the operating system to start reading `range`, which must be in bounds.
     pub fn prefetch(&self, range: Range<usize>) {
-        if let Self::Mapped(map) = self {
+        if let Self::Mapped { map, .. } = self {
             map.advise_range(Advice::WillNeed, range.start, range.len()).ok();
         }
     }
@@ -49,7 +57,7 @@ impl Deref for FileBytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped { map, .. } => map,
             Self::Owned(bytes) => bytes,
         }
     }

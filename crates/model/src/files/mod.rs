@@ -6,14 +6,16 @@
 
 mod error;
 mod gguf;
-mod map;
+pub(crate) mod map;
 mod safetensors;
 mod sample;
 mod tensors;
 
+pub(crate) use error::shown;
 pub use error::{FileError, FormatError};
 pub use gguf::{Gguf, Strings, Value};
 pub use safetensors::SafeTensors;
+pub(crate) use tensors::stored_bytes;
 pub use tensors::{RANK_MAX, TENSORS_MAX};
 
 use types::DType;

@@ -7,6 +7,7 @@
 mod header;
 mod index;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use types::DType;
@@ -75,6 +76,13 @@ impl SafeTensors {
         };
         let bytes = &self.files[tensor.file as usize][tensor.range.clone()];
         Ok(Some(TensorView { dtype, shape: tensor.shape.dims(), bytes }))
+    }
+
+    /// The file that holds a tensor, and the tensor's bytes in it. `None` if there is no such tensor, or if the model was read
+    /// from memory.
+    pub fn location(&self, name: &str) -> Option<(&Path, Range<usize>)> {
+        let tensor = self.tensors.get(name)?;
+        Some((self.files[tensor.file as usize].path()?, tensor.range.clone()))
     }
 
     /// The names of all tensors, sorted.

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use types::DType;
+
 use super::error::{FormatError, shown};
 
 /// The most dimensions of a tensor.
@@ -49,6 +51,13 @@ impl Shape {
     pub fn elements(&self) -> Option<usize> {
         self.dims().iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))
     }
+}
+
+/// Bytes of a tensor; `None` if its rows are not whole blocks, or on overflow.
+pub fn stored_bytes(dtype: DType, shape: &[usize]) -> Option<usize> {
+    let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
+    let row = shape.last().copied().unwrap_or(1);
+    dtype.row_bytes(row).and_then(|_| dtype.row_bytes(elements))
 }
 
 /// Sorted by name.

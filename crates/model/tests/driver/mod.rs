@@ -138,9 +138,8 @@ impl<'a, B: Backend> Driver<'a, B> {
 
     /// Splits the layers into blocks that end before the layers `ends`, for one rank.
     pub fn split(backend: &'a B, from: &Checkpoint, keep: Option<DType>, ends: &[u32], rank: Rank) -> Self {
-        let step = StepLimits { rows: ROWS, sequences: 8, pages: 4 * PAGES };
-        let limits = Limits { step, logit_rows: ROWS, kv_pages: PAGES, positions: from.description().positions_max };
-        let options = LoadOptions { keep, limits };
+        let options = load_options(from, keep);
+        let step = options.limits.step;
         let mut start = 0;
         let blocks = ends.iter().map(|end| {
             let range = LayerRange::new(std::mem::replace(&mut start, *end), *end).unwrap();
@@ -233,6 +232,13 @@ impl<'a, B: Backend> Driver<'a, B> {
         self.close(sequence);
         (tokens, taken)
     }
+}
+
+/// The options with which a driver loads.
+pub fn load_options(from: &Checkpoint, keep: Option<DType>) -> LoadOptions {
+    let step = StepLimits { rows: ROWS, sequences: 8, pages: 4 * PAGES };
+    let positions = from.description().positions_max;
+    LoadOptions { keep, limits: Limits { step, logit_rows: ROWS, kv_pages: PAGES, positions } }
 }
 
 pub fn argmax(logits: &[f32]) -> u32 {

@@ -6,7 +6,7 @@ use super::cursor::Cursor;
 use super::value::{Value, ValueReader};
 use crate::files::FormatError;
 use crate::files::error::shown;
-use crate::files::tensors::{RANK_MAX, Shape, TENSORS_MAX, Tensor, check_disjoint};
+use crate::files::tensors::{RANK_MAX, Shape, TENSORS_MAX, Tensor, check_disjoint, stored_bytes};
 
 /// The most metadata entries of a file; real files have some dozens.
 const KEYS_MAX: usize = 1 << 16;
@@ -113,19 +113,12 @@ fn tensor(cursor: &mut Cursor<'_>, alignment: u64, file: u32) -> Result<Tensor<D
     if !offset.is_multiple_of(alignment) {
         return Err(FormatError::Misaligned { tensor: shown(name), offset, alignment });
     }
-    let bytes =
-        bytes(dtype, &shape).ok_or_else(|| FormatError::Shape { tensor: shown(name), shape: shape.dims().to_vec() })?;
+    let bytes = stored_bytes(dtype, shape.dims())
+        .ok_or_else(|| FormatError::Shape { tensor: shown(name), shape: shape.dims().to_vec() })?;
     let out_of_bounds = || FormatError::OutOfBounds { tensor: shown(name) };
     let start = usize::try_from(offset).map_err(|_| out_of_bounds())?;
     let end = start.checked_add(bytes).ok_or_else(out_of_bounds)?;
     Ok(Tensor { name: name.into(), dtype, shape, file, range: start..end })
-}
-
-/// Bytes of a tensor; `None` if its rows are not whole blocks, or on overflow.
-fn bytes(dtype: DType, shape: &Shape) -> Option<usize> {
-    let elements = shape.elements()?;
-    let row = shape.dims().last().copied().unwrap_or(1);
-    dtype.row_bytes(row).and_then(|_| dtype.row_bytes(elements))
 }
 
 /// Makes a tensor's range relative to the start of the file, and checks it against `file_bytes`.
