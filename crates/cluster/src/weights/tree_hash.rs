@@ -121,10 +121,9 @@ pub(super) fn hash_files(
     let errors = Mutex::new(Vec::new());
     let work = || {
         let mut buffer = Vec::new();
-        while let Some((at, &(part, range))) = ranges.get(next.load(Relaxed)).and_then(|_| {
+        loop {
             let at = next.fetch_add(1, Relaxed);
-            Some((at, ranges.get(at)?))
-        }) {
+            let Some(&(part, range)) = ranges.get(at) else { return };
             match hash_range(&parts[part], range, &mut buffer, progress) {
                 Ok(hash) => found.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(hash),
                 Err(error) => errors.lock().unwrap_or_else(PoisonError::into_inner).push((part, error)),
@@ -132,12 +131,11 @@ pub(super) fn hash_files(
         }
     };
     thread::scope(|scope| {
-        // A thread that cannot be started is not needed: this one does what is left.
-        let helpers = (1..threads.min(ranges.len()))
-            .filter_map(|_| thread::Builder::new().name("consort-hash".to_owned()).spawn_scoped(scope, work).ok());
-        let helpers: Vec<_> = helpers.collect();
+        for _ in 1..threads.min(ranges.len()) {
+            // A thread that cannot be started is not needed: this one does what is left.
+            let _ = thread::Builder::new().name("consort-hash".to_owned()).spawn_scoped(scope, work);
+        }
         work();
-        drop(helpers);
     });
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut errors = errors.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -179,6 +179,8 @@ fn a_part_with_damage_is_received_again_as_a_whole() {
     check_all(&pinned, &source);
 }
 
+type Lie<'a> = dyn Fn(&MessageStream, &TensorRequest) + Sync + 'a;
+
 /// Answers the first request as `answer` says, and returns what the receiver says and its error.
 fn lie(
     id: TensorId,
@@ -237,7 +239,7 @@ fn what_was_not_asked_for_is_refused() {
         send(near, request.number, 0, first);
         send(near, request.number, first.len() as u64, &[rest, &[0]].concat());
     };
-    let lies: [&(dyn Fn(&MessageStream, &TensorRequest) + Sync); 5] = [
+    let lies: [&Lie<'_>; 5] = [
         &endless,
         &|near, request| send(near, request.number + 1, 0, first),
         &|near, request| send(near, request.number, 1, first),
