@@ -5,6 +5,8 @@
 
 use std::net::SocketAddr;
 
+use model::Manifest;
+use ranks::protocol::shard::{CpuLevel, WireKvType, WireLimits, WirePrefillMath};
 use serde::{Deserialize, Serialize};
 use types::LayerRange;
 
@@ -71,12 +73,11 @@ pub enum ControlReply {
     Pong {
         id: u64,
     },
-    /// The tensors that the node needs and does not have, as indices into the manifest. They are to be sent on connections
-    /// for weights, which name `transfer`.
+    /// So many bytes of tensors are missing. The node will ask for them on connections for weights, which name `transfer`.
     Missing {
         id: u64,
         transfer: u64,
-        tensors: Vec<u32>,
+        bytes: u64,
     },
     /// Bytes received and layers loaded so far.
     Progress {
@@ -148,50 +149,39 @@ pub struct WireFacts {
     pub name: String,
     /// The version of the program.
     pub version: String,
-    /// The best CPU instructions: `scalar`, `avx2`, `avx512`, `amx`.
-    pub cpu_level: String,
+    /// The best CPU instructions.
+    pub level: CpuLevel,
     pub threads: u32,
     /// Ranks over which it splits its layers.
     pub ranks: u16,
     pub memory_bytes: u64,
     /// Bytes of weights that it reads in a second.
     pub weight_bytes_per_s: f64,
-    /// Multiply-adds of a prompt in a second.
-    pub mul_adds_per_s: f64,
+    /// Multiplications with an addition, of a prompt, in a second.
+    pub multiply_adds_per_s: f64,
+    /// What every step costs beside its layers.
+    pub step_seconds: f64,
 }
 
 /// A stage that a node is to load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageSpec {
-    pub manifest: serde_json::Value,
+    pub manifest: Manifest,
     pub layer_start: u32,
     pub layer_end: u32,
-    pub limits: WireLimits,
-    /// The format to which weights are converted at load: see [`model::LoadOptions::keep`].
+    /// The format to keep weights in: see [`model::LoadOptions::keep`].
     pub keep: Option<String>,
     /// Use no better CPU instructions than these.
-    pub cpu_level: Option<String>,
-    /// `f16`, `f32` or `bf16x2`.
-    pub kv: String,
-    /// The arithmetic of prompts: `bf16` or `int8`.
-    pub prompt_math: String,
+    pub level_max: Option<CpuLevel>,
+    pub kv: WireKvType,
+    pub prompt: WirePrefillMath,
+    pub limits: WireLimits,
 }
 
 impl StageSpec {
     pub fn layers(&self) -> Option<LayerRange> {
         LayerRange::new(self.layer_start, self.layer_end)
     }
-}
-
-/// See [`model::Limits`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireLimits {
-    pub rows: u64,
-    pub sequences: u64,
-    pub step_pages: u64,
-    pub logit_rows: u64,
-    pub kv_pages: u64,
-    pub positions: u64,
 }
 
 /// Writes a message as JSON.

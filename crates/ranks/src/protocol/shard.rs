@@ -82,14 +82,7 @@ impl ShardSpec {
                 kv: cpu.kv.into(),
                 prompt: cpu.prompt.into(),
             },
-            limits: WireLimits {
-                rows: limits.step.rows as u64,
-                sequences: limits.step.sequences as u64,
-                pages: limits.step.pages as u64,
-                logit_rows: limits.logit_rows as u64,
-                kv_pages: limits.kv_pages as u64,
-                positions: limits.positions as u64,
-            },
+            limits: WireLimits::from(&limits),
         }
     }
 
@@ -113,8 +106,22 @@ impl WireCpuOptions {
     }
 }
 
+impl From<&model::Limits> for WireLimits {
+    fn from(limits: &model::Limits) -> Self {
+        Self {
+            rows: limits.step.rows as u64,
+            sequences: limits.step.sequences as u64,
+            pages: limits.step.pages as u64,
+            logit_rows: limits.logit_rows as u64,
+            kv_pages: limits.kv_pages as u64,
+            positions: limits.positions as u64,
+        }
+    }
+}
+
 impl WireLimits {
-    fn checked(&self) -> Result<model::Limits, LimitError> {
+    /// Checks every limit.
+    pub fn checked(&self) -> Result<model::Limits, LimitError> {
         let step = StepLimits {
             rows: count("rows", self.rows, ROWS_MAX)?,
             sequences: count("sequences", self.sequences, ENTRIES_MAX)?,

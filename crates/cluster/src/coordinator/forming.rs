@@ -1,0 +1,234 @@
+//! How a chain is formed: plan, load all stages at once, link them from the last to the first, and connect to both ends.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use engine::CoordinatorStage;
+use kernels::cpu::CpuBackend;
+use net::{MessageStream, WaitLimit};
+use tracing::info;
+use types::LayerRange;
+
+use super::node_link::NodeId;
+use super::{CoordinatorEvent, CurrentChain, Worker};
+use crate::chain::{ChainLink, FormedChain};
+use crate::plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner};
+use crate::purpose::{CHAIN, ConnectionId, RESULTS};
+use crate::wire::chain::ChainKind;
+use crate::wire::control::{ControlReply, ControlRequest};
+
+/// How long nodes may load without progress.
+const LOAD_SILENCE: Duration = Duration::from_secs(60);
+/// How long a node may take to answer what needs no work, and to connect to another.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
+
+pub(super) enum FormError {
+    /// No plan fits the nodes that are there.
+    Plan(PlanError),
+    /// A node could not do its part.
+    Node { node: NodeId, why: String },
+    /// The coordinator could not do its own.
+    Own(String),
+    /// The executor is gone.
+    Ended,
+}
+
+/// A stage on a node.
+#[derive(Clone, Copy)]
+struct PlannedStage {
+    node: NodeId,
+    address: SocketAddr,
+    layers: LayerRange,
+}
+
+impl Worker {
+    /// Forms a chain from the nodes that are connected.
+    pub(super) fn form(&mut self) -> Result<(FormedChain<CpuBackend>, CurrentChain), FormError> {
+        let (plan, stages) = self.plan()?;
+        info!(layers = ?plan.assignment.stages(), tokens_per_s = plan.prediction.tokens_per_s(), "planned");
+        self.load_stages(&stages)?;
+        let own_layers = plan.assignment.layers_of(COORDINATOR).map_or(0, LayerRange::count);
+        let stage = self.own_stage(own_layers)?;
+        self.chains += 1;
+        // Another coordinator may use the same nodes.
+        let number = engine::fresh_seed();
+        self.link_stages(number, &stages)?;
+        let link = self.connect(number, &stages).inspect_err(|_| self.stage = None)?;
+        let nodes: Vec<_> = stages.iter().map(|stage| stage.node).collect();
+        self.nodes.succeeded(&nodes);
+        let handle = link.as_ref().map(ChainLink::handle);
+        self.report_chain(own_layers, &stages);
+        Ok((FormedChain { stage, link }, CurrentChain { number, nodes, handle }))
+    }
+
+    fn plan(&self) -> Result<(Plan, Vec<PlannedStage>), FormError> {
+        let links: Vec<_> = self.nodes.links().collect();
+        let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts)).collect();
+        let mut table = Links::new(self.model.default_link());
+        for (index, link) in links.iter().enumerate() {
+            table.set(COORDINATOR, index + 1, link.link);
+        }
+        let cluster = Cluster::new(self.model.own_facts(), facts, table).map_err(FormError::Plan)?;
+        let planner = Planner::new(&cluster, self.model.facts(), self.model.workload(), self.options.optimise);
+        let planner = planner.map_err(FormError::Plan)?;
+        let plan = match &self.options.split {
+            None => planner.plan(),
+            Some(counts) => Assignment::split(&cluster, self.model.facts().layers.len(), counts)
+                .map_err(PlanError::from)
+                .and_then(|assignment| planner.evaluate(&assignment)),
+        };
+        let plan = plan.map_err(FormError::Plan)?;
+        let stages = plan.assignment.stages().iter().filter(|(node, _)| *node != COORDINATOR);
+        let stages = stages.map(|&(node, layers)| {
+            let link = links[node - 1];
+            PlannedStage { node: link.id, address: link.address, layers }
+        });
+        let stages = stages.collect();
+        Ok((plan, stages))
+    }
+
+    /// Has all nodes load their layers, and sends them the weights that they lack.
+    fn load_stages(&mut self, stages: &[PlannedStage]) -> Result<(), FormError> {
+        let is_over = Arc::<AtomicBool>::default();
+        let loaded = self.wait_for_stages(stages, &is_over);
+        is_over.store(true, Ordering::Relaxed);
+        loaded
+    }
+
+    fn wait_for_stages(&mut self, stages: &[PlannedStage], is_over: &Arc<AtomicBool>) -> Result<(), FormError> {
+        let mut pending = HashMap::new();
+        for stage in stages {
+            let spec = Box::new(self.model.stage_spec(stage.layers));
+            let id = self.request(stage.node, |id| ControlRequest::Load { id, stage: spec })?;
+            pending.insert((stage.node, id), *stage);
+        }
+        let mut deadline = Instant::now() + LOAD_SILENCE;
+        while !pending.is_empty() {
+            let (node, reply) = self.next_reply(deadline, &pending)?;
+            deadline = Instant::now() + LOAD_SILENCE;
+            let Some(&stage) = reply.id().and_then(|id| pending.get(&(node, id))) else { continue };
+            match reply {
+                ControlReply::Missing { transfer, bytes, .. } => {
+                    info!(node = self.nodes.name(node), bytes, "weights are sent");
+                    self.send_weights(&stage, transfer, is_over)?;
+                }
+                ControlReply::Progress { .. } => {}
+                ControlReply::Loaded { id, weight_bytes, .. } => {
+                    info!(node = self.nodes.name(node), layers = %stage.layers, weight_bytes, "loaded");
+                    pending.remove(&(node, id));
+                }
+                ControlReply::Failed { why, .. } => return Err(FormError::Node { node, why }),
+                _ => return Err(FormError::Node { node, why: "it answered something else".to_owned() }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the weights that a node asks for, in the background, until `is_over`.
+    fn send_weights(&self, stage: &PlannedStage, transfer: u64, is_over: &Arc<AtomicBool>) -> Result<(), FormError> {
+        let (model, key, silence) = (Arc::clone(&self.model), self.options.key.clone(), self.options.silence);
+        let (address, is_over) = (stage.address, Arc::clone(is_over));
+        let send = move || {
+            let sent = model.send_weights(address, &key, silence, transfer, &|| is_over.load(Ordering::Relaxed));
+            if let Err(error) = sent {
+                // The node reports what it means for the stage.
+                info!(%address, "the weights were not sent: {error}");
+            }
+        };
+        let started = thread::Builder::new().name("consort-upload".to_owned()).spawn(send);
+        started.map(drop).map_err(|error| FormError::Own(format!("start a thread: {error}")))
+    }
+
+    /// The coordinator's part with its first layers: that of the chain before if it has these, else a new one.
+    fn own_stage(&mut self, layers: usize) -> Result<Box<CoordinatorStage<CpuBackend>>, FormError> {
+        let fits = |stage: &CoordinatorStage<CpuBackend>| stage.stage().layers().map_or(0, LayerRange::count) == layers;
+        match self.stage.take().filter(|stage| fits(stage)) {
+            Some(stage) => Ok(stage),
+            None => self.model.load_own(layers).map(Box::new).map_err(FormError::Own),
+        }
+    }
+
+    /// Links the stages from the last to the first: each connects to one that expects it.
+    fn link_stages(&mut self, chain: u64, stages: &[PlannedStage]) -> Result<(), FormError> {
+        let mut next = None;
+        for (index, stage) in stages.iter().enumerate().rev() {
+            let index = u16::try_from(index).map_err(|_| FormError::Own("too many stages".to_owned()))?;
+            let id = self.request(stage.node, |id| ControlRequest::Link { id, chain, index, next })?;
+            let waiting = HashMap::from([((stage.node, id), *stage)]);
+            let deadline = Instant::now() + ANSWER_DEADLINE;
+            loop {
+                match self.next_reply(deadline, &waiting)? {
+                    (node, ControlReply::Linked { id: found }) if (node, found) == (stage.node, id) => break,
+                    (node, ControlReply::Failed { id: found, why }) if (node, found) == (stage.node, id) => {
+                        return Err(FormError::Node { node, why });
+                    }
+                    _ => {}
+                }
+            }
+            next = Some(stage.address);
+        }
+        Ok(())
+    }
+
+    /// Connects to the first and the last stage.
+    fn connect(&self, chain: u64, stages: &[PlannedStage]) -> Result<Option<ChainLink>, FormError> {
+        let (Some(first), Some(last)) = (stages.first(), stages.last()) else { return Ok(None) };
+        let index = (stages.len() - 1) as u16;
+        let dial = |stage: &PlannedStage, id: ConnectionId| {
+            let limit = WaitLimit::until(Instant::now() + ANSWER_DEADLINE);
+            let connected =
+                MessageStream::connect(stage.address, &self.options.key, &id.hello(self.options.silence), &limit);
+            connected.map_err(|error| FormError::Node { node: stage.node, why: error.to_string() })
+        };
+        let to_first = dial(first, ConnectionId { purpose: CHAIN, number: chain, index: 0 })?;
+        let from_last = dial(last, ConnectionId { purpose: RESULTS, number: chain, index })?;
+        let (rows, hidden) = (self.model.rows_max(), self.model.facts().hidden);
+        let bytes_max = ChainKind::States.bytes_max(rows, hidden);
+        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max);
+        link.map(Some).map_err(|error| FormError::Own(format!("start a thread: {error}")))
+    }
+
+    fn request(&mut self, node: NodeId, request: impl FnOnce(u64) -> ControlRequest) -> Result<u64, FormError> {
+        let gone = FormError::Node { node, why: "it is gone".to_owned() };
+        Ok(self.nodes.link(node).ok_or(gone)?.request(request))
+    }
+
+    /// The next reply of a node that is waited for. Other events are handled. Fails if such a node is lost.
+    fn next_reply(
+        &mut self,
+        deadline: Instant,
+        waiting: &HashMap<(NodeId, u64), PlannedStage>,
+    ) -> Result<(NodeId, ControlReply), FormError> {
+        let is_waited_for = |node: NodeId| waiting.keys().any(|(waiting, _)| *waiting == node);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.received.recv_timeout(left) {
+                Ok(CoordinatorEvent::Reply { node, reply }) if reply.id().is_some() && is_waited_for(node) => {
+                    return Ok((node, reply));
+                }
+                Ok(CoordinatorEvent::Gone { node, why }) if is_waited_for(node) => {
+                    return Err(FormError::Node { node, why });
+                }
+                Ok(event) => self.handle(event),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    let &(node, _) = waiting.keys().next().expect("a reply is waited for");
+                    return Err(FormError::Node { node, why: "it did not answer in time".to_owned() });
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(FormError::Ended),
+            }
+        }
+    }
+
+    fn report_chain(&self, own_layers: usize, stages: &[PlannedStage]) {
+        let mut report = self.report.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        report.waiting = None;
+        report.chains = self.chains;
+        let own = u32::try_from(own_layers).ok().and_then(|end| LayerRange::new(0, end));
+        report.stages = own.map(|layers| (None, layers)).into_iter().collect();
+        report.stages.extend(stages.iter().map(|stage| (Some(stage.address), stage.layers)));
+    }
+}

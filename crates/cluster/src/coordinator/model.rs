@@ -1,0 +1,220 @@
+//! `ClusterModel`: the model that a cluster runs, as its coordinator has it: the files, their manifest with the hashes of all
+//! tensors, how it is loaded, and the facts that the planner needs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use engine::CoordinatorStage;
+use kernels::PAGE_TOKENS;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Checkpoint, FeedForward, Footprint, LoadError, LoadOptions, Manifest, ModelPart};
+use net::{ClusterKey, MessageStream, WaitLimit};
+use ranks::protocol::shard::WireLimits;
+use types::{LayerRange, Rank};
+
+use crate::plan::{HeadFacts, LayerFacts, Link, ModelFacts, NodeFacts, Workload};
+use crate::purpose::{ConnectionId, WEIGHTS};
+use crate::weights::{CONNECTIONS_DEFAULT, HashCache, TensorSource, TransferError, Upload, upload};
+use crate::wire::control::{StageSpec, WireFacts};
+
+/// The link that is assumed between two nodes that have not measured it: a cable and a switch.
+const LINK_DEFAULT: Link = Link { round_trip_seconds: 0.5e-3, bytes_per_s: 100e6 };
+/// How long one connection for weights may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterModelError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("read {}", path.display())]
+    Hash { path: PathBuf, source: io::Error },
+}
+
+pub struct ClusterModel {
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    /// The index of a tensor in the manifest.
+    by_hash: HashMap<[u8; 32], usize>,
+    options: LoadOptions,
+    cpu: CpuOptions,
+    facts: ModelFacts,
+    workload: Workload,
+    own: NodeFacts,
+}
+
+impl ClusterModel {
+    /// Hashes the tensors of the model, unless `hashes` knows them. `progress` gets the number of bytes that were hashed since
+    /// its last call.
+    pub fn new(
+        name: &str,
+        checkpoint: Checkpoint,
+        options: LoadOptions,
+        cpu: CpuOptions,
+        own: NodeFacts,
+        workload: Workload,
+        hashes: &HashCache,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Self, ClusterModelError> {
+        let mut manifest = checkpoint.manifest()?;
+        hash_tensors(&checkpoint, &mut manifest, hashes, cpu.threads, progress)?;
+        let hashed = manifest.tensors().iter().enumerate();
+        let by_hash = hashed.filter_map(|(index, tensor)| Some((tensor.hash?, index))).collect();
+        let backend = CpuBackend::new(CpuOptions { threads: 1, ..cpu }).map_err(LoadError::from)?;
+        let facts = model_facts(name, &backend, &checkpoint, &options)?;
+        Ok(Self { checkpoint, manifest, by_hash, options, cpu, facts, workload, own })
+    }
+
+    pub fn facts(&self) -> &ModelFacts {
+        &self.facts
+    }
+
+    pub fn workload(&self) -> Workload {
+        self.workload
+    }
+
+    pub(super) fn default_link(&self) -> Link {
+        LINK_DEFAULT
+    }
+
+    /// The coordinator's machine. What its part of the last chain takes counts as free.
+    pub(super) fn own_facts(&self) -> NodeFacts {
+        self.own.clone()
+    }
+
+    pub(super) fn node_facts(&self, address: SocketAddr, facts: &WireFacts) -> NodeFacts {
+        NodeFacts {
+            name: facts.name.clone(),
+            address: Some(address.into()),
+            level: facts.level.into(),
+            threads: facts.threads as usize,
+            memory_free: facts.memory_bytes,
+            read_bytes_per_s: facts.weight_bytes_per_s,
+            multiply_adds_per_s: facts.multiply_adds_per_s,
+            step_seconds: facts.step_seconds,
+        }
+    }
+
+    /// Rows of the largest step.
+    pub(super) fn rows_max(&self) -> usize {
+        self.options.limits.step.rows
+    }
+
+    pub(super) fn stage_spec(&self, layers: LayerRange) -> StageSpec {
+        StageSpec {
+            manifest: self.manifest.clone(),
+            layer_start: layers.start() as u32,
+            layer_end: layers.end() as u32,
+            keep: self.options.keep.map(|format| format.name().to_owned()),
+            level_max: None,
+            kv: self.cpu.kv.into(),
+            prompt: self.cpu.prompt.into(),
+            limits: WireLimits::from(&self.options.limits),
+        }
+    }
+
+    /// Loads the coordinator's part.
+    pub(super) fn load_own(&self, layers: usize) -> Result<CoordinatorStage<CpuBackend>, String> {
+        let part = ModelPart::coordinator(layers);
+        let backend = CpuBackend::new(self.cpu).map_err(|error| error.to_string())?;
+        let footprint = Footprint::new(&backend, &self.checkpoint, &self.options, part, Rank::SINGLE);
+        let footprint = footprint.map_err(|error| error.to_string())?;
+        ranks::check_memory(&[footprint]).map_err(|error| error.to_string())?;
+        let stage = CoordinatorStage::load(backend, &self.checkpoint, &self.options, layers, &mut |_| {});
+        self.checkpoint.release();
+        stage.map_err(|error| error.to_string())
+    }
+
+    /// Serves a node's requests for tensors, until it has what it needs.
+    pub(super) fn send_weights(
+        &self,
+        address: SocketAddr,
+        key: &ClusterKey,
+        silence: Duration,
+        transfer: u64,
+        is_over: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), TransferError> {
+        let hello = ConnectionId { purpose: WEIGHTS, number: transfer, index: 0 }.hello(silence);
+        let dial =
+            || MessageStream::connect(address, key, &hello, &WaitLimit::until(Instant::now() + CONNECT_DEADLINE));
+        upload(&Upload { dial: &dial, connections: CONNECTIONS_DEFAULT, source: self, sent: &|_| {}, is_over })
+    }
+}
+
+impl TensorSource for ClusterModel {
+    fn tensor(&self, hash: &[u8; 32]) -> Option<&[u8]> {
+        let tensor = &self.manifest.tensors()[*self.by_hash.get(hash)?];
+        self.checkpoint.tensor_bytes(tensor).ok()
+    }
+}
+
+/// Hashes all tensors, file by file.
+fn hash_tensors(
+    checkpoint: &Checkpoint,
+    manifest: &mut Manifest,
+    hashes: &HashCache,
+    threads: usize,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(), ClusterModelError> {
+    let mut files: BTreeMap<PathBuf, Vec<(usize, std::ops::Range<u64>)>> = BTreeMap::new();
+    for (index, tensor) in manifest.tensors().iter().enumerate() {
+        if let Some((path, range)) = checkpoint.tensor_location(tensor) {
+            files.entry(path.to_owned()).or_default().push((index, range.start as u64..range.end as u64));
+        }
+    }
+    for (path, tensors) in files {
+        let ranges: Vec<_> = tensors.iter().map(|(_, range)| range.clone()).collect();
+        let found = hashes.hashes(&path, &ranges, threads, progress);
+        let found = found.map_err(|source| ClusterModelError::Hash { path, source })?;
+        tensors.iter().zip(found).for_each(|((index, _), hash)| manifest.set_hash(*index, hash));
+    }
+    Ok(())
+}
+
+/// What the planner needs to know of a model.
+fn model_facts(
+    name: &str,
+    backend: &CpuBackend,
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+) -> Result<ModelFacts, LoadError> {
+    let description = checkpoint.description();
+    let footprint = |part| Footprint::new(backend, checkpoint, options, part, Rank::SINGLE);
+    let kv_tokens = (options.limits.kv_pages * PAGE_TOKENS).max(1) as u64;
+    let manifest = checkpoint.manifest()?;
+    let elements = |part| -> Result<u64, LoadError> {
+        let indices = manifest.tensors_of(part)?;
+        let shapes = indices.iter().map(|&index| &manifest.tensors()[index].shape);
+        Ok(shapes.map(|shape| shape.iter().map(|&dim| dim as u64).product::<u64>()).sum())
+    };
+    let mut layers = Vec::with_capacity(description.layers.len());
+    for (index, layer) in description.layers.iter().enumerate() {
+        let range = LayerRange::new(index as u32, index as u32 + 1).expect("a range of one layer");
+        let part = ModelPart::stage(range);
+        let (Footprint { weights, kv, .. }, elements) = (footprint(part)?, elements(part)?);
+        // Of a layer with experts a token uses a few; the rest of the layer is small beside them.
+        let used = match layer.feed_forward {
+            FeedForward::Dense { .. } => 1.0,
+            FeedForward::Experts { routing, .. } => routing.chosen as f64 / routing.experts as f64,
+        };
+        layers.push(LayerFacts {
+            weight_bytes: weights,
+            token_bytes: (weights as f64 * used) as u64,
+            kv_bytes: kv / kv_tokens,
+            multiply_adds: (elements as f64 * used) as u64,
+        });
+    }
+    let head = footprint(ModelPart::coordinator(0))?;
+    let first = LayerRange::new(0, 1).expect("a range of one layer");
+    let table = (description.vocab as u64).saturating_mul(description.hidden as u64);
+    let read_bytes = if description.tied { head.weights } else { head.weights / 2 };
+    Ok(ModelFacts {
+        name: name.to_owned(),
+        hidden: description.hidden,
+        layers,
+        head: HeadFacts { weight_bytes: head.weights, read_bytes, multiply_adds: table, working_bytes: head.working },
+        stage_working_bytes: footprint(ModelPart::stage(first))?.working,
+    })
+}

@@ -1,0 +1,196 @@
+//! `NodeTable`: the nodes that are known, and which of them can be used.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use net::ClusterKey;
+use tracing::info;
+
+use super::CoordinatorEvent;
+use super::node_link::{NodeId, NodeLink};
+use super::report::{ClusterReport, NodeReport, NodeState};
+
+/// Nodes that are known at once.
+const NODES_MAX: usize = 256;
+/// The time after which a node that failed is tried again, at first and at most.
+const RETRY_MIN: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+pub(super) struct NodeTable {
+    key: ClusterKey,
+    silence: Duration,
+    events: Sender<CoordinatorEvent>,
+    entries: Vec<NodeEntry>,
+    next_id: u64,
+}
+
+struct NodeEntry {
+    address: SocketAddr,
+    /// Known once it has connected.
+    name: Option<String>,
+    state: EntryState,
+    /// How often it has failed since it last worked.
+    failures: u32,
+}
+
+enum EntryState {
+    Connecting,
+    Connected(Box<NodeLink>),
+    /// To be tried again at this time; `None`: never.
+    Failed {
+        why: String,
+        retry_at: Option<Instant>,
+    },
+}
+
+impl NodeTable {
+    pub fn new(key: ClusterKey, silence: Duration, events: Sender<CoordinatorEvent>) -> Self {
+        Self { key, silence, events, entries: Vec::new(), next_id: 0 }
+    }
+
+    /// Connects to a node that is not known yet. One that has failed before is tried again: it may have been restarted.
+    pub fn add(&mut self, address: SocketAddr) {
+        match self.entries.iter().position(|entry| entry.address == address) {
+            Some(index) if matches!(self.entries[index].state, EntryState::Failed { .. }) => self.connect(index),
+            Some(_) => {}
+            None if self.entries.len() == NODES_MAX => {}
+            None => {
+                self.entries.push(NodeEntry { address, name: None, state: EntryState::Connecting, failures: 0 });
+                self.connect(self.entries.len() - 1);
+            }
+        }
+    }
+
+    /// Tries again those nodes whose time has come.
+    pub fn retry(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.entries.len() {
+            let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+            if matches!(self.entries[index].state, EntryState::Failed { retry_at, .. } if is_due(retry_at)) {
+                self.connect(index);
+            }
+        }
+    }
+
+    pub fn connected(&mut self, link: NodeLink) {
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == link.address) else { return };
+        info!(node = link.facts.name, address = %link.address, "a node has joined");
+        entry.name = Some(link.facts.name.clone());
+        entry.state = EntryState::Connected(Box::new(link));
+    }
+
+    pub fn not_connected(&mut self, address: SocketAddr, why: &str, is_permanent: bool) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) {
+            entry.fail(why, is_permanent);
+        }
+    }
+
+    pub fn gone(&mut self, node: NodeId, why: &str) {
+        if let Some(entry) = self.entry_mut(node) {
+            info!(node = entry.name, address = %entry.address, "a node has left: {why}");
+            entry.fail(why, false);
+        }
+    }
+
+    /// A node could not do its part. Its connection is closed, which frees what it has loaded.
+    pub fn fail(&mut self, node: NodeId, why: &str) {
+        if let Some(entry) = self.entry_mut(node) {
+            entry.fail(why, false);
+        }
+    }
+
+    /// A chain with these nodes was formed.
+    pub fn succeeded(&mut self, nodes: &[NodeId]) {
+        for &node in nodes {
+            if let Some(entry) = self.entry_mut(node) {
+                entry.failures = 0;
+            }
+        }
+    }
+
+    /// Whether it is known if this node can be used.
+    pub fn is_decided(&self, address: SocketAddr) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.address == address);
+        entry.is_some_and(|entry| !matches!(entry.state, EntryState::Connecting))
+    }
+
+    /// The nodes that can be used, in the order in which they were found.
+    pub fn links(&self) -> impl Iterator<Item = &NodeLink> {
+        self.entries.iter().filter_map(|entry| match &entry.state {
+            EntryState::Connected(link) => Some(&**link),
+            _ => None,
+        })
+    }
+
+    pub fn link(&mut self, node: NodeId) -> Option<&mut NodeLink> {
+        match &mut self.entry_mut(node)?.state {
+            EntryState::Connected(link) => Some(link),
+            _ => None,
+        }
+    }
+
+    /// For people.
+    pub fn name(&self, node: NodeId) -> String {
+        let entry = self.entries.iter().find(|entry| entry.is(node));
+        entry.map_or_else(
+            || "a node".to_owned(),
+            |entry| entry.name.clone().unwrap_or_else(|| entry.address.to_string()),
+        )
+    }
+
+    /// Writes the states of all nodes into a report.
+    pub fn fill(&self, report: &mut ClusterReport) {
+        report.nodes = self.entries.iter().map(NodeEntry::report).collect();
+    }
+
+    fn entry_mut(&mut self, node: NodeId) -> Option<&mut NodeEntry> {
+        self.entries.iter_mut().find(|entry| entry.is(node))
+    }
+
+    fn connect(&mut self, index: usize) {
+        let id = NodeId(self.next_id);
+        self.next_id += 1;
+        let entry = &mut self.entries[index];
+        entry.state = EntryState::Connecting;
+        let (address, key, silence, events) = (entry.address, self.key.clone(), self.silence, self.events.clone());
+        let connect = move || {
+            let event = match NodeLink::connect(id, address, &key, silence, events.clone()) {
+                Ok(link) => CoordinatorEvent::Connected(Box::new(link)),
+                Err(error) => CoordinatorEvent::NotConnected {
+                    address,
+                    is_permanent: error.is_permanent(),
+                    why: error.to_string(),
+                },
+            };
+            // An error means that the coordinator has ended.
+            let _ = events.send(event);
+        };
+        if let Err(error) = thread::Builder::new().name("consort-dial".to_owned()).spawn(connect) {
+            entry.fail(&format!("start a thread: {error}"), false);
+        }
+    }
+}
+
+impl NodeEntry {
+    fn is(&self, node: NodeId) -> bool {
+        matches!(&self.state, EntryState::Connected(link) if link.id == node)
+    }
+
+    fn fail(&mut self, why: &str, is_permanent: bool) {
+        let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.failures += 1;
+        let retry_at = (!is_permanent).then(|| Instant::now() + pause);
+        self.state = EntryState::Failed { why: why.to_owned(), retry_at };
+    }
+
+    fn report(&self) -> NodeReport {
+        let (state, facts, link) = match &self.state {
+            EntryState::Connecting => (NodeState::Connecting, None, None),
+            EntryState::Connected(link) => (NodeState::Ready, Some(link.facts.clone()), Some(link.link)),
+            EntryState::Failed { why, .. } => (NodeState::Failed { why: why.clone() }, None, None),
+        };
+        NodeReport { address: self.address, name: self.name.clone(), state, facts, link }
+    }
+}

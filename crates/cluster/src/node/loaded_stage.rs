@@ -1,0 +1,176 @@
+//! `LoadedStage`: a range of layers that a node has loaded, and how it gets there: tensors from the store or from the
+//! coordinator, then the weights of the layers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use engine::{Executor, Stage};
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Checkpoint, Footprint, LoadOptions, ModelPart};
+use types::Rank;
+
+use super::NodeShared;
+use super::stage_loop::StageShape;
+use crate::purpose::{ConnectionId, WEIGHTS};
+use crate::weights::{Download, PinnedTensors, TensorId};
+use crate::wire::control::StageSpec;
+
+/// How long a transfer may go without a byte.
+const TRANSFER_SILENCE: Duration = Duration::from_secs(30);
+/// How often progress is reported.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How far a stage is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LoadProgress {
+    /// So many bytes are to come, over connections for this transfer.
+    Missing {
+        transfer: u64,
+        bytes: u64,
+    },
+    Loading {
+        bytes: u64,
+        layers: u32,
+    },
+}
+
+pub(super) struct LoadedStage {
+    spec: StageSpec,
+    executor: Stage<CpuBackend>,
+    footprint: Footprint,
+    shape: StageShape,
+    /// Its tensors stay in the store while it is loaded, so that it can be loaded again at once.
+    _pinned: Arc<PinnedTensors>,
+}
+
+impl LoadedStage {
+    /// Loads a stage. `report` returns false if nobody wants it any more.
+    pub fn load(
+        node: &NodeShared,
+        spec: &StageSpec,
+        report: &mut dyn FnMut(LoadProgress) -> bool,
+    ) -> Result<Self, String> {
+        let layers = spec.layers().ok_or("a stage has at least one layer")?;
+        let part = ModelPart::stage(layers);
+        let needed = spec.manifest.tensors_of(part).map_err(|error| error.to_string())?;
+        let id = |index: &usize| {
+            let tensor = &spec.manifest.tensors()[*index];
+            tensor.hash.map(|hash| TensorId { hash, bytes: tensor.bytes })
+        };
+        let ids: Option<Vec<_>> = needed.iter().map(id).collect();
+        let ids = ids.ok_or("the manifest lacks a hash")?;
+        let pinned = Arc::new(node.store.pin(&ids).map_err(|error| error.to_string())?);
+        receive(node, &pinned, report)?;
+        let checkpoint = Checkpoint::from_manifest(&spec.manifest, part, |_, tensor| {
+            let hash = tensor.hash.ok_or_else(|| std::io::Error::other("the manifest lacks a hash"))?;
+            pinned.path(&hash).map_err(std::io::Error::other)
+        });
+        let checkpoint = checkpoint.map_err(|error| error.to_string())?;
+        let options = load_options(spec)?;
+        let backend = CpuBackend::new(node.cpu(spec)).map_err(|error| error.to_string())?;
+        let footprint = Footprint::new(&backend, &checkpoint, &options, part, Rank::SINGLE);
+        let footprint = footprint.map_err(|error| error.to_string())?;
+        ranks::check_memory(&[footprint]).map_err(|error| error.to_string())?;
+        let mut is_wanted = true;
+        let executor = Stage::load(backend, &checkpoint, &options, layers, &mut |layers| {
+            is_wanted &= report(LoadProgress::Loading { bytes: 0, layers: layers as u32 });
+        });
+        checkpoint.release();
+        let executor = executor.map_err(|error| error.to_string())?;
+        let shape = StageShape { rows_max: options.limits.step.rows, hidden: executor.width() };
+        match is_wanted {
+            true => Ok(Self { spec: spec.clone(), executor, footprint, shape, _pinned: pinned }),
+            false => Err("it is not wanted any more".to_owned()),
+        }
+    }
+
+    /// Whether it is what `spec` asks for.
+    pub fn is(&self, spec: &StageSpec) -> bool {
+        self.spec == *spec
+    }
+
+    /// Closes all sessions, for another chain.
+    pub fn clear(&mut self) {
+        self.executor.clear();
+    }
+
+    pub fn executor(&mut self) -> &mut dyn Executor {
+        &mut self.executor
+    }
+
+    pub fn shape(&self) -> StageShape {
+        self.shape
+    }
+
+    pub fn weight_bytes(&self) -> u64 {
+        self.footprint.weights
+    }
+
+    pub fn kv_bytes(&self) -> u64 {
+        self.footprint.kv
+    }
+}
+
+/// Receives the tensors that are not in the store.
+fn receive(
+    node: &NodeShared,
+    pinned: &Arc<PinnedTensors>,
+    report: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<(), String> {
+    static TRANSFERS: AtomicU64 = AtomicU64::new(1);
+    let missing = pinned.verify(node.threads, &|_| {}).map_err(|error| error.to_string())?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let bytes = missing.iter().map(|id| id.bytes).sum();
+    let number = TRANSFERS.fetch_add(1, Ordering::Relaxed);
+    let expected = node.expected.expect(ConnectionId { purpose: WEIGHTS, number, index: 0 });
+    if !report(LoadProgress::Missing { transfer: number, bytes }) {
+        return Err("the coordinator is gone".to_owned());
+    }
+    let download = Download::new(Arc::clone(pinned), &missing, |_| {});
+    thread::scope(|scope| {
+        let (mut last, mut heard_at) = (0, Instant::now());
+        loop {
+            if let Some(connection) = expected.next(Instant::now() + Duration::from_millis(20), &|| false) {
+                let download = &download;
+                scope.spawn(move || {
+                    let slot = connection.slot;
+                    // The download goes on over the other connections, or over one that comes later.
+                    if let Err(error) = download.receive(connection.stream) {
+                        tracing::debug!("a connection for weights has ended: {error}");
+                    }
+                    drop(slot);
+                });
+            }
+            if let Some(ended) = download.wait(PROGRESS_INTERVAL) {
+                return ended.map_err(|error| error.to_string());
+            }
+            let received = download.progress().received;
+            if received > last {
+                (last, heard_at) = (received, Instant::now());
+            }
+            let is_wanted = report(LoadProgress::Loading { bytes: received, layers: 0 });
+            if !is_wanted || heard_at.elapsed() > TRANSFER_SILENCE {
+                download.cancel();
+                return Err(format!("{received} of {bytes} bytes of weights have come"));
+            }
+        }
+    })
+}
+
+fn load_options(spec: &StageSpec) -> Result<LoadOptions, String> {
+    let format = |name: &String| name.parse().map_err(|_| format!("{name:?} is not a format of weights"));
+    let limits = spec.limits.checked().map_err(|error| error.to_string())?;
+    Ok(LoadOptions { keep: spec.keep.as_ref().map(format).transpose()?, limits })
+}
+
+impl NodeShared {
+    /// The CPU options of a stage: those of the coordinator, with this machine's threads and instructions.
+    fn cpu(&self, spec: &StageSpec) -> CpuOptions {
+        let level = spec.level_max.map_or(self.level, |level| self.level.min(level.into()));
+        CpuOptions { threads: self.threads, level, kv: spec.kv.into(), prompt: spec.prompt.into() }
+    }
+}

@@ -1,0 +1,199 @@
+//! Nodes and a coordinator on loopback: joining, planning, weights, chains, and the loss of nodes.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+#[path = "../chain/loopback.rs"]
+#[allow(dead_code)]
+mod loopback;
+#[path = "../chain/same_bits.rs"]
+#[allow(dead_code)]
+mod same_bits;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use cluster::chain::{Chain, ChainBuilder, ChainTimes, FormedChain};
+use cluster::coordinator::{ClusterModel, ClusterReport, Coordinator, CoordinatorOptions, NodeState};
+use cluster::node::{Node, NodeOptions};
+use cluster::plan::{NodeFacts, Optimise, Workload};
+use cluster::weights::{HashCache, StoreLimits, TensorStore};
+use cluster::wire::control::WireFacts;
+use kernels::cpu::{CpuBackend, CpuOptions, Level};
+use loopback::{DEADLINE, OPTIONS, oracle_models, whole};
+use model::Checkpoint;
+use net::ClusterKey;
+use same_bits::{answers, options, requests};
+use tempfile::TempDir;
+
+const SILENCE: Duration = Duration::from_secs(2);
+
+fn key(name: &str) -> ClusterKey {
+    ClusterKey::from_passphrase(&format!("a passphrase for tests: {name}")).unwrap()
+}
+
+/// A node in a thread. Dropping it ends it, as the end of its process would.
+struct TestNode {
+    address: SocketAddr,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestNode {
+    fn start(name: &str, key: ClusterKey, store: &Path, memory_max: Option<u64>) -> Self {
+        let limits = StoreLimits { bytes_max: 1 << 30, free_bytes_min: 0 };
+        let level = CpuOptions::default().level;
+        let facts = WireFacts {
+            name: name.to_owned(),
+            version: "test".to_owned(),
+            level: level.into(),
+            threads: 1,
+            ranks: 1,
+            memory_bytes: 1 << 30,
+            weight_bytes_per_s: 1e9,
+            multiply_adds_per_s: 1e10,
+            step_seconds: 1e-5,
+        };
+        let store = TensorStore::open(store, limits).unwrap();
+        let options = NodeOptions { key, store, silence: SILENCE, threads: 1, level, memory_max, facts };
+        let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
+        let over = Arc::clone(&is_over);
+        let thread = thread::spawn(move || node.serve(|| over.load(Ordering::Relaxed)).unwrap());
+        Self { address, is_over, thread: Some(thread) }
+    }
+
+    fn stop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A coordinator whose own memory is `memory_free`.
+fn coordinator(
+    model: &Path,
+    key: ClusterKey,
+    peers: &[SocketAddr],
+    split: Option<&[usize]>,
+    memory_free: u64,
+) -> Coordinator {
+    let cpu = CpuOptions { threads: 1, ..CpuOptions::default() };
+    let own = NodeFacts {
+        name: "coordinator".to_owned(),
+        address: None,
+        level: cpu.level,
+        threads: 1,
+        memory_free,
+        read_bytes_per_s: 1e9,
+        multiply_adds_per_s: 1e10,
+        step_seconds: 1e-5,
+    };
+    let workload = Workload { kv_tokens: 2048, positions: 100, batch: 4, prompt_tokens: 100, chunk_rows: 64 };
+    let cache = TempDir::new().unwrap();
+    let hashes = HashCache::new(cache.path());
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let model = ClusterModel::new("test", checkpoint, OPTIONS, cpu, own, workload, &hashes, &|_| {}).unwrap();
+    let options = CoordinatorOptions {
+        key,
+        silence: SILENCE,
+        optimise: Optimise::Latency,
+        split: split.map(<[usize]>::to_vec),
+        peers: peers.to_vec(),
+        settle: Duration::from_secs(5),
+    };
+    Coordinator::start(options, model).unwrap()
+}
+
+fn formed(coordinator: &mut Coordinator) -> FormedChain<CpuBackend> {
+    coordinator.poll(DEADLINE).expect("a chain is formed")
+}
+
+fn wait_for(coordinator: &Coordinator, holds: impl Fn(&ClusterReport) -> bool) -> ClusterReport {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let report = coordinator.report();
+        if holds(&report) {
+            return report;
+        }
+        assert!(Instant::now() < end, "{report:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn chain(mut coordinator: Coordinator) -> Chain<CpuBackend, Coordinator> {
+    let formed = formed(&mut coordinator);
+    Chain::new(coordinator, formed, Arc::<ChainTimes>::default(), DEADLINE)
+}
+
+#[test]
+fn nodes_receive_their_layers_and_answer_as_one_process() {
+    for model in oracle_models() {
+        let (expected, _) = answers(whole(&model), requests(&model), options(64));
+        let stores = [(); 2].map(|()| TempDir::new().unwrap());
+        let nodes: Vec<_> =
+            stores.iter().map(|store| TestNode::start("node", key("one"), store.path(), None)).collect();
+        let peers: Vec<_> = nodes.iter().map(|node| node.address).collect();
+        // The second time the nodes have their weights already.
+        for _ in 0..2 {
+            let chain = chain(coordinator(&model, key("one"), &peers, Some(&[1, 1]), u64::MAX >> 1));
+            assert_eq!(chain.builder().report().stages.len(), 3, "{:?}", chain.builder().report());
+            let (found, _) = answers(chain, requests(&model), options(64));
+            assert!(found == expected, "{}", model.display());
+        }
+    }
+}
+
+#[test]
+fn a_node_with_another_key_is_named_and_not_used() {
+    let model = oracle_models().remove(0);
+    let store = TempDir::new().unwrap();
+    let stranger = TestNode::start("stranger", key("another"), store.path(), None);
+    let coordinator = coordinator(&model, key("one"), &[stranger.address], None, u64::MAX >> 1);
+    let report =
+        wait_for(&coordinator, |report| report.nodes.iter().any(|node| matches!(node.state, NodeState::Failed { .. })));
+    let NodeState::Failed { why } = &report.nodes[0].state else { panic!("{report:?}") };
+    assert!(why.contains("key"), "{why}");
+    // The coordinator has all layers itself.
+    let (found, _) = answers(chain(coordinator), requests(&model), options(64));
+    assert!(found == answers(whole(&model), requests(&model), options(64)).0);
+}
+
+#[test]
+fn other_nodes_take_over_when_one_is_lost() {
+    let model = oracle_models().remove(0);
+    let (expected, _) = answers(whole(&model), requests(&model), options(32));
+    let stores = [(); 2].map(|()| TempDir::new().unwrap());
+    let mut nodes: Vec<_> =
+        stores.iter().map(|store| TestNode::start("node", key("one"), store.path(), None)).collect();
+    let peers: Vec<_> = nodes.iter().map(|node| node.address).collect();
+    // So little memory that the layers are on one of the nodes.
+    let head = {
+        let checkpoint = Checkpoint::open(&model).unwrap();
+        let backend =
+            CpuBackend::new(CpuOptions { threads: 1, level: Level::Scalar, ..CpuOptions::default() }).unwrap();
+        let part = model::ModelPart::coordinator(0);
+        model::Footprint::new(&backend, &checkpoint, &OPTIONS, part, types::Rank::SINGLE).unwrap().total()
+    };
+    let mut chain = chain(coordinator(&model, key("one"), &peers, None, head + head / 100));
+    let used = chain.builder().report().stages.iter().filter_map(|(address, _)| *address).collect::<Vec<_>>();
+    assert_eq!(used.len(), 1, "{used:?}");
+    let (first, rest) = answers(chain, requests(&model), options(32));
+    assert!(first == expected);
+    chain = rest;
+    nodes.iter_mut().find(|node| node.address == used[0]).unwrap().stop();
+    let (second, rest) = answers(chain, requests(&model), options(32));
+    assert!(second == expected);
+    let after = rest.builder().report().stages.iter().filter_map(|(address, _)| *address).collect::<Vec<_>>();
+    assert!(after.len() == 1 && after != used, "{used:?}, then {after:?}");
+}
