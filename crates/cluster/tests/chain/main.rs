@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod loopback;
 mod loss;
 mod same_bits;
+#[path = "../support/mod.rs"]
+mod support;

@@ -2,12 +2,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../chain/loopback.rs"]
-#[allow(dead_code)]
-mod loopback;
-#[path = "../chain/same_bits.rs"]
-#[allow(dead_code)]
-mod same_bits;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,10 +19,10 @@ use cluster::plan::{NodeFacts, Optimise, Workload};
 use cluster::weights::{HashCache, StoreLimits, TensorStore};
 use cluster::wire::control::WireFacts;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
-use loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use model::Checkpoint;
 use net::ClusterKey;
-use same_bits::{answers, options, requests};
+use support::answers::{answers, options, requests};
+use support::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use tempfile::TempDir;
 
 const SILENCE: Duration = Duration::from_secs(2);
