@@ -39,7 +39,7 @@ mod wait_limit;
 pub use accept::{HANDSHAKE_DEADLINE, HANDSHAKES_MAX, HANDSHAKES_PER_ADDRESS_MAX, accept_all};
 pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, SecureStream, dial, respond};
 pub use hello::{Hello, PARAMETER_BYTES, Purpose, RejectReason, VERSION};
-pub use key::{ClusterKey, PASSPHRASE_BYTES_MIN, WeakPassphrase};
+pub use key::{ClusterKey, InvalidFingerprint, KeyFingerprint, PASSPHRASE_BYTES_MIN, WeakPassphrase};
 pub use listener::{AcceptedStream, ConnectionSlot, PurposeLimit, SecureListener};
 pub use message::{BODY_BYTES_MAX, MessageError};
 pub use message_stream::{MessageReceiver, MessageSender, MessageStream};
