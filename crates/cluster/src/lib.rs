@@ -8,6 +8,7 @@ pub mod address;
 pub mod cake;
 pub mod chain;
 pub mod coordinator;
+pub mod discovery;
 pub mod measure;
 pub mod node;
 pub mod plan;

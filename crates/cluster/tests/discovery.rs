@@ -1,0 +1,143 @@
+//! Nodes find each other in network namespaces: two machines with one link. Needs root and Debian's iproute2.
+#![allow(clippy::unwrap_used)] // test helpers
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::process::{self, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cluster::discovery::{
+    Announcement, Announcer, Browser, BrowserSettings, DiscoveredNode, DiscoveryEvent, Interfaces, MDNS_PORT, Unusable,
+};
+use net::ClusterKey;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// If this variable is `required`, a test fails where namespaces cannot be created.
+const REQUIRED: &str = "CONSORT_TEST_NAMESPACES";
+/// A test that waits for longer hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two machines, `10.78.0.1` and `10.78.0.2`. Dropping the value deletes their namespaces.
+struct Machines([String; 2]);
+
+impl Machines {
+    fn new() -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let machines = Self([1, 2].map(|index| format!("consort-discovery-{}-{number}-{index}", process::id())));
+        let [first, second] = &machines.0;
+        if !ip(&format!("netns add {first}")) || !ip(&format!("netns add {second}")) {
+            assert!(std::env::var_os(REQUIRED).is_none_or(|value| value != "required"), "no network namespaces");
+            let _ = writeln!(std::io::stderr(), "test DID NOT RUN, it needs network namespaces");
+            return None;
+        }
+        assert!(ip(&format!("link add eth0 netns {first} type veth peer name eth0 netns {second}")));
+        for (index, name) in machines.0.iter().enumerate() {
+            assert!(ip(&format!("-n {name} addr add 10.78.0.{}/24 dev eth0", index + 1)));
+            assert!(ip(&format!("-n {name} link set eth0 up")));
+            assert!(ip(&format!("-n {name} link set lo up")));
+        }
+        Some(machines)
+    }
+
+    /// Runs `task` in the namespace of a machine; threads that it starts stay there.
+    fn on<T: Send>(&self, machine: usize, task: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(format!("/run/netns/{}", self.0[machine])).unwrap();
+        let enter = || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            task()
+        };
+        thread::scope(|scope| scope.spawn(enter).join().unwrap())
+    }
+
+    fn announce(&self, machine: usize, name: &str, key: u8, port: u16, interfaces: &Interfaces) -> Announcer {
+        let announcement = Announcement::new(fingerprint(key), name.parse().unwrap());
+        self.on(machine, || Announcer::start(&announcement, port, interfaces, MDNS_PORT).unwrap())
+    }
+
+    fn browse(&self, machine: usize, interfaces: Interfaces, peers: &[&str]) -> Browser {
+        let peers = peers.iter().map(|peer| peer.parse().unwrap()).collect();
+        let settings = BrowserSettings { fingerprint: fingerprint(1), interfaces, mdns_port: MDNS_PORT, peers };
+        self.on(machine, || Browser::start(settings).unwrap())
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+fn ip(arguments: &str) -> bool {
+    Command::new("ip").args(arguments.split(' ')).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn fingerprint(key: u8) -> net::KeyFingerprint {
+    ClusterKey::from_bytes([key; 32]).fingerprint()
+}
+
+/// Waits for an event of the node with this name, or with this address if it was given.
+fn next_found(browser: &Browser, name: Option<&str>) -> DiscoveredNode {
+    loop {
+        match browser.events().recv_timeout(PATIENCE).expect("the node is found") {
+            DiscoveryEvent::Found(node) if node.name.as_ref().map(|name| name.as_str()) == name => return node,
+            _ => {}
+        }
+    }
+}
+
+fn wait_for_loss(browser: &Browser, node: &DiscoveredNode) {
+    while browser.events().recv_timeout(PATIENCE).expect("the node is lost") != DiscoveryEvent::Lost(node.id.clone()) {}
+}
+
+#[test]
+fn nodes_come_and_go() {
+    let Some(machines) = Machines::new() else { return };
+    let before = machines.announce(1, "kitchen", 1, 7000, &Interfaces::All);
+    let stranger = machines.announce(1, "stranger", 2, 7001, &Interfaces::All);
+    let browser = machines.browse(0, Interfaces::Named(vec!["eth0".to_owned()]), &["10.78.0.9:7000"]);
+    let given = next_found(&browser, None);
+    assert_eq!(given.addresses[0].as_str(), "10.78.0.9:7000");
+    let mut found = [DiscoveryEvent::Found(given.clone()), DiscoveryEvent::Found(given)];
+    for slot in &mut found {
+        *slot = browser.events().recv_timeout(PATIENCE).expect("both are found");
+    }
+    let mut nodes: Vec<_> = found
+        .into_iter()
+        .map(|event| match event {
+            DiscoveryEvent::Found(node) => node,
+            DiscoveryEvent::Lost(id) => panic!("{id:?} is lost"),
+        })
+        .collect();
+    nodes.sort_by_key(|node| node.name.clone());
+    let [kitchen, other] = &nodes[..] else { panic!("{nodes:?}") };
+    assert_eq!((kitchen.addresses[0].as_str(), kitchen.unusable), ("10.78.0.2:7000", None));
+    assert_eq!((other.addresses[0].as_str(), other.unusable), ("10.78.0.2:7001", Some(Unusable::OtherKey)));
+    drop(before);
+    wait_for_loss(&browser, kitchen);
+    let _again = machines.announce(1, "kitchen", 1, 7000, &Interfaces::All);
+    assert_ne!(next_found(&browser, Some("kitchen")).id, kitchen.id);
+    let _late = machines.announce(0, "here", 1, 7002, &Interfaces::All);
+    assert_eq!(next_found(&browser, Some("here")).addresses[0].as_str(), "10.78.0.1:7002");
+    drop(stranger);
+    wait_for_loss(&browser, other);
+}
+
+#[test]
+fn on_the_loopback_interface_nothing_is_heard_of_other_machines() {
+    let Some(machines) = Machines::new() else { return };
+    let _other = machines.announce(1, "other machine", 1, 7000, &Interfaces::All);
+    let _here = machines.announce(0, "network", 1, 7001, &Interfaces::All);
+    let browser = machines.browse(0, Interfaces::Loopback, &[]);
+    let _local = machines.announce(0, "local", 1, 7002, &Interfaces::Loopback);
+    let DiscoveryEvent::Found(node) = browser.events().recv_timeout(PATIENCE).unwrap() else {
+        panic!("nothing was found")
+    };
+    assert_eq!(node.name.unwrap().as_str(), "local");
+    assert!(node.addresses[0].as_str() == "127.0.0.1:7002", "{:?}", node.addresses);
+}
