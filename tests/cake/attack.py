@@ -75,7 +75,16 @@ def silent_strangers(options) -> None:
     options.strangers = [raw(options) for _ in range(100)]
 
 
-HANDSHAKES = [reflected_nonce, replayed_proof, other_key, silent_strangers]
+def no_key(options) -> None:
+    """A master without a key, whose hello is too short for a nonce: nobody waits for ever."""
+    sock = raw(options)
+    p.send(sock, p.u32(p.HELLO))
+    closed(sock)
+    for stranger in options.strangers:
+        closed(stranger)
+
+
+HANDSHAKES = [reflected_nonce, replayed_proof, other_key, silent_strangers, no_key]
 
 
 # Frames.
@@ -172,6 +181,25 @@ WORK = [
     work_attack("not a number", p.batch(rows(1, float("nan")), ops(0, 1))),
     work_attack("infinity", p.batch(p.tensor("F16", [1, 1, 64], b"\x00\x7c" * 64), ops(0, 1))),
 ]
+
+
+def rewind(options) -> None:
+    """Work that continues at an earlier position replaces what came after it."""
+    sock = greet(options.worker, options.key)
+    values = [[(7 * row + column) % 11 / 11 for column in range(64)] for row in range(5)]
+
+    def run(first: int, last: int) -> bytes:
+        p.send(sock, p.batch(p.tensor_of("F32", values[first:last]), ops(0, 1, at=first)))
+        answer = p.read_frame(sock)
+        assert answer.tag == p.TENSOR, answer.payload[:100]
+        return answer.tensor()[2]
+
+    whole = run(0, 5)
+    assert run(0, 5) == whole and run(2, 4) == whole[2 * 256 : 4 * 256] and run(4, 5) == whole[4 * 256 :]
+    sock.close()
+
+
+WORK.append(rewind)
 
 
 # Set-up: the worker reports an error and keeps nothing.

@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--compress", action="store_true", help="send files as zstd frames")
     parser.add_argument("--dtype", default="F32")
     parser.add_argument("--single", action="store_true", help="a message for each layer")
-    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("prompts", help="JSON: lists of tokens")
     options = parser.parse_args()
     model = Model(options.model)

@@ -10,21 +10,24 @@ mod fixture;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use chain::{TwoParts, generate};
 use cluster::cake::wire::CakeVariant;
-use cluster::cake::{CakeExecutor, CakeKey, CakeLayerPrefix, CakeWorkerAddress, SetupFiles, set_up_worker};
-use engine::{Executor, ExecutorError, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan, inspect};
+use cluster::cake::{
+    CakeExecutor, CakeKey, CakeLayerPrefix, CakeSetupError, CakeWorkerAddress, SetupFiles, set_up_worker,
+};
+use engine::{
+    Executor, ExecutorError, Health, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan, inspect,
+};
 use fixture::{
-    Addresses, KEY, LIMITS, OPTIONS, Prompt, PythonWorker, backend, layers, oracle, prompts, python, run_master,
-    with_worker,
+    Addresses, KEY, LIMITS, OPTIONS, Prompt, PythonWorker, TOKENS, backend, layers, oracle, prompts, prompts_named,
+    python, run_master, with_worker,
 };
 use model::Checkpoint;
 use tempfile::{TempDir, tempdir};
 use types::TokenId;
-
-const TOKENS: usize = 8;
 
 fn greedy(prompts: &[Prompt]) -> Vec<Vec<TokenId>> {
     prompts.iter().map(|prompt| prompt.greedy[..TOKENS].to_vec()).collect()
@@ -109,12 +112,33 @@ fn a_cake_master_of_the_older_variant_finds_our_worker_and_sets_it_up() {
 }
 
 #[test]
+fn a_worker_with_a_model_of_its_own_takes_no_other() {
+    let (store, key) = (tempdir().unwrap(), CakeKey::new(KEY).unwrap());
+    with_worker(Some(KEY), store.path(), Some(&oracle("qwen3/model-f32")), |worker| {
+        let set_up = |model: &str, end| {
+            let files = SetupFiles::of_folder(&oracle(model), layers(2, end), CakeLayerPrefix::Model).unwrap();
+            set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_| panic!("weights were sent"))
+        };
+        let refused = |result: Result<(), CakeSetupError>| result.unwrap_err().to_string();
+        assert!(refused(set_up("llama/model-f32", 4)).contains("this worker has another model"));
+        assert!(refused(set_up("qwen3/model-f32", 5)).contains("the model has 4"));
+        check_master(worker, "qwen3/model-f32", "f32", &["--key", KEY, "--remote", "1-1"]);
+        set_up("qwen3/model-f32", 4).unwrap();
+        check_master(worker, "qwen3/model-f32", "f32", &["--key", KEY, "--remote", "2-3"]);
+    });
+}
+
+#[test]
 fn a_worker_with_a_model_of_its_own_runs_the_layers_that_a_master_names() {
     let store = tempdir().unwrap();
     with_worker(None, store.path(), Some(&oracle("qwen3/model-f32")), |worker| {
-        for remote in ["0-3", "2-2"] {
-            check_master(worker, "qwen3/model-f32", "f32", &["--remote", remote]);
-        }
+        check_master(worker, "qwen3/model-f32", "f32", &["--remote", "0-3"]);
+        // A prompt that is longer than a step.
+        let prompts = prompts_named("qwen3", "f32", &["mid"]);
+        assert!(prompts[0].tokens.len() > LIMITS.step.rows);
+        let (address, model) = (worker.worker.to_string(), oracle("qwen3/model-f32"));
+        let arguments = ["--worker", &address, "--model", model.to_str().unwrap(), "--remote", "2-2"];
+        assert_eq!(run_master(&arguments, &prompts).0, greedy(&prompts));
     });
     assert_eq!(fs::read_dir(store.path()).unwrap().count(), 0);
 }
@@ -212,21 +236,34 @@ fn a_worker_that_dies_or_lies_is_lost_with_a_reason() {
 }
 
 #[test]
-fn a_worker_that_nobody_runs_is_lost() {
+fn a_worker_that_has_another_key_or_ends_is_lost() {
     let checkpoint = Checkpoint::open(&oracle("qwen3/model-f32")).unwrap();
     let mut worker = PythonWorker::start(&["--key", KEY, "--model", oracle("qwen3/model-f32").to_str().unwrap()]);
-    let address = worker.address;
-    worker.kill();
-    for key in [KEY, "another key"] {
-        let worker = CakeWorkerAddress { key: CakeKey::new(key), ..worker_at(address, 0, 1) };
-        let mut stage = executor(&checkpoint, worker);
+    let run = |stage: &mut CakeExecutor| {
         let session = stage.open(100, Prefix::NONE).unwrap().session;
         let mut plan = StepPlan::new();
         plan.push_rows(session, Phase::Prefill, 0, 1, RequestedOutput::States { rows: 1 });
         plan.activations_mut().resize(checkpoint.description().hidden, 0.25);
-        stage.submit(&plan).unwrap();
-        assert!(stage.collect(&mut StepOutput::new()).unwrap_err().is_lost());
+        stage.submit(&plan).and_then(|()| stage.collect(&mut StepOutput::new()))
+    };
+    let other_key = CakeWorkerAddress { key: CakeKey::new("another key"), ..worker_at(worker.address, 0, 1) };
+    let error = run(&mut executor(&checkpoint, other_key)).unwrap_err();
+    assert!(error.is_lost() && error.to_string().contains("another cluster key"), "{error}");
+    let mut stage = executor(&checkpoint, worker_at(worker.address, 0, 1));
+    run(&mut stage).unwrap();
+    assert_eq!(stage.poll_health(Duration::ZERO), Health::Ready);
+    worker.kill();
+    // The system reports the end of the process in a moment.
+    let mut health = stage.poll_health(Duration::ZERO);
+    for _ in 0..6000 {
+        if health != Health::Ready {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+        health = stage.poll_health(Duration::ZERO);
     }
+    assert!(matches!(&health, Health::Rebuilding { why } if why.contains("closed a connection")), "{health:?}");
+    assert!(run(&mut stage).unwrap_err().is_lost());
 }
 
 /// The bits of the logits of all positions.
@@ -245,7 +282,7 @@ fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
     let store = tempdir().unwrap();
     let folder = oracle("llama/model-f32");
     let checkpoint = Checkpoint::open(&folder).unwrap();
-    let prompt = &prompts("llama", "f32")[2].tokens;
+    let prompt = &prompts_named("llama", "f32", &["ragged1"])[0].tokens;
     let mut whole = LocalExecutor::load(backend(), &checkpoint, &OPTIONS, &mut |_| {}).unwrap();
     let want = logits(&mut whole, prompt);
     with_worker(Some(KEY), store.path(), None, |worker| {
@@ -255,7 +292,12 @@ fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
         set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |bytes| sent = bytes).unwrap();
         assert!(sent > 0);
         let stage = executor(&checkpoint, worker_at(worker.worker, 1, 4));
-        assert!(logits(&mut TwoParts::new(&checkpoint, 1, stage), prompt) == want);
+        let mut chain = TwoParts::new(&checkpoint, 1, stage);
+        assert!(logits(&mut chain, prompt) == want);
+        // Several sequences at once, on connections of their own.
+        let prompts = prompts_named("llama", "f32", &["len1", "short", "ragged0", "ragged1", "ragged2"]);
+        let (tokens, chain) = generate(chain, &prompts, 24);
+        assert_eq!((tokens, chain.losses), (generate(whole, &prompts, 24).0, 0));
         // A second set-up sends nothing.
         set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_| panic!("sent again")).unwrap();
     });

@@ -18,6 +18,10 @@ pub const AUTHENTICATION_DEADLINE: Duration = Duration::from_secs(5);
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// TCP closes a connection whose other host has not answered for this long.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+/// The slowest transfer of a frame, in bytes per second. Memory is set aside for a frame while it comes.
+const RATE_MIN: u64 = 1 << 20;
+/// How long a frame waits for memory that other connections use.
+const BUDGET_WAIT: Duration = Duration::from_secs(10 * 60);
 /// How long the other side has to read the last message while it still sends.
 const FINISH_WAIT: Duration = Duration::from_secs(2);
 const FINISH_BYTES: usize = 64 << 10;
@@ -90,7 +94,7 @@ impl CakeConnection {
     ) -> Result<Self, CakeConnectionError> {
         let connection = Self::new(stream, budget)?;
         if let Some(key) = key {
-            authenticate_as_master(key, &mut connection.until(Instant::now() + AUTHENTICATION_DEADLINE))?;
+            authenticate_as_master(key, &mut connection.within(AUTHENTICATION_DEADLINE))?;
         }
         Ok(connection)
     }
@@ -103,7 +107,7 @@ impl CakeConnection {
     ) -> Result<Self, CakeConnectionError> {
         let connection = Self::new(stream, budget)?;
         if let Some(key) = key {
-            authenticate_as_worker(key, &mut connection.until(Instant::now() + AUTHENTICATION_DEADLINE))?;
+            authenticate_as_worker(key, &mut connection.within(AUTHENTICATION_DEADLINE))?;
         }
         Ok(connection)
     }
@@ -132,37 +136,33 @@ impl CakeConnection {
                 Err(error) => return Err(error.into()),
             }
         }
-        let mut stream = self.stalled_at_most(STALL_MAX);
-        stream.read_exact(&mut header[1..]).map_err(stalled)?;
+        self.within(frame_time(0)).read_exact(&mut header[1..]).map_err(stalled)?;
         let length = payload_bytes(header, bytes_max)?;
-        let permit = self.budget.take(length, STALL_MAX).ok_or(CakeConnectionError::Budget)?;
+        let permit = self.budget.take(length, BUDGET_WAIT).ok_or(CakeConnectionError::Budget)?;
         // The buffer grows with the bytes that come.
         let mut bytes = Vec::new();
-        stream.take(length as u64).read_to_end(&mut bytes).map_err(stalled)?;
+        self.within(frame_time(length)).take(length as u64).read_to_end(&mut bytes).map_err(stalled)?;
         if bytes.len() == length { Ok(Payload { bytes, _permit: permit }) } else { Err(CakeConnectionError::Closed) }
     }
 
     pub fn send(&self, message: &CakeMessage<'_>, variant: CakeVariant) -> Result<(), CakeConnectionError> {
         let frame = message.encode(variant)?;
-        self.stalled_at_most(STALL_MAX).write_all(&frame).map_err(stalled)
+        self.within(frame_time(frame.len())).write_all(&frame).map_err(stalled)
     }
 
     /// Closes the connection after the other side has read what was sent, or has had a moment for it: with bytes unread, closing
     /// would discard that.
     pub fn finish(self) {
-        let deadline = Instant::now() + FINISH_WAIT;
         let mut bytes = vec![0; FINISH_BYTES];
         // The other side may have closed the connection already, so errors are ignored.
         let _ = self.stream.shutdown(Shutdown::Write);
-        while self.until(deadline).read(&mut bytes).is_ok_and(|count| count > 0) {}
+        let mut stream = self.within(FINISH_WAIT);
+        while stream.read(&mut bytes).is_ok_and(|count| count > 0) {}
     }
 
-    fn until(&self, deadline: Instant) -> LimitedStream<'_> {
-        LimitedStream { stream: &self.stream, limit: Limit::Deadline(deadline) }
-    }
-
-    fn stalled_at_most(&self, stall: Duration) -> LimitedStream<'_> {
-        LimitedStream { stream: &self.stream, limit: Limit::Stall(stall) }
+    /// The stream, for a transfer that may take this long.
+    fn within(&self, span: Duration) -> LimitedStream<'_> {
+        LimitedStream { stream: &self.stream, deadline: Instant::now() + span }
     }
 }
 
@@ -181,24 +181,16 @@ impl ConnectionHandle {
     }
 }
 
-enum Limit {
-    Deadline(Instant),
-    Stall(Duration),
-}
-
-/// A stream whose reads and writes fail with `TimedOut` after the limit.
+/// A stream whose reads and writes fail with `TimedOut` after the deadline, and if nothing moves for [`STALL_MAX`].
 struct LimitedStream<'a> {
     stream: &'a TcpStream,
-    limit: Limit,
+    deadline: Instant,
 }
 
 impl LimitedStream<'_> {
     fn left(&self) -> io::Result<Duration> {
-        let left = match self.limit {
-            Limit::Deadline(deadline) => deadline.saturating_duration_since(Instant::now()),
-            Limit::Stall(stall) => stall,
-        };
-        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(at_least_a_tick(left)) }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(at_least_a_tick(left.min(STALL_MAX))) }
     }
 }
 
@@ -218,6 +210,11 @@ impl Write for LimitedStream<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// How long a frame of this length may take.
+fn frame_time(bytes: usize) -> Duration {
+    STALL_MAX + Duration::from_secs(bytes as u64 / RATE_MIN)
 }
 
 /// A timeout of zero would mean none.

@@ -12,9 +12,10 @@ mod stage;
 mod store;
 mod transfer;
 
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -101,15 +102,23 @@ struct Serving {
     variant: CakeVariant,
 }
 
+impl Serving {
+    /// Serves whichever layers a master names.
+    fn of_folder(folder: &Path, loader: &Arc<dyn CakeLoader>) -> Result<Self, CakeWorkerError> {
+        let config = read_config(folder)?;
+        let model = ServedModel::load(Checkpoint::open(folder)?, Arc::clone(loader), None)?;
+        Ok(Self { model: Arc::new(model), config, variant: CakeVariant::Head })
+    }
+}
+
+fn read_config(folder: &Path) -> Result<String, CakeWorkerError> {
+    fs::read_to_string(folder.join("config.json")).map_err(|_| CakeWorkerError::NoConfig)
+}
+
 impl CakeWorker {
     /// With a model of its own, the worker runs whichever layers of it a master names, until a master assigns some.
     pub fn new(settings: CakeWorkerSettings, loader: Arc<dyn CakeLoader>) -> Result<Self, CakeWorkerError> {
-        let mut serving = None;
-        if let Some(folder) = &settings.model {
-            let config = std::fs::read_to_string(folder.join("config.json")).map_err(|_| CakeWorkerError::NoConfig)?;
-            let model = ServedModel::load(Checkpoint::open(folder)?, Arc::clone(&loader), None)?;
-            serving = Some(Serving { model: Arc::new(model), config, variant: CakeVariant::Head });
-        }
+        let serving = settings.model.as_deref().map(|folder| Serving::of_folder(folder, &loader)).transpose()?;
         Ok(Self {
             store: settings.key.as_ref().map(|key| CakeStore::new(settings.store.clone(), key)),
             settings,
@@ -122,6 +131,12 @@ impl CakeWorker {
 
     /// Serves masters until `is_over`; then closes their connections.
     pub fn serve(&self, listener: &TcpListener, is_over: &(dyn Fn() -> bool + Sync)) -> io::Result<()> {
+        warn!(
+            "cake's protocol is served: nothing is encrypted, and anybody on the way can read and change what is sent"
+        );
+        if self.settings.key.is_none() {
+            warn!("without a cluster key, whoever can connect is served");
+        }
         listener.set_nonblocking(true)?;
         let registry = &ConnectionRegistry::default();
         thread::scope(|scope| {

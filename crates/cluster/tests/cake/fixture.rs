@@ -20,6 +20,8 @@ use model::{Checkpoint, Limits, LoadOptions};
 use serde_json::Value;
 use types::{LayerRange, TokenId};
 
+/// How many tokens are generated.
+pub const TOKENS: usize = 6;
 pub const KEY: &str = "a key for tests";
 pub const LIMITS: Limits =
     Limits { step: StepLimits { rows: 64, sequences: 16, pages: 128 }, logit_rows: 64, kv_pages: 64, positions: 400 };
@@ -43,12 +45,16 @@ pub struct Prompt {
     pub greedy: Vec<TokenId>,
 }
 
-/// Some prompts of a model, with their greedy continuations: `f32`, or `bf16w` for weights in bf16.
+/// Short prompts of a model, with their greedy continuations: `f32`, or `bf16w` for weights in bf16.
 pub fn prompts(model: &str, arithmetic: &str) -> Vec<Prompt> {
+    prompts_named(model, arithmetic, &["len1", "short"])
+}
+
+pub fn prompts_named(model: &str, arithmetic: &str, names: &[&str]) -> Vec<Prompt> {
     let manifest: Value = serde_json::from_slice(&fs::read(oracle(model).join("manifest.json")).unwrap()).unwrap();
     let tokens = |ids: &Value| ids.as_array().unwrap().iter().map(|id| TokenId(id.as_u64().unwrap() as u32)).collect();
     let all = manifest["prompts"].as_array().unwrap().iter();
-    let chosen = all.filter(|prompt| ["len1", "short", "ragged1"].contains(&prompt["name"].as_str().unwrap()));
+    let chosen = all.filter(|prompt| names.contains(&prompt["name"].as_str().unwrap()));
     let prompt = |prompt: &Value| Prompt {
         tokens: tokens(&prompt["ids"]),
         greedy: tokens(&prompt["greedy"][arithmetic]["tokens"]),
@@ -120,7 +126,9 @@ pub fn python(program: &str) -> Command {
 /// What a master program printed: the tokens of each prompt, and what it said about the set-up.
 pub fn run_master(arguments: &[&str], prompts: &[Prompt]) -> (Vec<Vec<TokenId>>, String) {
     let ids: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.iter().map(|token| token.0).collect()).collect();
-    let output = python("master.py").args(arguments).arg(serde_json::to_string(&ids).unwrap()).output().unwrap();
+    let count = ["--tokens", &TOKENS.to_string()];
+    let output =
+        python("master.py").args(arguments).args(count).arg(serde_json::to_string(&ids).unwrap()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     let printed = String::from_utf8(output.stdout).unwrap();

@@ -1,9 +1,10 @@
 //! The set-up connection: a master assigns layers and, where the worker has no weights for them, sends the model's files.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Checkpoint, LoadError};
+use model::Checkpoint;
 use tracing::{info, warn};
 use types::LayerRange;
 
@@ -12,7 +13,7 @@ use super::super::layer_name::layer_ranges;
 use super::super::wire::{CakeMessage, CakeVariant, FRAME_BYTES_MAX};
 use super::served::ServedModel;
 use super::store::{CakeStoreError, IncomingModel, ModelHash, StoredModel};
-use super::{CakeWorker, CakeWorkerError, Serving};
+use super::{CakeWorker, CakeWorkerError, Serving, read_config};
 
 /// How long a master may take between two messages: it reads and compresses a chunk in that time.
 const CHUNK_WAIT: Duration = Duration::from_secs(120);
@@ -58,21 +59,26 @@ impl CakeWorker {
             *variant = same;
             return Ok(acknowledge(false)?);
         }
+        if let Some(folder) = &self.settings.model {
+            let found = open_local(folder, hash)?;
+            self.stop_serving()?;
+            // If the layers cannot be loaded, the worker goes on as it began.
+            *variant = self.begin_serving(&assignment, found).or_else(|error| {
+                *self.serving() = Some(Serving::of_folder(folder, &self.loader)?);
+                Err(error)
+            })?;
+            return Ok(acknowledge(false)?);
+        }
         self.stop_serving()?;
-        let present = match &self.settings.model {
-            Some(folder) => Some(open_local(folder, hash)?),
-            None => self.find_stored(&assignment),
-        };
-        if let Some(found) = present {
-            // What was received before may have other layers of the model; then the master sends it again.
-            match self.begin_serving(&assignment, found) {
-                Ok(known) => {
-                    *variant = known;
-                    return Ok(acknowledge(false)?);
-                }
-                Err(error) if self.settings.model.is_some() => return Err(error),
-                Err(error) => info!("the weights from an earlier start cannot be used: {error}"),
+        // What was received before may have other layers of the model; then the master sends it again.
+        let stored = self.find_stored(&assignment).map(|found| self.begin_serving(&assignment, found));
+        match stored {
+            Some(Ok(known)) => {
+                *variant = known;
+                return Ok(acknowledge(false)?);
             }
+            Some(Err(error)) => info!("the weights from an earlier start cannot be used: {error}"),
+            None => {}
         }
         let incoming = self.store.as_ref().ok_or(CakeWorkerError::NoStore)?.begin(hash)?;
         acknowledge(true)?;
@@ -119,13 +125,12 @@ struct Found {
     variant: CakeVariant,
 }
 
-fn open_local(folder: &std::path::Path, hash: ModelHash) -> Result<Found, CakeWorkerError> {
-    let config = std::fs::read_to_string(folder.join("config.json")).map_err(|_| CakeWorkerError::NoConfig)?;
+fn open_local(folder: &Path, hash: ModelHash) -> Result<Found, CakeWorkerError> {
+    let config = read_config(folder)?;
     if !hash.is_of(&config) {
         return Err(CakeWorkerError::OtherModel);
     }
-    let checkpoint = Checkpoint::open(folder).map_err(|error: LoadError| CakeWorkerError::Load(error))?;
-    Ok(Found { checkpoint, config, variant: CakeVariant::Head })
+    Ok(Found { checkpoint: Checkpoint::open(folder)?, config, variant: CakeVariant::Head })
 }
 
 /// Receives files until the master is done, and keeps them. The first chunk tells the variant of the protocol.

@@ -1,11 +1,13 @@
 //! `CakeStore`: the models that masters have sent, one folder for each. A folder is complete: files are received beside it
 //! and moved there at the end.
 
+use std::error::Error;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
+use std::iter::successors;
 use std::path::{Path, PathBuf};
 
-use model::{Checkpoint, LoadError};
+use model::Checkpoint;
 
 use super::super::auth::{CakeKey, short_hash};
 use super::super::wire::CakeVariant;
@@ -42,8 +44,9 @@ pub enum CakeStoreError {
     OtherModel,
     #[error(transparent)]
     Transfer(#[from] CakeTransferError),
-    #[error(transparent)]
-    Load(#[from] LoadError),
+    /// Without the path, since the master is told.
+    #[error("the weights cannot be read: {0}")]
+    Weights(String),
     #[error("use the folder for models from cake masters")]
     Io(#[from] io::Error),
 }
@@ -145,9 +148,15 @@ impl StoredModel {
         Ok(Some(Self { config, weights, variant }))
     }
 
-    pub fn checkpoint(&self) -> Result<Checkpoint, LoadError> {
-        Checkpoint::from_parts(&self.config, &self.weights)
+    pub fn checkpoint(&self) -> Result<Checkpoint, CakeStoreError> {
+        let opened = Checkpoint::from_parts(&self.config, &self.weights);
+        opened.map_err(|error| CakeStoreError::Weights(root_cause(&error)))
     }
+}
+
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let causes = successors(Some(error), |&error| error.source());
+    causes.last().map_or(String::new(), ToString::to_string)
 }
 
 fn remove_folder(folder: &Path) -> io::Result<()> {
