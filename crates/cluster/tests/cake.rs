@@ -13,21 +13,26 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use chain::{TwoParts, generate};
+use chain::{TestChain, generate};
 use cluster::cake::wire::CakeVariant;
 use cluster::cake::{
     CakeExecutor, CakeKey, CakeLayerPrefix, CakeSetupError, CakeWorkerAddress, SetupFiles, set_up_worker,
 };
 use engine::{
-    Executor, ExecutorError, Health, LocalExecutor, Phase, Prefix, RequestedOutput, StepOutput, StepPlan, inspect,
+    Executor, ExecutorError, Health, LocalExecutor, Phase, Prefix, RequestedOutput, Stage, StepOutput, StepPlan,
+    inspect,
 };
 use fixture::{
     Addresses, KEY, LIMITS, OPTIONS, Prompt, PythonWorker, TOKENS, backend, layers, oracle, prompts, prompts_named,
     python, run_master, with_worker,
 };
+use kernels::cpu::CpuBackend;
 use model::Checkpoint;
 use tempfile::{TempDir, tempdir};
 use types::TokenId;
+
+/// Values of a row of activations, in the models that are used.
+const HIDDEN: usize = 64;
 
 fn greedy(prompts: &[Prompt]) -> Vec<Vec<TokenId>> {
     prompts.iter().map(|prompt| prompt.greedy[..TOKENS].to_vec()).collect()
@@ -153,51 +158,112 @@ fn worker_at(address: SocketAddr, start: u32, end: u32) -> CakeWorkerAddress {
     }
 }
 
-fn executor(checkpoint: &Checkpoint, worker: CakeWorkerAddress) -> CakeExecutor {
+fn executor(model: &Path, worker: CakeWorkerAddress) -> CakeExecutor {
+    let checkpoint = Checkpoint::open(model).unwrap();
     CakeExecutor::new(worker, checkpoint.description().hidden, checkpoint.description().vocab, &LIMITS)
+}
+
+/// A chain of the coordinator, a cake worker from layer `first` up to `end`, and a stage of our own with the rest.
+fn chain(model: &Path, worker: SocketAddr, first: u32, end: u32) -> TestChain {
+    let folder = model.to_owned();
+    let stages = move || {
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let mut stages: Vec<Box<dyn Executor>> = vec![Box::new(executor(&folder, worker_at(worker, first, end)))];
+        let count = checkpoint.description().layers.len() as u32;
+        if end < count {
+            let own = Stage::load(backend(), &checkpoint, &OPTIONS, layers(end, count), &mut |_| {}).unwrap();
+            stages.push(Box::new(own));
+        }
+        stages
+    };
+    TestChain::new(model, first as usize, Box::new(stages))
+}
+
+fn whole(model: &Path) -> LocalExecutor<CpuBackend> {
+    LocalExecutor::load(backend(), &Checkpoint::open(model).unwrap(), &OPTIONS, &mut |_| {}).unwrap()
+}
+
+fn python_worker(model: &Path, arguments: &[&str]) -> PythonWorker {
+    PythonWorker::start(&[&["--key", KEY, "--model", model.to_str().unwrap()][..], arguments].concat())
 }
 
 #[test]
 fn a_cake_worker_is_a_stage_of_our_chain() {
-    for (model, arithmetic, dtype, first) in [
-        ("qwen3/model-f32", "f32", "F32", 1),
-        ("qwen3/model-f32", "f32", "F16", 0),
-        ("llama/model-bf16", "bf16w", "BF16", 3),
+    for (model, arithmetic, dtype, first, end) in [
+        ("qwen3/model-f32", "f32", "F32", 1, 3),
+        ("qwen3/model-f32", "f32", "F16", 0, 4),
+        ("llama/model-bf16", "bf16w", "BF16", 3, 4),
     ] {
         let folder = oracle(model);
-        let mut worker = PythonWorker::start(&["--key", KEY, "--model", folder.to_str().unwrap(), "--dtype", dtype]);
-        let checkpoint = Checkpoint::open(&folder).unwrap();
-        let stage = executor(&checkpoint, worker_at(worker.address, first, 4));
+        let worker = python_worker(&folder, &["--dtype", dtype]);
+        let mut chain = chain(&folder, worker.address, first, end);
         let prompts = prompts(model.split('/').next().unwrap(), arithmetic);
-        let chain = TwoParts::new(&checkpoint, first as usize, stage);
-        let (tokens, chain) = generate(chain, &prompts, TOKENS);
-        assert_eq!(tokens, greedy(&prompts), "{model} in {dtype}");
-        // Again, on connections that had other sequences.
-        let (tokens, chain) = generate(chain, &prompts, TOKENS);
-        assert_eq!((tokens, chain.losses), (greedy(&prompts), 0));
-        worker.kill();
+        // The second time on connections that had other sequences.
+        for _ in 0..2 {
+            let (generated, executor) = generate(chain.executor, &prompts, TOKENS, 0);
+            assert_eq!(generated.answers, greedy(&prompts), "{model} in {dtype}");
+            chain.executor = executor;
+        }
+        assert_eq!(chain.losses(), 0);
     }
+}
+
+#[test]
+fn prefixes_and_rejected_drafts_are_sent_to_the_worker_again() {
+    let folder = oracle("qwen3/model-f32");
+    let worker = python_worker(&folder, &[]);
+    let mut chain = chain(&folder, worker.address, 2, 3);
+    let mut whole = whole(&folder);
+    // Its answer repeats itself and then does not, so drafts are made and rejected.
+    let prompts = prompts_named("qwen3", "f32", &["ragged2"]);
+    let mut cached = 0;
+    for drafts in [0, 3] {
+        let (found, executor) = generate(chain.executor, &prompts, 16, drafts);
+        let (expected, local) = generate(whole, &prompts, 16, drafts);
+        assert_eq!(found, expected, "{drafts} drafts");
+        cached += found.cached_tokens;
+        (chain.executor, whole) = (executor, local);
+    }
+    assert_eq!((cached, chain.losses()), (32, 0));
+}
+
+#[test]
+fn a_session_that_was_truncated_continues_where_it_was() {
+    let folder = oracle("qwen3/model-f32");
+    let worker = python_worker(&folder, &[]);
+    let mut stage = executor(&folder, worker_at(worker.address, 1, 3));
+    let run = |stage: &mut CakeExecutor, session, position: usize, rows| {
+        let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
+        plan.push_rows(session, Phase::Prefill, position, rows, RequestedOutput::States { rows });
+        let values = position * HIDDEN..(position + rows) * HIDDEN;
+        plan.activations_mut().extend(values.map(|index| (index % 17) as f32 / 17.0));
+        stage.submit(&plan).unwrap();
+        stage.collect(&mut output).unwrap();
+        output.states
+    };
+    let [first, second] = [0; 2].map(|_| stage.open(100, Prefix::NONE).unwrap().session);
+    let whole = run(&mut stage, first, 0, 5);
+    assert_eq!(run(&mut stage, second, 0, 5), whole);
+    assert_eq!(stage.truncate(second, 2).unwrap(), 2);
+    assert_eq!(run(&mut stage, second, 2, 3), whole[2 * HIDDEN..]);
 }
 
 #[test]
 fn a_stage_that_is_lost_once_changes_no_token() {
     let folder = oracle("qwen3/model-f32");
-    let checkpoint = Checkpoint::open(&folder).unwrap();
     let prompts = prompts("qwen3", "f32");
     for lie in ["close", "nan", "error"] {
-        let model = folder.to_str().unwrap();
-        let worker = PythonWorker::start(&["--key", KEY, "--model", model, "--lie", lie, "--lies", "1"]);
-        let stage = executor(&checkpoint, worker_at(worker.address, 2, 4));
-        let (tokens, chain) = generate(TwoParts::new(&checkpoint, 2, stage), &prompts, TOKENS);
-        assert_eq!((tokens, chain.losses), (greedy(&prompts), 1), "{lie}");
+        let worker = python_worker(&folder, &["--lie", lie, "--lies", "1"]);
+        let mut chain = chain(&folder, worker.address, 1, 2);
+        let (generated, executor) = generate(chain.executor, &prompts, TOKENS, 0);
+        chain.executor = executor;
+        assert_eq!((generated.answers, chain.losses()), (greedy(&prompts), 1), "{lie}");
     }
 }
 
 #[test]
 fn a_worker_that_dies_or_lies_is_lost_with_a_reason() {
     let folder = oracle("qwen3/model-f32");
-    let checkpoint = Checkpoint::open(&folder).unwrap();
-    let hidden = checkpoint.description().hidden;
     for (lie, why) in [
         ("silent", "no answer within"),
         ("close", "closed the connection"),
@@ -212,18 +278,17 @@ fn a_worker_that_dies_or_lies_is_lost_with_a_reason() {
         ("shape", "does not have 256 bytes"),
         ("hello", "not due"),
     ] {
-        let model = folder.to_str().unwrap();
-        let worker = PythonWorker::start(&["--key", KEY, "--model", model, "--lie", lie]);
+        let worker = python_worker(&folder, &["--lie", lie]);
         let step_timeout = Duration::from_secs(if lie == "silent" { 3 } else { 120 });
-        let mut stage = executor(&checkpoint, CakeWorkerAddress { step_timeout, ..worker_at(worker.address, 0, 1) });
+        let mut stage = executor(&folder, CakeWorkerAddress { step_timeout, ..worker_at(worker.address, 0, 1) });
         let session = stage.open(100, Prefix::NONE).unwrap().session;
         let mut run = |session, position: usize, rows| {
             let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
             plan.push_rows(session, Phase::Prefill, position, rows, RequestedOutput::States { rows: 1 });
-            plan.activations_mut().resize(rows * hidden, 0.25);
+            plan.activations_mut().resize(rows * HIDDEN, 0.25);
             stage.submit(&plan).and_then(|()| stage.collect(&mut output)).map(|()| output.states.len())
         };
-        assert_eq!(run(session, 0, 3).unwrap(), hidden);
+        assert_eq!(run(session, 0, 3).unwrap(), HIDDEN);
         let error = run(session, 3, 1).unwrap_err();
         assert!(error.is_lost() && error.to_string().contains(why), "{lie}: {error}");
         assert!(error.to_string().contains(&worker.address.to_string()), "{error}");
@@ -237,19 +302,19 @@ fn a_worker_that_dies_or_lies_is_lost_with_a_reason() {
 
 #[test]
 fn a_worker_that_has_another_key_or_ends_is_lost() {
-    let checkpoint = Checkpoint::open(&oracle("qwen3/model-f32")).unwrap();
-    let mut worker = PythonWorker::start(&["--key", KEY, "--model", oracle("qwen3/model-f32").to_str().unwrap()]);
+    let folder = oracle("qwen3/model-f32");
+    let mut worker = python_worker(&folder, &[]);
     let run = |stage: &mut CakeExecutor| {
         let session = stage.open(100, Prefix::NONE).unwrap().session;
         let mut plan = StepPlan::new();
         plan.push_rows(session, Phase::Prefill, 0, 1, RequestedOutput::States { rows: 1 });
-        plan.activations_mut().resize(checkpoint.description().hidden, 0.25);
+        plan.activations_mut().resize(HIDDEN, 0.25);
         stage.submit(&plan).and_then(|()| stage.collect(&mut StepOutput::new()))
     };
     let other_key = CakeWorkerAddress { key: CakeKey::new("another key"), ..worker_at(worker.address, 0, 1) };
-    let error = run(&mut executor(&checkpoint, other_key)).unwrap_err();
+    let error = run(&mut executor(&folder, other_key)).unwrap_err();
     assert!(error.is_lost() && error.to_string().contains("another cluster key"), "{error}");
-    let mut stage = executor(&checkpoint, worker_at(worker.address, 0, 1));
+    let mut stage = executor(&folder, worker_at(worker.address, 0, 1));
     run(&mut stage).unwrap();
     assert_eq!(stage.poll_health(Duration::ZERO), Health::Ready);
     worker.kill();
@@ -281,9 +346,8 @@ fn logits(executor: &mut impl Executor, prompt: &[TokenId]) -> Vec<Vec<u32>> {
 fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
     let store = tempdir().unwrap();
     let folder = oracle("llama/model-f32");
-    let checkpoint = Checkpoint::open(&folder).unwrap();
     let prompt = &prompts_named("llama", "f32", &["ragged1"])[0].tokens;
-    let mut whole = LocalExecutor::load(backend(), &checkpoint, &OPTIONS, &mut |_| {}).unwrap();
+    let mut whole = whole(&folder);
     let want = logits(&mut whole, prompt);
     with_worker(Some(KEY), store.path(), None, |worker| {
         let files = SetupFiles::of_folder(&folder, layers(1, 4), CakeLayerPrefix::Model).unwrap();
@@ -291,13 +355,18 @@ fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
         let mut sent = 0;
         set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |bytes| sent = bytes).unwrap();
         assert!(sent > 0);
-        let stage = executor(&checkpoint, worker_at(worker.worker, 1, 4));
-        let mut chain = TwoParts::new(&checkpoint, 1, stage);
-        assert!(logits(&mut chain, prompt) == want);
-        // Several sequences at once, on connections of their own.
-        let prompts = prompts_named("llama", "f32", &["len1", "short", "ragged0", "ragged1", "ragged2"]);
-        let (tokens, chain) = generate(chain, &prompts, 24);
-        assert_eq!((tokens, chain.losses), (generate(whole, &prompts, 24).0, 0));
+        let mut chain = chain(&folder, worker.worker, 1, 4);
+        assert!(logits(&mut chain.executor, prompt) == want);
+        // Several sequences at once, on connections of their own, with prefixes and drafts.
+        let prompts = prompts_named("llama", "f32", &["len1", "short", "chat", "mid", "ragged0", "ragged1", "ragged2"]);
+        for drafts in [0, 3] {
+            let (found, executor) = generate(chain.executor, &prompts, 24, drafts);
+            let (expected, local) = generate(whole, &prompts, 24, drafts);
+            assert_eq!(found, expected, "{drafts} drafts");
+            (chain.executor, whole) = (executor, local);
+        }
+        assert_eq!(chain.losses(), 0);
+        drop(chain);
         // A second set-up sends nothing.
         set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_| panic!("sent again")).unwrap();
     });
@@ -316,11 +385,9 @@ fn we_set_up_a_cake_worker_of_either_variant() {
             let mut worker = start();
             set_up_worker(worker.address, &key, &files, variant, &mut |_| {}).unwrap();
             assert_eq!(worker.line(), said);
-            let checkpoint = Checkpoint::open(folder).unwrap();
             let prompts = &prompts("llama", "bf16w")[1..2];
-            let stage = executor(&checkpoint, worker_at(worker.address, 2, 4));
-            let (tokens, _) = generate(TwoParts::new(&checkpoint, 2, stage), prompts, TOKENS);
-            assert_eq!(tokens, greedy(prompts));
+            let (generated, _) = generate(chain(folder, worker.address, 2, 4).executor, prompts, TOKENS, 0);
+            assert_eq!(generated.answers, greedy(prompts));
         }
     }
 }

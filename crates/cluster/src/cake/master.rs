@@ -1,6 +1,7 @@
 //! A cake worker as a stage of our chain: [`CakeExecutor`] runs its layers, [`set_up_worker`] gives it layers and weights.
 
 mod executor;
+mod history;
 mod link;
 mod setup;
 

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use model::{Checkpoint, LoadError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, info, warn};
+use types::LogLimit;
 
 use super::auth::{CakeAuthError, CakeKey};
 use super::connection::{CakeConnection, CakeConnectionError};
@@ -93,6 +94,7 @@ pub struct CakeWorker {
     /// Held while a master sets the worker up.
     setup: Mutex<()>,
     budget: Arc<FrameBudget>,
+    refusals: Mutex<LogLimit>,
 }
 
 struct Serving {
@@ -126,6 +128,7 @@ impl CakeWorker {
             serving: Mutex::new(serving),
             setup: Mutex::new(()),
             budget: FrameBudget::new(FRAMES_BYTES_MAX),
+            refusals: Mutex::default(),
         })
     }
 
@@ -164,13 +167,16 @@ impl CakeWorker {
         let peer = stream.peer_addr().ok();
         let registered = match registry.add(&stream) {
             Ok(Some(registered)) => registered,
-            Ok(None) => return warn!(?peer, "{CONNECTIONS_MAX} connections are open, so another was closed"),
+            Ok(None) => return debug!(?peer, "{CONNECTIONS_MAX} connections are open, so another was closed"),
             Err(error) => return debug!(?peer, "a connection failed: {error}"),
         };
         match self.serve_connection(stream, &registered) {
             Ok(()) | Err(CakeConnectionError::Closed) => {}
             Err(CakeConnectionError::Auth(error @ (CakeAuthError::Key | CakeAuthError::Reflected))) => {
-                info!(?peer, "a caller was refused: {error}");
+                let count = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now());
+                if let Some(count) = count {
+                    info!(?peer, count, "callers were refused, the last one because: {error}");
+                }
             }
             Err(error) => debug!(?peer, "a connection ended: {error}"),
         }

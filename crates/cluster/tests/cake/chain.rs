@@ -1,103 +1,133 @@
-//! A coordinator with the first layers, and one stage with the others.
+//! Chains of a coordinator and stages that are threads of this process, and generations on them.
 
-use engine::{
-    Capacity, CoordinatorStage, Engine, EngineOptions, EventKind, Executor, ExecutorError, OpenedSession, Prefix,
-    Request, RequestedOutput, StepOutput, StepPlan,
-};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::chain::{Chain, ChainBuilder, ChainLink, ChainTimes, FormedChain};
+use cluster::node::{StageConnections, StageShape};
+use cluster::purpose::{CHAIN, ConnectionId};
+use cluster::wire::chain::ChainKind;
+use engine::{CoordinatorStage, Engine, EngineOptions, EventKind, Executor, FinishReason, Request};
 use kernels::cpu::CpuBackend;
 use model::Checkpoint;
-use types::{SessionId, TokenId};
+use net::{ClusterKey, MessageStream, WaitLimit, respond};
+use types::TokenId;
 
 use super::fixture::{OPTIONS, Prompt, backend};
 
-pub struct TwoParts<S> {
-    ends: CoordinatorStage<CpuBackend>,
-    stage: S,
-    plan: Option<StepPlan>,
-    output: StepOutput,
-    /// How often the stage was lost.
-    pub losses: usize,
+/// Longer than any test.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Makes the stages of a chain.
+pub type MakeStages = Box<dyn FnMut() -> Vec<Box<dyn Executor>> + Send>;
+
+/// Forms a chain of new stages whenever one is lost.
+pub struct Former {
+    checkpoint: Checkpoint,
+    /// How many layers the coordinator has.
+    first: usize,
+    stages: MakeStages,
+    is_wanted: bool,
+    formed: Arc<AtomicUsize>,
 }
 
-impl<S: Executor> TwoParts<S> {
-    /// `first`: how many layers the coordinator has.
-    pub fn new(checkpoint: &Checkpoint, first: usize, stage: S) -> Self {
-        let ends = CoordinatorStage::load(backend(), checkpoint, &OPTIONS, first, &mut |_| {}).unwrap();
-        Self { ends, stage, plan: None, output: StepOutput::new(), losses: 0 }
+pub struct TestChain {
+    pub executor: Chain<CpuBackend, Former>,
+    formed: Arc<AtomicUsize>,
+}
+
+impl TestChain {
+    pub fn new(model: &Path, first: usize, stages: MakeStages) -> Self {
+        let formed = Arc::<AtomicUsize>::default();
+        let checkpoint = Checkpoint::open(model).unwrap();
+        let mut former = Former { checkpoint, first, stages, is_wanted: true, formed: Arc::clone(&formed) };
+        let chain = former.poll(Duration::ZERO).unwrap();
+        Self { executor: Chain::new(former, chain, Arc::<ChainTimes>::default(), DEADLINE), formed }
     }
 
-    fn or_lost<T>(&mut self, result: Result<T, ExecutorError>) -> Result<T, ExecutorError> {
-        if result.as_ref().is_err_and(ExecutorError::is_lost) {
-            self.ends.clear();
-            self.losses += 1;
+    /// How often the chain was lost.
+    pub fn losses(&self) -> usize {
+        self.formed.load(Ordering::Relaxed) - 1
+    }
+}
+
+impl ChainBuilder<CpuBackend> for Former {
+    fn rebuild(&mut self, _: &str, _: Option<Box<CoordinatorStage<CpuBackend>>>) {
+        self.is_wanted = true;
+    }
+
+    fn poll(&mut self, _: Duration) -> Option<FormedChain<CpuBackend>> {
+        if !std::mem::take(&mut self.is_wanted) {
+            return None;
         }
-        result
+        self.formed.fetch_add(1, Ordering::Relaxed);
+        Some(form(&self.checkpoint, self.first, (self.stages)()))
     }
 }
 
-impl<S: Executor> Executor for TwoParts<S> {
-    fn depth(&self) -> usize {
-        1
+/// Starts a thread for each stage, and connects them.
+fn form(checkpoint: &Checkpoint, first: usize, stages: Vec<Box<dyn Executor>>) -> FormedChain<CpuBackend> {
+    let ends = CoordinatorStage::load(backend(), checkpoint, &OPTIONS, first, &mut |_| {}).unwrap();
+    let shape = StageShape { rows_max: OPTIONS.limits.step.rows, hidden: checkpoint.description().hidden };
+    let count = stages.len();
+    let (near, mut previous) = pair();
+    for (index, mut stage) in stages.into_iter().enumerate() {
+        let (next, far) = pair();
+        let connections = StageConnections { previous, next, is_last: index + 1 == count };
+        previous = far;
+        thread::spawn(move || cluster::node::run(&mut *stage, shape, connections));
     }
-
-    fn capacity(&self) -> Capacity {
-        self.ends.capacity()
-    }
-
-    fn open(&mut self, tokens_max: usize, _: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
-        let opened = self.ends.open(tokens_max, Prefix::NONE)?;
-        assert_eq!(self.stage.open(tokens_max, Prefix::NONE)?, opened);
-        Ok(opened)
-    }
-
-    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        let kept = self.stage.truncate(session, tokens)?;
-        self.ends.truncate(session, kept)
-    }
-
-    fn close(&mut self, session: SessionId) {
-        self.ends.close(session);
-        self.stage.close(session);
-    }
-
-    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let mut next = StepPlan::new();
-        for entry in plan.entries() {
-            let requested = RequestedOutput::States { rows: entry.state_rows().len() };
-            next.push_rows(entry.session, entry.phase, entry.position, entry.rows(), requested);
-        }
-        self.ends.start(plan, next.activations_mut())?;
-        let submitted = self.stage.submit(&next);
-        self.or_lost(submitted)?;
-        self.plan = Some(plan.clone());
-        Ok(())
-    }
-
-    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        let plan = self.plan.take().ok_or(ExecutorError::NoStepInFlight)?;
-        let collected = self.stage.collect(&mut self.output);
-        self.or_lost(collected)?;
-        self.ends.finish(&plan, &self.output.states, output)
-    }
+    let bytes_max = ChainKind::States.bytes_max(shape.rows_max, shape.hidden);
+    let link = ChainLink::new(count, near, previous, bytes_max).unwrap();
+    FormedChain { stage: Box::new(ends), link: Some(link) }
 }
 
-/// The greedy tokens of all prompts, run together, and the executor.
-pub fn generate<E: Executor>(executor: E, prompts: &[Prompt], tokens: usize) -> (Vec<Vec<TokenId>>, E) {
-    let options = EngineOptions { draft_tokens_max: 0, ..EngineOptions::default() };
+/// Two ends of an encrypted connection.
+fn pair() -> (MessageStream, MessageStream) {
+    let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let limit = || WaitLimit::until(Instant::now() + DEADLINE);
+    let hello = ConnectionId { purpose: CHAIN, number: 1, index: 0 }.hello(Duration::from_secs(10));
+    let respond = |stream: TcpStream| respond(stream, &key, &limit(), |_| Ok(())).unwrap().1;
+    thread::scope(|scope| {
+        let near = scope.spawn(|| MessageStream::connect(address, &key, &hello, &limit()).unwrap());
+        let far = MessageStream::new(respond(listener.accept().unwrap().0)).unwrap();
+        (near.join().unwrap(), far)
+    })
+}
+
+/// The greedy tokens of all prompts, run together, with this many draft tokens at a time.
+pub fn generate<E: Executor>(executor: E, prompts: &[Prompt], tokens: usize, drafts: usize) -> (Generated, E) {
+    let options = EngineOptions { draft_tokens_max: drafts, ..EngineOptions::default() };
     let mut engine = Engine::with_options(executor, options);
     let add = |prompt: &Prompt| engine.add(Request::greedy(prompt.tokens.clone(), tokens)).unwrap();
     let ids: Vec<_> = prompts.iter().map(add).collect();
-    let mut answers = vec![Vec::new(); ids.len()];
+    let mut generated = Generated { answers: vec![Vec::new(); ids.len()], cached_tokens: 0 };
     let mut events = Vec::new();
     while engine.step(&mut events).unwrap() || !events.is_empty() {
         for event in events.drain(..) {
             let index = ids.iter().position(|&id| id == event.request).unwrap();
             match event.kind {
-                EventKind::Token(sampled) => answers[index].push(sampled.token),
-                EventKind::Finished(finished) => assert!(!format!("{:?}", finished.reason).contains("Failed")),
+                EventKind::Token(sampled) => generated.answers[index].push(sampled.token),
+                EventKind::Prefilled { cached_tokens, .. } => generated.cached_tokens += cached_tokens,
+                EventKind::Finished(finished) => {
+                    assert!(!matches!(finished.reason, FinishReason::Failed(_)), "{:?}", finished.reason);
+                }
                 _ => {}
             }
         }
     }
-    (answers, engine.into_executor())
+    (generated, engine.into_executor())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Generated {
+    pub answers: Vec<Vec<TokenId>>,
+    /// Tokens that came from the prefix cache.
+    pub cached_tokens: usize,
 }

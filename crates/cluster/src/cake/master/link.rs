@@ -24,6 +24,8 @@ pub(super) enum LinkError {
     DType(String),
     #[error("the worker sent {found} rows for {expected}")]
     Rows { expected: usize, found: usize },
+    #[error("the connection has {found} tokens of the sequence, not {expected}")]
+    Position { expected: usize, found: usize },
     #[error("no thread for the connection")]
     Thread,
 }
@@ -104,7 +106,8 @@ struct LinkThread {
 struct OpenLink {
     connection: CakeConnection,
     dtype: CakeDType,
-    is_used: bool,
+    /// Tokens that were sent of its sequence.
+    computed: usize,
 }
 
 impl LinkThread {
@@ -131,7 +134,7 @@ impl LinkThread {
 
     /// A new connection has no sequence, so one that cannot be reset is replaced.
     fn reset(&mut self) {
-        let is_reset = self.open.as_mut().is_none_or(|open| !open.is_used || open.say_goodbye().is_ok());
+        let is_reset = self.open.as_mut().is_none_or(|open| open.computed == 0 || open.say_goodbye().is_ok());
         if !is_reset {
             self.close();
         }
@@ -148,7 +151,11 @@ impl LinkThread {
                 self.open.insert(OpenLink::greet(connection)?)
             }
         };
-        open.is_used = true;
+        // A connection that failed has lost the beginning of the sequence.
+        if open.computed != position {
+            return Err(LinkError::Position { expected: position, found: open.computed });
+        }
+        open.computed += rows.len() / hidden;
         let worker = &self.worker;
         let names: Vec<String> = worker.layers.iter().map(|layer| worker.prefix.name(layer)).collect();
         let ops = worker.layers.iter().zip(&names);
@@ -178,13 +185,13 @@ impl OpenLink {
     fn greet(connection: CakeConnection) -> Result<Self, LinkError> {
         connection.send(&CakeMessage::Hello, CakeVariant::Head)?;
         let dtype = read_info(&connection)?;
-        Ok(Self { connection, dtype, is_used: false })
+        Ok(Self { connection, dtype, computed: 0 })
     }
 
     fn say_goodbye(&mut self) -> Result<(), LinkError> {
         self.connection.send(&CakeMessage::Goodbye, CakeVariant::Head)?;
         self.dtype = read_info(&self.connection)?;
-        self.is_used = false;
+        self.computed = 0;
         Ok(())
     }
 }
