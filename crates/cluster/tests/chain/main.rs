@@ -1,9 +1,10 @@
-//! A chain of stages in threads of this process, over encrypted loopback connections: its answers are those of one process, bit
-//! for bit, also when stages are lost.
+//! Chains of stages in this process, over encrypted loopback connections: their answers are those of one process, bit for bit,
+//! also when stages or nodes are lost.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod answers;
+mod loopback;
 mod loss;
+mod nodes;
 mod same_bits;
-#[path = "../support/mod.rs"]
-mod support;

@@ -3,8 +3,8 @@
 use engine::{EngineOptions, Request};
 use model::Checkpoint;
 
-use crate::support::answers::{answers, options, requests};
-use crate::support::loopback::{chain, oracle_models, prompt, whole};
+use crate::answers::{answers, options, requests};
+use crate::loopback::{chain, oracle_models, prompt, whole};
 
 #[test]
 fn chains_of_one_to_four_stages_answer_as_one_process() {

@@ -1,9 +1,4 @@
 //! Nodes and a coordinator on loopback: joining, planning, weights, chains, and the loss of nodes.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
-
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::answers::{answers, options, requests};
+use crate::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use cluster::chain::{Chain, ChainBuilder, ChainTimes, FormedChain};
 use cluster::coordinator::{ClusterModel, ClusterReport, Coordinator, CoordinatorOptions, NodeState};
 use cluster::node::{Node, NodeOptions};
@@ -21,8 +18,6 @@ use cluster::wire::control::WireFacts;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::Checkpoint;
 use net::ClusterKey;
-use support::answers::{answers, options, requests};
-use support::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use tempfile::TempDir;
 
 const SILENCE: Duration = Duration::from_secs(2);
