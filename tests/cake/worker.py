@@ -87,7 +87,7 @@ def serve(sock: socket.socket, model: Model, options: argparse.Namespace) -> Non
                 answer(sock, model, sequence, p.rows_of(dtype, shape, data), message.ops(), options)
             else:
                 return
-    except p.Closed:
+    except (p.Closed, OSError):
         pass
     finally:
         sock.close()
