@@ -20,8 +20,9 @@ use crate::comm::{CommError, Communicator};
 const EXTRA_ELEMENTS_MAX: usize = 1 << 13;
 
 /// How long a collective goes on without progress after a rank that it needs nothing more from has left by itself. A
-/// rank that leaves after the group's last collective must not break it for ranks that are still in it.
-const LEAVE_GRACE: Duration = Duration::from_millis(50);
+/// rank that leaves after the group's last collective must not break it for ranks that are still in it, however slow they are. If
+/// another rank does need it, that one tells all at once.
+const LEAVE_GRACE: Duration = Duration::from_secs(5);
 
 /// Upper limit of [`TcpCommOptions::elements_max`].
 pub(super) const ELEMENTS_MAX: usize = 1 << 28;
