@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 const RUNS: usize = 5;
 const TENSOR_BYTES: usize = 48 << 20;
+/// Of a write and of a read, where there are no messages.
+const PIECE_BYTES: usize = 256 << 10;
 const SILENCE: Duration = Duration::from_secs(30);
 
 struct Setting {
@@ -102,7 +104,7 @@ fn send(address: SocketAddr, setting: &Setting) {
     }
     let Figures { plain, encryption, hashing, writing, transfer, cores } = figures;
     let (plain, encryption, transfer) = (median(plain), median(encryption), median(transfer));
-    println!("plain TCP, 1 connection       {plain:>6.2} GB/s");
+    println!("plain TCP, {:>2} connections     {plain:>6.2} GB/s", setting.connections);
     println!("encryption alone, 1 core      {encryption:>6.2} GB/s");
     println!("hashing alone, 1 core         {:>6.2} GB/s", median(hashing));
     println!("writing files alone, 1 core   {:>6.2} GB/s", median(writing));
@@ -113,13 +115,19 @@ fn send(address: SocketAddr, setting: &Setting) {
     println!("cores busy in this process during the transfer: {:.1} of {available}", median(cores));
 }
 
-/// Accepts, for each run, a plain connection and those of a transfer.
+/// Accepts, for each run, plain connections and those of a transfer.
 fn receive(listener: &TcpListener, setting: &Setting) {
     for _ in 0..RUNS {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut buffer = vec![0; 1 << 20];
-        while stream.read(&mut buffer).unwrap() > 0 {}
-        stream.write_all(&[1]).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..setting.connections {
+                let (mut stream, _) = listener.accept().unwrap();
+                scope.spawn(move || {
+                    let mut buffer = vec![0; PIECE_BYTES];
+                    while stream.read(&mut buffer).unwrap() > 0 {}
+                    stream.write_all(&[1]).unwrap();
+                });
+            }
+        });
 
         let folder = tempfile::tempdir().unwrap();
         let limits = StoreLimits { bytes_max: u64::MAX, free_bytes_min: 0 };
@@ -138,11 +146,19 @@ fn receive(listener: &TcpListener, setting: &Setting) {
 }
 
 fn plain(address: SocketAddr, setting: &Setting) -> f64 {
-    let mut stream = TcpStream::connect(address).unwrap();
+    let tensors: Vec<_> = setting.source.values().collect();
     rate(setting.bytes(), || {
-        setting.source.values().for_each(|bytes| stream.write_all(bytes).unwrap());
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
-        stream.read_exact(&mut [0]).unwrap();
+        thread::scope(|scope| {
+            for tensors in tensors.chunks(tensors.len().div_ceil(setting.connections)) {
+                scope.spawn(move || {
+                    let mut stream = TcpStream::connect(address).unwrap();
+                    let pieces = tensors.iter().flat_map(|bytes| bytes.chunks(PIECE_BYTES));
+                    pieces.for_each(|piece| stream.write_all(piece).unwrap());
+                    stream.shutdown(Shutdown::Write).unwrap();
+                    stream.read_exact(&mut [0]).unwrap();
+                });
+            }
+        });
     })
 }
 
@@ -168,7 +184,7 @@ fn writing(setting: &Setting) -> f64 {
     rate(setting.bytes(), || {
         for (name, bytes) in setting.source.values().enumerate() {
             let mut file = File::create(folder.path().join(name.to_string())).unwrap();
-            bytes.chunks(256 << 10).for_each(|piece| file.write_all(piece).unwrap());
+            bytes.chunks(PIECE_BYTES).for_each(|piece| file.write_all(piece).unwrap());
         }
     })
 }
