@@ -31,12 +31,7 @@ pub struct PinnedTensors {
 impl PinnedTensors {
     /// To be called with the store's lock.
     pub(super) fn new(store: TensorStore, ids: Vec<TensorId>) -> io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Relaxed);
-        let list = store.folder().join(format!("{}.{number}.{EXTENSION}", std::process::id()));
-        // A process with this number may have left one.
-        remove(&list)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&list)?;
+        let (list, mut file) = create_list(store.folder())?;
         file.lock()?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| [&id.hash[..], &id.bytes.to_le_bytes()].concat()).collect();
         match file.write_all(&bytes) {
@@ -95,6 +90,19 @@ impl Drop for PinnedTensors {
     fn drop(&mut self) {
         // If it stays, its lock is gone, and whoever reads it removes it.
         let _ = fs::remove_file(&self.list);
+    }
+}
+
+/// A new file. Its name is of no importance: processes of two containers may have the same number.
+fn create_list(folder: &Path) -> io::Result<(PathBuf, File)> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let list = folder.join(format!("{}.{number}.{EXTENSION}", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&list) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            file => return Ok((list, file?)),
+        }
     }
 }
 

@@ -22,6 +22,8 @@ const ASKED_BYTES_MAX: u64 = 2 * REQUEST_BYTES_MAX;
 const CHUNKS_MAX: usize = 16;
 /// How long a sender may take for one message of data.
 const DATA_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the rest of the data is received after the download has failed.
+const DISCARD_DEADLINE: Duration = Duration::from_secs(2);
 
 pub struct Connection<'a> {
     download: &'a Download,
@@ -74,6 +76,9 @@ impl Connection<'_> {
         let (kind, body) = last.encode();
         // The sender may have disconnected already, so the error is ignored.
         let _ = sender.send(kind, &[&body]).and_then(|()| sender.finish());
+        if last != ToSender::Done {
+            discard_until_hangup(&mut receiver);
+        }
         result
     }
 
@@ -171,4 +176,11 @@ impl Connection<'_> {
         // The writer ends early only when the download has failed, which is seen before the next request.
         let _ = self.chunks.send(chunk);
     }
+}
+
+/// Receives what the sender still sends, for a while: it reads why the receiver gave up only after it has sent what it was
+/// asked for.
+fn discard_until_hangup(receiver: &mut MessageReceiver) {
+    let (deadline, mut body) = (Instant::now() + DISCARD_DEADLINE, Vec::new());
+    while matches!(receiver.receive(Some(deadline), to_receiver_bytes_max, &mut body), Ok(Some(_))) {}
 }

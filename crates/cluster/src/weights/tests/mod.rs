@@ -1,6 +1,7 @@
 //! Stores on disk, and transfers over loopback.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod faults;
 mod store;
 mod transfer;
 
