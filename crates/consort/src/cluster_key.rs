@@ -1,17 +1,24 @@
 //! The options for the cluster key, the secret that all machines of a cluster share.
 
+use std::env;
 use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use net::ClusterKey;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::bounded_file;
 use crate::usage::UsageError;
 
 /// The maximum size of a key file.
 const FILE_BYTES_MAX: u64 = 64 << 10;
+/// Random bytes of a key that is made here.
+const KEY_BYTES: usize = 20;
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct KeyOptions {
@@ -56,6 +63,37 @@ impl KeyOptions {
         }
     }
 
+    /// The given key, else the one that this machine has saved, else a new one, which is saved for the next time.
+    pub fn key_or_saved(&self) -> Result<ClusterKey> {
+        if self.is_given() {
+            return self.key();
+        }
+        let file = saved_file()?;
+        let text = match read(&file) {
+            Ok(text) => text,
+            Err(error) if is_missing(&error) => create(&file)?,
+            Err(error) => return Err(error),
+        };
+        eprintln!("On other machines of this network run:\n\n    consort join --cluster-key {}\n", text.trim());
+        Ok(ClusterKey::from_passphrase(&text)?)
+    }
+
+    /// The given key, else the one that this machine has saved.
+    pub fn key_if_saved(&self) -> Result<ClusterKey> {
+        if self.is_given() {
+            return self.key();
+        }
+        match read(&saved_file()?) {
+            Ok(text) => Ok(ClusterKey::from_passphrase(&text)?),
+            Err(error) if is_missing(&error) => self.key(),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_given(&self) -> bool {
+        self.cluster_key.is_some() || self.cluster_key_file.is_some()
+    }
+
     fn key_from_text(&self) -> Result<ClusterKey> {
         let Some(Passphrase(text)) = &self.cluster_key else {
             let message = "machines that work together share a key: give all of them the same one by \
@@ -64,6 +102,40 @@ impl KeyOptions {
         };
         Ok(ClusterKey::from_passphrase(text)?)
     }
+}
+
+/// Where this machine keeps the key of its cluster.
+fn saved_file() -> Result<PathBuf> {
+    let config = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let config = match config {
+        Some(config) => config,
+        None => env::home_dir().context("no home folder: set HOME or XDG_CONFIG_HOME")?.join(".config"),
+    };
+    Ok(config.join("consort").join("cluster.key"))
+}
+
+/// Makes a key and saves it, readable by its owner alone. If another process saves one first, that is the key.
+fn create(file: &Path) -> Result<String> {
+    let saving = || format!("save the cluster's key in {}", file.display());
+    let folder = file.parent().context("a key file is in a folder")?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(saving)?;
+    let mut random = [0; KEY_BYTES];
+    let filled = getrandom(&mut random, GetRandomFlags::empty()).with_context(saving)?;
+    anyhow::ensure!(filled == random.len(), "the system has no random numbers");
+    let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let created = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    match created {
+        Ok(mut created) => {
+            created.write_all(text.as_bytes()).with_context(saving)?;
+            Ok(text)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => read(file),
+        Err(error) => Err(error).with_context(saving),
+    }
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -1,12 +1,15 @@
-//! `LoadedModel`: a model that is ready to run, in this process or in a group of rank processes.
+//! `LoadedModel`: a model that is ready to run, in this process, in a group of rank processes, or on several machines.
 
 use engine::{Executor, LocalExecutor, RankReport};
 use kernels::cpu::CpuBackend;
 use ranks::group::Group;
 
+use crate::cluster_options::ClusterChain;
+
 pub enum LoadedModel {
     Local(Box<LocalExecutor<CpuBackend>>),
     Group(Box<Group>),
+    Chain(Box<ClusterChain>),
 }
 
 impl LoadedModel {
@@ -14,6 +17,7 @@ impl LoadedModel {
         match self {
             Self::Local(local) => &mut **local,
             Self::Group(group) => &mut **group,
+            Self::Chain(chain) => &mut **chain,
         }
     }
 
@@ -21,29 +25,32 @@ impl LoadedModel {
         match self {
             Self::Local(local) => local,
             Self::Group(group) => group,
+            Self::Chain(chain) => chain,
         }
     }
 
-    /// Bytes of the layers' weights, summed over all ranks.
+    /// Bytes of the layers' weights, summed over all ranks; of a chain, those on this machine.
     pub fn layer_bytes(&self) -> usize {
         match self {
             Self::Local(local) => local.weight_bytes(),
             Self::Group(group) => group.layer_bytes(),
+            Self::Chain(chain) => chain.layer_bytes(),
         }
     }
 
-    /// Bytes of the head's weights, summed over all ranks.
+    /// Bytes of the head's weights, summed over all ranks; of a chain, those on this machine.
     pub fn head_bytes(&self) -> usize {
         match self {
             Self::Local(local) => local.head_bytes(),
             Self::Group(group) => group.head_bytes(),
+            Self::Chain(chain) => chain.head_bytes(),
         }
     }
 
     /// The counters of all ranks; empty for a model in one process.
     pub fn rank_reports(&mut self) -> anyhow::Result<Vec<RankReport>> {
         match self {
-            Self::Local(_) => Ok(Vec::new()),
+            Self::Local(_) | Self::Chain(_) => Ok(Vec::new()),
             Self::Group(group) => Ok(group.count()?),
         }
     }

@@ -4,6 +4,7 @@
 mod bench;
 mod bounded_file;
 mod cluster_key;
+mod cluster_options;
 mod commands;
 mod generate;
 mod interrupt;

@@ -20,6 +20,7 @@ use ranks::protocol::shard::ShardSpec;
 use types::{DType, WorldSize};
 
 use crate::cluster_key::KeyOptions;
+use crate::cluster_options::ClusterOptions;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
 use crate::usage::UsageError;
@@ -27,7 +28,7 @@ use values::{
     ActivationsOption, ComputeOption, CpuLevelOption, KvOption, PromptMathOption, positive, quantisation, rank_count,
 };
 
-pub use values::thread_count;
+pub use values::{bytes, thread_count};
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.
 pub const CONTEXT_DEFAULT: usize = 8192;
@@ -77,6 +78,8 @@ pub struct ModelOptions {
     #[arg(long, value_name = "NAME=SECONDS,…", default_value_t)]
     rank_deadlines: Deadlines,
     #[command(flatten)]
+    cluster: ClusterOptions,
+    #[command(flatten)]
     key: KeyOptions,
 }
 
@@ -123,6 +126,7 @@ impl ModelOptions {
     /// Checks that the options do not contradict each other.
     pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
+        self.cluster.check()?;
         self.keep().map(|_| ())
     }
 
@@ -154,6 +158,11 @@ impl ModelOptions {
         let hosts = self.hosts()?;
         let cpu = self.cpu(checkpoint, threads)?;
         let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
+        if self.cluster.is_used() {
+            let waiting = &mut |what: &str| tracing::info!("waiting for machines: {what}");
+            let chain = self.cluster.form(path, self.key.key_or_saved()?, options, cpu, waiting)?;
+            return Ok(LoadedModel::Chain(Box::new(chain)));
+        }
         check_memory(&self.footprints(checkpoint, &options)?)?;
         if self.ranks() > 1 {
             return Ok(LoadedModel::Group(Box::new(
@@ -275,6 +284,11 @@ impl ModelOptions {
         // This process holds no weights, only what the digest has read of them.
         checkpoint.release();
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
+    }
+
+    /// Whether layers may run on other machines.
+    pub fn uses_cluster(&self) -> bool {
+        self.cluster.is_used()
     }
 
     /// The number of rank processes.

@@ -98,6 +98,23 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
         &self.builder
     }
 
+    /// Bytes of the weights of the coordinator's layers.
+    pub fn layer_bytes(&self) -> usize {
+        self.stage().map_or(0, |stage| stage.stage().weight_bytes())
+    }
+
+    /// Bytes of the head's weights.
+    pub fn head_bytes(&self) -> usize {
+        self.stage().map_or(0, CoordinatorStage::head_bytes)
+    }
+
+    fn stage(&self) -> Option<&CoordinatorStage<B>> {
+        match &self.state {
+            State::Ready(formed) => Some(&formed.stage),
+            State::Forming { .. } => None,
+        }
+    }
+
     fn formed(&mut self) -> Result<&mut FormedChain<B>, ExecutorError> {
         match &mut self.state {
             State::Ready(formed) => Ok(formed),

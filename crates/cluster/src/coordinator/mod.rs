@@ -105,13 +105,24 @@ impl Coordinator {
         Ok(Self { events, formed, report })
     }
 
-    /// A node that was discovered.
-    pub fn found(&self, address: SocketAddr) {
-        let _ = self.events.send(CoordinatorEvent::Found { address });
+    /// For whoever discovers nodes.
+    pub fn finder(&self) -> NodeFinder {
+        NodeFinder(self.events.clone())
     }
 
     pub fn report(&self) -> ClusterReport {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Tells a coordinator of nodes.
+#[derive(Clone)]
+pub struct NodeFinder(Sender<CoordinatorEvent>);
+
+impl NodeFinder {
+    /// A node was discovered. Returns whether the coordinator is still there.
+    pub fn found(&self, address: SocketAddr) -> bool {
+        self.0.send(CoordinatorEvent::Found { address }).is_ok()
     }
 }
 

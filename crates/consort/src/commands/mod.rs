@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod debug;
+mod join;
 mod list;
 mod man;
 mod ps;
@@ -38,6 +39,7 @@ enum Command {
     Run(run::RunArgs),
     Chat(chat::ChatArgs),
     Serve(Box<serve::ServeArgs>),
+    Join(join::JoinArgs),
     Ranks(ranks::RanksArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),
@@ -71,6 +73,7 @@ impl Cli {
             Command::Run(command) => return command.run(),
             Command::Chat(command) => return command.run(),
             Command::Serve(command) => return command.run(),
+            Command::Join(command) => command.run()?,
             Command::Ranks(command) => command.run()?,
             Command::Pull(command) => command.run()?,
             Command::List(command) => command.run()?,

@@ -52,13 +52,18 @@ impl RanksArgs {
         watch_signals()?;
         info!("ready to start ranks for supervisors with the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);
-        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), || SHUTDOWN.load(Ordering::SeqCst))
+        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), is_shutting_down)
             .context("serve ranks")
     }
 }
 
-/// Starts a thread that waits for SIGINT (Ctrl-C) or SIGTERM and then ends all ranks.
-fn watch_signals() -> Result<()> {
+/// Whether the process was asked to end.
+pub(super) fn is_shutting_down() -> bool {
+    SHUTDOWN.load(Ordering::SeqCst)
+}
+
+/// Starts a thread that waits for SIGINT (Ctrl-C) or SIGTERM: see [`is_shutting_down`].
+pub(super) fn watch_signals() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("listen for signals")?;
     let mut signals = {
         let _entered = runtime.enter();

@@ -97,3 +97,34 @@ pub fn quantisation(name: &str) -> Result<DType, String> {
     let asked = name.parse().ok().filter(|dtype| OFFERED.contains(dtype));
     asked.ok_or_else(|| format!("use {}", OFFERED.map(DType::name).join(", ")))
 }
+
+/// Parses a number of bytes with an optional unit, such as `512M`.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err("write it as 512M or 2G".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "write it as 512M or 2G".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "that is more than any machine has".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_written_with_or_without_a_unit() {
+        for (text, expected) in [("17", 17), ("2k", 2 << 10), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1 TB", 1 << 40)]
+        {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "G", "-1", "1.5G", "2X", "99999999999T"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+}

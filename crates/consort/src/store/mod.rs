@@ -19,7 +19,7 @@ use choose::{ChosenFiles, choose};
 use download::{Source, download};
 use hub::{Hub, HubError};
 use name::{BUNDLED, ModelName, RepoId};
-use settings::Settings;
+pub use settings::Settings;
 
 pub use cache::StoredModel;
 

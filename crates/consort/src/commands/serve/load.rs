@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
-use crate::options::RequestedCapacity;
+use crate::options::{RequestedCapacity, bytes};
 use crate::store::Store;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
@@ -27,6 +27,8 @@ use crate::usage::UsageError;
 const CONTEXT_DEFAULT: usize = 32 << 10;
 /// By default the KV cache holds no more than this many full contexts.
 const CONTEXTS_MAX: usize = 16;
+/// The default size of the KV cache of a cluster, in full contexts.
+const CLUSTER_CONTEXTS: usize = 2;
 /// By default the KV cache gets one part in this many of the memory that the weights leave free.
 const KV_MEMORY_DIVISOR: u64 = 3;
 /// Assumed where the system does not report its free memory.
@@ -211,7 +213,11 @@ impl CacheOptions {
             (sum(|footprint| footprint.weights + footprint.working), sum(|footprint| footprint.kv).max(1));
         let fits = |memory: u64| usize::try_from(memory / page_bytes).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
         let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
-        let spare = fits(rest / KV_MEMORY_DIVISOR);
+        let spare = match serve.options.uses_cluster() {
+            // Every machine has keys and values of its own layers; the plan counts them.
+            true => CONTEXT_DEFAULT.min(checkpoint.description().positions_max).saturating_mul(CLUSTER_CONTEXTS),
+            false => fits(rest / KV_MEMORY_DIVISOR),
+        };
         let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
         let default_context = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
         let positions = serve.options.context(checkpoint, default_context)?;
@@ -230,35 +236,4 @@ impl CacheOptions {
 /// Parses `--speculate`. Longer drafts are hardly ever accepted in full.
 fn draft_tokens(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count <= 16).ok_or_else(|| "it must be a number from 0 to 16".to_owned())
-}
-
-/// Parses a number of bytes with an optional unit, such as `512M`.
-fn bytes(text: &str) -> Result<u64, String> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let shift = match unit.trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err("write it as 512M or 2G".to_owned()),
-    };
-    let number: u64 = number.parse().map_err(|_| "write it as 512M or 2G".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "that is more than any machine has".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_written_with_or_without_a_unit() {
-        for (text, expected) in [("17", 17), ("2k", 2 << 10), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1 TB", 1 << 40)]
-        {
-            assert_eq!(bytes(text), Ok(expected), "{text}");
-        }
-        for text in ["", "G", "-1", "1.5G", "2X", "99999999999T"] {
-            assert!(bytes(text).is_err(), "{text}");
-        }
-    }
 }

@@ -1,0 +1,114 @@
+//! `consort join`: lends this machine to the cluster of its network.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use cluster::discovery::{Announcement, Announcer, Interfaces, MDNS_PORT, NodeName};
+use cluster::measure::{ProbeSettings, measure_machine};
+use cluster::node::{Node, NodeOptions};
+use cluster::weights::{StoreLimits, TensorStore};
+use cluster::wire::control::WireFacts;
+use kernels::cpu::Level;
+use tracing::{info, warn};
+
+use super::ranks::{is_shutting_down, watch_signals};
+use super::serve::logs::{self, LogFormat};
+use crate::cluster_key::KeyOptions;
+use crate::cluster_options::SILENCE;
+use crate::options::{bytes, cpus, thread_count};
+use crate::store::Settings;
+
+/// What stays free on the disk of the store.
+const DISK_FREE_MIN: u64 = 1 << 30;
+
+/// Lend this machine to the cluster on this network
+///
+/// A machine that runs `consort serve --cluster` with the same key finds this one, sends it the weights of some layers, and
+/// runs them here. It needs no model. Received weights are kept, so that they are sent once. Ctrl-C or SIGTERM ends it.
+#[derive(Args, Debug)]
+pub struct JoinArgs {
+    /// Address to listen on; 0.0.0.0 is every address of this machine, port 0 any free port
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7420")]
+    listen: SocketAddr,
+    /// Name of this machine, for people [default: its host name]
+    #[arg(long, value_name = "NAME")]
+    name: Option<NodeName>,
+    /// Memory that layers may take, such as 8G [default: what is free]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
+    /// Folder for weights that were received [default: consort's cache]
+    #[arg(long, value_name = "FOLDER")]
+    store: Option<PathBuf>,
+    /// The most that the store may hold; what was used least recently is removed first
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "100G")]
+    store_max: u64,
+    /// Do not announce this machine by mDNS; others have to name it with --peer
+    #[arg(long)]
+    no_mdns: bool,
+    /// Compute threads [default: one per CPU]
+    #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
+    threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    key: KeyOptions,
+    /// Log format, on standard error
+    #[arg(long, value_enum, default_value_t)]
+    log: LogFormat,
+}
+
+impl JoinArgs {
+    pub fn run(self) -> Result<()> {
+        logs::install(self.log, "info")?;
+        let key = self.key.key_if_saved()?;
+        let folder = match self.store {
+            Some(folder) => folder,
+            None => Settings::from_environment()?.own_cache.join("tensors"),
+        };
+        let limits = StoreLimits { bytes_max: self.store_max, free_bytes_min: DISK_FREE_MIN };
+        let store = TensorStore::open(&folder, limits)?;
+        let name = self.name.map_or_else(host_name, Ok)?;
+        let (threads, level) = (self.threads.map_or_else(cpus, NonZeroUsize::get), Level::detect());
+        let facts = facts(&name, threads, level)?;
+        let fingerprint = key.fingerprint();
+        let options = NodeOptions { key, store, silence: SILENCE, threads, level, memory_max: self.memory, facts };
+        let node = Node::bind(self.listen, options).with_context(|| format!("listen on {}", self.listen))?;
+        watch_signals()?;
+        let address = node.address()?;
+        let announcement = Announcement::new(fingerprint, name.clone());
+        let announced = (!self.no_mdns && !address.ip().is_loopback())
+            .then(|| Announcer::start(&announcement, address.port(), &Interfaces::default(), MDNS_PORT));
+        let _announcer = match announced.transpose() {
+            Ok(announcer) => announcer,
+            Err(error) => {
+                warn!("others have to name this machine with --peer: {error:?}");
+                None
+            }
+        };
+        info!(name = name.as_str(), threads, cpu = level.name(), "ready to run layers: listening on {address}");
+        node.serve(is_shutting_down).context("serve coordinators")
+    }
+}
+
+/// Measures this machine.
+fn facts(name: &NodeName, threads: usize, level: Level) -> Result<WireFacts> {
+    let measured = measure_machine(&ProbeSettings { threads, level, ..ProbeSettings::default() })?;
+    Ok(WireFacts {
+        name: name.as_str().to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        level: level.into(),
+        threads: u32::try_from(measured.threads).unwrap_or(u32::MAX),
+        ranks: 1,
+        memory_bytes: measured.memory_free,
+        weight_bytes_per_s: measured.read_bytes_per_s,
+        multiply_adds_per_s: measured.multiply_adds_per_s,
+        step_seconds: measured.step_seconds,
+    })
+}
+
+fn host_name() -> Result<NodeName> {
+    let name = rustix::system::uname();
+    let name = name.nodename().to_string_lossy();
+    name.parse().with_context(|| format!("the host name {name:?} cannot be used: give another with --name"))
+}
