@@ -52,8 +52,7 @@ impl RanksArgs {
         watch_signals()?;
         info!("ready to start ranks for supervisors with the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);
-        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), is_shutting_down)
-            .context("serve ranks")
+        serve_ranks(&listener, &key, |rank| spawn(rank, threads_max), is_shutting_down).context("serve ranks")
     }
 }
 
