@@ -58,35 +58,35 @@ class Attack:
             self.wrong.append(f"{kind.__name__}: {type(error).__name__} {error}"[:500])
         self.counts[kind.__name__, end] += 1
 
-    def refused(self, body, *codes, path=CHAT):
-        """Sends a body that must be refused with one of these codes, or put off, or cut off if it comes slowly."""
+    def send(self, body, path):
+        """Sends a body. The status and text of its response; or `None`, and how it was put off or cut off."""
         try:
             connection, answer = self.client.ask(path, body)
         except (BrokenPipeError, ConnectionResetError):
-            return "cut off"
+            return None, "cut off"
         text = answer.read().decode()
         connection.close()
-        if busy(answer):
-            return f"put off with {answer.status}"
+        return (None, f"put off with {answer.status}") if busy(answer) else (answer.status, text)
+
+    def refused(self, body, *codes, path=CHAT):
+        """Sends a body that must be refused with one of these codes, or put off, or cut off if it comes slowly."""
+        status, text = self.send(body, path)
+        if status is None:
+            return text
         error = json.loads(text)["error"]
         if error["code"] not in codes:
-            raise Wrong(f"status {answer.status}: {text[:300]}")
+            raise Wrong(f"status {status}: {text[:300]}")
         if len(text) > 2000:
             raise Wrong(f"an error of {len(text)} bytes")
         return error["code"]
 
     def answered(self, body, path):
         """Sends a body that must be answered, or put off. The answer, or how it ended."""
-        try:
-            connection, answer = self.client.ask(path, body)
-        except (BrokenPipeError, ConnectionResetError):
-            return "cut off"
-        text = answer.read().decode()
-        connection.close()
-        if busy(answer):
-            return f"put off with {answer.status}"
-        if answer.status != 200:
-            raise Wrong(f"status {answer.status}: {text[:300]}")
+        status, text = self.send(body, path)
+        if status is None:
+            return text
+        if status != 200:
+            raise Wrong(f"status {status}: {text[:300]}")
         return json.loads(text)
 
     def is_answered(self, kind):

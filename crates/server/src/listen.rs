@@ -41,7 +41,6 @@ pub use connections::ConnectionLimits;
 use connections::{Connection, Connections};
 use guarded_body::GuardedBody;
 use pieced_body::PiecedBody;
-use send_watch::WatchedBody;
 pub use tls::{Tls, TlsError};
 use write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
@@ -200,17 +199,18 @@ impl Server {
     ) -> Result<(), ConnectionError> {
         let (router, requests) = (self.router.clone(), Arc::new(connection.requests()));
         let sends = Arc::clone(connection.sends());
-        let service = service_fn(move |request: Request<Incoming>| {
-            let (router, running, sending) = (router.clone(), requests.begin(), sends.begin());
-            let receiving = requests.receive();
-            let request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
-            async move {
-                let response = router.oneshot(request).await?;
-                Ok::<_, Infallible>(
-                    response.map(|body| WatchedBody::new(GuardedBody::new(PiecedBody::new(body), running), sending)),
-                )
-            }
-        });
+        let service =
+            service_fn(move |request: Request<Incoming>| {
+                let (router, running, sending) = (router.clone(), requests.begin(), sends.begin());
+                let receiving = requests.receive();
+                let request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
+                async move {
+                    let response = router.oneshot(request).await?;
+                    Ok::<_, Infallible>(response.map(|body| {
+                        GuardedBody::new(GuardedBody::new(PiecedBody::new(body), running), sending.begun())
+                    }))
+                }
+            });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_MAX);
         let mut http2 = builder.http2();

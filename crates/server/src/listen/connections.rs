@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connection_table::{ConnectionTable, Peer, RequestPart};
+use super::guarded_body::BodyGuard;
 use super::send_watch::SendWatch;
 use crate::metrics::ConnectionMetrics;
 
@@ -189,6 +190,8 @@ pub struct RequestGuard {
     id: u64,
     part: RequestPart,
 }
+
+impl BodyGuard for RequestGuard {}
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {

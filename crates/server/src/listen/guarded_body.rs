@@ -5,6 +5,14 @@ use std::task::{Context, Poll};
 
 use hyper::body::{Body, Frame, SizeHint};
 
+/// What a body holds while it is read.
+pub trait BodyGuard {
+    /// The body was asked for a frame and has not ended; `has_frame`: it had one.
+    fn polled(&mut self, has_frame: bool) {
+        let _ = has_frame;
+    }
+}
+
 pub struct GuardedBody<B, G> {
     body: B,
     guard: Option<G>,
@@ -18,7 +26,7 @@ impl<B: Body, G> GuardedBody<B, G> {
     }
 }
 
-impl<B: Body + Unpin, G: Unpin> Body for GuardedBody<B, G> {
+impl<B: Body + Unpin, G: BodyGuard + Unpin> Body for GuardedBody<B, G> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -27,8 +35,10 @@ impl<B: Body + Unpin, G: Unpin> Body for GuardedBody<B, G> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
-            self.guard = None;
+        let has_ended = matches!(frame, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream();
+        match &mut self.guard {
+            Some(guard) if !has_ended => guard.polled(frame.is_ready()),
+            guard => *guard = None,
         }
         frame
     }

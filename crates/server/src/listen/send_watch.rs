@@ -3,13 +3,12 @@
 //! A client of HTTP/2 can hold back a response without a pending write: it gives the stream no window. Then hyper does not ask
 //! for the next frame of the body, and that is what is watched here.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, sleep_until};
+
+use super::guarded_body::BodyGuard;
 
 /// The responses of one connection.
 pub struct SendWatch(Mutex<SendState>);
@@ -61,11 +60,25 @@ pub struct SendGuard {
 }
 
 impl SendGuard {
+    /// The response has begun: it is held back until its client takes the first frame.
+    #[must_use]
+    pub fn begun(mut self) -> Self {
+        self.set_held(true);
+        self
+    }
+
     fn set_held(&mut self, is_held: bool) {
         let mut state = self.watch.lock();
         state.held = state.held + usize::from(is_held) - usize::from(self.is_held);
         state.changed_at = Instant::now();
         self.is_held = is_held;
+    }
+}
+
+/// A body is held back from its last frame until it is asked for the next one.
+impl BodyGuard for SendGuard {
+    fn polled(&mut self, has_frame: bool) {
+        self.set_held(has_frame);
     }
 }
 
@@ -75,47 +88,6 @@ impl Drop for SendGuard {
         state.requests -= 1;
         state.held -= usize::from(self.is_held);
         state.changed_at = Instant::now();
-    }
-}
-
-/// The body of a response. It is held back from its creation or its last frame until it is asked for the next one.
-pub struct WatchedBody<B> {
-    body: B,
-    /// `None` at the end.
-    guard: Option<SendGuard>,
-}
-
-impl<B: Body> WatchedBody<B> {
-    pub fn new(body: B, mut guard: SendGuard) -> Self {
-        guard.set_held(true);
-        let guard = (!body.is_end_stream()).then_some(guard);
-        Self { body, guard }
-    }
-}
-
-impl<B: Body + Unpin> Body for WatchedBody<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        let has_ended = matches!(frame, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream();
-        match &mut self.guard {
-            Some(guard) if !has_ended => guard.set_held(frame.is_ready()),
-            guard => *guard = None,
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
