@@ -39,8 +39,9 @@ const VALUE_ENTRIES_MAX: usize = 1 << 14;
 pub enum ManifestError {
     #[error("the manifest is not valid")]
     Syntax(#[from] serde_json::Error),
-    #[error("config.json in the manifest is not valid JSON")]
-    Config(#[source] serde_json::Error),
+    /// With its cause in its text, because a manifest within another message has no other way to report it.
+    #[error("config.json in the manifest is not valid JSON: {0}")]
+    Config(serde_json::Error),
     #[error("{found} {what} are more than the limit of {max} in a manifest")]
     Limit { what: &'static str, found: usize, max: usize },
     #[error("two {what} in the manifest have the name {name:?}")]
@@ -51,7 +52,7 @@ pub enum ManifestError {
     Length { tensor: String, found: u64, expected: u64 },
     #[error("the tensors in the manifest are larger than any memory")]
     TooLarge,
-    #[error("the model in the manifest cannot be used")]
+    #[error(transparent)]
     Description(#[from] DescriptionError),
 }
 
