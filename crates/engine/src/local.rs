@@ -54,6 +54,12 @@ impl<B: Backend> LocalExecutor<B> {
         self.flight = None;
     }
 
+    /// Closes all sessions, empties the prefix cache and drops the step in flight. The weights stay.
+    pub fn clear(&mut self) {
+        self.coordinator.clear();
+        self.flight = None;
+    }
+
     pub fn backend(&self) -> &B {
         self.coordinator.stage().backend()
     }

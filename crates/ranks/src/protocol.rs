@@ -28,7 +28,7 @@ pub use number::Number;
 pub use packed::Packed;
 
 /// Increased with every change that an older build would misread.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloMismatch {

@@ -6,15 +6,16 @@ use kernels::StepLimits;
 use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
 use model::LoadOptions;
 use ranks::protocol::join::{Activations, JoinTimeouts, Secret};
+use ranks::protocol::limits::LimitError;
 use ranks::protocol::output::{WireOutcome, WireOutput, WireSample, WireSampled};
 use ranks::protocol::plan::{WireEntry, WirePhase, WirePlan, WireRequestedOutput};
 use ranks::protocol::session::{RankStats, WirePrefix};
-use ranks::protocol::shard::ShardSpec;
+use ranks::protocol::shard::{ShardSpec, WireLayers};
 use ranks::protocol::{
     ErrorKind, HelloMismatch, LineMessage, Lines, MESSAGE_BYTES_MAX, RankReply, RankRequest, ReadError, VERSION,
     Writer, check_hello, clean, encode,
 };
-use types::{DType, TokenId};
+use types::{DType, LayerRange, TokenId};
 
 fn read<M: LineMessage>(line: &str) -> Result<M, ReadError> {
     Lines::new(line.as_bytes()).read().expect("there is a line")
@@ -101,7 +102,7 @@ fn own_requests() -> Vec<(&'static str, RankRequest)> {
     let prefix = WirePrefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
     vec![
         (
-            r#"{"op":"hello","id":1,"protocol":5,"build":"abc"}"#,
+            r#"{"op":"hello","id":1,"protocol":6,"build":"abc"}"#,
             RankRequest::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
@@ -132,6 +133,7 @@ fn own_requests() -> Vec<(&'static str, RankRequest)> {
         ),
         (r#"{"op":"truncate","id":5,"session":1,"tokens":9}"#, RankRequest::Truncate { id: 5, session: 1, tokens: 9 }),
         (r#"{"op":"close","id":6,"session":1}"#, RankRequest::Close { id: 6, session: 1 }),
+        (r#"{"op":"clear","id":14}"#, RankRequest::Clear { id: 14 }),
         (
             r#"{"op":"step","id":7,"plan":{"entries":[{"session":1,"phase":"prefill","position":32,"tokens":[7,8],"requested":"nothing"}]}}"#,
             RankRequest::Step { id: 7, plan },
@@ -181,7 +183,7 @@ fn own_replies() -> Vec<(&'static str, RankReply)> {
     let stats = RankStats { epoch: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
     vec![
         (
-            r#"{"op":"hello_ok","id":1,"protocol":5,"build":"abc","pid":77}"#,
+            r#"{"op":"hello_ok","id":1,"protocol":6,"build":"abc","pid":77}"#,
             RankReply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, RankReply::AttachOk { id: 2 }),
@@ -230,6 +232,16 @@ fn every_reply_is_read_and_written_as_its_line() {
     let ops: Vec<_> = all.clone().map(|(_, reply)| reply.op()).collect();
     assert_eq!(ops, RankReply::OPS, "every op is in this table");
     all.for_each(|(line, reply)| check(line, reply));
+}
+
+#[test]
+fn the_shard_of_a_stage_names_its_layers_and_its_tensors() {
+    let shard = shard().with_layers(LayerRange::new(3, 7).unwrap()).with_tensors(text("/t"));
+    assert_eq!(shard.layers(), Ok(LayerRange::new(3, 7)));
+    let line = r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","tensors":"/t","layers":{"start":3,"end":7},"keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#;
+    check(line, &RankRequest::Load { id: 11, model_id: text("m"), shard: shard.clone() });
+    let none = ShardSpec { layers: Some(WireLayers { start: 7, end: 7 }), ..shard };
+    assert_eq!(none.layers(), Err(LimitError::Zero { what: "layers" }));
 }
 
 #[test]

@@ -97,6 +97,18 @@ fn a_prefix_with_more_hashes_than_pages_is_refused() {
 }
 
 #[test]
+fn a_stage_gets_hashes_of_pages_without_tokens() {
+    let prefix = engine::Prefix { tokens: &[], pages: &[PageHash([1; 32]); 2], reuse_max: 63 };
+    let checked = prefix_through_a_line(prefix).check_stage().unwrap();
+    assert_eq!((checked.as_prefix().pages, checked.as_prefix().reuse_max), (prefix.pages, 63));
+    assert!(WirePrefix::from(prefix).check(VOCAB).is_err(), "without tokens it is no prefix of a whole model");
+    let with_tokens = WirePrefix { tokens: vec![1], ..WirePrefix::from(prefix) };
+    assert!(matches!(with_tokens.check_stage(), Err(LimitError::TooLarge { .. })));
+    let far = WirePrefix { reuse_max: u64::MAX, ..WirePrefix::from(prefix) };
+    assert!(matches!(far.check_stage(), Err(LimitError::TooLarge { .. })));
+}
+
+#[test]
 fn a_capacity_comes_back_unless_it_is_impossible() {
     let good = Capacity {
         vocab: 150_000,

@@ -13,7 +13,7 @@ use types::{LayerRange, SessionId};
 
 pub struct Chain {
     coordinator: CoordinatorStage<CpuBackend>,
-    stages: Vec<Stage<CpuBackend>>,
+    stages: Vec<Box<dyn Executor>>,
     calls: VecDeque<Call>,
     /// The plans of the steps in flight.
     plans: VecDeque<StepPlan>,
@@ -30,17 +30,20 @@ enum Call {
 impl Chain {
     /// `split`: how many layers the coordinator and each stage have.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions, split: &[u32]) -> Self {
-        let backend = || CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap();
-        let coordinator =
-            CoordinatorStage::load(backend(), checkpoint, options, split[0] as usize, &mut |_| {}).unwrap();
         let mut start = split[0];
         let stage = |&count: &u32| {
             let layers = LayerRange::new(start, start + count).unwrap();
             start += count;
-            Stage::load(backend(), checkpoint, options, layers, &mut |_| {}).unwrap()
+            local_stage(checkpoint, options, layers)
         };
         let stages = split[1..].iter().map(stage).collect();
         assert_eq!(start as usize, checkpoint.description().layers.len());
+        Self::new(checkpoint, options, split[0] as usize, stages)
+    }
+
+    /// A coordinator with its first layers, and any stages for the rest.
+    pub fn new(checkpoint: &Checkpoint, options: &LoadOptions, layers: usize, stages: Vec<Box<dyn Executor>>) -> Self {
+        let coordinator = CoordinatorStage::load(backend(), checkpoint, options, layers, &mut |_| {}).unwrap();
         Self { coordinator, stages, calls: VecDeque::new(), plans: VecDeque::new() }
     }
 
@@ -83,6 +86,15 @@ impl Chain {
         }
         states
     }
+}
+
+/// A stage in this process.
+pub fn local_stage(checkpoint: &Checkpoint, options: &LoadOptions, layers: LayerRange) -> Box<dyn Executor> {
+    Box::new(Stage::load(backend(), checkpoint, options, layers, &mut |_| {}).unwrap())
+}
+
+fn backend() -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap()
 }
 
 impl Executor for Chain {

@@ -45,6 +45,20 @@ impl Group {
         self.members.iter().map(|member| member.head_bytes).sum::<u64>() as usize
     }
 
+    /// Closes all sessions and empties the prefix cache. A step in flight is waited for, and its output dropped. The ranks keep
+    /// their weights. If a rank is lost meanwhile, or was before, [`Executor::poll_health`] tells.
+    pub fn clear(&mut self) {
+        while self.is_ready() && self.flight.as_ref().is_some_and(|flight| flight.output.is_none()) {
+            self.poll_once(Instant::now() + self.config.deadlines.step);
+        }
+        if !self.is_ready() {
+            return; // its sessions are gone
+        }
+        self.flight = None;
+        self.sessions.clear();
+        self.ask_all(|id| RankRequest::Clear { id }, Expected::Closed);
+    }
+
     /// Requests the counters of all ranks and waits for the replies.
     pub fn count(&mut self) -> Result<Vec<RankReport>, ExecutorError> {
         self.check_whole()?;

@@ -156,6 +156,8 @@ messages! {
         "open" => Open { id: u64, tokens_max: u64, prefix: WirePrefix },
         "truncate" => Truncate { id: u64, session: u64, tokens: u64 },
         "close" => Close { id: u64, session: u64 },
+        /// Closes all sessions and empties the prefix cache. The weights stay.
+        "clear" => Clear { id: u64 },
         "step" => Step { id: u64, plan: WirePlan },
         /// Cancels the request with the id `target`, unless it has begun.
         "cancel" => Cancel { id: u64, target: u64 },
@@ -202,6 +204,7 @@ messages! {
         },
         "opened" => Opened { id: u64, session: u64, computed: u64 },
         "truncated" => Truncated { id: u64, computed: u64 },
+        /// The reply to `close` and `clear`.
         "closed" => Closed { id: u64 },
         "step_ok" => StepOk { id: u64, output: WireOutput },
         /// `found`: the target had not begun, and gets no reply.
@@ -222,6 +225,7 @@ impl RankRequest {
             | Self::Open { id, .. }
             | Self::Truncate { id, .. }
             | Self::Close { id, .. }
+            | Self::Clear { id }
             | Self::Step { id, .. }
             | Self::Cancel { id, .. }
             | Self::Abort { id, .. }

@@ -41,6 +41,18 @@ impl WirePrefix {
             reuse_max: count("tokens to use again", self.reuse_max, self.tokens.len())?,
         })
     }
+
+    /// Checks it for a stage in the middle of a chain, which gets the hashes of pages but never tokens.
+    pub fn check_stage(&self) -> Result<CheckedPrefix, LimitError> {
+        at_most("tokens of a prefix of a stage", self.tokens.len(), 0)?;
+        let pages = self.pages.arrays("page hashes")?;
+        at_most("page hashes", pages.len(), POSITIONS_MAX / PAGE_TOKENS)?;
+        Ok(CheckedPrefix {
+            tokens: Vec::new(),
+            pages: pages.iter().copied().map(PageHash).collect(),
+            reuse_max: count("tokens to use again", self.reuse_max, POSITIONS_MAX)?,
+        })
+    }
 }
 
 /// The owned data that an [`engine::Prefix`] borrows.

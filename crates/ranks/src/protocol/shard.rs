@@ -6,20 +6,33 @@ use kernels::StepLimits;
 use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
 use model::LoadOptions;
 use serde::{Deserialize, Serialize};
-use types::DType;
+use types::{DType, LayerRange};
 
 use super::limits::{ENTRIES_MAX, LimitError, PAGES_MAX, POSITIONS_MAX, ROWS_MAX, THREADS_MAX, count};
 
 /// A rank's shard of a model. The rank determines which part it loads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardSpec {
-    /// A folder or a GGUF file, absolute.
+    /// A folder or a GGUF file, absolute. With `tensors`, a file with a [`model::Manifest`].
     pub path: String,
+    /// A folder with the manifest's tensors, one file each, named by their hashes. Absolute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensors: Option<String>,
+    /// Only these layers, without embedding and head: the ranks share a stage of a chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<WireLayers>,
     /// The format to keep weights in: see [`LoadOptions::keep`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<String>,
     pub cpu: WireCpuOptions,
     pub limits: WireLimits,
+}
+
+/// See [`LayerRange`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireLayers {
+    pub start: u32,
+    pub end: u32,
 }
 
 /// See [`CpuOptions`].
@@ -75,6 +88,8 @@ impl ShardSpec {
         let LoadOptions { keep, limits } = *options;
         Self {
             path,
+            tensors: None,
+            layers: None,
             keep: keep.map(|format| format.name().to_owned()),
             cpu: WireCpuOptions {
                 threads: cpu.threads as u64,
@@ -86,8 +101,24 @@ impl ShardSpec {
         }
     }
 
+    /// The same for a stage of a chain: only these layers, without embedding and head.
+    pub fn with_layers(self, layers: LayerRange) -> Self {
+        Self { layers: Some(WireLayers { start: layers.start() as u32, end: layers.end() as u32 }), ..self }
+    }
+
+    /// The same for a manifest at `path`, whose tensors are in this folder.
+    pub fn with_tensors(self, folder: String) -> Self {
+        Self { tensors: Some(folder), ..self }
+    }
+
     pub fn path(&self) -> PathBuf {
         PathBuf::from(&self.path)
+    }
+
+    /// The layers of a stage; `None`: the whole model.
+    pub fn layers(&self) -> Result<Option<LayerRange>, LimitError> {
+        let range = |WireLayers { start, end }| LayerRange::new(start, end).ok_or(LimitError::Zero { what: "layers" });
+        self.layers.map(range).transpose()
     }
 
     pub fn options(&self) -> Result<LoadOptions, LimitError> {

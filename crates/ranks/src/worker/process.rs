@@ -205,6 +205,10 @@ impl RankServer {
                 self.shard()?.close(session);
                 Ok(RankReply::Closed { id })
             }
+            RankRequest::Clear { id } => {
+                self.shard()?.clear();
+                Ok(RankReply::Closed { id })
+            }
             RankRequest::Step { id, ref plan } => {
                 self.shard()?.prepare(plan)?;
                 let mut output = std::mem::take(&mut self.spare_output);
