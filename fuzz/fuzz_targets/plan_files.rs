@@ -3,7 +3,7 @@
 #![no_main]
 
 use cluster::discovery::Announcement;
-use cluster::plan::{CakeTopology, LAYERS_MAX, SavedPlan};
+use plan::{CakeTopology, LAYERS_MAX, SavedPlan};
 use libfuzzer_sys::fuzz_target;
 
 const BASE_BYTES: usize = 4 << 20;

@@ -1,7 +1,7 @@
 //! Anything that a rank with the cluster key sends to another is parsed or rejected.
 #![no_main]
 
-use ranks::tcp::fuzzing::read_any;
+use collectives::tcp::fuzzing::read_any;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(

@@ -1,7 +1,7 @@
 //! Anything that either side of a connection for weights sends is decoded or refused.
 #![no_main]
 
-use cluster::weights::fuzzing::read_any;
+use weights::fuzzing::read_any;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(

@@ -18,9 +18,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::purpose::{ConnectionId, WEIGHTS};
-use cluster::weights::{CONNECTIONS_DEFAULT, Download, StoreLimits, TensorId, TensorStore, Upload, upload};
 use net::{ClusterKey, MessageStream, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, SecureStream, WaitLimit, dial, respond};
 use rustix::time::{ClockId, clock_gettime};
+use weights::{CONNECTIONS_DEFAULT, Download, StoreLimits, TensorId, TensorStore, Upload, upload};
 
 const RUNS: usize = 5;
 const TENSOR_BYTES: usize = 48 << 20;

@@ -4,14 +4,10 @@
 //! authenticated and encrypted with the cluster key (`net`).
 #![deny(unsafe_code)]
 
-pub mod address;
-pub mod cake;
 pub mod chain;
 pub mod coordinator;
 pub mod discovery;
 pub mod measure;
 pub mod node;
-pub mod plan;
 pub mod purpose;
-pub mod weights;
 pub mod wire;

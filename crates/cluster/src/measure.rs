@@ -10,8 +10,8 @@ use kernels::quant::quantise;
 use kernels::{Backend, BackendError, MatrixSource, Rows};
 use types::DType;
 
-use crate::address::PeerAddress;
-use crate::plan::NodeFacts;
+use net::PeerAddress;
+use plan::NodeFacts;
 
 /// The widest rows of weights that are measured. The values come from the network.
 pub const HIDDEN_MAX: usize = 1 << 15;

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cluster::address::PeerAddress;
 use cluster::chain::{Chain, ChainBuilder, ChainTimes};
-use cluster::coordinator::{ClusterModel, Coordinator, CoordinatorOptions, NodeFinder};
+use cluster::coordinator::{ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, NodeFinder};
 use cluster::discovery::{Browser, BrowserSettings, DiscoveryEvent, Interfaces, MDNS_PORT};
 use cluster::measure::{ProbeSettings, measure_machine};
-use cluster::plan::{Optimise, Workload};
-use cluster::weights::HashCache;
 use kernels::PAGE_TOKENS;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, LoadOptions};
 use net::ClusterKey;
+use net::PeerAddress;
+use plan::{Optimise, Workload};
 use tracing::info;
+use weights::HashCache;
 
 use crate::store::Settings;
 use crate::usage::UsageError;
@@ -140,8 +140,9 @@ impl ClusterOptions {
             chunk_rows: limits.step.rows,
         };
         let hashes = HashCache::new(&Settings::from_environment()?.own_cache.join("hashes"));
-        let name = path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy());
-        Ok(ClusterModel::new(&name, checkpoint, options, cpu, own, workload, &hashes, &|_| {})?)
+        let name = path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
+        let config = ClusterModelConfig { name, checkpoint, options, cpu, own, workload };
+        Ok(ClusterModel::new(config, &hashes, &|_| {})?)
     }
 
     fn peers(&self) -> Result<Vec<SocketAddr>> {

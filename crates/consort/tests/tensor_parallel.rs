@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod serving;
+#[path = "../../net/tests/streams/watchdog.rs"]
+mod watchdog;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -18,7 +20,8 @@ use serde_json::Value;
 use types::WorldSize;
 
 use serving::bounded::{ended, wait_until};
-use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
+use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens};
+use watchdog::watched;
 
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
 /// The largest difference of logits from those of one process: partial sums are rounded.

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod address;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod handshake;
@@ -37,6 +38,7 @@ mod record_reader;
 mod wait_limit;
 
 pub use accept::{HANDSHAKE_DEADLINE, HANDSHAKES_MAX, HANDSHAKES_PER_ADDRESS_MAX, accept_all};
+pub use address::{InvalidPeerAddress, PeerAddress};
 pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, SecureStream, dial, respond};
 pub use hello::{Hello, PARAMETER_BYTES, Purpose, RejectReason, VERSION};
 pub use key::{ClusterKey, InvalidFingerprint, KeyFingerprint, PASSPHRASE_BYTES_MIN, WeakPassphrase};

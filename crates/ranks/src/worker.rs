@@ -33,8 +33,8 @@ use std::time::Duration;
 
 use types::Rank;
 
-use crate::collective::GroupCollective;
 use crate::protocol::WriteError;
+use collectives::GroupCollective;
 
 pub use build::{build_id, build_id_of};
 #[cfg(debug_assertions)]

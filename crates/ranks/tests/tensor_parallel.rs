@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use collectives::shared_memory::{Epoch, GroupLimits, Segment};
+use collectives::tcp::{Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
+use collectives::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use engine::{
     Capacity, Engine, Executor, ExecutorError, LocalExecutor, OpenedSession, Phase, Prefix, RequestedOutput,
     SamplingParams, StepOutput, StepPlan, inspect,
@@ -21,9 +24,6 @@ use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, CollectiveError, Limits, LoadOptions};
 use net::ClusterKey;
 use random::{ODD_HEADS, PROMPT, Sizes};
-use ranks::shared_memory::{Epoch, GroupLimits, Segment};
-use ranks::tcp::{Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
-use ranks::{EXCHANGE_ELEMENTS_MAX, GroupCollective};
 use serde_json::Value;
 use types::{DType, SessionId, TokenId, WorldSize};
 

@@ -16,10 +16,10 @@ use types::LayerRange;
 use super::node_link::NodeId;
 use super::{CoordinatorEvent, CurrentChain, Worker};
 use crate::chain::{ChainLink, FormedChain};
-use crate::plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner};
 use crate::purpose::{CHAIN, ConnectionId, RESULTS};
 use crate::wire::chain::ChainKind;
 use crate::wire::control::{ControlReply, ControlRequest};
+use plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner};
 
 /// How long nodes may load without progress.
 const LOAD_SILENCE: Duration = Duration::from_secs(60);

@@ -21,12 +21,12 @@ use net::ClusterKey;
 use tracing::{info, warn};
 
 use crate::chain::{ChainBuilder, FormedChain, LinkHandle};
-use crate::plan::Optimise;
 use crate::wire::control::{ControlReply, WireFault};
 use forming::FormError;
-pub use model::{ClusterModel, ClusterModelError};
+pub use model::{ClusterModel, ClusterModelConfig, ClusterModelError};
 use node_link::{NodeId, NodeLink};
 use node_table::NodeTable;
+use plan::Optimise;
 pub use report::{ClusterReport, NodeReport, NodeState};
 
 /// How long the thread sleeps at most before it looks for nodes that are to be tried again.

@@ -15,10 +15,10 @@ use net::{ClusterKey, MessageStream, WaitLimit};
 use ranks::protocol::shard::WireLimits;
 use types::{LayerRange, Rank};
 
-use crate::plan::{HeadFacts, LayerFacts, Link, ModelFacts, NodeFacts, Workload};
 use crate::purpose::{ConnectionId, WEIGHTS};
-use crate::weights::{CONNECTIONS_DEFAULT, HashCache, TensorSource, TransferError, Upload, upload};
 use crate::wire::control::{StageSpec, WireFacts};
+use plan::{HeadFacts, LayerFacts, Link, ModelFacts, NodeFacts, Workload};
+use weights::{CONNECTIONS_DEFAULT, HashCache, TensorSource, TransferError, Upload, upload};
 
 /// The link that is assumed between two nodes that have not measured it: a cable and a switch.
 const LINK_DEFAULT: Link = Link { round_trip_seconds: 0.5e-3, bytes_per_s: 100e6 };
@@ -31,6 +31,17 @@ pub enum ClusterModelError {
     Load(#[from] LoadError),
     #[error("read {}", path.display())]
     Hash { path: PathBuf, source: io::Error },
+}
+
+pub struct ClusterModelConfig {
+    /// For people.
+    pub name: String,
+    pub checkpoint: Checkpoint,
+    pub options: LoadOptions,
+    pub cpu: CpuOptions,
+    /// The coordinator's machine.
+    pub own: NodeFacts,
+    pub workload: Workload,
 }
 
 pub struct ClusterModel {
@@ -49,21 +60,17 @@ impl ClusterModel {
     /// Hashes the tensors of the model, unless `hashes` knows them. `progress` gets the number of bytes that were hashed since
     /// its last call.
     pub fn new(
-        name: &str,
-        checkpoint: Checkpoint,
-        options: LoadOptions,
-        cpu: CpuOptions,
-        own: NodeFacts,
-        workload: Workload,
+        config: ClusterModelConfig,
         hashes: &HashCache,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, ClusterModelError> {
+        let ClusterModelConfig { name, checkpoint, options, cpu, own, workload } = config;
         let mut manifest = checkpoint.manifest()?;
         hash_tensors(&checkpoint, &mut manifest, hashes, cpu.threads, progress)?;
         let hashed = manifest.tensors().iter().enumerate();
         let by_hash = hashed.filter_map(|(index, tensor)| Some((tensor.hash?, index))).collect();
         let backend = CpuBackend::new(CpuOptions { threads: 1, ..cpu }).map_err(LoadError::from)?;
-        let facts = model_facts(name, &backend, &checkpoint, &options)?;
+        let facts = model_facts(&name, &backend, &checkpoint, &options)?;
         Ok(Self { checkpoint, manifest, by_hash, options, cpu, facts, workload, own })
     }
 

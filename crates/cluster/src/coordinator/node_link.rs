@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use net::{ClusterKey, HandshakeError, MessageError, MessageReceiver, MessageSender, MessageStream, WaitLimit};
 
 use super::CoordinatorEvent;
-use crate::plan::Link;
 use crate::purpose::ConnectionId;
 use crate::wire::WireError;
 use crate::wire::control::{ControlKind, ControlReply, ControlRequest, PROBE_BYTES_MAX, WireFacts, decode, encode};
+use plan::Link;
 
 /// How long a node may take to connect, and to answer what needs no work.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use types::LayerRange;
 
-use crate::plan::Link;
 use crate::wire::control::WireFacts;
+use plan::Link;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterReport {

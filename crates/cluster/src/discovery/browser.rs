@@ -15,7 +15,7 @@ use super::announcement::Announcement;
 use super::interfaces::Interfaces;
 use super::node_table::{DiscoveredNode, NodeId, NodeTable};
 use super::{DiscoveryError, SERVICE_TYPE};
-use crate::address::PeerAddress;
+use net::PeerAddress;
 
 /// Events that wait for the receiver. Those that do not fit wait in the browser.
 const EVENTS_MAX: usize = 64;

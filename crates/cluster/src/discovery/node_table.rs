@@ -6,8 +6,8 @@ use net::KeyFingerprint;
 
 use super::announcement::{Announcement, NodeName};
 use super::browser::DiscoveryEvent;
-use crate::address::PeerAddress;
-use crate::plan::NODES_MAX;
+use net::PeerAddress;
+use plan::NODES_MAX;
 
 /// The most nodes with this machine's key that are known at a time.
 pub const NODES_FOUND_MAX: usize = NODES_MAX;

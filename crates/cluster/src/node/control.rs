@@ -85,7 +85,7 @@ struct StageSession {
 }
 
 enum StageInUse {
-    Idle(LoadedStage),
+    Idle(Box<LoadedStage>),
     Running(RunningChain),
 }
 
@@ -116,7 +116,7 @@ impl StageSession {
     /// The stage, after its chain has ended.
     fn take_stage(&mut self) -> Option<LoadedStage> {
         match self.stage.take()? {
-            StageInUse::Idle(stage) => Some(stage),
+            StageInUse::Idle(stage) => Some(*stage),
             StageInUse::Running(chain) => chain.stop(),
         }
     }
@@ -140,7 +140,7 @@ impl StageSession {
         match stage {
             Ok(stage) => {
                 let (weight_bytes, kv_bytes) = (stage.weight_bytes(), stage.kv_bytes());
-                self.stage = Some(StageInUse::Idle(stage));
+                self.stage = Some(StageInUse::Idle(Box::new(stage)));
                 ControlReply::Loaded { id, weight_bytes, kv_bytes }
             }
             Err(why) => ControlReply::Failed { id, why },
@@ -163,7 +163,7 @@ impl StageSession {
                 match MessageStream::connect(address, &self.node.key, &hello, &limit) {
                     Ok(stream) => (Ok(stream), false),
                     Err(error) => {
-                        self.stage = Some(StageInUse::Idle(stage));
+                        self.stage = Some(StageInUse::Idle(Box::new(stage)));
                         return ControlReply::Failed {
                             id,
                             why: format!("connect to the next stage at {address}: {error}"),

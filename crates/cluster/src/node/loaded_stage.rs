@@ -14,8 +14,8 @@ use types::Rank;
 use super::NodeShared;
 use super::stage_loop::StageShape;
 use crate::purpose::{ConnectionId, WEIGHTS};
-use crate::weights::{Download, PinnedTensors, TensorId};
 use crate::wire::control::StageSpec;
+use weights::{Download, PinnedTensors, TensorId};
 
 /// How long a transfer may go without a byte.
 const TRANSFER_SILENCE: Duration = Duration::from_secs(30);

@@ -20,8 +20,8 @@ pub use expected::{Expectation, ExpectedConnections, NodeConnection};
 pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};
-use crate::weights::TensorStore;
 use crate::wire::control::WireFacts;
+use weights::TensorStore;
 
 /// Connections of each purpose, in all and from one address.
 const LIMITS: [PurposeLimit; 4] = [

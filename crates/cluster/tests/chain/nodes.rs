@@ -10,15 +10,17 @@ use std::time::{Duration, Instant};
 use crate::answers::{answers, options, requests};
 use crate::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use cluster::chain::{Chain, ChainBuilder, ChainTimes, FormedChain};
-use cluster::coordinator::{ClusterModel, ClusterReport, Coordinator, CoordinatorOptions, NodeState};
+use cluster::coordinator::{
+    ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, NodeState,
+};
 use cluster::node::{Node, NodeOptions};
-use cluster::plan::{NodeFacts, Optimise, Workload};
-use cluster::weights::{HashCache, StoreLimits, TensorStore};
 use cluster::wire::control::WireFacts;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::Checkpoint;
 use net::ClusterKey;
+use plan::{NodeFacts, Optimise, Workload};
 use tempfile::TempDir;
+use weights::{HashCache, StoreLimits, TensorStore};
 
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -94,7 +96,9 @@ fn coordinator(
     let cache = TempDir::new().unwrap();
     let hashes = HashCache::new(cache.path());
     let checkpoint = Checkpoint::open(model).unwrap();
-    let model = ClusterModel::new("test", checkpoint, OPTIONS, cpu, own, workload, &hashes, &|_| {}).unwrap();
+    let name = "test".to_owned();
+    let config = ClusterModelConfig { name, checkpoint, options: OPTIONS, cpu, own, workload };
+    let model = ClusterModel::new(config, &hashes, &|_| {}).unwrap();
     let options = CoordinatorOptions {
         key,
         silence: SILENCE,

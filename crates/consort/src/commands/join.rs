@@ -9,10 +9,10 @@ use clap::Args;
 use cluster::discovery::{Announcement, Announcer, Interfaces, MDNS_PORT, NodeName};
 use cluster::measure::{ProbeSettings, measure_machine};
 use cluster::node::{Node, NodeOptions};
-use cluster::weights::{StoreLimits, TensorStore};
 use cluster::wire::control::WireFacts;
 use kernels::cpu::Level;
 use tracing::{info, warn};
+use weights::{StoreLimits, TensorStore};
 
 use super::ranks::{is_shutting_down, watch_signals};
 use super::serve::logs::{self, LogFormat};

@@ -10,7 +10,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ranks::tcp::{RankProcess, serve_ranks};
+use ranks::remote::{RankProcess, serve_ranks};
 use ranks::worker;
 use tracing::{error, info};
 use types::Rank;

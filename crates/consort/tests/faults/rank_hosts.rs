@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use net::ClusterKey;
 use ranks::group::Hosts;
 use ranks::protocol::join::Activations;
-use ranks::tcp::{RankProcess, serve_ranks};
+use ranks::remote::{RankProcess, serve_ranks};
 use ranks::worker;
 use types::Rank;
 

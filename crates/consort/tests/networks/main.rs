@@ -8,6 +8,8 @@ mod host;
 mod network;
 #[path = "../serving/mod.rs"]
 mod serving;
+#[path = "../../../net/tests/streams/watchdog.rs"]
+mod watchdog;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -20,7 +22,8 @@ use serde_json::Value;
 use host::{Host, KEY, addresses};
 use network::Network;
 use serving::bounded::{self, ended, wait_until};
-use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens, watched};
+use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
+use watchdog::watched;
 
 /// The largest difference of logits (range -8 to 8) from the exact ones when partial sums are rounded to eight bits. The
 /// largest one measured is 0.42.

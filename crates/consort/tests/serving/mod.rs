@@ -6,9 +6,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -16,25 +13,6 @@ use serde_json::Value;
 pub mod bounded;
 
 use bounded::{Log, WAIT_MAX, ended, wait_until};
-
-/// Far longer than any test takes.
-const PATIENCE: Duration = Duration::from_secs(300);
-
-/// Runs a test with a time limit, so that a test that hangs fails.
-pub fn watched(test: impl FnOnce() + Send + 'static) {
-    let (done, result) = channel();
-    // The thread gets the name of the test, which panic messages show.
-    let named = thread::Builder::new().name(thread::current().name().unwrap_or("test").to_owned());
-    let tested = named.spawn(move || {
-        test();
-        let _ = done.send(());
-    });
-    let tested = tested.unwrap();
-    if result.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-        panic!("the test did not end within {PATIENCE:?}");
-    }
-    tested.join().unwrap();
-}
 
 pub fn oracle(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(path)

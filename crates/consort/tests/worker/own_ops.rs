@@ -3,12 +3,12 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use collectives::shared_memory::{GroupLimits, Segment};
 use kernels::StepLimits;
 use kernels::cpu::CpuOptions;
 use model::{Limits, LoadOptions};
 use ranks::protocol::VERSION;
 use ranks::protocol::shard::ShardSpec;
-use ranks::shared_memory::{GroupLimits, Segment};
 use ranks::worker::build_id;
 use serde_json::{Value, json};
 use types::WorldSize;

@@ -5,16 +5,15 @@
 mod listener;
 mod messages;
 mod proxy;
+mod watchdog;
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use net::{ClusterKey, Hello, PARAMETER_BYTES, Purpose, SILENCE_MIN, SecureStream, WaitLimit, dial, respond};
+use watchdog::watched;
 
-/// Far longer than a test takes.
-const HANGS: Duration = Duration::from_secs(300);
 /// Far longer than anything that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -36,19 +35,6 @@ fn secured(silence: Duration, route: impl FnOnce(SocketAddr) -> SocketAddr) -> (
         let ((), far) = respond(listener.accept().unwrap().0, &key(), &limit, |_| Ok(())).unwrap();
         (near.join().unwrap(), far)
     })
-}
-
-/// Runs a test, and fails it when it hangs.
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (done, end) = channel();
-    let run = thread::spawn(move || {
-        test();
-        let _ = done.send(());
-    });
-    match end.recv_timeout(HANGS) {
-        Err(RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-    }
 }
 
 #[test]

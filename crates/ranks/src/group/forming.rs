@@ -9,10 +9,10 @@ use tracing::info;
 use super::hosts::Hosts;
 use super::member::{Expected, MemberPhase};
 use super::supervisor::{Group, GroupConfig, LoadFailure, StartError, State};
-use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::session::WireCapacity;
 use crate::protocol::{ErrorKind, RankRequest, clean};
-use crate::shared_memory::Epoch;
+use collectives::EXCHANGE_ELEMENTS_MAX;
+use collectives::shared_memory::Epoch;
 
 /// Failures of one rank after which [`Group::start`] gives up.
 const START_FAULTS_MAX: u32 = 3;

@@ -19,7 +19,7 @@ use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 /// Where all ranks but rank 0 run.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// `NAME:PORT` of each, where it [serves ranks](crate::tcp::serve_ranks).
+    /// `NAME:PORT` of each, where it [serves ranks](crate::remote::serve_ranks).
     pub addresses: Vec<String>,
     pub key: ClusterKey,
     pub activations: Activations,

@@ -13,7 +13,7 @@ use types::Rank;
 
 use super::deadlines::Deadlines;
 use super::hosts::Route;
-use crate::tcp::{RankStream, RankStreamHandle};
+use crate::remote::{RankStream, RankStreamHandle};
 
 #[derive(Debug)]
 pub(super) struct RemoteProcess {

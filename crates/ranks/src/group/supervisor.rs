@@ -20,13 +20,13 @@ use super::hosts::Hosts;
 use super::launcher::Launcher;
 use super::member::{Expected, Member, MemberPhase, Pending};
 use super::process::Process;
-use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
 use crate::protocol::shard::ShardSpec;
 use crate::protocol::{ErrorKind, LineMessage, RankReply, RankRequest, clean, encode};
-use crate::shared_memory::{Epoch, GroupLimits, Segment, SegmentError};
 use crate::worker::build_id_of;
+use collectives::EXCHANGE_ELEMENTS_MAX;
+use collectives::shared_memory::{Epoch, GroupLimits, Segment, SegmentError};
 
 /// How often the supervisor checks for stopped processes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use collectives::tcp::Encoding;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -65,6 +66,15 @@ pub enum Activations {
     F32,
     /// Rounded to eight bits, with a scale per block.
     Q8,
+}
+
+impl From<Activations> for Encoding {
+    fn from(activations: Activations) -> Self {
+        match activations {
+            Activations::F32 => Self::F32,
+            Activations::Q8 => Self::Q8,
+        }
+    }
 }
 
 /// How long a rank waits for ranks on other hosts, in milliseconds.

@@ -13,9 +13,9 @@ use types::{DType, Rank, SessionId, TokenId, WorldSize};
 use super::process::count;
 use super::request_error::RequestError;
 use super::shard;
-use crate::collective::GroupCollective;
 use crate::memory::memory_available;
 use crate::protocol::ErrorKind;
+use collectives::GroupCollective;
 
 /// Tokens of a prefill chunk.
 const CHUNK_TOKENS: usize = 512;

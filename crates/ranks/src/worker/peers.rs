@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::Rank;
 
-use crate::comm::CommError;
-use crate::shared_memory::{Abort, Epoch, Segment, ShmComm};
+use collectives::CommError;
+use collectives::shared_memory::{Abort, Epoch, Segment, ShmComm};
 
 /// How often a rank that waits for a message checks whether the epoch has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

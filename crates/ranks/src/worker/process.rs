@@ -24,12 +24,12 @@ use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
 use super::request_error::RequestError;
 use super::shard::LoadedShard;
-use crate::collective::GroupCollective;
 use crate::protocol::output::WireOutput;
 use crate::protocol::session::RankStats;
 use crate::protocol::shard::ShardSpec;
 use crate::protocol::{ErrorKind, LineMessage as _, RankReply, RankRequest, VERSION, WriteError, check_hello};
-use crate::shared_memory::Epoch;
+use collectives::GroupCollective;
+use collectives::shared_memory::Epoch;
 
 /// The minimum time between two `loading` lines.
 const LOADING_EVERY: Duration = Duration::from_millis(100);

@@ -8,8 +8,8 @@ use tracing::warn;
 
 use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
-use crate::collective::AbortHandle;
 use crate::protocol::{ErrorKind, LineMessage as _, Lines, RankReply, RankRequest, WriteError};
+use collectives::AbortHandle;
 
 pub struct RequestReader {
     queue: Arc<RequestQueue>,

@@ -24,8 +24,8 @@ use rustix::net::{
 use rustix::process::geteuid;
 use types::Rank;
 
-use crate::comm::CommError;
-use crate::shared_memory::{GroupLimits, Segment, SegmentError, ShmComm};
+use collectives::CommError;
+use collectives::shared_memory::{GroupLimits, Segment, SegmentError, ShmComm};
 
 /// Digits of NCCL's unique id. Shorter ids are valid too.
 const COMM_ID_DIGITS_MAX: usize = 256;
@@ -299,7 +299,7 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> RendezvousError {
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
-    use crate::comm::Communicator as _;
+    use collectives::Communicator as _;
     use types::WorldSize;
 
     /// Far longer than a test takes.

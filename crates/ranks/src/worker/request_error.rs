@@ -8,12 +8,12 @@ use model::{CollectiveError, DescriptionError, LoadError};
 
 use super::peers::PeerError;
 use super::rendezvous::RendezvousError;
-use crate::collective::NoGroup;
-use crate::comm::CommError;
 use crate::protocol::ErrorKind;
 use crate::protocol::limits::LimitError;
-use crate::shared_memory::SegmentError;
-use crate::tcp::ConnectError;
+use collectives::CommError;
+use collectives::NoGroup;
+use collectives::shared_memory::SegmentError;
+use collectives::tcp::ConnectError;
 
 #[derive(Debug)]
 pub struct RequestError {

@@ -10,13 +10,13 @@ use types::{Rank, SessionId};
 
 use super::process::count;
 use super::request_error::RequestError;
-use crate::collective::GroupCollective;
 use crate::memory::check_memory;
 use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
 use crate::protocol::session::WirePrefix;
 use crate::protocol::shard::ShardSpec;
 use crate::protocol::{ErrorKind, RankReply};
+use collectives::GroupCollective;
 
 pub struct LoadedShard {
     model_id: String,

@@ -3,7 +3,7 @@
 use types::WorldSize;
 
 use super::*;
-use crate::shared_memory::GroupLimits;
+use collectives::shared_memory::GroupLimits;
 
 /// Never passes in a test.
 const LONG: Duration = Duration::from_secs(1 << 20);

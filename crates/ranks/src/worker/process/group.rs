@@ -16,15 +16,15 @@ use tracing::info;
 use types::WorldSize;
 
 use super::{RankServer, count};
-use crate::EXCHANGE_ELEMENTS_MAX;
 use crate::protocol::join::{Activations, JoinTimeouts, Secret};
 use crate::protocol::{ErrorKind, RankReply};
-use crate::shared_memory::{Epoch, GroupLimits, Segment};
-use crate::tcp::{TcpComm, TcpCommOptions, TcpGroup};
 use crate::worker::peers::{Peers, RequestDigest};
 use crate::worker::rank_zero::has_rank_zero;
 use crate::worker::rendezvous::Rendezvous;
 use crate::worker::request_error::RequestError;
+use collectives::EXCHANGE_ELEMENTS_MAX;
+use collectives::shared_memory::{Epoch, GroupLimits, Segment};
+use collectives::tcp::{TcpComm, TcpCommOptions, TcpGroup};
 
 /// The digest of a sanity check.
 const SANITY_CHECK: RequestDigest = [0; 32];

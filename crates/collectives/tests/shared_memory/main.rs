@@ -1,0 +1,12 @@
+//! Collectives over shared memory: ranks as threads, each with its own mapping, and as processes.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod backend;
+mod failure;
+mod group;
+mod operations;
+mod processes;
+mod segment;
+mod vocabulary;
+#[path = "../../../net/tests/streams/watchdog.rs"]
+mod watchdog;
