@@ -1,6 +1,7 @@
 //! Nodes find each other in network namespaces: two machines with one link. Needs root and Debian's iproute2.
 #![allow(clippy::unwrap_used)] // test helpers
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -103,19 +104,15 @@ fn nodes_come_and_go() {
     let browser = machines.browse(0, Interfaces::Named(vec!["eth0".to_owned()]), &["10.78.0.9:7000"]);
     let given = next_found(&browser, None);
     assert_eq!(given.addresses[0].as_str(), "10.78.0.9:7000");
-    let mut found = [DiscoveryEvent::Found(given.clone()), DiscoveryEvent::Found(given)];
-    for slot in &mut found {
-        *slot = browser.events().recv_timeout(PATIENCE).expect("both are found");
-    }
-    let mut nodes: Vec<_> = found
-        .into_iter()
-        .map(|event| match event {
-            DiscoveryEvent::Found(node) => node,
+    // A node is found again when more is known of it.
+    let mut nodes = BTreeMap::new();
+    while nodes.len() < 2 {
+        match browser.events().recv_timeout(PATIENCE).expect("both are found") {
+            DiscoveryEvent::Found(node) => nodes.insert(node.name.as_ref().map(|name| name.as_str().to_owned()), node),
             DiscoveryEvent::Lost(id) => panic!("{id:?} is lost"),
-        })
-        .collect();
-    nodes.sort_by_key(|node| node.name.clone());
-    let [kitchen, other] = &nodes[..] else { panic!("{nodes:?}") };
+        };
+    }
+    let (kitchen, other) = (&nodes[&Some("kitchen".to_owned())], &nodes[&Some("stranger".to_owned())]);
     assert_eq!((kitchen.addresses[0].as_str(), kitchen.unusable), ("10.78.0.2:7000", None));
     assert_eq!((other.addresses[0].as_str(), other.unusable), ("10.78.0.2:7001", Some(Unusable::OtherKey)));
     drop(before);
