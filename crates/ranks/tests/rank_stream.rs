@@ -119,6 +119,24 @@ fn lines_of_the_protocol_go_both_ways() {
 }
 
 #[test]
+fn a_stream_that_ends_after_a_report_ends_as_any_other() {
+    watched(|| {
+        let line_then_silence = |_| {
+            let mut command = Command::new("sh");
+            // The host reports a few times before the end.
+            command.args(["-c", "echo a line; sleep 1"]);
+            command
+        };
+        served(line_then_silence, |address, _| {
+            let (mut reader, ..) = connect(address).unwrap().split();
+            let mut said = Vec::new();
+            reader.read_to_end(&mut said).unwrap();
+            assert_eq!(said, b"a line\n");
+        });
+    });
+}
+
+#[test]
 fn more_than_all_buffers_hold_goes_both_ways_at_once() {
     watched(|| {
         served(cat, |address, _| {

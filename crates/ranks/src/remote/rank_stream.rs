@@ -137,6 +137,8 @@ impl RankStreamReader {
             STATUS => Some(1),
             _ => None,
         };
+        // What was read before is overwritten.
+        self.unread = 0..0;
         match self.receiver.receive(None, bytes_max, &mut self.body)? {
             Some(BYTES) => self.unread = 0..self.body.len(),
             Some(_) => self.is_stopped.store(self.body == [1], Release),
