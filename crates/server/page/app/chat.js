@@ -38,6 +38,7 @@ export class Chat {
       rename: (id, title) => this.#rename(id, title),
       remove: (id) => this.#remove(id),
       import: (text) => this.#import(text),
+      find: (id) => this.#find(id),
     });
     this.#transcript = new Transcript({
       edit: (message, text) => this.#ask(message.parent, text, message.files),

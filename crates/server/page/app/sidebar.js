@@ -107,8 +107,8 @@ class Row {
     this.#link = h('a', { href: `#chat/${id}`, onclick: close }, this.#title, this.#excerpt);
     this.#menu = h('div', { class: 'menu', id: `menu-${id}`, popover: 'auto' },
       this.#item('Rename', () => this.#rename()),
-      this.#item('Export as Markdown', () => this.#export('md', 'text/markdown', toMarkdown(this.#conversation))),
-      this.#item('Export as JSON', () => this.#export('json', 'application/json', JSON.stringify(this.#conversation, null, 2))),
+      this.#item('Export as Markdown', () => this.#export('md', 'text/markdown', toMarkdown)),
+      this.#item('Export as JSON', () => this.#export('json', 'application/json', (conversation) => JSON.stringify(conversation, null, 2))),
       this.#item('Delete', () => actions.remove(id), 'danger'));
     this.#more = iconButton('more', 'Actions', null, { popovertarget: this.#menu.id });
     // Fixed to the window, since the list scrolls and would cut it off.
@@ -141,8 +141,10 @@ class Row {
     return h('button', { type: 'button', class: kind, onclick: () => { this.#menu.hidePopover(); act(); } }, label);
   }
 
-  #export(ending, type, text) {
-    download(`${this.#name}.${ending}`, type, text);
+  /** The list may be older than an answer that has just ended. */
+  async #export(ending, type, write) {
+    const conversation = (await this.#actions.find(this.id)) ?? this.#conversation;
+    download(`${this.#name}.${ending}`, type, write(conversation));
   }
 
   #rename() {
