@@ -1,16 +1,12 @@
 //! With a real model: an answer does not depend on what else runs, on what is cached, on whether the request was
 //! requeued, or on draft tokens. It is the same bit for bit, in tokens and in log probabilities.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod answers;
-mod fixture;
-
-use answers::run;
+use crate::answers::run;
+use crate::fixture::{LIMITS, model, model_kept, prompt, prompts};
 use engine::{
     Engine, EngineOptions, ExecutorError, FinishReason, Logprobs, Pooling, Request, RequestKind, Sampler,
     SamplingParams, inspect,
 };
-use fixture::{LIMITS, model, model_kept, prompt, prompts};
 use model::Limits;
 use types::{DType, TokenId};
 

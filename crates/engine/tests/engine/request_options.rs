@@ -1,16 +1,12 @@
 //! Options of requests: constraints, minimum lengths, log probabilities of the prompt, embeddings, draft tokens.
 //! Against a fake executor.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod answers;
-mod fake;
-
-use answers::run;
+use crate::answers::run;
+use crate::fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use engine::{
     Constraint, ConstraintError, Engine, EngineError, EngineOptions, FinishReason, Pooling, Request, RequestKind,
     Sampled, Sampler, SamplingParams, SamplingParamsError, TokenMask,
 };
-use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::TokenId;
 
 fn greedy() -> SamplingParams {

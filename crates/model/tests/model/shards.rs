@@ -1,13 +1,9 @@
 //! The weights of all ranks together are the model's weights. Only routers, and KV heads if there are more ranks than KV
 //! heads, are replicated.
-#![allow(clippy::unwrap_used)] // also in test helpers
 
-mod driver;
-mod reference;
-
-use driver::{Driver, Fixture, MODELS};
+use crate::driver::{Driver, Fixture, MODELS};
+use crate::reference::Reference;
 use model::{Checkpoint, Description, FeedForward};
-use reference::Reference;
 use types::{Rank, WorldSize};
 
 /// The number of weights of a rank. The reference stores each in four bytes.

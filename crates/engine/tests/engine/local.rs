@@ -1,13 +1,10 @@
 //! The executor of this process, with a real model on the CPU.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod fixture;
-
+use crate::fixture::{LIMITS, model, prompt, prompts};
 use engine::{
     Engine, EventKind, Executor, ExecutorError, LocalExecutor, Phase, Prefix, Request, RequestedOutput, SamplingParams,
     StepOutput, StepPlan, TenantId, inspect, measure, page_hashes,
 };
-use fixture::{LIMITS, model, prompt, prompts};
 use kernels::cpu::CpuBackend;
 use model::Limits;
 use types::{SessionId, TokenId};

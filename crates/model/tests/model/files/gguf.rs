@@ -3,8 +3,8 @@
 use model::files::{Gguf, Value};
 use types::DType;
 
-use crate::message;
-use crate::writer::{GgufWriter, array, floats, gguf_sample, string};
+use crate::files::message;
+use crate::files::writer::{GgufWriter, array, floats, gguf_sample, string};
 
 /// Checks that `bytes` are refused with a message that contains `expected`.
 #[track_caller]

@@ -1,17 +1,14 @@
 //! An executor that loses its sessions at any of its calls, with up to four steps in flight: every answer is that of an
 //! undisturbed run, and nothing leaks.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
-
-mod fake;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::fake::{Fake, POISON, answer, prompt};
 use engine::{
     Capacity, Engine, EngineOptions, EventKind, Executor, ExecutorError, FinishReason, Finished, Health, OpenedSession,
     Prefix, Request, SamplingParams, StepOutput, StepPlan,
 };
-use fake::{Fake, POISON, answer, prompt};
 use types::{SessionId, TokenId};
 
 /// Far longer than a test takes.

@@ -1,19 +1,14 @@
 //! A model split over several ranks, each a thread here, gives the same results as on one rank, for every format and for
 //! even and uneven splits.
-#![allow(clippy::unwrap_used)] // also in test helpers
-
-mod driver;
-mod random;
-mod reference;
 
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use driver::{Driver, Fixture, MODELS, Sequence, distance};
+use crate::driver::{Driver, Fixture, MODELS, Sequence, distance};
+use crate::random::{ODD_HEADS, PROMPT, Sizes};
+use crate::reference::{Reference, Table};
 use model::{Checkpoint, Collective, CollectiveError, LoadError};
-use random::{ODD_HEADS, PROMPT, Sizes};
-use reference::{Reference, Table};
 use types::{DType, Rank, WorldSize};
 
 /// A collective in shared memory that sums in rank order.

@@ -1,14 +1,10 @@
 //! Which sequence runs when: fairness, budgets, a full queue. Against a fake executor.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
-
-mod answers;
-mod fake;
 
 use std::time::Duration;
 
-use answers::{Answers, run};
+use crate::answers::{Answers, run};
+use crate::fake::{Fake, answer, prompt, safe};
 use engine::{Engine, EngineError, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
-use fake::{Fake, answer, prompt, safe};
 
 fn request(length: usize, seed: u32, tokens_max: usize) -> Request {
     Request { sampling: safe(SamplingParams::default()), ..Request::greedy(prompt(length, seed), tokens_max) }

@@ -1,5 +1,4 @@
 //! The values of plans and sessions: numbers with every bit, prefixes, capacities.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use engine::{Capacity, PageHash};
 use proptest::collection::vec;

@@ -1,16 +1,12 @@
 //! The decode loop against a fake executor.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod answers;
-mod fake;
-
-use answers::{Answers, run};
+use crate::answers::{Answers, run};
+use crate::fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use engine::{
     Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Phase, Prefix,
     Request, RequestedOutput, SampleError, Sampled, SamplingParams, SamplingParamsError, StepOutput, StepPlan,
     TenantId, inspect, measure, page_hashes,
 };
-use fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use kernels::PAGE_TOKENS;
 use types::{SessionId, TokenId};
 

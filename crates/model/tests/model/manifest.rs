@@ -1,14 +1,11 @@
 //! A part of a model that is loaded from a manifest and one file for each tensor gives the same bits as from the model's files.
 //! Manifests and files that are wrong get a clear error.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
-
-mod driver;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use driver::{Driver, Fixture, MODELS, load_options};
+use crate::driver::{Driver, Fixture, MODELS, load_options};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Block, Checkpoint, Embedding, LmHead, LoadError, Manifest, ModelPart};
 use proptest::prelude::*;

@@ -1,18 +1,14 @@
 //! Tests that model files are described correctly, and that unknown models, odd sizes, missing or misshapen tensors and
 //! formats that cannot hold a row are refused.
-#![allow(clippy::unwrap_used)] // also in test helpers
-
-mod driver;
-mod reference;
 
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use driver::{ARCHITECTURES, Fixture, MODELS};
+use crate::driver::{ARCHITECTURES, Fixture, MODELS};
+use crate::reference::Reference;
 use kernels::StepLimits;
 use model::{Block, Checkpoint, Description, Embedding, FeedForward, Limits, LmHead, LoadError, LoadOptions, Scaling};
-use reference::Reference;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 use types::{DType, LayerRange, Rank};

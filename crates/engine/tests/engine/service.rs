@@ -1,17 +1,14 @@
 //! The engine on its own thread, with a fake executor whose steps can be delayed.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
-
-mod fake;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use crate::fake::{Fake, answer, prompt, safe};
 use engine::{
     Engine, EngineError, EngineOptions, EventKind, EventSink, Failure, FinishReason, Finished, Request, RequestHandle,
     SamplingParams, Service, SubmitError,
 };
-use fake::{Fake, answer, prompt, safe};
 use types::TokenId;
 
 /// Far longer than a test takes.

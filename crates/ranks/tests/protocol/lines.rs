@@ -1,5 +1,4 @@
 //! Streams of lines: each line is one message or one error, and after an error the next line is read normally.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::io::{self, BufReader, Read, Write};
 

@@ -1,23 +1,16 @@
 //! Converts the fixtures to GGUF files by llama.cpp's conventions (names, fused experts, permuted heads, offset norms,
 //! metadata in place of config.json) and checks that they give the same logits.
-#![allow(clippy::unwrap_used)] // also in test helpers
-
-mod driver;
-mod reference;
-#[allow(dead_code)]
-#[path = "files/writer.rs"]
-mod writer;
 
 use std::path::Path;
 
-use driver::{Driver, Fixture, distance};
+use crate::driver::{Driver, Fixture, distance};
+use crate::files::writer::{GgufWriter, string};
+use crate::reference::Reference;
 use kernels::quant;
 use model::files::SafeTensors;
 use model::{Checkpoint, Manifest};
-use reference::Reference;
 use serde_json::Value as Json;
 use types::Rank;
-use writer::{GgufWriter, string};
 
 const U32: u32 = 4;
 const F32: u32 = 6;

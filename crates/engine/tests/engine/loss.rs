@@ -1,16 +1,13 @@
 //! An executor that loses its sessions: requests wait and continue with the same answers, within limits.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
-
-mod fake;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::fake::{Fake, answer, prompt, safe};
 use engine::{
     Capacity, Engine, EngineError, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished,
     Health, OpenedSession, Prefix, Request, SamplingParams, StepOutput, StepPlan,
 };
-use fake::{Fake, answer, prompt, safe};
 use types::{SessionId, TokenId};
 
 /// Far longer than a test takes.

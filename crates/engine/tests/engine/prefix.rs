@@ -1,12 +1,8 @@
 //! The prefix cache in the decode loop, against a fake executor whose answers depend on the contents of its pages.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod answers;
-mod fake;
-
-use answers::{Answer, Answers, run};
+use crate::answers::{Answer, Answers, run};
+use crate::fake::{Fake, answer, prompt, safe};
 use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
-use fake::{Fake, answer, prompt, safe};
 use kernels::PAGE_TOKENS;
 use proptest::prelude::*;
 use types::TokenId;

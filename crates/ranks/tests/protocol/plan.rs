@@ -1,6 +1,5 @@
 //! Plans and outputs: encoded and decoded without the loss of a bit, and rejected where they break what the engine
 //! relies on.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::sync::Arc;
 

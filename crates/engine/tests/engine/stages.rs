@@ -1,18 +1,13 @@
 //! A model as a chain of stages in one process: every logit, log probability and embedding is the same, bit for bit, as that
 //! of the whole model, for any split, in chunks and in batches, with several steps in flight.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod answers;
-mod chain;
-mod fixture;
-
-use answers::run;
-use chain::Chain;
+use crate::answers::run;
+use crate::chain::Chain;
+use crate::fixture::{LIMITS, oracle_models, oracle_prompts};
 use engine::{
     Engine, EngineOptions, Executor, ExecutorError, LocalExecutor, Logprobs, Phase, Pooling, Prefix, Request,
     RequestKind, RequestedOutput, SamplingParams, StepOutput, StepPlan, inspect,
 };
-use fixture::{LIMITS, oracle_models, oracle_prompts};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
 use types::{DType, TokenId};

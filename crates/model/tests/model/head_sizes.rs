@@ -1,15 +1,10 @@
 //! Models whose head size is not a multiple of the vector size, on every level, with every weight format and KV type.
-#![allow(clippy::unwrap_used)] // also in test helpers
 
-mod driver;
-mod random;
-mod reference;
-
-use driver::{Driver, distance};
+use crate::driver::{Driver, distance};
+use crate::random::{ODD_HEADS, PROMPT, Sizes};
+use crate::reference::Reference;
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
 use model::Checkpoint;
-use random::{ODD_HEADS, PROMPT, Sizes};
-use reference::Reference;
 use types::DType;
 
 /// The allowed difference of logits, whose standard deviation is about 1, from those of the reference.

@@ -1,12 +1,11 @@
 //! Tests of the file readers with valid, invalid and hostile files.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod gguf;
 mod mutations;
 mod real;
 mod safetensors;
 mod split;
-mod writer;
+pub mod writer;
 
 /// The full error message: the error with all its causes.
 fn message(error: impl Into<Box<dyn std::error::Error>>) -> String {

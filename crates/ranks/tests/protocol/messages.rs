@@ -1,5 +1,4 @@
 //! The ops, line by line: those of the neuron protocol as its documentation has them, and consort's own.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use engine::{Capacity, PageHash};
 use kernels::StepLimits;

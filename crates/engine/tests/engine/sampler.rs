@@ -1,5 +1,4 @@
 //! The sampler against a naive one that sorts everything.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,10 @@
 //! Compares every architecture and every variant of its files with the results of Hugging Face transformers in f32.
-#![allow(clippy::unwrap_used)] // also in test helpers
 
-mod driver;
-mod reference;
-
-use driver::{Driver, Fixture, MODELS, Sequence, argmax, distance};
+use crate::driver::{Driver, Fixture, MODELS, Sequence, argmax, distance};
+use crate::reference::Reference;
 use kernels::Backend;
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use model::Checkpoint;
-use reference::Reference;
 use types::{DType, Rank};
 
 /// The allowed difference of logits (standard deviation about 2) when activations, too, are rounded to 8 bits for q8_0.
