@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 #[allow(dead_code)] // it writes more kinds of file than these tests need
-#[path = "files/writer.rs"]
+#[path = "model/files/writer.rs"]
 mod writer;
 
 use std::alloc::System;

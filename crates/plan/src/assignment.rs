@@ -37,20 +37,31 @@ impl Assignment {
         (expected < layers).then_some((stages.len(), AssignmentError::Unassigned { from: expected, model: layers }))
     }
 
-    /// `counts` are the numbers of layers of the nodes after the coordinator, in their order. The coordinator has the
-    /// layers that are left, and has them first. A node whose count is zero is not used.
-    pub fn split(cluster: &Cluster, layers: usize, counts: &[usize]) -> Result<Self, AssignmentError> {
-        let peers = cluster.nodes().len() - 1;
-        if counts.len() != peers {
-            return Err(AssignmentError::SplitLength { counts: counts.len(), peers });
-        }
-        let sum = counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
+    /// `peers` are the nodes that were named, in their order, and how many layers each is to have. The coordinator has the
+    /// layers that are left, and has them first. A peer whose count is zero is not used, unless another is missing
+    /// (`None`): the layers of that one go to such a peer, else to the stage before it, or after it if it is the first.
+    pub fn split(cluster: &Cluster, layers: usize, peers: &[(Option<usize>, usize)]) -> Result<Self, AssignmentError> {
+        let sum = peers.iter().fold(0, |sum: usize, (_, count)| sum.saturating_add(*count));
         let Some(own) = layers.checked_sub(sum) else {
             return Err(AssignmentError::SplitSum { sum, model: layers });
         };
+        let mut spares = peers.iter().filter(|(_, count)| *count == 0).filter_map(|(node, _)| *node);
+        let mut counts = vec![(COORDINATOR, own)];
+        // The layers before the first stage on a peer, if the coordinator has none.
+        let mut orphans = 0;
+        for &(node, count) in peers.iter().filter(|(_, count)| *count > 0) {
+            match node.or_else(|| spares.next()) {
+                Some(node) => counts.push((node, std::mem::take(&mut orphans) + count)),
+                None => match counts.last_mut().filter(|(_, last)| *last > 0) {
+                    Some((_, last)) => *last += count,
+                    None => orphans += count,
+                },
+            }
+        }
+        // Nobody is left but the coordinator.
+        counts[0].1 += orphans;
         let mut start = 0;
-        let counted = std::iter::once(own).chain(counts.iter().copied()).enumerate();
-        let stages = counted.filter_map(|(node, count)| {
+        let stages = counts.into_iter().filter_map(|(node, count)| {
             let range = range(start, start + count);
             start += count;
             Some((node, range?))

@@ -56,8 +56,6 @@ pub enum AssignmentError {
     CoordinatorNotFirst { layers: LayerRange },
     #[error("layers {from}..{model} have no node")]
     Unassigned { from: usize, model: usize },
-    #[error("the split has {counts} numbers for {peers} peers")]
-    SplitLength { counts: usize, peers: usize },
     #[error("the split has {sum} layers, the model {model}")]
     SplitSum { sum: usize, model: usize },
 }

@@ -94,10 +94,10 @@ fn a_batch_keeps_all_stages_occupied() {
     let others = vec![node("b", layers_of_memory(4))];
     let (cluster, model) = (Cluster::new(coordinator, others, Links::new(LINK)).unwrap(), model(4));
     let planner = Planner::new(&cluster, &model, WORKLOAD, Optimise::Throughput).unwrap();
-    let split = planner.evaluate(&Assignment::split(&cluster, 4, &[2]).unwrap()).unwrap();
+    let split = planner.evaluate(&Assignment::split(&cluster, 4, &[(Some(1), 2)]).unwrap()).unwrap();
     // Two parts of two sequences. The coordinator takes 24 ms for each, the pass of one takes 24 + 3 + 21 + 3.
     check_close(split.prediction.batch_seconds, 51e-3);
-    let alone = planner.evaluate(&Assignment::split(&cluster, 4, &[0]).unwrap()).unwrap();
+    let alone = planner.evaluate(&Assignment::split(&cluster, 4, &[(Some(1), 0)]).unwrap()).unwrap();
     check_close(alone.prediction.batch_seconds, 44e-3);
     assert_eq!(layers(&planner.plan().unwrap()), [(0, 0, 4)]);
 }
@@ -108,7 +108,7 @@ fn chunks_of_a_prompt_follow_one_another_through_the_stages() {
     let others = vec![node("b", layers_of_memory(2))];
     let (cluster, model) = (Cluster::new(coordinator, others, Links::new(LINK)).unwrap(), model(4));
     let planner = Planner::new(&cluster, &model, WORKLOAD, Optimise::Latency).unwrap();
-    let plan = planner.evaluate(&Assignment::split(&cluster, 4, &[2]).unwrap()).unwrap();
+    let plan = planner.evaluate(&Assignment::split(&cluster, 4, &[(Some(1), 2)]).unwrap()).unwrap();
     // A chunk of 100 rows takes 50 ms in a layer and 100 ms on the link, so one arrives every 101 ms: both stages
     // compute for that long with their step. The last chunk passes through everything, the head and one row included.
     let pass = 0.1 + 1e-3 + 3e-3 + 0.101 + 0.1 + 1e-3 + 2e-3;
@@ -176,11 +176,10 @@ fn a_split_is_checked_like_any_plan() {
     let others = vec![node("b", layers_of_memory(2)), node("c", layers_of_memory(4))];
     let (cluster, model) = (Cluster::new(coordinator, others, Links::new(LINK)).unwrap(), model(6));
     let planner = Planner::new(&cluster, &model, WORKLOAD, Optimise::Latency).unwrap();
-    let split = |counts: &[usize]| Assignment::split(&cluster, 6, counts);
+    let split = |counts: &[usize; 2]| Assignment::split(&cluster, 6, &[(Some(1), counts[0]), (Some(2), counts[1])]);
     let plan = planner.evaluate(&split(&[2, 1]).unwrap()).unwrap();
     assert_eq!(layers(&plan), [(0, 0, 3), (1, 3, 5), (2, 5, 6)]);
     assert_eq!(layers(&planner.evaluate(&split(&[2, 4]).unwrap()).unwrap()), [(1, 0, 2), (2, 2, 6)]);
-    assert_eq!(split(&[2]), Err(AssignmentError::SplitLength { counts: 1, peers: 2 }));
     assert_eq!(split(&[6, 1]), Err(AssignmentError::SplitSum { sum: 7, model: 6 }));
     assert_eq!(split(&[usize::MAX, 2]), Err(AssignmentError::SplitSum { sum: usize::MAX, model: 6 }));
     let too_large = planner.evaluate(&split(&[3, 0]).unwrap()).unwrap_err();
@@ -190,6 +189,24 @@ fn a_split_is_checked_like_any_plan() {
     let comparison = planner.compare(&plan);
     assert_eq!(comparison[2].without, None);
     assert!(comparison[1].without.unwrap() > comparison[1].with.unwrap());
+}
+
+#[test]
+fn the_layers_of_a_missing_peer_go_to_a_spare_or_to_a_neighbour() {
+    let others = ["b", "c", "d", "e"].map(|name| node(name, layers_of_memory(6)));
+    let cluster = Cluster::new(node("a", layers_of_memory(6)), others.to_vec(), Links::new(LINK)).unwrap();
+    let check = |peers: &[(Option<usize>, usize)], expected: &[(usize, usize, usize)]| {
+        let split = Assignment::split(&cluster, 6, peers).unwrap();
+        let found: Vec<_> = split.stages().iter().map(|(node, range)| (*node, range.start(), range.end())).collect();
+        assert_eq!(found, expected, "{peers:?}");
+    };
+    check(&[(Some(1), 3), (Some(2), 2), (Some(3), 1), (Some(4), 0)], &[(1, 0, 3), (2, 3, 5), (3, 5, 6)]);
+    check(&[(Some(1), 3), (None, 2), (Some(3), 1), (Some(4), 0)], &[(1, 0, 3), (4, 3, 5), (3, 5, 6)]);
+    check(&[(Some(1), 3), (None, 2), (Some(3), 1), (None, 0)], &[(1, 0, 5), (3, 5, 6)]);
+    check(&[(None, 3), (Some(2), 2), (Some(3), 1)], &[(2, 0, 5), (3, 5, 6)]);
+    check(&[(None, 1), (Some(2), 2), (Some(3), 1)], &[(0, 0, 3), (2, 3, 5), (3, 5, 6)]);
+    check(&[(Some(1), 3), (Some(2), 2), (None, 1)], &[(1, 0, 3), (2, 3, 6)]);
+    check(&[(None, 3), (None, 3), (None, 0)], &[(0, 0, 6)]);
 }
 
 #[test]

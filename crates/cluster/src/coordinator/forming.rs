@@ -77,9 +77,17 @@ impl Worker {
         let planner = planner.map_err(FormError::Plan)?;
         let plan = match &self.options.split {
             None => planner.plan(),
-            Some(counts) => Assignment::split(&cluster, self.model.facts().layers.len(), counts)
-                .map_err(PlanError::from)
-                .and_then(|assignment| planner.evaluate(&assignment)),
+            Some(counts) => {
+                // A peer that is missing is replaced; a split that does not fit then is given up.
+                let node_of = |peer| links.iter().position(|link| link.address == peer).map(|index| index + 1);
+                let peers: Vec<_> =
+                    self.options.peers.iter().map(|&peer| node_of(peer)).zip(counts.iter().copied()).collect();
+                let split = Assignment::split(&cluster, self.model.facts().layers.len(), &peers)
+                    .map_err(PlanError::from)
+                    .and_then(|assignment| planner.evaluate(&assignment));
+                let is_whole = peers.iter().all(|(node, _)| node.is_some());
+                if is_whole { split } else { split.or_else(|_| planner.plan()) }
+            }
         };
         let plan = plan.map_err(FormError::Plan)?;
         let stages = plan.assignment.stages().iter().filter(|(node, _)| *node != COORDINATOR);

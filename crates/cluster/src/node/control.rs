@@ -12,6 +12,8 @@ use net::{MessageError, MessageReceiver, MessageSender, MessageStream, WaitLimit
 use tracing::{info, warn};
 
 use super::NodeShared;
+#[cfg(debug_assertions)]
+use super::fault::{self, FaultAction, FaultPoint};
 use super::loaded_stage::{LoadProgress, LoadedStage};
 use super::running_chain::RunningChain;
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS};
@@ -30,6 +32,8 @@ pub(super) fn serve(node: &Arc<NodeShared>, stream: MessageStream, address: Sock
     let session =
         StageSession { node: Arc::clone(node), sender: sender.clone(), is_over: Arc::clone(&is_over), stage: None };
     info!(%address, "a coordinator has connected");
+    #[cfg(debug_assertions)]
+    inject(&sender, FaultPoint::Joining);
     let why = thread::scope(|scope| {
         scope.spawn(move || session.run(&requests));
         let why = receive_all(node, &sender, receiver, work);
@@ -69,6 +73,20 @@ fn receive_all(
             return error.to_string();
         }
     }
+}
+
+/// Sends something else than the coordinator expects, if a fault says so.
+#[cfg(debug_assertions)]
+fn inject(sender: &MessageSender, point: FaultPoint) {
+    let _ = match fault::hit_between_steps(point) {
+        Some(FaultAction::Garbage) => sender.send(ControlKind::Json as u8, &[&fault::garbage()]),
+        // An answer that was not asked for.
+        Some(FaultAction::Lie) => {
+            let loaded = ControlReply::Loaded { id: 1, weight_bytes: 1, kv_bytes: u64::MAX };
+            reply(sender, &loaded)
+        }
+        _ => Ok(()),
+    };
 }
 
 fn reply(sender: &MessageSender, reply: &ControlReply) -> Result<(), MessageError> {
@@ -128,7 +146,10 @@ impl StageSession {
             None => LoadedStage::load(&self.node, spec, &mut |progress| {
                 let sent = match progress {
                     LoadProgress::Missing { transfer, bytes } => {
-                        reply(&self.sender, &ControlReply::Missing { id, transfer, bytes })
+                        let sent = reply(&self.sender, &ControlReply::Missing { id, transfer, bytes });
+                        #[cfg(debug_assertions)]
+                        inject(&self.sender, FaultPoint::Weights);
+                        sent
                     }
                     LoadProgress::Loading { bytes, layers } => {
                         reply(&self.sender, &ControlReply::Progress { id, bytes, layers })

@@ -3,6 +3,8 @@
 
 mod control;
 mod expected;
+#[cfg(debug_assertions)]
+mod fault;
 mod loaded_stage;
 mod running_chain;
 mod stage_loop;
@@ -17,6 +19,8 @@ use net::{AcceptedStream, ClusterKey, Hello, MessageStream, PurposeLimit, Reject
 use tracing::debug;
 
 pub use expected::{Expectation, ExpectedConnections, NodeConnection};
+#[cfg(debug_assertions)]
+pub use fault::{NodeFault, NodeFaultError};
 pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};

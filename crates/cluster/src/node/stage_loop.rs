@@ -9,6 +9,8 @@ use std::time::Instant;
 use engine::{Executor, ExecutorError, OpenedSession, Prefix, RequestedOutput, StepOutput, StepPlan};
 use net::{MessageReceiver, MessageSender, MessageStream};
 
+#[cfg(debug_assertions)]
+use super::fault::{self, FaultAction, FaultPoint};
 use crate::wire::WireError;
 use crate::wire::chain::{ChainKind, CloseMessage, OpenMessage, StatesMessage, StepMessage, TruncateMessage};
 use crate::wire::control::WireFault;
@@ -145,7 +147,7 @@ impl<'a> StageLoop<'a> {
         replies: &SyncSender<Message>,
         steps: &AtomicUsize,
     ) -> Option<String> {
-        for (kind, body) in messages {
+        while let Some((kind, body)) = self.next_message(messages, replies) {
             let is_step = kind == ChainKind::Step as u8;
             let reply = match self.handle(kind, body) {
                 Ok(reply) => reply,
@@ -160,6 +162,48 @@ impl<'a> StageLoop<'a> {
             }
         }
         None
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn next_message(&mut self, messages: &Receiver<Message>, _: &SyncSender<Message>) -> Option<Message> {
+        messages.recv().ok()
+    }
+
+    /// Like `recv`, and a fault may hit while the stage is idle.
+    #[cfg(debug_assertions)]
+    fn next_message(&mut self, messages: &Receiver<Message>, replies: &SyncSender<Message>) -> Option<Message> {
+        while self.step.number > 0 {
+            match messages.recv_timeout(fault::IDLE) {
+                Ok(message) => return Some(message),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            let message = match fault::hit(FaultPoint::Idle) {
+                Some(FaultAction::Garbage) => fault::garbage(),
+                // The states of a step that nobody has asked for.
+                Some(FaultAction::Lie) => {
+                    let mut bytes = Vec::new();
+                    StatesMessage { number: u64::MAX, ..StatesMessage::default() }.encode(&mut bytes);
+                    bytes
+                }
+                _ => continue,
+            };
+            let _ = replies.send((ChainKind::States as u8, message));
+        }
+        messages.recv().ok()
+    }
+
+    /// Changes the message for the next stage, if a fault says so.
+    #[cfg(debug_assertions)]
+    fn inject(&mut self, bytes: &mut Vec<u8>, computed: std::time::Duration) {
+        let is_prefill = self.step.entries.iter().any(|entry| entry.phase == engine::Phase::Prefill);
+        match fault::hit(if is_prefill { FaultPoint::Prefill } else { FaultPoint::Decode }) {
+            Some(FaultAction::Garbage) => *bytes = fault::garbage(),
+            // Without the last value.
+            Some(FaultAction::Lie) => bytes.truncate(bytes.len() - size_of::<f32>()),
+            Some(FaultAction::Slow) => fault::slow_down(computed),
+            _ => {}
+        }
     }
 
     /// Handles one message and returns the one for the next stage.
@@ -220,6 +264,8 @@ impl<'a> StageLoop<'a> {
                 step.encode(&mut bytes)
             }
         };
+        #[cfg(debug_assertions)]
+        self.inject(&mut bytes, started.elapsed());
         Ok((kind as u8, bytes))
     }
 }

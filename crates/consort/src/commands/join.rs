@@ -61,6 +61,8 @@ pub struct JoinArgs {
 impl JoinArgs {
     pub fn run(self) -> Result<()> {
         logs::install(self.log, "info")?;
+        #[cfg(debug_assertions)]
+        install_fault()?;
         let key = self.key.key_if_saved()?;
         let folder = match self.store {
             Some(folder) => folder,
@@ -89,6 +91,15 @@ impl JoinArgs {
         info!(name = name.as_str(), threads, cpu = level.name(), "ready to run layers: listening on {address}");
         node.serve(is_shutting_down).context("serve coordinators")
     }
+}
+
+/// The fault that a test injects with `CONSORT_FAULT`: see `cluster::node::NodeFault`.
+#[cfg(debug_assertions)]
+fn install_fault() -> Result<()> {
+    if let Ok(fault) = std::env::var("CONSORT_FAULT") {
+        fault.parse::<cluster::node::NodeFault>()?.install();
+    }
+    Ok(())
 }
 
 /// Measures this machine.

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::{Child, Stdio};
 
+use crate::network::{Network, address};
 use crate::serving::bounded::Log;
 use crate::serving::{children, consort};
 
+const PORT: u16 = 7000;
 pub const KEY: &str = "a key that only tests have";
 
 /// A running `consort ranks`.
@@ -26,6 +28,13 @@ impl Host {
         let line = Log::read(child.stderr.take().unwrap()).line_with("listening on ");
         let address = line.rsplit(' ').next().unwrap().to_owned();
         Self { child, address }
+    }
+
+    /// Starts one on each machine of a network but the first.
+    pub fn start_all(network: &Network) -> Vec<Self> {
+        let start =
+            |index| network.within(index, || Self::start_at(&format!("{}:{PORT}", address(index)), Path::new(".")));
+        network.others().map(start).collect()
     }
 
     pub fn ranks(&self) -> Vec<u32> {

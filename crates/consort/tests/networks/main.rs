@@ -15,12 +15,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
 use host::{Host, KEY, addresses};
-use network::Network;
+use network::{Network, tell};
 use serving::bounded::{self, ended, wait_until};
 use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
 use watchdog::watched;
@@ -260,12 +260,23 @@ fn no_rank_outlives_its_supervisor_or_its_host() {
     });
 }
 
+/// Delays every packet to a host, if the kernel supports it.
+fn delay_packets(network: &Network, time: &str) {
+    for index in network.others() {
+        let arguments = format!("qdisc add dev host{index} root netem delay {time}");
+        let run = || Command::new("tc").args(arguments.split(' ')).stderr(Stdio::null()).status();
+        if !network.within(0, run).unwrap().success() {
+            tell("packets are not delayed in this test: the kernel has no netem");
+        }
+    }
+}
+
 #[test]
 fn hosts_find_each_other_over_a_network() {
     watched(|| {
         let Some(network) = Network::new(2) else { return };
-        network.delay("2ms");
-        let hosts = network.hosts();
+        delay_packets(&network, "2ms");
+        let hosts = Host::start_all(&network);
         let (model, prompt) = (oracle("qwen3/model-f32"), "3,1,4,1,5,9,2,6");
         let here = tokens(&model, prompt, 16, &[]);
         let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY];
@@ -277,7 +288,7 @@ fn hosts_find_each_other_over_a_network() {
 fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
     watched(|| {
         let Some(network) = Network::new(2) else { return };
-        let hosts = network.hosts();
+        let hosts = Host::start_all(&network);
         network.within(0, || {
             let deadlines = format!("{NEVER},silent=2");
             let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];

@@ -5,26 +5,22 @@ use std::env;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::host::Host;
-
-const PORT: u16 = 7000;
 /// If this variable is `required`, a test fails where namespaces cannot be created.
 const REQUIRED: &str = "CONSORT_TEST_NAMESPACES";
 
-/// The first machine is the supervisor's. Dropping the value deletes the namespaces.
+/// The first machine is that of the supervisor or coordinator. Dropping the value deletes the namespaces.
 pub struct Network {
     names: Vec<String>,
 }
 
 impl Network {
-    /// One supervisor machine and `hosts` hosts. Where network namespaces cannot be created, prints a message and returns
+    /// The first machine and `hosts` others. Where network namespaces cannot be created, prints a message and returns
     /// `None`; with `CONSORT_TEST_NAMESPACES=required` it panics.
     #[track_caller]
     pub fn new(hosts: usize) -> Option<Self> {
@@ -55,11 +51,9 @@ impl Network {
         Some(network)
     }
 
-    /// Starts `consort ranks` on each host.
-    pub fn hosts(&self) -> Vec<Host> {
-        let start =
-            |index: usize| self.within(index, || Host::start_at(&format!("{}:{PORT}", address(index)), Path::new(".")));
-        (1..self.names.len()).map(start).collect()
+    /// The machines but the first.
+    pub fn others(&self) -> std::ops::Range<usize> {
+        1..self.names.len()
     }
 
     /// Runs `task`, and the processes that it starts, in the namespace of a machine.
@@ -70,17 +64,6 @@ impl Network {
             task()
         };
         thread::scope(|scope| scope.spawn(enter).join().unwrap())
-    }
-
-    /// Delays every packet to a host, if the kernel supports it.
-    pub fn delay(&self, time: &str) {
-        for index in 1..self.names.len() {
-            let arguments = format!("-n {} qdisc add dev host{index} root netem delay {time}", self.names[0]);
-            let status = Command::new("tc").args(arguments.split(' ')).stderr(Stdio::null()).status().unwrap();
-            if !status.success() {
-                tell("packets are not delayed in this test: the kernel has no netem");
-            }
-        }
     }
 
     /// Drops all packets to a host, without an error to either side.
@@ -101,7 +84,8 @@ impl Drop for Network {
     }
 }
 
-fn address(index: usize) -> String {
+/// The address of a machine.
+pub fn address(index: usize) -> String {
     format!("10.77.0.{}", index + 1)
 }
 
@@ -133,6 +117,6 @@ fn unique() -> u32 {
 }
 
 /// Writes a line that the test harness does not capture, unlike `eprintln!`.
-fn tell(line: &str) {
+pub fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,0 +1,185 @@
+//! A model as a chain of stages in one process: every logit, log probability and embedding is the same, bit for bit, as that
+//! of the whole model, for any split, in chunks and in batches, with several steps in flight.
+
+use crate::answers::run;
+use crate::chain::Chain;
+use crate::fixture::{LIMITS, oracle_models, oracle_prompts};
+use engine::{
+    Engine, EngineOptions, Executor, ExecutorError, LocalExecutor, Logprobs, Phase, Pooling, Prefix, Request,
+    RequestKind, RequestedOutput, SamplingParams, StepOutput, StepPlan, inspect,
+};
+use kernels::cpu::{CpuBackend, CpuOptions};
+use model::{Checkpoint, Limits, LoadOptions};
+use types::{DType, TokenId};
+
+type Local = LocalExecutor<CpuBackend>;
+
+fn backend() -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap()
+}
+
+fn local(checkpoint: &Checkpoint, options: &LoadOptions) -> Local {
+    LocalExecutor::load(backend(), checkpoint, options, &mut |_| {}).unwrap()
+}
+
+/// Layers of the coordinator and of each stage: one to four parts, even and uneven, with and without layers of the
+/// coordinator.
+fn splits(layers: u32) -> Vec<Vec<u32>> {
+    let starts: [&[u32]; 7] = [&[0], &[1], &[layers - 1], &[0, 1], &[1, 1], &[0, 1, 1, 1], &[1, 1, 1]];
+    let whole = |start: &&[u32]| {
+        let last = layers.checked_sub(start.iter().sum()).filter(|&last| last > 0)?;
+        Some([start, &[last][..]].concat())
+    };
+    starts.iter().filter_map(whole).collect()
+}
+
+fn chains(checkpoint: &Checkpoint, options: &LoadOptions) -> impl Iterator<Item = (Vec<u32>, Chain)> {
+    let splits = splits(checkpoint.description().layers.len() as u32).into_iter();
+    splits.map(|split| {
+        let chain = Chain::load(checkpoint, options, &split);
+        (split, chain)
+    })
+}
+
+fn bits(row: &[f32]) -> Vec<u32> {
+    row.iter().map(|value| value.to_bits()).collect()
+}
+
+/// The logits of all positions.
+fn prefill_logits(executor: &mut impl Executor, tokens: &[TokenId], chunk: usize) -> Vec<Vec<u32>> {
+    let mut rows = Vec::new();
+    inspect::logits::<_, ExecutorError>(executor, tokens, chunk, |row| {
+        rows.push(bits(row));
+        Ok(())
+    })
+    .unwrap();
+    rows
+}
+
+/// Prefills the prompts, several in a step and in chunks, and then decodes some tokens of each: the logits of all rows, in
+/// the order of prompts and positions.
+fn batch_logits(executor: &mut impl Executor, prompts: &[Vec<TokenId>]) -> Vec<Vec<u32>> {
+    let (mut plan, mut output, vocab) = (StepPlan::new(), StepOutput::new(), executor.capacity().vocab);
+    let sessions: Vec<_> =
+        prompts.iter().map(|_| executor.open(LIMITS.positions, Prefix::NONE).unwrap().session).collect();
+    let mut found = vec![Vec::new(); prompts.len()];
+    let mut computed = vec![0; prompts.len()];
+    // Prompts end at different steps, and the last three tokens of each are decoded.
+    let next = |index: usize, at: usize| match prompts[index].len() - at {
+        0 => None,
+        left @ 1..=3 => Some((Phase::Decode, left.min(1))),
+        left => Some((Phase::Prefill, (7 + 4 * index).min(left - 3))),
+    };
+    while computed.iter().zip(prompts).any(|(&computed, prompt)| computed < prompt.len()) {
+        plan.clear();
+        let mut entries: Vec<_> =
+            (0..prompts.len()).filter_map(|index| Some((next(index, computed[index])?, index))).collect();
+        entries.sort();
+        for ((phase, rows), index) in entries {
+            let tokens = &prompts[index][computed[index]..computed[index] + rows];
+            plan.push(sessions[index], phase, computed[index], tokens, RequestedOutput::Logits { rows });
+            computed[index] += rows;
+        }
+        executor.submit(&plan).unwrap();
+        executor.collect(&mut output).unwrap();
+        for rows in &output.logits {
+            let index = sessions.iter().position(|&session| session == rows.session).unwrap();
+            found[index].extend(output.values(rows).chunks_exact(vocab).map(bits));
+        }
+    }
+    sessions.iter().for_each(|&session| executor.close(session));
+    found.concat()
+}
+
+fn check(path: &std::path::Path, keep: Option<DType>) {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let options = LoadOptions { keep, limits: LIMITS };
+    let prompts = oracle_prompts(path);
+    let long = prompts.iter().max_by_key(|prompt| prompt.len()).unwrap();
+    let batch: Vec<_> = prompts
+        .iter()
+        .filter(|prompt| prompt.len() >= 8)
+        .map(|prompt| prompt[..prompt.len().min(40)].to_vec())
+        .collect();
+    let mut whole = local(&checkpoint, &options);
+    let (alone, together) = (prefill_logits(&mut whole, long, 320), batch_logits(&mut whole, &batch));
+    for (split, mut chain) in chains(&checkpoint, &options) {
+        for chunk in [320, 33] {
+            assert!(prefill_logits(&mut chain, long, chunk) == alone, "{path:?} as {split:?} in chunks of {chunk}");
+        }
+        assert!(batch_logits(&mut chain, &batch) == together, "{path:?} as {split:?}, batched");
+        assert_eq!(chain.capacity().pages_free, LIMITS.kv_pages);
+    }
+}
+
+#[test]
+fn the_logits_of_every_oracle_model_are_those_of_one_process_for_any_split() {
+    oracle_models().iter().for_each(|path| check(path, None));
+}
+
+#[test]
+fn quantised_weights_give_the_same_bits_for_any_split() {
+    let qwen3 = oracle_models().into_iter().find(|path| path.ends_with("qwen3/model-f32")).unwrap();
+    check(&qwen3, Some(DType::Q8_0));
+}
+
+/// Greedy and sampled requests, with penalties, log probabilities and shared prefixes; log probabilities of a prompt, and
+/// embeddings.
+fn requests(prompts: &[Vec<TokenId>]) -> Vec<Request> {
+    let sampled = |index: usize| SamplingParams {
+        temperature: if index.is_multiple_of(2) { 0.0 } else { 0.8 },
+        repetition_penalty: 1.1,
+        presence_penalty: 0.2,
+        seed: index as u64,
+        logprobs: Some(2),
+        ..SamplingParams::default()
+    };
+    let mut requests: Vec<_> = (0..2 * prompts.len())
+        .map(|index| {
+            let tokens = prompts[index % prompts.len()].clone();
+            Request { sampling: sampled(index), ..Request::greedy(tokens, 8 + index * 5 % 20) }
+        })
+        .collect();
+    let long = prompts.iter().max_by_key(|prompt| prompt.len()).unwrap();
+    for pooling in [Pooling::Mean, Pooling::Last] {
+        requests.push(Request { kind: RequestKind::Embed(pooling), ..Request::greedy(long.clone(), 0) });
+    }
+    for tokens_max in [0, 4] {
+        requests.push(Request { prompt_logprobs: Some(2), ..Request::greedy(long.clone(), tokens_max) });
+    }
+    requests
+}
+
+type Given = (Vec<TokenId>, Vec<Option<Logprobs>>, Vec<Option<Logprobs>>, Option<Vec<u32>>);
+
+/// What all requests give, when they run together.
+fn answers<E: Executor>(executor: E, requests: Vec<Request>, draft_tokens_max: usize) -> Vec<Given> {
+    let options = EngineOptions { chunk: 96, draft_tokens_max, prefill_step: None, ..EngineOptions::default() };
+    let mut engine = Engine::with_options(executor, options);
+    let ids: Vec<_> = requests.into_iter().map(|request| engine.add(request).unwrap()).collect();
+    let mut answers = run(&mut engine);
+    let given = |id| {
+        let answer = answers.0.remove(id).unwrap();
+        let prompt_logprobs = answer.prefilled.map(|(_, logprobs)| logprobs).unwrap_or_default();
+        (answer.tokens, answer.logprobs, prompt_logprobs, answer.embedding.as_deref().map(bits))
+    };
+    ids.iter().map(given).collect()
+}
+
+#[test]
+fn answers_are_the_same_with_several_steps_in_flight() {
+    for path in oracle_models().iter().filter(|path| path.ends_with("model-f32")) {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let options = |kv_pages| LoadOptions { keep: None, limits: Limits { kv_pages, ..LIMITS } };
+        let prompts = oracle_prompts(path);
+        let want = answers(local(&checkpoint, &options(LIMITS.kv_pages)), requests(&prompts), 0);
+        // With few pages, sequences with rows in flight are preempted.
+        for (kv_pages, draft_tokens_max) in [(LIMITS.kv_pages, 0), (14, 3)] {
+            for (split, chain) in chains(&checkpoint, &options(kv_pages)).filter(|(split, _)| split.len() > 2) {
+                assert!(chain.depth() > 1);
+                let found = answers(chain, requests(&prompts), draft_tokens_max);
+                assert!(found == want, "{path:?} as {split:?}, {kv_pages} pages, {draft_tokens_max} draft tokens");
+            }
+        }
+    }
+}
