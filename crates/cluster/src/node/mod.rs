@@ -17,6 +17,7 @@ use net::{AcceptedStream, ClusterKey, Hello, MessageStream, PurposeLimit, Reject
 use tracing::debug;
 
 pub use expected::{Expectation, ExpectedConnections, NodeConnection};
+pub(crate) use stage_loop::{MESSAGES_MAX, run_in_process};
 pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};
