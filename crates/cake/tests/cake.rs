@@ -6,6 +6,8 @@
 mod chain;
 #[path = "cake/fixture.rs"]
 mod fixture;
+#[path = "cake/programs.rs"]
+mod programs;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -20,12 +22,10 @@ use engine::{
     Executor, ExecutorError, Health, LocalExecutor, Phase, Prefix, RequestedOutput, Stage, StepOutput, StepPlan,
     inspect,
 };
-use fixture::{
-    Addresses, KEY, LIMITS, OPTIONS, Prompt, PythonWorker, TOKENS, backend, layers, oracle, prompts, prompts_named,
-    python, run_master, with_worker,
-};
+use fixture::{Addresses, KEY, LIMITS, OPTIONS, backend, layers, with_worker};
 use kernels::cpu::CpuBackend;
 use model::Checkpoint;
+use programs::{Prompt, PythonWorker, TOKENS, oracle, prompts, prompts_named, python, run_master};
 use tempfile::{TempDir, tempdir};
 use types::TokenId;
 

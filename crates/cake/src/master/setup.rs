@@ -18,7 +18,7 @@ use super::super::wire::{CakeChunk, CakeChunkCheck, CakeMessage, CakeVariant, Ca
 use super::{ANSWER_BYTES_MAX, connect};
 
 /// How long a worker may take to look for weights, and to load them.
-const SETUP_WAIT: Duration = Duration::from_secs(15 * 60);
+pub(super) const SETUP_WAIT: Duration = Duration::from_secs(15 * 60);
 const CHUNK_BYTES: usize = 16 << 20;
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -26,6 +26,8 @@ const INDEX: &str = "model.safetensors.index.json";
 pub enum CakeSetupError {
     #[error(transparent)]
     Connection(#[from] CakeConnectionError),
+    #[error("the worker takes no assignment of layers")]
+    NotTaken,
     #[error("the worker reported: {0}")]
     Worker(String),
     #[error("{path}: {source}")]
@@ -102,7 +104,7 @@ fn filter_index(path: &Path, text: &str, layers: &[String]) -> Result<(String, B
     Ok((index.to_string(), shards))
 }
 
-/// Assigns layers to a worker. `progress` gets the number of bytes that were sent. Workers of the older variant
+/// Assigns layers to a worker. [`CakeSetupError::NotTaken`] means that it runs already and expects a hello. `progress` gets the number of bytes that were sent. Workers of the older variant
 /// of the protocol need files in that form, and nothing tells beforehand which one a worker speaks.
 pub fn set_up_worker(
     address: SocketAddr,
@@ -115,9 +117,13 @@ pub fn set_up_worker(
     let layers = files.layers.iter().map(String::as_str).collect();
     let model_hash = &short_hash(files.config.as_bytes());
     connection.send(&CakeMessage::LayerAssignment { layers, model_hash }, variant)?;
-    let needs_data = answer(&connection, |message| match message {
+    let acknowledged = answer(&connection, |message| match message {
         CakeMessage::LayerAssignmentAck { needs_data } => Some(*needs_data),
         _ => None,
+    });
+    let needs_data = acknowledged.map_err(|error| match error {
+        CakeSetupError::Connection(CakeConnectionError::Closed) => CakeSetupError::NotTaken,
+        error => error,
     })?;
     if needs_data {
         let mut sent = 0;
