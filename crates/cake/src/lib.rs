@@ -22,8 +22,8 @@ pub use discovery::{
 };
 pub use layer_name::{CakeLayerPrefix, CakeLayersError, layer_number, layer_range, layer_ranges};
 pub use master::{
-    CakeChainBuilder, CakeChainConfig, CakeChainError, CakeExecutor, CakeSetupError, CakeStagePlan, CakeWorkerAddress,
-    LoadOwn, SetupFiles, set_up_worker,
+    CakeChainBuilder, CakeChainConfig, CakeChainError, CakeExecutor, CakeSetupError, CakeSetupProgress, CakeStagePlan,
+    CakeWorkerAddress, LoadOwn, SetupFiles, set_up_worker,
 };
 pub use split::split_by_memory;
 pub use worker::{

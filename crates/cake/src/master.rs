@@ -20,7 +20,7 @@ use super::frame_budget::FrameBudget;
 use super::layer_name::CakeLayerPrefix;
 use super::wire::FRAME_BYTES_MAX;
 
-pub use chain_builder::{CakeChainBuilder, CakeChainConfig, CakeChainError, CakeStagePlan, LoadOwn};
+pub use chain_builder::{CakeChainBuilder, CakeChainConfig, CakeChainError, CakeSetupProgress, CakeStagePlan, LoadOwn};
 pub use executor::CakeExecutor;
 pub use setup::{CakeSetupError, SetupFiles, set_up_worker};
 

@@ -2,18 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cake::wire::CakeVariant;
 use cake::{
-    CakeChainBuilder, CakeChainConfig, CakeKey, CakeLayerPrefix, CakeStagePlan, WORKERS_MAX, broadcast_addresses,
-    discover, split_by_memory,
+    CakeChainBuilder, CakeChainConfig, CakeKey, CakeLayerPrefix, CakeSetupProgress, CakeStagePlan, WORKERS_MAX,
+    broadcast_addresses, discover, split_by_memory,
 };
 use clap::Args;
 use cluster::chain::{Chain, ChainTimes};
 use engine::CoordinatorStage;
+use indicatif::ProgressBar;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Footprint, LoadOptions, ModelPart};
 use net::PeerAddress;
@@ -22,6 +23,7 @@ use tracing::{info, warn};
 use types::{LayerRange, Rank};
 
 use crate::cluster_key::KeyOptions;
+use crate::progress;
 use crate::terminal;
 use crate::usage::UsageError;
 
@@ -131,7 +133,8 @@ impl CakeOptions {
             step_timeout: STEP_TIMEOUT,
             load_own: Box::new(move |layers| load_own(&own, layers, &options, cpu)),
         };
-        let (builder, formed) = CakeChainBuilder::start(config)?;
+        let (builder, formed) =
+            SetupBar::new(config.stages.len()).show(|tell| CakeChainBuilder::start(config, tell))?;
         Ok(Chain::new(builder, formed, Arc::<ChainTimes>::default(), deadline))
     }
 
@@ -161,6 +164,33 @@ impl CakeOptions {
 impl FoundWorker {
     fn named(address: &PeerAddress) -> Self {
         Self { host: address.to_string(), memory: None }
+    }
+}
+
+/// A progress bar of the files that all workers are sent.
+struct SetupBar {
+    bar: ProgressBar,
+    /// Bytes that were sent, and of all, by stage.
+    stages: Mutex<Vec<(u64, u64)>>,
+}
+
+impl SetupBar {
+    fn new(stages: usize) -> Self {
+        Self { bar: progress::bytes(0).with_message("sending weights"), stages: Mutex::new(vec![(0, 0); stages]) }
+    }
+
+    /// The bar is gone when `work` has ended.
+    fn show<T>(&self, work: impl FnOnce(&(dyn Fn(CakeSetupProgress) + Sync)) -> T) -> T {
+        let result = work(&|progress| self.update(progress));
+        self.bar.finish_and_clear();
+        result
+    }
+
+    fn update(&self, CakeSetupProgress { stage, sent_bytes, total_bytes }: CakeSetupProgress) {
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        stages[stage] = (sent_bytes, total_bytes);
+        self.bar.set_length(stages.iter().map(|(_, total)| total).sum());
+        self.bar.set_position(stages.iter().map(|(sent, _)| sent).sum());
     }
 }
 

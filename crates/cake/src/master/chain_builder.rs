@@ -58,6 +58,14 @@ pub enum CakeChainError {
     Thread(#[source] io::Error),
 }
 
+/// How much of the files of a worker, by its place in the chain, was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct CakeSetupProgress {
+    pub stage: usize,
+    pub sent_bytes: u64,
+    pub total_bytes: u64,
+}
+
 /// Loads the coordinator's part with this many first layers.
 pub type LoadOwn<B> = dyn Fn(usize) -> Result<CoordinatorStage<B>, String> + Send + Sync;
 
@@ -90,9 +98,12 @@ pub struct CakeChainBuilder<B: Backend> {
 
 impl<B: Backend> CakeChainBuilder<B> {
     /// Forms the first chain. A worker that cannot be reached is an error here, and is waited for later.
-    pub fn start(config: CakeChainConfig<B>) -> Result<(Self, FormedChain<B>), CakeChainError> {
+    pub fn start(
+        config: CakeChainConfig<B>,
+        progress: &(dyn Fn(CakeSetupProgress) + Sync),
+    ) -> Result<(Self, FormedChain<B>), CakeChainError> {
         let former = Former::new(config)?;
-        let chain = former.form(&mut None)?;
+        let chain = former.form(&mut None, progress)?;
         let (lost, received) = channel();
         let (sender, formed) = channel();
         let is_over = Arc::clone(&former.is_over);
@@ -152,7 +163,7 @@ impl<B: Backend> Former<B> {
     fn form_until_over(&self, stage: &mut Option<Box<CoordinatorStage<B>>>) -> Option<FormedChain<B>> {
         let mut last = String::new();
         while !self.is_over.load(Ordering::Relaxed) {
-            match self.form(stage) {
+            match self.form(stage, &|_| {}) {
                 Ok(chain) => return Some(chain),
                 Err(error) => {
                     let why = error.to_string();
@@ -168,11 +179,15 @@ impl<B: Backend> Former<B> {
     }
 
     /// Prepares all workers at once. `stage` is the coordinator's part of an earlier chain; it stays there after an error.
-    fn form(&self, stage: &mut Option<Box<CoordinatorStage<B>>>) -> Result<FormedChain<B>, CakeChainError> {
+    fn form(
+        &self,
+        stage: &mut Option<Box<CoordinatorStage<B>>>,
+        progress: &(dyn Fn(CakeSetupProgress) + Sync),
+    ) -> Result<FormedChain<B>, CakeChainError> {
         let CakeChainConfig { stages, hidden, vocab, limits, .. } = &self.config;
         let prepared = thread::scope(|scope| {
-            let prepare = |(plan, files)| scope.spawn(move || self.prepare(plan, files));
-            let threads: Vec<_> = stages.iter().zip(&self.files).map(prepare).collect();
+            let prepare = |stage| scope.spawn(move || self.prepare(stage, progress));
+            let threads: Vec<_> = (0..stages.len()).map(prepare).collect();
             self.load_own(stage)?;
             let joined = threads.into_iter().map(|thread| thread.join().expect("a worker's thread does not panic"));
             joined.collect::<Result<Vec<_>, _>>()
@@ -195,19 +210,30 @@ impl<B: Backend> Former<B> {
     }
 
     /// Assigns a worker its layers, and waits until it answers.
-    fn prepare(&self, plan: &CakeStagePlan, files: &SetupFiles) -> Result<CakeWorkerAddress, CakeChainError> {
-        let CakeStagePlan { host, layers } = plan;
+    fn prepare(
+        &self,
+        stage: usize,
+        progress: &(dyn Fn(CakeSetupProgress) + Sync),
+    ) -> Result<CakeWorkerAddress, CakeChainError> {
+        let CakeStagePlan { host, layers } = &self.config.stages[stage];
         let CakeChainConfig { key, variant, prefix, step_timeout, .. } = &self.config;
         let address = resolve(host)?;
         let mut sent = 0;
-        let wait = match set_up_worker(address, key, files, *variant, &mut |bytes| sent = bytes) {
+        let mut tell = |sent_bytes, total_bytes| {
+            if sent == 0 {
+                info!(worker = %host, bytes = total_bytes, "sending weights to a cake worker");
+            }
+            sent = sent_bytes;
+            progress(CakeSetupProgress { stage, sent_bytes, total_bytes });
+        };
+        let wait = match set_up_worker(address, key, &self.files[stage], *variant, &mut tell) {
             // It says so before it has loaded its weights.
             Ok(()) => SETUP_WAIT,
             // A running worker of the older variant takes no assignment. It has its layers.
             Err(CakeSetupError::NotTaken) => Duration::ZERO,
             Err(source) => return Err(CakeChainError::Setup { host: host.clone(), source }),
         };
-        info!(worker = %host, %layers, sent_bytes = sent, "a cake worker has its layers");
+        info!(worker = %host, %layers, "a cake worker has its layers");
         let (key, step_timeout) = (Some(key.clone()), *step_timeout);
         let worker = CakeWorkerAddress { address, key, layers: *layers, prefix: *prefix, step_timeout };
         let answered = self.wait_for_answer(&worker, Instant::now() + wait);

@@ -81,6 +81,18 @@ impl SetupFiles {
         }
         Ok(Self { layers, config, files })
     }
+
+    /// The bytes of all files.
+    fn bytes(&self) -> Result<u64, CakeSetupError> {
+        let sizes = self.files.iter().map(|(_, source)| match source {
+            Source::Text(text) => Ok(text.len() as u64),
+            Source::File(path) => match fs::metadata(path) {
+                Ok(found) => Ok(found.len()),
+                Err(source) => Err(CakeSetupError::File { path: path.clone(), source }),
+            },
+        });
+        sizes.sum()
+    }
 }
 
 /// The index of the tensors of these layers, and the names of the files that have them.
@@ -104,14 +116,15 @@ fn filter_index(path: &Path, text: &str, layers: &[String]) -> Result<(String, B
     Ok((index.to_string(), shards))
 }
 
-/// Assigns layers to a worker. [`CakeSetupError::NotTaken`] means that it runs already and expects a hello. `progress` gets the number of bytes that were sent. Workers of the older variant
-/// of the protocol need files in that form, and nothing tells beforehand which one a worker speaks.
+/// Assigns layers to a worker. [`CakeSetupError::NotTaken`] means that it runs already and expects a hello. `progress` gets
+/// the number of bytes that were sent, and of all. Workers of the older variant of the protocol need files in that form, and
+/// nothing tells beforehand which one a worker speaks.
 pub fn set_up_worker(
     address: SocketAddr,
     key: &CakeKey,
     files: &SetupFiles,
     variant: CakeVariant,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), CakeSetupError> {
     let connection = connect(address, Some(key))?;
     let layers = files.layers.iter().map(String::as_str).collect();
@@ -126,11 +139,11 @@ pub fn set_up_worker(
         error => error,
     })?;
     if needs_data {
-        let mut sent = 0;
+        let (mut sent, total) = (0, files.bytes()?);
         for (name, source) in &files.files {
             send_file(&connection, name, source, variant, &mut |bytes| {
                 sent += bytes;
-                progress(sent);
+                progress(sent, total);
             })?;
         }
         connection.send(&CakeMessage::ModelDataDone, variant)?;
