@@ -28,7 +28,7 @@ pub enum CakeAuthError {
     Key,
     #[error("the other side sent a nonce of this process as its own")]
     Reflected,
-    #[error("authenticate")]
+    #[error("authenticate: {0}")]
     Io(#[from] io::Error),
 }
 

@@ -10,6 +10,7 @@ mod discovery;
 mod frame_budget;
 mod layer_name;
 mod master;
+mod split;
 pub mod wire;
 mod worker;
 
@@ -20,8 +21,12 @@ pub use discovery::{
     broadcast_addresses, discover, read_any_packet,
 };
 pub use layer_name::{CakeLayerPrefix, CakeLayersError, layer_number, layer_range, layer_ranges};
-pub use master::{CakeExecutor, CakeSetupError, CakeWorkerAddress, SetupFiles, set_up_worker};
+pub use master::{
+    CakeChainBuilder, CakeChainConfig, CakeChainError, CakeExecutor, CakeSetupError, CakeSetupProgress, CakeStagePlan,
+    CakeWorkerAddress, LoadOwn, SetupFiles, set_up_worker,
+};
+pub use split::split_by_memory;
 pub use worker::{
-    CONNECTIONS_MAX, CakeLoader, CakeSession, CakeStage, CakeStageError, CakeStoreError, CakeTransferError, CakeWorker,
-    CakeWorkerError, CakeWorkerSettings, ExecutorLoader, HANDSHAKES_MAX, LoadExecutor,
+    CONNECTIONS_MAX, CakeLoader, CakeSession, CakeStage, CakeStageError, CakeStoreError, CakeStoreLimits,
+    CakeTransferError, CakeWorker, CakeWorkerError, CakeWorkerSettings, ExecutorLoader, HANDSHAKES_MAX, LoadExecutor,
 };

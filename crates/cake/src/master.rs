@@ -1,5 +1,7 @@
-//! A cake worker as a stage of our chain: [`CakeExecutor`] runs its layers, [`set_up_worker`] gives it layers and weights.
+//! Cake workers as stages of our chain: [`CakeExecutor`] runs the layers of one, [`set_up_worker`] gives it layers and weights,
+//! [`CakeChainBuilder`] forms a chain of several.
 
+mod chain_builder;
 mod executor;
 mod history;
 mod link;
@@ -18,6 +20,7 @@ use super::frame_budget::FrameBudget;
 use super::layer_name::CakeLayerPrefix;
 use super::wire::FRAME_BYTES_MAX;
 
+pub use chain_builder::{CakeChainBuilder, CakeChainConfig, CakeChainError, CakeSetupProgress, CakeStagePlan, LoadOwn};
 pub use executor::CakeExecutor;
 pub use setup::{CakeSetupError, SetupFiles, set_up_worker};
 

@@ -8,6 +8,7 @@ mod registry;
 mod sequence;
 mod served;
 mod setup;
+mod space;
 mod stage;
 mod store;
 mod transfer;
@@ -36,6 +37,7 @@ use store::CakeStore;
 
 pub use executor_stage::{ExecutorLoader, LoadExecutor};
 pub use registry::{CONNECTIONS_MAX, HANDSHAKES_MAX};
+pub use space::CakeStoreLimits;
 pub use stage::{CakeLoader, CakeSession, CakeStage, CakeStageError};
 pub use store::CakeStoreError;
 pub use transfer::CakeTransferError;
@@ -82,6 +84,7 @@ pub struct CakeWorkerSettings {
     pub key: Option<CakeKey>,
     /// Where received models are kept.
     pub store: PathBuf,
+    pub store_limits: CakeStoreLimits,
     /// A folder with config.json and safetensors. Then no weights are received.
     pub model: Option<PathBuf>,
 }
@@ -122,7 +125,7 @@ impl CakeWorker {
     pub fn new(settings: CakeWorkerSettings, loader: Arc<dyn CakeLoader>) -> Result<Self, CakeWorkerError> {
         let serving = settings.model.as_deref().map(|folder| Serving::of_folder(folder, &loader)).transpose()?;
         Ok(Self {
-            store: settings.key.as_ref().map(|key| CakeStore::new(settings.store.clone(), key)),
+            store: settings.key.as_ref().map(|key| CakeStore::new(settings.store.clone(), settings.store_limits, key)),
             settings,
             loader,
             serving: Mutex::new(serving),

@@ -6,6 +6,8 @@
 mod chain;
 #[path = "cake/fixture.rs"]
 mod fixture;
+#[path = "cake/programs.rs"]
+mod programs;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -20,12 +22,10 @@ use engine::{
     Executor, ExecutorError, Health, LocalExecutor, Phase, Prefix, RequestedOutput, Stage, StepOutput, StepPlan,
     inspect,
 };
-use fixture::{
-    Addresses, KEY, LIMITS, OPTIONS, Prompt, PythonWorker, TOKENS, backend, layers, oracle, prompts, prompts_named,
-    python, run_master, with_worker,
-};
+use fixture::{Addresses, KEY, LIMITS, OPTIONS, backend, layers, with_worker};
 use kernels::cpu::CpuBackend;
 use model::Checkpoint;
+use programs::{Prompt, PythonWorker, TOKENS, oracle, prompts, prompts_named, python, run_master};
 use tempfile::{TempDir, tempdir};
 use types::TokenId;
 
@@ -120,7 +120,7 @@ fn a_worker_with_a_model_of_its_own_takes_no_other() {
     with_worker(Some(KEY), store.path(), Some(&oracle("qwen3/model-f32")), |worker| {
         let set_up = |model: &str, end| {
             let files = SetupFiles::of_folder(&oracle(model), layers(2, end), CakeLayerPrefix::Model).unwrap();
-            set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_| panic!("weights were sent"))
+            set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_, _| panic!("weights were sent"))
         };
         let refused = |result: Result<(), CakeSetupError>| result.unwrap_err().to_string();
         assert!(refused(set_up("llama/model-f32", 4)).contains("this worker has another model"));
@@ -351,7 +351,8 @@ fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
         let files = SetupFiles::of_folder(&folder, layers(1, 4), CakeLayerPrefix::Model).unwrap();
         let key = CakeKey::new(KEY).unwrap();
         let mut sent = 0;
-        set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |bytes| sent = bytes).unwrap();
+        set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |bytes, total| sent = bytes.min(total))
+            .unwrap();
         assert!(sent > 0);
         let mut chain = chain(&folder, worker.worker, 1, 4);
         assert!(logits(&mut chain.executor, prompt) == want);
@@ -366,7 +367,7 @@ fn our_worker_as_a_stage_of_our_chain_changes_no_bit() {
         assert_eq!(chain.losses(), 0);
         drop(chain);
         // A second set-up sends nothing.
-        set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_| panic!("sent again")).unwrap();
+        set_up_worker(worker.worker, &key, &files, CakeVariant::Head, &mut |_, _| panic!("sent again")).unwrap();
     });
 }
 
@@ -381,7 +382,7 @@ fn we_set_up_a_cake_worker_of_either_variant() {
         let key = CakeKey::new(KEY).unwrap();
         for said in ["set up 2 needs data\n", "set up 2 has data\n"] {
             let mut worker = start();
-            set_up_worker(worker.address, &key, &files, variant, &mut |_| {}).unwrap();
+            set_up_worker(worker.address, &key, &files, variant, &mut |_, _| {}).unwrap();
             assert_eq!(worker.line(), said);
             let prompts = &prompts("llama", "bf16w")[1..2];
             let (generated, _) = generate(chain(folder, worker.address, 2, 4).executor, prompts, TOKENS, 0);

@@ -63,6 +63,15 @@ impl KeyOptions {
         }
     }
 
+    /// Checks that a key is given, whatever it is. A file is not read.
+    pub fn check_given(&self) -> Result<()> {
+        match &self.cluster_key_file {
+            Some(file) => file.metadata().map(drop).with_context(|| reading(file)),
+            None if self.cluster_key.is_some() => Ok(()),
+            None => Err(missing().into()),
+        }
+    }
+
     /// The given key, else the one that this machine has saved, else a new one, which is saved for the next time.
     pub fn key_or_saved(&self) -> Result<ClusterKey> {
         if self.is_given() {
@@ -90,18 +99,31 @@ impl KeyOptions {
         }
     }
 
+    /// The text of the given key, without white space around it, for a protocol that uses it as it is.
+    pub fn given_text(&self) -> Result<String> {
+        let text = match (&self.cluster_key_file, &self.cluster_key) {
+            (Some(file), _) => &read(file)?,
+            (None, Some(Passphrase(text))) => text,
+            (None, None) => return Err(missing().into()),
+        };
+        Ok(text.trim().to_owned())
+    }
+
     fn is_given(&self) -> bool {
         self.cluster_key.is_some() || self.cluster_key_file.is_some()
     }
 
     fn key_from_text(&self) -> Result<ClusterKey> {
-        let Some(Passphrase(text)) = &self.cluster_key else {
-            let message = "machines that work together share a key: give all of them the same one by \
-                           --cluster-key-file, --cluster-key or CONSORT_CLUSTER_KEY";
-            return Err(UsageError::new(message).into());
-        };
+        let Passphrase(text) = self.cluster_key.as_ref().ok_or_else(missing)?;
         Ok(ClusterKey::from_passphrase(text)?)
     }
+}
+
+fn missing() -> UsageError {
+    UsageError::new(
+        "machines that work together share a key: give all of them the same one by --cluster-key-file, --cluster-key or \
+         CONSORT_CLUSTER_KEY",
+    )
 }
 
 /// Where this machine keeps the key of its cluster.

@@ -43,8 +43,8 @@ pub struct ClusterOptions {
     /// A machine that runs `consort join`, where it is not found by itself
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub peer: Vec<PeerAddress>,
-    /// How many layers each --peer gets, in their order; this machine has the rest
-    #[arg(long, value_name = "LAYERS,…", value_delimiter = ',', requires = "peer")]
+    /// How many layers each --peer or --cake-worker gets, in their order; this machine has the rest
+    #[arg(long, value_name = "LAYERS,…", value_delimiter = ',')]
     pub split: Vec<usize>,
     /// What the plan minimises
     #[arg(long, value_enum, default_value_t)]

@@ -4,12 +4,14 @@ use engine::{Executor, LocalExecutor, RankReport};
 use kernels::cpu::CpuBackend;
 use ranks::group::Group;
 
+use crate::cake_options::CakeChain;
 use crate::cluster_options::ClusterChain;
 
 pub enum LoadedModel {
     Local(Box<LocalExecutor<CpuBackend>>),
     Group(Box<Group>),
     Chain(Box<ClusterChain>),
+    Cake(Box<CakeChain>),
 }
 
 impl LoadedModel {
@@ -18,6 +20,7 @@ impl LoadedModel {
             Self::Local(local) => &mut **local,
             Self::Group(group) => &mut **group,
             Self::Chain(chain) => &mut **chain,
+            Self::Cake(chain) => &mut **chain,
         }
     }
 
@@ -26,6 +29,7 @@ impl LoadedModel {
             Self::Local(local) => local,
             Self::Group(group) => group,
             Self::Chain(chain) => chain,
+            Self::Cake(chain) => chain,
         }
     }
 
@@ -35,6 +39,7 @@ impl LoadedModel {
             Self::Local(local) => local.weight_bytes(),
             Self::Group(group) => group.layer_bytes(),
             Self::Chain(chain) => chain.layer_bytes(),
+            Self::Cake(chain) => chain.layer_bytes(),
         }
     }
 
@@ -44,13 +49,14 @@ impl LoadedModel {
             Self::Local(local) => local.head_bytes(),
             Self::Group(group) => group.head_bytes(),
             Self::Chain(chain) => chain.head_bytes(),
+            Self::Cake(chain) => chain.head_bytes(),
         }
     }
 
     /// The counters of all ranks; empty for a model in one process.
     pub fn rank_reports(&mut self) -> anyhow::Result<Vec<RankReport>> {
         match self {
-            Self::Local(_) | Self::Chain(_) => Ok(Vec::new()),
+            Self::Local(_) | Self::Chain(_) | Self::Cake(_) => Ok(Vec::new()),
             Self::Group(group) => Ok(group.count()?),
         }
     }

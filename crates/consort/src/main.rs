@@ -3,6 +3,7 @@
 
 mod bench;
 mod bounded_file;
+mod cake_options;
 mod cluster_key;
 mod cluster_options;
 mod commands;

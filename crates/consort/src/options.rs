@@ -19,6 +19,7 @@ use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
 use types::{DType, WorldSize};
 
+use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::ClusterOptions;
 use crate::loaded_model::LoadedModel;
@@ -80,6 +81,8 @@ pub struct ModelOptions {
     #[command(flatten)]
     cluster: ClusterOptions,
     #[command(flatten)]
+    cake: CakeOptions,
+    #[command(flatten)]
     key: KeyOptions,
 }
 
@@ -120,14 +123,32 @@ impl ModelOptions {
     /// Checks what can be checked without the model, before it is downloaded to be loaded.
     pub fn check(&self) -> Result<()> {
         self.check_values()?;
+        if self.cake.is_used() {
+            return self.key.check_given();
+        }
         if self.tp_hosts.is_empty() { Ok(()) } else { self.key.check() }
     }
 
     /// Checks that the options do not contradict each other.
     pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
-        self.cluster.check()?;
+        self.check_cake()?;
         self.keep().map(|_| ())
+    }
+
+    fn check_cake(&self) -> Result<(), UsageError> {
+        if !self.cake.is_used() {
+            self.cluster.check()?;
+            return self.cake.check(&[]);
+        }
+        let refuse = |with: &str| {
+            Err(UsageError::new(format!("--cake-worker and --cake-discover do not work together with {with}")))
+        };
+        match () {
+            () if self.cluster.is_used() => refuse("--cluster and --peer: all machines of a chain speak one protocol"),
+            () if self.ranks() > 1 => refuse("--tensor-parallel and --tp-hosts"),
+            () => self.cake.check(&self.cluster.split),
+        }
     }
 
     /// Loads the model that was opened at `path`, and shows a progress bar. `threads` is per rank.
@@ -158,6 +179,10 @@ impl ModelOptions {
         let hosts = self.hosts()?;
         let cpu = self.cpu(checkpoint, threads)?;
         let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
+        if self.cake.is_used() {
+            let model = CakeModel { path, checkpoint, options, cpu };
+            return Ok(LoadedModel::Cake(Box::new(self.cake.form(&self.key, &self.cluster.split, &model)?)));
+        }
         if self.cluster.is_used() {
             let waiting = &mut |what: &str| tracing::info!("waiting for machines: {what}");
             let chain = self.cluster.form(path, self.key.key_or_saved()?, options, cpu, waiting)?;
@@ -288,7 +313,12 @@ impl ModelOptions {
 
     /// Whether layers may run on other machines.
     pub fn uses_cluster(&self) -> bool {
-        self.cluster.is_used()
+        self.cluster.is_used() || self.cake.is_used()
+    }
+
+    /// Whether layers run on cake workers.
+    pub fn uses_cake(&self) -> bool {
+        self.cake.is_used()
     }
 
     /// The number of rank processes.
@@ -358,10 +388,18 @@ impl ModelOptions {
             KvOption::F32 => KvType::F32,
             KvOption::F16 => KvType::F16,
             KvOption::Auto if self.compute == ComputeOption::F32 => KvType::F32,
-            KvOption::Auto if self.quant.is_some() || checkpoint.has(DType::is_quantised) => KvType::F16,
-            KvOption::Auto if level == Level::Amx && checkpoint.has(|dtype| dtype == DType::BF16) => KvType::Split,
-            KvOption::Auto => KvType::F32,
+            KvOption::Auto if self.quant.is_some() => KvType::F16,
+            KvOption::Auto => kv_default(checkpoint, level),
         }
+    }
+}
+
+/// The data type of the KV cache of a model as it is stored.
+pub fn kv_default(checkpoint: &Checkpoint, level: Level) -> KvType {
+    match level {
+        _ if checkpoint.has(DType::is_quantised) => KvType::F16,
+        Level::Amx if checkpoint.has(|dtype| dtype == DType::BF16) => KvType::Split,
+        _ => KvType::F32,
     }
 }
 

@@ -70,6 +70,8 @@ impl CakeExecutor {
         if let Some(link) = self.links.remove(&session) {
             return Ok(link);
         }
+        // The worker may have ended since their sequences did.
+        self.idle.retain(|link| !link.is_hung_up());
         let link = match self.idle.pop() {
             Some(link) => link,
             None => WorkerLink::start(self.worker.clone(), self.hidden).map_err(|error| self.lost(error))?,

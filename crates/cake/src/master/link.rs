@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use super::super::auth::CakeAuthError;
 use super::super::connection::{CakeConnection, CakeConnectionError, ConnectionHandle};
 use super::super::wire::{
     CakeDType, CakeMessage, CakeOp, CakeTensor, CakeVariant, CakeWireError, activation_rows, activation_tensor,
@@ -34,6 +35,23 @@ impl From<CakeWireError> for LinkError {
     fn from(error: CakeWireError) -> Self {
         Self::Connection(error.into())
     }
+}
+
+impl LinkError {
+    /// Whether a worker that is still loading may be the reason.
+    pub fn may_pass(&self) -> bool {
+        use CakeConnectionError as Error;
+        match self {
+            Self::Connection(Error::Closed | Error::Silent(_) | Error::Io(_)) => true,
+            Self::Connection(Error::Auth(error)) => matches!(error, CakeAuthError::Io(_)),
+            _ => false,
+        }
+    }
+}
+
+/// Checks that a worker answers, and computes in a type that is known.
+pub(super) fn greet(worker: &CakeWorkerAddress) -> Result<(), LinkError> {
+    OpenLink::greet(worker.connect()?).map(drop)
 }
 
 pub(super) type RunReply = Result<Vec<f32>, LinkError>;

@@ -18,7 +18,7 @@ use super::super::wire::{CakeChunk, CakeChunkCheck, CakeMessage, CakeVariant, Ca
 use super::{ANSWER_BYTES_MAX, connect};
 
 /// How long a worker may take to look for weights, and to load them.
-const SETUP_WAIT: Duration = Duration::from_secs(15 * 60);
+pub(super) const SETUP_WAIT: Duration = Duration::from_secs(15 * 60);
 const CHUNK_BYTES: usize = 16 << 20;
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -26,6 +26,8 @@ const INDEX: &str = "model.safetensors.index.json";
 pub enum CakeSetupError {
     #[error(transparent)]
     Connection(#[from] CakeConnectionError),
+    #[error("the worker takes no assignment of layers")]
+    NotTaken,
     #[error("the worker reported: {0}")]
     Worker(String),
     #[error("{path}: {source}")]
@@ -79,6 +81,18 @@ impl SetupFiles {
         }
         Ok(Self { layers, config, files })
     }
+
+    /// The bytes of all files.
+    fn bytes(&self) -> Result<u64, CakeSetupError> {
+        let sizes = self.files.iter().map(|(_, source)| match source {
+            Source::Text(text) => Ok(text.len() as u64),
+            Source::File(path) => match fs::metadata(path) {
+                Ok(found) => Ok(found.len()),
+                Err(source) => Err(CakeSetupError::File { path: path.clone(), source }),
+            },
+        });
+        sizes.sum()
+    }
 }
 
 /// The index of the tensors of these layers, and the names of the files that have them.
@@ -102,29 +116,34 @@ fn filter_index(path: &Path, text: &str, layers: &[String]) -> Result<(String, B
     Ok((index.to_string(), shards))
 }
 
-/// Assigns layers to a worker. `progress` gets the number of bytes that were sent. Workers of the older variant
-/// of the protocol need files in that form, and nothing tells beforehand which one a worker speaks.
+/// Assigns layers to a worker. [`CakeSetupError::NotTaken`] means that it runs already and expects a hello. `progress` gets
+/// the number of bytes that were sent, and of all. Workers of the older variant of the protocol need files in that form, and
+/// nothing tells beforehand which one a worker speaks.
 pub fn set_up_worker(
     address: SocketAddr,
     key: &CakeKey,
     files: &SetupFiles,
     variant: CakeVariant,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), CakeSetupError> {
     let connection = connect(address, Some(key))?;
     let layers = files.layers.iter().map(String::as_str).collect();
     let model_hash = &short_hash(files.config.as_bytes());
     connection.send(&CakeMessage::LayerAssignment { layers, model_hash }, variant)?;
-    let needs_data = answer(&connection, |message| match message {
+    let acknowledged = answer(&connection, |message| match message {
         CakeMessage::LayerAssignmentAck { needs_data } => Some(*needs_data),
         _ => None,
+    });
+    let needs_data = acknowledged.map_err(|error| match error {
+        CakeSetupError::Connection(CakeConnectionError::Closed) => CakeSetupError::NotTaken,
+        error => error,
     })?;
     if needs_data {
-        let mut sent = 0;
+        let (mut sent, total) = (0, files.bytes()?);
         for (name, source) in &files.files {
             send_file(&connection, name, source, variant, &mut |bytes| {
                 sent += bytes;
-                progress(sent);
+                progress(sent, total);
             })?;
         }
         connection.send(&CakeMessage::ModelDataDone, variant)?;

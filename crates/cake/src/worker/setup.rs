@@ -82,6 +82,7 @@ impl CakeWorker {
         }
         let incoming = self.store.as_ref().ok_or(CakeWorkerError::NoStore)?.begin(hash)?;
         acknowledge(true)?;
+        info!("a cake master sends the files of its model");
         let stored = receive_files(connection, incoming, variant)?;
         let checkpoint = stored.checkpoint()?;
         self.begin_serving(&assignment, Found { checkpoint, config: stored.config, variant: stored.variant })?;
@@ -161,7 +162,12 @@ fn receive_chunks(
             is_first = false;
         }
         match payload.message_in(*variant).map_err(CakeConnectionError::from)? {
-            CakeMessage::ModelDataChunk(chunk) => incoming.transfer.receive(&chunk).map_err(CakeStoreError::from)?,
+            CakeMessage::ModelDataChunk(chunk) => {
+                incoming.transfer.receive(&chunk).map_err(CakeStoreError::from)?;
+                if chunk.offset == 0 {
+                    info!(file = chunk.file, bytes = chunk.total_bytes, "receiving");
+                }
+            }
             CakeMessage::ModelDataDone => return Ok(()),
             _ => return Err(CakeConnectionError::Unexpected.into()),
         }

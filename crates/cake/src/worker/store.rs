@@ -11,12 +11,11 @@ use model::Checkpoint;
 
 use super::super::auth::{CakeKey, short_hash};
 use super::super::wire::CakeVariant;
+use super::space::{CakeStoreLimits, StoreSpace, VARIANT_FILE, mark_used, remove_folder};
 use super::transfer::{CakeTransferError, Transfer, config_path, weights_path};
 
 /// Far more than any config.json.
 const CONFIG_BYTES_MAX: u64 = 64 << 20;
-/// Which variant of the protocol the master spoke that sent the files: its next assignment does not tell.
-const VARIANT_FILE: &str = "wire-variant";
 
 /// How a master names a model: the beginning of the hash of its config.json, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +53,7 @@ pub enum CakeStoreError {
 #[derive(Debug)]
 pub(super) struct CakeStore {
     folder: PathBuf,
+    limits: CakeStoreLimits,
     cluster_hash: String,
 }
 
@@ -75,8 +75,8 @@ pub(super) struct IncomingModel {
 }
 
 impl CakeStore {
-    pub fn new(folder: PathBuf, key: &CakeKey) -> Self {
-        Self { folder, cluster_hash: key.cluster_hash() }
+    pub fn new(folder: PathBuf, limits: CakeStoreLimits, key: &CakeKey) -> Self {
+        Self { folder, limits, cluster_hash: key.cluster_hash() }
     }
 
     fn path(&self, hash: ModelHash, suffix: &str) -> PathBuf {
@@ -86,7 +86,9 @@ impl CakeStore {
 
     /// A model that was received before.
     pub fn find(&self, hash: ModelHash) -> Result<Option<StoredModel>, CakeStoreError> {
-        StoredModel::open(&self.path(hash, ""), hash)
+        let folder = self.path(hash, "");
+        mark_used(&folder);
+        StoredModel::open(&folder, hash)
     }
 
     /// Begins to receive a model, of which an earlier copy remains until this one is complete.
@@ -100,7 +102,9 @@ impl CakeStore {
         let partial = self.path(hash, ".partial");
         remove_folder(&partial)?;
         fs::create_dir(&partial)?;
-        let transfer = Transfer::new(partial.clone(), free_bytes(&partial)?);
+        let space = StoreSpace { folder: self.folder.clone(), receiving: partial.clone(), limits: self.limits };
+        let make_room = Box::new(move |bytes| space.make_room(bytes));
+        let transfer = Transfer::new(partial.clone(), self.limits.bytes_max, make_room);
         Ok(IncomingModel { hash, complete: self.path(hash, ""), partial, transfer, _lock: lock })
     }
 }
@@ -110,6 +114,7 @@ impl IncomingModel {
     pub fn finish(self, variant: CakeVariant) -> Result<StoredModel, CakeStoreError> {
         let Self { hash, complete, partial, transfer, _lock } = self;
         let result = transfer.finish().map_err(CakeStoreError::from).and_then(|folder| {
+            // Its next assignment does not tell which variant the master speaks.
             let text = if variant == CakeVariant::Older { "older" } else { "head" };
             fs::write(folder.join(VARIANT_FILE), text)?;
             // Opening checks the sizes in the headers of the weights.
@@ -157,17 +162,4 @@ impl StoredModel {
 fn root_cause(error: &(dyn Error + 'static)) -> String {
     let causes = successors(Some(error), |&error| error.source());
     causes.last().map_or(String::new(), ToString::to_string)
-}
-
-fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Room on the file system of a folder.
-fn free_bytes(folder: &Path) -> io::Result<u64> {
-    let found = rustix::fs::statvfs(folder)?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

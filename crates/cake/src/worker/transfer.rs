@@ -33,6 +33,8 @@ pub enum CakeTransferError {
     TooManyFiles,
     #[error("{name:?} of {bytes} bytes is too large, the limit is {max}")]
     TooLarge { name: String, bytes: u64, max: u64 },
+    #[error("there is no room for {name:?} of {bytes} bytes")]
+    NoRoom { name: String, bytes: u64 },
     #[error("a chunk of {name:?} begins at byte {found}, byte {expected} of {total} was due")]
     Order { name: String, found: u64, expected: u64, total: u64 },
     #[error("a chunk of {0:?} is damaged: its checksum differs")]
@@ -51,11 +53,15 @@ pub enum CakeTransferError {
     Io(#[from] io::Error),
 }
 
+/// Makes room for a file of this size. False if that cannot be done.
+pub(super) type MakeRoom = dyn Fn(u64) -> io::Result<bool> + Send;
+
 pub(super) struct Transfer {
     /// Exists, is empty, and belongs to this transfer.
     folder: PathBuf,
     /// Bytes that may still be written.
     bytes_left: u64,
+    make_room: Box<MakeRoom>,
     current: Option<Current>,
     names: HashSet<String>,
     has_config: bool,
@@ -104,8 +110,16 @@ pub(super) fn weights_path(folder: &Path, number: usize) -> PathBuf {
 }
 
 impl Transfer {
-    pub fn new(folder: PathBuf, bytes_max: u64) -> Self {
-        Self { folder, bytes_left: bytes_max, current: None, names: HashSet::new(), has_config: false, weights: 0 }
+    pub fn new(folder: PathBuf, bytes_max: u64, make_room: Box<MakeRoom>) -> Self {
+        Self {
+            folder,
+            bytes_left: bytes_max,
+            make_room,
+            current: None,
+            names: HashSet::new(),
+            has_config: false,
+            weights: 0,
+        }
     }
 
     pub fn receive(&mut self, chunk: &CakeChunk<'_>) -> Result<(), CakeTransferError> {
@@ -145,6 +159,9 @@ impl Transfer {
             .checked_sub(total)
             .filter(|_| total <= max)
             .ok_or_else(|| CakeTransferError::TooLarge { name: name.to_owned(), bytes: total, max })?;
+        if purpose != Purpose::Unused && !(self.make_room)(total)? {
+            return Err(CakeTransferError::NoRoom { name: name.to_owned(), bytes: total });
+        }
         let file = match purpose {
             Purpose::Config => Some(config_path(&self.folder)),
             Purpose::Weights => Some(weights_path(&self.folder, self.weights)),

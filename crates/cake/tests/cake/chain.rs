@@ -1,23 +1,19 @@
 //! Chains of a coordinator and stages that are threads of this process, and generations on them.
 
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster::chain::{Chain, ChainBuilder, ChainLink, ChainTimes, FormedChain};
-use cluster::node::{StageConnections, StageShape};
-use cluster::purpose::{CHAIN, ConnectionId};
-use cluster::wire::chain::ChainKind;
+use cluster::node::StageShape;
 use engine::{CoordinatorStage, Engine, EngineOptions, EventKind, Executor, FinishReason, Request};
 use kernels::cpu::CpuBackend;
 use model::Checkpoint;
-use net::{ClusterKey, MessageStream, WaitLimit, respond};
 use types::TokenId;
 
-use super::fixture::{OPTIONS, Prompt, backend};
+use super::fixture::{OPTIONS, backend};
+use super::programs::Prompt;
 
 /// Longer than any test.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -69,36 +65,10 @@ impl ChainBuilder<CpuBackend> for Former {
     }
 }
 
-/// Starts a thread for each stage, and connects them.
 fn form(checkpoint: &Checkpoint, first: usize, stages: Vec<Box<dyn Executor>>) -> FormedChain<CpuBackend> {
     let ends = CoordinatorStage::load(backend(), checkpoint, &OPTIONS, first, &mut |_| {}).unwrap();
     let shape = StageShape { rows_max: OPTIONS.limits.step.rows, hidden: checkpoint.description().hidden };
-    let count = stages.len();
-    let (near, mut previous) = pair();
-    for (index, mut stage) in stages.into_iter().enumerate() {
-        let (next, far) = pair();
-        let connections = StageConnections { previous, next, is_last: index + 1 == count };
-        previous = far;
-        thread::spawn(move || cluster::node::run(&mut *stage, shape, connections));
-    }
-    let bytes_max = ChainKind::States.bytes_max(shape.rows_max, shape.hidden);
-    let link = ChainLink::new(count, near, previous, bytes_max).unwrap();
-    FormedChain { stage: Box::new(ends), link: Some(link) }
-}
-
-/// Two ends of an encrypted connection.
-fn pair() -> (MessageStream, MessageStream) {
-    let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let limit = || WaitLimit::until(Instant::now() + DEADLINE);
-    let hello = ConnectionId { purpose: CHAIN, number: 1, index: 0 }.hello(Duration::from_secs(10));
-    let respond = |stream: TcpStream| respond(stream, &key, &limit(), |_| Ok(())).unwrap().1;
-    thread::scope(|scope| {
-        let near = scope.spawn(|| MessageStream::connect(address, &key, &hello, &limit()).unwrap());
-        let far = MessageStream::new(respond(listener.accept().unwrap().0)).unwrap();
-        (near.join().unwrap(), far)
-    })
+    FormedChain { stage: Box::new(ends), link: Some(ChainLink::in_process(stages, shape).unwrap()) }
 }
 
 /// The greedy tokens of all prompts, run together, with this many draft tokens at a time.

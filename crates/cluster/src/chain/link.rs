@@ -1,11 +1,15 @@
-//! `ChainLink`: the coordinator's two connections of a chain: to the first stage, and from the last one.
+//! `ChainLink`: the coordinator's two connections of a chain: to the first stage, and from the last one. Stages may also be
+//! executors in this process, such as those that drive machines with another protocol.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::mem;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use engine::Executor;
 use net::{MessageReceiver, MessageSender, MessageStream};
 
+use crate::node::{MESSAGES_MAX, StageShape, run_in_process};
 use crate::wire::chain::{ChainKind, FaultMessage, StatesMessage};
 
 /// What happens to a chain.
@@ -18,7 +22,7 @@ pub enum LinkEvent {
     },
 }
 
-/// Dropping it closes both connections.
+/// Dropping it ends the chain.
 pub struct ChainLink {
     stages: usize,
     outgoing: Sender<(ChainKind, Vec<u8>)>,
@@ -26,8 +30,8 @@ pub struct ChainLink {
     /// An event that was found while the caller looked for a loss.
     waiting: Option<LinkEvent>,
     reporter: LinkHandle,
-    first: MessageSender,
-    last: MessageSender,
+    /// To the first and from the last stage, if they are on other machines.
+    connections: Vec<MessageSender>,
 }
 
 /// Tells the executor of a chain that the chain is lost.
@@ -60,7 +64,29 @@ impl ChainLink {
         let handle = reporter.clone();
         spawn("consort-first", move || watch(first_receiver, &handle))?;
         spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max))?;
-        Ok(Self { stages, outgoing, events, waiting: None, reporter, first, last })
+        Ok(Self { stages, outgoing, events, waiting: None, reporter, connections: vec![first, last] })
+    }
+
+    /// A link to executors in this process. Each gets a thread, and messages go from one to the next as they do between
+    /// machines. When the link is dropped, a thread ends as soon as its stage has done what it is doing.
+    pub fn in_process(stages: Vec<Box<dyn Executor>>, shape: StageShape) -> std::io::Result<Self> {
+        let count = stages.len();
+        let (events_sender, events) = channel();
+        let (outgoing, messages) = channel();
+        let (first, mut previous) = sync_channel(MESSAGES_MAX);
+        let reporter = LinkHandle(events_sender.clone());
+        spawn("consort-steps", move || pass_on(&messages, &first))?;
+        for (index, mut stage) in stages.into_iter().enumerate() {
+            let (replies, next) = sync_channel(MESSAGES_MAX);
+            let (messages, handle, is_last) = (mem::replace(&mut previous, next), reporter.clone(), index + 1 == count);
+            spawn("consort-stage", move || {
+                if let Some(why) = run_in_process(&mut *stage, shape, is_last, &messages, &replies) {
+                    handle.lost(format!("stage {}: {why}", index + 1));
+                }
+            })?;
+        }
+        spawn("consort-states", move || decode_states(&previous, &events_sender))?;
+        Ok(Self { stages: count, outgoing, events, waiting: None, reporter, connections: Vec::new() })
     }
 
     /// The number of stages, without the coordinator.
@@ -105,8 +131,7 @@ impl ChainLink {
 
 impl Drop for ChainLink {
     fn drop(&mut self) {
-        self.first.close();
-        self.last.close();
+        self.connections.iter().for_each(MessageSender::close);
     }
 }
 
@@ -158,6 +183,30 @@ fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, byt
         };
         let is_lost = matches!(event, LinkEvent::Lost { .. });
         if events.send(event).is_err() || is_lost {
+            return;
+        }
+    }
+}
+
+/// Passes messages on to the first stage in this process.
+fn pass_on(messages: &Receiver<(ChainKind, Vec<u8>)>, first: &SyncSender<(u8, Vec<u8>)>) {
+    for (kind, body) in messages {
+        // An error means that the stage has ended, and has said why.
+        if first.send((kind as u8, body)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Makes events of the states that the last stage in this process returns.
+fn decode_states(messages: &Receiver<(u8, Vec<u8>)>, events: &Sender<LinkEvent>) {
+    for (_, body) in messages {
+        let mut message = StatesMessage::default();
+        let event = match message.decode(&body) {
+            Ok(()) => LinkEvent::States(message),
+            Err(error) => LinkEvent::Lost { why: format!("the last stage: {error}") },
+        };
+        if events.send(event).is_err() {
             return;
         }
     }

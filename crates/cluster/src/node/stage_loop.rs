@@ -16,7 +16,7 @@ use crate::wire::chain::{ChainKind, CloseMessage, OpenMessage, StatesMessage, St
 use crate::wire::control::WireFault;
 
 /// Messages that wait for the stage, and messages that wait to be sent.
-const MESSAGES_MAX: usize = 1024;
+pub(crate) const MESSAGES_MAX: usize = 1024;
 /// Steps among them. A coordinator has no more in flight than its chain has stages.
 const STEPS_MAX: usize = 64;
 
@@ -52,7 +52,7 @@ enum StageError {
     States { found: usize, expected: usize },
 }
 
-type Message = (u8, Vec<u8>);
+pub(crate) type Message = (u8, Vec<u8>);
 
 /// Runs until a connection ends or the stage fails, and says which.
 pub fn run(executor: &mut dyn Executor, shape: StageShape, connections: StageConnections) -> WireFault {
@@ -80,6 +80,19 @@ pub fn run(executor: &mut dyn Executor, shape: StageShape, connections: StageCon
             (None, None, why) => WireFault::Previous { why: why.unwrap_or_else(|| "it left".to_owned()) },
         }
     })
+}
+
+/// Runs a stage that gets its messages from this process, until there are no more or the next stage takes none. Returns why the
+/// stage failed, if it did.
+pub(crate) fn run_in_process(
+    executor: &mut dyn Executor,
+    shape: StageShape,
+    is_last: bool,
+    messages: &Receiver<Message>,
+    replies: &SyncSender<Message>,
+) -> Option<String> {
+    // Steps are counted to limit what another machine sends.
+    StageLoop::new(executor, shape, is_last).run(messages, replies, &AtomicUsize::new(0))
 }
 
 /// Receives messages from the stage before until the connection ends. Returns why, unless this side closed it.

@@ -1,5 +1,7 @@
 //! `consort join`: lends this machine to the cluster of its network.
 
+mod cake;
+
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -20,6 +22,7 @@ use crate::cluster_key::KeyOptions;
 use crate::cluster_options::SILENCE;
 use crate::options::{bytes, cpus, thread_count};
 use crate::store::Settings;
+use cake::{CakeJoin, CakeJoinOptions};
 
 /// What stays free on the disk of the store.
 const DISK_FREE_MIN: u64 = 1 << 30;
@@ -28,10 +31,12 @@ const DISK_FREE_MIN: u64 = 1 << 30;
 ///
 /// A machine that runs `consort serve --cluster` with the same key finds this one, sends it the weights of some layers, and
 /// runs them here. It needs no model. Received weights are kept, so that they are sent once. Ctrl-C or SIGTERM ends it.
+/// With --protocol cake, masters of cake are served instead, on port 10128, without encryption.
 #[derive(Args, Debug)]
 pub struct JoinArgs {
     /// Address to listen on; 0.0.0.0 is every address of this machine, port 0 any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7420")]
+    #[arg(default_value_if("protocol", "cake", "0.0.0.0:10128"))]
     listen: SocketAddr,
     /// Name of this machine, for people [default: its host name]
     #[arg(long, value_name = "NAME")]
@@ -52,6 +57,8 @@ pub struct JoinArgs {
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
     #[command(flatten)]
+    cake: CakeJoinOptions,
+    #[command(flatten)]
     key: KeyOptions,
     /// Log format, on standard error
     #[arg(long, value_enum, default_value_t)]
@@ -60,9 +67,13 @@ pub struct JoinArgs {
 
 impl JoinArgs {
     pub fn run(self) -> Result<()> {
+        self.cake.check(self.no_mdns)?;
         logs::install(self.log, "info")?;
         #[cfg(debug_assertions)]
         install_fault()?;
+        if self.cake.is_used() {
+            return self.serve_cake();
+        }
         let key = self.key.key_if_saved()?;
         let folder = match self.store {
             Some(folder) => folder,
@@ -90,6 +101,23 @@ impl JoinArgs {
         };
         info!(name = name.as_str(), threads, cpu = level.name(), "ready to run layers: listening on {address}");
         node.serve(is_shutting_down).context("serve coordinators")
+    }
+
+    fn serve_cake(self) -> Result<()> {
+        let store = match &self.store {
+            Some(folder) => folder.join("cake"),
+            None => Settings::from_environment()?.own_cache.join("cake"),
+        };
+        watch_signals()?;
+        self.cake.serve(CakeJoin {
+            key: &self.key,
+            listen: self.listen,
+            name: self.name.map_or_else(host_name, Ok)?.as_str().to_owned(),
+            store,
+            store_max: self.store_max,
+            memory_max: self.memory,
+            threads: self.threads.map_or_else(cpus, NonZeroUsize::get),
+        })
     }
 }
 

@@ -72,8 +72,9 @@ impl RunArgs {
         };
         let positions = self.options.context(&checkpoint, default_context.max(tokens.len() + 1))?;
         // A step never has more tokens than the prompt, so a larger working memory would be wasted. After the loss of a
-        // rank, however, the tokens of the answer are computed again as well.
-        let most = if self.options.ranks() == 1 { tokens.len().max(1) } else { positions };
+        // rank or a machine, however, the tokens of the answer are computed again as well.
+        let is_alone = self.options.ranks() == 1 && !self.options.uses_cluster();
+        let most = if is_alone { tokens.len().max(1) } else { positions };
         let chunk = self.options.chunk().min(most);
         let capacity = RequestedCapacity { rows: chunk, ..RequestedCapacity::full(1, positions, 1) };
         let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();

@@ -52,6 +52,7 @@ pub struct ServeArgs {
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
         self.options.check()?;
+        self.cache.check(&self.options)?;
         logs::install(self.http.log, "info")?;
         let app = App::new(self.config()?);
         let tls = self.http.tls()?;

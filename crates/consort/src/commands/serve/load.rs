@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
-use crate::options::{RequestedCapacity, bytes};
+use crate::options::{ModelOptions, RequestedCapacity, bytes};
 use crate::store::Store;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
@@ -195,6 +195,13 @@ const GGUF_MIXTURES: [(u64, &str); 7] =
     [(11, "Q3_K_S"), (12, "Q3_K_M"), (13, "Q3_K_L"), (14, "Q4_K_S"), (15, "Q4_K_M"), (16, "Q5_K_S"), (17, "Q5_K_M")];
 
 impl CacheOptions {
+    pub fn check(&self, options: &ModelOptions) -> Result<(), UsageError> {
+        match options.uses_cake() && self.speculate > 0 {
+            true => Err(UsageError::new("--speculate does not work with cake workers: they cannot take tokens back")),
+            false => Ok(()),
+        }
+    }
+
     /// The capacity to load the model with, and the bytes of the KV cache. By default the context is as long as the memory
     /// beside the weights allows.
     fn capacity(&self, serve: &ServeArgs, checkpoint: &Checkpoint) -> Result<(RequestedCapacity, u64)> {
