@@ -21,6 +21,8 @@ use plan::{Optimise, Workload};
 use tracing::info;
 use weights::HashCache;
 
+use crate::chain_monitor::ChainMonitor;
+use crate::load_observer::LoadObserver;
 use crate::store::Settings;
 use crate::usage::UsageError;
 
@@ -86,16 +88,17 @@ impl ClusterOptions {
         Ok(())
     }
 
-    /// Finds machines and forms a chain. `waiting` gets what it waits for.
+    /// Finds machines and forms a chain.
     pub fn form(
         &self,
         path: &Path,
         key: ClusterKey,
         options: LoadOptions,
         cpu: CpuOptions,
-        waiting: &mut dyn FnMut(&str),
+        observer: &mut dyn LoadObserver,
     ) -> Result<ClusterChain> {
         let model = self.model(path, options, cpu)?;
+        let (times, hidden) = (Arc::<ChainTimes>::default(), model.facts().hidden);
         let coordinator = CoordinatorOptions {
             key: key.clone(),
             silence: SILENCE,
@@ -105,17 +108,18 @@ impl ClusterOptions {
             settle: SETTLE,
         };
         let mut coordinator = Coordinator::start(coordinator, model).context("start the coordinator")?;
+        observer.cluster(ChainMonitor::new(coordinator.watch(), Arc::clone(&times), hidden));
         if self.cluster {
             discover(&key, coordinator.finder())?;
         }
         let mut last = None;
         loop {
             if let Some(formed) = coordinator.poll(Duration::from_millis(200)) {
-                return Ok(Chain::new(coordinator, formed, Arc::<ChainTimes>::default(), STEP_DEADLINE));
+                return Ok(Chain::new(coordinator, formed, times, STEP_DEADLINE));
             }
             let report = coordinator.report();
             if report.waiting.is_some() && report.waiting != last {
-                waiting(report.waiting.as_deref().unwrap_or_default());
+                observer.waiting(report.waiting.as_deref().unwrap_or_default());
                 last = report.waiting;
             }
         }

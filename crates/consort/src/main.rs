@@ -4,11 +4,13 @@
 mod bench;
 mod bounded_file;
 mod cake_options;
+mod chain_monitor;
 mod cluster_key;
 mod cluster_options;
 mod commands;
 mod generate;
 mod interrupt;
+mod load_observer;
 mod loaded_model;
 mod options;
 mod progress;

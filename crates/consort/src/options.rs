@@ -22,6 +22,7 @@ use types::{DType, WorldSize};
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::ClusterOptions;
+use crate::load_observer::LoadObserver;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
 use crate::usage::UsageError;
@@ -167,14 +168,14 @@ impl ModelOptions {
         loaded
     }
 
-    /// Loads the model that was opened at `path`. Calls `progress` with the number of layers loaded so far.
+    /// Loads the model that was opened at `path`.
     pub fn load_with(
         &self,
         path: &Path,
         checkpoint: &Checkpoint,
         threads: usize,
         capacity: RequestedCapacity,
-        progress: &mut dyn FnMut(usize),
+        observer: &mut dyn LoadObserver,
     ) -> Result<LoadedModel> {
         let hosts = self.hosts()?;
         let cpu = self.cpu(checkpoint, threads)?;
@@ -184,10 +185,10 @@ impl ModelOptions {
             return Ok(LoadedModel::Cake(Box::new(self.cake.form(&self.key, &self.cluster.split, &model)?)));
         }
         if self.cluster.is_used() {
-            let waiting = &mut |what: &str| tracing::info!("waiting for machines: {what}");
-            let chain = self.cluster.form(path, self.key.key_or_saved()?, options, cpu, waiting)?;
+            let chain = self.cluster.form(path, self.key.key_or_saved()?, options, cpu, observer)?;
             return Ok(LoadedModel::Chain(Box::new(chain)));
         }
+        let progress = &mut |done| observer.layers(done);
         check_memory(&self.footprints(checkpoint, &options)?)?;
         if self.ranks() > 1 {
             return Ok(LoadedModel::Group(Box::new(

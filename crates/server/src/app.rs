@@ -8,6 +8,7 @@ use engine::Health;
 
 use crate::auth::ApiKeys;
 use crate::body_budget::BodyBudget;
+use crate::cluster::SharedMonitor;
 use crate::error::ApiError;
 use crate::load_stage::LoadStage;
 use crate::metrics::{ConnectionMetrics, Metrics};
@@ -64,6 +65,7 @@ pub struct App {
     config: Config,
     keys: RwLock<Arc<ApiKeys>>,
     stage: RwLock<LoadStage>,
+    cluster: RwLock<Option<SharedMonitor>>,
     metrics: Metrics,
     bodies: Arc<BodyBudget>,
     responses: Arc<ResponseStore>,
@@ -80,7 +82,8 @@ impl App {
         let responses = Arc::new(ResponseStore::new(store_limits));
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
-        Arc::new(Self { config, keys, stage, metrics, bodies, responses, started, created })
+        let cluster = RwLock::default();
+        Arc::new(Self { config, keys, stage, cluster, metrics, bodies, responses, started, created })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
@@ -99,6 +102,16 @@ impl App {
             Health::Ready => LoadStage::Ready(model),
             Health::Rebuilding { why } => LoadStage::Rebuilding { model, why },
         }
+    }
+
+    /// Sets who knows the machines that run the model.
+    pub fn set_cluster(&self, monitor: SharedMonitor) {
+        *self.cluster.write().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
+    }
+
+    /// `None` if the model runs on this machine alone.
+    pub(crate) fn cluster(&self) -> Option<SharedMonitor> {
+        self.cluster.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn config(&self) -> &Config {

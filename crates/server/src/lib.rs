@@ -10,6 +10,7 @@ mod app;
 mod auth;
 mod blocking;
 mod body_budget;
+mod cluster;
 mod compression;
 mod contract;
 mod conversation;
@@ -45,10 +46,14 @@ mod tool_names;
 pub use app::{App, BODY_BYTES_MAX, Config};
 pub use auth::{ApiKeys, KeyError};
 pub use axum::http::HeaderValue;
+pub use cluster::{
+    ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, NodeSnapshot, NodeUse, StageMemory,
+    StageSnapshot, StageTime,
+};
 pub use descriptors::DescriptorLimit;
 pub use error::{ApiError, ApiErrorKind};
 pub use listen::{CONNECTIONS_MAX, ConnectionLimits, ListenError, Listener, Tls, TlsError};
 pub use load_stage::{LoadStage, Progress};
 pub use metrics::ConnectionMetrics;
 pub use router::{admin_router, router};
-pub use served_model::{ModelDescription, ServedModel, ServedModelError};
+pub use served_model::{CpuDescription, ModelDescription, ServedModel, ServedModelError};

@@ -5,6 +5,8 @@
 
 mod http;
 mod ranks;
+mod stages;
+mod token_rate;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,11 @@ use prometheus_client::registry::{Registry, Unit};
 pub use http::ConnectionMetrics;
 use http::HttpMetrics;
 use ranks::RankMetrics;
+use stages::StageMetrics;
+use token_rate::TokenRate;
+pub use token_rate::TokenRates;
+
+use crate::cluster::ChainSnapshot;
 
 /// In seconds: from a cached prompt on a GPU to a long prompt on an old machine.
 const FIRST_TOKEN_BUCKETS: [f64; 14] =
@@ -36,6 +43,7 @@ pub struct Metrics {
     http: HttpMetrics,
     engine: EngineMetrics,
     ranks: RankMetrics,
+    stages: StageMetrics,
     reported: Mutex<LastExported>,
 }
 
@@ -54,6 +62,7 @@ struct RequestMetrics {
     whole: Histogram,
     prompt_tokens: Counter,
     finished: Family<Reason, Counter>,
+    rate: TokenRate,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -88,7 +97,9 @@ impl Metrics {
         engine.register(&mut registry);
         let ranks = RankMetrics::default();
         ranks.register(&mut registry);
-        Self { registry, requests, http, engine, ranks, reported: Mutex::default() }
+        let stages = StageMetrics::default();
+        stages.register(&mut registry);
+        Self { registry, requests, http, engine, ranks, stages, reported: Mutex::default() }
     }
 
     pub fn http(&self) -> &HttpMetrics {
@@ -107,15 +118,23 @@ impl Metrics {
         }
     }
 
+    /// How many tokens per second are generated now.
+    pub fn token_rates(&self) -> TokenRates {
+        self.requests.rate.get()
+    }
+
     /// The metrics in Prometheus' text format. Without a `service`, the engine's metrics keep their last values.
-    pub fn text(&self, service: Option<&Service>) -> String {
+    pub fn text(&self, service: Option<&Service>, chain: Option<&ChainSnapshot>) -> String {
+        // The lock keeps two concurrent requests from adding the same difference, and from writing half of an update.
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(service) = service {
-            // The lock keeps two concurrent requests from adding the same difference.
-            let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
             let now = LastExported { stats: service.stats(), ranks: service.ranks() };
             self.engine.update(&now.stats, &reported.stats);
             self.ranks.update(&now.ranks, &reported.ranks);
             *reported = now;
+        }
+        if let Some(chain) = chain {
+            self.stages.update(chain);
         }
         self.http.update();
         let mut text = String::new();
@@ -142,7 +161,7 @@ impl RequestMetrics {
         let (prompt_tokens, finished) = (Counter::default(), Family::default());
         registry.register("prompt_tokens", "Prompt tokens of accepted requests", prompt_tokens.clone());
         registry.register("requests_finished", "Finished requests, by reason", finished.clone());
-        Self { first_token, between_tokens, whole, prompt_tokens, finished }
+        Self { first_token, between_tokens, whole, prompt_tokens, finished, rate: TokenRate::new() }
     }
 }
 
@@ -216,10 +235,12 @@ impl RequestTimer {
             }
             EventKind::Token(_) => {
                 let now = Instant::now();
-                match self.last.replace(now) {
+                let between = self.last.replace(now).map(|last| now - last);
+                match between {
                     None => self.metrics.first_token.observe((now - self.started).as_secs_f64()),
-                    Some(last) => self.metrics.between_tokens.observe((now - last).as_secs_f64()),
+                    Some(between) => self.metrics.between_tokens.observe(between.as_secs_f64()),
                 }
+                self.metrics.rate.record(between);
             }
             EventKind::Finished(finished) => self.end(match finished.reason {
                 FinishReason::Eos(_) | FinishReason::Complete => "stop",

@@ -114,7 +114,8 @@ impl From<&Progress> for ProgressBody {
 )]
 async fn metrics(State(app): State<SharedApp>) -> Response {
     let model = app.stage().loaded_model();
-    let text = app.metrics().text(model.as_ref().map(|model| &model.service));
+    let chain = app.cluster().map(|monitor| monitor.snapshot());
+    let text = app.metrics().text(model.as_ref().map(|model| &model.service), chain.as_ref());
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 
@@ -305,9 +306,9 @@ pub async fn trace(State(app): State<SharedApp>, request: Request, next: Next) -
     response
 }
 
-/// Whether this is the path of a probe, of `/metrics` or `/status`, or of a file of the page.
+/// Whether this is the path of a probe, of `/metrics`, `/status` or `/v1/cluster`, or of a file of the page.
 fn is_routine(path: &str) -> bool {
-    matches!(path, "/" | "/health" | "/ready" | "/metrics" | "/status") || path.starts_with("/page/")
+    matches!(path, "/" | "/health" | "/ready" | "/metrics" | "/status" | "/v1/cluster") || path.starts_with("/page/")
 }
 
 #[derive(utoipa::OpenApi)]

@@ -7,6 +7,7 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder
 use utoipa::{Modify, OpenApi};
 
 use crate::app::SharedApp;
+use crate::cluster::ClusterPaths;
 use crate::messages::MessagesPaths;
 use crate::monitoring::MonitoringPaths;
 use crate::ollama::OllamaPaths;
@@ -27,6 +28,7 @@ pub fn build() -> utoipa::openapi::OpenApi {
         MessagesPaths::openapi(),
         OllamaPaths::openapi(),
         ServerInfoPaths::openapi(),
+        ClusterPaths::openapi(),
         MonitoringPaths::openapi(),
     ];
     for api in apis {

@@ -12,7 +12,7 @@ use tower_http::cors::{Any, CorsLayer};
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::{
-    api_docs, auth, compression, error_body, host_check, messages, monitoring, ollama, openai, openapi, page,
+    api_docs, auth, cluster, compression, error_body, host_check, messages, monitoring, ollama, openai, openapi, page,
     responses, server_info,
 };
 
@@ -24,6 +24,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(responses::router())
         .merge(ollama::router())
         .merge(server_info::router())
+        .merge(cluster::router())
         .merge(monitoring::protected_router())
         .route_layer(from_fn_with_state(Arc::clone(app), auth::authenticate));
     let router = Router::new()

@@ -22,9 +22,21 @@ pub struct ServedModel {
     pub context: usize,
     /// Memory of the weights and the KV cache.
     pub memory_bytes: u64,
+    /// Of that, the KV cache.
+    pub kv_bytes: u64,
+    /// How it computes, if that is known.
+    pub cpu: Option<CpuDescription>,
     /// A digest of the weights, if it was computed.
     pub digest: Option<String>,
     pub description: ModelDescription,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuDescription {
+    /// The CPU instructions, such as `avx2`.
+    pub level: String,
+    /// Compute threads of each process.
+    pub threads: usize,
 }
 
 /// What is known of a model's files, for APIs that describe the model. Empty or zero where it is not known.
@@ -76,6 +88,8 @@ impl ServedModel {
             service,
             context,
             memory_bytes: 0,
+            kv_bytes: 0,
+            cpu: None,
             digest: None,
             description: ModelDescription::default(),
         })

@@ -23,7 +23,7 @@ use types::SessionId;
 
 use crate::wire::chain::{CloseMessage, OpenMessage, StepEntry, StepMessage, TruncateMessage};
 pub use link::{ChainLink, LinkEvent, LinkHandle};
-pub use times::{ChainTimes, StageTimes};
+pub use times::{ChainTimes, StageTimes, StepTimes};
 
 /// How long a wait for results sleeps at most before it checks the deadline of the step.
 const TICK: Duration = Duration::from_millis(20);
@@ -73,8 +73,17 @@ struct Flight {
     number: u64,
     plan: StepPlan,
     submitted: Instant,
+    /// The time that the coordinator took to compute its part.
+    own_us: u32,
     /// The states, if the coordinator has all layers.
     own_states: Option<Vec<f32>>,
+}
+
+impl Flight {
+    fn times<'a>(&self, compute_us: &'a [u32]) -> StepTimes<'a> {
+        let (rows, state_rows) = (self.plan.rows(), self.plan.state_rows());
+        StepTimes { compute_us, whole: self.submitted.elapsed(), rows, state_rows }
+    }
 }
 
 impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
@@ -162,6 +171,7 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
     fn receive(&mut self) -> Result<Vec<f32>, String> {
         let flight = self.flights.front_mut().ok_or("no step is in flight")?;
         if let Some(states) = flight.own_states.take() {
+            self.times.record(flight.times(&[flight.own_us]));
             return Ok(states);
         }
         let State::Ready(FormedChain { link: Some(link), stage }) = &mut self.state else {
@@ -189,7 +199,7 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
         if message.states.iter().any(|value| !value.is_finite()) {
             return Err("the last stage returned values that are not finite".to_owned());
         }
-        self.times.record(&message.compute_us, flight.submitted.elapsed(), flight.plan.rows());
+        self.times.record(flight.times(&message.compute_us));
         Ok(message.states)
     }
 }
@@ -249,15 +259,16 @@ impl<B: Backend, F: ChainBuilder<B>> Executor for Chain<B, F> {
         formed.stage.start(plan, &mut states)?;
         let number = self.next_step;
         self.next_step += 1;
-        let mut flight =
-            Flight { number, plan: self.spare_plans.pop().unwrap_or_default(), submitted: started, own_states: None };
+        let own_us = micros(started.elapsed());
+        let plan_copy = self.spare_plans.pop().unwrap_or_default();
+        let mut flight = Flight { number, plan: plan_copy, submitted: started, own_us, own_states: None };
         flight.plan.clone_from(plan);
         match &self.state {
             State::Ready(FormedChain { link: Some(link), .. }) => {
                 let message = &mut self.message;
                 message.number = number;
                 message.compute_us.clear();
-                message.compute_us.push(micros(started.elapsed()));
+                message.compute_us.push(own_us);
                 message.entries.clear();
                 message.entries.extend(plan.entries().iter().map(|entry| StepEntry {
                     session: entry.session,
@@ -310,6 +321,7 @@ impl<B: Backend, F: ChainBuilder<B>> Executor for Chain<B, F> {
         match (self.builder.poll(wait), &self.state) {
             (Some(mut formed), _) => {
                 formed.stage.clear();
+                self.times.restart();
                 self.capacity = formed.stage.capacity();
                 self.state = State::Ready(formed);
                 Health::Ready

@@ -14,7 +14,7 @@ use tracing::info;
 use types::LayerRange;
 
 use super::node_link::NodeId;
-use super::{CoordinatorEvent, CurrentChain, Worker};
+use super::{CoordinatorEvent, CurrentChain, PlanReport, Worker};
 use crate::chain::{ChainLink, FormedChain};
 use crate::purpose::{CHAIN, ConnectionId, RESULTS};
 use crate::wire::chain::ChainKind;
@@ -48,7 +48,7 @@ struct PlannedStage {
 impl Worker {
     /// Forms a chain from the nodes that are connected.
     pub(super) fn form(&mut self) -> Result<(FormedChain<CpuBackend>, CurrentChain), FormError> {
-        let (plan, stages) = self.plan()?;
+        let (plan, stages, report) = self.plan()?;
         info!(layers = ?plan.assignment.stages(), tokens_per_s = plan.prediction.tokens_per_s(), "planned");
         self.load_stages(&stages)?;
         let own_layers = plan.assignment.layers_of(COORDINATOR).map_or(0, LayerRange::count);
@@ -61,11 +61,11 @@ impl Worker {
         let nodes: Vec<_> = stages.iter().map(|stage| stage.node).collect();
         self.nodes.succeeded(&nodes);
         let handle = link.as_ref().map(ChainLink::handle);
-        self.report_chain(own_layers, &stages);
+        self.report_chain(own_layers, &stages, report);
         Ok((FormedChain { stage, link }, CurrentChain { number, nodes, handle }))
     }
 
-    fn plan(&self) -> Result<(Plan, Vec<PlannedStage>), FormError> {
+    fn plan(&self) -> Result<(Plan, Vec<PlannedStage>, PlanReport), FormError> {
         let links: Vec<_> = self.nodes.links().collect();
         let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts)).collect();
         let mut table = Links::new(self.model.default_link());
@@ -96,7 +96,9 @@ impl Worker {
             PlannedStage { node: link.id, address: link.address, layers }
         });
         let stages = stages.collect();
-        Ok((plan, stages))
+        let address = |node: usize| links.get(node.checked_sub(1)?).map(|link| link.address);
+        let report = PlanReport::new(&cluster, &plan, address);
+        Ok((plan, stages, report))
     }
 
     /// Has all nodes load their layers, and sends them the weights that they lack.
@@ -231,8 +233,9 @@ impl Worker {
         }
     }
 
-    fn report_chain(&self, own_layers: usize, stages: &[PlannedStage]) {
-        let mut report = self.report.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn report_chain(&self, own_layers: usize, stages: &[PlannedStage], plan: PlanReport) {
+        let mut report = self.report.lock();
+        report.plan = Some(plan);
         report.waiting = None;
         report.chains = self.chains;
         let own = u32::try_from(own_layers).ok().and_then(|end| LayerRange::new(0, end));

@@ -7,11 +7,12 @@ mod forming;
 mod model;
 mod node_link;
 mod node_table;
+mod plan_report;
 mod report;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,8 @@ pub use model::{ClusterModel, ClusterModelConfig, ClusterModelError};
 use node_link::{NodeId, NodeLink};
 use node_table::NodeTable;
 use plan::Optimise;
-pub use report::{ClusterReport, NodeReport, NodeState};
+pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
+pub use report::{ClusterReport, ClusterWatch, NodeReport, NodeState};
 
 /// How long the thread sleeps at most before it looks for nodes that are to be tried again.
 const TICK: Duration = Duration::from_millis(100);
@@ -76,7 +78,7 @@ enum CoordinatorEvent {
 pub struct Coordinator {
     events: Sender<CoordinatorEvent>,
     formed: Receiver<FormedChain<CpuBackend>>,
-    report: Arc<Mutex<ClusterReport>>,
+    report: ClusterWatch,
 }
 
 impl Coordinator {
@@ -84,7 +86,7 @@ impl Coordinator {
     pub fn start(options: CoordinatorOptions, model: ClusterModel) -> std::io::Result<Self> {
         let (events, received) = channel();
         let (sender, formed) = channel();
-        let report = Arc::<Mutex<ClusterReport>>::default();
+        let report = ClusterWatch::default();
         for &address in &options.peers {
             let _ = events.send(CoordinatorEvent::Found { address });
         }
@@ -95,7 +97,7 @@ impl Coordinator {
             model: Arc::new(model),
             received,
             formed: sender,
-            report: Arc::clone(&report),
+            report: report.clone(),
             chain: None,
             chains: 0,
             wanted: None,
@@ -111,7 +113,12 @@ impl Coordinator {
     }
 
     pub fn report(&self) -> ClusterReport {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.report.get()
+    }
+
+    /// For whoever shows the cluster while it works.
+    pub fn watch(&self) -> ClusterWatch {
+        self.report.clone()
     }
 }
 
@@ -148,7 +155,7 @@ struct Worker {
     model: Arc<ClusterModel>,
     received: Receiver<CoordinatorEvent>,
     formed: Sender<FormedChain<CpuBackend>>,
-    report: Arc<Mutex<ClusterReport>>,
+    report: ClusterWatch,
     nodes: NodeTable,
     chain: Option<CurrentChain>,
     chains: u64,
@@ -208,7 +215,7 @@ impl Worker {
     }
 
     fn set_waiting(&self, why: String) {
-        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = self.report.lock();
         if report.waiting.as_ref() != Some(&why) {
             info!("waiting for nodes: {why}");
         }
@@ -259,7 +266,7 @@ impl Worker {
                 self.wanted = Some(Instant::now());
             }
         }
-        self.nodes.fill(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
+        self.nodes.fill(&mut self.report.lock());
     }
 
     /// Tells the executor that its chain is lost, if it is this one.

@@ -1,9 +1,11 @@
 //! What a coordinator tells about its cluster.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use types::LayerRange;
 
+use super::plan_report::PlanReport;
 use crate::wire::control::WireFacts;
 use plan::Link;
 
@@ -16,6 +18,22 @@ pub struct ClusterReport {
     pub chains: u64,
     /// Why there is no chain.
     pub waiting: Option<String>,
+    /// The plan of the chain that was formed last.
+    pub plan: Option<PlanReport>,
+}
+
+/// The report of a coordinator, at any time. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterWatch(Arc<Mutex<ClusterReport>>);
+
+impl ClusterWatch {
+    pub fn get(&self) -> ClusterReport {
+        self.lock().clone()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, ClusterReport> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +42,8 @@ pub struct NodeReport {
     pub name: Option<String>,
     pub state: NodeState,
     pub facts: Option<WireFacts>,
+    /// Why no plan can use it, or the current one does not, although it is ready.
+    pub not_used: Option<String>,
     /// The way from the coordinator.
     pub link: Option<Link>,
 }

@@ -20,6 +20,11 @@ export async function serverStatus(key = apiKey()) {
   return (await call('status', {}, key)).json();
 }
 
+/** GET /v1/cluster. */
+export async function clusterState() {
+  return (await call('v1/cluster')).json();
+}
+
 /** POST /tokenize: how many tokens the prompt of a request for a chat completion has. */
 export async function promptTokens({ model, messages, tools }, signal) {
   const response = await post('tokenize', { model, messages, tools }, signal);

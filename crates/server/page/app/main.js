@@ -1,5 +1,6 @@
-// Puts the page together, and turns its address into what is on show: #chat, #chat/ID or #status.
+// Puts the page together, and turns its address into what is on show: #chat, #chat/ID, #status or #cluster.
 import { Chat } from './chat.js';
+import { ClusterView } from './cluster-view.js';
 import { byId } from './dom.js';
 import { drawIcons } from './icons.js';
 import { Server } from './server.js';
@@ -9,10 +10,13 @@ import { Store } from './store.js';
 import { startTheme } from './theme.js';
 import { toast } from './toast.js';
 
+const TABS = ['chat', 'status', 'cluster'];
+
 drawIcons();
 startTheme();
 const server = new Server();
 const status = new StatusView();
+const cluster = new ClusterView();
 const store = await Store.open();
 const chat = new Chat(store, server);
 let askedForKey = false;
@@ -37,13 +41,14 @@ document.documentElement.dataset.started = '';
 
 async function route() {
   const [view, id = ''] = location.hash.slice(1).split('/');
-  const onStatus = view === 'status';
-  byId('chat').hidden = onStatus;
-  byId('status').hidden = !onStatus;
-  mark('tab-status', onStatus);
-  mark('tab-chat', !onStatus);
-  server.watch(onStatus);
-  if (!onStatus) await chat.open(id);
+  const shown = TABS.includes(view) ? view : 'chat';
+  for (const tab of TABS) {
+    byId(tab).hidden = tab !== shown;
+    mark(`tab-${tab}`, tab === shown);
+  }
+  server.watch(shown === 'status');
+  cluster.watch(shown === 'cluster');
+  if (shown === 'chat') await chat.open(id);
 }
 
 function mark(id, current) {

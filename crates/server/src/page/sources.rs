@@ -27,6 +27,7 @@ pub const STYLES: &[&str] = &[
     page!("style/markdown.css"),
     page!("style/dialog.css"),
     page!("style/status.css"),
+    page!("style/cluster.css"),
 ];
 
 /// KaTeX 0.19.1, copied from npm by `vendor-katex.sh`.
@@ -65,8 +66,10 @@ pub const MODULES: &[(&str, &str)] = modules! {
     "app/answer.js"
     "app/api.js"
     "app/attachments.js"
+    "app/chain.js"
     "app/chat.js"
     "app/clipboard.js"
+    "app/cluster-view.js"
     "app/composer.js"
     "app/context-meter.js"
     "app/context.js"
@@ -86,6 +89,7 @@ pub const MODULES: &[(&str, &str)] = modules! {
     "app/markdown/render.js"
     "app/memory.js"
     "app/message.js"
+    "app/nodes.js"
     "app/plot.js"
     "app/ranks.js"
     "app/search.js"

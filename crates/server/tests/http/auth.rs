@@ -12,7 +12,9 @@ fn guarded() -> Client {
 
 #[tokio::test]
 async fn without_a_key_nothing_is_told() {
-    for path in ["/v1/models", "/metrics", "/status", "/v1/models/tiny", "/tokenizer_info", "/version", "/props"] {
+    for path in
+        ["/v1/models", "/v1/cluster", "/metrics", "/status", "/v1/models/tiny", "/tokenizer_info", "/version", "/props"]
+    {
         let answer = guarded().get(path).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
         assert_eq!(answer.headers["www-authenticate"], "Bearer");

@@ -4,6 +4,7 @@
 mod auth;
 mod chat;
 mod client;
+mod cluster;
 mod completions;
 mod contract;
 mod embeddings;

@@ -112,6 +112,7 @@ async fn every_response_has_an_id_and_the_document_tells_every_path() {
         "/ready",
         "/metrics",
         "/status",
+        "/v1/cluster",
         "/openapi.json",
     ];
     for path in expected {

@@ -136,6 +136,9 @@ fn every_control_has_a_name_and_every_text_has_contrast() {
         site.set_status(StatusCode::OK, shared_status());
         tab.wait("!document.querySelector('#ranks').hidden");
         check("status");
+        tab.click("#tab-cluster");
+        tab.wait("!document.querySelector('#nodes').hidden");
+        check("cluster");
     });
 }
 
@@ -188,11 +191,17 @@ fn axe_finds_nothing_in_any_view_on_a_desk_or_a_phone() {
             tab.click("#tab-status");
             tab.wait("!document.querySelector('#ranks').hidden");
             check(&format!("status, {width}"));
+            tab.click("#tab-cluster");
+            tab.wait("!document.querySelector('#nodes').hidden");
+            check(&format!("cluster, {width}"));
         }
-        // The status, which scrolls on a small screen, takes the focus and so the keys that scroll.
-        tab.eval("document.querySelector('#open-settings').focus()");
-        tab.press("Tab");
-        assert_eq!(tab.eval("document.activeElement.id"), "status");
+        // A view that scrolls on a small screen takes the focus and so the keys that scroll.
+        for view in ["cluster", "status"] {
+            tab.click(&format!("#tab-{view}"));
+            tab.eval("document.querySelector('#open-settings').focus()");
+            tab.press("Tab");
+            assert_eq!(tab.eval("document.activeElement.id"), view);
+        }
     });
 }
 

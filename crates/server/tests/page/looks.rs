@@ -89,6 +89,10 @@ fn a_phone_has_no_sideways_scroll() {
             tab.wait_text("#status-running", "3");
             assert_fits(tab, "status");
             tab.picture(&format!("phone-{width}-status"));
+            tab.click("#tab-cluster");
+            tab.wait_text("#chain", "cellar");
+            assert_fits(tab, "cluster");
+            tab.picture(&format!("phone-{width}-cluster"));
             tab.click("#tab-chat");
             tab.click("#menu");
             tab.wait("document.activeElement.id === 'new-chat'");

@@ -5,6 +5,7 @@ mod access;
 mod axe;
 mod chat;
 mod chromium;
+mod cluster;
 mod context;
 mod failures;
 mod files;

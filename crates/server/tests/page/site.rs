@@ -24,6 +24,7 @@ pub struct Site {
     pub address: String,
     asked: Receiver<Asked>,
     status: Arc<Mutex<(StatusCode, Value)>>,
+    cluster: Arc<Mutex<(StatusCode, Value)>>,
     _runtime: Runtime,
 }
 
@@ -42,6 +43,7 @@ pub struct Answer(UnboundedSender<String>);
 struct Script {
     asked: Sender<Asked>,
     status: Arc<Mutex<(StatusCode, Value)>>,
+    cluster: Arc<Mutex<(StatusCode, Value)>>,
 }
 
 impl Site {
@@ -49,15 +51,17 @@ impl Site {
         let runtime = Runtime::new().unwrap();
         let (sender, asked) = channel();
         let status = Arc::new(Mutex::new((StatusCode::OK, ready_status())));
-        let script = Script { asked: sender, status: Arc::clone(&status) };
+        let cluster = Arc::new(Mutex::new((StatusCode::OK, chain_of_three())));
+        let script = Script { asked: sender, status: Arc::clone(&status), cluster: Arc::clone(&cluster) };
         let scripted = Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/tokenize", post(tokenize))
             .route("/status", get(report))
+            .route("/v1/cluster", get(report_cluster))
             .with_state(script)
             .fallback_service(server::router(&App::new(Config::new("test/tiny-model"))));
         let address = serve(&runtime, scripted);
-        Self { address, asked, status, _runtime: runtime }
+        Self { address, asked, status, cluster, _runtime: runtime }
     }
 
     /// The next request that the page sends.
@@ -73,6 +77,11 @@ impl Site {
     /// Sets the response of `/status`.
     pub fn set_status(&self, code: StatusCode, body: Value) {
         *self.status.lock().unwrap() = (code, body);
+    }
+
+    /// Sets the response of `/v1/cluster`.
+    pub fn set_cluster(&self, code: StatusCode, body: Value) {
+        *self.cluster.lock().unwrap() = (code, body);
     }
 }
 
@@ -204,6 +213,53 @@ async fn tokenize(Json(body): Json<Value>) -> Json<Value> {
     let messages = body["messages"].as_array().unwrap();
     let count: usize = messages.iter().map(|message| message["content"].as_str().unwrap().chars().count()).sum();
     Json(json!({ "count": count, "max_model_len": 1000, "tokens": [] }))
+}
+
+/// The cluster of a model on three machines, and two that are not used.
+pub fn chain_of_three() -> Value {
+    let stage = |index: u32, name: &str, address: Value, layers: Value| {
+        json!({
+            "index": index, "name": name, "coordinator": address.is_null(), "address": address, "layers": layers,
+            "level": "avx512", "threads": 8, "ranks": 1, "compute_s": 0.003_21,
+            "memory": {
+                "weight_bytes": 1_500_000_000_u64, "kv_bytes": 400_000_000, "working_bytes": 100_000_000,
+                "used_bytes": 2_000_000_000_u64, "free_bytes": 6_000_000_000_u64,
+            },
+            "hop": { "seconds": 0.000_45, "round_trip_s": 0.000_3, "bytes": 1_048_576 },
+        })
+    };
+    let node = |name: Value, address: &str, state: &str, reason: Value| {
+        json!({
+            "name": name, "address": address, "state": state, "reason": reason, "level": "avx2", "threads": 4,
+            "memory_bytes": 4_000_000_000_u64, "round_trip_s": 0.002,
+        })
+    };
+    json!({
+        "kind": "chain", "state": "ready", "reason": null, "waiting": null, "model": "test/tiny-model", "layers": 30,
+        "chains": 1, "bits": "same",
+        "speed": {
+            "tokens_per_s": 41.5, "answer_tokens_per_s": 43.25, "predicted_tokens_per_s": 45.0,
+            "predicted_batch_tokens_per_s": 160.0, "predicted_batch": 16,
+        },
+        "steps": { "count": 1234, "seconds": 0.011_5, "between_s": 0.001_8 },
+        "stages": [
+            stage(0, "this machine", Value::Null, json!({ "start": 0, "end": 10 })),
+            stage(1, "attic", json!("10.0.0.2:7420"), json!({ "start": 10, "end": 18 })),
+            stage(2, "cellar", json!("10.0.0.3:7420"), json!({ "start": 18, "end": 30 })),
+        ],
+        "nodes": [
+            node(json!("attic"), "10.0.0.2:7420", "used", Value::Null),
+            node(json!("cellar"), "10.0.0.3:7420", "used", Value::Null),
+            node(json!("old laptop"), "10.0.0.4:7420", "spare", json!("a chain with it is slower")),
+            node(Value::Null, "10.0.0.5:7420", "failed", json!("it has another key")),
+        ],
+        "ranks": [],
+    })
+}
+
+async fn report_cluster(State(script): State<Script>) -> (StatusCode, Json<Value>) {
+    let (code, body) = script.cluster.lock().unwrap().clone();
+    (code, Json(body))
 }
 
 async fn report(State(script): State<Script>) -> (StatusCode, Json<Value>) {

@@ -13,12 +13,14 @@ use kernels::PAGE_TOKENS;
 use kernels::cpu::Level;
 use model::{Checkpoint, Footprint, StoredFormat};
 use ranks::memory_available;
-use server::{App, LoadStage, ModelDescription, Progress, ServedModel};
+use server::{App, CpuDescription, LoadStage, ModelDescription, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
 use crate::options::{ModelOptions, RequestedCapacity, bytes};
+use crate::chain_monitor::ChainMonitor;
+use crate::load_observer::LoadObserver;
 use crate::store::Store;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
@@ -116,11 +118,7 @@ struct Placement {
 }
 
 fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
-    let tell = |doing: &str, done: usize, total: usize| {
-        let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
-        app.set_stage(LoadStage::Loading(progress));
-    };
-    tell("finding its files", 0, 1);
+    set_progress(app, "finding its files", 0, 1);
     let files = Store::from_environment()?.resolve(serve.model.as_deref())?;
     let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
     let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
@@ -130,17 +128,11 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
     let layers = checkpoint.description().layers.len();
     info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
-    let mut quarters = 0;
     let threads = serve.options.threads(&serve.threads);
-    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, capacity, &mut |done| {
-        tell("loading its layers", done, layers);
-        if done * 4 / layers.max(1) > quarters {
-            quarters = done * 4 / layers.max(1);
-            info!("{done} of {layers} layers are loaded");
-        }
-    })?;
+    let observer = &mut ServeObserver { app, layers, quarters: 0 };
+    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, capacity, observer)?;
     let weights = loaded.layer_bytes() + loaded.head_bytes();
-    tell("preparing its vocabulary", 0, 1);
+    set_progress(app, "preparing its vocabulary", 0, 1);
     let options = EngineOptions {
         chunk: serve.options.chunk(),
         prefill_step: Some(Duration::from_millis(serve.cache.prefill_step_ms)).filter(|limit| !limit.is_zero()),
@@ -154,10 +146,47 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     let TextAssets { tokenizer, defaults, template } = text;
     let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
     served.digest = Some(digest);
-    served.memory_bytes = weights as u64 + kv_bytes;
-    served.description = description;
     let (ranks, level) = (serve.options.ranks(), serve.options.level()?);
+    served.memory_bytes = weights as u64 + kv_bytes;
+    served.kv_bytes = kv_bytes;
+    served.cpu = Some(CpuDescription { level: level.name().to_owned(), threads });
+    served.description = description;
     Ok((served, Placement { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
+}
+
+fn set_progress(app: &App, doing: &str, done: usize, total: usize) {
+    let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
+    app.set_stage(LoadStage::Loading(progress));
+}
+
+/// Tells clients and the log how far loading is.
+struct ServeObserver<'a> {
+    app: &'a App,
+    /// Of the model.
+    layers: usize,
+    /// Quarters of them that the log knows of.
+    quarters: usize,
+}
+
+impl LoadObserver for ServeObserver<'_> {
+    fn layers(&mut self, done: usize) {
+        set_progress(self.app, "loading its layers", done, self.layers);
+        let quarters = done * 4 / self.layers.max(1);
+        if quarters > self.quarters {
+            self.quarters = quarters;
+            info!("{done} of {} layers are loaded", self.layers);
+        }
+    }
+
+    fn cluster(&mut self, monitor: ChainMonitor) {
+        set_progress(self.app, "looking for machines", 0, 1);
+        self.app.set_cluster(Arc::new(monitor));
+    }
+
+    fn waiting(&mut self, why: &str) {
+        info!("waiting for machines: {why}");
+        set_progress(self.app, "waiting for machines", 0, 1);
+    }
 }
 
 /// What the files say about the model, for clients.

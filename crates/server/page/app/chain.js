@@ -1,0 +1,119 @@
+// The picture of a chain: one box for each stage, arrows with the time of each hop, and a bar that shows who has which layers.
+// Names come from other machines. They are text, as everything here.
+import { h, s, setText } from './dom.js';
+import { bytes, latency } from './units.js';
+
+export class Chain {
+  #bar = h('div', { class: 'layers', role: 'img', hidden: true });
+  #list = h('ol', { class: 'chain', 'aria-label': 'Stages, in the order of the layers' });
+  #stages = []; // one for each item of the list
+  element = h('section', { class: 'card', id: 'chain', 'aria-label': 'Layers', hidden: true }, h('h2', {}, 'Layers'), this.#bar, this.#list);
+
+  show(stages) {
+    this.element.hidden = stages.length === 0;
+    while (this.#stages.length > stages.length) this.#stages.pop().element.remove();
+    while (this.#stages.length < stages.length) this.#add();
+    stages.forEach((stage, index) => {
+      const next = stages[(index + 1) % stages.length];
+      this.#stages[index].show(stage, next);
+    });
+    this.#showBar(stages);
+  }
+
+  /** What is on show is not what runs now. */
+  setStale(stale) {
+    this.element.classList.toggle('stale', stale);
+  }
+
+  #add() {
+    const stage = new Stage(this.#stages.length);
+    this.#stages.push(stage);
+    this.#list.append(stage.element);
+  }
+
+  #showBar(stages) {
+    const withLayers = stages.filter(({ layers }) => layers);
+    this.#bar.hidden = withLayers.length < 2;
+    while (this.#bar.childElementCount > stages.length) this.#bar.lastElementChild.remove();
+    while (this.#bar.childElementCount < stages.length) this.#bar.append(h('i', { class: tone(this.#bar.childElementCount) }));
+    stages.forEach((stage, index) => {
+      this.#bar.children[index].style.flexGrow = String(layerCount(stage));
+    });
+    const label = withLayers.map((stage) => `${nameOf(stage)} has ${layersOf(stage)}`).join('; ');
+    if (this.#bar.getAttribute('aria-label') !== label) this.#bar.setAttribute('aria-label', label);
+  }
+}
+
+class Stage {
+  #name = h('strong', {});
+  #address = h('span', { class: 'mono' });
+  #layers = h('span', {});
+  #compute = h('span', {});
+  #cpu = h('span', {});
+  #memory = h('span', {});
+  #used = h('i', { class: 'used' });
+  #meter = h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used);
+  #to = h('span', { class: 'unseen' });
+  #time = h('span', { class: 'time' });
+  #way = h('span', { class: 'way' });
+  #hop = h('div', { class: 'hop' }, arrow(), this.#to, this.#time, this.#way);
+
+  constructor(index) {
+    this.element = h('li', {},
+      h('div', { class: 'stage-box' },
+        h('p', { class: 'stage-name' }, h('i', { class: tone(index), 'aria-hidden': 'true' }), this.#name),
+        this.#address, this.#layers, this.#compute, this.#cpu, this.#memory, this.#meter),
+      this.#hop);
+  }
+
+  /** `next`: where the activations go. */
+  show(stage, next) {
+    const { memory, hop } = stage;
+    setText(this.#name, nameOf(stage));
+    this.#name.title = nameOf(stage);
+    setText(this.#address, stage.address ?? 'embedding, head');
+    this.#address.classList.toggle('mono', Boolean(stage.address));
+    setText(this.#layers, layersOf(stage));
+    setText(this.#compute, `${latency(stage.compute_s)} per step`);
+    this.#compute.hidden = !hop && typeof stage.compute_s !== 'number';
+    setText(this.#cpu, cpuOf(stage));
+    const free = memory?.free_bytes;
+    const all = typeof free === 'number' ? memory.used_bytes + free : null;
+    setText(this.#memory, all === null ? `${bytes(memory?.used_bytes)} of memory` : `${bytes(memory.used_bytes)} of ${bytes(all)}`);
+    this.#meter.hidden = all === null;
+    this.#used.style.width = `${all ? Math.min(100, (memory.used_bytes / all) * 100) : 0}%`;
+    this.#hop.hidden = !hop;
+    this.#hop.classList.toggle('back', Boolean(next?.coordinator));
+    setText(this.#to, `then to ${next ? nameOf(next) : 'the next stage'}, `);
+    setText(this.#time, latency(hop?.seconds));
+    setText(this.#way, next?.coordinator ? 'back to the server' : `RTT ${latency(hop?.round_trip_s)}`);
+  }
+}
+
+function nameOf({ coordinator, name }) {
+  return coordinator ? 'Server' : name || 'a machine';
+}
+
+function layerCount({ layers }) {
+  return layers ? layers.end - layers.start : 0;
+}
+
+/** Counted from 0, as the API does. */
+function layersOf({ layers }) {
+  if (!layers) return 'no layers';
+  return layers.end - layers.start === 1 ? `layer ${layers.start}` : `layers ${layers.start}–${layers.end - 1}`;
+}
+
+function cpuOf({ level, threads, ranks }) {
+  const parts = [level, threads ? `${threads} thread${threads === 1 ? '' : 's'}` : null, ranks > 1 ? `${ranks} ranks` : null];
+  return parts.filter(Boolean).join(', ') || '–';
+}
+
+/** The colour of a stage, in the bar and in its box. */
+function tone(index) {
+  return `tone tone-${index % 4}`;
+}
+
+function arrow() {
+  return s('svg', { viewBox: '0 0 48 12', class: 'arrow', 'aria-hidden': 'true' }, s('path', { d: 'M1 6h45M40 1l6 5-6 5' }));
+}

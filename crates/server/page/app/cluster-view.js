@@ -1,0 +1,122 @@
+// The cluster tab: what GET /v1/cluster says, asked for every second while the tab is on show.
+import { clusterState } from './api.js';
+import { Chain } from './chain.js';
+import { byId, h, setText } from './dom.js';
+import { Nodes } from './nodes.js';
+import { Plot } from './plot.js';
+import { count, latency, rate } from './units.js';
+import { sentence } from './words.js';
+
+const POLL_MS = 1000;
+
+const BITS = {
+  same: 'the same on all machines',
+  same_while_used: 'the same on the machines in use',
+  unlike: 'differ: unlike CPUs',
+};
+
+export class ClusterView {
+  #fields = new Map(); // name -> element
+  #problem = h('p', { class: 'problem', role: 'alert', hidden: true });
+  #summary = h('p', { class: 'hint', id: 'cluster-summary' }, 'Asking the server.');
+  #chain = new Chain();
+  #nodes = new Nodes();
+  #speed = new Plot('tokens/s');
+  #chainFacts = h('section', { class: 'card', 'aria-label': 'Chain', hidden: true }, h('h2', {}, 'Chain'),
+    this.#row('state', 'State'), this.#row('chains', 'Chains formed'), this.#row('bits', 'Bits'), this.#row('steps', 'Steps'),
+    this.#row('step', 'One step'), this.#row('between', 'Between stages'));
+  #watched = false;
+  #timer = 0;
+  #asking = null;
+
+  constructor() {
+    byId('cluster').append(h('div', { class: 'board' },
+      h('h1', { id: 'cluster-title' }, 'Cluster'),
+      this.#problem,
+      this.#summary,
+      this.#chain.element,
+      h('div', { class: 'cards' },
+        h('section', { class: 'card', 'aria-label': 'Speed' }, h('h2', {}, 'Speed'), this.#speed.element,
+          this.#row('answer', 'One answer'), this.#row('predicted', 'Predicted for one'), this.#row('batch', 'Predicted together')),
+        this.#chainFacts),
+      this.#nodes.element));
+    document.addEventListener('visibilitychange', () => {
+      if (!document.hidden && this.#watched) this.#refresh();
+    });
+  }
+
+  /** Asks every second while watched. */
+  watch(watched) {
+    this.#watched = watched;
+    clearTimeout(this.#timer);
+    if (watched) this.#refresh();
+  }
+
+  #refresh() {
+    clearTimeout(this.#timer);
+    this.#asking ??= this.#ask().finally(() => {
+      this.#asking = null;
+      if (this.#watched && !document.hidden) this.#timer = setTimeout(() => this.#refresh(), POLL_MS);
+    });
+  }
+
+  async #ask() {
+    try {
+      this.#show(await clusterState());
+    } catch (error) {
+      this.#say(sentence(error.message));
+      this.#chain.setStale(true);
+    }
+  }
+
+  #show(cluster) {
+    const { speed = {}, steps = {} } = cluster;
+    this.#say(problemOf(cluster));
+    setText(this.#summary, summaryOf(cluster));
+    this.#chain.show(cluster.stages ?? []);
+    this.#chain.setStale(cluster.state !== 'ready');
+    this.#nodes.show(cluster.nodes ?? []);
+    this.#speed.add(speed.tokens_per_s ?? 0);
+    this.#chainFacts.hidden = cluster.kind !== 'chain';
+    const values = {
+      answer: rate(speed.answer_tokens_per_s),
+      predicted: rate(speed.predicted_tokens_per_s),
+      batch: speed.predicted_batch ? `${rate(speed.predicted_batch_tokens_per_s)} (${speed.predicted_batch} requests)` : '–',
+      state: cluster.state ?? '–',
+      chains: count(cluster.chains),
+      bits: BITS[cluster.bits] ?? '–',
+      steps: count(steps.count),
+      step: latency(steps.seconds),
+      between: latency(steps.between_s),
+    };
+    for (const [name, value] of Object.entries(values)) setText(this.#fields.get(name), value);
+  }
+
+  #say(problem) {
+    this.#problem.hidden = !problem;
+    if (problem) setText(this.#problem, problem);
+  }
+
+  #row(name, label) {
+    const value = h('dd', { id: `cluster-${name}` }, '–');
+    this.#fields.set(name, value);
+    return h('dl', {}, h('dt', {}, label), value);
+  }
+}
+
+function problemOf({ state, waiting, reason }) {
+  if (waiting) return sentence(`waiting for machines: ${waiting}`);
+  return state === 'ready' || state === 'loading' || !reason ? null : sentence(reason);
+}
+
+/** The picture in words. */
+function summaryOf({ kind, state, layers, stages = [], ranks = [] }) {
+  if (stages.length === 0) return state === 'loading' ? 'No layers run yet: the model is being loaded.' : 'No layers run now.';
+  const all = layers ? `all ${layers} layers` : 'all layers';
+  if (kind === 'ranks') return `${ranks.length} processes of the server share ${all}. The status tab lists them.`;
+  if (stages.length === 1) {
+    return kind === 'chain' ? `The server runs ${all} itself: no other machine makes it faster.`
+      : `The server runs ${all} in one process. With --cluster, machines that run “consort join” take a part of them.`;
+  }
+  return `${stages.length} machines run ${layers ?? 'the'} layers, one after the other.`;
+}
