@@ -276,6 +276,7 @@ impl ModelOptions {
             shard: ShardSpec::new(path, options, cpu),
             limits: options.limits,
             vocab: checkpoint.description().vocab,
+            hidden: checkpoint.description().hidden,
             digest: checkpoint.digest(),
             deadlines: self.rank_deadlines,
             environment: Vec::new(),
