@@ -191,6 +191,6 @@ impl NodeEntry {
             EntryState::Connected(link) => (NodeState::Ready, Some(link.facts.clone()), Some(link.link)),
             EntryState::Failed { why, .. } => (NodeState::Failed { why: why.clone() }, None, None),
         };
-        NodeReport { address: self.address, name: self.name.clone(), state, facts, link }
+        NodeReport { address: self.address, name: self.name.clone(), state, facts, not_used: None, link }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use kernels::cpu::Level;
 use types::LayerRange;
 
 use crate::wire::control::WireFacts;
@@ -12,6 +13,8 @@ pub struct ClusterReport {
     pub nodes: Vec<NodeReport>,
     /// The layers of the coordinator and of each stage: the node's address, and `None` for the coordinator.
     pub stages: Vec<(Option<SocketAddr>, LayerRange)>,
+    /// The level with which all machines compute, if they have to compute the same bits.
+    pub exact: Option<Level>,
     /// How many chains were formed.
     pub chains: u64,
     /// Why there is no chain.
@@ -24,6 +27,8 @@ pub struct NodeReport {
     pub name: Option<String>,
     pub state: NodeState,
     pub facts: Option<WireFacts>,
+    /// Why no plan can use it, although it is ready.
+    pub not_used: Option<String>,
     /// The way from the coordinator.
     pub link: Option<Link>,
 }

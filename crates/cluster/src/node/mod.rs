@@ -5,6 +5,7 @@ mod control;
 mod expected;
 mod loaded_stage;
 mod running_chain;
+mod stage_executor;
 mod stage_loop;
 
 use std::io;
@@ -17,6 +18,7 @@ use net::{AcceptedStream, ClusterKey, Hello, MessageStream, PurposeLimit, Reject
 use tracing::debug;
 
 pub use expected::{Expectation, ExpectedConnections, NodeConnection};
+pub use stage_executor::NodeRanks;
 pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};
@@ -38,8 +40,11 @@ pub struct NodeOptions {
     pub store: TensorStore,
     /// How long another machine may be silent before it counts as lost.
     pub silence: Duration,
+    /// Compute threads, of each rank.
     pub threads: usize,
     pub level: Level,
+    /// Rank processes that share each layer; `None`: layers run in this process.
+    pub ranks: Option<NodeRanks>,
     /// Memory that stages may use, of what is free; `None`: all of it.
     pub memory_max: Option<u64>,
     /// What it says of itself. The free memory is measured whenever a coordinator asks.
@@ -61,6 +66,7 @@ struct NodeShared {
     silence: Duration,
     threads: usize,
     level: Level,
+    ranks: Option<NodeRanks>,
     memory_max: Option<u64>,
     facts: WireFacts,
     expected: ExpectedConnections,
@@ -68,9 +74,9 @@ struct NodeShared {
 
 impl Node {
     pub fn bind(address: SocketAddr, options: NodeOptions) -> io::Result<Self> {
-        let NodeOptions { key, store, silence, threads, level, memory_max, facts } = options;
+        let NodeOptions { key, store, silence, threads, level, ranks, memory_max, facts } = options;
         let expected = ExpectedConnections::default();
-        let shared = Arc::new(NodeShared { key, store, silence, threads, level, memory_max, facts, expected });
+        let shared = Arc::new(NodeShared { key, store, silence, threads, level, ranks, memory_max, facts, expected });
         Ok(Self { listener: TcpListener::bind(address)?, shared })
     }
 

@@ -2,11 +2,11 @@
 //! the activations that it computed. The last stage returns states to the coordinator instead.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use engine::{Executor, ExecutorError, OpenedSession, Prefix, RequestedOutput, StepOutput, StepPlan};
+use engine::{Executor, ExecutorError, Health, OpenedSession, Prefix, RequestedOutput, StepOutput, StepPlan};
 use net::{MessageReceiver, MessageSender, MessageStream};
 
 use crate::wire::WireError;
@@ -17,6 +17,9 @@ use crate::wire::control::WireFault;
 const MESSAGES_MAX: usize = 1024;
 /// Steps among them. A coordinator has no more in flight than its chain has stages.
 const STEPS_MAX: usize = 64;
+
+/// How often an idle stage looks whether its ranks are still there.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The stage's place in its chain.
 pub struct StageConnections {
@@ -50,6 +53,16 @@ enum StageError {
     States { found: usize, expected: usize },
 }
 
+impl StageError {
+    fn fault(self) -> WireFault {
+        let why = self.to_string();
+        match self {
+            Self::Executor(error) if error.is_lost() => WireFault::Lost { why },
+            _ => WireFault::Stage { why },
+        }
+    }
+}
+
 type Message = (u8, Vec<u8>);
 
 /// Runs until a connection ends or the stage fails, and says which.
@@ -73,7 +86,7 @@ pub fn run(executor: &mut dyn Executor, shape: StageShape, connections: StageCon
         let received = receiving.join().unwrap_or_else(|_| Some("a thread ended".to_owned()));
         let watched = watching.join().unwrap_or_else(|_| Some("a thread ended".to_owned()));
         match (failed, sent.or(watched), received) {
-            (Some(why), ..) => WireFault::Stage { why },
+            (Some(fault), ..) => fault,
             (None, Some(why), _) => WireFault::Next { why },
             (None, None, why) => WireFault::Previous { why: why.unwrap_or_else(|| "it left".to_owned()) },
         }
@@ -144,12 +157,20 @@ impl<'a> StageLoop<'a> {
         messages: &Receiver<Message>,
         replies: &SyncSender<Message>,
         steps: &AtomicUsize,
-    ) -> Option<String> {
-        for (kind, body) in messages {
+    ) -> Option<WireFault> {
+        loop {
+            let (kind, body) = match messages.recv_timeout(HEALTH_INTERVAL) {
+                Ok(message) => message,
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => match self.executor.poll_health(Duration::ZERO) {
+                    Health::Ready => continue,
+                    Health::Rebuilding { why } => return Some(WireFault::Lost { why: why.to_string() }),
+                },
+            };
             let is_step = kind == ChainKind::Step as u8;
             let reply = match self.handle(kind, body) {
                 Ok(reply) => reply,
-                Err(error) => return Some(error.to_string()),
+                Err(error) => return Some(error.fault()),
             };
             if is_step {
                 steps.fetch_sub(1, Ordering::Relaxed);
@@ -159,7 +180,6 @@ impl<'a> StageLoop<'a> {
                 return None;
             }
         }
-        None
     }
 
     /// Handles one message and returns the one for the next stage.
