@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use cluster::chain::{Chain, ChainBuilder, ChainTimes};
-use cluster::coordinator::{ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, NodeFinder};
+use cluster::coordinator::{Arithmetic, ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, NodeFinder};
 use cluster::discovery::{Browser, BrowserSettings, DiscoveryEvent, Interfaces, MDNS_PORT};
 use cluster::measure::{ProbeSettings, measure_machine};
 use kernels::PAGE_TOKENS;
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, LoadOptions};
 use net::ClusterKey;
 use net::PeerAddress;
@@ -23,6 +23,7 @@ use weights::HashCache;
 
 use crate::chain_monitor::ChainMonitor;
 use crate::load_observer::LoadObserver;
+use crate::options::CpuLevelOption;
 use crate::store::Settings;
 use crate::usage::UsageError;
 
@@ -48,6 +49,10 @@ pub struct ClusterOptions {
     /// How many layers each --peer or --cake-worker gets, in their order; this machine has the rest
     #[arg(long, value_name = "LAYERS,…", value_delimiter = ',')]
     pub split: Vec<usize>,
+    /// One arithmetic on all machines, so that neither the split nor the loss of a machine changes a bit: these CPU instructions
+    /// [default: the best that all machines have at the start]
+    #[arg(long, value_name = "LEVEL", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    pub exact: Option<CpuLevelOption>,
     /// What the plan minimises
     #[arg(long, value_enum, default_value_t)]
     pub optimise: OptimiseOption,
@@ -85,6 +90,9 @@ impl ClusterOptions {
             let (counts, peers) = (self.split.len(), self.peer.len());
             return Err(UsageError::new(format!("--split has {counts} numbers for {peers} times --peer")));
         }
+        if self.exact.is_some() && !self.is_used() {
+            return Err(UsageError::new("--exact is for layers on several machines: it needs --cluster or --peer"));
+        }
         Ok(())
     }
 
@@ -97,12 +105,15 @@ impl ClusterOptions {
         cpu: CpuOptions,
         observer: &mut dyn LoadObserver,
     ) -> Result<ClusterChain> {
+        let arithmetic = self.arithmetic(cpu.level)?;
+        let cpu = if let Arithmetic::Exact(level) = arithmetic { cpu.at(level) } else { cpu };
         let model = self.model(path, options, cpu)?;
         let (times, hidden) = (Arc::<ChainTimes>::default(), model.facts().hidden);
         let coordinator = CoordinatorOptions {
             key: key.clone(),
             silence: SILENCE,
             optimise: self.optimise.into(),
+            arithmetic,
             split: (!self.split.is_empty()).then(|| self.split.clone()),
             peers: self.peers()?,
             settle: SETTLE,
@@ -122,6 +133,16 @@ impl ClusterOptions {
                 observer.waiting(report.waiting.as_deref().unwrap_or_default());
                 last = report.waiting;
             }
+        }
+    }
+
+    /// The arithmetic of all machines, if this one's best level is `own`.
+    fn arithmetic(&self, own: Level) -> Result<Arithmetic> {
+        match self.exact.map(CpuLevelOption::named) {
+            None => Ok(Arithmetic::Best),
+            Some(None) => Ok(Arithmetic::Common),
+            Some(Some(level)) if level <= own => Ok(Arithmetic::Exact(level)),
+            Some(Some(level)) => bail!("--exact={level}: this machine computes with {own}"),
         }
     }
 

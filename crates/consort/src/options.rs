@@ -7,7 +7,7 @@ use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{self, Path, PathBuf};
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use engine::{CHUNK_DEFAULT, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
@@ -26,11 +26,9 @@ use crate::load_observer::LoadObserver;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
 use crate::usage::UsageError;
-use values::{
-    ActivationsOption, ComputeOption, CpuLevelOption, KvOption, PromptMathOption, positive, quantisation, rank_count,
-};
+use values::{ActivationsOption, ComputeOption, KvOption, PromptMathOption, positive, quantisation};
 
-pub use values::{bytes, thread_count};
+pub use values::{CpuLevelOption, bytes, rank_count, thread_count};
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.
 pub const CONTEXT_DEFAULT: usize = 8192;
@@ -134,6 +132,12 @@ impl ModelOptions {
     pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
         self.check_cake()?;
+        if self.cluster.is_used() && self.ranks() > 1 {
+            return Err(UsageError::new(
+                "--tensor-parallel and --tp-hosts do not go with --cluster and --peer: in a cluster this machine runs its layers \
+                 in one process; on the others, `consort join --tensor-parallel` splits them",
+            ));
+        }
         self.keep().map(|_| ())
     }
 
@@ -302,6 +306,7 @@ impl ModelOptions {
             shard: ShardSpec::new(path, options, cpu),
             limits: options.limits,
             vocab: checkpoint.description().vocab,
+            hidden: checkpoint.description().hidden,
             digest: checkpoint.digest(),
             deadlines: self.rank_deadlines,
             environment: Vec::new(),
@@ -356,16 +361,7 @@ impl ModelOptions {
 
     /// The instruction level to use: the CPU's best, or a lower one from `--cpu-level`.
     pub fn level(&self) -> Result<Level> {
-        let best = Level::detect();
-        let level = match self.cpu_level {
-            CpuLevelOption::Auto => best,
-            CpuLevelOption::Scalar => Level::Scalar,
-            CpuLevelOption::Avx2 => Level::Avx2,
-            CpuLevelOption::Avx512 => Level::Avx512,
-            CpuLevelOption::Amx => Level::Amx,
-        };
-        ensure!(level <= best, "this CPU does not have {level}; the best it has is {best}");
-        Ok(level)
+        self.cpu_level.level()
     }
 
     fn keep(&self) -> Result<Option<DType>, UsageError> {

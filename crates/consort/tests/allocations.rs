@@ -56,6 +56,7 @@ fn a_decode_step_allocates_nothing_in_the_supervisor() {
         shard: shard(),
         limits: LIMITS,
         vocab: checkpoint.description().vocab,
+        hidden: checkpoint.description().hidden,
         digest: checkpoint.digest(),
         deadlines: Deadlines::default(),
         hosts: None,

@@ -169,6 +169,7 @@ fn a_group_whose_ranks_have_other_weights_does_not_start() {
         shard: ShardSpec::new(model.to_str().unwrap().to_owned(), &LoadOptions { keep: None, limits }, cpu),
         limits,
         vocab: checkpoint.description().vocab,
+        hidden: checkpoint.description().hidden,
         digest: Checkpoint::open(&other).unwrap().digest(),
         deadlines: Deadlines::default(),
         hosts: None,

@@ -9,7 +9,7 @@ use types::{Rank, SessionId};
 
 use crate::executor::{Capacity, ExecutorError, OpenedSession};
 use crate::head::{Head, HeadInput};
-use crate::plan::{RequestedOutput, StepOutput, StepPlan};
+use crate::plan::{StepOutput, StepPlan};
 use crate::prefix::Prefix;
 use crate::session_table::SessionTable;
 use crate::stage::Stage;
@@ -109,10 +109,7 @@ impl<B: Backend> CoordinatorStage<B> {
 
     /// Starts a step. Its rows stay in the stage.
     pub(crate) fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let returns_states = |requested: &RequestedOutput| matches!(requested, RequestedOutput::States { .. });
-        if plan.entries().iter().any(|entry| returns_states(&entry.requested)) {
-            return Err(ExecutorError::Output { what: "hidden states" });
-        }
+        plan.check_model()?;
         self.stage.start(plan, Some(&self.embedding))?;
         self.head.record(plan);
         Ok(())

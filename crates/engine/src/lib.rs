@@ -22,6 +22,7 @@ pub mod measure;
 mod page_pool;
 mod page_tables;
 mod plan;
+mod plan_check;
 mod prefill_cost;
 mod prefix;
 mod queue;

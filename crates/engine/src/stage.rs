@@ -12,7 +12,7 @@ use model::{Block, Checkpoint, Collective, Embedding, Limits, LoadError, LoadOpt
 use types::{LayerRange, Rank, SessionId};
 
 use crate::executor::{Capacity, Executor, ExecutorError, OpenedSession};
-use crate::plan::{RequestedOutput, StepOutput, StepPlan};
+use crate::plan::{StepOutput, StepPlan};
 use crate::prefix::Prefix;
 use crate::session_table::SessionTable;
 
@@ -152,16 +152,9 @@ impl<B: Backend> Stage<B> {
     }
 
     /// Checks a plan, allocates its pages and hands the layers to the backend. The rows are the tokens of the plan if there is
-    /// an embedding, else its activations. An error means that no session changed.
+    /// an embedding, else its activations; the caller has checked that it has them. An error means that no session changed.
     pub(crate) fn start(&mut self, plan: &StepPlan, embedding: Option<&Embedding<B>>) -> Result<(), ExecutorError> {
         self.sessions.check(plan)?;
-        let (rows, width, found) = (plan.rows(), self.width, plan.activations().len());
-        match embedding.is_some() {
-            true if !plan.has_tokens() => return Err(ExecutorError::Input { expected: "tokens" }),
-            false if plan.has_tokens() && rows > 0 => return Err(ExecutorError::Input { expected: "activations" }),
-            false if found != rows * width => return Err(ExecutorError::ActivationShape { rows, width, found }),
-            _ => {}
-        }
         let result = self.prepare(plan).and_then(|()| self.forward(plan, embedding));
         if let Err(error) = result {
             self.sessions.release_reserved(plan);
@@ -261,12 +254,7 @@ impl<B: Backend> Executor for Stage<B> {
         if self.in_flight {
             return Err(ExecutorError::PipelineFull { depth: self.depth() });
         }
-        let is_stage_output = |requested: &RequestedOutput| {
-            matches!(requested, RequestedOutput::Nothing | RequestedOutput::States { .. })
-        };
-        if !plan.entries().iter().all(|entry| is_stage_output(&entry.requested)) {
-            return Err(ExecutorError::Output { what: "what the head computes" });
-        }
+        plan.check_stage(self.width)?;
         self.start(plan, None)?;
         self.request(plan);
         self.in_flight = true;

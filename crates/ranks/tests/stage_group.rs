@@ -26,7 +26,7 @@ mod linux {
     };
     use kernels::StepLimits;
     use kernels::cpu::CpuOptions;
-    use model::{Checkpoint, CheckpointDigest, Limits, LoadOptions, Manifest, ModelPart};
+    use model::{Checkpoint, CheckpointDigest, Description, Limits, LoadOptions, Manifest, ModelPart};
     use ranks::group::{Deadlines, Group, GroupConfig, StartError};
     use ranks::protocol::shard::ShardSpec;
     use ranks::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT, Options, build_id};
@@ -47,11 +47,13 @@ mod linux {
         if arguments.iter().any(|argument| argument == "--worker") {
             return serve(&arguments);
         }
-        let tests: [(&str, fn()); 4] = [
+        let tests: [(&str, fn()); 6] = [
             ("a_stage_of_two_ranks_gives_the_tokens_of_one_process", tokens_and_logits),
             ("a_group_that_was_cleared_runs_as_a_new_one_with_the_same_processes", clearing),
             ("ranks_load_a_stage_from_a_manifest_and_a_folder_of_tensors", from_manifest),
             ("a_stage_that_cannot_be_loaded_is_refused", refusals),
+            ("a_plan_that_ranks_cannot_run_never_reaches_them", wrong_plans),
+            ("a_group_that_lost_a_rank_is_restored_with_the_weights_of_the_other", restoring),
         ];
         for (name, test) in tests {
             print!("test {name} ... ");
@@ -99,14 +101,15 @@ mod linux {
         ShardSpec::new(path.to_str().unwrap().to_owned(), &OPTIONS, cpu).with_layers(layers)
     }
 
-    fn start(shard: ShardSpec, vocab: usize, digest: CheckpointDigest) -> Result<Group, StartError> {
+    fn start(shard: ShardSpec, model: &Description, digest: CheckpointDigest) -> Result<Group, StartError> {
         let config = GroupConfig {
             world: WorldSize::new(2).unwrap(),
             program: env::current_exe().unwrap(),
             model_id: "stage".to_owned(),
             shard,
             limits: LIMITS,
-            vocab,
+            vocab: model.vocab,
+            hidden: model.hidden,
             digest,
             deadlines: Deadlines::default(),
             environment: Vec::new(),
@@ -116,7 +119,7 @@ mod linux {
     }
 
     fn group(path: &Path, checkpoint: &Checkpoint) -> Group {
-        start(spec(path, middle(checkpoint)), checkpoint.description().vocab, checkpoint.digest()).unwrap()
+        start(spec(path, middle(checkpoint)), checkpoint.description(), checkpoint.digest()).unwrap()
     }
 
     /// A chain of the coordinator with the first layer, `stage` in the middle, and the rest.
@@ -222,7 +225,7 @@ mod linux {
             let part = ModelPart::stage(layers);
             let digest = Checkpoint::from_tensor_folder(&manifest, part, folder.path()).unwrap().digest();
             let spec = spec(&manifest_path, layers).with_tensors(folder.path().to_str().unwrap().to_owned());
-            let mut group = start(spec, checkpoint.description().vocab, digest).unwrap();
+            let mut group = start(spec, checkpoint.description(), digest).unwrap();
             let mut other = self::group(&path, &checkpoint);
             assert_eq!(states(&mut group, width), states(&mut other, width), "{}", path.display());
         }
@@ -244,12 +247,61 @@ mod linux {
         (path, manifest)
     }
 
+    fn wrong_plans() {
+        let path = model("llama");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let (mut group, width) = (group(&path, &checkpoint), checkpoint.description().hidden);
+        let found = states(&mut group, width);
+        let session = group.open(100, Prefix::NONE).unwrap().session;
+        let rows = |session, position, rows, values, requested| {
+            let mut plan = StepPlan::new();
+            plan.push_rows(session, Phase::Prefill, position, rows, requested);
+            plan.activations_mut().extend(std::iter::repeat_n(0.5, values));
+            plan
+        };
+        let state = || RequestedOutput::States { rows: 1 };
+        let mut tokens = StepPlan::new();
+        tokens.push(session, Phase::Prefill, 0, &[TokenId(1)], state());
+        for (plan, expected) in [
+            (rows(session, 0, 2, width, state()), "values were given for 2 rows"),
+            (rows(session, 0, 2, 2 * width + 1, state()), "values were given for 2 rows"),
+            (rows(session, 0, 1, width, RequestedOutput::Logits { rows: 1 }), "does not return what the head computes"),
+            (rows(session, 3, 1, width, state()), "has computed 0 tokens, the plan continues at 3"),
+            (rows(types::SessionId(99), 0, 1, width, state()), "session 99 is not open"),
+            (rows(session, 0, 65, 65 * width, state()), "a step of 65 rows is too large"),
+            (tokens, "does not have activations"),
+        ] {
+            let error = group.submit(&plan).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{expected}: {error}");
+        }
+        group.close(session);
+        assert_eq!(states(&mut group, width), found);
+        assert!(group.count().unwrap().iter().all(|rank| rank.ready && rank.restarts == 0), "no rank failed");
+    }
+
+    fn restoring() {
+        let path = model("llama");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let (mut group, width) = (group(&path, &checkpoint), checkpoint.description().hidden);
+        let found = states(&mut group, width);
+        for lost in [1, 0] {
+            let before: Vec<_> = group.ranks().iter().map(|rank| rank.pid.unwrap()).collect();
+            let pid = rustix::process::Pid::from_raw(before[lost] as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            while group.poll_health(std::time::Duration::ZERO) == Health::Ready {}
+            group.restore(&mut |_| {}).unwrap();
+            let after: Vec<_> = group.ranks().iter().map(|rank| rank.pid.unwrap()).collect();
+            assert!(after[lost] != before[lost] && after[1 - lost] == before[1 - lost], "{before:?} {after:?}");
+            assert_eq!(states(&mut group, width), found);
+        }
+    }
+
     fn refusals() {
         let path = model("llama");
         let checkpoint = Checkpoint::open(&path).unwrap();
-        let (vocab, layers) = (checkpoint.description().vocab, middle(&checkpoint));
+        let (description, layers) = (checkpoint.description(), middle(&checkpoint));
         let refused = |shard: ShardSpec, digest: CheckpointDigest, expected: &str| {
-            let error = start(shard, vocab, digest).expect_err("it does not start").to_string();
+            let error = start(shard, description, digest).expect_err("it does not start").to_string();
             assert!(error.contains(expected), "{expected}: {error}");
         };
         refused(spec(&path, LayerRange::new(1, 99).unwrap()), checkpoint.digest(), "layers 1..99 were asked for");

@@ -8,17 +8,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use engine::CoordinatorStage;
-use kernels::cpu::CpuBackend;
+use kernels::cpu::{CpuBackend, Level};
 use net::{MessageStream, WaitLimit};
 use tracing::info;
 use types::LayerRange;
 
 use super::node_link::NodeId;
-use super::{CoordinatorEvent, CurrentChain, PlanReport, Worker};
+use super::{Arithmetic, CoordinatorEvent, CurrentChain, PlanReport, Worker};
 use crate::chain::{ChainLink, FormedChain};
 use crate::purpose::{CHAIN, ConnectionId, RESULTS};
 use crate::wire::chain::ChainKind;
-use crate::wire::control::{ControlReply, ControlRequest};
+use crate::wire::control::{ControlReply, ControlRequest, WireFacts};
 use plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner};
 
 /// How long nodes may load without progress.
@@ -48,11 +48,13 @@ struct PlannedStage {
 impl Worker {
     /// Forms a chain from the nodes that are connected.
     pub(super) fn form(&mut self) -> Result<(FormedChain<CpuBackend>, CurrentChain), FormError> {
-        let (plan, stages, report) = self.plan()?;
-        info!(layers = ?plan.assignment.stages(), tokens_per_s = plan.prediction.tokens_per_s(), "planned");
-        self.load_stages(&stages)?;
+        let exact = self.exact();
+        let (plan, stages, report) = self.plan(exact)?;
+        let (layers, tokens_per_s) = (plan.assignment.stages(), plan.prediction.tokens_per_s());
+        info!(?layers, tokens_per_s, bits = ?plan.bits, "planned");
+        self.load_stages(&stages, exact)?;
         let own_layers = plan.assignment.layers_of(COORDINATOR).map_or(0, LayerRange::count);
-        let stage = self.own_stage(own_layers)?;
+        let stage = self.own_stage(own_layers, exact)?;
         self.chains += 1;
         // Another coordinator may use the same nodes.
         let number = engine::fresh_seed();
@@ -60,19 +62,38 @@ impl Worker {
         let link = self.connect(number, &stages).inspect_err(|_| self.stage = None)?;
         let nodes: Vec<_> = stages.iter().map(|stage| stage.node).collect();
         self.nodes.succeeded(&nodes);
+        if let Some(level) = exact {
+            self.options.arithmetic = Arithmetic::Exact(level);
+        }
         let handle = link.as_ref().map(ChainLink::handle);
-        self.report_chain(own_layers, &stages, report);
+        self.report_chain(own_layers, &stages, report, exact);
         Ok((FormedChain { stage, link }, CurrentChain { number, nodes, handle }))
     }
 
-    fn plan(&self) -> Result<(Plan, Vec<PlannedStage>, PlanReport), FormError> {
-        let links: Vec<_> = self.nodes.links().collect();
-        let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts)).collect();
+    /// The level of all machines, if they have to compute the same bits.
+    fn exact(&self) -> Option<Level> {
+        let nodes = self.nodes.links().map(|link| link.facts.level.into());
+        self.options.arithmetic.level(nodes.chain([self.model.level()]))
+    }
+
+    /// Why no plan can use a node.
+    pub(super) fn unusable(&self, facts: &WireFacts) -> Option<String> {
+        let arithmetic = self.options.arithmetic;
+        arithmetic.excludes(facts.level.into()).or_else(|| match arithmetic {
+            Arithmetic::Best => self.model.cannot_split(facts.ranks),
+            // Exact stages run in one process.
+            Arithmetic::Common | Arithmetic::Exact(_) => None,
+        })
+    }
+
+    fn plan(&self, exact: Option<Level>) -> Result<(Plan, Vec<PlannedStage>, PlanReport), FormError> {
+        let links: Vec<_> = self.nodes.links().filter(|link| self.unusable(&link.facts).is_none()).collect();
+        let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts, exact)).collect();
         let mut table = Links::new(self.model.default_link());
         for (index, link) in links.iter().enumerate() {
             table.set(COORDINATOR, index + 1, link.link);
         }
-        let cluster = Cluster::new(self.model.own_facts(), facts, table).map_err(FormError::Plan)?;
+        let cluster = Cluster::new(self.model.own_facts(exact), facts, table).map_err(FormError::Plan)?;
         let planner = Planner::new(&cluster, self.model.facts(), self.model.workload(), self.options.optimise);
         let planner = planner.map_err(FormError::Plan)?;
         let plan = match &self.options.split {
@@ -102,17 +123,22 @@ impl Worker {
     }
 
     /// Has all nodes load their layers, and sends them the weights that they lack.
-    fn load_stages(&mut self, stages: &[PlannedStage]) -> Result<(), FormError> {
+    fn load_stages(&mut self, stages: &[PlannedStage], exact: Option<Level>) -> Result<(), FormError> {
         let is_over = Arc::<AtomicBool>::default();
-        let loaded = self.wait_for_stages(stages, &is_over);
+        let loaded = self.wait_for_stages(stages, exact, &is_over);
         is_over.store(true, Ordering::Relaxed);
         loaded
     }
 
-    fn wait_for_stages(&mut self, stages: &[PlannedStage], is_over: &Arc<AtomicBool>) -> Result<(), FormError> {
+    fn wait_for_stages(
+        &mut self,
+        stages: &[PlannedStage],
+        exact: Option<Level>,
+        is_over: &Arc<AtomicBool>,
+    ) -> Result<(), FormError> {
         let mut pending = HashMap::new();
         for stage in stages {
-            let spec = Box::new(self.model.stage_spec(stage.layers));
+            let spec = Box::new(self.model.stage_spec(stage.layers, exact));
             let id = self.request(stage.node, |id| ControlRequest::Load { id, stage: spec })?;
             pending.insert((stage.node, id), *stage);
         }
@@ -154,11 +180,19 @@ impl Worker {
     }
 
     /// The coordinator's part with its first layers: that of the chain before if it has these, else a new one.
-    fn own_stage(&mut self, layers: usize) -> Result<Box<CoordinatorStage<CpuBackend>>, FormError> {
-        let fits = |stage: &CoordinatorStage<CpuBackend>| stage.stage().layers().map_or(0, LayerRange::count) == layers;
+    fn own_stage(
+        &mut self,
+        layers: usize,
+        exact: Option<Level>,
+    ) -> Result<Box<CoordinatorStage<CpuBackend>>, FormError> {
+        let level = exact.unwrap_or(self.model.level());
+        let fits = |stage: &CoordinatorStage<CpuBackend>| {
+            let stage = stage.stage();
+            stage.layers().map_or(0, LayerRange::count) == layers && stage.backend().level() == level
+        };
         match self.stage.take().filter(|stage| fits(stage)) {
             Some(stage) => Ok(stage),
-            None => self.model.load_own(layers).map(Box::new).map_err(FormError::Own),
+            None => self.model.load_own(layers, level).map(Box::new).map_err(FormError::Own),
         }
     }
 
@@ -233,11 +267,12 @@ impl Worker {
         }
     }
 
-    fn report_chain(&self, own_layers: usize, stages: &[PlannedStage], plan: PlanReport) {
+    fn report_chain(&self, own_layers: usize, stages: &[PlannedStage], plan: PlanReport, exact: Option<Level>) {
         let mut report = self.report.lock();
         report.plan = Some(plan);
         report.waiting = None;
         report.chains = self.chains;
+        report.exact = exact;
         let own = u32::try_from(own_layers).ok().and_then(|end| LayerRange::new(0, end));
         report.stages = own.map(|layers| (None, layers)).into_iter().collect();
         report.stages.extend(stages.iter().map(|stage| (Some(stage.address), stage.layers)));

@@ -3,6 +3,7 @@
 //! It is the [`ChainBuilder`] of a [`Chain`](crate::chain::Chain). A chain that is lost is formed again from the nodes that are
 //! there. A node that fails is left out for a while, and for longer with each failure.
 
+mod arithmetic;
 mod forming;
 mod model;
 mod node_link;
@@ -23,6 +24,7 @@ use tracing::{info, warn};
 
 use crate::chain::{ChainBuilder, FormedChain, LinkHandle};
 use crate::wire::control::{ControlReply, WireFault};
+pub use arithmetic::Arithmetic;
 use forming::FormError;
 pub use model::{ClusterModel, ClusterModelConfig, ClusterModelError};
 use node_link::{NodeId, NodeLink};
@@ -41,6 +43,7 @@ pub struct CoordinatorOptions {
     /// How long a machine may be silent before it counts as lost.
     pub silence: Duration,
     pub optimise: Optimise,
+    pub arithmetic: Arithmetic,
     /// How many layers the nodes get, in the order in which they were named; the coordinator has what is left.
     pub split: Option<Vec<usize>>,
     /// Nodes that a chain waits for at first: those that were named.
@@ -252,7 +255,7 @@ impl Worker {
             CoordinatorEvent::Reply { node, reply: ControlReply::Fault { chain, fault } } => {
                 let name = self.nodes.name(node);
                 let why = match fault {
-                    WireFault::Stage { why } => format!("the stage on {name} failed: {why}"),
+                    WireFault::Stage { why } | WireFault::Lost { why } => format!("the stage on {name} failed: {why}"),
                     WireFault::Previous { why } => format!("{name} lost the stage before it: {why}"),
                     WireFault::Next { why } => format!("{name} lost the next stage: {why}"),
                 };
@@ -266,7 +269,17 @@ impl Worker {
                 self.wanted = Some(Instant::now());
             }
         }
-        self.nodes.fill(&mut self.report.lock());
+        self.report_nodes();
+    }
+
+    fn report_nodes(&self) {
+        let mut report = self.report.lock();
+        self.nodes.fill(&mut report);
+        for node in &mut report.nodes {
+            if let Some(why) = node.facts.as_ref().and_then(|facts| self.unusable(facts)) {
+                node.not_used = Some(why);
+            }
+        }
     }
 
     /// Tells the executor that its chain is lost, if it is this one.

@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::CoordinatorStage;
 use kernels::PAGE_TOKENS;
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, FeedForward, Footprint, LoadError, LoadOptions, Manifest, ModelPart};
 use net::{ClusterKey, MessageStream, WaitLimit};
-use ranks::protocol::shard::WireLimits;
-use types::{LayerRange, Rank};
+use ranks::protocol::shard::{CpuLevel, WireLimits};
+use types::{LayerRange, Rank, WorldSize};
 
 use crate::purpose::{ConnectionId, WEIGHTS};
 use crate::wire::control::{StageSpec, WireFacts};
@@ -54,6 +55,8 @@ pub struct ClusterModel {
     facts: ModelFacts,
     workload: Workload,
     own: NodeFacts,
+    /// For numbers of ranks that nodes have: why they cannot share each layer, if so.
+    splits: Mutex<BTreeMap<u16, Option<String>>>,
 }
 
 impl ClusterModel {
@@ -71,7 +74,7 @@ impl ClusterModel {
         let by_hash = hashed.filter_map(|(index, tensor)| Some((tensor.hash?, index))).collect();
         let backend = CpuBackend::new(CpuOptions { threads: 1, ..cpu }).map_err(LoadError::from)?;
         let facts = model_facts(&name, &backend, &checkpoint, &options)?;
-        Ok(Self { checkpoint, manifest, by_hash, options, cpu, facts, workload, own })
+        Ok(Self { checkpoint, manifest, by_hash, options, cpu, facts, workload, own, splits: Mutex::default() })
     }
 
     pub fn facts(&self) -> &ModelFacts {
@@ -86,22 +89,46 @@ impl ClusterModel {
         LINK_DEFAULT
     }
 
-    /// The coordinator's machine. What its part of the last chain takes counts as free.
-    pub(super) fn own_facts(&self) -> NodeFacts {
-        self.own.clone()
+    /// The best level of the coordinator's machine.
+    pub(super) fn level(&self) -> Level {
+        self.cpu.level
     }
 
-    pub(super) fn node_facts(&self, address: SocketAddr, facts: &WireFacts) -> NodeFacts {
+    /// The coordinator's machine. What its part of the last chain takes counts as free. With `exact`, all machines compute with
+    /// this level.
+    pub(super) fn own_facts(&self, exact: Option<Level>) -> NodeFacts {
+        NodeFacts { level: exact.unwrap_or(self.own.level), ..self.own.clone() }
+    }
+
+    pub(super) fn node_facts(&self, address: SocketAddr, facts: &WireFacts, exact: Option<Level>) -> NodeFacts {
+        let ranks = if exact.is_some() { 1 } else { facts.ranks };
+        // The planner counts working memory once.
+        let working = self.facts.stage_working_bytes.saturating_mul(u64::from(ranks.max(1)) - 1);
         NodeFacts {
             name: facts.name.clone(),
             address: Some(address.into()),
-            level: facts.level.into(),
+            level: exact.unwrap_or(facts.level.into()),
             threads: facts.threads as usize,
-            memory_free: facts.memory_bytes,
+            memory_free: facts.memory_bytes.saturating_sub(working),
             read_bytes_per_s: facts.weight_bytes_per_s,
             multiply_adds_per_s: facts.multiply_adds_per_s,
             step_seconds: facts.step_seconds,
         }
+    }
+
+    /// Why so many ranks cannot share each layer, if so.
+    pub(super) fn cannot_split(&self, ranks: u16) -> Option<String> {
+        let Some(world) = WorldSize::new(ranks) else { return Some("it says that it has no ranks".to_owned()) };
+        let mut known = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        known.entry(ranks).or_insert_with(|| self.try_split(world).err().map(|error| error.to_string())).clone()
+    }
+
+    fn try_split(&self, world: WorldSize) -> Result<(), LoadError> {
+        let backend = CpuBackend::new(CpuOptions { threads: 1, ..self.cpu })?;
+        let layers = u32::try_from(self.facts.layers.len()).ok().and_then(|end| LayerRange::new(0, end));
+        let Some(part) = layers.map(ModelPart::stage).filter(|_| world != WorldSize::ONE) else { return Ok(()) };
+        let footprint = |rank| Footprint::new(&backend, &self.checkpoint, &self.options, part, rank).map(drop);
+        world.ranks().try_for_each(footprint)
     }
 
     /// Rows of the largest step.
@@ -109,23 +136,24 @@ impl ClusterModel {
         self.options.limits.step.rows
     }
 
-    pub(super) fn stage_spec(&self, layers: LayerRange) -> StageSpec {
+    pub(super) fn stage_spec(&self, layers: LayerRange, exact: Option<Level>) -> StageSpec {
+        let cpu = exact.map_or(self.cpu, |level| self.cpu.at(level));
         StageSpec {
             manifest: self.manifest.clone(),
             layer_start: layers.start() as u32,
             layer_end: layers.end() as u32,
             keep: self.options.keep.map(|format| format.name().to_owned()),
-            level_max: None,
-            kv: self.cpu.kv.into(),
-            prompt: self.cpu.prompt.into(),
+            exact: exact.map(CpuLevel::from),
+            kv: cpu.kv.into(),
+            prompt: cpu.prompt.into(),
             limits: WireLimits::from(&self.options.limits),
         }
     }
 
-    /// Loads the coordinator's part.
-    pub(super) fn load_own(&self, layers: usize) -> Result<CoordinatorStage<CpuBackend>, String> {
+    /// Loads the coordinator's part, to compute with this level.
+    pub(super) fn load_own(&self, layers: usize, level: Level) -> Result<CoordinatorStage<CpuBackend>, String> {
         let part = ModelPart::coordinator(layers);
-        let backend = CpuBackend::new(self.cpu).map_err(|error| error.to_string())?;
+        let backend = CpuBackend::new(self.cpu.at(level)).map_err(|error| error.to_string())?;
         let footprint = Footprint::new(&backend, &self.checkpoint, &self.options, part, Rank::SINGLE);
         let footprint = footprint.map_err(|error| error.to_string())?;
         ranks::check_memory(&[footprint]).map_err(|error| error.to_string())?;

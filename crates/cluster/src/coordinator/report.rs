@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kernels::cpu::Level;
 use types::LayerRange;
 
 use super::plan_report::PlanReport;
@@ -14,6 +15,8 @@ pub struct ClusterReport {
     pub nodes: Vec<NodeReport>,
     /// The layers of the coordinator and of each stage: the node's address, and `None` for the coordinator.
     pub stages: Vec<(Option<SocketAddr>, LayerRange)>,
+    /// The level with which all machines compute, if they have to compute the same bits.
+    pub exact: Option<Level>,
     /// How many chains were formed.
     pub chains: u64,
     /// Why there is no chain.

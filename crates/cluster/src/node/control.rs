@@ -141,22 +141,23 @@ impl StageSession {
 
     fn load(&mut self, id: u64, spec: &StageSpec) -> ControlReply {
         let loaded = self.take_stage().filter(|stage| stage.is(spec));
+        let mut report = |progress| {
+            let sent = match progress {
+                LoadProgress::Missing { transfer, bytes } => {
+                    let sent = reply(&self.sender, &ControlReply::Missing { id, transfer, bytes });
+                    #[cfg(debug_assertions)]
+                    inject(&self.sender, FaultPoint::Weights);
+                    sent
+                }
+                LoadProgress::Loading { bytes, layers } => {
+                    reply(&self.sender, &ControlReply::Progress { id, bytes, layers })
+                }
+            };
+            sent.is_ok() && !self.is_over.load(Ordering::Acquire)
+        };
         let stage = match loaded {
-            Some(stage) => Ok(stage),
-            None => LoadedStage::load(&self.node, spec, &mut |progress| {
-                let sent = match progress {
-                    LoadProgress::Missing { transfer, bytes } => {
-                        let sent = reply(&self.sender, &ControlReply::Missing { id, transfer, bytes });
-                        #[cfg(debug_assertions)]
-                        inject(&self.sender, FaultPoint::Weights);
-                        sent
-                    }
-                    LoadProgress::Loading { bytes, layers } => {
-                        reply(&self.sender, &ControlReply::Progress { id, bytes, layers })
-                    }
-                };
-                sent.is_ok() && !self.is_over.load(Ordering::Acquire)
-            }),
+            Some(mut stage) => stage.restore(&mut report).map(|()| stage),
+            None => LoadedStage::load(&self.node, spec, &mut report),
         };
         match stage {
             Ok(stage) => {

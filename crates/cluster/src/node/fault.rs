@@ -16,8 +16,6 @@ use rustix::process::{Signal, getpid, kill_process};
 const SLOW_FACTOR: u32 = 10;
 /// The delay of what a slow node does besides steps.
 const SLOW_DELAY: Duration = Duration::from_secs(2);
-/// A stage that has run steps and gets no more for this long is idle.
-pub(super) const IDLE: Duration = Duration::from_millis(300);
 
 static FAULT: OnceLock<Mutex<NodeFault>> = OnceLock::new();
 

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use engine::{Executor, Stage};
-use kernels::cpu::{CpuBackend, CpuOptions};
+use engine::Executor;
+use kernels::cpu::{CpuOptions, Level};
 use model::{Checkpoint, Footprint, LoadOptions, ModelPart};
-use types::Rank;
+use types::WorldSize;
 
 use super::NodeShared;
+use super::stage_executor::{NodeRanks, StageExecutor, StageSource};
 use super::stage_loop::StageShape;
 use crate::purpose::{ConnectionId, WEIGHTS};
 use crate::wire::control::StageSpec;
@@ -38,8 +39,9 @@ pub(super) enum LoadProgress {
 
 pub(super) struct LoadedStage {
     spec: StageSpec,
-    executor: Stage<CpuBackend>,
-    footprint: Footprint,
+    executor: StageExecutor,
+    /// Of each rank.
+    footprints: Vec<Footprint>,
     shape: StageShape,
     /// Its tensors stay in the store while it is loaded, so that it can be loaded again at once.
     _pinned: Arc<PinnedTensors>,
@@ -68,22 +70,28 @@ impl LoadedStage {
             pinned.path(&hash).map_err(std::io::Error::other)
         });
         let checkpoint = checkpoint.map_err(|error| error.to_string())?;
-        let options = load_options(spec)?;
-        let backend = CpuBackend::new(node.cpu(spec)).map_err(|error| error.to_string())?;
-        let footprint = Footprint::new(&backend, &checkpoint, &options, part, Rank::SINGLE);
-        let footprint = footprint.map_err(|error| error.to_string())?;
-        ranks::check_memory(&[footprint]).map_err(|error| error.to_string())?;
-        let mut is_wanted = true;
-        let executor = Stage::load(backend, &checkpoint, &options, layers, &mut |layers| {
-            is_wanted &= report(LoadProgress::Loading { bytes: 0, layers: layers as u32 });
-        });
-        checkpoint.release();
-        let executor = executor.map_err(|error| error.to_string())?;
-        let shape = StageShape { rows_max: options.limits.step.rows, hidden: executor.width() };
-        match is_wanted {
-            true => Ok(Self { spec: spec.clone(), executor, footprint, shape, _pinned: pinned }),
+        let (options, cpu, ranks) = (load_options(spec)?, node.cpu(spec)?, node.ranks_of(spec));
+        let source = StageSource {
+            manifest: &spec.manifest,
+            checkpoint: &checkpoint,
+            store: &node.store,
+            layers,
+            options: &options,
+            cpu,
+        };
+        let shape = StageShape { rows_max: options.limits.step.rows, hidden: checkpoint.description().hidden };
+        let mut progress = LayerProgress::new(report);
+        let (executor, footprints) = StageExecutor::load(&source, ranks, &mut |layers| progress.update(layers))?;
+        match progress.is_wanted {
+            true => Ok(Self { spec: spec.clone(), executor, footprints, shape, _pinned: pinned }),
             false => Err("it is not wanted any more".to_owned()),
         }
+    }
+
+    /// Makes it whole again, if a part of it was lost in the chain before.
+    pub fn restore(&mut self, report: &mut dyn FnMut(LoadProgress) -> bool) -> Result<(), String> {
+        let mut progress = LayerProgress::new(report);
+        self.executor.restore(&mut |layers| progress.update(layers))
     }
 
     /// Whether it is what `spec` asks for.
@@ -97,7 +105,7 @@ impl LoadedStage {
     }
 
     pub fn executor(&mut self) -> &mut dyn Executor {
-        &mut self.executor
+        self.executor.executor()
     }
 
     pub fn shape(&self) -> StageShape {
@@ -105,11 +113,34 @@ impl LoadedStage {
     }
 
     pub fn weight_bytes(&self) -> u64 {
-        self.footprint.weights
+        self.footprints.iter().map(|footprint| footprint.weights).sum()
     }
 
     pub fn kv_bytes(&self) -> u64 {
-        self.footprint.kv
+        self.footprints.iter().map(|footprint| footprint.kv).sum()
+    }
+}
+
+/// Reports how many layers are loaded: when there are more, and from time to time.
+struct LayerProgress<'a> {
+    report: &'a mut dyn FnMut(LoadProgress) -> bool,
+    is_wanted: bool,
+    /// The last report.
+    layers: usize,
+    reported_at: Instant,
+}
+
+impl<'a> LayerProgress<'a> {
+    fn new(report: &'a mut dyn FnMut(LoadProgress) -> bool) -> Self {
+        Self { report, is_wanted: true, layers: 0, reported_at: Instant::now() }
+    }
+
+    fn update(&mut self, layers: usize) {
+        if layers == self.layers && self.reported_at.elapsed() < PROGRESS_INTERVAL {
+            return;
+        }
+        (self.layers, self.reported_at) = (layers, Instant::now());
+        self.is_wanted &= (self.report)(LoadProgress::Loading { bytes: 0, layers: layers as u32 });
     }
 }
 
@@ -120,7 +151,7 @@ fn receive(
     report: &mut dyn FnMut(LoadProgress) -> bool,
 ) -> Result<(), String> {
     static TRANSFERS: AtomicU64 = AtomicU64::new(1);
-    let missing = pinned.verify(node.threads, &|_| {}).map_err(|error| error.to_string())?;
+    let missing = pinned.verify(node.threads * node.world().get(), &|_| {}).map_err(|error| error.to_string())?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -168,9 +199,25 @@ fn load_options(spec: &StageSpec) -> Result<LoadOptions, String> {
 }
 
 impl NodeShared {
-    /// The CPU options of a stage: those of the coordinator, with this machine's threads and instructions.
-    fn cpu(&self, spec: &StageSpec) -> CpuOptions {
-        let level = spec.level_max.map_or(self.level, |level| self.level.min(level.into()));
-        CpuOptions { threads: self.threads, level, kv: spec.kv.into(), prompt: spec.prompt.into() }
+    /// The CPU options of a stage, or of each of its ranks: those of the coordinator, with this machine's threads and its best
+    /// instructions, unless the coordinator asks for one arithmetic on all machines.
+    fn cpu(&self, spec: &StageSpec) -> Result<CpuOptions, String> {
+        let level = match spec.exact.map(Level::from) {
+            None => self.level,
+            Some(exact) if exact <= self.level => exact,
+            Some(exact) => return Err(format!("this machine computes with {}, not with {exact}", self.level)),
+        };
+        let threads = if self.ranks_of(spec).is_some() { self.threads } else { self.threads * self.world().get() };
+        Ok(CpuOptions { threads, level, kv: spec.kv.into(), prompt: spec.prompt.into() }.at(level))
+    }
+
+    /// Ranks that share the layers of a stage. Their sums are taken in another order than those of one process, so a stage that
+    /// has to be exact runs in one process.
+    fn ranks_of(&self, spec: &StageSpec) -> Option<&NodeRanks> {
+        self.ranks.as_ref().filter(|_| spec.exact.is_none())
+    }
+
+    fn world(&self) -> WorldSize {
+        self.ranks.as_ref().map_or(WorldSize::ONE, |ranks| ranks.world)
     }
 }

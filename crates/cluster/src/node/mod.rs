@@ -7,6 +7,7 @@ mod expected;
 mod fault;
 mod loaded_stage;
 mod running_chain;
+mod stage_executor;
 mod stage_loop;
 
 use std::io;
@@ -22,6 +23,7 @@ pub use expected::{Expectation, ExpectedConnections, NodeConnection};
 #[cfg(debug_assertions)]
 pub use fault::{NodeFault, NodeFaultError};
 pub(crate) use stage_loop::{MESSAGES_MAX, run_in_process};
+pub use stage_executor::NodeRanks;
 pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};
@@ -43,8 +45,11 @@ pub struct NodeOptions {
     pub store: TensorStore,
     /// How long another machine may be silent before it counts as lost.
     pub silence: Duration,
+    /// Compute threads, of each rank.
     pub threads: usize,
     pub level: Level,
+    /// Rank processes that share each layer; `None`: layers run in this process.
+    pub ranks: Option<NodeRanks>,
     /// Memory that stages may use, of what is free; `None`: all of it.
     pub memory_max: Option<u64>,
     /// What it says of itself. The free memory is measured whenever a coordinator asks.
@@ -66,6 +71,7 @@ struct NodeShared {
     silence: Duration,
     threads: usize,
     level: Level,
+    ranks: Option<NodeRanks>,
     memory_max: Option<u64>,
     facts: WireFacts,
     expected: ExpectedConnections,
@@ -73,9 +79,9 @@ struct NodeShared {
 
 impl Node {
     pub fn bind(address: SocketAddr, options: NodeOptions) -> io::Result<Self> {
-        let NodeOptions { key, store, silence, threads, level, memory_max, facts } = options;
+        let NodeOptions { key, store, silence, threads, level, ranks, memory_max, facts } = options;
         let expected = ExpectedConnections::default();
-        let shared = Arc::new(NodeShared { key, store, silence, threads, level, memory_max, facts, expected });
+        let shared = Arc::new(NodeShared { key, store, silence, threads, level, ranks, memory_max, facts, expected });
         Ok(Self { listener: TcpListener::bind(address)?, shared })
     }
 

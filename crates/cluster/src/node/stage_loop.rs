@@ -2,11 +2,11 @@
 //! the activations that it computed. The last stage returns states to the coordinator instead.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use engine::{Executor, ExecutorError, OpenedSession, Prefix, RequestedOutput, StepOutput, StepPlan};
+use engine::{Executor, ExecutorError, Health, OpenedSession, Prefix, RequestedOutput, StepOutput, StepPlan};
 use net::{MessageReceiver, MessageSender, MessageStream};
 
 #[cfg(debug_assertions)]
@@ -19,6 +19,9 @@ use crate::wire::control::WireFault;
 pub(crate) const MESSAGES_MAX: usize = 1024;
 /// Steps among them. A coordinator has no more in flight than its chain has stages.
 const STEPS_MAX: usize = 64;
+
+/// How often an idle stage looks whether its ranks are still there.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The stage's place in its chain.
 pub struct StageConnections {
@@ -52,6 +55,16 @@ enum StageError {
     States { found: usize, expected: usize },
 }
 
+impl StageError {
+    fn fault(self) -> WireFault {
+        let why = self.to_string();
+        match self {
+            Self::Executor(error) if error.is_lost() => WireFault::Lost { why },
+            _ => WireFault::Stage { why },
+        }
+    }
+}
+
 pub(crate) type Message = (u8, Vec<u8>);
 
 /// Runs until a connection ends or the stage fails, and says which.
@@ -75,7 +88,7 @@ pub fn run(executor: &mut dyn Executor, shape: StageShape, connections: StageCon
         let received = receiving.join().unwrap_or_else(|_| Some("a thread ended".to_owned()));
         let watched = watching.join().unwrap_or_else(|_| Some("a thread ended".to_owned()));
         match (failed, sent.or(watched), received) {
-            (Some(why), ..) => WireFault::Stage { why },
+            (Some(fault), ..) => fault,
             (None, Some(why), _) => WireFault::Next { why },
             (None, None, why) => WireFault::Previous { why: why.unwrap_or_else(|| "it left".to_owned()) },
         }
@@ -159,12 +172,24 @@ impl<'a> StageLoop<'a> {
         messages: &Receiver<Message>,
         replies: &SyncSender<Message>,
         steps: &AtomicUsize,
-    ) -> Option<String> {
-        while let Some((kind, body)) = self.next_message(messages, replies) {
+    ) -> Option<WireFault> {
+        loop {
+            let (kind, body) = match messages.recv_timeout(HEALTH_INTERVAL) {
+                Ok(message) => message,
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    #[cfg(debug_assertions)]
+                    self.inject_idle(replies);
+                    match self.executor.poll_health(Duration::ZERO) {
+                        Health::Ready => continue,
+                        Health::Rebuilding { why } => return Some(WireFault::Lost { why: why.to_string() }),
+                    }
+                }
+            };
             let is_step = kind == ChainKind::Step as u8;
             let reply = match self.handle(kind, body) {
                 Ok(reply) => reply,
-                Err(error) => return Some(error.to_string()),
+                Err(error) => return Some(error.fault()),
             };
             if is_step {
                 steps.fetch_sub(1, Ordering::Relaxed);
@@ -174,36 +199,25 @@ impl<'a> StageLoop<'a> {
                 return None;
             }
         }
-        None
     }
 
-    #[cfg(not(debug_assertions))]
-    fn next_message(&mut self, messages: &Receiver<Message>, _: &SyncSender<Message>) -> Option<Message> {
-        messages.recv().ok()
-    }
-
-    /// Like `recv`, and a fault may hit while the stage is idle.
+    /// Sends what nobody has asked for, if a fault says so.
     #[cfg(debug_assertions)]
-    fn next_message(&mut self, messages: &Receiver<Message>, replies: &SyncSender<Message>) -> Option<Message> {
-        while self.step.number > 0 {
-            match messages.recv_timeout(fault::IDLE) {
-                Ok(message) => return Some(message),
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
-            }
-            let message = match fault::hit(FaultPoint::Idle) {
-                Some(FaultAction::Garbage) => fault::garbage(),
-                // The states of a step that nobody has asked for.
-                Some(FaultAction::Lie) => {
-                    let mut bytes = Vec::new();
-                    StatesMessage { number: u64::MAX, ..StatesMessage::default() }.encode(&mut bytes);
-                    bytes
-                }
-                _ => continue,
-            };
-            let _ = replies.send((ChainKind::States as u8, message));
+    fn inject_idle(&self, replies: &SyncSender<Message>) {
+        if self.step.number == 0 {
+            return;
         }
-        messages.recv().ok()
+        let message = match fault::hit(FaultPoint::Idle) {
+            Some(FaultAction::Garbage) => fault::garbage(),
+            // The states of a step that nobody has asked for.
+            Some(FaultAction::Lie) => {
+                let mut bytes = Vec::new();
+                StatesMessage { number: u64::MAX, ..StatesMessage::default() }.encode(&mut bytes);
+                bytes
+            }
+            _ => return,
+        };
+        let _ = replies.send((ChainKind::States as u8, message));
     }
 
     /// Changes the message for the next stage, if a fault says so.

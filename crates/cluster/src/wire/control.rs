@@ -136,6 +136,8 @@ impl ControlReply {
 pub enum WireFault {
     /// The stage itself failed.
     Stage { why: String },
+    /// The stage lost a part of its processes. Asked to load the same stage again, the node replaces them.
+    Lost { why: String },
     /// The connection from the stage before.
     Previous { why: String },
     /// The connection to the next stage, or to the coordinator.
@@ -171,8 +173,8 @@ pub struct StageSpec {
     pub layer_end: u32,
     /// The format to keep weights in: see [`model::LoadOptions::keep`].
     pub keep: Option<String>,
-    /// Use no better CPU instructions than these.
-    pub level_max: Option<CpuLevel>,
+    /// One arithmetic on all machines: these CPU instructions, and one process. `None`: as is best for each machine.
+    pub exact: Option<CpuLevel>,
     pub kv: WireKvType,
     pub prompt: WirePrefillMath,
     pub limits: WireLimits,

@@ -7,4 +7,5 @@ mod answers;
 mod loopback;
 mod loss;
 mod nodes;
+mod request_kinds;
 mod same_bits;

@@ -11,7 +11,7 @@ use crate::answers::{answers, options, requests};
 use crate::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use cluster::chain::{Chain, ChainBuilder, ChainTimes, FormedChain};
 use cluster::coordinator::{
-    ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, NodeState,
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, NodeState,
 };
 use cluster::node::{Node, NodeOptions};
 use cluster::wire::control::WireFacts;
@@ -51,7 +51,7 @@ impl TestNode {
             step_seconds: 1e-5,
         };
         let store = TensorStore::open(store, limits).unwrap();
-        let options = NodeOptions { key, store, silence: SILENCE, threads: 1, level, memory_max, facts };
+        let options = NodeOptions { key, store, silence: SILENCE, threads: 1, level, ranks: None, memory_max, facts };
         let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
         let over = Arc::clone(&is_over);
@@ -103,6 +103,7 @@ fn coordinator(
         key,
         silence: SILENCE,
         optimise: Optimise::Latency,
+        arithmetic: Arithmetic::Best,
         split: split.map(<[usize]>::to_vec),
         peers: peers.to_vec(),
         settle: Duration::from_secs(5),

@@ -3,24 +3,26 @@
 mod cake;
 
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::PathBuf;
 
+use ::ranks::group::Deadlines;
 use anyhow::{Context, Result};
 use clap::Args;
 use cluster::discovery::{Announcement, Announcer, Interfaces, MDNS_PORT, NodeName};
 use cluster::measure::{ProbeSettings, measure_machine};
-use cluster::node::{Node, NodeOptions};
+use cluster::node::{Node, NodeOptions, NodeRanks};
 use cluster::wire::control::WireFacts;
 use kernels::cpu::Level;
 use tracing::{info, warn};
+use types::WorldSize;
 use weights::{StoreLimits, TensorStore};
 
 use super::ranks::{is_shutting_down, watch_signals};
 use super::serve::logs::{self, LogFormat};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::SILENCE;
-use crate::options::{bytes, cpus, thread_count};
+use crate::options::{CpuLevelOption, bytes, cpus, current_executable, rank_count, thread_count};
 use crate::store::Settings;
 use cake::{CakeJoin, CakeJoinOptions};
 
@@ -53,9 +55,18 @@ pub struct JoinArgs {
     /// Do not announce this machine by mDNS; others have to name it with --peer
     #[arg(long)]
     no_mdns: bool,
-    /// Compute threads [default: one per CPU]
+    /// Compute threads of each rank [default: one per CPU, divided among the ranks]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
+    /// Use no better CPU instructions than these
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
+    cpu_level: CpuLevelOption,
+    /// Number of ranks (processes) that each layer is split over
+    #[arg(long, value_name = "RANKS", env = "CONSORT_TENSOR_PARALLEL", value_parser = rank_count, default_value = "1")]
+    tensor_parallel: NonZeroU16,
+    /// Time limits after which a rank counts as lost; limits that are not named keep their default
+    #[arg(long, value_name = "NAME=SECONDS,…", default_value_t)]
+    rank_deadlines: Deadlines,
     #[command(flatten)]
     cake: CakeJoinOptions,
     #[command(flatten)]
@@ -82,10 +93,15 @@ impl JoinArgs {
         let limits = StoreLimits { bytes_max: self.store_max, free_bytes_min: DISK_FREE_MIN };
         let store = TensorStore::open(&folder, limits)?;
         let name = self.name.map_or_else(host_name, Ok)?;
-        let (threads, level) = (self.threads.map_or_else(cpus, NonZeroUsize::get), Level::detect());
-        let facts = facts(&name, threads, level)?;
+        let (world, level) = (self.tensor_parallel.get(), self.cpu_level.level()?);
+        let threads = self.threads.map_or_else(|| (cpus() / usize::from(world)).max(1), NonZeroUsize::get);
+        let facts = facts(&name, threads, world, level)?;
+        let world = WorldSize::new(world).filter(|world| *world != WorldSize::ONE);
+        let ranks =
+            world.map(|world| NodeRanks { world, program: current_executable(), deadlines: self.rank_deadlines });
         let fingerprint = key.fingerprint();
-        let options = NodeOptions { key, store, silence: SILENCE, threads, level, memory_max: self.memory, facts };
+        let options =
+            NodeOptions { key, store, silence: SILENCE, threads, level, ranks, memory_max: self.memory, facts };
         let node = Node::bind(self.listen, options).with_context(|| format!("listen on {}", self.listen))?;
         watch_signals()?;
         let address = node.address()?;
@@ -99,7 +115,8 @@ impl JoinArgs {
                 None
             }
         };
-        info!(name = name.as_str(), threads, cpu = level.name(), "ready to run layers: listening on {address}");
+        let ranks = self.tensor_parallel;
+        info!(name = name.as_str(), ranks, threads, cpu = level.name(), "ready to run layers: listening on {address}");
         node.serve(is_shutting_down).context("serve coordinators")
     }
 
@@ -130,15 +147,16 @@ fn install_fault() -> Result<()> {
     Ok(())
 }
 
-/// Measures this machine.
-fn facts(name: &NodeName, threads: usize, level: Level) -> Result<WireFacts> {
+/// Measures this machine with the threads of all ranks.
+fn facts(name: &NodeName, threads: usize, ranks: u16, level: Level) -> Result<WireFacts> {
+    let threads = threads * usize::from(ranks);
     let measured = measure_machine(&ProbeSettings { threads, level, ..ProbeSettings::default() })?;
     Ok(WireFacts {
         name: name.as_str().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         level: level.into(),
         threads: u32::try_from(measured.threads).unwrap_or(u32::MAX),
-        ranks: 1,
+        ranks,
         memory_bytes: measured.memory_free,
         weight_bytes_per_s: measured.read_bytes_per_s,
         multiply_adds_per_s: measured.multiply_adds_per_s,

@@ -2,8 +2,9 @@
 
 use std::num::{NonZeroU16, NonZeroUsize};
 
+use anyhow::ensure;
 use clap::ValueEnum;
-use kernels::cpu::PrefillMath;
+use kernels::cpu::{Level, PrefillMath};
 use ranks::protocol::join::Activations;
 use ranks::protocol::limits::RANKS_MAX;
 use types::DType;
@@ -43,6 +44,27 @@ pub enum CpuLevelOption {
     Avx2,
     Avx512,
     Amx,
+}
+
+impl CpuLevelOption {
+    /// The level that was named, if any.
+    pub fn named(self) -> Option<Level> {
+        match self {
+            Self::Auto => None,
+            Self::Scalar => Some(Level::Scalar),
+            Self::Avx2 => Some(Level::Avx2),
+            Self::Avx512 => Some(Level::Avx512),
+            Self::Amx => Some(Level::Amx),
+        }
+    }
+
+    /// The level to use: the CPU's best, or a lower one that was named.
+    pub fn level(self) -> anyhow::Result<Level> {
+        let best = Level::detect();
+        let level = self.named().unwrap_or(best);
+        ensure!(level <= best, "this CPU does not have {level}; the best it has is {best}");
+        Ok(level)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

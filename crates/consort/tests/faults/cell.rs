@@ -130,6 +130,7 @@ impl Cell {
             shard,
             limits: LIMITS,
             vocab: checkpoint.description().vocab,
+            hidden: checkpoint.description().hidden,
             digest: checkpoint.digest(),
             deadlines: deadlines(),
             hosts: None,

@@ -101,6 +101,13 @@ impl Default for CpuOptions {
     }
 }
 
+impl CpuOptions {
+    /// The same on another level. A type of the KV cache that the level does not support becomes the nearest one that it does.
+    pub fn at(self, level: Level) -> Self {
+        Self { level, kv: self.kv.nearest_on(level), ..self }
+    }
+}
+
 pub struct CpuBackend {
     arena: Arena,
     pool: Pool,

@@ -109,6 +109,11 @@ impl Executor for Group {
         if self.flight.is_some() {
             return Err(ExecutorError::PipelineFull { depth: self.depth() });
         }
+        // A plan that a rank would fail at never leaves this process.
+        match self.config.shard.layers {
+            Some(_) => plan.check_stage(self.config.hidden)?,
+            None => plan.check_model()?,
+        }
         self.sessions.check(plan)?;
         self.sessions.reserve(plan)?;
         self.sessions.advance(plan);

@@ -27,21 +27,32 @@ impl Group {
     /// Starts the ranks and waits until all are ready. `progress` gets the number of layers that every rank has loaded.
     pub fn start(config: GroupConfig, progress: &mut dyn FnMut(usize)) -> Result<Self, StartError> {
         let mut group = Self::new(config)?;
-        while !group.is_ready() {
-            group.form();
-            group.poll_once(Instant::now() + PROGRESS_INTERVAL);
-            let layers = group.members.iter().map(|member| if member.loaded { u64::MAX } else { member.layers }).min();
+        group.restore(progress)?;
+        Ok(group)
+    }
+
+    /// Waits until all ranks are ready, after a loss that the caller knows of: its sessions are gone. After an error the group
+    /// is of no use any more.
+    pub fn restore(&mut self, progress: &mut dyn FnMut(usize)) -> Result<(), StartError> {
+        self.load_failure = None;
+        while !self.is_ready() {
+            if let State::Forming { reported, .. } = &mut self.state {
+                *reported = true;
+            }
+            self.form();
+            self.poll_once(Instant::now() + PROGRESS_INTERVAL);
+            let layers = self.members.iter().map(|member| if member.loaded { u64::MAX } else { member.layers }).min();
             progress(layers.map_or(0, |layers| usize::try_from(layers).unwrap_or(usize::MAX)));
-            if let Some(LoadFailure { rank, kind, message }) = group.load_failure.take() {
+            if let Some(LoadFailure { rank, kind, message }) = self.load_failure.take() {
                 return Err(StartError::Refused { rank, kind, message });
             }
-            if let State::Forming { why, .. } = &group.state
-                && group.members.iter().any(|member| member.faults > START_FAULTS_MAX)
+            if let State::Forming { why, .. } = &self.state
+                && self.members.iter().any(|member| member.faults > START_FAULTS_MAX)
             {
                 return Err(StartError::GaveUp { why: why.clone() });
             }
         }
-        Ok(group)
+        Ok(())
     }
 
     /// Takes the next possible step towards a ready group.

@@ -20,6 +20,7 @@ use super::hosts::Hosts;
 use super::launcher::Launcher;
 use super::member::{Expected, Member, MemberPhase, Pending};
 use super::process::Process;
+use crate::protocol::limits::STATE_VALUES_MAX;
 use crate::protocol::output::WireOutput;
 use crate::protocol::plan::WirePlan;
 use crate::protocol::shard::ShardSpec;
@@ -48,6 +49,8 @@ pub struct GroupConfig {
     /// The limits of `shard`.
     pub limits: Limits,
     pub vocab: usize,
+    /// Columns of activations, for a stage of a chain.
+    pub hidden: usize,
     /// Identifies the model's files here. Every rank must have read the same.
     pub digest: CheckpointDigest,
     pub deadlines: Deadlines,
@@ -63,6 +66,10 @@ pub enum StartError {
     Segment(#[from] SegmentError),
     #[error("start the thread that starts ranks")]
     Launcher(#[source] io::Error),
+    #[error(
+        "steps of {rows} rows of {hidden} activations are too large for ranks: {STATE_VALUES_MAX} values are the limit"
+    )]
+    StepTooLarge { rows: usize, hidden: usize },
     /// The rank cannot load the model; a new process would fail in the same way.
     #[error("rank {rank}: {message}")]
     Refused { rank: Rank, kind: ErrorKind, message: String },
@@ -130,6 +137,10 @@ pub(super) struct StepInFlight {
 impl Group {
     pub(super) fn new(config: GroupConfig) -> Result<Self, StartError> {
         let hosts = config.hosts.as_ref().map_or(&[][..], |hosts| &hosts.addresses);
+        let (rows, hidden, is_stage) = (config.limits.step.rows, config.hidden, config.shard.layers.is_some());
+        if is_stage && rows.saturating_mul(hidden) > STATE_VALUES_MAX {
+            return Err(StartError::StepTooLarge { rows, hidden });
+        }
         assert!(hosts.is_empty() || hosts.len() + 1 == config.world.get(), "a rank runs here, and one on each host");
         let member = |rank: Rank| Member::new(rank, rank.index().checked_sub(1).and_then(|i| hosts.get(i)).cloned());
         let members = config.world.ranks().map(member).collect();

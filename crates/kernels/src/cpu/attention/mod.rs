@@ -43,6 +43,16 @@ impl KvType {
         }
     }
 
+    /// The type that a CPU of this level uses in place of this one: itself, or one of the same size if the level does not
+    /// support it.
+    pub fn nearest_on(self, level: Level) -> Self {
+        match self {
+            Self::Bf16 if level != Level::Amx => Self::F16,
+            Self::Split if level != Level::Amx => Self::F32,
+            supported => supported,
+        }
+    }
+
     /// Bytes of the keys and values of one token in one layer. Heads are padded to whole vectors (16) or, for tiles, to 32.
     pub const fn token_bytes(self, shape: KvShape) -> usize {
         let dim = match self {
