@@ -97,7 +97,8 @@ mod tests {
         let planner = Planner::new(&cluster, &model, workload, Optimise::Latency).unwrap();
         let addresses = [None, Some("10.0.0.2:1".parse().unwrap()), Some("10.0.0.3:1".parse().unwrap())];
         let report = |split: &[usize]| {
-            let plan = planner.evaluate(&Assignment::split(&cluster, 5, split).unwrap()).unwrap();
+            let split: Vec<_> = (1..).map(Some).zip(split.iter().copied()).collect();
+            let plan = planner.evaluate(&Assignment::split(&cluster, 5, &split).unwrap()).unwrap();
             PlanReport::new(&cluster, &plan, |node| addresses[node])
         };
         let all = report(&[2, 3]);

@@ -22,8 +22,8 @@ use tracing::debug;
 pub use expected::{Expectation, ExpectedConnections, NodeConnection};
 #[cfg(debug_assertions)]
 pub use fault::{NodeFault, NodeFaultError};
-pub(crate) use stage_loop::{MESSAGES_MAX, run_in_process};
 pub use stage_executor::NodeRanks;
+pub(crate) use stage_loop::{MESSAGES_MAX, run_in_process};
 pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};

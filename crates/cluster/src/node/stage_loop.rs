@@ -105,7 +105,8 @@ pub(crate) fn run_in_process(
     replies: &SyncSender<Message>,
 ) -> Option<String> {
     // Steps are counted to limit what another machine sends.
-    StageLoop::new(executor, shape, is_last).run(messages, replies, &AtomicUsize::new(0))
+    let fault = StageLoop::new(executor, shape, is_last).run(messages, replies, &AtomicUsize::new(0))?;
+    Some(fault.why().to_owned())
 }
 
 /// Receives messages from the stage before until the connection ends. Returns why, unless this side closed it.

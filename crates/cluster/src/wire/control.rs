@@ -144,6 +144,14 @@ pub enum WireFault {
     Next { why: String },
 }
 
+impl WireFault {
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Stage { why } | Self::Lost { why } | Self::Previous { why } | Self::Next { why } => why,
+        }
+    }
+}
+
 /// What a node is and has, as it measured itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WireFacts {

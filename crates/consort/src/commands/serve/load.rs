@@ -18,9 +18,9 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
-use crate::options::{ModelOptions, RequestedCapacity, bytes};
 use crate::chain_monitor::ChainMonitor;
 use crate::load_observer::LoadObserver;
+use crate::options::{ModelOptions, RequestedCapacity, bytes};
 use crate::store::Store;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
