@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--worker", required=True)
     parser.add_argument("--key", required=True)
     parser.add_argument("--model", required=True, help="the model that the worker has, for the attempts on its sequences")
+    parser.add_argument("--positions", type=int, default=400, help="how many tokens a sequence may have")
     parser.add_argument("--setup", action="store_true", help="attempts on the set-up of a worker that has no model")
     options = parser.parse_args()
     attempts = SETUP if options.setup else HANDSHAKES + FRAMES + WORK
@@ -162,6 +163,10 @@ def ops(*layers: int, at: int = 0) -> list:
     return [(f"model.layers.{layer}", at, layer) for layer in layers]
 
 
+def too_long_a_prompt(options) -> None:
+    work_attack("too long a prompt", p.batch(rows(options.positions + 1), ops(0, 1)))(options)
+
+
 WORK = [
     work_attack("no layers", p.batch(rows(1), [])),
     work_attack("layers of nobody", p.batch(rows(1), ops(0, 4000000))),
@@ -172,7 +177,7 @@ WORK = [
     work_attack("two positions", p.batch(rows(1), [*ops(0), *ops(1, at=1)])),
     work_attack("a position that was not reached", p.batch(rows(1), ops(0, 1, at=7))),
     work_attack("an endless position", p.batch(rows(1), ops(0, 1, at=(1 << 64) - 1))),
-    work_attack("too long a prompt", p.batch(rows(401), ops(0, 1))),
+    too_long_a_prompt,
     work_attack("another width", p.batch(p.tensor_of("F32", [[0.5] * 32]), ops(0, 1))),
     work_attack("another rank", p.batch(p.tensor("F32", [1, 64], bytes(256)), ops(0, 1))),
     work_attack("no rows", p.batch(p.tensor("F32", [1, 0, 64], b""), ops(0, 1))),

@@ -134,7 +134,8 @@ fn hostile_masters_write_nothing_and_an_honest_one_is_served_after_each() {
         let store = parent.path().join("store");
         let worker = Worker::start(&store, &[]);
         let model = model();
-        let arguments = ["--worker", &worker.address, "--key", KEY, "--model", &model];
+        // The model's own limit.
+        let arguments = ["--worker", &worker.address, "--key", KEY, "--model", &model, "--positions", "1024"];
         for extra in [&["--setup"][..], &[]] {
             if extra.is_empty() {
                 check_master(&worker, &["--remote", "0-1", "--setup"]);

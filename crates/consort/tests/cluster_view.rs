@@ -30,7 +30,8 @@ impl JoinedNode {
         let mut command = consort(&["join", "--listen", listen, "--no-mdns", "--name", name, "--store", folder]);
         let mut child = command.env("CONSORT_CLUSTER_KEY", KEY).stderr(Stdio::piped()).spawn().unwrap();
         let log = Log::read(child.stderr.take().unwrap());
-        let address = log.line_with("listening on ").rsplit(' ').next().unwrap().to_owned();
+        let line = log.line_with("listening on ");
+        let address = line.split("listening on ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
         Self { child, address, _log: log, _store: store }
     }
 
