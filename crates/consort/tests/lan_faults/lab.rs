@@ -43,6 +43,8 @@ impl Lab {
 
     /// Starts a machine's process again, with an empty store, and perhaps with a fault.
     pub fn restart(&mut self, index: usize, fault: Option<&str>) {
+        // It has the address of the new one.
+        self.end(index);
         self.nodes[index - 1] = NodeProcess::start(&self.network, index, fault);
     }
 
