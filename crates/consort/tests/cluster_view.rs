@@ -25,10 +25,14 @@ struct JoinedNode {
 
 impl JoinedNode {
     fn start(name: &str, listen: &str) -> Self {
+        Self::start_with(name, listen, &[])
+    }
+
+    fn start_with(name: &str, listen: &str, options: &[&str]) -> Self {
         let store = tempfile::tempdir().unwrap();
         let folder = store.path().to_str().unwrap();
         let mut command = consort(&["join", "--listen", listen, "--no-mdns", "--name", name, "--store", folder]);
-        let mut child = command.env("CONSORT_CLUSTER_KEY", KEY).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.args(options).env("CONSORT_CLUSTER_KEY", KEY).stderr(Stdio::piped()).spawn().unwrap();
         let log = Log::read(child.stderr.take().unwrap());
         let line = log.line_with("listening on ");
         let address = line.split("listening on ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
@@ -130,11 +134,12 @@ fn a_lost_node_is_told_with_the_reason_and_the_next_chain_without_it() {
 
 #[test]
 fn a_server_that_waits_for_machines_says_what_it_waits_for() {
-    let attic = JoinedNode::start("attic", "127.0.0.1:0");
+    // It lends less than a layer takes.
+    let attic = JoinedNode::start_with("attic", "127.0.0.1:0", &["--memory", "1K"]);
     let unused_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let peers = format!("{},{unused_port}", attic.address);
     let model = serving::oracle("qwen3/model-f32");
-    let options = ["--peer", &peers, "--split", "1,2"];
+    let options = ["--peer", &peers, "--split", "1,0"];
     let server = Server::listen("true", model.to_str().unwrap(), &options, &[("CONSORT_CLUSTER_KEY", KEY)]);
     wait_until("it waits", || cluster(&server)["waiting"].is_string());
     let told = cluster(&server);

@@ -106,7 +106,7 @@ impl Worker {
                 let split = Assignment::split(&cluster, self.model.facts().layers.len(), &peers)
                     .map_err(PlanError::from)
                     .and_then(|assignment| planner.evaluate(&assignment));
-                let is_whole = peers.iter().all(|(node, _)| node.is_some());
+                let is_whole = peers.iter().all(|(node, count)| node.is_some() || *count == 0);
                 if is_whole { split } else { split.or_else(|_| planner.plan()) }
             }
         };
