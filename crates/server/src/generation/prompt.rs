@@ -228,6 +228,10 @@ fn render_chat(model: &ServedModel, chat: &ChatInput, messages: &[Message]) -> R
         let message = "this model has no chat template: it continues texts, at /v1/completions";
         return Err(ApiError::invalid("messages", message).code("no_chat_template"));
     };
+    // System messages without content are left out.
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages", "no message has content"));
+    }
     let tools = if chat.tool_choice == ToolChoice::None { Vec::new() } else { chat.tools.clone() };
     let options = RenderOptions {
         add_generation_prompt: chat.ending == PromptEnding::GenerationPrompt,

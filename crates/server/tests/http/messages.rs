@@ -174,3 +174,11 @@ async fn the_model_is_listed_once_in_the_form_of_the_client() {
     let unknown = client.get("/v1/models/gpt-0").await;
     assert_eq!((unknown.status.as_u16(), &unknown.json()["type"]), (404, &json!("error")));
 }
+
+#[tokio::test]
+async fn messages_without_content_are_refused() {
+    let client = Client::new();
+    let body = json!({"model": MODEL, "messages": [{"role": "system", "content": []}]});
+    let (status, error) = client.error("/v1/messages/count_tokens", &body.to_string()).await;
+    assert_eq!((status, &error["message"]), (400, &json!("no message has content")));
+}
