@@ -39,9 +39,10 @@ fn main() -> ExitCode {
     let expected = Arc::new(streams::texts_without_faults());
     let queue = Arc::new(Mutex::new(cells.clone().into_iter()));
     let (sender, outcomes) = channel::<(Cell, Outcome)>();
+    let mut labs = Vec::new();
     for network in networks {
         let (queue, sender, expected) = (Arc::clone(&queue), sender.clone(), Arc::clone(&expected));
-        thread::spawn(move || {
+        labs.push(thread::spawn(move || {
             let mut lab = Lab::start(network);
             loop {
                 let Some(cell) = queue.lock().unwrap().next() else { return };
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
                     return;
                 }
             }
-        });
+        }));
     }
     drop(sender);
     let mut found = Vec::new();
@@ -62,6 +63,10 @@ fn main() -> ExitCode {
     matrix::print_table(&found);
     let is_bad = |(_, outcome): &&(Cell, Outcome)| outcome.problem.is_some();
     let missing = cells.len() - found.len();
+    // Their processes and namespaces end with them, unless one hangs.
+    if missing == 0 {
+        labs.into_iter().for_each(|lab| lab.join().unwrap());
+    }
     let failures = found.iter().filter(is_bad).count() + missing;
     for (cell, Outcome { problem, .. }) in found.iter().filter(is_bad) {
         eprintln!("{cell}: {}", problem.as_deref().unwrap_or_default());
