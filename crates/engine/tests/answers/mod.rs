@@ -1,5 +1,4 @@
 //! The answers of an engine, by request. The order of events is checked as they arrive.
-#![allow(dead_code)] // each test binary uses its own part
 
 use std::collections::BTreeMap;
 

@@ -2,7 +2,6 @@
 //! in it, with the real page tables and the real sampler. It reads the history of a session from its pages, so a page that
 //! is shared wrongly, or allocated while it is used, changes answers. It refuses any plan that does not continue its session
 //! exactly.
-#![allow(dead_code)] // each test binary uses its own part
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
