@@ -451,3 +451,20 @@ impl AttentionTile<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kv_type_has_a_nearest_one_on_every_level() {
+        for level in Level::ALL {
+            for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Split] {
+                let nearest = kv.nearest_on(level);
+                assert!(nearest.on(level).is_some(), "{kv:?} on {level}");
+                assert_eq!(nearest.bytes(), kv.bytes());
+                assert!(kv.on(level).is_none() || nearest == kv);
+            }
+        }
+    }
+}
