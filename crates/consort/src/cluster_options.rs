@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use cluster::chain::{Chain, ChainBuilder, ChainTimes};
-use cluster::coordinator::{Arithmetic, ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, NodeFinder};
+use cluster::coordinator::{
+    Arithmetic, ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, Layout, NodeFinder,
+};
 use cluster::discovery::{Browser, BrowserSettings, DiscoveryEvent, Interfaces, MDNS_PORT};
 use cluster::measure::{ProbeSettings, measure_machine};
 use kernels::PAGE_TOKENS;
@@ -114,7 +116,7 @@ impl ClusterOptions {
             silence: SILENCE,
             optimise: self.optimise.into(),
             arithmetic,
-            split: (!self.split.is_empty()).then(|| self.split.clone()),
+            layout: if self.split.is_empty() { Layout::Planned } else { Layout::Split(self.split.clone()) },
             peers: self.peers()?,
             settle: SETTLE,
         };

@@ -101,6 +101,11 @@ impl<'a> Planner<'a> {
         Ok(Self { problem: Problem { cluster, model, workload, optimise, room, candidates } })
     }
 
+    /// Layers of the model.
+    pub fn layers(&self) -> usize {
+        self.problem.layers()
+    }
+
     /// The plan with the least predicted time. With up to [`EXACT_NODES_MAX`] nodes besides the coordinator that have room
     /// for a layer it is the best of all; with more it is found by local search.
     pub fn plan(&self) -> Result<Plan, PlanError> {

@@ -1,9 +1,9 @@
 //! How a chain is formed: plan, load all stages at once, link them from the last to the first, and connect to both ends.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,13 @@ use tracing::info;
 use types::LayerRange;
 
 use super::node_link::NodeId;
+use super::planning::{LayoutError, PlannedStage};
 use super::{Arithmetic, CoordinatorEvent, CurrentChain, PlanReport, Worker};
 use crate::chain::{ChainLink, FormedChain};
 use crate::purpose::{CHAIN, ConnectionId, RESULTS};
 use crate::wire::chain::ChainKind;
-use crate::wire::control::{ControlReply, ControlRequest, WireFacts};
-use plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner};
+use crate::wire::control::{ControlReply, ControlRequest};
+use plan::COORDINATOR;
 
 /// How long nodes may load without progress.
 const LOAD_SILENCE: Duration = Duration::from_secs(60);
@@ -28,7 +29,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
 
 pub(super) enum FormError {
     /// No plan fits the nodes that are there.
-    Plan(PlanError),
+    Plan(LayoutError),
     /// A node could not do its part.
     Node { node: NodeId, why: String },
     /// The coordinator could not do its own.
@@ -37,19 +38,13 @@ pub(super) enum FormError {
     Ended,
 }
 
-/// A stage on a node.
-#[derive(Clone, Copy)]
-struct PlannedStage {
-    node: NodeId,
-    address: SocketAddr,
-    layers: LayerRange,
-}
-
 impl Worker {
     /// Forms a chain from the nodes that are connected.
     pub(super) fn form(&mut self) -> Result<(FormedChain<CpuBackend>, CurrentChain), FormError> {
         let exact = self.exact();
-        let (plan, stages, report) = self.plan(exact)?;
+        let candidates = self.candidates(exact).map_err(|error| FormError::Plan(error.into()))?;
+        let plan = self.plan(&candidates).map_err(FormError::Plan)?;
+        let (stages, report) = (candidates.stages(&plan), candidates.report(&plan));
         let (layers, tokens_per_s) = (plan.assignment.stages(), plan.prediction.tokens_per_s());
         info!(?layers, tokens_per_s, bits = ?plan.bits, "planned");
         self.load_stages(&stages, exact)?;
@@ -68,58 +63,6 @@ impl Worker {
         let handle = link.as_ref().map(ChainLink::handle);
         self.report_chain(own_layers, &stages, report, exact);
         Ok((FormedChain { stage, link }, CurrentChain { number, nodes, handle }))
-    }
-
-    /// The level of all machines, if they have to compute the same bits.
-    fn exact(&self) -> Option<Level> {
-        let nodes = self.nodes.links().map(|link| link.facts.level.into());
-        self.options.arithmetic.level(nodes.chain([self.model.level()]))
-    }
-
-    /// Why no plan can use a node.
-    pub(super) fn unusable(&self, facts: &WireFacts) -> Option<String> {
-        let arithmetic = self.options.arithmetic;
-        arithmetic.excludes(facts.level.into()).or_else(|| match arithmetic {
-            Arithmetic::Best => self.model.cannot_split(facts.ranks),
-            // Exact stages run in one process.
-            Arithmetic::Common | Arithmetic::Exact(_) => None,
-        })
-    }
-
-    fn plan(&self, exact: Option<Level>) -> Result<(Plan, Vec<PlannedStage>, PlanReport), FormError> {
-        let links: Vec<_> = self.nodes.links().filter(|link| self.unusable(&link.facts).is_none()).collect();
-        let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts, exact)).collect();
-        let mut table = Links::new(self.model.default_link());
-        for (index, link) in links.iter().enumerate() {
-            table.set(COORDINATOR, index + 1, link.link);
-        }
-        let cluster = Cluster::new(self.model.own_facts(exact), facts, table).map_err(FormError::Plan)?;
-        let planner = Planner::new(&cluster, self.model.facts(), self.model.workload(), self.options.optimise);
-        let planner = planner.map_err(FormError::Plan)?;
-        let plan = match &self.options.split {
-            None => planner.plan(),
-            Some(counts) => {
-                // A peer that is missing is replaced; a split that does not fit then is given up.
-                let node_of = |peer| links.iter().position(|link| link.address == peer).map(|index| index + 1);
-                let peers: Vec<_> =
-                    self.options.peers.iter().map(|&peer| node_of(peer)).zip(counts.iter().copied()).collect();
-                let split = Assignment::split(&cluster, self.model.facts().layers.len(), &peers)
-                    .map_err(PlanError::from)
-                    .and_then(|assignment| planner.evaluate(&assignment));
-                let is_whole = peers.iter().all(|(node, count)| node.is_some() || *count == 0);
-                if is_whole { split } else { split.or_else(|_| planner.plan()) }
-            }
-        };
-        let plan = plan.map_err(FormError::Plan)?;
-        let stages = plan.assignment.stages().iter().filter(|(node, _)| *node != COORDINATOR);
-        let stages = stages.map(|&(node, layers)| {
-            let link = links[node - 1];
-            PlannedStage { node: link.id, address: link.address, layers }
-        });
-        let stages = stages.collect();
-        let address = |node: usize| links.get(node.checked_sub(1)?).map(|link| link.address);
-        let report = PlanReport::new(&cluster, &plan, address);
-        Ok((plan, stages, report))
     }
 
     /// Has all nodes load their layers, and sends them the weights that they lack.
@@ -257,12 +200,12 @@ impl Worker {
                 Ok(CoordinatorEvent::Gone { node, why }) if is_waited_for(node) => {
                     return Err(FormError::Node { node, why });
                 }
+                Ok(CoordinatorEvent::Ended) | Err(RecvTimeoutError::Disconnected) => return Err(FormError::Ended),
                 Ok(event) => self.handle(event),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                Err(RecvTimeoutError::Timeout) => {
                     let &(node, _) = waiting.keys().next().expect("a reply is waited for");
                     return Err(FormError::Node { node, why: "it did not answer in time".to_owned() });
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(FormError::Ended),
             }
         }
     }

@@ -9,7 +9,9 @@ mod model;
 mod node_link;
 mod node_table;
 mod plan_report;
+mod planning;
 mod report;
+mod survey;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +33,9 @@ use node_link::{NodeId, NodeLink};
 use node_table::NodeTable;
 use plan::Optimise;
 pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
+pub use planning::{Layout, LayoutError};
 pub use report::{ClusterReport, ClusterWatch, NodeReport, NodeState};
+pub use survey::Survey;
 
 /// How long the thread sleeps at most before it looks for nodes that are to be tried again.
 const TICK: Duration = Duration::from_millis(100);
@@ -44,8 +48,7 @@ pub struct CoordinatorOptions {
     pub silence: Duration,
     pub optimise: Optimise,
     pub arithmetic: Arithmetic,
-    /// How many layers the nodes get, in the order in which they were named; the coordinator has what is left.
-    pub split: Option<Vec<usize>>,
+    pub layout: Layout,
     /// Nodes that a chain waits for at first: those that were named.
     pub peers: Vec<SocketAddr>,
     /// How long the first chain waits for nodes to be found.
@@ -75,6 +78,8 @@ enum CoordinatorEvent {
         why: String,
         stage: Option<Box<CoordinatorStage<CpuBackend>>>,
     },
+    /// The coordinator was dropped.
+    Ended,
 }
 
 /// Dropping it ends the thread and all connections.
@@ -90,22 +95,8 @@ impl Coordinator {
         let (events, received) = channel();
         let (sender, formed) = channel();
         let report = ClusterWatch::default();
-        for &address in &options.peers {
-            let _ = events.send(CoordinatorEvent::Found { address });
-        }
         let _ = events.send(CoordinatorEvent::Rebuild { why: "it starts".to_owned(), stage: None });
-        let worker = Worker {
-            nodes: NodeTable::new(options.key.clone(), options.silence, events.clone()),
-            options,
-            model: Arc::new(model),
-            received,
-            formed: sender,
-            report: report.clone(),
-            chain: None,
-            chains: 0,
-            wanted: None,
-            stage: None,
-        };
+        let worker = Worker::new(options, model, &events, received, sender, report.clone());
         thread::Builder::new().name("consort-cluster".to_owned()).spawn(move || worker.run())?;
         Ok(Self { events, formed, report })
     }
@@ -146,6 +137,12 @@ impl ChainBuilder<CpuBackend> for Coordinator {
     }
 }
 
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        let _ = self.events.send(CoordinatorEvent::Ended);
+    }
+}
+
 /// A chain that was handed over.
 struct CurrentChain {
     number: u64,
@@ -172,6 +169,33 @@ struct Worker {
 struct Ended;
 
 impl Worker {
+    /// Peers that were named are found at once.
+    fn new(
+        options: CoordinatorOptions,
+        model: ClusterModel,
+        events: &Sender<CoordinatorEvent>,
+        received: Receiver<CoordinatorEvent>,
+        formed: Sender<FormedChain<CpuBackend>>,
+        report: ClusterWatch,
+    ) -> Self {
+        for &address in &options.peers {
+            // The receiver is here.
+            let _ = events.send(CoordinatorEvent::Found { address });
+        }
+        Self {
+            nodes: NodeTable::new(options.key.clone(), options.silence, events.clone()),
+            options,
+            model: Arc::new(model),
+            received,
+            formed,
+            report,
+            chain: None,
+            chains: 0,
+            wanted: None,
+            stage: None,
+        }
+    }
+
     fn run(mut self) {
         loop {
             if self.may_form() && self.form_next().is_err() {
@@ -230,9 +254,9 @@ impl Worker {
         let until = Instant::now() + time;
         loop {
             match self.received.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(CoordinatorEvent::Ended) | Err(RecvTimeoutError::Disconnected) => return Err(Ended),
                 Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => break,
-                Err(RecvTimeoutError::Disconnected) => return Err(Ended),
             }
         }
         self.nodes.retry();
@@ -261,7 +285,7 @@ impl Worker {
                 };
                 self.lose(|current| current.number == chain, &why);
             }
-            CoordinatorEvent::Reply { .. } => {}
+            CoordinatorEvent::Reply { .. } | CoordinatorEvent::Ended => {}
             CoordinatorEvent::Rebuild { why, stage } => {
                 info!("a chain is to be formed: {why}");
                 self.chain = None;

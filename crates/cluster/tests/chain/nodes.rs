@@ -11,7 +11,7 @@ use crate::answers::{answers, options, requests};
 use crate::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
 use cluster::chain::{Chain, ChainBuilder, ChainTimes, FormedChain};
 use cluster::coordinator::{
-    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, NodeState,
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, NodeState,
 };
 use cluster::node::{Node, NodeOptions};
 use cluster::wire::control::WireFacts;
@@ -104,7 +104,7 @@ fn coordinator(
         silence: SILENCE,
         optimise: Optimise::Latency,
         arithmetic: Arithmetic::Best,
-        split: split.map(<[usize]>::to_vec),
+        layout: split.map_or(Layout::Planned, |split| Layout::Split(split.to_vec())),
         peers: peers.to_vec(),
         settle: Duration::from_secs(5),
     };

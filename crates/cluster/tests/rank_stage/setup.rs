@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cluster::chain::{Chain, ChainBuilder, ChainTimes};
 use cluster::coordinator::{
-    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions,
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout,
 };
 use cluster::node::{Node, NodeOptions, NodeRanks};
 use cluster::wire::control::WireFacts;
@@ -125,7 +125,7 @@ fn coordinator(
         silence: SILENCE,
         optimise: Optimise::Latency,
         arithmetic,
-        split: split.map(<[usize]>::to_vec),
+        layout: split.map_or(Layout::Planned, |split| Layout::Split(split.to_vec())),
         peers: nodes.iter().map(|node| node.address).collect(),
         settle: DEADLINE,
     };
