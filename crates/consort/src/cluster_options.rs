@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cluster::chain::{Chain, ChainBuilder, ChainTimes};
+use cluster::chain::{Chain, ChainBuilder};
 use cluster::coordinator::{
-    Arithmetic, ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, Layout, NodeFinder,
+    Arithmetic, ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, Layout, NodeFinder, ReplanOptions,
 };
 use cluster::discovery::{Browser, BrowserSettings, DiscoveryEvent, Interfaces, MDNS_PORT};
 use cluster::measure::{ProbeSettings, measure_machine};
@@ -110,7 +110,7 @@ impl ClusterOptions {
         let arithmetic = self.arithmetic(cpu.level)?;
         let cpu = if let Arithmetic::Exact(level) = arithmetic { cpu.at(level) } else { cpu };
         let model = self.model(path, options, cpu)?;
-        let (times, hidden) = (Arc::<ChainTimes>::default(), model.facts().hidden);
+        let hidden = model.facts().hidden;
         let coordinator = CoordinatorOptions {
             key: key.clone(),
             silence: SILENCE,
@@ -119,8 +119,10 @@ impl ClusterOptions {
             layout: if self.split.is_empty() { Layout::Planned } else { Layout::Split(self.split.clone()) },
             peers: self.peers()?,
             settle: SETTLE,
+            replan: ReplanOptions::default(),
         };
         let mut coordinator = Coordinator::start(coordinator, model).context("start the coordinator")?;
+        let times = coordinator.times();
         observer.cluster(ChainMonitor::new(coordinator.watch(), Arc::clone(&times), hidden));
         if self.cluster {
             discover(&key, coordinator.finder())?;

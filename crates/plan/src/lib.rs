@@ -18,6 +18,7 @@ mod topology;
 mod units;
 
 use kernels::cpu::Level;
+use types::LayerRange;
 
 pub use assignment::Assignment;
 pub use error::{AssignmentError, PlanError};
@@ -126,6 +127,16 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(self.predict(assignment.clone()))
+    }
+
+    /// The nodes of an assignment, and how long each is predicted to compute for a step of so many generated tokens, in
+    /// seconds. The coordinator's time is without the head.
+    pub fn step_seconds(&self, assignment: &Assignment, rows: usize) -> Vec<(usize, f64)> {
+        let costs = self.problem.rows_costs(rows);
+        let stage = |&(node, layers): &(usize, LayerRange)| {
+            (node, cost::seconds(costs.pass(node, layers.start(), layers.end())))
+        };
+        assignment.stages().iter().map(stage).collect()
     }
 
     /// Compares, for each node of the cluster, plans with it and without it. Takes longer than [`Self::plan`].

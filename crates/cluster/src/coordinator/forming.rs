@@ -23,18 +23,26 @@ use crate::wire::control::{ControlReply, ControlRequest};
 use plan::COORDINATOR;
 
 /// How long nodes may load without progress.
-const LOAD_SILENCE: Duration = Duration::from_secs(60);
+pub(super) const LOAD_SILENCE: Duration = Duration::from_secs(60);
 /// How long a node may take to answer what needs no work, and to connect to another.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
 
+#[derive(Debug, thiserror::Error)]
 pub(super) enum FormError {
     /// No plan fits the nodes that are there.
+    #[error(transparent)]
     Plan(LayoutError),
     /// A node could not do its part.
+    #[error("{why}")]
     Node { node: NodeId, why: String },
+    /// A node could not connect to the next one.
+    #[error("{why}")]
+    Path { node: NodeId, next: NodeId, why: String },
     /// The coordinator could not do its own.
+    #[error("{0}")]
     Own(String),
     /// The executor is gone.
+    #[error("the executor is gone")]
     Ended,
 }
 
@@ -62,7 +70,7 @@ impl Worker {
         }
         let handle = link.as_ref().map(ChainLink::handle);
         self.report_chain(own_layers, &stages, report, exact);
-        Ok((FormedChain { stage, link }, CurrentChain { number, nodes, handle }))
+        Ok((FormedChain { stage, link }, CurrentChain { number, stages, formed_at: Instant::now(), handle }))
     }
 
     /// Has all nodes load their layers, and sends them the weights that they lack.
@@ -108,7 +116,12 @@ impl Worker {
     }
 
     /// Sends the weights that a node asks for, in the background, until `is_over`.
-    fn send_weights(&self, stage: &PlannedStage, transfer: u64, is_over: &Arc<AtomicBool>) -> Result<(), FormError> {
+    pub(super) fn send_weights(
+        &self,
+        stage: &PlannedStage,
+        transfer: u64,
+        is_over: &Arc<AtomicBool>,
+    ) -> Result<(), FormError> {
         let (model, key, silence) = (Arc::clone(&self.model), self.options.key.clone(), self.options.silence);
         let (address, is_over) = (stage.address, Arc::clone(is_over));
         let send = move || {
@@ -141,22 +154,30 @@ impl Worker {
 
     /// Links the stages from the last to the first: each connects to one that expects it.
     fn link_stages(&mut self, chain: u64, stages: &[PlannedStage]) -> Result<(), FormError> {
-        let mut next = None;
+        let mut next: Option<PlannedStage> = None;
         for (index, stage) in stages.iter().enumerate().rev() {
             let index = u16::try_from(index).map_err(|_| FormError::Own("too many stages".to_owned()))?;
-            let id = self.request(stage.node, |id| ControlRequest::Link { id, chain, index, next })?;
+            let id = self.request(stage.node, |id| ControlRequest::Link {
+                id,
+                chain,
+                index,
+                next: next.map(|next| next.address),
+            })?;
             let waiting = HashMap::from([((stage.node, id), *stage)]);
             let deadline = Instant::now() + ANSWER_DEADLINE;
             loop {
                 match self.next_reply(deadline, &waiting)? {
                     (node, ControlReply::Linked { id: found }) if (node, found) == (stage.node, id) => break,
                     (node, ControlReply::Failed { id: found, why }) if (node, found) == (stage.node, id) => {
-                        return Err(FormError::Node { node, why });
+                        return Err(match next {
+                            Some(next) => FormError::Path { node, next: next.node, why },
+                            None => FormError::Node { node, why },
+                        });
                     }
                     _ => {}
                 }
             }
-            next = Some(stage.address);
+            next = Some(*stage);
         }
         Ok(())
     }
@@ -195,7 +216,9 @@ impl Worker {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.received.recv_timeout(left) {
                 Ok(CoordinatorEvent::Reply { node, reply }) if reply.id().is_some() && is_waited_for(node) => {
-                    return Ok((node, reply));
+                    if !self.path_reply(node, &reply) {
+                        return Ok((node, reply));
+                    }
                 }
                 Ok(CoordinatorEvent::Gone { node, why }) if is_waited_for(node) => {
                     return Err(FormError::Node { node, why });

@@ -7,10 +7,13 @@ mod arithmetic;
 mod forming;
 mod model;
 mod node_link;
+mod node_paths;
 mod node_table;
 mod plan_report;
 mod planning;
+mod replanning;
 mod report;
+mod slowness;
 mod survey;
 
 use std::net::SocketAddr;
@@ -24,16 +27,19 @@ use kernels::cpu::CpuBackend;
 use net::ClusterKey;
 use tracing::{info, warn};
 
-use crate::chain::{ChainBuilder, FormedChain, LinkHandle};
-use crate::wire::control::{ControlReply, WireFault};
+use crate::chain::{ChainBuilder, ChainTimes, FormedChain, LinkHandle};
+use crate::wire::control::{ControlReply, ControlRequest, WireFault};
 pub use arithmetic::Arithmetic;
 use forming::FormError;
 pub use model::{ClusterModel, ClusterModelConfig, ClusterModelError};
 use node_link::{NodeId, NodeLink};
+use node_paths::NodePaths;
 use node_table::NodeTable;
 use plan::Optimise;
 pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
+use planning::PlannedStage;
 pub use planning::{Layout, LayoutError};
+use replanning::Replanning;
 pub use report::{ClusterReport, ClusterWatch, NodeReport, NodeState};
 pub use survey::Survey;
 
@@ -53,6 +59,22 @@ pub struct CoordinatorOptions {
     pub peers: Vec<SocketAddr>,
     /// How long the first chain waits for nodes to be found.
     pub settle: Duration,
+    pub replan: ReplanOptions,
+}
+
+/// When a running chain gives way to a faster one.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplanOptions {
+    /// How long a chain runs at least.
+    pub hold: Duration,
+    /// How long steps are observed before machines are judged by them.
+    pub observation: Duration,
+}
+
+impl Default for ReplanOptions {
+    fn default() -> Self {
+        Self { hold: Duration::from_secs(15), observation: Duration::from_secs(2) }
+    }
 }
 
 enum CoordinatorEvent {
@@ -86,6 +108,8 @@ enum CoordinatorEvent {
 pub struct Coordinator {
     events: Sender<CoordinatorEvent>,
     formed: Receiver<FormedChain<CpuBackend>>,
+    replacements: Receiver<String>,
+    times: Arc<ChainTimes>,
     report: ClusterWatch,
 }
 
@@ -93,17 +117,26 @@ impl Coordinator {
     /// Starts to look for nodes, and to form a chain for the model.
     pub fn start(options: CoordinatorOptions, model: ClusterModel) -> std::io::Result<Self> {
         let (events, received) = channel();
-        let (sender, formed) = channel();
+        let (formed_sender, formed) = channel();
+        let (replacements_sender, replacements) = channel();
         let report = ClusterWatch::default();
         let _ = events.send(CoordinatorEvent::Rebuild { why: "it starts".to_owned(), stage: None });
-        let worker = Worker::new(options, model, &events, received, sender, report.clone());
+        let times = Arc::<ChainTimes>::default();
+        let executor =
+            ExecutorSide { formed: formed_sender, replacements: replacements_sender, times: Arc::clone(&times) };
+        let worker = Worker::new(options, model, &events, received, executor, report.clone());
         thread::Builder::new().name("consort-cluster".to_owned()).spawn(move || worker.run())?;
-        Ok(Self { events, formed, report })
+        Ok(Self { events, formed, replacements, times, report })
     }
 
     /// For whoever discovers nodes.
     pub fn finder(&self) -> NodeFinder {
         NodeFinder(self.events.clone())
+    }
+
+    /// For the chain, which records how long its steps take. Machines are judged by it.
+    pub fn times(&self) -> Arc<ChainTimes> {
+        Arc::clone(&self.times)
     }
 
     pub fn report(&self) -> ClusterReport {
@@ -133,7 +166,14 @@ impl ChainBuilder<CpuBackend> for Coordinator {
     }
 
     fn poll(&mut self, wait: Duration) -> Option<FormedChain<CpuBackend>> {
-        self.formed.recv_timeout(wait).ok()
+        let formed = self.formed.recv_timeout(wait).ok()?;
+        // They were meant for a chain before.
+        self.replacements.try_iter().for_each(drop);
+        Some(formed)
+    }
+
+    fn replacement(&mut self) -> Option<String> {
+        self.replacements.try_recv().ok()
     }
 }
 
@@ -146,17 +186,28 @@ impl Drop for Coordinator {
 /// A chain that was handed over.
 struct CurrentChain {
     number: u64,
-    nodes: Vec<NodeId>,
+    stages: Vec<PlannedStage>,
+    formed_at: Instant,
     handle: Option<LinkHandle>,
+}
+
+/// What the coordinator's thread and the executor share.
+struct ExecutorSide {
+    formed: Sender<FormedChain<CpuBackend>>,
+    /// Why a running chain is to be replaced.
+    replacements: Sender<String>,
+    times: Arc<ChainTimes>,
 }
 
 struct Worker {
     options: CoordinatorOptions,
     model: Arc<ClusterModel>,
     received: Receiver<CoordinatorEvent>,
-    formed: Sender<FormedChain<CpuBackend>>,
+    executor: ExecutorSide,
     report: ClusterWatch,
     nodes: NodeTable,
+    paths: NodePaths,
+    replanning: Replanning,
     chain: Option<CurrentChain>,
     chains: u64,
     /// Since when a chain is to be formed.
@@ -175,7 +226,7 @@ impl Worker {
         model: ClusterModel,
         events: &Sender<CoordinatorEvent>,
         received: Receiver<CoordinatorEvent>,
-        formed: Sender<FormedChain<CpuBackend>>,
+        executor: ExecutorSide,
         report: ClusterWatch,
     ) -> Self {
         for &address in &options.peers {
@@ -187,8 +238,10 @@ impl Worker {
             options,
             model: Arc::new(model),
             received,
-            formed,
+            executor,
             report,
+            paths: NodePaths::default(),
+            replanning: Replanning::default(),
             chain: None,
             chains: 0,
             wanted: None,
@@ -198,8 +251,10 @@ impl Worker {
 
     fn run(mut self) {
         loop {
-            if self.may_form() && self.form_next().is_err() {
-                return;
+            match self.may_form() {
+                true if self.form_next().is_err() => return,
+                true => {}
+                false => self.replan(),
             }
             if self.wait(TICK).is_err() {
                 return;
@@ -212,16 +267,17 @@ impl Worker {
         let Some(since) = self.wanted else { return false };
         let is_first = self.chains == 0;
         let named = self.options.peers.iter().all(|&address| self.nodes.is_decided(address));
-        !is_first || since.elapsed() >= self.options.settle || !self.options.peers.is_empty() && named
+        let is_found = !is_first || since.elapsed() >= self.options.settle || !self.options.peers.is_empty() && named;
+        is_found && self.paths.is_settled()
     }
 
     fn form_next(&mut self) -> Result<(), Ended> {
         match self.form() {
             Ok((formed, chain)) => {
-                info!(chain = chain.number, stages = chain.nodes.len(), "the chain is formed");
+                info!(chain = chain.number, stages = chain.stages.len(), "the chain is formed");
                 self.chain = Some(chain);
                 self.wanted = None;
-                self.formed.send(formed).map_err(|_| Ended)
+                self.executor.formed.send(formed).map_err(|_| Ended)
             }
             Err(FormError::Ended) => Err(Ended),
             Err(FormError::Plan(error)) => {
@@ -231,6 +287,11 @@ impl Worker {
             Err(FormError::Node { node, why }) => {
                 warn!("the chain could not be formed: {}: {why}", self.nodes.name(node));
                 self.nodes.fail(node, &why);
+                Ok(())
+            }
+            Err(FormError::Path { node, next, why }) => {
+                warn!("the chain could not be formed: {}: {why}", self.nodes.name(node));
+                self.paths.broken(node, next);
                 Ok(())
             }
             Err(FormError::Own(why)) => {
@@ -267,14 +328,22 @@ impl Worker {
     fn handle(&mut self, event: CoordinatorEvent) {
         match event {
             CoordinatorEvent::Found { address } => self.nodes.add(address),
-            CoordinatorEvent::Connected(link) => self.nodes.connected(*link),
+            CoordinatorEvent::Connected(link) => {
+                let node = link.id;
+                self.nodes.connected(*link);
+                self.measure_paths(node);
+                self.replanning.changed();
+            }
             CoordinatorEvent::NotConnected { address, why, is_permanent } => {
                 self.nodes.not_connected(address, &why, is_permanent);
             }
             CoordinatorEvent::Gone { node, why } => {
                 let name = self.nodes.name(node);
                 self.nodes.gone(node, &why);
-                self.lose(|chain| chain.nodes.contains(&node), &format!("{name}: {why}"));
+                self.paths.forget(node);
+                self.replanning.changed();
+                let is_used = |chain: &CurrentChain| chain.stages.iter().any(|stage| stage.node == node);
+                self.lose(is_used, &format!("{name}: {why}"));
             }
             CoordinatorEvent::Reply { node, reply: ControlReply::Fault { chain, fault } } => {
                 let name = self.nodes.name(node);
@@ -285,10 +354,14 @@ impl Worker {
                 };
                 self.lose(|current| current.number == chain, &why);
             }
-            CoordinatorEvent::Reply { .. } | CoordinatorEvent::Ended => {}
+            CoordinatorEvent::Reply { node, reply } => {
+                let _ = self.path_reply(node, &reply) || self.fetch_reply(node, &reply);
+            }
+            CoordinatorEvent::Ended => {}
             CoordinatorEvent::Rebuild { why, stage } => {
                 info!("a chain is to be formed: {why}");
                 self.chain = None;
+                self.replanning.stop();
                 self.stage = stage.or(self.stage.take());
                 self.wanted = Some(Instant::now());
             }
@@ -297,13 +370,38 @@ impl Worker {
     }
 
     fn report_nodes(&self) {
-        let mut report = self.report.lock();
+        let (now, mut report) = (Instant::now(), self.report.lock());
         self.nodes.fill(&mut report);
         for node in &mut report.nodes {
-            if let Some(why) = node.facts.as_ref().and_then(|facts| self.unusable(facts)) {
+            let unusable = node.facts.as_ref().and_then(|facts| self.unusable(facts));
+            if let Some(why) = unusable.or_else(|| self.replanning.slowness.reason(node.address, now)) {
                 node.not_used = Some(why);
             }
         }
+    }
+
+    /// Asks a node that has joined how far it is to the others.
+    fn measure_paths(&mut self, node: NodeId) {
+        let others: Vec<_> = self.nodes.links().map(|link| (link.id, link.address)).collect();
+        for (other, address) in others.into_iter().filter(|(other, _)| *other != node) {
+            if let Some(link) = self.nodes.link(node) {
+                let request = link.request(|id| ControlRequest::Reach { id, address });
+                self.paths.ask(node, request, other);
+            }
+        }
+    }
+
+    /// Handles the reply of a node that was asked how far it is to another. Returns whether it is one.
+    fn path_reply(&mut self, node: NodeId, reply: &ControlReply) -> bool {
+        let is_answer = match *reply {
+            ControlReply::RoundTrip { id, us } => self.paths.answer(node, id, Some(Duration::from_micros(us))),
+            ControlReply::Failed { id, .. } => self.paths.answer(node, id, None),
+            _ => false,
+        };
+        if is_answer {
+            self.replanning.changed();
+        }
+        is_answer
     }
 
     /// Tells the executor that its chain is lost, if it is this one.

@@ -1,6 +1,7 @@
 //! How a coordinator plans: the machines that it can use now, and the layout that was asked for.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use kernels::cpu::Level;
 use plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner, SavedPlan, SavedPlanError};
@@ -8,6 +9,7 @@ use tracing::warn;
 use types::LayerRange;
 
 use super::node_link::NodeId;
+use super::slowness::Slowness;
 use super::{PlanReport, Worker};
 use crate::wire::control::WireFacts;
 
@@ -88,6 +90,20 @@ impl Candidates {
         stages.map(stage).collect()
     }
 
+    /// The index of a node in the cluster.
+    pub fn index(&self, node: NodeId) -> Option<usize> {
+        Some(self.nodes.iter().position(|(other, _)| *other == node)? + 1)
+    }
+
+    /// The assignment of a chain with these stages, whose other layers the coordinator has. `None` if a node is missing.
+    pub fn assignment(&self, stages: &[PlannedStage], layers: usize) -> Option<Assignment> {
+        let own = stages.first().map_or(layers, |stage| stage.layers.start());
+        let own = LayerRange::new(0, u32::try_from(own).ok()?).map(|layers| (COORDINATOR, layers));
+        let others = stages.iter().map(|stage| Some((self.index(stage.node)?, stage.layers)));
+        let all = own.into_iter().map(Some).chain(others).collect::<Option<Vec<_>>>()?;
+        Assignment::new(&self.cluster, layers, all).ok()
+    }
+
     pub fn report(&self, plan: &Plan) -> PlanReport {
         PlanReport::new(&self.cluster, plan, |node| Some(self.nodes.get(node.checked_sub(1)?)?.1))
     }
@@ -111,11 +127,26 @@ impl Worker {
     }
 
     pub(super) fn candidates(&self, exact: Option<Level>) -> Result<Candidates, PlanError> {
+        self.candidates_as(exact, &self.replanning.slowness)
+    }
+
+    /// The machines with their measured speed, less what they are believed to be slower by.
+    pub(super) fn candidates_as(&self, exact: Option<Level>, slowness: &Slowness) -> Result<Candidates, PlanError> {
         let links: Vec<_> = self.nodes.links().filter(|link| self.unusable(&link.facts).is_none()).collect();
-        let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts, exact)).collect();
+        let now = Instant::now();
+        let facts = links.iter().map(|link| {
+            let facts = self.model.node_facts(link.address, &link.facts, exact);
+            facts.slowed(slowness.factor(link.address, now))
+        });
+        let facts = facts.collect();
         let mut table = Links::new(self.model.default_link());
         for (index, link) in links.iter().enumerate() {
             table.set(COORDINATOR, index + 1, link.link);
+            for (other_index, other) in links[..index].iter().enumerate() {
+                if let Some(path) = self.paths.link((link.id, other.id), (link.link, other.link)) {
+                    table.set(other_index + 1, index + 1, path);
+                }
+            }
         }
         let cluster = Cluster::new(self.model.own_facts(exact), facts, table)?;
         Ok(Candidates { cluster, nodes: links.iter().map(|link| (link.id, link.address)).collect() })

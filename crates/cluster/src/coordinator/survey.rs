@@ -7,7 +7,7 @@ use std::time::Instant;
 use plan::{Cluster, Comparison, ModelFacts, Plan, PlanError, Planner};
 
 use super::planning::LayoutError;
-use super::{ClusterModel, ClusterReport, ClusterWatch, CoordinatorOptions, NodeFinder, TICK, Worker};
+use super::{ClusterModel, ClusterReport, ClusterWatch, CoordinatorOptions, ExecutorSide, NodeFinder, TICK, Worker};
 
 pub struct Survey {
     model: Arc<ClusterModel>,
@@ -28,7 +28,9 @@ impl Survey {
         let (events, received) = channel();
         find(NodeFinder(events.clone()))?;
         let (formed, _) = channel();
-        let mut worker = Worker::new(options, model, &events, received, formed, ClusterWatch::default());
+        let (replacements, _) = channel();
+        let executor = ExecutorSide { formed, replacements, times: Arc::default() };
+        let mut worker = Worker::new(options, model, &events, received, executor, ClusterWatch::default());
         worker.look();
         let exact = worker.exact();
         let report = worker.report.get();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use engine::Executor;
 use kernels::cpu::{CpuOptions, Level};
 use model::{Checkpoint, Footprint, LoadOptions, ModelPart};
-use types::WorldSize;
+use types::{LayerRange, WorldSize};
 
 use super::NodeShared;
 use super::stage_executor::{NodeRanks, StageExecutor, StageSource};
@@ -54,17 +54,9 @@ impl LoadedStage {
         spec: &StageSpec,
         report: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self, String> {
-        let layers = spec.layers().ok_or("a stage has at least one layer")?;
+        let pinned = fetch(node, spec, report)?;
+        let layers = stage_layers(spec)?;
         let part = ModelPart::stage(layers);
-        let needed = spec.manifest.tensors_of(part).map_err(|error| error.to_string())?;
-        let id = |index: &usize| {
-            let tensor = &spec.manifest.tensors()[*index];
-            tensor.hash.map(|hash| TensorId { hash, bytes: tensor.bytes })
-        };
-        let ids: Option<Vec<_>> = needed.iter().map(id).collect();
-        let ids = ids.ok_or("the manifest lacks a hash")?;
-        let pinned = Arc::new(node.store.pin(&ids).map_err(|error| error.to_string())?);
-        receive(node, &pinned, report)?;
         let checkpoint = Checkpoint::from_manifest(&spec.manifest, part, |_, tensor| {
             let hash = tensor.hash.ok_or_else(|| std::io::Error::other("the manifest lacks a hash"))?;
             pinned.path(&hash).map_err(std::io::Error::other)
@@ -142,6 +134,30 @@ impl<'a> LayerProgress<'a> {
         (self.layers, self.reported_at) = (layers, Instant::now());
         self.is_wanted &= (self.report)(LoadProgress::Loading { bytes: 0, layers: layers as u32 });
     }
+}
+
+fn stage_layers(spec: &StageSpec) -> Result<LayerRange, String> {
+    spec.layers().ok_or_else(|| "a stage has at least one layer".to_owned())
+}
+
+/// Has all tensors of a stage in the store, for as long as the result lives. `report` returns false if nobody wants them any
+/// more.
+pub(super) fn fetch(
+    node: &NodeShared,
+    spec: &StageSpec,
+    report: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Arc<PinnedTensors>, String> {
+    let part = ModelPart::stage(stage_layers(spec)?);
+    let needed = spec.manifest.tensors_of(part).map_err(|error| error.to_string())?;
+    let id = |index: &usize| {
+        let tensor = &spec.manifest.tensors()[*index];
+        tensor.hash.map(|hash| TensorId { hash, bytes: tensor.bytes })
+    };
+    let ids: Option<Vec<_>> = needed.iter().map(id).collect();
+    let ids = ids.ok_or("the manifest lacks a hash")?;
+    let pinned = Arc::new(node.store.pin(&ids).map_err(|error| error.to_string())?);
+    receive(node, &pinned, report)?;
+    Ok(pinned)
 }
 
 /// Receives the tensors that are not in the store.

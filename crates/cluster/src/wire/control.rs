@@ -54,6 +54,9 @@ pub enum ControlRequest {
     /// Loads a stage, instead of the one that this connection has loaded: [`ControlReply::Missing`], then
     /// [`ControlReply::Progress`], then [`ControlReply::Loaded`].
     Load { id: u64, stage: Box<StageSpec> },
+    /// Receives the tensors of a stage that is to be loaded later, beside one that runs: [`ControlReply::Missing`], then
+    /// [`ControlReply::Progress`], then [`ControlReply::Fetched`]. It ends when something else is to be loaded.
+    Fetch { id: u64, stage: Box<StageSpec> },
     /// Measures the way to another node: [`ControlReply::RoundTrip`].
     Reach { id: u64, address: SocketAddr },
     /// Makes the loaded stage a part of a chain. It accepts the connection of the stage before it, and connects to `next`,
@@ -90,6 +93,9 @@ pub enum ControlReply {
         weight_bytes: u64,
         kv_bytes: u64,
     },
+    Fetched {
+        id: u64,
+    },
     RoundTrip {
         id: u64,
         us: u64,
@@ -121,6 +127,7 @@ impl ControlReply {
             | Self::Missing { id, .. }
             | Self::Progress { id, .. }
             | Self::Loaded { id, .. }
+            | Self::Fetched { id }
             | Self::RoundTrip { id, .. }
             | Self::Linked { id }
             | Self::Unloaded { id }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use cluster::chain::{Chain, ChainBuilder, ChainTimes};
+use cluster::chain::{Chain, ChainBuilder};
 use cluster::coordinator::{
-    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout,
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, ReplanOptions,
 };
 use cluster::node::{Node, NodeOptions, NodeRanks};
 use cluster::wire::control::WireFacts;
@@ -94,7 +94,8 @@ pub fn chain(
 ) -> NodeChain {
     let mut coordinator = coordinator(model, nodes, split, level, arithmetic);
     let formed = coordinator.poll(DEADLINE).expect("a chain is formed");
-    Chain::new(coordinator, formed, Arc::<ChainTimes>::default(), DEADLINE)
+    let times = coordinator.times();
+    Chain::new(coordinator, formed, times, DEADLINE)
 }
 
 fn coordinator(
@@ -128,6 +129,7 @@ fn coordinator(
         layout: split.map_or(Layout::Planned, |split| Layout::Split(split.to_vec())),
         peers: nodes.iter().map(|node| node.address).collect(),
         settle: DEADLINE,
+        replan: ReplanOptions::default(),
     };
     Coordinator::start(options, model).unwrap()
 }
