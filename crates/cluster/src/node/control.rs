@@ -72,7 +72,7 @@ fn receive_all(
             Ok(ControlRequest::Ping { id }) => reply(sender, &ControlReply::Pong { id }),
             Ok(ControlRequest::Describe { id }) => reply(sender, &ControlReply::Facts { id, facts: node.facts() }),
             Ok(request) => {
-                waiting.fetch_add(usize::from(ends_fetch(&request)), Ordering::AcqRel);
+                waiting.fetch_add(usize::from(supersedes(&request)), Ordering::AcqRel);
                 // The other thread ends after this one.
                 let _ = work.send(request);
                 Ok(())
@@ -99,8 +99,8 @@ fn inject(sender: &MessageSender, point: FaultPoint) {
     };
 }
 
-/// Whether a request should not wait until tensors have arrived that may be needed later.
-fn ends_fetch(request: &ControlRequest) -> bool {
+/// Whether what is being loaded or fetched is not wanted any more once this request has come.
+fn supersedes(request: &ControlRequest) -> bool {
     matches!(
         request,
         ControlRequest::Load { .. }
@@ -120,7 +120,7 @@ struct StageSession {
     sender: MessageSender,
     /// Whether the connection has ended.
     is_over: Arc<AtomicBool>,
-    /// Requests for which a fetch is given up.
+    /// Requests in the queue for which what is being loaded or fetched is given up.
     waiting: Arc<AtomicUsize>,
     stage: Option<StageInUse>,
     /// Tensors that were fetched for a stage that is to come.
@@ -135,7 +135,7 @@ enum StageInUse {
 impl StageSession {
     fn run(mut self, requests: &Receiver<ControlRequest>) {
         for request in requests {
-            self.waiting.fetch_sub(usize::from(ends_fetch(&request)), Ordering::AcqRel);
+            self.waiting.fetch_sub(usize::from(supersedes(&request)), Ordering::AcqRel);
             let replied = match request {
                 ControlRequest::Load { id, stage } => self.load(id, &stage),
                 ControlRequest::Fetch { id, stage } => self.fetch(id, &stage),
@@ -185,7 +185,7 @@ impl StageSession {
     }
 
     fn fetch(&mut self, id: u64, spec: &StageSpec) -> ControlReply {
-        let mut report = |progress| self.report(id, progress) && self.waiting.load(Ordering::Acquire) == 0;
+        let mut report = |progress| self.report(id, progress);
         match loaded_stage::fetch(&self.node, spec, &mut report) {
             Ok(pinned) => {
                 self.fetched = Some(pinned);
@@ -195,7 +195,7 @@ impl StageSession {
         }
     }
 
-    /// Tells the coordinator how far its request is. Returns whether it is still there.
+    /// Tells the coordinator how far its request is. Returns whether it still wants that.
     fn report(&self, id: u64, progress: LoadProgress) -> bool {
         let sent = match progress {
             LoadProgress::Missing { transfer, bytes } => {
@@ -208,7 +208,8 @@ impl StageSession {
                 reply(&self.sender, &ControlReply::Progress { id, bytes, layers })
             }
         };
-        sent.is_ok() && !self.is_over.load(Ordering::Acquire)
+        let is_superseded = self.waiting.load(Ordering::Acquire) > 0;
+        sent.is_ok() && !is_superseded && !self.is_over.load(Ordering::Acquire)
     }
 
     fn link(&mut self, id: u64, chain: u64, index: u16, next: Option<SocketAddr>) -> ControlReply {
