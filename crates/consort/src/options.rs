@@ -9,10 +9,12 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use cluster::coordinator::Survey;
 use engine::{CHUNK_DEFAULT, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
+use plan::UnusableNode;
 use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
@@ -22,9 +24,8 @@ use types::{DType, WorldSize};
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::ClusterOptions;
-use crate::load_observer::LoadObserver;
+use crate::load_observer::{LoadBars, LoadObserver};
 use crate::loaded_model::LoadedModel;
-use crate::progress;
 use crate::usage::UsageError;
 use values::{ActivationsOption, ComputeOption, KvOption, PromptMathOption, positive, quantisation};
 
@@ -134,7 +135,7 @@ impl ModelOptions {
         self.check_cake()?;
         if self.cluster.is_used() && self.ranks() > 1 {
             return Err(UsageError::new(
-                "--tensor-parallel and --tp-hosts do not go with --cluster and --peer: in a cluster this machine runs its layers \
+                "--tensor-parallel and --tp-hosts do not go with --cluster, --peer and --plan: in a cluster this machine runs its layers \
                  in one process; on the others, `consort join --tensor-parallel` splits them",
             ));
         }
@@ -150,7 +151,9 @@ impl ModelOptions {
             Err(UsageError::new(format!("--cake-worker and --cake-discover do not work together with {with}")))
         };
         match () {
-            () if self.cluster.is_used() => refuse("--cluster and --peer: all machines of a chain speak one protocol"),
+            () if self.cluster.is_used() => {
+                refuse("--cluster, --peer and --plan: all machines of a chain speak one protocol")
+            }
             () if self.ranks() > 1 => refuse("--tensor-parallel and --tp-hosts"),
             () => self.cake.check(&self.cluster.split),
         }
@@ -164,12 +167,21 @@ impl ModelOptions {
         threads: &ThreadOption,
         capacity: RequestedCapacity,
     ) -> Result<LoadedModel> {
-        let bar = progress::steps(checkpoint.description().layers.len() as u64, "loading");
-        let loaded = self.load_with(path, checkpoint, self.threads(threads), capacity, &mut |layers| {
-            bar.set_position(layers as u64);
-        });
-        bar.finish_and_clear();
-        loaded
+        let mut bars = LoadBars::new(checkpoint.description().layers.len());
+        self.load_with(path, checkpoint, self.threads(threads), capacity, &mut bars)
+    }
+
+    /// Finds the machines that could run layers of the model that was opened at `path`, and loads nothing. Also returns those
+    /// that cannot.
+    pub fn survey(
+        &self,
+        path: &Path,
+        checkpoint: &Checkpoint,
+        threads: &ThreadOption,
+        capacity: RequestedCapacity,
+    ) -> Result<(Survey, Vec<UnusableNode>)> {
+        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
+        self.cluster.survey(path, &self.key, options, self.cpu(checkpoint, self.threads(threads))?)
     }
 
     /// Loads the model that was opened at `path`.
@@ -189,7 +201,7 @@ impl ModelOptions {
             return Ok(LoadedModel::Cake(Box::new(self.cake.form(&self.key, &self.cluster.split, &model)?)));
         }
         if self.cluster.is_used() {
-            let chain = self.cluster.form(path, self.key.key_or_saved()?, options, cpu, observer)?;
+            let chain = self.cluster.form(path, &self.key, options, cpu, observer)?;
             return Ok(LoadedModel::Chain(Box::new(chain)));
         }
         let progress = &mut |done| observer.layers(done);
@@ -315,6 +327,11 @@ impl ModelOptions {
         // This process holds no weights, only what the digest has read of them.
         checkpoint.release();
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
+    }
+
+    /// Looks for machines on this network, unless the options name some.
+    pub fn imply_cluster(&mut self) {
+        self.cluster.imply_cluster();
     }
 
     /// Whether layers may run on other machines.

@@ -103,6 +103,11 @@ impl Cluster {
     pub fn links(&self) -> &Links {
         &self.links
     }
+
+    /// The names of the nodes, by index.
+    pub(super) fn names(&self) -> Vec<&str> {
+        self.nodes.iter().map(|node| node.name.as_str()).collect()
+    }
 }
 
 impl NodeFacts {

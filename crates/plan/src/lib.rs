@@ -29,7 +29,7 @@ pub use facts::{
 pub use prediction::{HopTime, MemoryUse, Prediction, StageTime};
 pub use saved::{PLAN_BYTES_MAX, SavedNode, SavedPlan, SavedPlanError, SavedStage};
 pub use search::EXACT_NODES_MAX;
-pub use table::PlanTable;
+pub use table::{PlanTable, UnusableNode};
 pub use topology::{CakeTopology, CakeTopologyError, CakeTopologyNode, TOPOLOGY_BYTES_MAX};
 
 use cost::Room;

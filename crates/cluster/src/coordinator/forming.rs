@@ -15,7 +15,7 @@ use types::LayerRange;
 
 use super::node_link::NodeId;
 use super::planning::{LayoutError, PlannedStage};
-use super::{Arithmetic, CoordinatorEvent, CurrentChain, PlanReport, Worker};
+use super::{Arithmetic, CoordinatorEvent, CurrentChain, MissingWeights, PlanReport, Worker};
 use crate::chain::{ChainLink, FormedChain};
 use crate::purpose::{CHAIN, ConnectionId, RESULTS};
 use crate::wire::chain::ChainKind;
@@ -87,6 +87,7 @@ impl Worker {
         exact: Option<Level>,
         is_over: &Arc<AtomicBool>,
     ) -> Result<(), FormError> {
+        self.report.lock().weights.clear();
         let mut pending = HashMap::new();
         for stage in stages {
             let spec = Box::new(self.model.stage_spec(stage.layers, exact));
@@ -101,11 +102,13 @@ impl Worker {
             match reply {
                 ControlReply::Missing { transfer, bytes, .. } => {
                     info!(node = self.nodes.name(node), bytes, "weights are sent");
+                    self.report.lock().weights.push(MissingWeights { address: stage.address, bytes, received: 0 });
                     self.send_weights(&stage, transfer, is_over)?;
                 }
-                ControlReply::Progress { .. } => {}
+                ControlReply::Progress { bytes, .. } => self.report.lock().received(stage.address, bytes),
                 ControlReply::Loaded { id, weight_bytes, .. } => {
                     info!(node = self.nodes.name(node), layers = %stage.layers, weight_bytes, "loaded");
+                    self.report.lock().received(stage.address, u64::MAX);
                     pending.remove(&(node, id));
                 }
                 ControlReply::Failed { why, .. } => return Err(FormError::Node { node, why }),

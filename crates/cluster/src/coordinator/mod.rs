@@ -40,7 +40,7 @@ pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
 use planning::PlannedStage;
 pub use planning::{Layout, LayoutError};
 use replanning::Replanning;
-pub use report::{ClusterReport, ClusterWatch, NodeReport, NodeState};
+pub use report::{ClusterReport, ClusterWatch, MissingWeights, NodeReport, NodeState};
 pub use survey::Survey;
 
 /// How long the thread sleeps at most before it looks for nodes that are to be tried again.

@@ -139,6 +139,7 @@ impl ClusterModel {
     pub(super) fn stage_spec(&self, layers: LayerRange, exact: Option<Level>) -> StageSpec {
         let cpu = exact.map_or(self.cpu, |level| self.cpu.at(level));
         StageSpec {
+            model: self.facts.name.clone(),
             manifest: self.manifest.clone(),
             layer_start: layers.start() as u32,
             layer_end: layers.end() as u32,

@@ -31,6 +31,8 @@ struct NodeEntry {
     /// Known once it has connected.
     name: Option<String>,
     state: EntryState,
+    /// The last reason why it could not be connected, as the log has it.
+    logged: Option<String>,
     /// How often it has failed since it last worked.
     failures: u32,
 }
@@ -57,7 +59,13 @@ impl NodeTable {
             Some(_) => {}
             None if self.entries.len() == NODES_MAX => {}
             None => {
-                self.entries.push(NodeEntry { address, name: None, state: EntryState::Connecting, failures: 0 });
+                self.entries.push(NodeEntry {
+                    address,
+                    name: None,
+                    state: EntryState::Connecting,
+                    logged: None,
+                    failures: 0,
+                });
                 self.connect(self.entries.len() - 1);
             }
         }
@@ -78,13 +86,17 @@ impl NodeTable {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == link.address) else { return };
         info!(node = link.facts.name, address = %link.address, "a node has joined");
         entry.name = Some(link.facts.name.clone());
+        entry.logged = None;
         entry.state = EntryState::Connected(Box::new(link));
     }
 
     pub fn not_connected(&mut self, address: SocketAddr, why: &str, is_permanent: bool) {
-        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) {
-            entry.fail(why, is_permanent);
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) else { return };
+        if entry.logged.as_deref() != Some(why) {
+            info!(node = entry.name, %address, "a node cannot be used: {why}");
+            entry.logged = Some(why.to_owned());
         }
+        entry.fail(why, is_permanent);
     }
 
     pub fn gone(&mut self, node: NodeId, why: &str) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use plan::{Cluster, Comparison, ModelFacts, Plan, PlanError, Planner};
 
-use super::planning::LayoutError;
+use super::planning::{Layout, LayoutError};
 use super::{ClusterModel, ClusterReport, ClusterWatch, CoordinatorOptions, ExecutorSide, NodeFinder, TICK, Worker};
 
 pub struct Survey {
@@ -40,6 +40,11 @@ impl Survey {
 
     pub fn model(&self) -> &ModelFacts {
         self.model.facts()
+    }
+
+    /// The layout that was asked for.
+    pub fn layout(&self) -> &Layout {
+        &self.options.layout
     }
 
     /// The plan of the layout that was asked for, and for each machine the speed with it and without it.

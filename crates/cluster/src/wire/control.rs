@@ -183,6 +183,8 @@ pub struct WireFacts {
 /// A stage that a node is to load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageSpec {
+    /// The name of the model, for people. Never used as a path.
+    pub model: String,
     pub manifest: Manifest,
     pub layer_start: u32,
     pub layer_end: u32,

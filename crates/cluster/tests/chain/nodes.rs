@@ -14,7 +14,7 @@ use cluster::coordinator::{
     Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, NodeState,
     ReplanOptions,
 };
-use cluster::node::{Node, NodeOptions};
+use cluster::node::{NoObserver, Node, NodeOptions};
 use cluster::wire::control::WireFacts;
 use engine::{Executor, Health};
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
@@ -58,7 +58,9 @@ impl TestNode {
             step_seconds: 1e-5,
         };
         let store = TensorStore::open(store, limits).unwrap();
-        let options = NodeOptions { key, store, silence: SILENCE, threads: 1, level, ranks: None, memory_max, facts };
+        let observer = Box::new(NoObserver);
+        let options =
+            NodeOptions { key, store, silence: SILENCE, threads: 1, level, ranks: None, memory_max, facts, observer };
         let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
         let over = Arc::clone(&is_over);

@@ -12,7 +12,7 @@ use cluster::chain::{Chain, ChainBuilder};
 use cluster::coordinator::{
     Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, ReplanOptions,
 };
-use cluster::node::{Node, NodeOptions, NodeRanks};
+use cluster::node::{NoObserver, Node, NodeOptions, NodeRanks};
 use cluster::wire::control::WireFacts;
 use engine::LocalExecutor;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
@@ -61,8 +61,8 @@ impl TestNode {
         let world = WorldSize::new(ranks).unwrap();
         let program = std::env::current_exe().unwrap();
         let ranks = (world != WorldSize::ONE).then(|| NodeRanks { world, program, deadlines: Deadlines::default() });
-        let (key, silence) = (key(), SILENCE);
-        let options = NodeOptions { key, store, silence, threads: 1, level, ranks, memory_max: None, facts };
+        let (key, silence, observer) = (key(), SILENCE, Box::new(NoObserver));
+        let options = NodeOptions { key, store, silence, threads: 1, level, ranks, memory_max: None, facts, observer };
         let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
         let over = Arc::clone(&is_over);
