@@ -104,11 +104,11 @@ fn send(address: SocketAddr, setting: &Setting) {
     }
     let Figures { plain, encryption, hashing, writing, transfer, cores } = figures;
     let (plain, encryption, transfer) = (median(plain), median(encryption), median(transfer));
-    println!("plain TCP, {:>2} connections     {plain:>6.2} GB/s", setting.connections);
-    println!("encryption alone, 1 core      {encryption:>6.2} GB/s");
-    println!("hashing alone, 1 core         {:>6.2} GB/s", median(hashing));
-    println!("writing files alone, 1 core   {:>6.2} GB/s", median(writing));
-    println!("transfer, {:>2} connections      {transfer:>6.2} GB/s", setting.connections);
+    println!("plain TCP, {:>2} connections     {plain:>7.3} GB/s", setting.connections);
+    println!("encryption alone, 1 core      {encryption:>7.3} GB/s");
+    println!("hashing alone, 1 core         {:>7.3} GB/s", median(hashing));
+    println!("writing files alone, 1 core   {:>7.3} GB/s", median(writing));
+    println!("transfer, {:>2} connections      {transfer:>7.3} GB/s", setting.connections);
     let (bound, limit) = if plain < encryption { ("plain TCP", plain) } else { ("encryption", encryption) };
     println!("of the smaller limit, {bound}: {:.0} %", 100.0 * transfer / limit);
     let available = thread::available_parallelism().map_or(0, usize::from);
@@ -122,6 +122,7 @@ fn receive(listener: &TcpListener, setting: &Setting) {
             for _ in 0..setting.connections {
                 let (mut stream, _) = listener.accept().unwrap();
                 scope.spawn(move || {
+                    stream.write_all(&[1]).unwrap();
                     let mut buffer = vec![0; PIECE_BYTES];
                     while stream.read(&mut buffer).unwrap() > 0 {}
                     stream.write_all(&[1]).unwrap();
@@ -147,13 +148,21 @@ fn receive(listener: &TcpListener, setting: &Setting) {
 
 fn plain(address: SocketAddr, setting: &Setting) -> f64 {
     let tensors: Vec<_> = setting.source.values().collect();
+    let connect = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // The receiver is there: it has removed the files of the last transfer.
+        stream.read_exact(&mut [0]).unwrap();
+        stream
+    };
+    let mut streams: Vec<_> = (0..setting.connections).map(|_| connect()).collect();
+    // Pieces go to the connections in turn, so that all of them end at about the same time.
     rate(setting.bytes(), || {
         thread::scope(|scope| {
-            for tensors in tensors.chunks(tensors.len().div_ceil(setting.connections)) {
+            for (index, stream) in streams.iter_mut().enumerate() {
+                let (tensors, connections) = (&tensors, setting.connections);
                 scope.spawn(move || {
-                    let mut stream = TcpStream::connect(address).unwrap();
                     let pieces = tensors.iter().flat_map(|bytes| bytes.chunks(PIECE_BYTES));
-                    pieces.for_each(|piece| stream.write_all(piece).unwrap());
+                    pieces.skip(index).step_by(connections).for_each(|piece| stream.write_all(piece).unwrap());
                     stream.shutdown(Shutdown::Write).unwrap();
                     stream.read_exact(&mut [0]).unwrap();
                 });

@@ -9,5 +9,6 @@ pub mod coordinator;
 pub mod discovery;
 pub mod measure;
 pub mod node;
+mod outbox;
 pub mod purpose;
 pub mod wire;

@@ -2,14 +2,15 @@
 //! executors in this process, such as those that drive machines with another protocol.
 
 use std::mem;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use engine::Executor;
-use net::{MessageReceiver, MessageSender, MessageStream};
+use net::{MessageError, MessageReceiver, MessageSender, MessageStream};
 
 use crate::node::{MESSAGES_MAX, StageShape, run_in_process};
+use crate::outbox::{Message, Outbox, OutboxQueue};
 use crate::wire::chain::{ChainKind, FaultMessage, StatesMessage};
 
 /// What happens to a chain.
@@ -25,13 +26,19 @@ pub enum LinkEvent {
 /// Dropping it ends the chain.
 pub struct ChainLink {
     stages: usize,
-    outgoing: Sender<(ChainKind, Vec<u8>)>,
+    outgoing: Outgoing,
     events: Receiver<LinkEvent>,
     /// An event that was found while the caller looked for a loss.
     waiting: Option<LinkEvent>,
     reporter: LinkHandle,
     /// To the first and from the last stage, if they are on other machines.
     connections: Vec<MessageSender>,
+}
+
+/// The way to the first stage.
+enum Outgoing {
+    Machine(Outbox),
+    Process(Sender<Message>),
 }
 
 /// Tells the executor of a chain that the chain is lost.
@@ -55,16 +62,17 @@ impl ChainLink {
         states_bytes_max: usize,
     ) -> std::io::Result<Self> {
         let (events_sender, events) = channel();
-        let (outgoing, messages) = channel();
         let reporter = LinkHandle(events_sender.clone());
         let (first, first_receiver) = (first.sender, first.receiver);
         let (last, last_receiver) = (last.sender, last.receiver);
-        let (sender, handle) = (first.clone(), reporter.clone());
-        spawn("consort-steps", move || send_all(&sender, &messages, &handle))?;
+        let (outbox, queue) = Outbox::new(first.clone(), MESSAGES_MAX);
+        let handle = reporter.clone();
+        spawn("consort-steps", move || send_all(queue, &handle))?;
         let handle = reporter.clone();
         spawn("consort-first", move || watch(first_receiver, &handle))?;
         spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max))?;
-        Ok(Self { stages, outgoing, events, waiting: None, reporter, connections: vec![first, last] })
+        let (outgoing, connections) = (Outgoing::Machine(outbox), vec![first, last]);
+        Ok(Self { stages, outgoing, events, waiting: None, reporter, connections })
     }
 
     /// A link to executors in this process. Each gets a thread, and messages go from one to the next as they do between
@@ -72,20 +80,20 @@ impl ChainLink {
     pub fn in_process(stages: Vec<Box<dyn Executor>>, shape: StageShape) -> std::io::Result<Self> {
         let count = stages.len();
         let (events_sender, events) = channel();
-        let (outgoing, messages) = channel();
-        let (first, mut previous) = sync_channel(MESSAGES_MAX);
+        let (outgoing, mut previous) = channel();
         let reporter = LinkHandle(events_sender.clone());
-        spawn("consort-steps", move || pass_on(&messages, &first))?;
         for (index, mut stage) in stages.into_iter().enumerate() {
             let (replies, next) = sync_channel(MESSAGES_MAX);
             let (messages, handle, is_last) = (mem::replace(&mut previous, next), reporter.clone(), index + 1 == count);
+            let send = move |message| replies.send(message).map_err(|_| MessageError::Closed);
             spawn("consort-stage", move || {
-                if let Some(why) = run_in_process(&mut *stage, shape, is_last, &messages, &replies) {
+                if let Some(why) = run_in_process(&mut *stage, shape, is_last, &messages, &send) {
                     handle.lost(format!("stage {}: {why}", index + 1));
                 }
             })?;
         }
         spawn("consort-states", move || decode_states(&previous, &events_sender))?;
+        let outgoing = Outgoing::Process(outgoing);
         Ok(Self { stages: count, outgoing, events, waiting: None, reporter, connections: Vec::new() })
     }
 
@@ -99,10 +107,14 @@ impl ChainLink {
         self.reporter.clone()
     }
 
-    /// Sends a message to the first stage, in the background. A failure becomes an event.
+    /// Sends a message to the first stage. A failure becomes an event.
     pub fn send(&self, kind: ChainKind, bytes: Vec<u8>) {
-        // An error means that the connection is gone, which was reported.
-        let _ = self.outgoing.send((kind, bytes));
+        let message = (kind as u8, bytes);
+        match &self.outgoing {
+            Outgoing::Machine(outbox) => report(outbox.send(message), &self.reporter),
+            // An error means that the stage has ended, and has said why.
+            Outgoing::Process(stage) => drop(stage.send(message)),
+        }
     }
 
     /// The next event.
@@ -139,11 +151,15 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()>
     thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
-fn send_all(sender: &MessageSender, messages: &Receiver<(ChainKind, Vec<u8>)>, handle: &LinkHandle) {
-    for (kind, bytes) in messages {
-        if let Err(error) = sender.send(kind as u8, &[&bytes]) {
-            return handle.lost(format!("send to the first stage: {error}"));
-        }
+fn send_all(queue: OutboxQueue, handle: &LinkHandle) {
+    report(queue.send_all(), handle);
+}
+
+/// A connection that was closed is reported by the thread that knows why.
+fn report(sent: Result<(), MessageError>, handle: &LinkHandle) {
+    match sent {
+        Ok(()) | Err(MessageError::Closed) => {}
+        Err(error) => handle.lost(format!("send to the first stage: {error}")),
     }
 }
 
@@ -188,18 +204,8 @@ fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, byt
     }
 }
 
-/// Passes messages on to the first stage in this process.
-fn pass_on(messages: &Receiver<(ChainKind, Vec<u8>)>, first: &SyncSender<(u8, Vec<u8>)>) {
-    for (kind, body) in messages {
-        // An error means that the stage has ended, and has said why.
-        if first.send((kind as u8, body)).is_err() {
-            return;
-        }
-    }
-}
-
 /// Makes events of the states that the last stage in this process returns.
-fn decode_states(messages: &Receiver<(u8, Vec<u8>)>, events: &Sender<LinkEvent>) {
+fn decode_states(messages: &Receiver<Message>, events: &Sender<LinkEvent>) {
     for (_, body) in messages {
         let mut message = StatesMessage::default();
         let event = match message.decode(&body) {

@@ -314,7 +314,9 @@ impl<B: Backend, F: ChainBuilder<B>> Executor for Chain<B, F> {
             Err(why) => return self.lost(&why),
         };
         let Some(Flight { plan, .. }) = self.flights.pop_front() else { return Err(ExecutorError::NoStepInFlight) };
+        let started = Instant::now();
         let finished = self.formed()?.stage.finish(&plan, &states, output);
+        self.times.record_head(started.elapsed());
         self.spare_plans.push(plan);
         finished.or_else(|error| self.lost(&error.to_string()))
     }

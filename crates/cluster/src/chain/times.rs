@@ -1,14 +1,24 @@
 //! `ChainTimes`: how long steps take, in all and in each stage, for people and for the planner.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The part of a new measurement in a running mean.
 const WEIGHT: f64 = 0.1;
+/// The latest steps whose gaps are kept.
+const GAPS_MAX: usize = 4096;
 
 /// Shared by the executor, which records, and whoever shows it.
 #[derive(Debug, Default)]
-pub struct ChainTimes(Mutex<StageTimes>);
+pub struct ChainTimes(Mutex<RecordedSteps>);
+
+#[derive(Debug, Default)]
+struct RecordedSteps {
+    times: StageTimes,
+    /// The time of each of the latest steps that is no stage's computation, the oldest first.
+    gaps: VecDeque<Duration>,
+}
 
 /// The steps of one chain: running means over the latest ones, and sums over all of them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,10 +33,13 @@ pub struct StageTimes {
     pub compute_s: Vec<f64>,
     /// What is left of a step: the hops and the queues before stages.
     pub between_s: f64,
+    /// What the coordinator does after a step's states have come: final norm, LM head and sampler.
+    pub head_s: f64,
     /// The sums of these over all steps.
     pub step_total_s: f64,
     pub compute_total_s: Vec<f64>,
     pub between_total_s: f64,
+    pub head_total_s: f64,
 }
 
 /// A step that was collected.
@@ -43,44 +56,70 @@ pub struct StepTimes<'a> {
 impl ChainTimes {
     /// Another chain begins.
     pub fn restart(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = StageTimes::default();
+        *self.lock() = RecordedSteps::default();
     }
 
     pub fn record(&self, step: StepTimes<'_>) {
-        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recorded = self.lock();
         let stages = step.compute_us.len();
-        if times.compute_s.len() != stages {
+        if recorded.times.compute_s.len() != stages {
             let zeros = vec![0.0; stages];
-            *times = StageTimes { compute_s: zeros.clone(), compute_total_s: zeros, ..StageTimes::default() };
+            let times = StageTimes { compute_s: zeros.clone(), compute_total_s: zeros, ..StageTimes::default() };
+            *recorded = RecordedSteps { times, ..RecordedSteps::default() };
         }
-        times.add(step);
+        recorded.times.add(step);
+        if recorded.gaps.len() == GAPS_MAX {
+            recorded.gaps.pop_front();
+        }
+        recorded.gaps.push_back(step.gap());
+    }
+
+    /// Records what the coordinator did with the states of the step that was recorded last.
+    pub fn record_head(&self, time: Duration) {
+        let StageTimes { steps, head_s, head_total_s, .. } = &mut self.lock().times;
+        update(head_s, head_total_s, time.as_secs_f64(), *steps <= 1);
     }
 
     pub fn get(&self) -> StageTimes {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().times.clone()
+    }
+
+    /// The time of each of the latest steps that is no stage's computation, the oldest first.
+    pub fn gaps(&self) -> Vec<Duration> {
+        self.lock().gaps.iter().copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RecordedSteps> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StepTimes<'_> {
+    /// The hops and the queues before stages.
+    fn gap(&self) -> Duration {
+        let computing = self.compute_us.iter().map(|&us| Duration::from_micros(us.into())).sum();
+        self.whole.saturating_sub(computing)
     }
 }
 
 impl StageTimes {
     fn add(&mut self, step: StepTimes<'_>) {
         let is_first = self.steps == 0;
-        let update = |mean: &mut f64, total: &mut f64, value: f64| {
-            *mean = if is_first { value } else { *mean + WEIGHT * (value - *mean) };
-            *total += value;
-        };
-        let mut computing = 0.0;
         for ((mean, total), &us) in self.compute_s.iter_mut().zip(&mut self.compute_total_s).zip(step.compute_us) {
-            let seconds = f64::from(us) * 1e-6;
-            computing += seconds;
-            update(mean, total, seconds);
+            update(mean, total, f64::from(us) * 1e-6, is_first);
         }
-        let whole = step.whole.as_secs_f64();
-        update(&mut self.step_s, &mut self.step_total_s, whole);
-        update(&mut self.between_s, &mut self.between_total_s, (whole - computing).max(0.0));
+        update(&mut self.step_s, &mut self.step_total_s, step.whole.as_secs_f64(), is_first);
+        update(&mut self.between_s, &mut self.between_total_s, step.gap().as_secs_f64(), is_first);
         self.steps += 1;
         self.rows += step.rows as u64;
         self.state_rows += step.state_rows as u64;
     }
+}
+
+/// Adds a value to a running mean and to a sum.
+fn update(mean: &mut f64, total: &mut f64, value: f64, is_first: bool) {
+    *mean = if is_first { value } else { *mean + WEIGHT * (value - *mean) };
+    *total += value;
 }
 
 #[cfg(test)]
@@ -105,6 +144,7 @@ mod tests {
             step_total_s: 0.01,
             compute_total_s: vec![0.001, 0.003],
             between_total_s: 0.006,
+            ..StageTimes::default()
         };
         assert_eq!(times.get(), first);
         times.record(step(&[2000, 3000], 10, 1));
@@ -115,5 +155,31 @@ mod tests {
         assert_eq!(times.get().steps, 1, "another chain begins anew");
         times.restart();
         assert_eq!(times.get(), StageTimes::default());
+    }
+
+    #[test]
+    fn the_gaps_of_the_latest_steps_are_kept() {
+        let times = ChainTimes::default();
+        for ms in 0..GAPS_MAX as u64 + 2 {
+            times.record(step(&[1000, 2000], 3 + ms, 1));
+        }
+        let gaps = times.gaps();
+        assert_eq!((gaps.len(), gaps[0]), (GAPS_MAX, Duration::from_millis(2)));
+        times.record(step(&[5000, 2000], 3, 1));
+        assert_eq!(times.gaps().last(), Some(&Duration::ZERO));
+        times.record(step(&[1], 1, 1));
+        assert_eq!(times.gaps().len(), 1, "another chain begins anew");
+    }
+
+    #[test]
+    fn the_head_is_counted_apart_from_steps() {
+        let times = ChainTimes::default();
+        for ms in [10, 20] {
+            times.record(step(&[1000], 10, 1));
+            times.record_head(Duration::from_millis(ms));
+        }
+        let StageTimes { head_s, head_total_s, step_total_s, .. } = times.get();
+        assert!((head_s - 0.011).abs() < 1e-9 && (head_total_s - 0.03).abs() < 1e-9, "{head_s} {head_total_s}");
+        assert!((step_total_s - 0.02).abs() < 1e-9);
     }
 }

@@ -7,10 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use engine::{Executor, ExecutorError, Health, OpenedSession, Prefix, RequestedOutput, StepOutput, StepPlan};
-use net::{MessageReceiver, MessageSender, MessageStream};
+use net::{MessageError, MessageReceiver, MessageSender, MessageStream};
 
 #[cfg(debug_assertions)]
 use super::fault::{self, FaultAction, FaultPoint};
+use crate::outbox::{Message, Outbox};
 use crate::wire::WireError;
 use crate::wire::chain::{ChainKind, CloseMessage, OpenMessage, StatesMessage, StepMessage, TruncateMessage};
 use crate::wire::control::WireFault;
@@ -65,22 +66,23 @@ impl StageError {
     }
 }
 
-pub(crate) type Message = (u8, Vec<u8>);
+/// Sends a message to the next stage. Fails with [`MessageError::Closed`] if something else knows why it cannot.
+pub(crate) type Send<'a> = dyn Fn(Message) -> Result<(), MessageError> + 'a;
 
 /// Runs until a connection ends or the stage fails, and says which.
 pub fn run(executor: &mut dyn Executor, shape: StageShape, connections: StageConnections) -> WireFault {
     let StageConnections { previous, next, is_last } = connections;
     let (incoming, messages) = sync_channel(MESSAGES_MAX);
-    let (outgoing, replies) = sync_channel(MESSAGES_MAX);
+    let (outbox, queue) = Outbox::new(next.sender.clone(), MESSAGES_MAX);
     let steps = &AtomicUsize::new(0);
     let (previous_sender, next_sender) = (&previous.sender, &next.sender);
     let (previous_receiver, next_receiver) = (previous.receiver, next.receiver);
     thread::scope(|scope| {
         let receiving = scope.spawn(move || receive(previous_receiver, shape, &incoming, steps));
-        let sending = scope.spawn(move || send(next_sender, &replies));
+        let sending = scope.spawn(move || queue.send_all().err().and_then(cause));
         let watching = scope.spawn(move || watch(next_receiver, [next_sender, previous_sender]));
-        let failed = StageLoop::new(executor, shape, is_last).run(&messages, &outgoing, steps);
-        drop((messages, outgoing));
+        let failed = StageLoop::new(executor, shape, is_last).run(&messages, &|message| outbox.send(message), steps);
+        drop((messages, outbox));
         // The first of the threads to end has the cause; the others end because of this.
         previous_sender.close();
         let sent = sending.join().unwrap_or_else(|_| Some("a thread ended".to_owned()));
@@ -102,10 +104,10 @@ pub(crate) fn run_in_process(
     shape: StageShape,
     is_last: bool,
     messages: &Receiver<Message>,
-    replies: &SyncSender<Message>,
+    send: &Send<'_>,
 ) -> Option<String> {
     // Steps are counted to limit what another machine sends.
-    let fault = StageLoop::new(executor, shape, is_last).run(messages, replies, &AtomicUsize::new(0))?;
+    let fault = StageLoop::new(executor, shape, is_last).run(messages, send, &AtomicUsize::new(0))?;
     Some(fault.why().to_owned())
 }
 
@@ -129,15 +131,14 @@ fn receive(
                 }
             }
             Ok(None) => return Some("it left".to_owned()),
-            Err(net::MessageError::Closed) => return None,
-            Err(error) => return Some(error.to_string()),
+            Err(error) => return cause(error),
         }
     }
 }
 
-/// Sends messages to the next stage until there are no more. Returns why it could not.
-fn send(to: &MessageSender, from: &Receiver<Message>) -> Option<String> {
-    from.iter().find_map(|(kind, body)| to.send(kind, &[&body]).err()).map(|error| error.to_string())
+/// Why a connection ended, unless this side closed it.
+fn cause(error: MessageError) -> Option<String> {
+    (!matches!(error, MessageError::Closed)).then(|| error.to_string())
 }
 
 /// The next stage sends nothing but heartbeats. When its connection ends, closes both, so that all threads end. Returns why it
@@ -146,8 +147,7 @@ fn watch(mut from: MessageReceiver, both: [&MessageSender; 2]) -> Option<String>
     let ended = from.receive(None, |_| None, &mut Vec::new());
     both.iter().for_each(|sender| sender.close());
     match ended {
-        Err(net::MessageError::Closed) => None,
-        Err(error) => Some(error.to_string()),
+        Err(error) => cause(error),
         Ok(_) => Some("it left".to_owned()),
     }
 }
@@ -168,19 +168,14 @@ impl<'a> StageLoop<'a> {
     }
 
     /// Handles messages until there are no more, or until one cannot be handled; then it returns why.
-    fn run(
-        &mut self,
-        messages: &Receiver<Message>,
-        replies: &SyncSender<Message>,
-        steps: &AtomicUsize,
-    ) -> Option<WireFault> {
+    fn run(&mut self, messages: &Receiver<Message>, send: &Send<'_>, steps: &AtomicUsize) -> Option<WireFault> {
         loop {
             let (kind, body) = match messages.recv_timeout(HEALTH_INTERVAL) {
                 Ok(message) => message,
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
                     #[cfg(debug_assertions)]
-                    self.inject_idle(replies);
+                    self.inject_idle(send);
                     match self.executor.poll_health(Duration::ZERO) {
                         Health::Ready => continue,
                         Health::Rebuilding { why } => return Some(WireFault::Lost { why: why.to_string() }),
@@ -196,15 +191,17 @@ impl<'a> StageLoop<'a> {
                 steps.fetch_sub(1, Ordering::Relaxed);
             }
             // Only steps concern the coordinator's end of the chain.
-            if (is_step || !self.is_last) && replies.send(reply).is_err() {
-                return None;
+            if (is_step || !self.is_last)
+                && let Err(error) = send(reply)
+            {
+                return cause(error).map(|why| WireFault::Next { why });
             }
         }
     }
 
     /// Sends what nobody has asked for, if a fault says so.
     #[cfg(debug_assertions)]
-    fn inject_idle(&self, replies: &SyncSender<Message>) {
+    fn inject_idle(&self, send: &Send<'_>) {
         if self.step.number == 0 {
             return;
         }
@@ -218,7 +215,7 @@ impl<'a> StageLoop<'a> {
             }
             _ => return,
         };
-        let _ = replies.send((ChainKind::States as u8, message));
+        let _ = send((ChainKind::States as u8, message));
     }
 
     /// Changes the message for the next stage, if a fault says so.
