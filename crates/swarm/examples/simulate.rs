@@ -1,5 +1,5 @@
-//! Simulated swarms of 100, 1,000 and 10,000 peers in virtual time: what a look-up and a plan cost a client, how near the plan
-//! is to the best, how balanced the swarm is under churn, and how often peers move.
+//! Simulated swarms of 100, 1,000 and 10,000 peers in virtual time: what a look-up and a plan cost a client, how near
+//! the plan is to the best, how balanced the swarm is under churn, and how often peers move.
 //!
 //!     cargo run --release -p swarm --example simulate
 
@@ -21,7 +21,8 @@ const CLIENTS_WITHOUT_LIMITS: usize = 3;
 fn main() {
     println!("model of {LAYERS} layers, blocks of 4 to 16; a peer stays for an hour on average, half of them crash");
     println!(
-        "| peers | coverage ms | plan ms | replace ms | over the best | balance mean | least | ticks with a gap | moves per hour | coordinate error |"
+        "| peers | coverage ms | plan ms | replace ms | over the best | balance mean | least | ticks with a gap | \
+         moves per hour | coordinate error |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     for peers in [100, 1000, 10_000] {

@@ -1,13 +1,13 @@
-//! Which block a peer should serve. The throughput of a swarm is that of its weakest layer, so a peer takes the block whose
-//! layers have the least, and moves when the layers that it leaves keep clearly more than the new ones had.
+//! Which block a peer should serve. The throughput of a swarm is that of its weakest layer, so a peer takes the block
+//! whose layers have the least, and moves when the layers that it leaves keep clearly more than the new ones had.
 //!
-//! All peers decide alone, on views that are some minutes old, so many see the same weak spot at once. Three rules keep them
-//! from running back and forth. The layers that a peer leaves must keep [`GAIN_MIN`] times what the weakest of the new ones had
-//! before. A peer stays for [`DWELL_MS`] after a move, unless a layer is not served at all. And of the peers that could repair a
-//! spot each moves with such a probability that about as many move as are needed.
+//! All peers decide alone, on views that are some minutes old, so many see the same weak spot at once. Three rules keep
+//! them from running back and forth. The layers that a peer leaves must keep [`GAIN_MIN`] times what the weakest of the
+//! new ones had before. A peer stays for [`DWELL_MS`] after a move, unless a layer is not served at all. And of the
+//! peers that could repair a spot each moves with such a probability that about as many move as are needed.
 //!
-//! Of the layers that a move changes the weakest becomes stronger. So the sorted list of all throughputs grows with every move,
-//! and moves that are made one after the other come to an end.
+//! Of the layers that a move changes the weakest becomes stronger. So the sorted list of all throughputs grows with
+//! every move, and moves that are made one after the other come to an end.
 
 use types::LayerRange;
 
@@ -45,8 +45,8 @@ pub enum MoveDecision {
     Move(LayerRange),
 }
 
-/// The block that needs a new peer most: its sorted throughputs are the least. `random` is uniform in 0..1. `None` if the model
-/// has no layers or the peer has room for none.
+/// The block that needs a new peer most: its sorted throughputs are the least. `random` is uniform in 0..1. `None` if
+/// the model has no layers or the peer has room for none.
 pub fn choose_block(coverage: &Coverage, capacity: PeerCapacity, random: f64) -> Option<LayerRange> {
     weakest_window(coverage.planned(), capacity.layers_max, random)
 }
@@ -82,8 +82,8 @@ pub fn consider_move(
     }
 }
 
-/// The part of the peers that could repair `next` that should do so: as many as its weakest layer lacks to the mean, among the
-/// peers of layers that have clearly more.
+/// The part of the peers that could repair `next` that should do so: as many as its weakest layer lacks to the mean,
+/// among the peers of layers that have clearly more.
 fn share_of_movers(coverage: &Coverage, next: LayerRange, speed: f64, weakest: f64) -> f64 {
     let planned = coverage.planned();
     let mean = planned.iter().sum::<f64>() / planned.len() as f64;

@@ -1,6 +1,6 @@
-//! Network coordinates (Vivaldi, Dabek et al., SIGCOMM 2004): from a few measured round trips each peer finds a position such
-//! that the distance of any two peers estimates the round trip between them. So 10,000 peers need not measure 50 million pairs.
-//! The height is the part that every packet of the peer takes, such as a slow access line.
+//! Network coordinates (Vivaldi, Dabek et al., SIGCOMM 2004): from a few measured round trips each peer finds a
+//! position such that the distance of any two peers estimates the round trip between them. So 10,000 peers need not
+//! measure 50 million pairs. The height is the part that every packet of the peer takes, such as a slow access line.
 
 /// Limit of each part of a coordinate.
 pub const COORDINATE_SECONDS_MAX: f32 = 10.0;
@@ -27,8 +27,8 @@ impl Coordinate {
         self.distance(other) + self.height + other.height
     }
 
-    /// The coordinate after a measured round trip to a peer. `direction` is a random vector, used for peers at the same position.
-    /// A measurement or a coordinate that is not plausible changes nothing.
+    /// The coordinate after a measured round trip to a peer. `direction` is a random vector, used for peers at the same
+    /// position. A measurement or a coordinate that is not plausible changes nothing.
     pub fn adjusted(self, other: &Self, round_trip_seconds: f32, direction: [f32; 3]) -> Self {
         let is_plausible = (1e-6..=COORDINATE_SECONDS_MAX).contains(&round_trip_seconds);
         if !(is_plausible && other.is_valid()) {

@@ -4,8 +4,8 @@ use types::LayerRange;
 
 use crate::record::{BlockRecord, ServiceState};
 
-/// A peer counts as at most this many times as fast as the median peer: one that claims more would otherwise make its layers
-/// look served, and nobody else would take them.
+/// A peer counts as at most this many times as fast as the median peer: one that claims more would otherwise make its
+/// layers look served, and nobody else would take them.
 pub const TRUSTED_SPEED_FACTOR: f64 = 8.0;
 
 /// Throughput per layer, in tokens per second.

@@ -1,6 +1,6 @@
-//! The swarm: peers that nobody has to trust serve blocks of layers. What a peer announces, what a client knows of all peers,
-//! which chain of peers it takes, and which block a peer should serve: pure functions of values. Time and randomness are passed
-//! in; nothing here opens a socket.
+//! The swarm: peers that nobody has to trust serve blocks of layers. What a peer announces, what a client knows of all
+//! peers, which chain of peers it takes, and which block a peer should serve: pure functions of values. Time and
+//! randomness are passed in; nothing here opens a socket.
 #![forbid(unsafe_code)]
 
 mod balance;

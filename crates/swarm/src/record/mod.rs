@@ -1,4 +1,5 @@
-//! What a peer announces: the block it serves, how fast, and where it is in the network. A record is signed and expires.
+//! What a peer announces: the block it serves, how fast, and where it is in the network. A record is signed and
+//! expires.
 //!
 //! A record is a claim. [`BlockRecord::check`] bounds what it can claim; a client prefers what it measured itself, and
 //! [`Coverage`](crate::Coverage) bounds what one peer counts for.

@@ -1,5 +1,5 @@
-//! Records with their signatures. What may enter a [`Directory`](crate::Directory) is a [`VerifiedRecord`]: its values are
-//! within limits, its time is right, and its peer signed it.
+//! Records with their signatures. What may enter a [`Directory`](crate::Directory) is a [`VerifiedRecord`]: its values
+//! are within limits, its time is right, and its peer signed it.
 
 use std::sync::Arc;
 

@@ -196,8 +196,8 @@ fn candidate(planner: &RoutePlanner, record: &BlockRecord, range: LayerRange) ->
     }
 }
 
-/// For each layer of the range the positions of those who can enter there and cost least per layer up to their end, the way to
-/// the client included.
+/// For each layer of the range the positions of those who can enter there and cost least per layer up to their end, the
+/// way to the client included.
 fn best_entries<'a>(
     range: LayerRange,
     candidates: impl Iterator<Item = (&'a Candidate, f64)>,

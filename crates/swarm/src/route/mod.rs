@@ -1,7 +1,8 @@
 //! Chains of peers for a model: the one with the least predicted time per token.
 //!
-//! A token goes from the client through the peers of the chain and back to the client. Its time is, for each peer, the queue,
-//! the layers and what the peer's offences cost, and for each hop half of a round trip and the transfer of the activations.
+//! A token goes from the client through the peers of the chain and back to the client. Its time is, for each peer, the
+//! queue, the layers and what the peer's offences cost, and for each hop half of a round trip and the transfer of the
+//! activations.
 
 mod candidates;
 mod hops;
@@ -28,13 +29,14 @@ pub const RELAY_SECONDS: f64 = 0.05;
 pub const CANDIDATES_PER_LAYER: usize = 48;
 pub const EXITS_PER_LAYER: usize = 48;
 
-/// How much is searched. The search is exact if the limits are not reached: then every peer may enter and leave a chain at
-/// every layer.
+/// How much is searched. The search is exact if the limits are not reached: then every peer may enter and leave a chain
+/// at every layer.
 ///
-/// With many peers only the best few per layer take part. They are the ones with the least cost per layer, a round trip to the
-/// client included: a chain starts and ends at the client, so with distances that obey the triangle inequality one that contains
-/// a peer takes at least a round trip to it. A peer far down this order can be part of the best chain only if it saves more on
-/// the hops to its neighbours in the chain than it loses against dozens of peers that are near and fast.
+/// With many peers only the best few per layer take part. They are the ones with the least cost per layer, a round trip
+/// to the client included: a chain starts and ends at the client, so with distances that obey the triangle inequality
+/// one that contains a peer takes at least a round trip to it. A peer far down this order can be part of the best chain
+/// only if it saves more on the hops to its neighbours in the chain than it loses against dozens of peers that are near
+/// and fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteLimits {
     /// Peers that may enter a chain at a layer.
@@ -131,8 +133,8 @@ impl RoutePlanner<'_> {
         Ok(PeerChain { spans: candidates.chain_spans(&spans), token_seconds })
     }
 
-    /// The best chain with other spans for `lost`, which is one span or several next to each other; the others stay. A lost peer
-    /// should be excluded by the request, or it may be used again; one with two spans takes a call for each.
+    /// The best chain with other spans for `lost`, which is one span or several next to each other; the others stay. A
+    /// lost peer should be excluded by the request, or it may be used again; one with two spans takes a call for each.
     pub fn replace(
         &self,
         request: &RouteRequest,

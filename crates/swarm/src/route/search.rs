@@ -1,5 +1,5 @@
-//! The shortest path through (layer, peer): dynamic programming from the first layer to the last. Every state is visited once,
-//! so the cost is layers × entries × exits, whatever the number of peers in the swarm.
+//! The shortest path through (layer, peer): dynamic programming from the first layer to the last. Every state is
+//! visited once, so the cost is layers × entries × exits, whatever the number of peers in the swarm.
 
 use types::LayerRange;
 
@@ -83,8 +83,8 @@ fn enter(candidates: &Candidates, layer: usize, entries: &[usize], exits: &[Exit
     }
 }
 
-/// The peers that can pass on the activations before `layer`, as far as the limit allows those that would be back at the end
-/// first.
+/// The peers that can pass on the activations before `layer`, as far as the limit allows those that would be back at
+/// the end first.
 fn leave(
     candidates: &Candidates,
     layer: usize,
