@@ -9,7 +9,7 @@ use crate::record::{BlockRecord, RecordError, VerifiedRecord};
 /// The most models of which one peer may announce a block.
 pub const BLOCKS_PER_PEER_MAX: usize = 4;
 /// The most records that a directory holds, unless it is told otherwise.
-pub const PEERS_MAX: usize = 64 << 10;
+pub const RECORDS_MAX: usize = 64 << 10;
 
 /// Why a record was not taken.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -17,7 +17,7 @@ mod tests;
 pub use balance::{DWELL_MS, GAIN_MIN, MoveDecision, PeerCapacity, ServedBlock, choose_block, consider_move};
 pub use coordinate::{COORDINATE_SECONDS_MAX, Coordinate};
 pub use coverage::{Coverage, TRUSTED_SPEED_FACTOR};
-pub use directory::{BLOCKS_PER_PEER_MAX, Directory, DirectoryError, PEERS_MAX};
+pub use directory::{BLOCKS_PER_PEER_MAX, Directory, DirectoryError, RECORDS_MAX};
 pub use identity::{ModelDigest, PEER_ID_BYTES_MAX, PeerId, UnixTime};
 pub use record::{
     BlockRecord, BlockUse, CLOCK_SKEW_MS, LAYERS_MAX, LIFETIME_MS_MAX, NEIGHBOURS_MAX, Neighbour, RECORD_BYTES_MAX,

@@ -10,8 +10,8 @@ mod route;
 use types::{DType, LayerRange};
 
 use crate::{
-    BlockRecord, BlockUse, Directory, ModelDigest, PEERS_MAX, PeerId, Reach, ServiceState, SignedRecord, Signer, Speed,
-    UnixTime, VerifiedRecord, Verifier,
+    BlockRecord, BlockUse, Directory, ModelDigest, PeerId, RECORDS_MAX, Reach, ServiceState, SignedRecord, Signer,
+    Speed, UnixTime, VerifiedRecord, Verifier,
 };
 
 pub const MODEL: ModelDigest = ModelDigest([3; 32]);
@@ -52,7 +52,7 @@ pub fn verified(record: BlockRecord) -> VerifiedRecord {
 }
 
 pub fn directory(records: impl IntoIterator<Item = BlockRecord>) -> Directory {
-    let mut directory = Directory::new(PEERS_MAX);
+    let mut directory = Directory::new(RECORDS_MAX);
     records.into_iter().for_each(|record| directory.insert(verified(record), NOW).expect("there is room"));
     directory
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use swarm::{
     BlockRecord, BlockUse, Coordinate, Coverage, Directory, LIFETIME_MS_MAX, ModelDigest, MoveDecision, Neighbour,
-    PEERS_MAX, PeerCapacity, PeerId, Reach, RouteRequest, ServedBlock, ServiceState, SignedRecord, Signer, Speed,
+    PeerCapacity, PeerId, RECORDS_MAX, Reach, RouteRequest, ServedBlock, ServiceState, SignedRecord, Signer, Speed,
     UnixTime, Verifier, choose_block, consider_move,
 };
 use types::{DType, LayerRange};
@@ -148,7 +148,7 @@ impl World {
     pub fn new(count: usize, churn: Churn, seed: u64) -> Self {
         let mut world = Self {
             now: UnixTime(1_000_000_000_000),
-            directory: Directory::new(PEERS_MAX),
+            directory: Directory::new(RECORDS_MAX),
             moves: 0,
             gaps: 0,
             balances: Vec::new(),
