@@ -24,7 +24,7 @@ use types::SessionId;
 
 use crate::wire::chain::{CloseMessage, OpenMessage, StepEntry, StepMessage, TruncateMessage};
 use deadline::StepDeadline;
-pub use link::{ChainLink, LinkEvent, LinkHandle};
+pub use link::{ChainLink, LinkEnd, LinkEvent, LinkHandle, OnBreak};
 pub use times::{ChainTimes, StageTimes, StepTimes};
 
 /// How long a wait for results sleeps at most before it checks the deadline of the step.

@@ -70,7 +70,7 @@ impl Worker {
         }
         let handle = link.as_ref().map(ChainLink::handle);
         self.report_chain(own_layers, &stages, report, exact);
-        Ok((FormedChain { stage, link }, CurrentChain { number, stages, formed_at: Instant::now(), handle }))
+        Ok((FormedChain { stage, link }, CurrentChain::new(number, stages, handle)))
     }
 
     /// Has all nodes load their layers, and sends them the weights that they lack.
@@ -199,7 +199,10 @@ impl Worker {
         let from_last = dial(last, ConnectionId { purpose: RESULTS, number: chain, index })?;
         let (rows, hidden) = (self.model.rows_max(), self.model.facts().hidden);
         let bytes_max = ChainKind::States.bytes_max(rows, hidden);
-        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max);
+        let events = self.nodes.events();
+        // An error means that the coordinator has ended.
+        let on_break = move |end| drop(events.send(CoordinatorEvent::Broken { chain, end }));
+        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max, Arc::new(on_break));
         link.map(Some).map_err(|error| FormError::Own(format!("start a thread: {error}")))
     }
 

@@ -4,6 +4,7 @@
 //! there. A node that fails is left out for a while, and for longer with each failure.
 
 mod arithmetic;
+mod current_chain;
 mod forming;
 mod model;
 mod node_link;
@@ -27,9 +28,10 @@ use kernels::cpu::CpuBackend;
 use net::ClusterKey;
 use tracing::{info, warn};
 
-use crate::chain::{ChainBuilder, ChainTimes, FormedChain, LinkHandle};
+use crate::chain::{ChainBuilder, ChainTimes, FormedChain, LinkEnd};
 use crate::wire::control::{ControlReply, ControlRequest, WireFault};
 pub use arithmetic::Arithmetic;
+use current_chain::CurrentChain;
 use forming::FormError;
 pub use model::{ClusterModel, ClusterModelConfig, ClusterModelError};
 use node_link::{NodeId, NodeLink};
@@ -37,7 +39,6 @@ use node_paths::NodePaths;
 use node_table::NodeTable;
 use plan::Optimise;
 pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
-use planning::PlannedStage;
 pub use planning::{Layout, LayoutError};
 use replanning::Replanning;
 pub use report::{ClusterReport, ClusterWatch, MissingWeights, NodeReport, NodeState};
@@ -95,6 +96,11 @@ enum CoordinatorEvent {
     Gone {
         node: NodeId,
         why: String,
+    },
+    /// A connection of a chain has broken.
+    Broken {
+        chain: u64,
+        end: LinkEnd,
     },
     Rebuild {
         why: String,
@@ -181,14 +187,6 @@ impl Drop for Coordinator {
     fn drop(&mut self) {
         let _ = self.events.send(CoordinatorEvent::Ended);
     }
-}
-
-/// A chain that was handed over.
-struct CurrentChain {
-    number: u64,
-    stages: Vec<PlannedStage>,
-    formed_at: Instant,
-    handle: Option<LinkHandle>,
 }
 
 /// What the coordinator's thread and the executor share.
@@ -281,6 +279,7 @@ impl Worker {
             }
             Err(FormError::Ended) => Err(Ended),
             Err(FormError::Plan(error)) => {
+                self.nodes.pardon();
                 self.set_waiting(error.to_string());
                 self.wait(TICK * 5)
             }
@@ -342,11 +341,16 @@ impl Worker {
                 self.nodes.gone(node, &why);
                 self.paths.forget(node);
                 self.replanning.changed();
-                let is_used = |chain: &CurrentChain| chain.stages.iter().any(|stage| stage.node == node);
-                self.lose(is_used, &format!("{name}: {why}"));
+                if let Some(chain) = &mut self.chain {
+                    chain.suspect(node);
+                }
+                self.lose(|chain| chain.has(node), &format!("{name}: {why}"));
             }
             CoordinatorEvent::Reply { node, reply: ControlReply::Fault { chain, fault } } => {
                 let name = self.nodes.name(node);
+                if let Some(current) = self.chain.as_mut().filter(|current| current.number == chain) {
+                    current.suspect_fault(node, &fault);
+                }
                 let why = match fault {
                     WireFault::Stage { why } | WireFault::Lost { why } => format!("the stage on {name} failed: {why}"),
                     WireFault::Previous { why } => format!("{name} lost the stage before it: {why}"),
@@ -357,10 +361,17 @@ impl Worker {
             CoordinatorEvent::Reply { node, reply } => {
                 let _ = self.path_reply(node, &reply) || self.fetch_reply(node, &reply);
             }
+            CoordinatorEvent::Broken { chain, end } => {
+                if let Some(current) = self.chain.as_mut().filter(|current| current.number == chain) {
+                    current.suspect_end(end);
+                }
+            }
             CoordinatorEvent::Ended => {}
             CoordinatorEvent::Rebuild { why, stage } => {
                 info!("a chain is to be formed: {why}");
-                self.chain = None;
+                if let Some(chain) = self.chain.take() {
+                    chain.culprits().for_each(|address| self.nodes.blame(address));
+                }
                 self.replanning.stop();
                 self.stage = stage.or(self.stage.take());
                 self.wanted = Some(Instant::now());
@@ -406,10 +417,11 @@ impl Worker {
 
     /// Tells the executor that its chain is lost, if it is this one.
     fn lose(&mut self, is_lost: impl Fn(&CurrentChain) -> bool, why: &str) {
-        if let Some(chain) = self.chain.take_if(|chain| is_lost(chain))
-            && let Some(handle) = chain.handle
-        {
-            handle.lost(why);
+        if let Some(chain) = self.chain.take_if(|chain| is_lost(chain)) {
+            chain.culprits().for_each(|address| self.nodes.blame(address));
+            if let Some(handle) = chain.handle {
+                handle.lost(why);
+            }
         }
     }
 }
