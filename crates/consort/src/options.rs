@@ -17,7 +17,7 @@ use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
-use types::{DType, WorldSize};
+use types::{DType, Rank, WorldSize};
 
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
@@ -26,7 +26,7 @@ use crate::load_observer::LoadObserver;
 use crate::loaded_model::LoadedModel;
 use crate::progress;
 use crate::usage::UsageError;
-use values::{ActivationsOption, ComputeOption, KvOption, PromptMathOption, positive, quantisation};
+use values::{ActivationsOption, ComputeOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation};
 
 pub use values::{CpuLevelOption, bytes, rank_count, thread_count};
 
@@ -59,8 +59,11 @@ pub struct ModelOptions {
     /// Data type of the KV cache; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: two bf16 parts)
     #[arg(long, value_enum, default_value_t)]
     kv: KvOption,
-    /// Arithmetic of prefill with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as CPUs
-    /// without amx
+    /// Arithmetic of generated tokens with quantised weights: exact rounds activations to 16 bits, int8 to 8, which is faster for
+    /// many sequences at once
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_DECODE_MATH")]
+    decode_math: DecodeMathOption,
+    /// Arithmetic of prompts with quantised weights: exact as generated tokens; bf16 is faster on amx, and int8 elsewhere; int8
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: PromptMathOption,
     /// Number of ranks (processes) that each layer is split over [default: 1, or one here and one on each host]
@@ -205,6 +208,20 @@ impl ModelOptions {
         Ok(LoadedModel::Local(Box::new(local)))
     }
 
+    /// Loads the model with its weights as f32, to compare with: in this process, on this machine.
+    pub fn load_reference(
+        &self,
+        checkpoint: &Checkpoint,
+        threads: usize,
+        capacity: RequestedCapacity,
+    ) -> Result<LocalExecutor<CpuBackend>> {
+        let options = LoadOptions { keep: Some(DType::F32), limits: self.limits(checkpoint, capacity) };
+        let backend = CpuBackend::new(CpuOptions { threads, level: self.level()?, ..CpuOptions::default() })?;
+        let whole = ModelPart::whole(checkpoint.description());
+        check_memory(&[Footprint::new(&backend, checkpoint, &options, whole, Rank::SINGLE)?])?;
+        LocalExecutor::load(backend, checkpoint, &options, &mut |_| {}).context("load the model in f32")
+    }
+
     /// The memory that each rank on this machine would need for this capacity.
     pub fn footprint(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<Vec<Footprint>> {
         self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) })
@@ -230,8 +247,8 @@ impl ModelOptions {
 
     fn cpu(&self, checkpoint: &Checkpoint, threads: usize) -> Result<CpuOptions> {
         let level = self.level()?;
-        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
-        Ok(CpuOptions { threads, level, kv, prompt })
+        let (decode, prompt) = (self.decode_math.into(), self.prompt_math.into());
+        Ok(CpuOptions { threads, level, kv: self.kv(checkpoint, level), decode, prompt })
     }
 
     fn world(&self) -> WorldSize {

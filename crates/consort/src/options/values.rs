@@ -4,7 +4,7 @@ use std::num::{NonZeroU16, NonZeroUsize};
 
 use anyhow::ensure;
 use clap::ValueEnum;
-use kernels::cpu::{Level, PrefillMath};
+use kernels::cpu::{DecodeMath, Level, PrefillMath};
 use ranks::protocol::join::Activations;
 use ranks::protocol::limits::RANKS_MAX;
 use types::DType;
@@ -83,7 +83,24 @@ pub enum KvOption {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DecodeMathOption {
+    #[default]
+    Exact,
+    Int8,
+}
+
+impl From<DecodeMathOption> for DecodeMath {
+    fn from(option: DecodeMathOption) -> Self {
+        match option {
+            DecodeMathOption::Exact => Self::Exact,
+            DecodeMathOption::Int8 => Self::Int8,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PromptMathOption {
+    Exact,
     #[default]
     Bf16,
     Int8,
@@ -92,6 +109,7 @@ pub enum PromptMathOption {
 impl From<PromptMathOption> for PrefillMath {
     fn from(option: PromptMathOption) -> Self {
         match option {
+            PromptMathOption::Exact => Self::Exact,
             PromptMathOption::Bf16 => Self::Bf16,
             PromptMathOption::Int8 => Self::Int8,
         }

@@ -13,7 +13,7 @@ use cake::{
 };
 use clap::{Args, ValueEnum};
 use engine::{CHUNK_DEFAULT, Executor, Stage};
-use kernels::cpu::{CpuBackend, CpuOptions, Level, PrefillMath};
+use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use ranks::{check_memory, memory_available};
@@ -165,7 +165,7 @@ impl StageLoader {
 
     fn load(self, checkpoint: &Checkpoint, layers: LayerRange) -> Result<Box<dyn Executor>> {
         let kv = kv_default(checkpoint, self.level);
-        let cpu = CpuOptions { threads: self.threads, level: self.level, kv, prompt: PrefillMath::default() };
+        let cpu = CpuOptions { threads: self.threads, level: self.level, kv, ..CpuOptions::default() };
         let backend = CpuBackend::new(cpu)?;
         let options = LoadOptions { keep: None, limits: self.limits(&backend, checkpoint, layers)? };
         let footprint = footprint(&backend, checkpoint, &options, layers)?;

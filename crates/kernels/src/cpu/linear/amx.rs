@@ -112,7 +112,7 @@ pub(super) unsafe fn tile_store(integers: *mut u8) {
     }
 }
 
-/// Writes the sums of some tiles and panels.
+/// Writes the sums of some tiles and panels: `parts` adjacent rows of the tiles are added for each of the `rows` of `out`.
 ///
 /// # Safety
 /// All these sums have been written, and the contract of [`Output::put`] holds.
@@ -120,17 +120,23 @@ pub(super) unsafe fn put_tiles(
     segment: &MatrixSegment,
     panels: Range<usize>,
     rows: usize,
+    parts: usize,
     tiles: Range<usize>,
     sums: *const TileSums,
     out: Output<'_>,
 ) {
+    let per_tile = TILE / parts;
     for tile in tiles.clone() {
-        for r in 0..TILE.min(rows - tile * TILE) {
+        for r in 0..per_tile.min(rows - tile * per_tile) {
             for (p, panel) in panels.clone().enumerate() {
                 // SAFETY: the caller wrote the sums of these tiles and panels and guarantees the contract of `Output::put`.
                 unsafe {
                     let sums = &*sums.add((tile - tiles.start) * PANELS_AT_ONCE + p);
-                    out.put(tile * TILE + r, panel, segment.rows, &sums.0[r]);
+                    let mut values = sums.0[r * parts];
+                    for part in 1..parts {
+                        values = std::array::from_fn(|feature| values[feature] + sums.0[r * parts + part][feature]);
+                    }
+                    out.put(tile * per_tile + r, panel, segment.rows, &values);
                 }
             }
         }
