@@ -1,5 +1,6 @@
 //! The options that all commands with a model share, and how they become a loaded model.
 
+mod model_math;
 mod values;
 
 use std::env;
@@ -28,6 +29,7 @@ use crate::progress;
 use crate::usage::UsageError;
 use values::{ActivationsOption, ComputeOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation};
 
+pub use model_math::ModelMath;
 pub use values::{CpuLevelOption, bytes, rank_count, thread_count};
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.
@@ -60,10 +62,11 @@ pub struct ModelOptions {
     #[arg(long, value_enum, default_value_t)]
     kv: KvOption,
     /// Arithmetic of generated tokens with quantised weights: exact rounds activations to 16 bits, int8 to 8, which is faster for
-    /// many sequences at once
+    /// many sequences at once; auto is exact where that is as fast for one
     #[arg(long, value_enum, default_value_t, env = "CONSORT_DECODE_MATH")]
     decode_math: DecodeMathOption,
-    /// Arithmetic of prompts with quantised weights: exact as generated tokens; bf16 is faster on amx, and int8 elsewhere; int8
+    /// Arithmetic of prompts with quantised weights: exact and int8 as for generated tokens; bf16 on amx is fast and nearly exact;
+    /// auto is bf16 on amx, elsewhere exact for formats that stay fast with it
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: PromptMathOption,
     /// Number of ranks (processes) that each layer is split over [default: 1, or one here and one on each host]
@@ -247,7 +250,9 @@ impl ModelOptions {
 
     fn cpu(&self, checkpoint: &Checkpoint, threads: usize) -> Result<CpuOptions> {
         let level = self.level()?;
-        let (decode, prompt) = (self.decode_math.into(), self.prompt_math.into());
+        let default = ModelMath::of(checkpoint, self.keep()?, level);
+        let decode = self.decode_math.named().unwrap_or(default.decode);
+        let prompt = self.prompt_math.named().unwrap_or(default.prompt);
         Ok(CpuOptions { threads, level, kv: self.kv(checkpoint, level), decode, prompt })
     }
 
@@ -402,8 +407,11 @@ impl ModelOptions {
             KvOption::F32 => KvType::F32,
             KvOption::F16 => KvType::F16,
             KvOption::Auto if self.compute == ComputeOption::F32 => KvType::F32,
-            KvOption::Auto if self.quant.is_some() => KvType::F16,
-            KvOption::Auto => kv_default(checkpoint, level),
+            KvOption::Auto => match if self.quant.is_some() { KvType::F16 } else { kv_default(checkpoint, level) } {
+                // bf16, which f16 becomes on this level, would be the least exact part of exact arithmetic.
+                KvType::F16 if level == Level::Amx && self.prompt_math == PromptMathOption::Exact => KvType::Split,
+                kind => kind,
+            },
         }
     }
 }

@@ -142,3 +142,47 @@ pub(super) unsafe fn put_tiles(
         }
     }
 }
+
+/// What writes the sums needs no tiles.
+#[cfg(test)]
+mod tests {
+    use super::super::super::{CpuBackend, CpuOptions};
+    use super::*;
+    use crate::{Backend, MatrixSource};
+    use types::DType;
+
+    #[test]
+    fn the_parts_of_a_row_are_added_and_only_existing_rows_and_features_are_written() {
+        const FEATURES: usize = 40;
+        let source = MatrixSource {
+            dtype: DType::F32,
+            rows: FEATURES,
+            cols: 1,
+            row_stride: 4,
+            bytes: &[0; 4 * FEATURES],
+            keep: DType::F32,
+        };
+        let matrix = CpuBackend::new(CpuOptions::default()).unwrap().matrix(&[source]).unwrap();
+        for (rows, parts) in [(20usize, 1usize), (33, 1), (3, 2), (8, 2), (9, 2), (20, 2)] {
+            let value = |line: usize, feature: usize| (line * 1000 + feature) as f32;
+            let tiles = (rows * parts).div_ceil(TILE);
+            let sums: Vec<TileSums> = (0..tiles * PANELS_AT_ONCE)
+                .map(|at| {
+                    let (tile, panel) = (at / PANELS_AT_ONCE, at % PANELS_AT_ONCE);
+                    let line = |r| std::array::from_fn(|f| value(tile * TILE + r, panel * PANEL + f));
+                    TileSums(std::array::from_fn(line))
+                })
+                .collect();
+            let mut found = vec![-1.0; (rows + 1) * FEATURES];
+            let out = Output { start: found.as_mut_ptr(), stride: FEATURES, bias: None };
+            // SAFETY: the sums of these tiles and panels exist, and `found` has the rows.
+            unsafe { put_tiles(&matrix.segments[0], 0..3, rows, parts, 0..tiles, sums.as_ptr(), out) };
+            for (at, found) in found.iter().enumerate() {
+                let (row, feature) = (at / FEATURES, at % FEATURES);
+                let lines = row * parts..(row + 1) * parts;
+                let want = if row < rows { lines.map(|line| value(line, feature)).sum() } else { -1.0 };
+                assert_eq!(*found, want, "row {row} of {rows} in {parts} parts, feature {feature}");
+            }
+        }
+    }
+}
