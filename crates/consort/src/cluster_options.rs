@@ -244,8 +244,8 @@ impl ClusterOptions {
     ) -> Result<ClusterModel> {
         let description = checkpoint.description();
         let format = checkpoint.stored_formats().first().map(|stored| options.keep.unwrap_or(stored.dtype));
-        let mut probe =
-            ProbeSettings { threads: cpu.threads, level: cpu.level, prompt: cpu.prompt, ..ProbeSettings::default() };
+        let CpuOptions { threads, level, decode, prompt, .. } = cpu;
+        let mut probe = ProbeSettings { threads, level, decode, prompt, ..ProbeSettings::default() };
         if let Some(format) = format.filter(|format| format.row_bytes(description.hidden).is_some()) {
             (probe.format, probe.hidden) = (format, description.hidden);
         }

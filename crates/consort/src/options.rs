@@ -1,5 +1,6 @@
 //! The options that all commands with a model share, and how they become a loaded model.
 
+mod model_math;
 mod values;
 
 use std::env;
@@ -19,7 +20,7 @@ use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
-use types::{DType, WorldSize};
+use types::{DType, Rank, WorldSize};
 
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
@@ -27,8 +28,9 @@ use crate::cluster_options::ClusterOptions;
 use crate::load_observer::{LoadBars, LoadObserver};
 use crate::loaded_model::LoadedModel;
 use crate::usage::UsageError;
-use values::{ActivationsOption, ComputeOption, KvOption, PromptMathOption, positive, quantisation};
+use values::{ActivationsOption, ComputeOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation};
 
+pub use model_math::ModelMath;
 pub use values::{CpuLevelOption, bytes, rank_count, thread_count};
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.
@@ -60,8 +62,12 @@ pub struct ModelOptions {
     /// Data type of the KV cache; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: two bf16 parts)
     #[arg(long, value_enum, default_value_t)]
     kv: KvOption,
-    /// Arithmetic of prefill with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as CPUs
-    /// without amx
+    /// Arithmetic of generated tokens with quantised weights: exact rounds activations to 16 bits, int8 to 8, which is faster for
+    /// many sequences at once; auto is exact where that is as fast for one
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_DECODE_MATH")]
+    decode_math: DecodeMathOption,
+    /// Arithmetic of prompts with quantised weights: exact and int8 as for generated tokens; bf16 on amx is fast and nearly exact;
+    /// auto is bf16 on amx, elsewhere exact for formats that stay fast with it
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: PromptMathOption,
     /// Number of ranks (processes) that each layer is split over [default: 1, or one here and one on each host]
@@ -217,6 +223,20 @@ impl ModelOptions {
         Ok(LoadedModel::Local(Box::new(local)))
     }
 
+    /// Loads the model with its weights as f32, to compare with: in this process, on this machine.
+    pub fn load_reference(
+        &self,
+        checkpoint: &Checkpoint,
+        threads: usize,
+        capacity: RequestedCapacity,
+    ) -> Result<LocalExecutor<CpuBackend>> {
+        let options = LoadOptions { keep: Some(DType::F32), limits: self.limits(checkpoint, capacity) };
+        let backend = CpuBackend::new(CpuOptions { threads, level: self.level()?, ..CpuOptions::default() })?;
+        let whole = ModelPart::whole(checkpoint.description());
+        check_memory(&[Footprint::new(&backend, checkpoint, &options, whole, Rank::SINGLE)?])?;
+        LocalExecutor::load(backend, checkpoint, &options, &mut |_| {}).context("load the model in f32")
+    }
+
     /// The memory that each rank on this machine would need for this capacity.
     pub fn footprint(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<Vec<Footprint>> {
         self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) })
@@ -242,8 +262,10 @@ impl ModelOptions {
 
     fn cpu(&self, checkpoint: &Checkpoint, threads: usize) -> Result<CpuOptions> {
         let level = self.level()?;
-        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
-        Ok(CpuOptions { threads, level, kv, prompt })
+        let default = ModelMath::of(checkpoint, self.keep()?, level);
+        let decode = self.decode_math.named().unwrap_or(default.decode);
+        let prompt = self.prompt_math.named().unwrap_or(default.prompt);
+        Ok(CpuOptions { threads, level, kv: self.kv(checkpoint, level), decode, prompt })
     }
 
     fn world(&self) -> WorldSize {
@@ -402,8 +424,11 @@ impl ModelOptions {
             KvOption::F32 => KvType::F32,
             KvOption::F16 => KvType::F16,
             KvOption::Auto if self.compute == ComputeOption::F32 => KvType::F32,
-            KvOption::Auto if self.quant.is_some() => KvType::F16,
-            KvOption::Auto => kv_default(checkpoint, level),
+            KvOption::Auto => match if self.quant.is_some() { KvType::F16 } else { kv_default(checkpoint, level) } {
+                // bf16, which f16 becomes on this level, would be the least exact part of exact arithmetic.
+                KvType::F16 if level == Level::Amx && self.prompt_math == PromptMathOption::Exact => KvType::Split,
+                kind => kind,
+            },
         }
     }
 }

@@ -146,6 +146,7 @@ impl ClusterModel {
             keep: self.options.keep.map(|format| format.name().to_owned()),
             exact: exact.map(CpuLevel::from),
             kv: cpu.kv.into(),
+            decode: cpu.decode.into(),
             prompt: cpu.prompt.into(),
             limits: WireLimits::from(&self.options.limits),
         }

@@ -262,7 +262,8 @@ impl NodeShared {
             Some(exact) => return Err(format!("this machine computes with {}, not with {exact}", self.level)),
         };
         let threads = if self.ranks_of(spec).is_some() { self.threads } else { self.threads * self.world().get() };
-        Ok(CpuOptions { threads, level, kv: spec.kv.into(), prompt: spec.prompt.into() }.at(level))
+        let (decode, prompt) = (spec.decode.into(), spec.prompt.into());
+        Ok(CpuOptions { threads, level, kv: spec.kv.into(), decode, prompt }.at(level))
     }
 
     /// Ranks that share the layers of a stage. Their sums are taken in another order than those of one process, so a stage that

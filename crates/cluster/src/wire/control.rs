@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use model::Manifest;
-use ranks::protocol::shard::{CpuLevel, WireKvType, WireLimits, WirePrefillMath};
+use ranks::protocol::shard::{CpuLevel, WireDecodeMath, WireKvType, WireLimits, WirePrefillMath};
 use serde::{Deserialize, Serialize};
 use types::LayerRange;
 
@@ -193,6 +193,7 @@ pub struct StageSpec {
     /// One arithmetic on all machines: these CPU instructions, and one process. `None`: as is best for each machine.
     pub exact: Option<CpuLevel>,
     pub kv: WireKvType,
+    pub decode: WireDecodeMath,
     pub prompt: WirePrefillMath,
     pub limits: WireLimits,
 }
