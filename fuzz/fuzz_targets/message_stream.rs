@@ -14,7 +14,7 @@ fuzz_target!(
 
 /// Inputs in the form that [`read_any`] parses.
 fn seeds() -> Vec<Vec<u8>> {
-    let hello = [&[0][..], b"consort\0", &[3, 0, 1, 3, 0, 2, 0, 1, 0, 9, 0, 0, 0, 0x10, 0x27, 0, 0]].concat();
+    let hello = [&[0][..], b"consort\0", &[4, 0, 1, 3, 0, 2, 0, 1, 0, 9, 0, 0, 0, 0x10, 0x27, 0, 0]].concat();
     let scripts: [&[u8]; 5] = [
         // A message in one record and one in three, with a heartbeat between them, and the end.
         &[1, 0xff, 0x0f, 0, 3, 8, 0, 64, 0, 1, 0, 9, 24, 0, 16, 0, 2],

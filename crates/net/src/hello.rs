@@ -141,7 +141,7 @@ mod tests {
             let mut whole = [0; HELLO_BYTES];
             whole[8..].copy_from_slice(&bytes);
             if is_ours {
-                whole[..10].copy_from_slice(b"consort\0\x03\x00");
+                whole[..10].copy_from_slice(b"consort\0\x04\x00");
             }
             let parsed = Hello::parse(&whole);
             prop_assert!(parsed.is_ok() || !is_ours);

@@ -148,7 +148,7 @@ fn strangers_do_not_keep_a_group_from_forming() {
         // More connections than [`HANDSHAKES_MAX`]: silent ones, another protocol, the start of a valid hello, garbage.
         let mut strangers: Vec<_> = (0..HANDSHAKES_MAX + 8).map(|_| stranger(address, b"")).collect();
         strangers.push(stranger(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"));
-        strangers.push(stranger(address, b"consort\0\x03\x00\x01\x02\x00\x01\x00"));
+        strangers.push(stranger(address, b"consort\0\x04\x00\x01\x02\x00\x01\x00"));
         strangers.push(stranger(address, &[0xff; 5000]));
         each(group.comms(OPTIONS), |comm| comm.all_reduce(&mut [1.0; 4]).unwrap());
         for mut stranger in strangers {
