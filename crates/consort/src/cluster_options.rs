@@ -13,7 +13,6 @@ use cluster::coordinator::{
     Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, NodeFinder,
     NodeState, ReplanOptions, Survey,
 };
-use cluster::discovery::DiscoveredNode;
 use cluster::measure::{ProbeSettings, measure_machine};
 use kernels::PAGE_TOKENS;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
@@ -291,8 +290,7 @@ impl NodeSearch {
             finder.found(address);
         }
         if let Some(fingerprint) = self.discovers {
-            let first = |node: &DiscoveredNode| node.addresses.iter().find_map(|address| resolve(address).ok());
-            discovery.start(fingerprint, finder, first)?;
+            discovery.start(fingerprint, finder, |address| resolve(address).ok())?;
         }
         Ok(discovery)
     }

@@ -178,7 +178,7 @@ impl PlanTable<'_> {
                 NotUsed::Slower => {
                     let [with, without] =
                         [comparison.with, comparison.without].map(|rate| Digits(rate.unwrap_or(f64::NAN)));
-                    writeln!(f, "too slow: {with} tokens/s with it, {without} without")?;
+                    writeln!(f, "no faster: {with} tokens/s with it, {without} without")?;
                 }
                 NotUsed::NotAsked => writeln!(f, "the given plan does not use it; with it a plan is faster")?,
             }

@@ -49,6 +49,12 @@ impl NodeError {
             _ => false,
         }
     }
+
+    /// The message, and those of its causes.
+    pub fn with_causes(&self) -> String {
+        let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
+        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
+    }
 }
 
 pub(super) struct NodeLink {

@@ -212,7 +212,7 @@ impl NodeTable {
                 Err(error) => CoordinatorEvent::NotConnected {
                     address,
                     is_permanent: error.is_permanent(),
-                    why: error.to_string(),
+                    why: error.with_causes(),
                 },
             };
             // An error means that the coordinator has ended.

@@ -23,7 +23,8 @@ const ID_BYTES_MAX: usize = 255;
 pub struct NodeId(String);
 
 impl NodeId {
-    pub(super) fn of_service(fullname: &str) -> Option<Self> {
+    /// The service with this name, with its type and domain. `None` if no service can have it.
+    pub fn of_service(fullname: &str) -> Option<Self> {
         (fullname.len() <= ID_BYTES_MAX).then(|| Self(fullname.to_owned()))
     }
 

@@ -46,7 +46,7 @@ a token takes 285 ms: layers 281, embedding, head and sampler 4.00, 2 hops 0.423
 predicted: 3.50 tokens/s for one sequence, 12.4 for 4; a prompt of 300 tokens in 3.01 s
 bits: as on one machine: the nodes used compute with avx2; others do not, so a plan with
       them can change bits (--exact: one arithmetic on all nodes)
-not used: old-phone: too slow: 2.08 tokens/s with it, 3.50 without
+not used: old-phone: no faster: 2.08 tokens/s with it, 3.50 without
 not used: watch: no room: a layer needs 96.3 MiB, 62.1 MiB are free
 not used: attic (10.0.0.9:7420): it has another cluster key
 not used: 10.0.0.8:7420: timed out
