@@ -80,6 +80,8 @@ def parse_options() -> argparse.Namespace:
     add("--json", action="store_true", help="one object per line, with every sample")
     add("--setup", action="store_true", help="install the peer, make the models, print their paths, stop")
     add("--consort", type=Path, default=default_binary, help="the binary to measure")
+    add("--consort-options", type=str.split, default=[], help="more options for it, in one argument")
+    add("--before", type=Path, help="another binary of consort, to measure in the same turns, without these options")
     options = parser.parse_args()
     options.peer = options.peer or [PEER_OF_LEVEL.get(options.cpu_level, "auto")]
     return options
@@ -136,7 +138,8 @@ def download_smollm2(path: Path) -> None:
 class Bench:
     def __init__(self, options: argparse.Namespace, libs: Path):
         self.options, self.libs = options, libs
-        self.sides = ["consort", *options.peer]
+        ours = ["consort", "before"] if options.before else ["consort"]
+        self.sides = [*ours, *options.peer]
         if options.only:
             self.sides = ["consort"] if options.only == "consort" else options.peer
         self.builds: dict[str, str] = {}
@@ -160,8 +163,11 @@ class Bench:
         for (name, threads, test, batch), by_side in samples.items():
             row = {"model": name, "threads": threads, "test": test, "batch": batch}
             ours = median(by_side.get("consort"))
-            peers = {side: median(values) for side, values in by_side.items() if side != "consort"}
+            before = median(by_side.get("before"))
+            peers = {side: median(values) for side, values in by_side.items() if side in self.options.peer}
             best = max(peers, key=peers.get, default=None)
+            if ours and before:
+                row |= {"before": before, "of before": ours / before}
             row |= {"consort": ours, "llama.cpp": peers.get(best), "build": self.builds.get(best)}
             row["ratio"] = ours / peers[best] if ours and best else None
             rows.append(row | {"samples": by_side, "two_threads_over_one": self.core_ratios})
@@ -169,13 +175,13 @@ class Bench:
 
     def speed(self, side: str, model: Path, threads: int) -> list[dict]:
         options = self.options
-        if side != "consort":
+        if side in options.peer:
             job = {"job": "speed", "variant": side, "model": str(model), "threads": threads}
             job |= {"prompt": options.prompt, "generate": options.generate, "batches": options.batch}
             answer = peer_job(self.libs, job)
             self.note_build(side, answer)
             return answer["results"]
-        command = self.consort("bench", str(model), "-t", threads, "-r", 1, "--json")
+        command = self.consort("bench", str(model), "-t", threads, "-r", 1, "--json", side=side)
         command += ["-p", str(options.prompt), "-n", str(options.generate), "-b", ",".join(map(str, options.batch))]
         lines = map(json.loads, run_quietly(command).splitlines())
         return [line | {"tokens_per_s": statistics.median(line["tokens_per_s"])} for line in lines if "test" in line]
@@ -196,16 +202,16 @@ class Bench:
                         memory[side].append(resident)
                 row = {"model": name, "threads": threads, "file MB": path.stat().st_size / 1e6}
                 for side in self.sides:
-                    shown = side if side == "consort" else f"llama.cpp {self.builds[side]}"
+                    shown = f"llama.cpp {self.builds[side]}" if side in self.options.peer else side
                     row |= {f"{shown} s": median(times[side]), f"{shown} peak MB": median(memory[side]) / 1e6}
                 rows.append(row | {"samples": times})
         return rows
 
     def first_token(self, side: str, model: Path, threads: int) -> tuple[float, int]:
-        if side == "consort":
+        if side not in self.options.peer:
             tokens = ",".join(map(str, FIRST_TOKEN_PROMPT))
             command = self.consort(
-                "debug", "tokens", str(model), "--tokens", tokens, "--max-tokens", 1, "--threads", threads
+                "debug", "tokens", str(model), "--tokens", tokens, "--max-tokens", 1, "--threads", threads, side=side
             )
             seconds, resident, _ = run_measured(command)
             return seconds, resident
@@ -217,9 +223,11 @@ class Bench:
         self.note_build(side, answer)
         return answer["first_token_s"], resident
 
-    def consort(self, *arguments) -> list[str]:
-        level = ["--cpu-level", self.options.cpu_level] if self.options.cpu_level else []
-        return [str(self.options.consort.resolve()), *map(str, arguments), *level]
+    def consort(self, *arguments, side: str = "consort") -> list[str]:
+        options = self.options
+        binary, more = (options.before, []) if side == "before" else (options.consort, options.consort_options)
+        level = ["--cpu-level", options.cpu_level] if options.cpu_level else []
+        return [str(binary.resolve()), *map(str, arguments), *level, *more]
 
     def note_build(self, side: str, answer: dict) -> None:
         amx = " (AMX)" if any(feature.startswith("AMX") for feature in answer["features"]) else ""

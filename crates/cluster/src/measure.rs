@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use kernels::cpu::{Buffer, CpuBackend, CpuOptions, Level, Matrix, PrefillMath};
+use kernels::cpu::{Buffer, CpuBackend, CpuOptions, DecodeMath, Level, Matrix, PrefillMath};
 use kernels::quant::quantise;
 use kernels::{Backend, BackendError, MatrixSource, Rows};
 use types::DType;
@@ -40,6 +40,7 @@ impl MachineFacts {
 pub struct ProbeSettings {
     pub threads: usize,
     pub level: Level,
+    pub decode: DecodeMath,
     pub prompt: PrefillMath,
     /// The format of most of the model's weights.
     pub format: DType,
@@ -48,8 +49,8 @@ pub struct ProbeSettings {
 
 impl Default for ProbeSettings {
     fn default() -> Self {
-        let CpuOptions { threads, level, prompt, .. } = CpuOptions::default();
-        Self { threads, level, prompt, format: DType::Q8_0, hidden: 2048 }
+        let CpuOptions { threads, level, decode, prompt, .. } = CpuOptions::default();
+        Self { threads, level, decode, prompt, format: DType::Q8_0, hidden: 2048 }
     }
 }
 
@@ -94,12 +95,12 @@ const SAMPLES_MIN: usize = 5;
 const HAND_OFFS: usize = 32;
 
 fn measure_with(settings: &ProbeSettings, effort: &Effort) -> Result<MachineFacts, MeasureError> {
-    let ProbeSettings { threads, level, prompt, format, hidden } = *settings;
+    let ProbeSettings { threads, level, decode, prompt, format, hidden } = *settings;
     if !(1..=HIDDEN_MAX).contains(&hidden) || format.row_bytes(hidden).is_none() {
         return Err(MeasureError::Hidden { hidden, format });
     }
     let memory_free = ranks::memory_available().unwrap_or(u64::MAX);
-    let backend = CpuBackend::new(CpuOptions { threads, level, prompt, ..CpuOptions::default() })?;
+    let backend = CpuBackend::new(CpuOptions { threads, level, decode, prompt, ..CpuOptions::default() })?;
     let weights = Weights::new(&backend, settings, effort, memory_free)?;
     Ok(MachineFacts {
         level,

@@ -1,11 +1,14 @@
-//! `consort bench`: measures prefill and decode speed on this machine, and compares them with the machine's limits.
+//! `consort bench`: measures prefill and decode speed on this machine, and compares them with the machine's limits; or how exact a
+//! model's arithmetic is.
 
+mod accuracy;
 mod chain_result;
 mod limits;
 
 use std::fmt;
 use std::io::{Write, stdout};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -22,7 +25,7 @@ use crate::usage::UsageError;
 use chain_result::ChainResult;
 use limits::{Limit, Machine, TokenCost};
 
-/// Measure how fast a model runs on this machine, and compare with the machine's limits
+/// Measure how fast a model runs on this machine, and compare with the machine's limits; or measure how exact it is
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file [default: a small model]
@@ -42,6 +45,9 @@ pub struct BenchArgs {
     /// Timed runs of each test, after one warm-up run
     #[arg(short, long, value_name = "COUNT", default_value = "3")]
     rounds: NonZeroUsize,
+    /// Instead of speed, compare the model's predictions of this text with those of f32 arithmetic on the same weights
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generate", "batch", "rounds"])]
+    accuracy: Option<PathBuf>,
     /// Print one JSON object for each test
     #[arg(long)]
     json: bool,
@@ -57,6 +63,11 @@ impl BenchArgs {
         }
         self.options.check()?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        if let Some(text) = &self.accuracy {
+            let default = || self.options.threads(&ThreadOption::default());
+            let threads = self.threads.first().map_or_else(default, |count| count.get());
+            return accuracy::run(&self.options, &files, text, threads, self.json);
+        }
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let threads = match self.threads.is_empty() {
             true => vec![self.options.threads(&ThreadOption::default())],

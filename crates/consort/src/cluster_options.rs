@@ -3,28 +3,34 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
-use cluster::chain::{Chain, ChainBuilder, ChainTimes};
-use cluster::coordinator::{Arithmetic, ClusterModel, ClusterModelConfig, Coordinator, CoordinatorOptions, NodeFinder};
-use cluster::discovery::{Browser, BrowserSettings, DiscoveryEvent, Interfaces, MDNS_PORT};
+use cluster::chain::{Chain, ChainBuilder};
+use cluster::coordinator::{
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, NodeFinder,
+    NodeState, ReplanOptions, Survey,
+};
+use cluster::discovery::DiscoveredNode;
 use cluster::measure::{ProbeSettings, measure_machine};
 use kernels::PAGE_TOKENS;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, LoadOptions};
-use net::ClusterKey;
-use net::PeerAddress;
-use plan::{Optimise, Workload};
-use tracing::info;
+use net::{KeyFingerprint, PeerAddress};
+use plan::{Optimise, UnusableNode, Workload};
 use weights::HashCache;
 
 use crate::chain_monitor::ChainMonitor;
+use crate::cluster_key::KeyOptions;
 use crate::load_observer::LoadObserver;
+use crate::node_discovery::NodeDiscovery;
 use crate::options::CpuLevelOption;
+use crate::plan_file::PlanFile;
+use crate::progress;
 use crate::store::Settings;
+use crate::terminal;
 use crate::usage::UsageError;
 
 /// How long a machine may be silent before it counts as lost.
@@ -49,6 +55,11 @@ pub struct ClusterOptions {
     /// How many layers each --peer or --cake-worker gets, in their order; this machine has the rest
     #[arg(long, value_name = "LAYERS,…", value_delimiter = ',')]
     pub split: Vec<usize>,
+    /// Which machine has which layers: a plan that `consort plan --save` wrote, or a topology of cake. Its addresses are used as
+    /// --peer
+    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(PlanFile::read))]
+    #[arg(conflicts_with = "split")]
+    pub plan: Option<PlanFile>,
     /// One arithmetic on all machines, so that neither the split nor the loss of a machine changes a bit: these CPU instructions
     /// [default: the best that all machines have at the start]
     #[arg(long, value_name = "LEVEL", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
@@ -82,7 +93,12 @@ pub type ClusterChain = Chain<CpuBackend, Coordinator>;
 impl ClusterOptions {
     /// Whether layers may run on other machines.
     pub fn is_used(&self) -> bool {
-        self.cluster || !self.peer.is_empty()
+        self.cluster || !self.peer.is_empty() || self.plan.is_some()
+    }
+
+    /// Looks for machines on this network, unless the options name some.
+    pub fn imply_cluster(&mut self) {
+        self.cluster |= !self.is_used();
     }
 
     pub fn check(&self) -> Result<(), UsageError> {
@@ -91,7 +107,9 @@ impl ClusterOptions {
             return Err(UsageError::new(format!("--split has {counts} numbers for {peers} times --peer")));
         }
         if self.exact.is_some() && !self.is_used() {
-            return Err(UsageError::new("--exact is for layers on several machines: it needs --cluster or --peer"));
+            return Err(UsageError::new(
+                "--exact is for layers on several machines: it needs --cluster, --peer or --plan",
+            ));
         }
         Ok(())
     }
@@ -100,40 +118,111 @@ impl ClusterOptions {
     pub fn form(
         &self,
         path: &Path,
-        key: ClusterKey,
+        key: &KeyOptions,
         options: LoadOptions,
         cpu: CpuOptions,
         observer: &mut dyn LoadObserver,
     ) -> Result<ClusterChain> {
-        let arithmetic = self.arithmetic(cpu.level)?;
-        let cpu = if let Arithmetic::Exact(level) = arithmetic { cpu.at(level) } else { cpu };
-        let model = self.model(path, options, cpu)?;
-        let (times, hidden) = (Arc::<ChainTimes>::default(), model.facts().hidden);
-        let coordinator = CoordinatorOptions {
-            key: key.clone(),
-            silence: SILENCE,
-            optimise: self.optimise.into(),
-            arithmetic,
-            split: (!self.split.is_empty()).then(|| self.split.clone()),
-            peers: self.peers()?,
-            settle: SETTLE,
-        };
+        let prepared = self.prepare(path, key, options, cpu, &mut |text| observer.note(text))?;
+        let PreparedCluster { model, coordinator, search } = prepared;
+        let (hidden, layout) = (model.facts().hidden, coordinator.layout.clone());
         let mut coordinator = Coordinator::start(coordinator, model).context("start the coordinator")?;
+        let times = coordinator.times();
         observer.cluster(ChainMonitor::new(coordinator.watch(), Arc::clone(&times), hidden));
-        if self.cluster {
-            discover(&key, coordinator.finder())?;
-        }
+        let discovery = search.start(coordinator.finder())?;
         let mut last = None;
         loop {
             if let Some(formed) = coordinator.poll(Duration::from_millis(200)) {
+                let report = coordinator.report();
+                notes(&report, &layout, &discovery).iter().for_each(|note| observer.note(note));
                 return Ok(Chain::new(coordinator, formed, times, STEP_DEADLINE));
             }
             let report = coordinator.report();
+            let (received, total) = report.weight_bytes();
+            if total > 0 {
+                observer.weights(received, total);
+            }
             if report.waiting.is_some() && report.waiting != last {
                 observer.waiting(report.waiting.as_deref().unwrap_or_default());
                 last = report.waiting;
             }
         }
+    }
+
+    /// Finds machines and loads nothing. Also returns those that cannot be used.
+    pub fn survey(
+        &self,
+        path: &Path,
+        key: &KeyOptions,
+        options: LoadOptions,
+        cpu: CpuOptions,
+    ) -> Result<(Survey, Vec<UnusableNode>)> {
+        let PreparedCluster { model, coordinator, search } =
+            self.prepare(path, key, options, cpu, &mut |text| terminal::note(text))?;
+        let mut discovery = NodeDiscovery::default();
+        let spinner = progress::spinner("looking for machines");
+        let survey = Survey::new(coordinator, model, |finder| search.start(finder).map(|found| discovery = found));
+        spinner.finish_and_clear();
+        let survey = survey??;
+        let unusable = unusable(&survey.report).chain(discovery.unusable()).collect();
+        Ok((survey, unusable))
+    }
+
+    fn prepare(
+        &self,
+        path: &Path,
+        key: &KeyOptions,
+        options: LoadOptions,
+        cpu: CpuOptions,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<PreparedCluster> {
+        let arithmetic = self.arithmetic(cpu.level)?;
+        let cpu = if let Arithmetic::Exact(level) = arithmetic { cpu.at(level) } else { cpu };
+        let checkpoint = Checkpoint::open(path).context("open the model")?;
+        let (mut peers, discovers) = (self.peers()?, self.discovers());
+        let (layout, planned) = self.layout(checkpoint.description().layers.len(), note)?;
+        let planned: Vec<_> = planned.into_iter().filter(|address| !peers.contains(address)).collect();
+        // A machine of the plan may have another address by now. Then it is found by its name, for which the first chain waits.
+        let dialled = if discovers {
+            planned
+        } else {
+            peers.extend(planned);
+            Vec::new()
+        };
+        let key = key.key_or_saved()?;
+        let coordinator = CoordinatorOptions {
+            key: key.clone(),
+            silence: SILENCE,
+            optimise: self.optimise.into(),
+            arithmetic,
+            layout,
+            peers,
+            settle: SETTLE,
+            replan: ReplanOptions::default(),
+        };
+        let search = NodeSearch { discovers: discovers.then(|| key.fingerprint()), dialled };
+        Ok(PreparedCluster { model: self.model(path, checkpoint, options, cpu)?, coordinator, search })
+    }
+
+    /// Whether machines are looked for, beside those whose addresses are known.
+    fn discovers(&self) -> bool {
+        self.cluster || self.plan.as_ref().is_some_and(PlanFile::has_unknown_address)
+    }
+
+    /// The layout for a model with so many layers, and the addresses in the plan.
+    fn layout(&self, layers: usize, note: &mut dyn FnMut(&str)) -> Result<(Layout, Vec<SocketAddr>)> {
+        let Some(plan) = &self.plan else {
+            let layout = if self.split.is_empty() { Layout::Planned } else { Layout::Split(self.split.clone()) };
+            return Ok((layout, Vec::new()));
+        };
+        let resolve = |host: &PeerAddress| match resolve(host) {
+            Ok(address) => Some(address),
+            Err(error) => {
+                note(&format!("a machine of the plan is missing: {error:#}"));
+                None
+            }
+        };
+        plan.layout(layers, resolve).context("--plan")
     }
 
     /// The arithmetic of all machines, if this one's best level is `own`.
@@ -146,12 +235,17 @@ impl ClusterOptions {
         }
     }
 
-    fn model(&self, path: &Path, options: LoadOptions, cpu: CpuOptions) -> Result<ClusterModel> {
-        let checkpoint = Checkpoint::open(path).context("open the model")?;
+    fn model(
+        &self,
+        path: &Path,
+        checkpoint: Checkpoint,
+        options: LoadOptions,
+        cpu: CpuOptions,
+    ) -> Result<ClusterModel> {
         let description = checkpoint.description();
         let format = checkpoint.stored_formats().first().map(|stored| options.keep.unwrap_or(stored.dtype));
-        let mut probe =
-            ProbeSettings { threads: cpu.threads, level: cpu.level, prompt: cpu.prompt, ..ProbeSettings::default() };
+        let CpuOptions { threads, level, decode, prompt, .. } = cpu;
+        let mut probe = ProbeSettings { threads, level, decode, prompt, ..ProbeSettings::default() };
         if let Some(format) = format.filter(|format| format.row_bytes(description.hidden).is_some()) {
             (probe.format, probe.hidden) = (format, description.hidden);
         }
@@ -175,6 +269,62 @@ impl ClusterOptions {
     }
 }
 
+/// What a coordinator starts with.
+struct PreparedCluster {
+    model: ClusterModel,
+    coordinator: CoordinatorOptions,
+    search: NodeSearch,
+}
+
+/// How nodes are found, beside those that a coordinator waits for.
+struct NodeSearch {
+    /// By mDNS, those with this key.
+    discovers: Option<KeyFingerprint>,
+    dialled: Vec<SocketAddr>,
+}
+
+impl NodeSearch {
+    /// Looks for nodes in the background, until the coordinator ends.
+    fn start(self, finder: NodeFinder) -> Result<NodeDiscovery> {
+        let discovery = NodeDiscovery::default();
+        for address in self.dialled {
+            finder.found(address);
+        }
+        if let Some(fingerprint) = self.discovers {
+            let first = |node: &DiscoveredNode| node.addresses.iter().find_map(|address| resolve(address).ok());
+            discovery.start(fingerprint, finder, first)?;
+        }
+        Ok(discovery)
+    }
+}
+
+/// What users want to know of a chain that is formed.
+fn notes(report: &ClusterReport, layout: &Layout, discovery: &NodeDiscovery) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Layout::Saved(saved) = layout {
+        let asked = saved.stages.iter().map(|stage| (stage.node.is_none(), stage.layers));
+        if !asked.eq(report.stages.iter().map(|(address, layers)| (address.is_none(), *layers))) {
+            notes.push("the plan that was given cannot be kept: a machine is missing".to_owned());
+        }
+    }
+    let stages = report.plan.iter().flat_map(|plan| &plan.stages);
+    let stages: Vec<_> = stages.filter_map(|stage| Some(format!("{} on {}", stage.layers?, stage.name))).collect();
+    notes.push(format!("layers {}", stages.join(", ")));
+    notes.extend(unusable(report).chain(discovery.unusable()).map(|node| format!("not used: {node}")));
+    notes
+}
+
+/// The nodes that no plan can use, as far as a coordinator knows.
+fn unusable(report: &ClusterReport) -> impl Iterator<Item = UnusableNode> {
+    report.nodes.iter().filter_map(|node| {
+        let why = match &node.state {
+            NodeState::Ready => node.not_used.clone()?,
+            NodeState::Connecting => "it has not answered".to_owned(),
+            NodeState::Failed { why } => why.clone(),
+        };
+        Some(UnusableNode { name: node.name.clone(), address: Some(node.address.into()), why })
+    })
+}
 /// The first address of a name.
 fn resolve(peer: &PeerAddress) -> Result<SocketAddr> {
     let mut addresses = peer.as_str().to_socket_addrs().with_context(|| format!("find {peer}"))?;
@@ -182,28 +332,4 @@ fn resolve(peer: &PeerAddress) -> Result<SocketAddr> {
         Some(address) => Ok(address),
         None => bail!("{peer} has no address"),
     }
-}
-
-/// Looks for machines in the background, until the coordinator ends.
-fn discover(key: &ClusterKey, finder: NodeFinder) -> Result<()> {
-    let (fingerprint, interfaces) = (key.fingerprint(), Interfaces::default());
-    let settings = BrowserSettings { fingerprint, interfaces, mdns_port: MDNS_PORT, peers: Vec::new() };
-    let browser = Browser::start(settings).context("look for machines on this network")?;
-    let watch = move || {
-        for event in browser.events() {
-            let DiscoveryEvent::Found(node) = event else { continue };
-            let name = node.name.as_ref().map_or("a machine", |name| name.as_str());
-            match &node.unusable {
-                Some(why) => info!("{name} is not used: {why}"),
-                None => {
-                    let address = node.addresses.iter().find_map(|address| resolve(address).ok());
-                    if !address.is_none_or(|address| finder.found(address)) {
-                        return;
-                    }
-                }
-            }
-        }
-    };
-    thread::Builder::new().name("discovery".to_owned()).spawn(watch).context("look for machines")?;
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! The options that all commands with a model share, and how they become a loaded model.
 
+mod model_math;
 mod values;
 
 use std::env;
@@ -9,25 +10,27 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use cluster::coordinator::Survey;
 use engine::{CHUNK_DEFAULT, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
+use plan::UnusableNode;
 use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
-use types::{DType, WorldSize};
+use types::{DType, Rank, WorldSize};
 
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::ClusterOptions;
-use crate::load_observer::LoadObserver;
+use crate::load_observer::{LoadBars, LoadObserver};
 use crate::loaded_model::LoadedModel;
-use crate::progress;
 use crate::usage::UsageError;
-use values::{ActivationsOption, ComputeOption, KvOption, PromptMathOption, positive, quantisation};
+use values::{ActivationsOption, ComputeOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation};
 
+pub use model_math::ModelMath;
 pub use values::{CpuLevelOption, bytes, rank_count, thread_count};
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.
@@ -59,8 +62,12 @@ pub struct ModelOptions {
     /// Data type of the KV cache; auto is f16 for quantised weights, else f32 (for bf16 weights on amx: two bf16 parts)
     #[arg(long, value_enum, default_value_t)]
     kv: KvOption,
-    /// Arithmetic of prefill with quantised weights on amx: bf16 is faster and more exact, int8 gives the same bits as CPUs
-    /// without amx
+    /// Arithmetic of generated tokens with quantised weights: exact rounds activations to 16 bits, int8 to 8, which is faster for
+    /// many sequences at once; auto is exact where that is as fast for one
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_DECODE_MATH")]
+    decode_math: DecodeMathOption,
+    /// Arithmetic of prompts with quantised weights: exact and int8 as for generated tokens; bf16 on amx is fast and nearly exact;
+    /// auto is bf16 on amx, elsewhere exact for formats that stay fast with it
     #[arg(long, value_enum, default_value_t, env = "CONSORT_PROMPT_MATH")]
     prompt_math: PromptMathOption,
     /// Number of ranks (processes) that each layer is split over [default: 1, or one here and one on each host]
@@ -134,7 +141,7 @@ impl ModelOptions {
         self.check_cake()?;
         if self.cluster.is_used() && self.ranks() > 1 {
             return Err(UsageError::new(
-                "--tensor-parallel and --tp-hosts do not go with --cluster and --peer: in a cluster this machine runs its layers \
+                "--tensor-parallel and --tp-hosts do not go with --cluster, --peer and --plan: in a cluster this machine runs its layers \
                  in one process; on the others, `consort join --tensor-parallel` splits them",
             ));
         }
@@ -150,7 +157,9 @@ impl ModelOptions {
             Err(UsageError::new(format!("--cake-worker and --cake-discover do not work together with {with}")))
         };
         match () {
-            () if self.cluster.is_used() => refuse("--cluster and --peer: all machines of a chain speak one protocol"),
+            () if self.cluster.is_used() => {
+                refuse("--cluster, --peer and --plan: all machines of a chain speak one protocol")
+            }
             () if self.ranks() > 1 => refuse("--tensor-parallel and --tp-hosts"),
             () => self.cake.check(&self.cluster.split),
         }
@@ -164,12 +173,21 @@ impl ModelOptions {
         threads: &ThreadOption,
         capacity: RequestedCapacity,
     ) -> Result<LoadedModel> {
-        let bar = progress::steps(checkpoint.description().layers.len() as u64, "loading");
-        let loaded = self.load_with(path, checkpoint, self.threads(threads), capacity, &mut |layers| {
-            bar.set_position(layers as u64);
-        });
-        bar.finish_and_clear();
-        loaded
+        let mut bars = LoadBars::new(checkpoint.description().layers.len());
+        self.load_with(path, checkpoint, self.threads(threads), capacity, &mut bars)
+    }
+
+    /// Finds the machines that could run layers of the model that was opened at `path`, and loads nothing. Also returns those
+    /// that cannot.
+    pub fn survey(
+        &self,
+        path: &Path,
+        checkpoint: &Checkpoint,
+        threads: &ThreadOption,
+        capacity: RequestedCapacity,
+    ) -> Result<(Survey, Vec<UnusableNode>)> {
+        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
+        self.cluster.survey(path, &self.key, options, self.cpu(checkpoint, self.threads(threads))?)
     }
 
     /// Loads the model that was opened at `path`.
@@ -189,7 +207,7 @@ impl ModelOptions {
             return Ok(LoadedModel::Cake(Box::new(self.cake.form(&self.key, &self.cluster.split, &model)?)));
         }
         if self.cluster.is_used() {
-            let chain = self.cluster.form(path, self.key.key_or_saved()?, options, cpu, observer)?;
+            let chain = self.cluster.form(path, &self.key, options, cpu, observer)?;
             return Ok(LoadedModel::Chain(Box::new(chain)));
         }
         let progress = &mut |done| observer.layers(done);
@@ -203,6 +221,20 @@ impl ModelOptions {
         let local = LocalExecutor::load(backend, checkpoint, &options, progress).context("load the model")?;
         checkpoint.release();
         Ok(LoadedModel::Local(Box::new(local)))
+    }
+
+    /// Loads the model with its weights as f32, to compare with: in this process, on this machine.
+    pub fn load_reference(
+        &self,
+        checkpoint: &Checkpoint,
+        threads: usize,
+        capacity: RequestedCapacity,
+    ) -> Result<LocalExecutor<CpuBackend>> {
+        let options = LoadOptions { keep: Some(DType::F32), limits: self.limits(checkpoint, capacity) };
+        let backend = CpuBackend::new(CpuOptions { threads, level: self.level()?, ..CpuOptions::default() })?;
+        let whole = ModelPart::whole(checkpoint.description());
+        check_memory(&[Footprint::new(&backend, checkpoint, &options, whole, Rank::SINGLE)?])?;
+        LocalExecutor::load(backend, checkpoint, &options, &mut |_| {}).context("load the model in f32")
     }
 
     /// The memory that each rank on this machine would need for this capacity.
@@ -230,8 +262,10 @@ impl ModelOptions {
 
     fn cpu(&self, checkpoint: &Checkpoint, threads: usize) -> Result<CpuOptions> {
         let level = self.level()?;
-        let (kv, prompt) = (self.kv(checkpoint, level), self.prompt_math.into());
-        Ok(CpuOptions { threads, level, kv, prompt })
+        let default = ModelMath::of(checkpoint, self.keep()?, level);
+        let decode = self.decode_math.named().unwrap_or(default.decode);
+        let prompt = self.prompt_math.named().unwrap_or(default.prompt);
+        Ok(CpuOptions { threads, level, kv: self.kv(checkpoint, level), decode, prompt })
     }
 
     fn world(&self) -> WorldSize {
@@ -317,6 +351,11 @@ impl ModelOptions {
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
     }
 
+    /// Looks for machines on this network, unless the options name some.
+    pub fn imply_cluster(&mut self) {
+        self.cluster.imply_cluster();
+    }
+
     /// Whether layers may run on other machines.
     pub fn uses_cluster(&self) -> bool {
         self.cluster.is_used() || self.cake.is_used()
@@ -385,8 +424,11 @@ impl ModelOptions {
             KvOption::F32 => KvType::F32,
             KvOption::F16 => KvType::F16,
             KvOption::Auto if self.compute == ComputeOption::F32 => KvType::F32,
-            KvOption::Auto if self.quant.is_some() => KvType::F16,
-            KvOption::Auto => kv_default(checkpoint, level),
+            KvOption::Auto => match if self.quant.is_some() { KvType::F16 } else { kv_default(checkpoint, level) } {
+                // bf16, which f16 becomes on this level, would be the least exact part of exact arithmetic.
+                KvType::F16 if level == Level::Amx && self.prompt_math == PromptMathOption::Exact => KvType::Split,
+                kind => kind,
+            },
         }
     }
 }

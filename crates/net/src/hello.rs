@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// Increased with every change that an older build would misread.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 pub(crate) const HELLO_BYTES: usize = 25;
 /// Bytes of a hello whose meaning depends on its purpose.

@@ -15,21 +15,22 @@ pub struct Assignment {
 impl Assignment {
     /// `stages` are nodes, by index in the cluster, and their layers, in the order of the chain.
     pub fn new(cluster: &Cluster, layers: usize, stages: Vec<(usize, LayerRange)>) -> Result<Self, AssignmentError> {
-        match Self::first_fault(cluster, layers, &stages) {
+        match Self::first_fault(&cluster.names(), layers, &stages) {
             None => Ok(Self { stages }),
             Some((_, error)) => Err(error),
         }
     }
 
-    /// The first stage that is wrong, and why. It is the one after the last if layers are missing.
+    /// The first stage that is wrong, and why. It is the one after the last if layers are missing. `names` are those of the
+    /// nodes by index, the coordinator's first.
     pub(super) fn first_fault(
-        cluster: &Cluster,
+        names: &[&str],
         layers: usize,
         stages: &[(usize, LayerRange)],
     ) -> Option<(usize, AssignmentError)> {
         let mut expected = 0;
         for (index, &(_, range)) in stages.iter().enumerate() {
-            if let Err(error) = check_stage(cluster, layers, &stages[..=index], expected) {
+            if let Err(error) = check_stage(names, layers, &stages[..=index], expected) {
                 return Some((index, error));
             }
             expected = range.end();
@@ -95,17 +96,16 @@ impl Assignment {
 
 /// Checks the last of some stages. Layer `expected` is the first that the stages before it do not have.
 fn check_stage(
-    cluster: &Cluster,
+    names: &[&str],
     layers: usize,
     stages: &[(usize, LayerRange)],
     expected: usize,
 ) -> Result<(), AssignmentError> {
     let Some((&(node, range), before)) = stages.split_last() else { return Ok(()) };
-    let nodes = cluster.nodes();
-    let Some(facts) = nodes.get(node) else {
-        return Err(AssignmentError::NoSuchNode { node, nodes: nodes.len() });
+    let Some(&name) = names.get(node) else {
+        return Err(AssignmentError::NoSuchNode { node, nodes: names.len() });
     };
-    let name = || facts.name.clone();
+    let name = || name.to_owned();
     if let Some(&(_, first)) = before.iter().find(|(other, _)| *other == node) {
         return Err(AssignmentError::Twice { name: name(), first, second: range });
     }

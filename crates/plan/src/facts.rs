@@ -103,9 +103,24 @@ impl Cluster {
     pub fn links(&self) -> &Links {
         &self.links
     }
+
+    /// The names of the nodes, by index.
+    pub(super) fn names(&self) -> Vec<&str> {
+        self.nodes.iter().map(|node| node.name.as_str()).collect()
+    }
 }
 
 impl NodeFacts {
+    /// The node, if everything takes it so many times as long.
+    pub fn slowed(self, factor: f64) -> Self {
+        Self {
+            read_bytes_per_s: self.read_bytes_per_s / factor,
+            multiply_adds_per_s: self.multiply_adds_per_s / factor,
+            step_seconds: self.step_seconds * factor,
+            ..self
+        }
+    }
+
     fn check(&self) -> Result<(), PlanError> {
         let checks = [
             ("bytes read per second", self.read_bytes_per_s, is_rate(self.read_bytes_per_s)),

@@ -18,6 +18,7 @@ mod topology;
 mod units;
 
 use kernels::cpu::Level;
+use types::LayerRange;
 
 pub use assignment::Assignment;
 pub use error::{AssignmentError, PlanError};
@@ -28,7 +29,7 @@ pub use facts::{
 pub use prediction::{HopTime, MemoryUse, Prediction, StageTime};
 pub use saved::{PLAN_BYTES_MAX, SavedNode, SavedPlan, SavedPlanError, SavedStage};
 pub use search::EXACT_NODES_MAX;
-pub use table::PlanTable;
+pub use table::{PlanTable, UnusableNode};
 pub use topology::{CakeTopology, CakeTopologyError, CakeTopologyNode, TOPOLOGY_BYTES_MAX};
 
 use cost::Room;
@@ -101,6 +102,11 @@ impl<'a> Planner<'a> {
         Ok(Self { problem: Problem { cluster, model, workload, optimise, room, candidates } })
     }
 
+    /// Layers of the model.
+    pub fn layers(&self) -> usize {
+        self.problem.layers()
+    }
+
     /// The plan with the least predicted time. With up to [`EXACT_NODES_MAX`] nodes besides the coordinator that have room
     /// for a layer it is the best of all; with more it is found by local search.
     pub fn plan(&self) -> Result<Plan, PlanError> {
@@ -121,6 +127,16 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(self.predict(assignment.clone()))
+    }
+
+    /// The nodes of an assignment, and how long each is predicted to compute for a step of so many generated tokens, in
+    /// seconds. The coordinator's time is without the head.
+    pub fn step_seconds(&self, assignment: &Assignment, rows: usize) -> Vec<(usize, f64)> {
+        let costs = self.problem.rows_costs(rows);
+        let stage = |&(node, layers): &(usize, LayerRange)| {
+            (node, cost::seconds(costs.pass(node, layers.start(), layers.end())))
+        };
+        assignment.stages().iter().map(stage).collect()
     }
 
     /// Compares, for each node of the cluster, plans with it and without it. Takes longer than [`Self::plan`].

@@ -67,6 +67,14 @@ impl Prediction {
         }
     }
 
+    /// What the plan minimises.
+    pub fn minimised_seconds(&self) -> f64 {
+        match self.optimise {
+            Optimise::Latency => self.token_seconds,
+            Optimise::Throughput => self.batch_seconds,
+        }
+    }
+
     /// Tokens per second of a sequence that runs alone.
     pub fn tokens_per_s(&self) -> f64 {
         1.0 / self.token_seconds

@@ -23,6 +23,8 @@ pub struct SavedPlan {
     pub model: String,
     /// Layers of the model.
     pub layers: usize,
+    /// The line of the file that has their number; 0 if there is no file.
+    pub line: usize,
     /// In the order of the chain.
     pub stages: Vec<SavedStage>,
 }
@@ -50,8 +52,8 @@ pub enum SavedPlanError {
     Line { line: usize, problem: String },
     #[error("{problem}")]
     Document { problem: String },
-    #[error("the plan is for {plan} layers, the model has {model}")]
-    Model { plan: usize, model: usize },
+    #[error("{}the plan is for {plan} layers, the model has {model}", At(*line))]
+    Model { line: usize, plan: usize, model: usize },
     #[error("{}{source}", At(*line))]
     Assignment { line: usize, source: AssignmentError },
     #[error("{}node {name:?} is not in the cluster; its nodes are: {known}", At(*line))]
@@ -74,7 +76,7 @@ impl fmt::Display for At {
 struct Document {
     version: Spanned<i64>,
     model: String,
-    layers: usize,
+    layers: Spanned<usize>,
     coordinator: Option<CoordinatorTable>,
     #[serde(default)]
     stage: Vec<StageTable>,
@@ -103,9 +105,10 @@ impl SavedPlan {
         };
         let stages: Vec<_> = assignment.stages().iter().map(saved).collect();
         let layers = stages.last().map_or(0, |stage| stage.layers.end());
-        Self { model: model.to_owned(), layers, stages }
+        Self { model: model.to_owned(), layers, line: 0, stages }
     }
 
+    /// Reads a plan, and checks that it gives each layer to one node.
     pub fn parse(text: &str) -> Result<Self, SavedPlanError> {
         if text.len() > PLAN_BYTES_MAX {
             return Err(SavedPlanError::TooLarge);
@@ -127,22 +130,68 @@ impl SavedPlan {
             lines.stage(Some(SavedNode { name: table.node.clone(), address }), &table.layers)
         });
         let stages = own.chain(others).collect::<Result<_, _>>()?;
-        Ok(Self { model: document.model, layers: document.layers, stages })
+        let (layers, line) = (*document.layers.get_ref(), lines.at(document.layers.span().start));
+        let plan = Self { model: document.model, layers, line, stages };
+        plan.check_stages()?;
+        Ok(plan)
+    }
+
+    /// Checks that the plan is for a model with this many layers.
+    pub fn check_model(&self, layers: usize) -> Result<(), SavedPlanError> {
+        match self.layers == layers {
+            true => Ok(()),
+            false => Err(SavedPlanError::Model { line: self.line, plan: self.layers, model: layers }),
+        }
     }
 
     /// The nodes of a cluster that the plan means, with their layers. A node is found by its address, or else by its name.
     pub fn assignment(&self, cluster: &Cluster, layers: usize) -> Result<Assignment, SavedPlanError> {
-        if self.layers != layers {
-            return Err(SavedPlanError::Model { plan: self.layers, model: layers });
-        }
+        self.check_model(layers)?;
         let found = self.stages.iter().map(|stage| Ok((stage.find(cluster)?, stage.layers)));
         let stages = found.collect::<Result<Vec<_>, _>>()?;
-        match Assignment::first_fault(cluster, layers, &stages) {
-            None => Ok(Assignment::trusted(stages)),
+        self.check(&cluster.names(), &stages)?;
+        Ok(Assignment::trusted(stages))
+    }
+
+    /// Checks what does not depend on a cluster.
+    fn check_stages(&self) -> Result<(), SavedPlanError> {
+        let (mut nodes, mut names) = (Vec::<&SavedNode>::new(), vec!["coordinator"]);
+        let mut stages = Vec::with_capacity(self.stages.len());
+        for stage in &self.stages {
+            let index = match &stage.node {
+                None => COORDINATOR,
+                Some(node) => match nodes.iter().position(|other| other.is(node)) {
+                    Some(index) => index + 1,
+                    None => {
+                        nodes.push(node);
+                        names.push(&node.name);
+                        nodes.len()
+                    }
+                },
+            };
+            stages.push((index, stage.layers));
+        }
+        self.check(&names, &stages)
+    }
+
+    /// Checks that `stages`, which are those of the plan, are an assignment to the nodes with these names.
+    fn check(&self, names: &[&str], stages: &[(usize, LayerRange)]) -> Result<(), SavedPlanError> {
+        match Assignment::first_fault(names, self.layers, stages) {
+            None => Ok(()),
             Some((index, source)) => {
                 let line = self.stages.get(index).map_or(0, |stage| stage.line);
                 Err(SavedPlanError::Assignment { line, source })
             }
+        }
+    }
+}
+
+impl SavedNode {
+    /// Whether both mean the same node.
+    fn is(&self, other: &Self) -> bool {
+        match (&self.address, &other.address) {
+            (Some(own), Some(theirs)) => own == theirs,
+            _ => self.name == other.name,
         }
     }
 }

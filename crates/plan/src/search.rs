@@ -133,6 +133,11 @@ impl Problem<'_> {
         self.costs(&[self.decode(1)])
     }
 
+    /// The costs of a step with so many rows, without the head.
+    pub fn rows_costs(&self, rows: usize) -> Costs {
+        self.costs(&[StepRows { head_rows: 0, ..self.decode(rows) }])
+    }
+
     /// The costs of a full batch in as many parts as there are stages.
     pub fn batch_costs(&self, stages: usize) -> Costs {
         let (sequences, parts) = (self.workload.batch.max(1), self.batch_parts(stages));

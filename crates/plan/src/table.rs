@@ -7,9 +7,12 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use super::facts::{COORDINATOR, Cluster, ModelFacts, Optimise};
 use super::units::{Bytes, Digits};
 use super::{Bits, Comparison, NotUsed, Plan};
+use net::PeerAddress;
 
 /// The widest name of a node. Longer ones are cut.
 const NAME_WIDTH_MAX: usize = 18;
+/// The widest reason that another machine gave.
+const WHY_WIDTH_MAX: usize = 300;
 
 /// What `consort plan` prints.
 pub struct PlanTable<'a> {
@@ -18,6 +21,30 @@ pub struct PlanTable<'a> {
     pub plan: &'a Plan,
     /// For each node of the cluster.
     pub comparison: &'a [Comparison],
+    /// Nodes that are not in the cluster.
+    pub unusable: &'a [UnusableNode],
+}
+
+/// A node that was found, or named, and that no plan can use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusableNode {
+    pub name: Option<String>,
+    pub address: Option<PeerAddress>,
+    pub why: String,
+}
+
+/// The name, the address, and why it cannot be used.
+impl fmt::Display for UnusableNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.as_deref().map(|name| printable(name, NAME_WIDTH_MAX));
+        match (name, &self.address) {
+            (Some(name), Some(address)) => write!(f, "{name} ({address})")?,
+            (Some(name), None) => f.write_str(&name)?,
+            (None, Some(address)) => write!(f, "{address}")?,
+            (None, None) => f.write_str("a node")?,
+        }
+        write!(f, ": {}", printable(&self.why, WHY_WIDTH_MAX))
+    }
 }
 
 /// `GB/s` is how fast the node reads weights, `trip` the round trip to the node before it, `tok/s` the speed of the best
@@ -44,7 +71,8 @@ impl fmt::Display for PlanTable<'_> {
         write!(f, "predicted: {one} tokens/s for one sequence, {batch} for {}; ", prediction.batch)?;
         writeln!(f, "a prompt of {} tokens in {} s", prediction.prompt_tokens, Digits(prediction.prompt_seconds))?;
         self.bits(f)?;
-        self.unused(f)
+        self.unused(f)?;
+        self.unusable.iter().try_for_each(|node| writeln!(f, "not used: {node}"))
     }
 }
 

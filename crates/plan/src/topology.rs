@@ -78,11 +78,17 @@ impl CakeTopology {
         let Some((_, first)) = workers.first() else { return Ok(None) };
         let own = range(0, first.start()).map(|layers| SavedStage { node: None, layers, line: 0 });
         check_sequence(&workers, layers)?;
+        check_hosts(&workers)?;
         let stages = workers.iter().map(|(node, layers)| {
             let saved = SavedNode { name: node.name.clone(), address: Some(node.host.clone()) };
             SavedStage { node: Some(saved), layers: *layers, line: node.line }
         });
-        Ok(Some(SavedPlan { model: model.to_owned(), layers, stages: own.into_iter().chain(stages).collect() }))
+        Ok(Some(SavedPlan {
+            model: model.to_owned(),
+            layers,
+            line: 0,
+            stages: own.into_iter().chain(stages).collect(),
+        }))
     }
 }
 
@@ -107,6 +113,20 @@ fn check_sequence(workers: &[(&CakeTopologyNode, LayerRange)], model: usize) -> 
         }),
         _ => Ok(()),
     }
+}
+
+/// Checks that each worker has an address of its own.
+fn check_hosts(workers: &[(&CakeTopologyNode, LayerRange)]) -> Result<(), CakeTopologyError> {
+    for (index, (node, _)) in workers.iter().enumerate() {
+        if let Some((other, _)) = workers[..index].iter().find(|(other, _)| other.host == node.host) {
+            return Err(CakeTopologyError::Worker {
+                line: node.line as u64,
+                name: node.name.clone(),
+                problem: format!("its address {} is that of worker {:?} too", node.host, other.name),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A topology needs no more than this, and no aliases.

@@ -2,6 +2,7 @@
 //! executors in this process, such as those that drive machines with another protocol.
 
 use std::mem;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -41,6 +42,16 @@ enum Outgoing {
     Process(Sender<Message>),
 }
 
+/// A connection between the coordinator and a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEnd {
+    First,
+    Last,
+}
+
+/// Called when a connection of a chain has broken, before the executor knows of it.
+pub type OnBreak = Arc<dyn Fn(LinkEnd) + Send + Sync>;
+
 /// Tells the executor of a chain that the chain is lost.
 #[derive(Clone, Debug)]
 pub struct LinkHandle(Sender<LinkEvent>);
@@ -54,12 +65,13 @@ impl LinkHandle {
 
 impl ChainLink {
     /// `first` leads to the first of `stages` stages, `last` comes from the last of them. `states_bytes_max` is the limit for
-    /// the states of a step.
+    /// the states of a step. `on_break` is called at most once for each connection.
     pub fn new(
         stages: usize,
         first: MessageStream,
         last: MessageStream,
         states_bytes_max: usize,
+        on_break: OnBreak,
     ) -> std::io::Result<Self> {
         let (events_sender, events) = channel();
         let reporter = LinkHandle(events_sender.clone());
@@ -69,8 +81,9 @@ impl ChainLink {
         let handle = reporter.clone();
         spawn("consort-steps", move || send_all(queue, &handle))?;
         let handle = reporter.clone();
-        spawn("consort-first", move || watch(first_receiver, &handle))?;
-        spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max))?;
+        let is_broken = Arc::clone(&on_break);
+        spawn("consort-first", move || watch(first_receiver, &handle, &is_broken))?;
+        spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max, &on_break))?;
         let (outgoing, connections) = (Outgoing::Machine(outbox), vec![first, last]);
         Ok(Self { stages, outgoing, events, waiting: None, reporter, connections })
     }
@@ -164,15 +177,18 @@ fn report(sent: Result<(), MessageError>, handle: &LinkHandle) {
 }
 
 /// The first stage sends nothing but heartbeats.
-fn watch(mut receiver: MessageReceiver, handle: &LinkHandle) {
+fn watch(mut receiver: MessageReceiver, handle: &LinkHandle, on_break: &OnBreak) {
     let why = match receiver.receive(None, |_| None, &mut Vec::new()) {
         Ok(_) => "the first stage left".to_owned(),
-        Err(error) => format!("the first stage: {error}"),
+        Err(error) => {
+            on_break(LinkEnd::First);
+            format!("the first stage: {error}")
+        }
     };
     handle.lost(why);
 }
 
-fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, bytes_max: usize) {
+fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, bytes_max: usize, on_break: &OnBreak) {
     let limit = |kind| match ChainKind::parse(kind) {
         Ok(ChainKind::States) => Some(bytes_max),
         Ok(kind @ ChainKind::Fault) => Some(kind.bytes_max(0, 0)),
@@ -195,7 +211,10 @@ fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, byt
                 },
             },
             Ok(None) => LinkEvent::Lost { why: "the last stage left".to_owned() },
-            Err(error) => LinkEvent::Lost { why: format!("the last stage: {error}") },
+            Err(error) => {
+                on_break(LinkEnd::Last);
+                LinkEvent::Lost { why: format!("the last stage: {error}") }
+            }
         };
         let is_lost = matches!(event, LinkEvent::Lost { .. });
         if events.send(event).is_err() || is_lost {

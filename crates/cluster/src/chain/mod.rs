@@ -7,6 +7,7 @@
 //! When a machine is lost, every session is: the [`ChainBuilder`] forms another chain while [`Executor::poll_health`] reports
 //! that the chain is being rebuilt.
 
+mod deadline;
 mod link;
 mod times;
 
@@ -22,7 +23,8 @@ use kernels::Backend;
 use types::SessionId;
 
 use crate::wire::chain::{CloseMessage, OpenMessage, StepEntry, StepMessage, TruncateMessage};
-pub use link::{ChainLink, LinkEvent, LinkHandle};
+use deadline::StepDeadline;
+pub use link::{ChainLink, LinkEnd, LinkEvent, LinkHandle, OnBreak};
 pub use times::{ChainTimes, StageTimes, StepTimes};
 
 /// How long a wait for results sleeps at most before it checks the deadline of the step.
@@ -36,6 +38,11 @@ pub trait ChainBuilder<B: Backend>: Send {
 
     /// The chain that was formed, if one is ready within `wait`.
     fn poll(&mut self, wait: Duration) -> Option<FormedChain<B>>;
+
+    /// Why the current chain is to be formed again, if it is. Asked before each step, and while nothing runs.
+    fn replacement(&mut self) -> Option<String> {
+        None
+    }
 }
 
 /// A chain that is ready to run.
@@ -56,7 +63,7 @@ pub struct Chain<B: Backend, F: ChainBuilder<B>> {
     spare_plans: Vec<StepPlan>,
     message: StepMessage,
     times: Arc<ChainTimes>,
-    step_deadline: Duration,
+    deadline: StepDeadline,
 }
 
 enum State<B: Backend> {
@@ -87,7 +94,8 @@ impl Flight {
 }
 
 impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
-    /// An executor for a chain that was formed. A step that takes longer than `step_deadline` means that a stage hangs.
+    /// An executor for a chain that was formed. A step that takes longer than `step_deadline`, or much longer than
+    /// those before it, means that a stage hangs.
     pub fn new(builder: F, formed: FormedChain<B>, times: Arc<ChainTimes>, step_deadline: Duration) -> Self {
         Self {
             builder,
@@ -98,7 +106,7 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
             spare_plans: Vec::new(),
             message: StepMessage::default(),
             times,
-            step_deadline,
+            deadline: StepDeadline::new(step_deadline),
         }
     }
 
@@ -161,8 +169,9 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
 
     /// Takes note of events that came while nobody waited for results.
     fn drain_events(&mut self) {
-        let State::Ready(FormedChain { link: Some(link), .. }) = &mut self.state else { return };
-        if let Some(why) = link.poll_lost() {
+        let State::Ready(FormedChain { link, .. }) = &mut self.state else { return };
+        let lost = link.as_mut().and_then(ChainLink::poll_lost);
+        if let Some(why) = lost.or_else(|| self.builder.replacement()) {
             self.lose(&why);
         }
     }
@@ -177,14 +186,14 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
         let State::Ready(FormedChain { link: Some(link), stage }) = &mut self.state else {
             return Err("the chain has no stages".to_owned());
         };
-        let deadline = flight.submitted + self.step_deadline;
+        let limit = self.deadline.of(flight.plan.rows());
         let message = loop {
             match link.receive(TICK) {
                 Ok(LinkEvent::States(message)) => break message,
                 Ok(LinkEvent::Lost { why }) => return Err(why),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) if flight.submitted.elapsed() < limit => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(format!("a step took longer than {:?}", self.step_deadline));
+                    return Err(format!("a step took longer than {limit:?}"));
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err("the last stage is gone".to_owned()),
             }
@@ -199,7 +208,9 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
         if message.states.iter().any(|value| !value.is_finite()) {
             return Err("the last stage returned values that are not finite".to_owned());
         }
-        self.times.record(flight.times(&message.compute_us));
+        let times = flight.times(&message.compute_us);
+        self.deadline.record(&times);
+        self.times.record(times);
         Ok(message.states)
     }
 }
@@ -324,6 +335,7 @@ impl<B: Backend, F: ChainBuilder<B>> Executor for Chain<B, F> {
             (Some(mut formed), _) => {
                 formed.stage.clear();
                 self.times.restart();
+                self.deadline.restart();
                 self.capacity = formed.stage.capacity();
                 self.state = State::Ready(formed);
                 Health::Ready

@@ -16,6 +16,11 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
+    /// Whether all machines use one level.
+    pub(super) fn is_exact(self) -> bool {
+        self != Self::Best
+    }
+
     /// The level that all machines use, if there is one, among machines with these best levels.
     pub(super) fn level(self, machines: impl Iterator<Item = Level>) -> Option<Level> {
         match self {

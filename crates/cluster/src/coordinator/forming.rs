@@ -1,9 +1,9 @@
 //! How a chain is formed: plan, load all stages at once, link them from the last to the first, and connect to both ends.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,42 +14,45 @@ use tracing::info;
 use types::LayerRange;
 
 use super::node_link::NodeId;
-use super::{Arithmetic, CoordinatorEvent, CurrentChain, PlanReport, Worker};
+use super::planning::{LayoutError, PlannedStage};
+use super::{Arithmetic, CoordinatorEvent, CurrentChain, MissingWeights, PlanReport, Worker};
 use crate::chain::{ChainLink, FormedChain};
 use crate::purpose::{CHAIN, ConnectionId, RESULTS};
 use crate::wire::chain::ChainKind;
-use crate::wire::control::{ControlReply, ControlRequest, WireFacts};
-use plan::{Assignment, COORDINATOR, Cluster, Links, Plan, PlanError, Planner};
+use crate::wire::control::{ControlReply, ControlRequest};
+use plan::COORDINATOR;
 
 /// How long nodes may load without progress.
-const LOAD_SILENCE: Duration = Duration::from_secs(60);
+pub(super) const LOAD_SILENCE: Duration = Duration::from_secs(60);
 /// How long a node may take to answer what needs no work, and to connect to another.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
 
+#[derive(Debug, thiserror::Error)]
 pub(super) enum FormError {
     /// No plan fits the nodes that are there.
-    Plan(PlanError),
+    #[error(transparent)]
+    Plan(LayoutError),
     /// A node could not do its part.
+    #[error("{why}")]
     Node { node: NodeId, why: String },
+    /// A node could not connect to the next one.
+    #[error("{why}")]
+    Path { node: NodeId, next: NodeId, why: String },
     /// The coordinator could not do its own.
+    #[error("{0}")]
     Own(String),
     /// The executor is gone.
+    #[error("the executor is gone")]
     Ended,
-}
-
-/// A stage on a node.
-#[derive(Clone, Copy)]
-struct PlannedStage {
-    node: NodeId,
-    address: SocketAddr,
-    layers: LayerRange,
 }
 
 impl Worker {
     /// Forms a chain from the nodes that are connected.
     pub(super) fn form(&mut self) -> Result<(FormedChain<CpuBackend>, CurrentChain), FormError> {
         let exact = self.exact();
-        let (plan, stages, report) = self.plan(exact)?;
+        let candidates = self.candidates(exact).map_err(|error| FormError::Plan(error.into()))?;
+        let plan = self.plan(&candidates).map_err(FormError::Plan)?;
+        let (stages, report) = (candidates.stages(&plan), candidates.report(&plan));
         let (layers, tokens_per_s) = (plan.assignment.stages(), plan.prediction.tokens_per_s());
         info!(?layers, tokens_per_s, bits = ?plan.bits, "planned");
         self.load_stages(&stages, exact)?;
@@ -67,59 +70,7 @@ impl Worker {
         }
         let handle = link.as_ref().map(ChainLink::handle);
         self.report_chain(own_layers, &stages, report, exact);
-        Ok((FormedChain { stage, link }, CurrentChain { number, nodes, handle }))
-    }
-
-    /// The level of all machines, if they have to compute the same bits.
-    fn exact(&self) -> Option<Level> {
-        let nodes = self.nodes.links().map(|link| link.facts.level.into());
-        self.options.arithmetic.level(nodes.chain([self.model.level()]))
-    }
-
-    /// Why no plan can use a node.
-    pub(super) fn unusable(&self, facts: &WireFacts) -> Option<String> {
-        let arithmetic = self.options.arithmetic;
-        arithmetic.excludes(facts.level.into()).or_else(|| match arithmetic {
-            Arithmetic::Best => self.model.cannot_split(facts.ranks),
-            // Exact stages run in one process.
-            Arithmetic::Common | Arithmetic::Exact(_) => None,
-        })
-    }
-
-    fn plan(&self, exact: Option<Level>) -> Result<(Plan, Vec<PlannedStage>, PlanReport), FormError> {
-        let links: Vec<_> = self.nodes.links().filter(|link| self.unusable(&link.facts).is_none()).collect();
-        let facts = links.iter().map(|link| self.model.node_facts(link.address, &link.facts, exact)).collect();
-        let mut table = Links::new(self.model.default_link());
-        for (index, link) in links.iter().enumerate() {
-            table.set(COORDINATOR, index + 1, link.link);
-        }
-        let cluster = Cluster::new(self.model.own_facts(exact), facts, table).map_err(FormError::Plan)?;
-        let planner = Planner::new(&cluster, self.model.facts(), self.model.workload(), self.options.optimise);
-        let planner = planner.map_err(FormError::Plan)?;
-        let plan = match &self.options.split {
-            None => planner.plan(),
-            Some(counts) => {
-                // A peer that is missing is replaced; a split that does not fit then is given up.
-                let node_of = |peer| links.iter().position(|link| link.address == peer).map(|index| index + 1);
-                let peers: Vec<_> =
-                    self.options.peers.iter().map(|&peer| node_of(peer)).zip(counts.iter().copied()).collect();
-                let split = Assignment::split(&cluster, self.model.facts().layers.len(), &peers)
-                    .map_err(PlanError::from)
-                    .and_then(|assignment| planner.evaluate(&assignment));
-                let is_whole = peers.iter().all(|(node, count)| node.is_some() || *count == 0);
-                if is_whole { split } else { split.or_else(|_| planner.plan()) }
-            }
-        };
-        let plan = plan.map_err(FormError::Plan)?;
-        let stages = plan.assignment.stages().iter().filter(|(node, _)| *node != COORDINATOR);
-        let stages = stages.map(|&(node, layers)| {
-            let link = links[node - 1];
-            PlannedStage { node: link.id, address: link.address, layers }
-        });
-        let stages = stages.collect();
-        let address = |node: usize| links.get(node.checked_sub(1)?).map(|link| link.address);
-        let report = PlanReport::new(&cluster, &plan, address);
-        Ok((plan, stages, report))
+        Ok((FormedChain { stage, link }, CurrentChain::new(number, stages, handle)))
     }
 
     /// Has all nodes load their layers, and sends them the weights that they lack.
@@ -136,6 +87,7 @@ impl Worker {
         exact: Option<Level>,
         is_over: &Arc<AtomicBool>,
     ) -> Result<(), FormError> {
+        self.report.lock().weights.clear();
         let mut pending = HashMap::new();
         for stage in stages {
             let spec = Box::new(self.model.stage_spec(stage.layers, exact));
@@ -150,11 +102,13 @@ impl Worker {
             match reply {
                 ControlReply::Missing { transfer, bytes, .. } => {
                     info!(node = self.nodes.name(node), bytes, "weights are sent");
+                    self.report.lock().weights.push(MissingWeights { address: stage.address, bytes, received: 0 });
                     self.send_weights(&stage, transfer, is_over)?;
                 }
-                ControlReply::Progress { .. } => {}
+                ControlReply::Progress { bytes, .. } => self.report.lock().received(stage.address, bytes),
                 ControlReply::Loaded { id, weight_bytes, .. } => {
                     info!(node = self.nodes.name(node), layers = %stage.layers, weight_bytes, "loaded");
+                    self.report.lock().received(stage.address, u64::MAX);
                     pending.remove(&(node, id));
                 }
                 ControlReply::Failed { why, .. } => return Err(FormError::Node { node, why }),
@@ -165,7 +119,12 @@ impl Worker {
     }
 
     /// Sends the weights that a node asks for, in the background, until `is_over`.
-    fn send_weights(&self, stage: &PlannedStage, transfer: u64, is_over: &Arc<AtomicBool>) -> Result<(), FormError> {
+    pub(super) fn send_weights(
+        &self,
+        stage: &PlannedStage,
+        transfer: u64,
+        is_over: &Arc<AtomicBool>,
+    ) -> Result<(), FormError> {
         let (model, key, silence) = (Arc::clone(&self.model), self.options.key.clone(), self.options.silence);
         let (address, is_over) = (stage.address, Arc::clone(is_over));
         let send = move || {
@@ -198,22 +157,30 @@ impl Worker {
 
     /// Links the stages from the last to the first: each connects to one that expects it.
     fn link_stages(&mut self, chain: u64, stages: &[PlannedStage]) -> Result<(), FormError> {
-        let mut next = None;
+        let mut next: Option<PlannedStage> = None;
         for (index, stage) in stages.iter().enumerate().rev() {
             let index = u16::try_from(index).map_err(|_| FormError::Own("too many stages".to_owned()))?;
-            let id = self.request(stage.node, |id| ControlRequest::Link { id, chain, index, next })?;
+            let id = self.request(stage.node, |id| ControlRequest::Link {
+                id,
+                chain,
+                index,
+                next: next.map(|next| next.address),
+            })?;
             let waiting = HashMap::from([((stage.node, id), *stage)]);
             let deadline = Instant::now() + ANSWER_DEADLINE;
             loop {
                 match self.next_reply(deadline, &waiting)? {
                     (node, ControlReply::Linked { id: found }) if (node, found) == (stage.node, id) => break,
                     (node, ControlReply::Failed { id: found, why }) if (node, found) == (stage.node, id) => {
-                        return Err(FormError::Node { node, why });
+                        return Err(match next {
+                            Some(next) => FormError::Path { node, next: next.node, why },
+                            None => FormError::Node { node, why },
+                        });
                     }
                     _ => {}
                 }
             }
-            next = Some(stage.address);
+            next = Some(*stage);
         }
         Ok(())
     }
@@ -232,7 +199,10 @@ impl Worker {
         let from_last = dial(last, ConnectionId { purpose: RESULTS, number: chain, index })?;
         let (rows, hidden) = (self.model.rows_max(), self.model.facts().hidden);
         let bytes_max = ChainKind::States.bytes_max(rows, hidden);
-        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max);
+        let events = self.nodes.events();
+        // An error means that the coordinator has ended.
+        let on_break = move |end| drop(events.send(CoordinatorEvent::Broken { chain, end }));
+        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max, Arc::new(on_break));
         link.map(Some).map_err(|error| FormError::Own(format!("start a thread: {error}")))
     }
 
@@ -252,17 +222,19 @@ impl Worker {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.received.recv_timeout(left) {
                 Ok(CoordinatorEvent::Reply { node, reply }) if reply.id().is_some() && is_waited_for(node) => {
-                    return Ok((node, reply));
+                    if !self.path_reply(node, &reply) {
+                        return Ok((node, reply));
+                    }
                 }
                 Ok(CoordinatorEvent::Gone { node, why }) if is_waited_for(node) => {
                     return Err(FormError::Node { node, why });
                 }
+                Ok(CoordinatorEvent::Ended) | Err(RecvTimeoutError::Disconnected) => return Err(FormError::Ended),
                 Ok(event) => self.handle(event),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                Err(RecvTimeoutError::Timeout) => {
                     let &(node, _) = waiting.keys().next().expect("a reply is waited for");
                     return Err(FormError::Node { node, why: "it did not answer in time".to_owned() });
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(FormError::Ended),
             }
         }
     }

@@ -4,12 +4,18 @@
 //! there. A node that fails is left out for a while, and for longer with each failure.
 
 mod arithmetic;
+mod current_chain;
 mod forming;
 mod model;
 mod node_link;
+mod node_paths;
 mod node_table;
 mod plan_report;
+mod planning;
+mod replanning;
 mod report;
+mod slowness;
+mod survey;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,16 +28,21 @@ use kernels::cpu::CpuBackend;
 use net::ClusterKey;
 use tracing::{info, warn};
 
-use crate::chain::{ChainBuilder, FormedChain, LinkHandle};
-use crate::wire::control::{ControlReply, WireFault};
+use crate::chain::{ChainBuilder, ChainTimes, FormedChain, LinkEnd};
+use crate::wire::control::{ControlReply, ControlRequest, WireFault};
 pub use arithmetic::Arithmetic;
+use current_chain::CurrentChain;
 use forming::FormError;
 pub use model::{ClusterModel, ClusterModelConfig, ClusterModelError};
 use node_link::{NodeId, NodeLink};
+use node_paths::NodePaths;
 use node_table::NodeTable;
 use plan::Optimise;
 pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
-pub use report::{ClusterReport, ClusterWatch, NodeReport, NodeState};
+pub use planning::{Layout, LayoutError};
+use replanning::Replanning;
+pub use report::{ClusterReport, ClusterWatch, MissingWeights, NodeReport, NodeState};
+pub use survey::Survey;
 
 /// How long the thread sleeps at most before it looks for nodes that are to be tried again.
 const TICK: Duration = Duration::from_millis(100);
@@ -44,12 +55,27 @@ pub struct CoordinatorOptions {
     pub silence: Duration,
     pub optimise: Optimise,
     pub arithmetic: Arithmetic,
-    /// How many layers the nodes get, in the order in which they were named; the coordinator has what is left.
-    pub split: Option<Vec<usize>>,
+    pub layout: Layout,
     /// Nodes that a chain waits for at first: those that were named.
     pub peers: Vec<SocketAddr>,
     /// How long the first chain waits for nodes to be found.
     pub settle: Duration,
+    pub replan: ReplanOptions,
+}
+
+/// When a running chain gives way to a faster one.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplanOptions {
+    /// How long a chain runs at least.
+    pub hold: Duration,
+    /// How long steps are observed before machines are judged by them.
+    pub observation: Duration,
+}
+
+impl Default for ReplanOptions {
+    fn default() -> Self {
+        Self { hold: Duration::from_secs(15), observation: Duration::from_secs(2) }
+    }
 }
 
 enum CoordinatorEvent {
@@ -71,16 +97,25 @@ enum CoordinatorEvent {
         node: NodeId,
         why: String,
     },
+    /// A connection of a chain has broken.
+    Broken {
+        chain: u64,
+        end: LinkEnd,
+    },
     Rebuild {
         why: String,
         stage: Option<Box<CoordinatorStage<CpuBackend>>>,
     },
+    /// The coordinator was dropped.
+    Ended,
 }
 
 /// Dropping it ends the thread and all connections.
 pub struct Coordinator {
     events: Sender<CoordinatorEvent>,
     formed: Receiver<FormedChain<CpuBackend>>,
+    replacements: Receiver<String>,
+    times: Arc<ChainTimes>,
     report: ClusterWatch,
 }
 
@@ -88,31 +123,26 @@ impl Coordinator {
     /// Starts to look for nodes, and to form a chain for the model.
     pub fn start(options: CoordinatorOptions, model: ClusterModel) -> std::io::Result<Self> {
         let (events, received) = channel();
-        let (sender, formed) = channel();
+        let (formed_sender, formed) = channel();
+        let (replacements_sender, replacements) = channel();
         let report = ClusterWatch::default();
-        for &address in &options.peers {
-            let _ = events.send(CoordinatorEvent::Found { address });
-        }
         let _ = events.send(CoordinatorEvent::Rebuild { why: "it starts".to_owned(), stage: None });
-        let worker = Worker {
-            nodes: NodeTable::new(options.key.clone(), options.silence, events.clone()),
-            options,
-            model: Arc::new(model),
-            received,
-            formed: sender,
-            report: report.clone(),
-            chain: None,
-            chains: 0,
-            wanted: None,
-            stage: None,
-        };
+        let times = Arc::<ChainTimes>::default();
+        let executor =
+            ExecutorSide { formed: formed_sender, replacements: replacements_sender, times: Arc::clone(&times) };
+        let worker = Worker::new(options, model, &events, received, executor, report.clone());
         thread::Builder::new().name("consort-cluster".to_owned()).spawn(move || worker.run())?;
-        Ok(Self { events, formed, report })
+        Ok(Self { events, formed, replacements, times, report })
     }
 
     /// For whoever discovers nodes.
     pub fn finder(&self) -> NodeFinder {
         NodeFinder(self.events.clone())
+    }
+
+    /// For the chain, which records how long its steps take. Machines are judged by it.
+    pub fn times(&self) -> Arc<ChainTimes> {
+        Arc::clone(&self.times)
     }
 
     pub fn report(&self) -> ClusterReport {
@@ -142,24 +172,40 @@ impl ChainBuilder<CpuBackend> for Coordinator {
     }
 
     fn poll(&mut self, wait: Duration) -> Option<FormedChain<CpuBackend>> {
-        self.formed.recv_timeout(wait).ok()
+        let formed = self.formed.recv_timeout(wait).ok()?;
+        // They were meant for a chain before.
+        self.replacements.try_iter().for_each(drop);
+        Some(formed)
+    }
+
+    fn replacement(&mut self) -> Option<String> {
+        self.replacements.try_recv().ok()
     }
 }
 
-/// A chain that was handed over.
-struct CurrentChain {
-    number: u64,
-    nodes: Vec<NodeId>,
-    handle: Option<LinkHandle>,
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        let _ = self.events.send(CoordinatorEvent::Ended);
+    }
+}
+
+/// What the coordinator's thread and the executor share.
+struct ExecutorSide {
+    formed: Sender<FormedChain<CpuBackend>>,
+    /// Why a running chain is to be replaced.
+    replacements: Sender<String>,
+    times: Arc<ChainTimes>,
 }
 
 struct Worker {
     options: CoordinatorOptions,
     model: Arc<ClusterModel>,
     received: Receiver<CoordinatorEvent>,
-    formed: Sender<FormedChain<CpuBackend>>,
+    executor: ExecutorSide,
     report: ClusterWatch,
     nodes: NodeTable,
+    paths: NodePaths,
+    replanning: Replanning,
     chain: Option<CurrentChain>,
     chains: u64,
     /// Since when a chain is to be formed.
@@ -172,10 +218,41 @@ struct Worker {
 struct Ended;
 
 impl Worker {
+    /// Peers that were named are found at once.
+    fn new(
+        options: CoordinatorOptions,
+        model: ClusterModel,
+        events: &Sender<CoordinatorEvent>,
+        received: Receiver<CoordinatorEvent>,
+        executor: ExecutorSide,
+        report: ClusterWatch,
+    ) -> Self {
+        for &address in &options.peers {
+            // The receiver is here.
+            let _ = events.send(CoordinatorEvent::Found { address });
+        }
+        Self {
+            nodes: NodeTable::new(options.key.clone(), options.silence, events.clone()),
+            options,
+            model: Arc::new(model),
+            received,
+            executor,
+            report,
+            paths: NodePaths::default(),
+            replanning: Replanning::default(),
+            chain: None,
+            chains: 0,
+            wanted: None,
+            stage: None,
+        }
+    }
+
     fn run(mut self) {
         loop {
-            if self.may_form() && self.form_next().is_err() {
-                return;
+            match self.may_form() {
+                true if self.form_next().is_err() => return,
+                true => {}
+                false => self.replan(),
             }
             if self.wait(TICK).is_err() {
                 return;
@@ -188,25 +265,32 @@ impl Worker {
         let Some(since) = self.wanted else { return false };
         let is_first = self.chains == 0;
         let named = self.options.peers.iter().all(|&address| self.nodes.is_decided(address));
-        !is_first || since.elapsed() >= self.options.settle || !self.options.peers.is_empty() && named
+        let is_found = !is_first || since.elapsed() >= self.options.settle || !self.options.peers.is_empty() && named;
+        is_found && self.paths.is_settled()
     }
 
     fn form_next(&mut self) -> Result<(), Ended> {
         match self.form() {
             Ok((formed, chain)) => {
-                info!(chain = chain.number, stages = chain.nodes.len(), "the chain is formed");
+                info!(chain = chain.number, stages = chain.stages.len(), "the chain is formed");
                 self.chain = Some(chain);
                 self.wanted = None;
-                self.formed.send(formed).map_err(|_| Ended)
+                self.executor.formed.send(formed).map_err(|_| Ended)
             }
             Err(FormError::Ended) => Err(Ended),
             Err(FormError::Plan(error)) => {
+                self.nodes.pardon();
                 self.set_waiting(error.to_string());
                 self.wait(TICK * 5)
             }
             Err(FormError::Node { node, why }) => {
                 warn!("the chain could not be formed: {}: {why}", self.nodes.name(node));
                 self.nodes.fail(node, &why);
+                Ok(())
+            }
+            Err(FormError::Path { node, next, why }) => {
+                warn!("the chain could not be formed: {}: {why}", self.nodes.name(node));
+                self.paths.broken(node, next);
                 Ok(())
             }
             Err(FormError::Own(why)) => {
@@ -230,9 +314,9 @@ impl Worker {
         let until = Instant::now() + time;
         loop {
             match self.received.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(CoordinatorEvent::Ended) | Err(RecvTimeoutError::Disconnected) => return Err(Ended),
                 Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => break,
-                Err(RecvTimeoutError::Disconnected) => return Err(Ended),
             }
         }
         self.nodes.retry();
@@ -243,17 +327,30 @@ impl Worker {
     fn handle(&mut self, event: CoordinatorEvent) {
         match event {
             CoordinatorEvent::Found { address } => self.nodes.add(address),
-            CoordinatorEvent::Connected(link) => self.nodes.connected(*link),
+            CoordinatorEvent::Connected(link) => {
+                let node = link.id;
+                self.nodes.connected(*link);
+                self.measure_paths(node);
+                self.replanning.changed();
+            }
             CoordinatorEvent::NotConnected { address, why, is_permanent } => {
                 self.nodes.not_connected(address, &why, is_permanent);
             }
             CoordinatorEvent::Gone { node, why } => {
                 let name = self.nodes.name(node);
                 self.nodes.gone(node, &why);
-                self.lose(|chain| chain.nodes.contains(&node), &format!("{name}: {why}"));
+                self.paths.forget(node);
+                self.replanning.changed();
+                if let Some(chain) = &mut self.chain {
+                    chain.suspect(node);
+                }
+                self.lose(|chain| chain.has(node), &format!("{name}: {why}"));
             }
             CoordinatorEvent::Reply { node, reply: ControlReply::Fault { chain, fault } } => {
                 let name = self.nodes.name(node);
+                if let Some(current) = self.chain.as_mut().filter(|current| current.number == chain) {
+                    current.suspect_fault(node, &fault);
+                }
                 let why = match fault {
                     WireFault::Stage { why } | WireFault::Lost { why } => format!("the stage on {name} failed: {why}"),
                     WireFault::Previous { why } => format!("{name} lost the stage before it: {why}"),
@@ -261,10 +358,21 @@ impl Worker {
                 };
                 self.lose(|current| current.number == chain, &why);
             }
-            CoordinatorEvent::Reply { .. } => {}
+            CoordinatorEvent::Reply { node, reply } => {
+                let _ = self.path_reply(node, &reply) || self.fetch_reply(node, &reply);
+            }
+            CoordinatorEvent::Broken { chain, end } => {
+                if let Some(current) = self.chain.as_mut().filter(|current| current.number == chain) {
+                    current.suspect_end(end);
+                }
+            }
+            CoordinatorEvent::Ended => {}
             CoordinatorEvent::Rebuild { why, stage } => {
                 info!("a chain is to be formed: {why}");
-                self.chain = None;
+                if let Some(chain) = self.chain.take() {
+                    chain.culprits().for_each(|address| self.nodes.blame(address));
+                }
+                self.replanning.stop();
                 self.stage = stage.or(self.stage.take());
                 self.wanted = Some(Instant::now());
             }
@@ -273,21 +381,47 @@ impl Worker {
     }
 
     fn report_nodes(&self) {
-        let mut report = self.report.lock();
+        let (now, mut report) = (Instant::now(), self.report.lock());
         self.nodes.fill(&mut report);
         for node in &mut report.nodes {
-            if let Some(why) = node.facts.as_ref().and_then(|facts| self.unusable(facts)) {
+            let unusable = node.facts.as_ref().and_then(|facts| self.unusable(facts));
+            if let Some(why) = unusable.or_else(|| self.replanning.slowness.reason(node.address, now)) {
                 node.not_used = Some(why);
             }
         }
     }
 
+    /// Asks a node that has joined how far it is to the others.
+    fn measure_paths(&mut self, node: NodeId) {
+        let others: Vec<_> = self.nodes.links().map(|link| (link.id, link.address)).collect();
+        for (other, address) in others.into_iter().filter(|(other, _)| *other != node) {
+            if let Some(link) = self.nodes.link(node) {
+                let request = link.request(|id| ControlRequest::Reach { id, address });
+                self.paths.ask(node, request, other);
+            }
+        }
+    }
+
+    /// Handles the reply of a node that was asked how far it is to another. Returns whether it is one.
+    fn path_reply(&mut self, node: NodeId, reply: &ControlReply) -> bool {
+        let is_answer = match *reply {
+            ControlReply::RoundTrip { id, us } => self.paths.answer(node, id, Some(Duration::from_micros(us))),
+            ControlReply::Failed { id, .. } => self.paths.answer(node, id, None),
+            _ => false,
+        };
+        if is_answer {
+            self.replanning.changed();
+        }
+        is_answer
+    }
+
     /// Tells the executor that its chain is lost, if it is this one.
     fn lose(&mut self, is_lost: impl Fn(&CurrentChain) -> bool, why: &str) {
-        if let Some(chain) = self.chain.take_if(|chain| is_lost(chain))
-            && let Some(handle) = chain.handle
-        {
-            handle.lost(why);
+        if let Some(chain) = self.chain.take_if(|chain| is_lost(chain)) {
+            chain.culprits().for_each(|address| self.nodes.blame(address));
+            if let Some(handle) = chain.handle {
+                handle.lost(why);
+            }
         }
     }
 }

@@ -139,12 +139,14 @@ impl ClusterModel {
     pub(super) fn stage_spec(&self, layers: LayerRange, exact: Option<Level>) -> StageSpec {
         let cpu = exact.map_or(self.cpu, |level| self.cpu.at(level));
         StageSpec {
+            model: self.facts.name.clone(),
             manifest: self.manifest.clone(),
             layer_start: layers.start() as u32,
             layer_end: layers.end() as u32,
             keep: self.options.keep.map(|format| format.name().to_owned()),
             exact: exact.map(CpuLevel::from),
             kv: cpu.kv.into(),
+            decode: cpu.decode.into(),
             prompt: cpu.prompt.into(),
             limits: WireLimits::from(&self.options.limits),
         }

@@ -17,6 +17,11 @@ const NODES_MAX: usize = 256;
 /// The time after which a node that failed is tried again, at first and at most.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// So many chains may be lost because of a node, each within this time of the one before,
+const BLAMES_MAX: u32 = 2;
+const BLAME_MEMORY: Duration = Duration::from_secs(120);
+/// until it is left out for this time, and longer if it goes on.
+const BLAME_PAUSE: Duration = Duration::from_secs(20);
 
 pub(super) struct NodeTable {
     key: ClusterKey,
@@ -31,8 +36,13 @@ struct NodeEntry {
     /// Known once it has connected.
     name: Option<String>,
     state: EntryState,
+    /// The last reason why it could not be connected, as the log has it.
+    logged: Option<String>,
     /// How often it has failed since it last worked.
     failures: u32,
+    /// Chains that were lost because of it, the last one at this time.
+    blames: u32,
+    blamed_at: Option<Instant>,
 }
 
 enum EntryState {
@@ -50,6 +60,11 @@ impl NodeTable {
         Self { key, silence, events, entries: Vec::new(), next_id: 0 }
     }
 
+    /// For whoever reports what happens to nodes.
+    pub fn events(&self) -> Sender<CoordinatorEvent> {
+        self.events.clone()
+    }
+
     /// Connects to a node that is not known yet. One that has failed before is tried again: it may have been restarted.
     pub fn add(&mut self, address: SocketAddr) {
         match self.entries.iter().position(|entry| entry.address == address) {
@@ -57,7 +72,15 @@ impl NodeTable {
             Some(_) => {}
             None if self.entries.len() == NODES_MAX => {}
             None => {
-                self.entries.push(NodeEntry { address, name: None, state: EntryState::Connecting, failures: 0 });
+                self.entries.push(NodeEntry {
+                    address,
+                    name: None,
+                    state: EntryState::Connecting,
+                    logged: None,
+                    failures: 0,
+                    blames: 0,
+                    blamed_at: None,
+                });
                 self.connect(self.entries.len() - 1);
             }
         }
@@ -78,13 +101,17 @@ impl NodeTable {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == link.address) else { return };
         info!(node = link.facts.name, address = %link.address, "a node has joined");
         entry.name = Some(link.facts.name.clone());
+        entry.logged = None;
         entry.state = EntryState::Connected(Box::new(link));
     }
 
     pub fn not_connected(&mut self, address: SocketAddr, why: &str, is_permanent: bool) {
-        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) {
-            entry.fail(why, is_permanent);
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) else { return };
+        if entry.logged.as_deref() != Some(why) {
+            info!(node = entry.name, %address, "a node cannot be used: {why}");
+            entry.logged = Some(why.to_owned());
         }
+        entry.fail(why, is_permanent);
     }
 
     pub fn gone(&mut self, node: NodeId, why: &str) {
@@ -98,6 +125,30 @@ impl NodeTable {
     pub fn fail(&mut self, node: NodeId, why: &str) {
         if let Some(entry) = self.entry_mut(node) {
             entry.fail(why, false);
+        }
+    }
+
+    /// A chain was lost, probably because of the node at this address. One that costs several chains in short order is left out for a while.
+    pub fn blame(&mut self, address: SocketAddr) {
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) else { return };
+        let now = Instant::now();
+        let is_recent = entry.blamed_at.is_some_and(|at| now.duration_since(at) < BLAME_MEMORY);
+        entry.blames = if is_recent { entry.blames + 1 } else { 1 };
+        entry.blamed_at = Some(now);
+        let Some(repeated) = entry.blames.checked_sub(BLAMES_MAX) else { return };
+        let pause = (BLAME_PAUSE * 2u32.pow(repeated.min(4))).min(BLAME_MEMORY);
+        let why = format!("it cost {} chains in short order", entry.blames);
+        info!(node = entry.name, address = %entry.address, "a node is not used for {pause:?}: {why}");
+        entry.state = EntryState::Failed { why, retry_at: Some(now + pause) };
+    }
+
+    /// Without the nodes that are left out, no plan fits: they are tried again.
+    pub fn pardon(&mut self) {
+        let now = Instant::now();
+        for entry in self.entries.iter_mut().filter(|entry| entry.blames >= BLAMES_MAX) {
+            if let EntryState::Failed { retry_at: Some(at), .. } = &mut entry.state {
+                *at = now;
+            }
         }
     }
 

@@ -23,6 +23,32 @@ pub struct ClusterReport {
     pub waiting: Option<String>,
     /// The plan of the chain that was formed last.
     pub plan: Option<PlanReport>,
+    /// Weights that nodes lack for the chain that is being formed, or was formed last.
+    pub weights: Vec<MissingWeights>,
+}
+
+/// Weights that a node has to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissingWeights {
+    pub address: SocketAddr,
+    pub bytes: u64,
+    /// How many of them have come.
+    pub received: u64,
+}
+
+impl ClusterReport {
+    /// Bytes of weights that have come to nodes, and all that have to.
+    pub fn weight_bytes(&self) -> (u64, u64) {
+        let sum = |of: fn(&MissingWeights) -> u64| self.weights.iter().map(of).fold(0, u64::saturating_add);
+        (sum(|weights| weights.received.min(weights.bytes)), sum(|weights| weights.bytes))
+    }
+
+    /// A node says that it has received so many bytes of what it lacked.
+    pub(super) fn received(&mut self, address: SocketAddr, bytes: u64) {
+        if let Some(weights) = self.weights.iter_mut().find(|weights| weights.address == address) {
+            weights.received = weights.received.max(bytes);
+        }
+    }
 }
 
 /// The report of a coordinator, at any time. Clones share it.

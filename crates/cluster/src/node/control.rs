@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,10 +14,11 @@ use tracing::{info, warn};
 use super::NodeShared;
 #[cfg(debug_assertions)]
 use super::fault::{self, FaultAction, FaultPoint};
-use super::loaded_stage::{LoadProgress, LoadedStage};
+use super::loaded_stage::{self, LoadProgress, LoadedStage};
 use super::running_chain::RunningChain;
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS};
 use crate::wire::control::{ControlKind, ControlReply, ControlRequest, StageSpec, WireFault, decode, encode};
+use weights::PinnedTensors;
 
 /// How long the stages of a chain wait for each other to connect.
 const LINK_DEADLINE: Duration = Duration::from_secs(10);
@@ -29,14 +30,21 @@ pub(super) fn serve(node: &Arc<NodeShared>, stream: MessageStream, address: Sock
     let MessageStream { sender, receiver } = stream;
     let is_over = Arc::new(AtomicBool::new(false));
     let (work, requests) = channel();
-    let session =
-        StageSession { node: Arc::clone(node), sender: sender.clone(), is_over: Arc::clone(&is_over), stage: None };
+    let waiting = Arc::<AtomicUsize>::default();
+    let session = StageSession {
+        node: Arc::clone(node),
+        sender: sender.clone(),
+        is_over: Arc::clone(&is_over),
+        waiting: Arc::clone(&waiting),
+        stage: None,
+        fetched: None,
+    };
     info!(%address, "a coordinator has connected");
     #[cfg(debug_assertions)]
     inject(&sender, FaultPoint::Joining);
     let why = thread::scope(|scope| {
         scope.spawn(move || session.run(&requests));
-        let why = receive_all(node, &sender, receiver, work);
+        let why = receive_all(node, &sender, receiver, &waiting, work);
         is_over.store(true, Ordering::Release);
         why
     });
@@ -48,6 +56,7 @@ fn receive_all(
     node: &NodeShared,
     sender: &MessageSender,
     mut receiver: MessageReceiver,
+    waiting: &AtomicUsize,
     work: Sender<ControlRequest>,
 ) -> String {
     let limit = |kind| Some(ControlKind::parse(kind).ok()?.bytes_max());
@@ -63,6 +72,7 @@ fn receive_all(
             Ok(ControlRequest::Ping { id }) => reply(sender, &ControlReply::Pong { id }),
             Ok(ControlRequest::Describe { id }) => reply(sender, &ControlReply::Facts { id, facts: node.facts() }),
             Ok(request) => {
+                waiting.fetch_add(usize::from(supersedes(&request)), Ordering::AcqRel);
                 // The other thread ends after this one.
                 let _ = work.send(request);
                 Ok(())
@@ -89,6 +99,17 @@ fn inject(sender: &MessageSender, point: FaultPoint) {
     };
 }
 
+/// Whether what is being loaded or fetched is not wanted any more once this request has come.
+fn supersedes(request: &ControlRequest) -> bool {
+    matches!(
+        request,
+        ControlRequest::Load { .. }
+            | ControlRequest::Fetch { .. }
+            | ControlRequest::Link { .. }
+            | ControlRequest::Unload { .. }
+    )
+}
+
 fn reply(sender: &MessageSender, reply: &ControlReply) -> Result<(), MessageError> {
     sender.send(ControlKind::Json as u8, &[&encode(reply)])
 }
@@ -99,7 +120,11 @@ struct StageSession {
     sender: MessageSender,
     /// Whether the connection has ended.
     is_over: Arc<AtomicBool>,
+    /// Requests in the queue for which what is being loaded or fetched is given up.
+    waiting: Arc<AtomicUsize>,
     stage: Option<StageInUse>,
+    /// Tensors that were fetched for a stage that is to come.
+    fetched: Option<Arc<PinnedTensors>>,
 }
 
 enum StageInUse {
@@ -110,8 +135,10 @@ enum StageInUse {
 impl StageSession {
     fn run(mut self, requests: &Receiver<ControlRequest>) {
         for request in requests {
+            self.waiting.fetch_sub(usize::from(supersedes(&request)), Ordering::AcqRel);
             let replied = match request {
                 ControlRequest::Load { id, stage } => self.load(id, &stage),
+                ControlRequest::Fetch { id, stage } => self.fetch(id, &stage),
                 ControlRequest::Link { id, chain, index, next } => self.link(id, chain, index, next),
                 ControlRequest::Reach { id, address } => self.reach(id, address),
                 ControlRequest::Unload { id } => {
@@ -141,20 +168,7 @@ impl StageSession {
 
     fn load(&mut self, id: u64, spec: &StageSpec) -> ControlReply {
         let loaded = self.take_stage().filter(|stage| stage.is(spec));
-        let mut report = |progress| {
-            let sent = match progress {
-                LoadProgress::Missing { transfer, bytes } => {
-                    let sent = reply(&self.sender, &ControlReply::Missing { id, transfer, bytes });
-                    #[cfg(debug_assertions)]
-                    inject(&self.sender, FaultPoint::Weights);
-                    sent
-                }
-                LoadProgress::Loading { bytes, layers } => {
-                    reply(&self.sender, &ControlReply::Progress { id, bytes, layers })
-                }
-            };
-            sent.is_ok() && !self.is_over.load(Ordering::Acquire)
-        };
+        let mut report = |progress| self.report(id, progress);
         let stage = match loaded {
             Some(mut stage) => stage.restore(&mut report).map(|()| stage),
             None => LoadedStage::load(&self.node, spec, &mut report),
@@ -162,11 +176,40 @@ impl StageSession {
         match stage {
             Ok(stage) => {
                 let (weight_bytes, kv_bytes) = (stage.weight_bytes(), stage.kv_bytes());
+                self.fetched = None;
                 self.stage = Some(StageInUse::Idle(Box::new(stage)));
                 ControlReply::Loaded { id, weight_bytes, kv_bytes }
             }
             Err(why) => ControlReply::Failed { id, why },
         }
+    }
+
+    fn fetch(&mut self, id: u64, spec: &StageSpec) -> ControlReply {
+        let mut report = |progress| self.report(id, progress);
+        match loaded_stage::fetch(&self.node, spec, &mut report) {
+            Ok(pinned) => {
+                self.fetched = Some(pinned);
+                ControlReply::Fetched { id }
+            }
+            Err(why) => ControlReply::Failed { id, why },
+        }
+    }
+
+    /// Tells the coordinator how far its request is. Returns whether it still wants that.
+    fn report(&self, id: u64, progress: LoadProgress) -> bool {
+        let sent = match progress {
+            LoadProgress::Missing { transfer, bytes } => {
+                let sent = reply(&self.sender, &ControlReply::Missing { id, transfer, bytes });
+                #[cfg(debug_assertions)]
+                inject(&self.sender, FaultPoint::Weights);
+                sent
+            }
+            LoadProgress::Loading { bytes, layers } => {
+                reply(&self.sender, &ControlReply::Progress { id, bytes, layers })
+            }
+        };
+        let is_superseded = self.waiting.load(Ordering::Acquire) > 0;
+        sent.is_ok() && !is_superseded && !self.is_over.load(Ordering::Acquire)
     }
 
     fn link(&mut self, id: u64, chain: u64, index: u16, next: Option<SocketAddr>) -> ControlReply {

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use engine::Executor;
 use kernels::cpu::{CpuOptions, Level};
 use model::{Checkpoint, Footprint, LoadOptions, ModelPart};
-use types::WorldSize;
+use tracing::info;
+use types::{LayerRange, WorldSize};
 
 use super::NodeShared;
+use super::observer::IncomingWeights;
 use super::stage_executor::{NodeRanks, StageExecutor, StageSource};
 use super::stage_loop::StageShape;
 use crate::purpose::{ConnectionId, WEIGHTS};
@@ -22,6 +24,8 @@ use weights::{Download, PinnedTensors, TensorId};
 const TRANSFER_SILENCE: Duration = Duration::from_secs(30);
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Characters of a model's name that the log shows.
+const NAME_CHARS_MAX: usize = 64;
 
 /// How far a stage is loaded.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +42,7 @@ pub(super) enum LoadProgress {
 }
 
 pub(super) struct LoadedStage {
+    label: StageLabel,
     spec: StageSpec,
     executor: StageExecutor,
     /// Of each rank.
@@ -54,17 +59,10 @@ impl LoadedStage {
         spec: &StageSpec,
         report: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self, String> {
-        let layers = spec.layers().ok_or("a stage has at least one layer")?;
+        let pinned = fetch(node, spec, report)?;
+        let layers = stage_layers(spec)?;
         let part = ModelPart::stage(layers);
-        let needed = spec.manifest.tensors_of(part).map_err(|error| error.to_string())?;
-        let id = |index: &usize| {
-            let tensor = &spec.manifest.tensors()[*index];
-            tensor.hash.map(|hash| TensorId { hash, bytes: tensor.bytes })
-        };
-        let ids: Option<Vec<_>> = needed.iter().map(id).collect();
-        let ids = ids.ok_or("the manifest lacks a hash")?;
-        let pinned = Arc::new(node.store.pin(&ids).map_err(|error| error.to_string())?);
-        receive(node, &pinned, report)?;
+        let label = StageLabel::new(spec, layers);
         let checkpoint = Checkpoint::from_manifest(&spec.manifest, part, |_, tensor| {
             let hash = tensor.hash.ok_or_else(|| std::io::Error::other("the manifest lacks a hash"))?;
             pinned.path(&hash).map_err(std::io::Error::other)
@@ -82,10 +80,13 @@ impl LoadedStage {
         let shape = StageShape { rows_max: options.limits.step.rows, hidden: checkpoint.description().hidden };
         let mut progress = LayerProgress::new(report);
         let (executor, footprints) = StageExecutor::load(&source, ranks, &mut |layers| progress.update(layers))?;
-        match progress.is_wanted {
-            true => Ok(Self { spec: spec.clone(), executor, footprints, shape, _pinned: pinned }),
-            false => Err("it is not wanted any more".to_owned()),
+        if !progress.is_wanted {
+            return Err("it is not wanted any more".to_owned());
         }
+        let stage = Self { label, spec: spec.clone(), executor, footprints, shape, _pinned: pinned };
+        let (weight_bytes, kv_bytes) = (stage.weight_bytes(), stage.kv_bytes());
+        info!(model = stage.label.model, %layers, weight_bytes, kv_bytes, "layers are loaded");
+        Ok(stage)
     }
 
     /// Makes it whole again, if a part of it was lost in the chain before.
@@ -104,6 +105,10 @@ impl LoadedStage {
         self.executor.clear();
     }
 
+    pub fn label(&self) -> &StageLabel {
+        &self.label
+    }
+
     pub fn executor(&mut self) -> &mut dyn Executor {
         self.executor.executor()
     }
@@ -118,6 +123,27 @@ impl LoadedStage {
 
     pub fn kv_bytes(&self) -> u64 {
         self.footprints.iter().map(|footprint| footprint.kv).sum()
+    }
+}
+
+/// Says that its memory is freed.
+impl Drop for LoadedStage {
+    fn drop(&mut self) {
+        let StageLabel { model, layers } = &self.label;
+        info!(model, %layers, "layers are unloaded");
+    }
+}
+
+/// What a stage is, for people.
+#[derive(Clone, Debug)]
+pub(super) struct StageLabel {
+    pub model: String,
+    pub layers: LayerRange,
+}
+
+impl StageLabel {
+    fn new(spec: &StageSpec, layers: LayerRange) -> Self {
+        Self { model: spec.model.chars().take(NAME_CHARS_MAX).collect(), layers }
     }
 }
 
@@ -144,9 +170,34 @@ impl<'a> LayerProgress<'a> {
     }
 }
 
+fn stage_layers(spec: &StageSpec) -> Result<LayerRange, String> {
+    spec.layers().ok_or_else(|| "a stage has at least one layer".to_owned())
+}
+
+/// Has all tensors of a stage in the store, for as long as the result lives. `report` returns false if nobody wants them any
+/// more.
+pub(super) fn fetch(
+    node: &NodeShared,
+    spec: &StageSpec,
+    report: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Arc<PinnedTensors>, String> {
+    let layers = stage_layers(spec)?;
+    let needed = spec.manifest.tensors_of(ModelPart::stage(layers)).map_err(|error| error.to_string())?;
+    let id = |index: &usize| {
+        let tensor = &spec.manifest.tensors()[*index];
+        tensor.hash.map(|hash| TensorId { hash, bytes: tensor.bytes })
+    };
+    let ids: Option<Vec<_>> = needed.iter().map(id).collect();
+    let ids = ids.ok_or("the manifest lacks a hash")?;
+    let pinned = Arc::new(node.store.pin(&ids).map_err(|error| error.to_string())?);
+    receive(node, &StageLabel::new(spec, layers), &pinned, report)?;
+    Ok(pinned)
+}
+
 /// Receives the tensors that are not in the store.
 fn receive(
     node: &NodeShared,
+    label: &StageLabel,
     pinned: &Arc<PinnedTensors>,
     report: &mut dyn FnMut(LoadProgress) -> bool,
 ) -> Result<(), String> {
@@ -162,6 +213,7 @@ fn receive(
         return Err("the coordinator is gone".to_owned());
     }
     let download = Download::new(Arc::clone(pinned), &missing, |_| {});
+    let mut show = node.observer.receiving(&IncomingWeights { model: &label.model, layers: label.layers, bytes });
     thread::scope(|scope| {
         let (mut last, mut heard_at) = (0, Instant::now());
         loop {
@@ -176,10 +228,12 @@ fn receive(
                     drop(slot);
                 });
             }
-            if let Some(ended) = download.wait(PROGRESS_INTERVAL) {
+            let ended = download.wait(PROGRESS_INTERVAL);
+            let received = download.progress().received;
+            show(received);
+            if let Some(ended) = ended {
                 return ended.map_err(|error| error.to_string());
             }
-            let received = download.progress().received;
             if received > last {
                 (last, heard_at) = (received, Instant::now());
             }
@@ -208,7 +262,8 @@ impl NodeShared {
             Some(exact) => return Err(format!("this machine computes with {}, not with {exact}", self.level)),
         };
         let threads = if self.ranks_of(spec).is_some() { self.threads } else { self.threads * self.world().get() };
-        Ok(CpuOptions { threads, level, kv: spec.kv.into(), prompt: spec.prompt.into() }.at(level))
+        let (decode, prompt) = (spec.decode.into(), spec.prompt.into());
+        Ok(CpuOptions { threads, level, kv: spec.kv.into(), decode, prompt }.at(level))
     }
 
     /// Ranks that share the layers of a stage. Their sums are taken in another order than those of one process, so a stage that

@@ -6,6 +6,7 @@ mod expected;
 #[cfg(debug_assertions)]
 mod fault;
 mod loaded_stage;
+mod observer;
 mod running_chain;
 mod stage_executor;
 mod stage_loop;
@@ -22,6 +23,7 @@ use tracing::debug;
 pub use expected::{Expectation, ExpectedConnections, NodeConnection};
 #[cfg(debug_assertions)]
 pub use fault::{NodeFault, NodeFaultError};
+pub use observer::{IncomingWeights, NoObserver, NodeObserver};
 pub use stage_executor::NodeRanks;
 pub(crate) use stage_loop::{MESSAGES_MAX, run_in_process};
 pub use stage_loop::{StageConnections, StageShape, run};
@@ -54,6 +56,7 @@ pub struct NodeOptions {
     pub memory_max: Option<u64>,
     /// What it says of itself. The free memory is measured whenever a coordinator asks.
     pub facts: WireFacts,
+    pub observer: Box<dyn NodeObserver>,
 }
 
 /// A bound socket.
@@ -74,15 +77,17 @@ struct NodeShared {
     ranks: Option<NodeRanks>,
     memory_max: Option<u64>,
     facts: WireFacts,
+    observer: Box<dyn NodeObserver>,
     expected: ExpectedConnections,
 }
 
 impl Node {
     pub fn bind(address: SocketAddr, options: NodeOptions) -> io::Result<Self> {
-        let NodeOptions { key, store, silence, threads, level, ranks, memory_max, facts } = options;
+        let NodeOptions { key, store, silence, threads, level, ranks, memory_max, facts, observer } = options;
+        let listener = TcpListener::bind(address)?;
         let expected = ExpectedConnections::default();
-        let shared = Arc::new(NodeShared { key, store, silence, threads, level, ranks, memory_max, facts, expected });
-        Ok(Self { listener: TcpListener::bind(address)?, shared })
+        let shared = NodeShared { key, store, silence, threads, level, ranks, memory_max, facts, observer, expected };
+        Ok(Self { listener, shared: Arc::new(shared) })
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {

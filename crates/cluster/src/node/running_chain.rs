@@ -8,9 +8,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use net::{MessageSender, MessageStream};
+use tracing::info;
 
 use super::expected::Expectation;
-use super::loaded_stage::LoadedStage;
+use super::loaded_stage::{LoadedStage, StageLabel};
 use super::stage_loop::{self, StageConnections};
 use crate::wire::control::WireFault;
 
@@ -45,6 +46,8 @@ impl RunningChain {
                     None => WireFault::Next { why: late("the coordinator") },
                     Some((next, _slot)) => {
                         hold(&held, [&previous.stream, &next]);
+                        let StageLabel { model, layers } = stage.label();
+                        info!(model, %layers, is_last, "layers run in a chain");
                         if is_over() {
                             return stage;
                         }
@@ -55,6 +58,7 @@ impl RunningChain {
                 },
             };
             if !is_over() {
+                info!("the chain has ended: {}", fault.why());
                 report(fault);
             }
             stage

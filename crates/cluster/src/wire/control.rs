@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use model::Manifest;
-use ranks::protocol::shard::{CpuLevel, WireKvType, WireLimits, WirePrefillMath};
+use ranks::protocol::shard::{CpuLevel, WireDecodeMath, WireKvType, WireLimits, WirePrefillMath};
 use serde::{Deserialize, Serialize};
 use types::LayerRange;
 
@@ -54,6 +54,9 @@ pub enum ControlRequest {
     /// Loads a stage, instead of the one that this connection has loaded: [`ControlReply::Missing`], then
     /// [`ControlReply::Progress`], then [`ControlReply::Loaded`].
     Load { id: u64, stage: Box<StageSpec> },
+    /// Receives the tensors of a stage that is to be loaded later, beside one that runs: [`ControlReply::Missing`], then
+    /// [`ControlReply::Progress`], then [`ControlReply::Fetched`]. It ends when something else is to be loaded.
+    Fetch { id: u64, stage: Box<StageSpec> },
     /// Measures the way to another node: [`ControlReply::RoundTrip`].
     Reach { id: u64, address: SocketAddr },
     /// Makes the loaded stage a part of a chain. It accepts the connection of the stage before it, and connects to `next`,
@@ -90,6 +93,9 @@ pub enum ControlReply {
         weight_bytes: u64,
         kv_bytes: u64,
     },
+    Fetched {
+        id: u64,
+    },
     RoundTrip {
         id: u64,
         us: u64,
@@ -121,6 +127,7 @@ impl ControlReply {
             | Self::Missing { id, .. }
             | Self::Progress { id, .. }
             | Self::Loaded { id, .. }
+            | Self::Fetched { id }
             | Self::RoundTrip { id, .. }
             | Self::Linked { id }
             | Self::Unloaded { id }
@@ -176,6 +183,8 @@ pub struct WireFacts {
 /// A stage that a node is to load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageSpec {
+    /// The name of the model, for people. Never used as a path.
+    pub model: String,
     pub manifest: Manifest,
     pub layer_start: u32,
     pub layer_end: u32,
@@ -184,6 +193,7 @@ pub struct StageSpec {
     /// One arithmetic on all machines: these CPU instructions, and one process. `None`: as is best for each machine.
     pub exact: Option<CpuLevel>,
     pub kv: WireKvType,
+    pub decode: WireDecodeMath,
     pub prompt: WirePrefillMath,
     pub limits: WireLimits,
 }

@@ -128,7 +128,7 @@ fn form(model: &Path, split: &[usize], connections: &std::sync::Mutex<Vec<Messag
     }
     let link = first.map(|first| {
         let bytes_max = ChainKind::States.bytes_max(shape.rows_max, hidden);
-        ChainLink::new(split.len() - 1, first, previous.unwrap(), bytes_max).unwrap()
+        ChainLink::new(split.len() - 1, first, previous.unwrap(), bytes_max, Arc::new(|_| {})).unwrap()
     });
     FormedChain { stage: Box::new(ends), link }
 }

@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use crate::answers::{answers, options, requests};
 use crate::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
-use cluster::chain::{Chain, ChainBuilder, ChainTimes, FormedChain};
+use cluster::chain::{Chain, ChainBuilder, FormedChain, StepTimes};
 use cluster::coordinator::{
-    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, NodeState,
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, NodeState,
+    ReplanOptions,
 };
-use cluster::node::{Node, NodeOptions};
+use cluster::node::{NoObserver, Node, NodeOptions};
 use cluster::wire::control::WireFacts;
+use engine::{Executor, Health};
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::Checkpoint;
 use net::ClusterKey;
@@ -37,6 +39,11 @@ struct TestNode {
 
 impl TestNode {
     fn start(name: &str, key: ClusterKey, store: &Path, memory_max: Option<u64>) -> Self {
+        Self::start_with(name, key, store, memory_max, 1e9)
+    }
+
+    /// A node that says that it reads so many bytes of weights in a second.
+    fn start_with(name: &str, key: ClusterKey, store: &Path, memory_max: Option<u64>, weight_bytes_per_s: f64) -> Self {
         let limits = StoreLimits { bytes_max: 1 << 30, free_bytes_min: 0 };
         let level = CpuOptions::default().level;
         let facts = WireFacts {
@@ -46,12 +53,14 @@ impl TestNode {
             threads: 1,
             ranks: 1,
             memory_bytes: 1 << 30,
-            weight_bytes_per_s: 1e9,
+            weight_bytes_per_s,
             multiply_adds_per_s: 1e10,
             step_seconds: 1e-5,
         };
         let store = TensorStore::open(store, limits).unwrap();
-        let options = NodeOptions { key, store, silence: SILENCE, threads: 1, level, ranks: None, memory_max, facts };
+        let observer = Box::new(NoObserver);
+        let options =
+            NodeOptions { key, store, silence: SILENCE, threads: 1, level, ranks: None, memory_max, facts, observer };
         let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
         let over = Arc::clone(&is_over);
@@ -104,9 +113,10 @@ fn coordinator(
         silence: SILENCE,
         optimise: Optimise::Latency,
         arithmetic: Arithmetic::Best,
-        split: split.map(<[usize]>::to_vec),
+        layout: split.map_or(Layout::Planned, |split| Layout::Split(split.to_vec())),
         peers: peers.to_vec(),
         settle: Duration::from_secs(5),
+        replan: ReplanOptions { hold: Duration::ZERO, observation: Duration::from_millis(100) },
     };
     Coordinator::start(options, model).unwrap()
 }
@@ -127,9 +137,26 @@ fn wait_for(coordinator: &Coordinator, holds: impl Fn(&ClusterReport) -> bool) -
     }
 }
 
-fn chain(mut coordinator: Coordinator) -> Chain<CpuBackend, Coordinator> {
+type NodeChain = Chain<CpuBackend, Coordinator>;
+
+fn chain(mut coordinator: Coordinator) -> NodeChain {
     let formed = formed(&mut coordinator);
-    Chain::new(coordinator, formed, Arc::<ChainTimes>::default(), DEADLINE)
+    let times = coordinator.times();
+    Chain::new(coordinator, formed, times, DEADLINE)
+}
+
+/// So little memory that a coordinator has no layers.
+fn memory_without_layers(model: &Path) -> u64 {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let backend = CpuBackend::new(CpuOptions { threads: 1, level: Level::Scalar, ..CpuOptions::default() }).unwrap();
+    let part = model::ModelPart::coordinator(0);
+    let head = model::Footprint::new(&backend, &checkpoint, &OPTIONS, part, types::Rank::SINGLE).unwrap().total();
+    head + head / 100
+}
+
+/// The nodes that have layers.
+fn used(chain: &NodeChain) -> Vec<SocketAddr> {
+    chain.builder().report().stages.iter().filter_map(|(address, _)| *address).collect()
 }
 
 #[test]
@@ -173,16 +200,9 @@ fn other_nodes_take_over_when_one_is_lost() {
     let mut nodes: Vec<_> =
         stores.iter().map(|store| TestNode::start("node", key("one"), store.path(), None)).collect();
     let peers: Vec<_> = nodes.iter().map(|node| node.address).collect();
-    // So little memory that the layers are on one of the nodes.
-    let head = {
-        let checkpoint = Checkpoint::open(&model).unwrap();
-        let backend =
-            CpuBackend::new(CpuOptions { threads: 1, level: Level::Scalar, ..CpuOptions::default() }).unwrap();
-        let part = model::ModelPart::coordinator(0);
-        model::Footprint::new(&backend, &checkpoint, &OPTIONS, part, types::Rank::SINGLE).unwrap().total()
-    };
-    let mut chain = chain(coordinator(&model, key("one"), &peers, None, head + head / 100));
-    let used = chain.builder().report().stages.iter().filter_map(|(address, _)| *address).collect::<Vec<_>>();
+    let memory = memory_without_layers(&model);
+    let mut chain = chain(coordinator(&model, key("one"), &peers, None, memory));
+    let used = used(&chain);
     assert_eq!(used.len(), 1, "{used:?}");
     let (first, rest) = answers(chain, requests(&model), options(32));
     assert!(first == expected);
@@ -190,6 +210,58 @@ fn other_nodes_take_over_when_one_is_lost() {
     nodes.iter_mut().find(|node| node.address == used[0]).unwrap().stop();
     let (second, rest) = answers(chain, requests(&model), options(32));
     assert!(second == expected);
-    let after = rest.builder().report().stages.iter().filter_map(|(address, _)| *address).collect::<Vec<_>>();
+    let after = self::used(&rest);
     assert!(after.len() == 1 && after != used, "{used:?}, then {after:?}");
+}
+
+/// Does what an engine without requests does, until the chain has a stage on this node.
+fn wait_until_used(mut chain: NodeChain, node: SocketAddr, mut meanwhile: impl FnMut(&NodeChain)) -> NodeChain {
+    let end = Instant::now() + DEADLINE;
+    while chain.poll_health(Duration::from_millis(10)) != Health::Ready || used(&chain) != [node] {
+        assert!(Instant::now() < end, "{:?}", chain.builder().report());
+        meanwhile(&chain);
+    }
+    chain
+}
+
+#[test]
+fn a_faster_node_that_joins_later_takes_over() {
+    let model = oracle_models().remove(0);
+    let (expected, _) = answers(whole(&model), requests(&model), options(32));
+    let stores = [(); 2].map(|()| TempDir::new().unwrap());
+    let slow = TestNode::start_with("slow", key("one"), stores[0].path(), None, 1e6);
+    let memory = memory_without_layers(&model);
+    let chain = chain(coordinator(&model, key("one"), &[slow.address], None, memory));
+    assert_eq!(used(&chain), [slow.address]);
+    let (first, chain) = answers(chain, requests(&model), options(32));
+    assert!(first == expected);
+    let fast = TestNode::start_with("fast", key("one"), stores[1].path(), None, 1e9);
+    assert!(chain.builder().finder().found(fast.address));
+    let chain = wait_until_used(chain, fast.address, |_| {});
+    let (second, chain) = answers(chain, requests(&model), options(32));
+    assert!(second == expected);
+    assert_eq!((used(&chain), chain.builder().report().chains), (vec![fast.address], 2));
+}
+
+#[test]
+fn a_node_that_turns_slow_gives_its_layers_to_another() {
+    let model = oracle_models().remove(0);
+    let (expected, _) = answers(whole(&model), requests(&model), options(32));
+    let stores = [(); 2].map(|()| TempDir::new().unwrap());
+    let nodes: Vec<_> = stores.iter().map(|store| TestNode::start("node", key("one"), store.path(), None)).collect();
+    let peers: Vec<_> = nodes.iter().map(|node| node.address).collect();
+    let chain = chain(coordinator(&model, key("one"), &peers, None, memory_without_layers(&model)));
+    let slow = used(&chain)[0];
+    let other = peers.iter().copied().find(|peer| *peer != slow).unwrap();
+    // Steps in which the node takes a second. Its own steps would be too short to tell.
+    let chain = wait_until_used(chain, other, |chain| {
+        let whole = Duration::from_secs(1);
+        chain.builder().times().record(StepTimes { compute_us: &[0, 1_000_000], whole, rows: 1, state_rows: 1 });
+    });
+    let report = chain.builder().report();
+    let node = report.nodes.iter().find(|node| node.address == slow).unwrap();
+    assert!(node.not_used.as_ref().is_some_and(|why| why.contains("times as long")), "{node:?}");
+    let (found, chain) = answers(chain, requests(&model), options(32));
+    assert!(found == expected);
+    assert_eq!(used(&chain), [other]);
 }

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use cluster::chain::{Chain, ChainBuilder, ChainTimes};
+use cluster::chain::{Chain, ChainBuilder};
 use cluster::coordinator::{
-    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions,
+    Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, ReplanOptions,
 };
-use cluster::node::{Node, NodeOptions, NodeRanks};
+use cluster::node::{NoObserver, Node, NodeOptions, NodeRanks};
 use cluster::wire::control::WireFacts;
 use engine::LocalExecutor;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
@@ -61,8 +61,8 @@ impl TestNode {
         let world = WorldSize::new(ranks).unwrap();
         let program = std::env::current_exe().unwrap();
         let ranks = (world != WorldSize::ONE).then(|| NodeRanks { world, program, deadlines: Deadlines::default() });
-        let (key, silence) = (key(), SILENCE);
-        let options = NodeOptions { key, store, silence, threads: 1, level, ranks, memory_max: None, facts };
+        let (key, silence, observer) = (key(), SILENCE, Box::new(NoObserver));
+        let options = NodeOptions { key, store, silence, threads: 1, level, ranks, memory_max: None, facts, observer };
         let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
         let over = Arc::clone(&is_over);
@@ -94,7 +94,8 @@ pub fn chain(
 ) -> NodeChain {
     let mut coordinator = coordinator(model, nodes, split, level, arithmetic);
     let formed = coordinator.poll(DEADLINE).expect("a chain is formed");
-    Chain::new(coordinator, formed, Arc::<ChainTimes>::default(), DEADLINE)
+    let times = coordinator.times();
+    Chain::new(coordinator, formed, times, DEADLINE)
 }
 
 fn coordinator(
@@ -125,9 +126,10 @@ fn coordinator(
         silence: SILENCE,
         optimise: Optimise::Latency,
         arithmetic,
-        split: split.map(<[usize]>::to_vec),
+        layout: split.map_or(Layout::Planned, |split| Layout::Split(split.to_vec())),
         peers: nodes.iter().map(|node| node.address).collect(),
         settle: DEADLINE,
+        replan: ReplanOptions::default(),
     };
     Coordinator::start(options, model).unwrap()
 }

@@ -1,6 +1,7 @@
 //! `consort join`: lends this machine to the cluster of its network.
 
 mod cake;
+mod weights_progress;
 
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroUsize};
@@ -25,6 +26,7 @@ use crate::cluster_options::SILENCE;
 use crate::options::{CpuLevelOption, bytes, cpus, current_executable, rank_count, thread_count};
 use crate::store::Settings;
 use cake::{CakeJoin, CakeJoinOptions};
+use weights_progress::WeightsProgress;
 
 /// What stays free on the disk of the store.
 const DISK_FREE_MIN: u64 = 1 << 30;
@@ -99,9 +101,18 @@ impl JoinArgs {
         let world = WorldSize::new(world).filter(|world| *world != WorldSize::ONE);
         let ranks =
             world.map(|world| NodeRanks { world, program: current_executable(), deadlines: self.rank_deadlines });
-        let fingerprint = key.fingerprint();
-        let options =
-            NodeOptions { key, store, silence: SILENCE, threads, level, ranks, memory_max: self.memory, facts };
+        let (fingerprint, observer) = (key.fingerprint(), Box::new(WeightsProgress::new()));
+        let options = NodeOptions {
+            key,
+            store,
+            silence: SILENCE,
+            threads,
+            level,
+            ranks,
+            memory_max: self.memory,
+            facts,
+            observer,
+        };
         let node = Node::bind(self.listen, options).with_context(|| format!("listen on {}", self.listen))?;
         watch_signals()?;
         let address = node.address()?;

@@ -6,6 +6,7 @@ mod debug;
 mod join;
 mod list;
 mod man;
+mod plan;
 mod ps;
 mod pull;
 mod ranks;
@@ -40,6 +41,7 @@ enum Command {
     Chat(chat::ChatArgs),
     Serve(Box<serve::ServeArgs>),
     Join(join::JoinArgs),
+    Plan(Box<plan::PlanArgs>),
     Ranks(ranks::RanksArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),
@@ -74,6 +76,7 @@ impl Cli {
             Command::Chat(command) => return command.run(),
             Command::Serve(command) => return command.run(),
             Command::Join(command) => command.run()?,
+            Command::Plan(command) => command.run()?,
             Command::Ranks(command) => command.run()?,
             Command::Pull(command) => command.run()?,
             Command::List(command) => command.run()?,

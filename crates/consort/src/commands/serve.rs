@@ -1,6 +1,7 @@
 //! `consort serve`: serves a model over HTTP.
 
 mod admin;
+pub(super) mod capacity;
 mod http;
 mod key_reload;
 mod load;

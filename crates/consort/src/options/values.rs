@@ -4,7 +4,7 @@ use std::num::{NonZeroU16, NonZeroUsize};
 
 use anyhow::ensure;
 use clap::ValueEnum;
-use kernels::cpu::{Level, PrefillMath};
+use kernels::cpu::{DecodeMath, Level, PrefillMath};
 use ranks::protocol::join::Activations;
 use ranks::protocol::limits::RANKS_MAX;
 use types::DType;
@@ -83,17 +83,41 @@ pub enum KvOption {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DecodeMathOption {
+    #[default]
+    Auto,
+    Exact,
+    Int8,
+}
+
+impl DecodeMathOption {
+    /// The arithmetic that was named, if any.
+    pub fn named(self) -> Option<DecodeMath> {
+        match self {
+            Self::Auto => None,
+            Self::Exact => Some(DecodeMath::Exact),
+            Self::Int8 => Some(DecodeMath::Int8),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PromptMathOption {
     #[default]
+    Auto,
+    Exact,
     Bf16,
     Int8,
 }
 
-impl From<PromptMathOption> for PrefillMath {
-    fn from(option: PromptMathOption) -> Self {
-        match option {
-            PromptMathOption::Bf16 => Self::Bf16,
-            PromptMathOption::Int8 => Self::Int8,
+impl PromptMathOption {
+    /// The arithmetic that was named, if any.
+    pub fn named(self) -> Option<PrefillMath> {
+        match self {
+            Self::Auto => None,
+            Self::Exact => Some(PrefillMath::Exact),
+            Self::Bf16 => Some(PrefillMath::Bf16),
+            Self::Int8 => Some(PrefillMath::Int8),
         }
     }
 }

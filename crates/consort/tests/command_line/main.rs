@@ -8,6 +8,7 @@ mod pages;
 mod ps;
 mod pty;
 mod run;
+mod services;
 #[path = "../serving/mod.rs"]
 mod serving;
 mod show;

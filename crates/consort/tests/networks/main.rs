@@ -4,7 +4,10 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod agents;
+mod discovery;
 mod host;
+#[path = "../joined_node/mod.rs"]
+mod joined_node;
 mod network;
 #[path = "../serving/mod.rs"]
 mod serving;

@@ -1,5 +1,8 @@
-//! Activations in the layouts that the linear kernels read: int8 with a scale per 32 or per 256 inputs, or bf16 in one
-//! or two parts.
+//! Activations in the layouts that the linear kernels read: int8 with a scale per 32 or per 256 inputs, or bf16. Each in one
+//! or two parts: the row is the sum of its parts, and each part is the rounded remainder of the parts before it.
+//!
+//! The int8 parts of a row are adjacent rows of the layout, with their own scales. Kernels multiply them as any rows, and add
+//! the results of a row's parts when they write them: one part keeps 8 bits of a row, two keep 16.
 //!
 //! Rows are grouped into *tiles* of 16 and inputs into superblocks of 256. The bytes of one (superblock, tile) are
 //! contiguous, 16 rows by the depth of a hardware tile: a tile load reads one contiguous kilobyte, and a vector kernel
@@ -20,6 +23,10 @@ use crate::BackendError;
 pub(crate) const TILE: usize = 16;
 /// Bytes of the int8 values of one (superblock, tile).
 pub(crate) const BLOCK: usize = TILE * SUPER;
+/// The scale of an int8 part over that of the next one: a remainder is at most half a unit, which becomes 127 units.
+const PART_RATIO: f32 = 254.0;
+/// The most int8 parts of a row.
+pub(crate) const PARTS_MAX: usize = 2;
 
 /// Int8 activations with one scale per row and group: for the formats with a scale per 32 weights.
 pub(crate) struct Q8Activations {
@@ -34,6 +41,8 @@ pub(crate) struct Q8Activations {
     /// `scale * sum`, same shape: the factor of a weight group's minimum.
     pub(crate) weighted: Aligned<f32>,
     pub(crate) tiles: usize,
+    /// Parts of a row: part `p` of row `r` is row `r * parts + p` of the layout.
+    pub(crate) parts: usize,
     /// Rows in a tile: 16, or a smaller power of two if there are fewer rows.
     lanes: usize,
 }
@@ -49,10 +58,11 @@ pub(crate) struct Q8KActivations {
     /// Sums of 32: `[superblock][tile][row 16][8]`
     pub(crate) sums32: Aligned<i16>,
     pub(crate) tiles: usize,
+    /// As in [`Q8Activations`].
+    pub(crate) parts: usize,
 }
 
-/// An f32 row as the sum of bf16 parts. Each part is the rounded remainder of the parts before it: one part keeps 8 bits,
-/// two keep 16.
+/// An f32 row as the sum of bf16 parts: one part keeps 8 bits, two keep 16.
 pub(crate) struct Bf16SplitActivations<const PARTS: usize> {
     /// `[superblock][tile][part][8][row 16][32]`: tiles of 16 rows by 32 inputs (64 bytes a row).
     pub(crate) values: Aligned<u16>,
@@ -70,7 +80,7 @@ fn supers(cols: usize) -> usize {
 }
 
 impl Q8Activations {
-    /// Bytes that `new` would allocate.
+    /// Bytes that `new` would allocate. `rows` are rows of the layout.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         const PER_GROUP: usize = 3 * size_of::<f32>() + size_of::<i32>();
         supers(cols) * rows.div_ceil(TILE) * (BLOCK + GROUPS_PER_SUPER * TILE * PER_GROUP)
@@ -86,6 +96,7 @@ impl Q8Activations {
             sums: Aligned::zeroed(what, per_group)?,
             weighted: Aligned::zeroed(what, per_group)?,
             tiles,
+            parts: 1,
             lanes: TILE,
         })
     }
@@ -96,14 +107,15 @@ impl Q8Activations {
         place(group, row, self.tiles, self.lanes)
     }
 
-    /// Prefetches the first row, of `cols` inputs: it may be in another core's cache.
+    /// Prefetches the first row, of `cols` inputs, if it is the only one: it may be in another core's cache.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn prefetch(&self, cols: usize) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let (parts, groups) = (self.parts, cols / GROUP);
         let numbers = [&self.scales, &self.rebase, &self.weighted].map(|numbers| numbers.as_ptr().cast::<i8>());
         let sums = [self.sums.as_ptr().cast::<i8>()];
-        let of_groups = numbers.into_iter().chain(sums).map(|start| (start, cols / GROUP * size_of::<f32>()));
-        for (start, bytes) in of_groups.chain([(self.values.as_ptr(), cols)]) {
+        let of_groups = numbers.into_iter().chain(sums).map(|start| (start, groups * parts * size_of::<f32>()));
+        for (start, bytes) in of_groups.chain([(self.values.as_ptr(), cols * parts)]) {
             for line in (0..bytes).step_by(LINE) {
                 // SAFETY: a prefetch reads nothing; SSE is part of the architecture.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line)) };
@@ -111,10 +123,13 @@ impl Q8Activations {
         }
     }
 
-    /// Sets the layout for `rows` rows and returns the pointers to write them.
-    pub(crate) fn begin(&mut self, rows: usize) -> Q8Writer {
-        self.tiles = rows.div_ceil(TILE);
-        self.lanes = rows.next_power_of_two().min(TILE);
+    /// Sets the layout for `rows` rows of `cols` inputs, in `parts` parts, and returns the pointers to write them.
+    pub(crate) fn begin(&mut self, rows: usize, parts: usize, cols: usize) -> Q8Writer {
+        let lines = rows * parts;
+        self.tiles = lines.div_ceil(TILE);
+        assert!(supers(cols) * self.tiles * BLOCK <= self.values.len(), "{rows} rows in {parts} parts");
+        self.parts = parts;
+        self.lanes = lines.next_power_of_two().min(TILE);
         Q8Writer {
             values: SendPtr(self.values.as_mut_ptr()),
             scales: SendPtr(self.scales.as_mut_ptr()),
@@ -122,13 +137,14 @@ impl Q8Activations {
             sums: SendPtr(self.sums.as_mut_ptr()),
             weighted: SendPtr(self.weighted.as_mut_ptr()),
             tiles: self.tiles,
+            parts: self.parts,
             lanes: self.lanes,
         }
     }
 
-    /// Quantises `rows` rows of `x` `[rows, cols]`.
-    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
-        let places = self.begin(rows);
+    /// Quantises `rows` rows of `x` `[rows, cols]` in `parts` parts.
+    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, parts: usize, cols: usize, x: &[f32]) {
+        let places = self.begin(rows, parts, cols);
         for_row_chunks(pool, rows, cols, TILE, &|row| {
             // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); `new` allocated space for these rows and columns,
             // and each call writes only its own row.
@@ -180,11 +196,12 @@ pub(crate) struct Q8Writer {
     sums: SendPtr<i32>,
     weighted: SendPtr<f32>,
     tiles: usize,
+    parts: usize,
     lanes: usize,
 }
 
 impl Q8KActivations {
-    /// Bytes that `new` would allocate.
+    /// Bytes that `new` would allocate. `rows` are rows of the layout.
     pub(crate) fn bytes(rows: usize, cols: usize) -> usize {
         const PER_ROW: usize = size_of::<f32>() + (16 + 8) * size_of::<i16>();
         supers(cols) * rows.div_ceil(TILE) * (BLOCK + TILE * PER_ROW)
@@ -199,31 +216,43 @@ impl Q8KActivations {
             sums: Aligned::zeroed(what, blocks * TILE * 16)?,
             sums32: Aligned::zeroed(what, blocks * TILE * 8)?,
             tiles,
+            parts: 1,
         })
     }
 
-    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, cols: usize, x: &[f32]) {
-        self.tiles = rows.div_ceil(TILE);
-        let tiles = self.tiles;
+    /// Quantises `rows` rows of `x` `[rows, cols]` in `parts` parts.
+    pub(crate) fn fill(&mut self, pool: &Pool, level: Level, rows: usize, parts: usize, cols: usize, x: &[f32]) {
+        let tiles = (rows * parts).div_ceil(TILE);
+        assert!(
+            parts <= PARTS_MAX && supers(cols) * tiles * BLOCK <= self.values.len(),
+            "{rows} rows in {parts} parts"
+        );
+        (self.tiles, self.parts) = (tiles, parts);
         let (values, scales) = (SendPtr(self.values.as_mut_ptr()), SendPtr(self.scales.as_mut_ptr()));
         let (sums, sums32) = (SendPtr(self.sums.as_mut_ptr()), SendPtr(self.sums32.as_mut_ptr()));
         for_row_chunks(pool, rows, cols, TILE, &|row| {
-            let (tile, lane) = (row / TILE, row % TILE);
             for (index, block) in x[row * cols..(row + 1) * cols].chunks_exact(SUPER).enumerate() {
-                let at = index * tiles + tile;
-                // SAFETY: as in `Q8Activations::fill`.
-                unsafe {
-                    let out = values.get().add(at * BLOCK + lane * 64);
-                    let sums = std::slice::from_raw_parts_mut(sums.get().add((at * TILE + lane) * 16), 16);
-                    let mut rounded = [0i8; SUPER];
-                    *scales.get().add(at * TILE + lane) = round(level, block, &mut rounded, sums);
-                    let sums32 = std::slice::from_raw_parts_mut(sums32.get().add((at * TILE + lane) * 8), 8);
-                    for (sum, pair) in sums32.iter_mut().zip(sums.chunks_exact(2)) {
-                        *sum = pair[0] + pair[1];
+                let (mut rounded, mut rounded_sums) = ([0i8; PARTS_MAX * SUPER], [0i16; PARTS_MAX * SUPER / 16]);
+                let mut scale = round(level, block, parts, &mut rounded, &mut rounded_sums);
+                let of_parts = rounded.chunks_exact(SUPER).zip(rounded_sums.chunks_exact(SUPER / 16)).take(parts);
+                for (part, (rounded, rounded_sums)) in of_parts.enumerate() {
+                    let (tile, lane) = ((row * parts + part) / TILE, (row * parts + part) % TILE);
+                    let at = index * tiles + tile;
+                    // SAFETY: as in `Q8Activations::fill`.
+                    unsafe {
+                        let out = values.get().add(at * BLOCK + lane * 64);
+                        *scales.get().add(at * TILE + lane) = scale;
+                        let sums = std::slice::from_raw_parts_mut(sums.get().add((at * TILE + lane) * 16), 16);
+                        sums.copy_from_slice(rounded_sums);
+                        let sums32 = std::slice::from_raw_parts_mut(sums32.get().add((at * TILE + lane) * 8), 8);
+                        for (sum, pair) in sums32.iter_mut().zip(sums.chunks_exact(2)) {
+                            *sum = pair[0] + pair[1];
+                        }
+                        for (quarter, values) in rounded.chunks_exact(64).enumerate() {
+                            std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(quarter * 64 * TILE), 64);
+                        }
                     }
-                    for (quarter, part) in rounded.chunks_exact(64).enumerate() {
-                        std::ptr::copy_nonoverlapping(part.as_ptr(), out.add(quarter * 64 * TILE), 64);
-                    }
+                    scale /= PART_RATIO;
                 }
             }
         });
@@ -385,48 +414,67 @@ pub(super) fn round_bf16(values: std::arch::x86_64::__m512) -> std::arch::x86_64
 }
 
 for_each_level! {
-    /// Rounds numbers (a multiple of 16) to int8 so that the largest magnitude becomes 127, and sums every 16 integers.
-    /// Returns the scale that dequantises them; if all inputs are zero, the scale is zero.
-    unsafe fn round(values: &[f32], out: &mut [i8], sums: &mut [i16]) -> f32 {
+    /// What rounding to an integer leaves of numbers up to 127, in units of the next part.
+    #[inline]
+    unsafe fn remainder(x: V) -> V {
+        // Above this number floats are integers, so adding it rounds as `store_i8` does.
+        let whole = sub(add(x, splat(-REBASE)), splat(-REBASE));
+        mul(sub(x, whole), splat(PART_RATIO))
+    }
+
+    /// Rounds numbers (a multiple of 16) to int8 in `parts` parts, so that the largest magnitude becomes 127, and sums every 16
+    /// integers: `[part][..]`. Returns the scale that dequantises the first part; if all inputs are zero, it is zero.
+    unsafe fn round(values: &[f32], parts: usize, out: &mut [i8], sums: &mut [i16]) -> f32 {
         let mut most = splat(0.0);
         for chunk in values.chunks_exact(16) {
             most = max(most, abs(load(chunk.as_ptr())));
         }
         let most = largest(most);
         let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
-        for ((chunk, out), total) in values.chunks_exact(16).zip(out.chunks_exact_mut(16)).zip(sums) {
-            *total = store_i8(out.as_mut_ptr(), mul(load(chunk.as_ptr()), splat(inverse))) as i16;
+        for (index, chunk) in values.chunks_exact(16).enumerate() {
+            let mut rest = mul(load(chunk.as_ptr()), splat(inverse));
+            for part in 0..parts {
+                let at = part * values.len() + index * 16;
+                sums[at / 16] = store_i8(out[at..at + 16].as_mut_ptr(), rest) as i16;
+                rest = remainder(rest);
+            }
         }
         most / 127.0
     }
 
     unsafe fn group_row(x: &[f32], places: &Q8Writer, row: usize, first: usize) {
         for (index, group) in x.chunks_exact(GROUP).enumerate() {
-            let at = place(first + index, row, places.tiles, places.lanes);
-            let halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
+            let mut halves = [load(group.as_ptr()), load(group.as_ptr().add(16))];
             let most = largest(max(abs(halves[0]), abs(halves[1])));
             let inverse = splat(if most > 0.0 { 127.0 / most } else { 0.0 });
-            let out = places.values.get().add(at * GROUP);
-            let sum = store_i8(out, mul(halves[0], inverse)) + store_i8(out.add(16), mul(halves[1], inverse));
-            let scale = short_scale(most / 127.0);
-            *places.scales.get().add(at) = scale;
-            *places.rebase.get().add(at) = scale * REBASE;
-            *places.sums.get().add(at) = sum;
-            *places.weighted.get().add(at) = scale * sum as f32;
+            halves = [mul(halves[0], inverse), mul(halves[1], inverse)];
+            let mut scale = most / 127.0;
+            for part in 0..places.parts {
+                let at = place(first + index, row * places.parts + part, places.tiles, places.lanes);
+                let out = places.values.get().add(at * GROUP);
+                let sum = store_i8(out, halves[0]) + store_i8(out.add(16), halves[1]);
+                let short = short_scale(scale);
+                *places.scales.get().add(at) = short;
+                *places.rebase.get().add(at) = short * REBASE;
+                *places.sums.get().add(at) = sum;
+                *places.weighted.get().add(at) = short * sum as f32;
+                halves = [remainder(halves[0]), remainder(halves[1])];
+                scale = short / PART_RATIO;
+            }
         }
     }
 }
 
-fn round(level: Level, values: &[f32], out: &mut [i8], sums: &mut [i16]) -> f32 {
-    assert!(values.len().is_multiple_of(16) && out.len() == values.len() && sums.len() == values.len() / 16);
+fn round(level: Level, values: &[f32], parts: usize, out: &mut [i8], sums: &mut [i16]) -> f32 {
+    assert!(values.len().is_multiple_of(16) && out.len() >= parts * values.len() && sums.len() * 16 >= out.len());
     // SAFETY: the CPU has `level` (`CpuBackend::new` checks it); the lengths fit.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => avx512::round(values, out, sums),
+            Level::Avx512 | Level::Amx => avx512::round(values, parts, out, sums),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::round(values, out, sums),
-            _ => scalar::round(values, out, sums),
+            Level::Avx2 => avx2::round(values, parts, out, sums),
+            _ => scalar::round(values, parts, out, sums),
         }
     }
 }
@@ -524,12 +572,41 @@ mod tests {
         for level in Level::available() {
             let mut values = [0f32; GROUP];
             let (mut out, mut sums) = ([1i8; GROUP], [1i16; 2]);
-            assert_eq!(round(level, &values, &mut out, &mut sums), 0.0);
+            assert_eq!(round(level, &values, 1, &mut out, &mut sums), 0.0);
             assert_eq!((out, sums), ([0; GROUP], [0; 2]));
             (values[3], values[9], values[30]) = (-2.0, 1.0, 0.5);
-            let scale = round(level, &values, &mut out, &mut sums);
+            let scale = round(level, &values, 1, &mut out, &mut sums);
             assert_eq!((out[3], out[9], out[30], sums), (-127, 64, 32, [-63, 32]));
             assert!((scale - 2.0 / 127.0).abs() < 1e-9);
+        }
+    }
+
+    /// Half a unit of the second part is `1 / (2 * 127 * 254)` of the largest magnitude.
+    #[test]
+    fn two_int8_parts_keep_sixteen_bits_in_both_layouts() {
+        let (pool, cols) = (Pool::new(1).unwrap(), 2 * SUPER);
+        let x: Vec<f32> = (0..3 * cols).map(|i| (i as f32 * 0.7).sin() * (i % 17) as f32).collect();
+        for level in Level::available() {
+            let mut group = Q8Activations::new(3 * PARTS_MAX, cols).unwrap();
+            let mut superblock = Q8KActivations::new(3 * PARTS_MAX, cols).unwrap();
+            group.fill(&pool, level, 3, 2, cols, &x);
+            superblock.fill(&pool, level, 3, 2, cols, &x);
+            for (index, value) in x.iter().enumerate() {
+                let (row, col) = (index / cols, index % cols);
+                let in_group = |part: usize| {
+                    let at = group.at(col / GROUP, row * 2 + part);
+                    f32::from(group.values[at * GROUP + col % GROUP]) * group.scales[at]
+                };
+                let in_superblock = |part: usize| {
+                    let (at, lane) = (col / SUPER * superblock.tiles, row * 2 + part);
+                    let value = superblock.values[at * BLOCK + col % SUPER / 64 * 64 * TILE + lane * 64 + col % 64];
+                    f32::from(value) * superblock.scales[at * TILE + lane]
+                };
+                for [high, low] in [[0, 1].map(in_group), [0, 1].map(in_superblock)] {
+                    let off = (high + low - value).abs();
+                    assert!(off <= 17.0 / 64516.0 + 1e-5, "{level}, {index}: {high} and {low}, not {value}");
+                }
+            }
         }
     }
 }

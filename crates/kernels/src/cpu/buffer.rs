@@ -53,10 +53,10 @@ pub(super) enum RowWriter {
 }
 
 impl ActivationLayouts {
-    fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
+    fn new(rows: usize, cols: usize, parts: usize) -> Result<Self, BackendError> {
         Ok(Self {
-            group: Q8Activations::new(rows, cols)?,
-            superblock: Q8KActivations::new(rows, cols)?,
+            group: Q8Activations::new(rows * parts, cols)?,
+            superblock: Q8KActivations::new(rows * parts, cols)?,
             split: Bf16SplitActivations::new(rows, cols)?,
             rounded: Bf16SplitActivations::new(rows, cols)?,
             filled: FilledRows::default(),
@@ -64,9 +64,9 @@ impl ActivationLayouts {
     }
 
     /// Bytes that `new` would allocate.
-    fn bytes(rows: usize, cols: usize) -> usize {
+    fn bytes(rows: usize, cols: usize, parts: usize) -> usize {
         let split = Bf16SplitActivations::<2>::bytes(rows, cols) + Bf16SplitActivations::<1>::bytes(rows, cols);
-        Q8Activations::bytes(rows, cols) + Q8KActivations::bytes(rows, cols) + split
+        Q8Activations::bytes(rows * parts, cols) + Q8KActivations::bytes(rows * parts, cols) + split
     }
 
     /// Makes sure that the layouts in `required` hold `x`, which is a buffer's rows from `first` on.
@@ -87,11 +87,19 @@ impl ActivationLayouts {
             }
             missing
         };
+        // Rows in other parts are other values.
+        let parts = required.parts;
+        if self.group.parts != parts {
+            self.filled.group = (0, 0);
+        }
+        if self.superblock.parts != parts {
+            self.filled.superblock = (0, 0);
+        }
         if is_missing(&mut self.filled.group, required.group) {
-            self.group.fill(pool, level, rows, cols, x);
+            self.group.fill(pool, level, rows, parts, cols, x);
         }
         if is_missing(&mut self.filled.superblock, required.superblock) {
-            self.superblock.fill(pool, level, rows, cols, x);
+            self.superblock.fill(pool, level, rows, parts, cols, x);
         }
         if is_missing(&mut self.filled.split, required.split) {
             self.split.fill(pool, rows, cols, x);
@@ -103,9 +111,10 @@ impl ActivationLayouts {
 }
 
 impl Buffer {
-    pub(super) fn new(rows: usize, cols: usize) -> Result<Self, BackendError> {
+    /// `parts`: the most int8 parts of a row.
+    pub(super) fn new(rows: usize, cols: usize, parts: usize) -> Result<Self, BackendError> {
         // Memory becomes resident when it is touched, so an unused layout costs nothing.
-        let layouts = Some(RefCell::new(ActivationLayouts::new(rows, cols)?));
+        let layouts = Some(RefCell::new(ActivationLayouts::new(rows, cols, parts)?));
         Ok(Self { layouts, ..Self::output(rows, cols)? })
     }
 
@@ -116,8 +125,8 @@ impl Buffer {
     }
 
     /// Bytes that `new` would allocate.
-    pub(super) fn bytes(rows: usize, cols: usize) -> usize {
-        Self::output_bytes(rows, cols) + ActivationLayouts::bytes(rows, cols)
+    pub(super) fn bytes(rows: usize, cols: usize, parts: usize) -> usize {
+        Self::output_bytes(rows, cols) + ActivationLayouts::bytes(rows, cols, parts)
     }
 
     /// Bytes that `output` would allocate.

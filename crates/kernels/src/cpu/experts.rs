@@ -20,22 +20,29 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn new(rows: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self, BackendError> {
+    /// `parts`: the most int8 parts of a row.
+    pub(super) fn new(
+        rows: usize,
+        hidden: usize,
+        inner: usize,
+        routing: Routing,
+        parts: usize,
+    ) -> Result<Self, BackendError> {
         Ok(Self {
             choices: Vec::with_capacity(rows * routing.chosen),
             probabilities: Vec::with_capacity(routing.experts),
             members: Vec::with_capacity(rows),
-            gathered: Buffer::new(rows, hidden)?,
+            gathered: Buffer::new(rows, hidden, parts)?,
             inner: Buffer::output(rows, 2 * inner)?,
-            gated: Buffer::new(rows, inner)?,
+            gated: Buffer::new(rows, inner, parts)?,
             result: Buffer::output(rows, hidden)?,
         })
     }
 
     /// Bytes that `new` would allocate.
-    pub(super) fn bytes(rows: usize, hidden: usize, inner: usize, routing: Routing) -> usize {
+    pub(super) fn bytes(rows: usize, hidden: usize, inner: usize, routing: Routing, parts: usize) -> usize {
         let lists = (rows * routing.chosen + rows) * size_of::<(u32, f32)>() + routing.experts * size_of::<f32>();
-        let inputs = Buffer::bytes(rows, hidden) + Buffer::bytes(rows, inner);
+        let inputs = Buffer::bytes(rows, hidden, parts) + Buffer::bytes(rows, inner, parts);
         lists + inputs + Buffer::output_bytes(rows, 2 * inner) + Buffer::output_bytes(rows, hidden)
     }
 }

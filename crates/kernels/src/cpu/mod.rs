@@ -11,6 +11,7 @@ mod level;
 mod linear;
 mod matrix;
 mod memory;
+mod options;
 mod pack;
 mod packed12;
 mod pool;
@@ -27,6 +28,7 @@ pub use experts::Scratch;
 pub use level::{Level, UnknownLevel};
 pub use matrix::Matrix;
 pub use memory::trim_allocator;
+pub use options::{CpuOptions, DecodeMath, PrefillMath};
 pub use pool::Pool;
 pub use rows::Rope;
 pub use step::Step;
@@ -37,6 +39,7 @@ use attention::{AttentionCall, RowNormRope};
 use buffer::{ActivationLayout, ActivationLayouts, FilledRows, RowWriter};
 use linear::{GatedOutput, Inputs, RequiredLayouts};
 use matrix::{MatrixSegment, SendPtr};
+use options::RowMath;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Gated, Heads, KvShape, MatrixSource, NormRope, PAGE_TOKENS,
@@ -74,47 +77,14 @@ macro_rules! per_level {
 }
 pub(crate) use per_level;
 
-#[derive(Clone, Copy, Debug)]
-pub struct CpuOptions {
-    pub threads: usize,
-    pub level: Level,
-    pub kv: KvType,
-    pub prompt: PrefillMath,
-}
-
-/// The arithmetic of prefill rows with quantised weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PrefillMath {
-    /// Rows and weights are rounded to bf16 and multiplied with AMX tiles: faster than `Int8`, and closer to the exact
-    /// product. CPUs without AMX use `Int8`.
-    #[default]
-    Bf16,
-    /// Activations are rounded to int8, as for decode rows. All levels give bit-identical results.
-    Int8,
-}
-
-impl Default for CpuOptions {
-    /// All cores, the highest level, an f32 KV cache, and the fastest prefill.
-    fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, level: Level::detect(), kv: KvType::F32, prompt: PrefillMath::default() }
-    }
-}
-
-impl CpuOptions {
-    /// The same on another level. A type of the KV cache that the level does not support becomes the nearest one that it does.
-    pub fn at(self, level: Level) -> Self {
-        Self { level, kv: self.kv.nearest_on(level), ..self }
-    }
-}
-
 pub struct CpuBackend {
     arena: Arena,
     pool: Pool,
     level: Level,
     kv: KvType,
-    /// Whether prefill rows are rounded to bf16 for quantised weights.
-    rounds: bool,
+    /// How decode and prefill rows are multiplied with quantised weights.
+    decode: RowMath,
+    prefill: RowMath,
 }
 
 impl CpuBackend {
@@ -128,8 +98,8 @@ impl CpuBackend {
         };
         let pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Device(format!("cannot start {} threads: {error}", options.threads)))?;
-        let rounds = options.level == Level::Amx && options.prompt == PrefillMath::Bf16;
-        Ok(Self { arena: Arena::default(), pool, level: options.level, kv, rounds })
+        let (decode, prefill) = (options.decode_math(), options.prefill_math());
+        Ok(Self { arena: Arena::default(), pool, level: options.level, kv, decode, prefill })
     }
 
     pub fn threads(&self) -> usize {
@@ -140,10 +110,20 @@ impl CpuBackend {
         self.level
     }
 
+    /// Whether prefill rows are rounded to bf16 for quantised weights.
+    fn rounds(&self) -> bool {
+        self.prefill == RowMath::Bf16
+    }
+
+    /// The most int8 parts of a row.
+    fn parts(&self) -> usize {
+        self.decode.parts().max(self.prefill.parts())
+    }
+
     /// The layout in which to write rows, given the matrix of the only op that reads them.
     fn layout_for(&self, rows: Rows, consumer: Option<&Matrix>) -> ActivationLayout {
         let reads = |is_such: fn(&MatrixSegment) -> bool| consumer.is_some_and(|it| it.segments.iter().all(is_such));
-        if self.rounds && rows.decode == 0 && reads(MatrixSegment::is_quantised) {
+        if self.rounds() && rows.decode == 0 && reads(MatrixSegment::is_quantised) {
             ActivationLayout::Rounded
         } else if self.level == Level::Amx && reads(MatrixSegment::is_bf16) {
             ActivationLayout::Split
@@ -167,9 +147,10 @@ impl CpuBackend {
         activation: Activation,
         inner: &mut Buffer,
     ) {
-        let (stack, all, required) =
-            (&weights.gate_up, rows.all(), RequiredLayouts::of(&weights.down, self.level, false));
-        let within_limit = (1..=TILE).contains(&all) && (rows.prefill == 0 || !self.rounds);
+        let (stack, all) = (&weights.gate_up, rows.all());
+        let math = if rows.decode == 0 { self.prefill } else { self.decode };
+        let is_alike = rows.decode == 0 || rows.prefill == 0 || self.decode == self.prefill;
+        let within_limit = (1..=TILE).contains(&all) && is_alike && math != RowMath::Bf16;
         if !within_limit || !linear::has_gate_up(stack) {
             self.linear(rows, inner, x, stack, None);
             self.gate(all, gated, inner, activation);
@@ -177,13 +158,14 @@ impl CpuBackend {
         }
         let data = x.rows(all);
         let layouts = &mut *x.layouts();
-        layouts.fill(&self.pool, self.level, RequiredLayouts::of(stack, self.level, false), 0, x.cols, data);
+        layouts.fill(&self.pool, self.level, RequiredLayouts::of(stack, self.level, math), 0, x.cols, data);
         let ActivationLayouts { group, superblock, split, rounded, .. } = &*layouts;
         let inputs = Inputs { rows: all, x: data, group, superblock, split, rounded, rounds: false };
-        let Buffer { data: values, layouts: made, .. } = gated;
+        let required = RequiredLayouts::of(&weights.down, self.level, math);
+        let Buffer { data: values, layouts: made, cols, .. } = gated;
         let made = made.as_mut().expect("this buffer has layouts").get_mut();
         made.filled = FilledRows { group: (0, if required.group { all } else { 0 }), ..FilledRows::default() };
-        let group = required.group.then(|| made.group.begin(all));
+        let group = required.group.then(|| made.group.begin(all, math.parts(), *cols));
         let out = GatedOutput { inner: inner.rows_mut(all), gated: values, group };
         linear::gated_decode(&self.pool, self.level, stack, &inputs, activation, out);
     }
@@ -199,7 +181,7 @@ impl Backend for CpuBackend {
     type Scratch = Scratch;
 
     fn buffer(&self, rows: usize, cols: usize) -> Result<Buffer, BackendError> {
-        Buffer::new(rows, cols)
+        Buffer::new(rows, cols, self.parts())
     }
 
     fn output(&self, rows: usize, cols: usize) -> Result<Buffer, BackendError> {
@@ -235,7 +217,7 @@ impl Backend for CpuBackend {
     }
 
     fn buffer_bytes(&self, rows: usize, cols: usize) -> usize {
-        Buffer::bytes(rows, cols)
+        Buffer::bytes(rows, cols, self.parts())
     }
 
     fn output_bytes(&self, rows: usize, cols: usize) -> usize {
@@ -251,7 +233,7 @@ impl Backend for CpuBackend {
     }
 
     fn scratch_bytes(&self, rows: usize, hidden: usize, inner: usize, routing: Routing) -> usize {
-        Scratch::bytes(rows, hidden, inner, routing)
+        Scratch::bytes(rows, hidden, inner, routing, self.parts())
     }
 
     fn begin(&self, step: &mut Step, inputs: StepInputs<'_>) -> Result<(), BackendError> {
@@ -333,17 +315,18 @@ impl Backend for CpuBackend {
 
     fn linear(&self, rows: Rows, out: &mut Buffer, x: &Buffer, weight: &Matrix, bias: Option<&Vec<f32>>) {
         assert!(x.cols == weight.cols && out.cols == weight.rows);
-        let runs = match self.rounds && weight.is_quantised() {
-            true => [(0..rows.decode, false), (rows.decode..rows.all(), true)],
-            false => [(0..rows.all(), false), (0..0, false)],
+        let runs = match self.decode != self.prefill && weight.is_quantised() {
+            true => [(0..rows.decode, self.decode), (rows.decode..rows.all(), self.prefill)],
+            false => [(0..rows.all(), self.decode), (0..0, self.decode)],
         };
         let (out, x_rows) = (out.rows_mut(rows.all()), x.rows(rows.all()));
         let layouts = &mut *x.layouts();
-        for (run, rounds) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
+        for (run, math) in runs.into_iter().filter(|(run, _)| !run.is_empty()) {
             let data = &x_rows[run.start * x.cols..run.end * x.cols];
-            let required = RequiredLayouts::of(weight, self.level, rounds);
+            let required = RequiredLayouts::of(weight, self.level, math);
             layouts.fill(&self.pool, self.level, required, run.start, x.cols, data);
             let ActivationLayouts { group, superblock, split, rounded, .. } = &*layouts;
+            let rounds = math == RowMath::Bf16;
             let inputs = Inputs { rows: run.len(), x: data, group, superblock, split, rounded, rounds };
             let out = &mut out[run.start * weight.rows..run.end * weight.rows];
             linear::linear(&self.pool, self.level, weight, &inputs, bias.map(Vec::as_slice), out);
@@ -399,7 +382,7 @@ impl Backend for CpuBackend {
                 (None, ActivationLayout::Plain)
             }
         };
-        let rounded = if self.rounds && consumer.is_quantised() { rows.decode } else { all };
+        let rounded = if self.rounds() && consumer.is_quantised() { rows.decode } else { all };
         let out = out.target(all, form);
         self.run_attention(step, kv, AttentionCall { qkv: qkv.rows(all), cols, attention, turn, rounded, out });
     }
@@ -429,7 +412,7 @@ impl Backend for CpuBackend {
         assert!(x.cols == weights.gate_up.cols && 2 * gated.cols == weights.gate_up.rows);
         let (decode, prefill, all) = (rows.decode, rows.prefill, rows.all());
         let stack = linear::quantised_gate_up(&weights.gate_up)
-            .filter(|_| self.rounds && prefill > 0 && weights.down.segments.iter().all(MatrixSegment::is_quantised));
+            .filter(|_| self.rounds() && prefill > 0 && weights.down.segments.iter().all(MatrixSegment::is_quantised));
         let separate = if stack.is_some() { Rows::decode(decode) } else { rows };
         self.gate_up(separate, gated, x, weights, activation, inner);
         if let Some(stack) = stack {
@@ -514,6 +497,6 @@ impl Backend for CpuBackend {
     }
 
     fn scratch(&self, rows: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Scratch, BackendError> {
-        Scratch::new(rows, hidden, inner, routing)
+        Scratch::new(rows, hidden, inner, routing, self.parts())
     }
 }

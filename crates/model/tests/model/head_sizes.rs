@@ -3,7 +3,7 @@
 use crate::driver::{Driver, distance};
 use crate::random::{ODD_HEADS, PROMPT, Sizes};
 use crate::reference::Reference;
-use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level, PrefillMath};
+use kernels::cpu::{CpuBackend, CpuOptions, DecodeMath, KvType, Level, PrefillMath};
 use model::Checkpoint;
 use types::DType;
 
@@ -29,8 +29,8 @@ fn check(sizes: Sizes, stored: DType, keep: Option<DType>) {
     for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Split] {
         let mut first: Option<Vec<f32>> = None;
         for level in Level::available().filter(|level| kv.on(*level) == Some(kv)) {
-            let prompt = PrefillMath::Int8;
-            let backend = CpuBackend::new(CpuOptions { threads: 2, level, kv, prompt }).unwrap();
+            let (decode, prompt) = (DecodeMath::Int8, PrefillMath::Int8);
+            let backend = CpuBackend::new(CpuOptions { threads: 2, level, kv, decode, prompt }).unwrap();
             let mut driver = Driver::new(&backend, &checkpoint, keep);
             let what = format!("{sizes:?}, {stored} as {keep:?}, {level} with {kv:?}");
             let (logits, sequence) = driver.prefill(&PROMPT, PROMPT.len());

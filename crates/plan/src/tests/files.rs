@@ -75,7 +75,12 @@ fn a_mistake_is_named_with_its_line() {
     check_plan("8..20", "7..20", "line 13: layers 7..20 of node \"den\" do not follow: layer 8 is next");
     check_plan("20..28", "20..27", "layers 27..28 have no node");
     check_plan("20..28", "20..29", "line 18: layers 20..29 of node \"kitchen\" go beyond the model, which has 28");
-    check_plan("layers = 28", "layers = 30", "the plan is for 30 layers, the model has 28");
+    check_plan("layers = 28", "layers = 30", "layers 28..30 have no node");
+    check_plan(
+        "layers = 28",
+        "layers = 20",
+        "line 18: layers 20..28 of node \"kitchen\" go beyond the model, which has 20",
+    );
     check_plan("10.0.0.4:7000", "10.0.0.4", "line 12: \"10.0.0.4\" is not an address: write HOST:PORT");
     check_plan("10.0.0.4:7000", "10.0.0.9:7000", "line 13: several nodes are named \"den\"");
     let kitchen = "node = \"kitchen\"\naddress = \"10.0.0.2:7000\"";
@@ -92,6 +97,22 @@ fn a_mistake_is_named_with_its_line() {
     let stages = "\n[[stage]]\nnode = \"x\"\nlayers = \"0..1\"\n".repeat(NODES_MAX);
     check_plan("\n[coordinator]\nlayers = \"0..8\"\n", &stages, "but a cluster has at most 64 nodes");
     assert_eq!(SavedPlan::parse(&" ".repeat(PLAN_BYTES_MAX + 1)), Err(SavedPlanError::TooLarge));
+}
+
+#[test]
+fn a_plan_is_wrong_without_any_cluster_if_its_layers_are() {
+    let error = SavedPlan::parse(PLAN).unwrap().check_model(30).unwrap_err();
+    assert_eq!(error.to_string(), "line 5: the plan is for 28 layers, the model has 30");
+    let check = |old: &str, new: &str, expected: &str| {
+        assert_eq!(SavedPlan::parse(&PLAN.replace(old, new)).unwrap_err().to_string(), expected);
+    };
+    let gap = "line 18: layers 21..28 of node \"kitchen\" do not follow: layer 20 is next";
+    check("20..28", "21..28", gap);
+    let kitchen = "node = \"kitchen\"\naddress = \"10.0.0.2:7000\"";
+    let twice =
+        |name: &str| format!("line 18: node {name:?} has two stages: layers 8..20 and 20..28; a node holds one range");
+    check(kitchen, "node = \"other\"\naddress = \"10.0.0.4:7000\"", &twice("den"));
+    check("node = \"kitchen\"\naddress = \"10.0.0.2:7000\"\nlayers", "node = \"den\"\n\nlayers", &twice("den"));
 }
 
 const TOPOLOGY: &str = "\
@@ -157,6 +178,8 @@ fn a_mistake_in_a_topology_is_named_with_its_line() {
     check_topology("11-27", "12-27", "layers 11..12 have no worker");
     check_topology("11-27", "11-26", "layers 27..28 have no worker. Here the coordinator runs the first layers");
     check_topology("11-27", "11-28", "line 12: worker \"kitchen\": layers 11..29 go beyond the model, which has 28");
+    let same = "line 12: worker \"kitchen\": its address 10.0.0.4:7000 is that of worker \"den_1\" too";
+    check_topology("10.0.0.2:7000", "10.0.0.4:7000", same);
     check_topology("idle:\n", "kitchen:\n", "duplicate");
     check_topology("  host: 10.0.0.2:7000\n", "", "host");
     check_topology("idle:", "idle: [", "line 1");

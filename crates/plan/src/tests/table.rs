@@ -6,12 +6,12 @@ use unicode_width::UnicodeWidthStr;
 use super::{HEAD_MEMORY, LINK, WORKLOAD, layers_of_memory, model, node};
 use crate::*;
 
-fn print(cluster: &Cluster, optimise: Optimise) -> String {
+fn print(cluster: &Cluster, optimise: Optimise, unusable: &[UnusableNode]) -> String {
     let model = model(28);
     let planner = Planner::new(cluster, &model, WORKLOAD, optimise).unwrap();
     let plan = planner.plan().unwrap();
     let comparison = planner.compare(&plan);
-    let table = PlanTable { cluster, model: &model, plan: &plan, comparison: &comparison }.to_string();
+    let table = PlanTable { cluster, model: &model, plan: &plan, comparison: &comparison, unusable }.to_string();
     assert!(table.lines().all(|line| line.width() <= 100 && line.trim_end() == line), "{table}");
     table
 }
@@ -23,7 +23,14 @@ fn a_plan_is_a_table() {
     let mut links = Links::new(LINK);
     links.set(0, 2, Link { round_trip_seconds: 0.35e-3, bytes_per_s: 110e6 });
     let cluster = Cluster::new(node("laptop", HEAD_MEMORY + layers_of_memory(12)), others, links).unwrap();
-    assert_eq!(print(&cluster, Optimise::Latency), TABLE);
+    let node = |name: Option<&str>, address: &str, why: &str| UnusableNode {
+        name: name.map(str::to_owned),
+        address: address.parse().ok(),
+        why: why.to_owned(),
+    };
+    let unusable =
+        [node(Some("attic"), "10.0.0.9:7420", "it has another cluster key"), node(None, "10.0.0.8:7420", "timed out")];
+    assert_eq!(print(&cluster, Optimise::Latency, &unusable), TABLE);
 }
 
 const TABLE: &str = "\
@@ -41,6 +48,8 @@ bits: as on one machine: the nodes used compute with avx2; others do not, so a p
       them can change bits (--exact: one arithmetic on all nodes)
 not used: old-phone: too slow: 2.08 tokens/s with it, 3.50 without
 not used: watch: no room: a layer needs 96.3 MiB, 62.1 MiB are free
+not used: attic (10.0.0.9:7420): it has another cluster key
+not used: 10.0.0.8:7420: timed out
 ";
 
 #[test]
@@ -49,7 +58,8 @@ fn names_from_the_network_can_not_disturb_the_table() {
     let others = names.map(|name| node(name, layers_of_memory(10))).to_vec();
     let coordinator = node(&"c".repeat(99), u64::MAX);
     let cluster = Cluster::new(coordinator, others, Links::new(LINK)).unwrap();
-    let table = print(&cluster, Optimise::Throughput);
-    assert!(table.contains("a?[31m?b"), "{table}");
+    let unusable = [UnusableNode { name: Some("a\u{1b}[0m".to_owned()), address: None, why: "b\nc".to_owned() }];
+    let table = print(&cluster, Optimise::Throughput, &unusable);
+    assert!(table.contains("a?[31m?b") && table.ends_with("not used: a?[0m: b?c\n"), "{table}");
     assert!(!table.contains('\u{1b}'), "{table}");
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use kernels::StepLimits;
-use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
+use kernels::cpu::{CpuOptions, DecodeMath, KvType, Level, PrefillMath};
 use model::LoadOptions;
 use serde::{Deserialize, Serialize};
 use types::{DType, LayerRange};
@@ -41,6 +41,7 @@ pub struct WireCpuOptions {
     pub threads: u64,
     pub level: CpuLevel,
     pub kv: WireKvType,
+    pub decode: WireDecodeMath,
     pub prompt: WirePrefillMath,
 }
 
@@ -64,10 +65,19 @@ pub enum WireKvType {
     Split,
 }
 
+/// See [`DecodeMath`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WireDecodeMath {
+    Exact,
+    Int8,
+}
+
 /// See [`PrefillMath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WirePrefillMath {
+    Exact,
     Bf16,
     Int8,
 }
@@ -95,6 +105,7 @@ impl ShardSpec {
                 threads: cpu.threads as u64,
                 level: cpu.level.into(),
                 kv: cpu.kv.into(),
+                decode: cpu.decode.into(),
                 prompt: cpu.prompt.into(),
             },
             limits: WireLimits::from(&limits),
@@ -133,7 +144,8 @@ impl WireCpuOptions {
         if threads == 0 {
             return Err(LimitError::Zero { what: "threads" });
         }
-        Ok(CpuOptions { threads, level: self.level.into(), kv: self.kv.into(), prompt: self.prompt.into() })
+        let (decode, prompt) = (self.decode.into(), self.prompt.into());
+        Ok(CpuOptions { threads, level: self.level.into(), kv: self.kv.into(), decode, prompt })
     }
 }
 
@@ -204,5 +216,6 @@ macro_rules! same_names {
 same_names! {
     CpuLevel = Level { Scalar, Avx2, Avx512, Amx }
     WireKvType = KvType { F32, F16, Bf16, Split }
-    WirePrefillMath = PrefillMath { Bf16, Int8 }
+    WireDecodeMath = DecodeMath { Exact, Int8 }
+    WirePrefillMath = PrefillMath { Exact, Bf16, Int8 }
 }

@@ -2,7 +2,7 @@
 
 use engine::{Capacity, PageHash};
 use kernels::StepLimits;
-use kernels::cpu::{CpuOptions, KvType, Level, PrefillMath};
+use kernels::cpu::{CpuOptions, DecodeMath, KvType, Level, PrefillMath};
 use model::LoadOptions;
 use ranks::protocol::join::{Activations, JoinTimeouts, Secret};
 use ranks::protocol::limits::LimitError;
@@ -78,7 +78,8 @@ fn shard() -> ShardSpec {
     let step = StepLimits { rows: 1, sequences: 2, pages: 3 };
     let limits = model::Limits { step, logit_rows: 4, kv_pages: 5, positions: 6 };
     let options = LoadOptions { keep: Some(DType::Q8_0), limits };
-    let cpu = CpuOptions { threads: 2, level: Level::Avx2, kv: KvType::F16, prompt: PrefillMath::Int8 };
+    let (decode, prompt) = (DecodeMath::Exact, PrefillMath::Int8);
+    let cpu = CpuOptions { threads: 2, level: Level::Avx2, kv: KvType::F16, decode, prompt };
     ShardSpec::new(text("/m"), &options, cpu)
 }
 
@@ -123,7 +124,7 @@ fn own_requests() -> Vec<(&'static str, RankRequest)> {
             },
         ),
         (
-            r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#,
+            r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","decode":"exact","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#,
             RankRequest::Load { id: 11, model_id: text("m"), shard: shard() },
         ),
         (
@@ -237,7 +238,7 @@ fn every_reply_is_read_and_written_as_its_line() {
 fn the_shard_of_a_stage_names_its_layers_and_its_tensors() {
     let shard = shard().with_layers(LayerRange::new(3, 7).unwrap()).with_tensors(text("/t"));
     assert_eq!(shard.layers(), Ok(LayerRange::new(3, 7)));
-    let line = r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","tensors":"/t","layers":{"start":3,"end":7},"keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#;
+    let line = r#"{"op":"load","id":11,"model_id":"m","shard":{"path":"/m","tensors":"/t","layers":{"start":3,"end":7},"keep":"q8_0","cpu":{"threads":2,"level":"avx2","kv":"f16","decode":"exact","prompt":"int8"},"limits":{"rows":1,"sequences":2,"pages":3,"logit_rows":4,"kv_pages":5,"positions":6}}}"#;
     check(line, &RankRequest::Load { id: 11, model_id: text("m"), shard: shard.clone() });
     let none = ShardSpec { layers: Some(WireLayers { start: 7, end: 7 }), ..shard };
     assert_eq!(none.layers(), Err(LimitError::Zero { what: "layers" }));

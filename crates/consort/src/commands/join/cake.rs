@@ -13,7 +13,7 @@ use cake::{
 };
 use clap::{Args, ValueEnum};
 use engine::{CHUNK_DEFAULT, Executor, Stage};
-use kernels::cpu::{CpuBackend, CpuOptions, Level, PrefillMath};
+use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use ranks::{check_memory, memory_available};
@@ -24,7 +24,7 @@ use super::DISK_FREE_MIN;
 use crate::cake_options::cake_key;
 use crate::cluster_key::KeyOptions;
 use crate::commands::ranks::is_shutting_down;
-use crate::options::kv_default;
+use crate::options::{ModelMath, kv_default};
 use crate::usage::UsageError;
 
 /// Tokens of the longest sequence, if the model supports that many.
@@ -165,7 +165,8 @@ impl StageLoader {
 
     fn load(self, checkpoint: &Checkpoint, layers: LayerRange) -> Result<Box<dyn Executor>> {
         let kv = kv_default(checkpoint, self.level);
-        let cpu = CpuOptions { threads: self.threads, level: self.level, kv, prompt: PrefillMath::default() };
+        let ModelMath { decode, prompt } = ModelMath::of(checkpoint, None, self.level);
+        let cpu = CpuOptions { threads: self.threads, level: self.level, kv, decode, prompt };
         let backend = CpuBackend::new(cpu)?;
         let options = LoadOptions { keep: None, limits: self.limits(&backend, checkpoint, layers)? };
         let footprint = footprint(&backend, checkpoint, &options, layers)?;

@@ -1,6 +1,5 @@
-//! Loads the model while the server already accepts connections: decides the size of the KV cache and reports progress.
+//! Loads the model while the server already accepts connections, and reports progress.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -9,45 +8,26 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
-use kernels::PAGE_TOKENS;
 use kernels::cpu::Level;
-use model::{Checkpoint, Footprint, StoredFormat};
-use ranks::memory_available;
+use model::{Checkpoint, StoredFormat};
 use server::{App, CpuDescription, LoadStage, ModelDescription, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
+use super::capacity::CapacityOptions;
 use crate::chain_monitor::ChainMonitor;
-use crate::load_observer::LoadObserver;
-use crate::options::{ModelOptions, RequestedCapacity, bytes};
+use crate::load_observer::{LoadObserver, WeightsBar};
+use crate::options::ModelOptions;
 use crate::store::Store;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
 
-/// The default context, if the model supports that many tokens.
-const CONTEXT_DEFAULT: usize = 32 << 10;
-/// By default the KV cache holds no more than this many full contexts.
-const CONTEXTS_MAX: usize = 16;
-/// The default size of the KV cache of a cluster, in full contexts.
-const CLUSTER_CONTEXTS: usize = 2;
-/// By default the KV cache gets one part in this many of the memory that the weights leave free.
-const KV_MEMORY_DIVISOR: u64 = 3;
-/// Assumed where the system does not report its free memory.
-const MEMORY_DEFAULT: u64 = 8 << 30;
-
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How much runs at once")]
 pub struct CacheOptions {
-    /// Size of the KV cache in tokens, all requests together [default: a third of the memory that the weights leave]
-    #[arg(long, value_name = "TOKENS")]
-    kv_tokens: Option<NonZeroUsize>,
-    /// Size of the KV cache in memory, such as 2G or 512M
-    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "kv_tokens")]
-    kv_memory: Option<u64>,
-    /// Maximum requests that run at once; further requests are queued
-    #[arg(long, value_name = "COUNT", default_value = "64")]
-    max_running: NonZeroUsize,
+    #[command(flatten)]
+    capacity: CapacityOptions,
     /// Maximum requests in the queue; further requests get status 429 with Retry-After
     #[arg(long, value_name = "COUNT", default_value_t = WAITING_MAX)]
     max_waiting: usize,
@@ -125,12 +105,13 @@ fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
 
     let digest = checkpoint.digest().to_string();
     let description = describe(&files.path, &checkpoint);
-    let (capacity, kv_bytes) = serve.cache.capacity(serve, &checkpoint)?;
+    let (capacity, kv_bytes) = serve.cache.capacity.capacity(&serve.options, &checkpoint, serve.cache.speculate)?;
     let layers = checkpoint.description().layers.len();
     info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
     let threads = serve.options.threads(&serve.threads);
-    let observer = &mut ServeObserver { app, layers, quarters: 0 };
-    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, capacity, observer)?;
+    let mut observer = ServeObserver { app, layers, quarters: 0, weights: WeightsBar::default() };
+    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
+    drop(observer);
     let weights = loaded.layer_bytes() + loaded.head_bytes();
     set_progress(app, "preparing its vocabulary", 0, 1);
     let options = EngineOptions {
@@ -166,6 +147,7 @@ struct ServeObserver<'a> {
     layers: usize,
     /// Quarters of them that the log knows of.
     quarters: usize,
+    weights: WeightsBar,
 }
 
 impl LoadObserver for ServeObserver<'_> {
@@ -186,6 +168,15 @@ impl LoadObserver for ServeObserver<'_> {
     fn waiting(&mut self, why: &str) {
         info!("waiting for machines: {why}");
         set_progress(self.app, "waiting for machines", 0, 1);
+    }
+
+    fn weights(&mut self, received: u64, total: u64) {
+        self.weights.update(received, total);
+        self.app.set_stage(LoadStage::Loading(Progress { doing: "sending weights".to_owned(), done: received, total }));
+    }
+
+    fn note(&mut self, text: &str) {
+        info!("{text}");
     }
 }
 
@@ -229,43 +220,6 @@ impl CacheOptions {
             true => Err(UsageError::new("--speculate does not work with cake workers: they cannot take tokens back")),
             false => Ok(()),
         }
-    }
-
-    /// The capacity to load the model with, and the bytes of the KV cache. By default the context is as long as the memory
-    /// beside the weights allows.
-    fn capacity(&self, serve: &ServeArgs, checkpoint: &Checkpoint) -> Result<(RequestedCapacity, u64)> {
-        let sequences = self.max_running.get();
-        let logit_rows = sequences * (1 + self.speculate);
-        let capacity = |positions: usize, tokens: usize| RequestedCapacity {
-            sequences,
-            positions,
-            tokens,
-            rows: positions,
-            logit_rows,
-        };
-        let least = serve.options.footprint(checkpoint, capacity(PAGE_TOKENS, PAGE_TOKENS))?;
-        let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
-        let (fixed, page_bytes) =
-            (sum(|footprint| footprint.weights + footprint.working), sum(|footprint| footprint.kv).max(1));
-        let fits = |memory: u64| usize::try_from(memory / page_bytes).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
-        let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
-        let spare = match serve.options.uses_cluster() {
-            // Every machine has keys and values of its own layers; the plan counts them.
-            true => CONTEXT_DEFAULT.min(checkpoint.description().positions_max).saturating_mul(CLUSTER_CONTEXTS),
-            false => fits(rest / KV_MEMORY_DIVISOR),
-        };
-        let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
-        let default_context = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
-        let positions = serve.options.context(checkpoint, default_context)?;
-        let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
-        if tokens < positions {
-            return Err(UsageError::new(format!(
-                "the KV cache holds {tokens} tokens, which is less than the context of {positions}: \
-                 use a smaller --context or a larger --kv-tokens"
-            ))
-            .into());
-        }
-        Ok((capacity(positions, tokens), tokens.div_ceil(PAGE_TOKENS) as u64 * page_bytes))
     }
 }
 

@@ -5,6 +5,8 @@ use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 
+use crate::progress::LogWriter;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     #[default]
@@ -16,7 +18,7 @@ pub enum LogFormat {
 /// process.
 pub fn install(format: LogFormat, level: &str) -> Result<()> {
     let filter = EnvFilter::try_from_env("CONSORT_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let log = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let log = fmt().with_env_filter(filter).with_writer(LogWriter::default).with_target(false);
     let installed = match format {
         LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),

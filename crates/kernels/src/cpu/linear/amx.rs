@@ -112,7 +112,7 @@ pub(super) unsafe fn tile_store(integers: *mut u8) {
     }
 }
 
-/// Writes the sums of some tiles and panels.
+/// Writes the sums of some tiles and panels: `parts` adjacent rows of the tiles are added for each of the `rows` of `out`.
 ///
 /// # Safety
 /// All these sums have been written, and the contract of [`Output::put`] holds.
@@ -120,18 +120,68 @@ pub(super) unsafe fn put_tiles(
     segment: &MatrixSegment,
     panels: Range<usize>,
     rows: usize,
+    parts: usize,
     tiles: Range<usize>,
     sums: *const TileSums,
     out: Output<'_>,
 ) {
+    let per_tile = TILE / parts;
     for tile in tiles.clone() {
-        for r in 0..TILE.min(rows - tile * TILE) {
+        for r in 0..per_tile.min(rows - tile * per_tile) {
             for (p, panel) in panels.clone().enumerate() {
                 // SAFETY: the caller wrote the sums of these tiles and panels and guarantees the contract of `Output::put`.
                 unsafe {
                     let sums = &*sums.add((tile - tiles.start) * PANELS_AT_ONCE + p);
-                    out.put(tile * TILE + r, panel, segment.rows, &sums.0[r]);
+                    let mut values = sums.0[r * parts];
+                    for part in 1..parts {
+                        values = std::array::from_fn(|feature| values[feature] + sums.0[r * parts + part][feature]);
+                    }
+                    out.put(tile * per_tile + r, panel, segment.rows, &values);
                 }
+            }
+        }
+    }
+}
+
+/// What writes the sums needs no tiles.
+#[cfg(test)]
+mod tests {
+    use super::super::super::{CpuBackend, CpuOptions};
+    use super::*;
+    use crate::{Backend, MatrixSource};
+    use types::DType;
+
+    #[test]
+    fn the_parts_of_a_row_are_added_and_only_existing_rows_and_features_are_written() {
+        const FEATURES: usize = 40;
+        let source = MatrixSource {
+            dtype: DType::F32,
+            rows: FEATURES,
+            cols: 1,
+            row_stride: 4,
+            bytes: &[0; 4 * FEATURES],
+            keep: DType::F32,
+        };
+        let matrix = CpuBackend::new(CpuOptions::default()).unwrap().matrix(&[source]).unwrap();
+        for (rows, parts) in [(20usize, 1usize), (33, 1), (3, 2), (8, 2), (9, 2), (20, 2)] {
+            let value = |line: usize, feature: usize| (line * 1000 + feature) as f32;
+            let tiles = (rows * parts).div_ceil(TILE);
+            let sums: Vec<TileSums> = (0..tiles * PANELS_AT_ONCE)
+                .map(|at| {
+                    let (tile, panel) = (at / PANELS_AT_ONCE, at % PANELS_AT_ONCE);
+                    let line = |r| std::array::from_fn(|f| value(tile * TILE + r, panel * PANEL + f));
+                    TileSums(std::array::from_fn(line))
+                })
+                .collect();
+            let mut found = vec![-1.0; (rows + 1) * FEATURES];
+            let out = Output { start: found.as_mut_ptr(), stride: FEATURES, bias: None };
+            // SAFETY: the sums of these tiles and panels exist, and `found` has the rows.
+            unsafe { put_tiles(&matrix.segments[0], 0..3, rows, parts, 0..tiles, sums.as_ptr(), out) };
+            for (at, found) in found.iter().enumerate() {
+                let (row, feature) = (at / FEATURES, at % FEATURES);
+                let lines = row * parts..(row + 1) * parts;
+                let want = if row < rows { lines.map(|line| value(line, feature)).sum() } else { -1.0 };
+                assert_eq!(*found, want, "row {row} of {rows} in {parts} parts, feature {feature}");
             }
         }
     }

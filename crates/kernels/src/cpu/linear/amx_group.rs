@@ -22,7 +22,7 @@ pub(super) unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, input
     // SAFETY: the caller upholds the contract.
     unsafe {
         config.load();
-        for (tiles, panels) in batches(inputs.rows, segment.cols, panels, PANELS_AT_ONCE) {
+        for (tiles, panels) in batches(inputs.rows * inputs.group.parts, segment.cols, panels, PANELS_AT_ONCE) {
             match segment.format {
                 Format::Group { bits: Bits::B8, .. } => {
                     group_batch::<8, false>(segment, panels, tiles, 0, inputs, out);
@@ -91,7 +91,7 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
             }
             for tile in tiles.clone() {
                 if index + 1 == supers {
-                    out.prefetch(tile, panels.clone(), inputs.rows);
+                    out.prefetch(tile, panels.clone(), inputs.rows, inputs.group.parts);
                 }
                 let at = index * inputs.group.tiles + tile;
                 let mut sums = sums.add((tile - tiles.start) * PANELS_AT_ONCE);
@@ -110,7 +110,7 @@ unsafe fn group_batch<const BITS: usize, const MINS: bool>(
         }
     }
     // SAFETY: every sum of these tiles and panels was written above.
-    unsafe { put_tiles(segment, panels, inputs.rows, tiles, sums, out) };
+    unsafe { put_tiles(segment, panels, inputs.rows, inputs.group.parts, tiles, sums, out) };
 }
 
 /// Up to 8 groups of one panel.

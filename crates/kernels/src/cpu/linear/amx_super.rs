@@ -23,7 +23,7 @@ pub(super) unsafe fn panels(segment: &MatrixSegment, panels: Range<usize>, input
     // SAFETY: the caller upholds the contract.
     unsafe {
         config.load();
-        for (tiles, panels) in batches(inputs.rows, segment.cols, panels, PANELS_AT_ONCE) {
+        for (tiles, panels) in batches(inputs.rows * inputs.superblock.parts, segment.cols, panels, PANELS_AT_ONCE) {
             match segment.format {
                 Format::Super { bits: Bits::B2, offset, .. } => {
                     super_batch::<2, 16, true>(segment, panels, tiles, offset, inputs, out);
@@ -86,7 +86,7 @@ unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
                 let second = (tile + 1).min(tiles.end - 1);
                 for tile in tile..=second {
                     if index + 1 == supers {
-                        out.prefetch(tile, panels.clone(), inputs.rows);
+                        out.prefetch(tile, panels.clone(), inputs.rows, inputs.superblock.parts);
                     }
                 }
                 let values = |tile: usize| acts.values.as_ptr().add((index * acts.tiles + tile) * BLOCK);
@@ -112,7 +112,7 @@ unsafe fn super_batch<const BITS: usize, const SUBS: usize, const MINS: bool>(
         }
     }
     // SAFETY: every sum of these tiles and panels was written above.
-    unsafe { put_tiles(segment, panels, inputs.rows, tiles, sums, out) };
+    unsafe { put_tiles(segment, panels, inputs.rows, inputs.superblock.parts, tiles, sums, out) };
 }
 
 /// The scales of one superblock of one panel, one lane per feature.

@@ -149,13 +149,13 @@ unsafe fn dots<const BITS: usize, const LINES: usize>(
 
 /// Splits rows into blocks of four, two and one; the first block prefetches the weights of later panels.
 macro_rules! blocks {
-    ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $out:expr) => {{
-        let first = $panels.start;
+    ($block:ident::<$($c:tt),*>, $segment:expr, $panels:expr, $offset:expr, $inputs:expr, $parts:expr, $out:expr) => {{
+        let (first, rows) = ($panels.start, $inputs.rows * $parts);
         for panel in $panels {
             let ahead = PanelPrefetcher::new($segment, first, panel);
             let mut row = 0;
-            while row < $inputs.rows {
-                row += match $inputs.rows - row {
+            while row < rows {
+                row += match rows - row {
                     4.. => { $block::<$($c),*, 4>($segment, panel, row, $offset, &ahead, $inputs, $out); 4 }
                     2.. => { $block::<$($c),*, 2>($segment, panel, row, $offset, &ahead, $inputs, $out); 2 }
                     _ => { $block::<$($c),*, 1>($segment, panel, row, $offset, &ahead, $inputs, $out); 1 }
@@ -174,7 +174,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
     out: Output<'_>,
 ) {
     // SAFETY: the caller upholds the contract; rows of a block never cross a tile because block sizes divide 16.
-    unsafe { blocks!(group_block::<BITS, MINS>, segment, panels, offset, inputs, out) }
+    unsafe { blocks!(group_block::<BITS, MINS>, segment, panels, offset, inputs, inputs.group.parts, out) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -186,7 +186,7 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     out: Output<'_>,
 ) {
     // SAFETY: as for `group`.
-    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, segment, panels, offset, inputs, out) }
+    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, segment, panels, offset, inputs, inputs.superblock.parts, out) }
 }
 
 #[inline]
@@ -240,7 +240,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize>(
         }
     }
     // SAFETY: the caller guarantees the contract of `Output::put`.
-    unsafe { put(segment, panel, row, out, sums) };
+    unsafe { put(segment, panel, row, acts.parts, out, sums) };
 }
 
 /// `R` rows of one panel of a K format.
@@ -317,7 +317,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
         }
     }
     // SAFETY: the caller guarantees the contract of `Output::put`.
-    unsafe { put(segment, panel, row, out, sums) };
+    unsafe { put(segment, panel, row, acts.parts, out, sums) };
 }
 
 /// The low 16 bits of each lane of `low` and `high`, in the two halves of the lane.
@@ -360,22 +360,28 @@ unsafe fn minimums<const SUBS: usize>(scales: *const u8, sums: *const i16, half:
     total
 }
 
+/// Writes the sums of rows from `row` on: `parts` are added for each row of `out`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn put<const R: usize>(
     segment: &MatrixSegment,
     panel: usize,
     row: usize,
+    parts: usize,
     out: Output<'_>,
     sums: [[__m256; 2]; R],
 ) {
-    for (r, sums) in sums.into_iter().enumerate() {
+    for (r, sums) in sums.chunks_exact(parts).enumerate() {
         let mut values = [0f32; PANEL];
+        let sums: [__m256; 2] = match sums {
+            [high, low] => [_mm256_add_ps(high[0], low[0]), _mm256_add_ps(high[1], low[1])],
+            _ => sums[0],
+        };
         // SAFETY: two halves of 8 lanes; the caller guarantees the contract of `Output::put`.
         unsafe {
             _mm256_storeu_ps(values.as_mut_ptr(), sums[0]);
             _mm256_storeu_ps(values.as_mut_ptr().add(HALF), sums[1]);
-            out.put(row + r, panel, segment.rows, &values);
+            out.put(row / parts + r, panel, segment.rows, &values);
         }
     }
 }

@@ -190,8 +190,8 @@ struct PanelBlock {
 /// (for one row, eight). Rows after the last one are padding of its tile; they are computed and discarded, because the time
 /// is bound by the weights.
 macro_rules! blocks {
-    ($block:ident::<$($c:tt),*>, $sums:expr, $segment:expr, $share:expr, $offset:expr, $inputs:expr, $out:expr) => {{
-        let (rows, Range { start: first, end }) = ($inputs.rows, $share.panels);
+    ($block:ident::<$($c:tt),*>, $sums:expr, $segment:expr, $share:expr, $offset:expr, $inputs:expr, $parts:expr, $out:expr) => {{
+        let (rows, Range { start: first, end }) = ($inputs.rows * $parts, $share.panels);
         let mut panel = first;
         while panel < end {
             let left = end - panel;
@@ -235,7 +235,7 @@ unsafe fn group<const BITS: usize, const MINS: bool>(
         inputs.group.prefetch(segment.cols);
     }
     // SAFETY: the caller upholds the contract; rows of a block never cross a tile because block sizes divide 16.
-    unsafe { blocks!(group_block::<BITS, MINS>, 16, segment, share, offset, inputs, out) }
+    unsafe { blocks!(group_block::<BITS, MINS>, 16, segment, share, offset, inputs, inputs.group.parts, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -246,8 +246,9 @@ unsafe fn superblock<const BITS: usize, const SUBS: usize, const MINS: bool>(
     inputs: &Inputs<'_>,
     out: Output<'_>,
 ) {
+    let parts = inputs.superblock.parts;
     // SAFETY: as for `group`.
-    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, 128 / SUBS, segment, share, offset, inputs, out) }
+    unsafe { blocks!(super_block::<BITS, SUBS, MINS>, 128 / SUBS, segment, share, offset, inputs, parts, out) }
 }
 
 /// `R` rows by `P` panels of a format with a scale per group.
@@ -335,7 +336,7 @@ unsafe fn group_block<const BITS: usize, const MINS: bool, const R: usize, const
         }
     }
     // SAFETY: the caller guarantees the contract of `Output::put`.
-    unsafe { put(segment, walk.panel, row, inputs.rows, out, sums) };
+    unsafe { put(segment, walk.panel, row, inputs.rows * acts.parts, acts.parts, out, sums) };
 }
 
 /// Adds the products of a group of one panel to its sums.
@@ -467,7 +468,7 @@ unsafe fn super_block<const BITS: usize, const SUBS: usize, const MINS: bool, co
         }
     }
     // SAFETY: the caller guarantees the contract of `Output::put`.
-    unsafe { put(segment, walk.panel, row, inputs.rows, out, sums) };
+    unsafe { put(segment, walk.panel, row, inputs.rows * acts.parts, acts.parts, out, sums) };
 }
 
 /// Scales the products of the first and the second 16 of 32 inputs and adds them to the integers of a superblock.
@@ -570,6 +571,7 @@ unsafe fn minimums<const SUBS: usize>(scales: *const u8, acts: &Q8KActivations, 
     total
 }
 
+/// Writes the sums of rows from `row` on, of `rows`: `parts` are added for each row of `out`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn put<const R: usize, const P: usize>(
@@ -577,16 +579,21 @@ pub(super) unsafe fn put<const R: usize, const P: usize>(
     panel: usize,
     row: usize,
     rows: usize,
+    parts: usize,
     out: Output<'_>,
     sums: &[[__m512; R]; P],
 ) {
     for (p, sums) in sums.iter().enumerate() {
-        for (r, sum) in sums.iter().enumerate().take(rows - row) {
+        for (r, sums) in sums[..R.min(rows - row)].chunks_exact(parts).enumerate() {
             let mut values = [0f32; PANEL];
+            let sum = match *sums {
+                [high, low] => _mm512_add_ps(high, low),
+                _ => sums[0],
+            };
             // SAFETY: 16 lanes; the caller guarantees the contract of `Output::put`.
             unsafe {
-                _mm512_storeu_ps(values.as_mut_ptr(), *sum);
-                out.put(row + r, panel + p, segment.rows, &values);
+                _mm512_storeu_ps(values.as_mut_ptr(), sum);
+                out.put(row / parts + r, panel + p, segment.rows, &values);
             }
         }
     }

@@ -5,6 +5,9 @@
 //! then `sum = fma(integer * activation scale, weight scale, sum)` group after group. All levels use this order, so they
 //! agree bit for bit. For bf16 the tile unit has its own order, which is the same for 1 row and for 1,000.
 //!
+//! Exact rows have two int8 parts, which the kernels multiply as two rows and add when they write the result. So all that holds
+//! for rows in one part holds for them too.
+//!
 //! On a CPU with tiles, prefill rows may be multiplied with quantised weights in bf16 instead ([`PrefillMath`]), also in one
 //! order for any number of rows. In int8, most of the time would go into moving integers out of the tiles to apply scales.
 
@@ -37,11 +40,12 @@ use std::ops::Range;
 use super::activations::{Bf16SplitActivations, Q8Activations, Q8KActivations, Q8Writer, TILE};
 use super::level::Level;
 use super::matrix::{Format, GROUP, Matrix, MatrixSegment, PANEL, Panels, SendPtr};
+use super::options::RowMath;
 use super::pool::Pool;
 use super::rows;
 use crate::Activation;
 
-/// Up to this many rows, the vector kernels are as fast as the tile kernels: the time is bound by reading weights, or by
+/// Up to this many rows of the int8 layouts, the vector kernels are as fast as the tile kernels: the time is bound by reading weights, or by
 /// moving integers out of the tile unit. Vector kernels also lose less when another program uses the core's second thread.
 #[cfg(target_arch = "x86_64")]
 const VECTOR_ROWS: usize = TILE;
@@ -53,15 +57,17 @@ pub(crate) struct RequiredLayouts {
     pub(crate) superblock: bool,
     pub(crate) split: bool,
     pub(crate) rounded: bool,
+    /// The int8 parts of a row.
+    pub(crate) parts: usize,
 }
 
 impl RequiredLayouts {
-    /// `rounds`: the rows are rounded to bf16 for quantised weights.
-    pub(crate) fn of(matrix: &Matrix, level: Level, rounds: bool) -> Self {
-        let mut needs = Self::default();
+    /// `math`: how the rows are multiplied with quantised weights.
+    pub(crate) fn of(matrix: &Matrix, level: Level, math: RowMath) -> Self {
+        let mut needs = Self { parts: math.parts(), ..Self::default() };
         for segment in &matrix.segments {
             match segment.format {
-                Format::Group { .. } | Format::Super { .. } if rounds => needs.rounded = true,
+                Format::Group { .. } | Format::Super { .. } if math == RowMath::Bf16 => needs.rounded = true,
                 Format::Group { .. } => needs.group = true,
                 Format::Super { .. } => needs.superblock = true,
                 Format::Bf16 | Format::Bf16Packed12 => needs.split |= level == Level::Amx,
@@ -116,11 +122,12 @@ impl Output<'_> {
 
 #[cfg(target_arch = "x86_64")]
 impl Output<'_> {
-    /// Prefetches, for writing, the cache lines of 16 rows by some panels. Rows are far apart in memory, and a store that
-    /// misses the cache would delay the stores after it.
-    fn prefetch(&self, tile: usize, panels: Range<usize>, rows: usize) {
+    /// Prefetches, for writing, the cache lines of a tile of rows, in `parts` parts, by some panels. Rows are far apart in
+    /// memory, and a store that misses the cache would delay the stores after it.
+    fn prefetch(&self, tile: usize, panels: Range<usize>, rows: usize, parts: usize) {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        for row in tile * TILE..rows.min((tile + 1) * TILE) {
+        let per_tile = TILE / parts;
+        for row in tile * per_tile..rows.min((tile + 1) * per_tile) {
             for panel in panels.clone() {
                 let line = self.start.wrapping_add(row * self.stride + panel * PANEL);
                 // SAFETY: a prefetch reads nothing; SSE is part of the architecture.
@@ -346,11 +353,11 @@ fn panels(level: Level, segment: &MatrixSegment, share: PanelRange, inputs: &Inp
                 amx_bf16::rounded(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
-            (Format::Group { .. }, Level::Amx) if inputs.rows > VECTOR_ROWS => {
+            (Format::Group { .. }, Level::Amx) if inputs.rows * inputs.group.parts > VECTOR_ROWS => {
                 amx_group::panels(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]
-            (Format::Super { .. }, Level::Amx) if inputs.rows > VECTOR_ROWS => {
+            (Format::Super { .. }, Level::Amx) if inputs.rows * inputs.superblock.parts > VECTOR_ROWS => {
                 amx_super::panels(segment, panels, inputs, out);
             }
             #[cfg(target_arch = "x86_64")]

@@ -12,9 +12,15 @@ pub(super) fn panels(segment: &MatrixSegment, panels: Range<usize>, inputs: &Inp
     for panel in panels {
         for row in 0..inputs.rows {
             let values: [f32; PANEL] = std::array::from_fn(|feature| match segment.format {
-                Format::Group { bits, offset, mins } => group(segment, panel, feature, row, inputs, bits, offset, mins),
+                Format::Group { bits, offset, mins } => {
+                    let parts = row * inputs.group.parts..(row + 1) * inputs.group.parts;
+                    let part = |part| group(segment, panel, feature, part, inputs, bits, offset, mins);
+                    parts.map(part).reduce(|sum, next| sum + next).expect("a row has parts")
+                }
                 Format::Super { bits, offset, subs, mins } => {
-                    superblock(segment, panel, feature, row, inputs, bits, offset, subs, mins)
+                    let parts = row * inputs.superblock.parts..(row + 1) * inputs.superblock.parts;
+                    let part = |part| superblock(segment, panel, feature, part, inputs, bits, offset, subs, mins);
+                    parts.map(part).reduce(|sum, next| sum + next).expect("a row has parts")
                 }
                 _ => unreachable!("`dense` handles float formats"),
             });

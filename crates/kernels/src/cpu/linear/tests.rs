@@ -4,7 +4,7 @@
 use types::DType;
 
 use super::super::matrix::Format;
-use super::super::{Buffer, CpuBackend, CpuOptions, KvType, Level, PrefillMath};
+use super::super::{Buffer, CpuBackend, CpuOptions, DecodeMath, KvType, Level, PrefillMath};
 use super::Chunks;
 use crate::{Activation, Backend, Gated, MatrixSource, Rows, quant};
 
@@ -54,8 +54,20 @@ fn source(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> MatrixSource<
     MatrixSource { dtype, rows, cols, row_stride, bytes, keep: dtype }
 }
 
+/// Every arithmetic of decode rows with one of prefill rows.
+const MATHS: [(DecodeMath, PrefillMath); 4] = [
+    (DecodeMath::Exact, PrefillMath::Bf16),
+    (DecodeMath::Exact, PrefillMath::Exact),
+    (DecodeMath::Int8, PrefillMath::Exact),
+    (DecodeMath::Int8, PrefillMath::Int8),
+];
+
 fn backend(level: Level, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32, prompt: PrefillMath::Bf16 }).unwrap()
+    backend_with(level, threads, MATHS[0])
+}
+
+fn backend_with(level: Level, threads: usize, (decode, prompt): (DecodeMath, PrefillMath)) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads, level, kv: KvType::F32, decode, prompt }).unwrap()
 }
 
 fn buffer(backend: &CpuBackend, rows: usize, cols: usize, values: &[f32]) -> Buffer {
@@ -119,22 +131,24 @@ fn every_format_on_every_level_is_close_to_dequantised_weights() {
             for rows in [1, 2, 3, 5, 8, 9, 16, 33] {
                 let x = noise(rows * k, 11);
                 let (want, lengths) = exact(dtype, n, k, &bytes, &x);
-                for level in Level::available() {
-                    let got = run(&backend(level, 2), &[source(dtype, n, k, &bytes)], &x, None);
-                    // Rounding activations below 1 to 8 bits changes each by at most 1/254. The error of a row grows with
-                    // its norm, and this allows five standard deviations. Float formats round as f32; for bf16 tiles
-                    // activations are two parts of eight bits.
-                    let relative = match dtype {
-                        DType::BF16 if level == Level::Amx => 1.0 / 65536.0,
-                        _ if dtype.is_quantised() => 5.0 / 254.0 / 3f64.sqrt(),
-                        _ => 2e-6,
+                for (level, math) in Level::available().flat_map(|level| MATHS.map(|math| (level, math))) {
+                    let got = run(&backend_with(level, 2, math), &[source(dtype, n, k, &bytes)], &x, None);
+                    // Rounding activations below 1 to 8 bits changes each by at most 1/254, to 16 bits by at most 1/254^2. The
+                    // error of a row grows with its norm, and this allows five standard deviations. Float formats round as
+                    // f32; for bf16 tiles activations are two parts of eight bits.
+                    let five = 5.0 / 3f64.sqrt();
+                    let relative = match (dtype.is_quantised(), math.0) {
+                        _ if dtype == DType::BF16 && level == Level::Amx => 1.0 / 65536.0,
+                        (true, DecodeMath::Int8) => five / 254.0,
+                        (true, DecodeMath::Exact) => five / 254.0 / 254.0 + 2e-6,
+                        (false, _) => 2e-6,
                     };
                     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                         let off = (f64::from(*got) - want).abs();
                         let bound = relative * lengths[i % n] + 1e-6;
                         assert!(
                             off <= bound,
-                            "{dtype} {n}x{k}, {rows} rows, {level}, {i}: {got} not {want} (bound {bound})"
+                            "{dtype} {n}x{k}, {rows} rows, {level}, {math:?}, {i}: {got} not {want} (bound {bound})"
                         );
                     }
                 }
@@ -150,13 +164,15 @@ fn quantised_weights_give_the_same_bits_on_every_level() {
             let bytes = weights(dtype, n, k, 3);
             for rows in [1, 2, 4, 7, 12, 20] {
                 let x = noise(rows * k, 5);
-                let bits = |level| {
-                    let got = run(&backend(level, 1), &[source(dtype, n, k, &bytes)], &x, None);
-                    got.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                };
-                let want = bits(Level::Scalar);
-                for level in Level::available() {
-                    assert!(bits(level) == want, "{dtype} {n}x{k}, {rows} rows, {level}");
+                for math in MATHS {
+                    let bits = |level| {
+                        let got = run(&backend_with(level, 1, math), &[source(dtype, n, k, &bytes)], &x, None);
+                        got.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                    };
+                    let want = bits(Level::Scalar);
+                    for level in Level::available() {
+                        assert!(bits(level) == want, "{dtype} {n}x{k}, {rows} rows, {level}, {math:?}");
+                    }
                 }
             }
         }
@@ -170,14 +186,16 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
         let (n, k) = (50, if dtype.block_elements() == 1 { 515 } else { 512 });
         let bytes = weights(dtype, n, k, 9);
         let x = noise(40 * k, 13);
-        for level in Level::available() {
+        for (level, math) in Level::available().flat_map(|level| [MATHS[0], MATHS[3]].map(|math| (level, math))) {
+            let backend = |threads| backend_with(level, threads, math);
+            let one = backend(1);
             let alone: Vec<Vec<f32>> = (0..40)
-                .map(|row| run(&backend(level, 1), &[source(dtype, n, k, &bytes)], &x[row * k..(row + 1) * k], None))
+                .map(|row| run(&one, &[source(dtype, n, k, &bytes)], &x[row * k..(row + 1) * k], None))
                 .collect();
             for (rows, threads) in [(2, 1), (3, 2), (5, 3), (8, 2), (11, 2), (17, 1), (40, 2)] {
-                let together = run(&backend(level, threads), &[source(dtype, n, k, &bytes)], &x[..rows * k], None);
+                let together = run(&backend(threads), &[source(dtype, n, k, &bytes)], &x[..rows * k], None);
                 for (row, (got, want)) in together.chunks_exact(n).zip(&alone).enumerate() {
-                    assert!(got == want, "{dtype} {level}: row {row} of {rows} with {threads} threads");
+                    assert!(got == want, "{dtype} {level} {math:?}: row {row} of {rows} with {threads} threads");
                 }
             }
         }
@@ -185,23 +203,26 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
 }
 
 /// Prefill rows in bf16: the relative error of each factor is at most 2^-9, so that of a product is at most 2^-8. Unless all
-/// errors have the same sign, the error of a sum is far below 2^-8 times the norms of its factors.
+/// errors have the same sign, the error of a sum is far below 2^-8 times the norms of its factors. Exact rows are far closer.
 #[test]
 fn prompt_rows_are_close_to_dequantised_weights() {
     for dtype in DType::ALL {
         for (n, k) in sizes(dtype) {
             let bytes = weights(dtype, n, k, 31);
-            for (rows, level) in
-                [1, 5, 16, 33, 50].into_iter().flat_map(|rows| Level::available().map(move |l| (rows, l)))
-            {
+            for (rows, level, math) in [1, 5, 16, 33, 50].into_iter().flat_map(|rows| {
+                Level::available().flat_map(move |level| MATHS[..2].iter().map(move |math| (rows, level, *math)))
+            }) {
                 let x = noise(rows * k, 7);
                 let (want, lengths) = exact(dtype, n, k, &bytes, &x);
-                let got = run_rows(&backend(level, 2), &[source(dtype, n, k, &bytes)], Rows::prefill(rows), &x, None);
+                let backend = backend_with(level, 2, math);
+                let got = run_rows(&backend, &[source(dtype, n, k, &bytes)], Rows::prefill(rows), &x, None);
+                let relative = if math.1 == PrefillMath::Exact { 1.0 / 32768.0 } else { 1.0 / 256.0 };
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                     let length = x[i / n * k..(i / n + 1) * k].iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let bound = length * lengths[i % n] / 256.0 + 1e-6;
+                    let bound = length * lengths[i % n] * relative + 1e-6;
                     let off = (f64::from(*got) - want).abs();
-                    assert!(off <= bound, "{dtype} {n}x{k}, {rows} rows, {level}, {i}: {got} not {want} ({bound})");
+                    let case = format!("{dtype} {n}x{k}, {rows} rows, {level}, {math:?}, {i}");
+                    assert!(off <= bound, "{case}: {got} not {want} ({bound})");
                 }
             }
         }
@@ -216,16 +237,17 @@ fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
         let bytes = weights(dtype, n, k, 9);
         let x = noise(70 * k, 13);
         let parts = [source(dtype, n, k, &bytes)];
-        for level in Level::available() {
-            let one = backend(level, 1);
+        for (level, math) in Level::available().flat_map(|level| MATHS.map(|math| (level, math))) {
+            let one = backend_with(level, 1, math);
             let row = |row: usize| &x[row * k..(row + 1) * k];
             for (generated, prompt, threads) in [(0, 2, 1), (1, 16, 2), (3, 17, 2), (0, 33, 1), (20, 50, 3)] {
                 let rows = Rows { decode: generated, prefill: prompt };
-                let together = run_rows(&backend(level, threads), &parts, rows, &x[..rows.all() * k], None);
+                let together = run_rows(&backend_with(level, threads, math), &parts, rows, &x[..rows.all() * k], None);
                 for (index, got) in together.chunks_exact(n).enumerate() {
                     let alone = if index < generated { Rows::decode(1) } else { Rows::prefill(1) };
                     let want = run_rows(&one, &parts, alone, row(index), None);
-                    assert!(got == want, "{dtype} {level}: row {index} of {generated} and {prompt}, {threads} threads");
+                    let case = format!("{dtype} {level} {math:?}");
+                    assert!(got == want, "{case}: row {index} of {generated} and {prompt}, {threads} threads");
                 }
             }
         }
@@ -241,15 +263,16 @@ fn a_feed_forward_is_its_three_ops() {
             [(width, hidden, 1), (width, hidden, 2), (hidden, width, 3)].map(|(n, k, seed)| weights(dtype, n, k, seed));
         let (gate, up) = (source(dtype, width, hidden, &gate), source(dtype, width, hidden, &up));
         let down = source(dtype, hidden, width, &down);
-        for (level, rows, activation) in Level::available().flat_map(|level| {
-            [(0, 1), (1, 0), (3, 0), (16, 0), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(
+        for (level, rows, activation, math) in Level::available().flat_map(|level| {
+            [(0, 1), (1, 0), (3, 0), (16, 0), (2, 5), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(
                 move |(generated, prompt)| {
-                    [Activation::Silu, Activation::GeluTanh]
-                        .map(|activation| (level, Rows { decode: generated, prefill: prompt }, activation))
+                    [(Activation::Silu, MATHS[0]), (Activation::GeluTanh, MATHS[0]), (Activation::Silu, MATHS[1])].map(
+                        |(activation, math)| (level, Rows { decode: generated, prefill: prompt }, activation, math),
+                    )
                 },
             )
         }) {
-            let backend = backend(level, 2);
+            let backend = backend_with(level, 2, math);
             let weights =
                 Gated { gate_up: backend.matrix(&[gate, up]).unwrap(), down: backend.matrix(&[down]).unwrap() };
             let x = buffer(&backend, rows.all(), hidden, &noise(rows.all() * hidden, 4));
@@ -260,8 +283,9 @@ fn a_feed_forward_is_its_three_ops() {
             backend.gate(rows.all(), &mut gated, &inner, activation);
             backend.linear(rows, &mut apart, &gated, &weights.down, None);
             let (together, apart) = (together.rows(rows.all()), apart.rows(rows.all()));
-            let case = format!("{dtype} {hidden} {width} {rows:?} {level} {activation:?}");
-            let exact = if level == Level::Amx { rows.decode * hidden } else { together.len() };
+            let case = format!("{dtype} {hidden} {width} {rows:?} {level} {activation:?} {math:?}");
+            let is_bf16 = level == Level::Amx && math.1 == PrefillMath::Bf16;
+            let exact = if is_bf16 { rows.decode * hidden } else { together.len() };
             assert!(together[..exact] == apart[..exact], "{case}");
             let largest = apart.iter().fold(0f32, |most, value| most.max(value.abs()));
             let off = together.iter().zip(apart).fold(0f32, |most, (a, b)| most.max((a - b).abs()));

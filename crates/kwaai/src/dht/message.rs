@@ -1,0 +1,383 @@
+//! The messages of the three RPCs: ping, store, find.
+
+use super::DhtId;
+use crate::KwaaiWireError;
+use crate::msgpack::{Reader, put_nil, put_text};
+use crate::protobuf::{Value, push, put_bytes, put_double, put_uint, read_fields};
+
+/// Keys, records or results of one message. A model has a key for each of its blocks.
+pub const DHT_KEYS_MAX: usize = 1024;
+/// Nodes that one result names.
+const NEAREST_MAX: usize = 1024;
+const AUTH_TIME: u32 = 3;
+const NODE_ID: u32 = 1;
+
+/// What all messages may say of their sender. Nobody checks it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DhtSender {
+    pub time: Option<f64>,
+    pub node: Option<DhtId>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DhtPingRequest {
+    pub sender: DhtSender,
+    /// Whether the sender wants to know if it can be reached.
+    pub validate: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DhtPingResponse {
+    pub sender: DhtSender,
+    pub dht_time: f64,
+    /// Whether the sender of the request can be reached.
+    pub available: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DhtStoreRequest<'a> {
+    pub sender: DhtSender,
+    pub records: Vec<DhtRecord<'a>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DhtRecord<'a> {
+    pub key: DhtId,
+    pub subkey: DhtSubkey<'a>,
+    /// MessagePack.
+    pub value: &'a [u8],
+    pub expires_at: f64,
+    pub in_cache: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DhtSubkey<'a> {
+    /// The key has a plain value.
+    Plain,
+    /// The key has a dictionary, and the value is all of it.
+    Whole,
+    /// The value is this entry of the key's dictionary.
+    Entry(&'a str),
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DhtStoreResponse {
+    pub sender: DhtSender,
+    /// Whether each record was accepted.
+    pub accepted: Vec<bool>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DhtFindRequest {
+    pub sender: DhtSender,
+    pub keys: Vec<DhtId>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DhtFindResponse<'a> {
+    pub sender: DhtSender,
+    /// One for each key.
+    pub results: Vec<DhtFindResult<'a>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DhtFindResult<'a> {
+    pub found: DhtFound<'a>,
+    /// Nodes that are near the key, with the bytes of their peer ids.
+    pub nearest: Vec<(DhtId, &'a [u8])>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DhtFound<'a> {
+    Nothing,
+    Plain {
+        value: &'a [u8],
+        expires_at: f64,
+    },
+    /// The value is a [`DhtDictionary`](super::DhtDictionary).
+    Dictionary {
+        value: &'a [u8],
+        expires_at: f64,
+    },
+}
+
+impl DhtSender {
+    fn read_time(&mut self, auth: Value<'_>) -> Result<(), KwaaiWireError> {
+        read_fields(auth.bytes("auth")?, "auth", |number, value| {
+            if number == AUTH_TIME {
+                self.time = Some(value.double("time")?);
+            }
+            Ok(())
+        })
+    }
+
+    fn read_node(&mut self, node: Value<'_>) -> Result<(), KwaaiWireError> {
+        read_fields(node.bytes("node")?, "node", |number, value| {
+            if number == NODE_ID {
+                self.node = Some(DhtId::read(value.bytes("node id")?, "node id")?);
+            }
+            Ok(())
+        })
+    }
+
+    fn put_time(&self, out: &mut Vec<u8>) {
+        if let Some(time) = self.time {
+            let mut auth = Vec::new();
+            put_double(&mut auth, AUTH_TIME, time);
+            put_bytes(out, 1, &auth);
+        }
+    }
+
+    fn put_node(&self, out: &mut Vec<u8>, field: u32) {
+        if let Some(id) = self.node {
+            let mut node = Vec::new();
+            put_bytes(&mut node, NODE_ID, &id.0);
+            put_bytes(out, field, &node);
+        }
+    }
+}
+
+impl DhtPingRequest {
+    pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
+        let mut ping = Self::default();
+        read_fields(message, "ping", |number, value| match number {
+            1 => ping.sender.read_time(value),
+            2 => ping.sender.read_node(value),
+            3 => value.varint("flag").map(|flag| ping.validate = flag != 0),
+            _ => Ok(()),
+        })?;
+        Ok(ping)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.sender.put_time(&mut out);
+        self.sender.put_node(&mut out, 2);
+        if self.validate {
+            put_uint(&mut out, 3, 1);
+        }
+        out
+    }
+}
+
+impl DhtPingResponse {
+    pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
+        let mut pong = Self::default();
+        read_fields(message, "ping response", |number, value| match number {
+            1 => pong.sender.read_time(value),
+            2 => pong.sender.read_node(value),
+            4 => value.double("time").map(|time| pong.dht_time = time),
+            5 => value.varint("flag").map(|flag| pong.available = flag != 0),
+            _ => Ok(()),
+        })?;
+        Ok(pong)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.sender.put_time(&mut out);
+        self.sender.put_node(&mut out, 2);
+        put_double(&mut out, 4, self.dht_time);
+        if self.available {
+            put_uint(&mut out, 5, 1);
+        }
+        out
+    }
+}
+
+impl<'a> DhtStoreRequest<'a> {
+    pub fn decode(message: &'a [u8]) -> Result<Self, KwaaiWireError> {
+        let mut sender = DhtSender::default();
+        let (mut keys, mut subkeys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut expirations, mut in_cache) = (Vec::new(), Vec::new());
+        read_fields(message, "store request", |number, value| {
+            match number {
+                1 => sender.read_time(value)?,
+                2 => push(&mut keys, DhtId::read(value.bytes("key")?, "key")?, "keys", DHT_KEYS_MAX)?,
+                3 => push(&mut subkeys, DhtSubkey::read(value.bytes("subkey")?)?, "subkeys", DHT_KEYS_MAX)?,
+                4 => push(&mut values, value.bytes("value")?, "values", DHT_KEYS_MAX)?,
+                5 => value.append_doubles(&mut expirations, "expirations", DHT_KEYS_MAX)?,
+                6 => value.append_bools(&mut in_cache, "flags", DHT_KEYS_MAX)?,
+                7 => sender.read_node(value)?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        let expected = keys.len();
+        if in_cache.is_empty() {
+            in_cache.resize(expected, false);
+        }
+        let counts = [
+            ("subkeys", subkeys.len()),
+            ("values", values.len()),
+            ("expirations", expirations.len()),
+            ("flags", in_cache.len()),
+        ];
+        if let Some((what, found)) = counts.into_iter().find(|&(_, found)| found != expected) {
+            return Err(KwaaiWireError::Count { what, found, expected });
+        }
+        let values = keys.into_iter().zip(subkeys).zip(values);
+        let records = values.zip(expirations.into_iter().zip(in_cache));
+        let records = records.map(|(((key, subkey), value), (expires_at, in_cache))| DhtRecord {
+            key,
+            subkey,
+            value,
+            expires_at,
+            in_cache,
+        });
+        Ok(Self { sender, records: records.collect() })
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.sender.put_time(&mut out);
+        self.records.iter().for_each(|record| put_bytes(&mut out, 2, &record.key.0));
+        self.records.iter().for_each(|record| put_bytes(&mut out, 3, &record.subkey.encode()));
+        self.records.iter().for_each(|record| put_bytes(&mut out, 4, record.value));
+        if !self.records.is_empty() {
+            let expirations: Vec<u8> = self.records.iter().flat_map(|record| record.expires_at.to_le_bytes()).collect();
+            put_bytes(&mut out, 5, &expirations);
+            let in_cache: Vec<u8> = self.records.iter().map(|record| u8::from(record.in_cache)).collect();
+            put_bytes(&mut out, 6, &in_cache);
+        }
+        self.sender.put_node(&mut out, 7);
+        out
+    }
+}
+
+impl<'a> DhtSubkey<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Self, KwaaiWireError> {
+        let mut reader = Reader::new(bytes);
+        if bytes.is_empty() {
+            Ok(Self::Whole)
+        } else if reader.is_nil() {
+            Ok(Self::Plain)
+        } else {
+            reader.text("subkey").map(Self::Entry)
+        }
+    }
+
+    fn encode(self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Self::Plain => put_nil(&mut out),
+            Self::Whole => {}
+            Self::Entry(subkey) => put_text(&mut out, subkey),
+        }
+        out
+    }
+}
+
+impl DhtStoreResponse {
+    pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
+        let mut response = Self::default();
+        read_fields(message, "store response", |number, value| match number {
+            1 => response.sender.read_time(value),
+            2 => value.append_bools(&mut response.accepted, "flags", DHT_KEYS_MAX),
+            3 => response.sender.read_node(value),
+            _ => Ok(()),
+        })?;
+        Ok(response)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.sender.put_time(&mut out);
+        if !self.accepted.is_empty() {
+            let accepted: Vec<u8> = self.accepted.iter().map(|&is_accepted| u8::from(is_accepted)).collect();
+            put_bytes(&mut out, 2, &accepted);
+        }
+        self.sender.put_node(&mut out, 3);
+        out
+    }
+}
+
+impl DhtFindRequest {
+    pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
+        let mut request = Self::default();
+        read_fields(message, "find request", |number, value| match number {
+            1 => request.sender.read_time(value),
+            2 => push(&mut request.keys, DhtId::read(value.bytes("key")?, "key")?, "keys", DHT_KEYS_MAX),
+            3 => request.sender.read_node(value),
+            _ => Ok(()),
+        })?;
+        Ok(request)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.sender.put_time(&mut out);
+        self.keys.iter().for_each(|key| put_bytes(&mut out, 2, &key.0));
+        self.sender.put_node(&mut out, 3);
+        out
+    }
+}
+
+impl<'a> DhtFindResponse<'a> {
+    pub fn decode(message: &'a [u8]) -> Result<Self, KwaaiWireError> {
+        let mut response = Self::default();
+        read_fields(message, "find response", |number, value| match number {
+            1 => response.sender.read_time(value),
+            2 => {
+                let result = DhtFindResult::read(value.bytes("result")?)?;
+                push(&mut response.results, result, "results", DHT_KEYS_MAX)
+            }
+            3 => response.sender.read_node(value),
+            _ => Ok(()),
+        })?;
+        Ok(response)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.sender.put_time(&mut out);
+        self.results.iter().for_each(|result| put_bytes(&mut out, 2, &result.encode()));
+        self.sender.put_node(&mut out, 3);
+        out
+    }
+}
+
+impl<'a> DhtFindResult<'a> {
+    fn read(message: &'a [u8]) -> Result<Self, KwaaiWireError> {
+        let (mut kind, mut value, mut expires_at) = (0, &[][..], 0.0);
+        let (mut nodes, mut peers) = (Vec::new(), Vec::new());
+        read_fields(message, "result", |number, field| {
+            match number {
+                1 => kind = field.varint("result type")?,
+                2 => value = field.bytes("value")?,
+                3 => expires_at = field.double("expiration")?,
+                4 => push(&mut nodes, DhtId::read(field.bytes("node id")?, "node id")?, "nodes", NEAREST_MAX)?,
+                5 => push(&mut peers, field.bytes("peer id")?, "peers", NEAREST_MAX)?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        let found = match kind {
+            0 => DhtFound::Nothing,
+            1 => DhtFound::Plain { value, expires_at },
+            2 => DhtFound::Dictionary { value, expires_at },
+            _ => return Err(KwaaiWireError::UnknownKind("result type")),
+        };
+        if nodes.len() != peers.len() {
+            return Err(KwaaiWireError::Count { what: "peers", found: peers.len(), expected: nodes.len() });
+        }
+        Ok(Self { found, nearest: nodes.into_iter().zip(peers).collect() })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let found = match self.found {
+            DhtFound::Nothing => None,
+            DhtFound::Plain { value, expires_at } => Some((1, value, expires_at)),
+            DhtFound::Dictionary { value, expires_at } => Some((2, value, expires_at)),
+        };
+        if let Some((kind, value, expires_at)) = found {
+            put_uint(&mut out, 1, kind);
+            put_bytes(&mut out, 2, value);
+            put_double(&mut out, 3, expires_at);
+        }
+        self.nearest.iter().for_each(|(node, _)| put_bytes(&mut out, 4, &node.0));
+        self.nearest.iter().for_each(|(_, peer)| put_bytes(&mut out, 5, peer));
+        out
+    }
+}

@@ -1,0 +1,113 @@
+//! Misbehaviour of peers as this process saw it, fading with time. Nobody else's opinion is asked: it could be a lie.
+
+use std::collections::HashMap;
+
+use crate::identity::{PeerId, UnixTime};
+
+/// The time in which a score halves.
+pub const HALF_LIFE_MS: u64 = 10 * 60 * 1000;
+/// A peer with this score or more is not used.
+pub const EXCLUDED_AT: f64 = 4.0;
+/// The most peers that are remembered.
+pub const JUDGED_PEERS_MAX: usize = 16 << 10;
+
+/// No score is higher, so that every peer gets another chance: after five half-lives at most.
+const SCORE_MAX: f64 = 32.0 * EXCLUDED_AT;
+/// Added to the predicted time of a chain, for each point of a peer's score.
+const SECONDS_PER_POINT: f64 = 0.25;
+/// A lower score is forgotten.
+const SCORE_MIN: f64 = 0.01;
+
+/// What a peer did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offence {
+    /// Much slower than it announced.
+    Slow,
+    /// It refused a session that its record has room for.
+    Refused,
+    /// The connection ended, or no reply came in time.
+    Lost,
+    /// Bytes that are no message, wrong shapes, numbers that are not finite.
+    Malformed,
+    /// A result that was recomputed and is wrong.
+    WrongResult,
+}
+
+impl Offence {
+    fn points(self) -> f64 {
+        match self {
+            Self::Slow | Self::Refused => 0.5,
+            Self::Lost => 1.0,
+            Self::Malformed => EXCLUDED_AT,
+            Self::WrongResult => SCORE_MAX,
+        }
+    }
+}
+
+/// The scores of peers.
+#[derive(Clone, Debug, Default)]
+pub struct Reputation {
+    scores: HashMap<PeerId, Score>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Score {
+    points: f64,
+    at: UnixTime,
+}
+
+impl Score {
+    fn points_at(self, now: UnixTime) -> f64 {
+        self.points * (-(now.since(self.at) as f64) / HALF_LIFE_MS as f64).exp2()
+    }
+}
+
+impl Reputation {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn report(&mut self, peer: PeerId, offence: Offence, now: UnixTime) {
+        if self.scores.len() >= JUDGED_PEERS_MAX && !self.scores.contains_key(&peer) {
+            self.make_room(now);
+        }
+        let points = (self.score(&peer, now) + offence.points()).min(SCORE_MAX);
+        self.scores.insert(peer, Score { points, at: now });
+    }
+
+    /// The number of peers that are remembered.
+    pub fn len(&self) -> usize {
+        self.scores.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.scores.is_empty()
+    }
+
+    /// 0 for a peer without an offence.
+    pub fn score(&self, peer: &PeerId, now: UnixTime) -> f64 {
+        self.scores.get(peer).map_or(0.0, |score| score.points_at(now))
+    }
+
+    pub fn is_excluded(&self, peer: &PeerId, now: UnixTime) -> bool {
+        self.score(peer, now) >= EXCLUDED_AT
+    }
+
+    /// What a peer's offences add to the time of a chain with it.
+    pub fn penalty_seconds(&self, peer: &PeerId, now: UnixTime) -> f64 {
+        self.score(peer, now) * SECONDS_PER_POINT
+    }
+
+    /// Forgets what has faded; if that is nothing, the half with the lowest scores.
+    fn make_room(&mut self, now: UnixTime) {
+        self.scores.retain(|_, score| score.points_at(now) >= SCORE_MIN);
+        if self.scores.len() < JUDGED_PEERS_MAX {
+            return;
+        }
+        let mut points: Vec<_> = self.scores.iter().map(|(peer, score)| (score.points_at(now), *peer)).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for (_, peer) in &points[..points.len() / 2] {
+            self.scores.remove(peer);
+        }
+    }
+}
