@@ -2,6 +2,7 @@
 //! model's arithmetic is.
 
 mod accuracy;
+mod chain_result;
 mod limits;
 
 use std::fmt;
@@ -16,9 +17,12 @@ use model::Checkpoint;
 use serde::Serialize;
 use types::TokenId;
 
+use crate::chain_monitor::ChainMonitor;
+use crate::load_observer::LoadObserver;
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption, thread_count};
 use crate::store::Store;
 use crate::usage::UsageError;
+use chain_result::ChainResult;
 use limits::{Limit, Machine, TokenCost};
 
 /// Measure how fast a model runs on this machine, and compare with the machine's limits; or measure how exact it is
@@ -72,8 +76,8 @@ impl BenchArgs {
         for (index, threads) in threads.into_iter().enumerate() {
             // The probe runs before the model is loaded, because both need memory.
             let machine = Machine::measure(threads * self.options.local_ranks(), self.options.level()?);
-            let mut loaded =
-                self.options.load_with(&files.path, &checkpoint, threads, capacity(&tests), &mut |_| {})?;
+            let mut chain = ObservedChain::default();
+            let mut loaded = self.options.load_with(&files.path, &checkpoint, threads, capacity(&tests), &mut chain)?;
             let cost = self.token_cost(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
             if !self.json {
                 if index == 0 {
@@ -91,7 +95,7 @@ impl BenchArgs {
                 writeln!(stdout(), "\n{ranks}{threads} threads, {}: {machine}\n{TABLE_HEAD}", self.options.level()?)?;
             }
             let chunk = self.options.chunk();
-            let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get())?;
+            let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get(), &|| chain.restart())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
                 let mut limit = test.limit(&cost, &machine, chunk);
                 // Other hosts are assumed to be as fast as this one.
@@ -106,6 +110,12 @@ impl BenchArgs {
                 match self.json {
                     true => writeln!(stdout(), "{}", serde_json::to_string(&times)?)?,
                     false => writeln!(stdout(), "{times}")?,
+                }
+            }
+            if let Some(result) = chain.result() {
+                match self.json {
+                    true => writeln!(stdout(), "{}", serde_json::to_string(&result)?)?,
+                    false => writeln!(stdout(), "{result}")?,
                 }
             }
         }
@@ -123,6 +133,32 @@ impl BenchArgs {
     fn token_cost(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<TokenCost> {
         let kept = self.options.effective_kv_type(checkpoint)?;
         Ok(TokenCost::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
+    }
+}
+
+/// The chain of machines that runs the model, if there is one.
+#[derive(Default)]
+struct ObservedChain(Option<ChainMonitor>);
+
+impl LoadObserver for ObservedChain {
+    fn layers(&mut self, _done: usize) {}
+
+    fn cluster(&mut self, monitor: ChainMonitor) {
+        self.0 = Some(monitor);
+    }
+}
+
+impl ObservedChain {
+    /// Forgets the steps so far.
+    fn restart(&self) {
+        if let Some(monitor) = &self.0 {
+            monitor.times().restart();
+        }
+    }
+
+    fn result(&self) -> Option<ChainResult> {
+        let monitor = self.0.as_ref()?;
+        Some(ChainResult::new(&monitor.plan()?, monitor.times()))
     }
 }
 
@@ -257,7 +293,13 @@ impl fmt::Display for RankTimes {
 
 /// Runs every test once as a warm-up, then `rounds` rounds of all tests, so that a disturbance of the machine affects all
 /// tests alike. Returns tokens per second, `[test][round]`.
-fn run_tests(executor: &mut dyn Executor, tests: &[Test], chunk: usize, rounds: usize) -> Result<Vec<Vec<f64>>> {
+fn run_tests(
+    executor: &mut dyn Executor,
+    tests: &[Test],
+    chunk: usize,
+    rounds: usize,
+    after_warm_up: &dyn Fn(),
+) -> Result<Vec<Vec<f64>>> {
     let longest = tests.iter().map(|test| test.positions()).max().unwrap_or(0);
     let tokens = noise(longest, executor.capacity().vocab);
     let mut results = vec![Vec::with_capacity(rounds); tests.len()];
@@ -267,6 +309,9 @@ fn run_tests(executor: &mut dyn Executor, tests: &[Test], chunk: usize, rounds: 
             if round > 0 {
                 result.push(tokens_per_s);
             }
+        }
+        if round == 0 {
+            after_warm_up();
         }
     }
     Ok(results)

@@ -24,6 +24,15 @@ impl ChainMonitor {
     pub fn new(watch: ClusterWatch, times: Arc<ChainTimes>, hidden: usize) -> Self {
         Self { watch, times, row_bytes: (hidden * size_of::<f32>()) as u64 }
     }
+
+    /// The plan of the chain that was formed last.
+    pub fn plan(&self) -> Option<PlanReport> {
+        self.watch.get().plan
+    }
+
+    pub fn times(&self) -> &ChainTimes {
+        &self.times
+    }
 }
 
 impl ClusterMonitor for ChainMonitor {
