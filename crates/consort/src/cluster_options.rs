@@ -40,6 +40,8 @@ const SETTLE: Duration = Duration::from_secs(3);
 const STEP_DEADLINE: Duration = Duration::from_secs(120);
 /// The prompt for which a plan is made.
 const PROMPT_TOKENS: usize = 512;
+/// The tokens before one that is generated, unless the context is short: a plan is for conversations, not for full contexts.
+const POSITIONS: usize = 512;
 
 /// Where layers run, on several machines.
 #[derive(Args, Clone, Debug, Default)]
@@ -252,7 +254,7 @@ impl ClusterOptions {
         let limits = options.limits;
         let workload = Workload {
             kv_tokens: (limits.kv_pages * PAGE_TOKENS) as u64,
-            positions: (limits.positions / 4) as u64,
+            positions: POSITIONS.min(limits.positions / 4) as u64,
             batch: limits.step.sequences,
             prompt_tokens: PROMPT_TOKENS.min(limits.positions),
             chunk_rows: limits.step.rows,

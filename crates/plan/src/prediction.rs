@@ -12,6 +12,8 @@ use super::search::Problem;
 pub struct Prediction {
     /// One token of a sequence that runs alone: the sum of the parts.
     pub token_seconds: f64,
+    /// Tokens before it.
+    pub positions: u64,
     /// Its parts: embedding, head and sampler on the coordinator,
     pub head_seconds: f64,
     /// the layers of each stage,
@@ -56,6 +58,7 @@ impl Prediction {
         let batch = problem.batch_costs(assignment.stages().len());
         Self {
             token_seconds: seconds(token.chain_pass(assignment)),
+            positions: problem.workload.positions,
             head_seconds: seconds(head),
             stages: assignment.stages().iter().map(stage).collect(),
             hops: Costs::chain_hops(assignment).map(hop).collect(),

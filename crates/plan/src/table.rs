@@ -142,7 +142,8 @@ impl PlanTable<'_> {
         let layers = prediction.stages.iter().fold(0.0, |sum, stage| sum + stage.seconds);
         let hops = prediction.hops.iter().fold(0.0, |sum, hop| sum + hop.seconds);
         let milliseconds = |seconds: f64| Digits(seconds * 1e3);
-        write!(f, "a token takes {} ms: layers {}, ", milliseconds(prediction.token_seconds), milliseconds(layers))?;
+        let token = milliseconds(prediction.token_seconds);
+        write!(f, "a token takes {token} ms ({} before it): layers {}, ", prediction.positions, milliseconds(layers))?;
         write!(f, "embedding, head and sampler {}, ", milliseconds(prediction.head_seconds))?;
         writeln!(f, "{} hops {}", prediction.hops.len(), milliseconds(hops))
     }

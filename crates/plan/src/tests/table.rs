@@ -42,7 +42,7 @@ kitchen    12..28  1.5 GiB / 1.9 GiB   10.0    0.350       161     3.50  no room
 old-phone  -           - / 194.5 MiB  0.500     2.00         -     2.08     3.50
 watch      -            - / 64.0 MiB   10.0     2.00         -  no room     3.50
 
-a token takes 285 ms: layers 281, embedding, head and sampler 4.00, 2 hops 0.423
+a token takes 285 ms (0 before it): layers 281, embedding, head and sampler 4.00, 2 hops 0.423
 predicted: 3.50 tokens/s for one sequence, 12.4 for 4; a prompt of 300 tokens in 3.01 s
 bits: as on one machine: the nodes used compute with avx2; others do not, so a plan with
       them can change bits (--exact: one arithmetic on all nodes)
