@@ -49,8 +49,9 @@ pub enum LinkEnd {
     Last,
 }
 
-/// Called when a connection of a chain has broken, before the executor knows of it.
-pub type OnBreak = Arc<dyn Fn(LinkEnd) + Send + Sync>;
+/// Called when a stage is silent, before the executor knows of it. A connection that ends for another reason may have been
+/// closed because of a loss elsewhere in the chain.
+pub type OnSilence = Arc<dyn Fn(LinkEnd) + Send + Sync>;
 
 /// Tells the executor of a chain that the chain is lost.
 #[derive(Clone, Debug)]
@@ -65,13 +66,13 @@ impl LinkHandle {
 
 impl ChainLink {
     /// `first` leads to the first of `stages` stages, `last` comes from the last of them. `states_bytes_max` is the limit for
-    /// the states of a step. `on_break` is called at most once for each connection.
+    /// the states of a step. `on_silence` is called at most once for each connection.
     pub fn new(
         stages: usize,
         first: MessageStream,
         last: MessageStream,
         states_bytes_max: usize,
-        on_break: OnBreak,
+        on_silence: OnSilence,
     ) -> std::io::Result<Self> {
         let (events_sender, events) = channel();
         let reporter = LinkHandle(events_sender.clone());
@@ -81,9 +82,9 @@ impl ChainLink {
         let handle = reporter.clone();
         spawn("consort-steps", move || send_all(queue, &handle))?;
         let handle = reporter.clone();
-        let is_broken = Arc::clone(&on_break);
-        spawn("consort-first", move || watch(first_receiver, &handle, &is_broken))?;
-        spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max, &on_break))?;
+        let on_silence_of_first = Arc::clone(&on_silence);
+        spawn("consort-first", move || watch(first_receiver, &handle, &on_silence_of_first))?;
+        spawn("consort-states", move || receive_states(last_receiver, &events_sender, states_bytes_max, &on_silence))?;
         let (outgoing, connections) = (Outgoing::Machine(outbox), vec![first, last]);
         Ok(Self { stages, outgoing, events, waiting: None, reporter, connections })
     }
@@ -176,19 +177,26 @@ fn report(sent: Result<(), MessageError>, handle: &LinkHandle) {
     }
 }
 
+/// Whether nothing has passed, in either direction.
+fn is_silence(error: &MessageError) -> bool {
+    matches!(error, MessageError::Silent(_) | MessageError::Stalled(_))
+}
+
 /// The first stage sends nothing but heartbeats.
-fn watch(mut receiver: MessageReceiver, handle: &LinkHandle, on_break: &OnBreak) {
+fn watch(mut receiver: MessageReceiver, handle: &LinkHandle, on_silence: &OnSilence) {
     let why = match receiver.receive(None, |_| None, &mut Vec::new()) {
         Ok(_) => "the first stage left".to_owned(),
         Err(error) => {
-            on_break(LinkEnd::First);
+            if is_silence(&error) {
+                on_silence(LinkEnd::First);
+            }
             format!("the first stage: {error}")
         }
     };
     handle.lost(why);
 }
 
-fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, bytes_max: usize, on_break: &OnBreak) {
+fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, bytes_max: usize, on_silence: &OnSilence) {
     let limit = |kind| match ChainKind::parse(kind) {
         Ok(ChainKind::States) => Some(bytes_max),
         Ok(kind @ ChainKind::Fault) => Some(kind.bytes_max(0, 0)),
@@ -212,7 +220,9 @@ fn receive_states(mut receiver: MessageReceiver, events: &Sender<LinkEvent>, byt
             },
             Ok(None) => LinkEvent::Lost { why: "the last stage left".to_owned() },
             Err(error) => {
-                on_break(LinkEnd::Last);
+                if is_silence(&error) {
+                    on_silence(LinkEnd::Last);
+                }
                 LinkEvent::Lost { why: format!("the last stage: {error}") }
             }
         };

@@ -24,7 +24,7 @@ use types::SessionId;
 
 use crate::wire::chain::{CloseMessage, OpenMessage, StepEntry, StepMessage, TruncateMessage};
 use deadline::StepDeadline;
-pub use link::{ChainLink, LinkEnd, LinkEvent, LinkHandle, OnBreak};
+pub use link::{ChainLink, LinkEnd, LinkEvent, LinkHandle, OnSilence};
 pub use times::{ChainTimes, StageTimes, StepTimes};
 
 /// How long a wait for results sleeps at most before it checks the deadline of the step.
@@ -147,9 +147,10 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
         let why: Arc<str> = why.into();
         let forming = State::Forming { why: why.clone(), is_reported: false };
         let State::Ready(FormedChain { stage, link }) = std::mem::replace(&mut self.state, forming) else { return };
-        drop(link);
         self.spare_plans.extend(self.flights.drain(..).map(|flight| flight.plan));
         self.builder.rebuild(&why, Some(stage));
+        // The builder knows of the loss before machines report that their connections have ended.
+        drop(link);
     }
 
     fn lost<T>(&mut self, why: &str) -> Result<T, ExecutorError> {

@@ -42,7 +42,7 @@ impl CurrentChain {
         }
     }
 
-    /// A connection between the coordinator and a stage has broken.
+    /// The first or the last stage is silent.
     pub fn suspect_end(&mut self, end: LinkEnd) {
         let stage = match end {
             LinkEnd::First => self.suspicion.first_mut(),

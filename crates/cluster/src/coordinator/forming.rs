@@ -201,8 +201,8 @@ impl Worker {
         let bytes_max = ChainKind::States.bytes_max(rows, hidden);
         let events = self.nodes.events();
         // An error means that the coordinator has ended.
-        let on_break = move |end| drop(events.send(CoordinatorEvent::Broken { chain, end }));
-        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max, Arc::new(on_break));
+        let on_silence = move |end| drop(events.send(CoordinatorEvent::Silent { chain, end }));
+        let link = ChainLink::new(stages.len(), to_first, from_last, bytes_max, Arc::new(on_silence));
         link.map(Some).map_err(|error| FormError::Own(format!("start a thread: {error}")))
     }
 

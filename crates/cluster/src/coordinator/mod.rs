@@ -97,8 +97,8 @@ enum CoordinatorEvent {
         node: NodeId,
         why: String,
     },
-    /// A connection of a chain has broken.
-    Broken {
+    /// The first or the last stage of a chain is silent.
+    Silent {
         chain: u64,
         end: LinkEnd,
     },
@@ -361,7 +361,7 @@ impl Worker {
             CoordinatorEvent::Reply { node, reply } => {
                 let _ = self.path_reply(node, &reply) || self.fetch_reply(node, &reply);
             }
-            CoordinatorEvent::Broken { chain, end } => {
+            CoordinatorEvent::Silent { chain, end } => {
                 if let Some(current) = self.chain.as_mut().filter(|current| current.number == chain) {
                     current.suspect_end(end);
                 }
