@@ -55,8 +55,10 @@ fn a_machine_that_joins_with_two_ranks_gives_the_tokens_of_one_process() {
 #[test]
 fn machines_with_other_instructions_are_exact_when_asked() {
     let (node, model) = (JoinedNode::start(&["--cpu-level", "scalar"]), oracle("llama/gguf/tiny-llama-q8_0.gguf"));
-    let cluster = ["--peer", &node.address, "--split", "2", "--cluster-key", KEY];
-    let lowest = logits(&model, &["--cpu-level", "scalar"]);
+    // By default, the level decides about these.
+    let math = ["--decode-math", "int8", "--prompt-math", "int8"];
+    let cluster = [&["--peer", &node.address, "--split", "2", "--cluster-key", KEY][..], &math].concat();
+    let lowest = logits(&model, &[&["--cpu-level", "scalar"][..], &math].concat());
     for exact in ["--exact", "--exact=scalar"] {
         assert_eq!(logits(&model, &[&cluster[..], &[exact]].concat()), lowest, "{exact}");
     }
