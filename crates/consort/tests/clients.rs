@@ -54,7 +54,7 @@ fn a_short_attack_disturbs_no_stream() {
     // same address, so the share is more than the attack opens in the time that a request needs to arrive.
     let server = start("ulimit -n 1024", model.path().to_str().unwrap(), &[]);
     let pid = server.child.id().to_string();
-    let args = ["attack.py", "--url", &url(&server), "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "10"];
+    let args = ["attack.py", "--url", &url(&server), "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "20"];
     run_client(&server, python(&[&args[..], &["--template"]].concat()));
     let metrics = ask(&server.address, "GET /metrics", &format!("x-api-key: {KEY}\r\n"), "");
     assert!(metric(&metrics, "consort_connections_evicted_total{") > 0.0, "the limit was not reached: {metrics}");
