@@ -77,7 +77,11 @@ struct Answers {
 }
 
 /// Runs requests to their end. `step` is called before each step with the number of tokens so far.
-fn run(engine: &mut SwarmEngine, requests: Vec<Request>, mut step: impl FnMut(usize, &SwarmEngine)) -> Vec<Vec<TokenId>> {
+fn run(
+    engine: &mut SwarmEngine,
+    requests: Vec<Request>,
+    mut step: impl FnMut(usize, &SwarmEngine),
+) -> Vec<Vec<TokenId>> {
     let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.add(request).unwrap()).collect();
     let (mut answers, mut events) = (Answers::default(), Vec::new());
     loop {
