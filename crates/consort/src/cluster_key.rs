@@ -1,6 +1,5 @@
 //! The options for the cluster key, the secret that all machines of a cluster share.
 
-use std::env;
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
@@ -13,6 +12,7 @@ use net::ClusterKey;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::bounded_file;
+use crate::store::Settings;
 use crate::usage::UsageError;
 
 /// The maximum size of a key file.
@@ -128,12 +128,7 @@ fn missing() -> UsageError {
 
 /// Where this machine keeps the key of its cluster.
 fn saved_file() -> Result<PathBuf> {
-    let config = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let config = match config {
-        Some(config) => config,
-        None => env::home_dir().context("no home folder: set HOME or XDG_CONFIG_HOME")?.join(".config"),
-    };
-    Ok(config.join("consort").join("cluster.key"))
+    Ok(Settings::own_configuration()?.join("cluster.key"))
 }
 
 /// Makes a key and saves it, readable by its owner alone. If another process saves one first, that is the key.

@@ -19,6 +19,7 @@ use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, LoadOptions};
 use net::{KeyFingerprint, PeerAddress};
 use plan::{Optimise, UnusableNode, Workload};
+use types::LayerRange;
 use weights::HashCache;
 
 use crate::chain_monitor::ChainMonitor;
@@ -115,16 +116,17 @@ impl ClusterOptions {
         Ok(())
     }
 
-    /// Finds machines and forms a chain.
+    /// Finds machines and forms a chain, for some layers or for the whole model.
     pub fn form(
         &self,
         path: &Path,
         key: &KeyOptions,
         options: LoadOptions,
         cpu: CpuOptions,
+        layers: Option<LayerRange>,
         observer: &mut dyn LoadObserver,
     ) -> Result<ClusterChain> {
-        let prepared = self.prepare(path, key, options, cpu, &mut |text| observer.note(text))?;
+        let prepared = self.prepare(path, key, options, cpu, layers, &mut |text| observer.note(text))?;
         let PreparedCluster { model, coordinator, search } = prepared;
         let (hidden, layout) = (model.facts().hidden, coordinator.layout.clone());
         let mut coordinator = Coordinator::start(coordinator, model).context("start the coordinator")?;
@@ -159,7 +161,7 @@ impl ClusterOptions {
         cpu: CpuOptions,
     ) -> Result<(Survey, Vec<UnusableNode>)> {
         let PreparedCluster { model, coordinator, search } =
-            self.prepare(path, key, options, cpu, &mut |text| terminal::note(text))?;
+            self.prepare(path, key, options, cpu, None, &mut |text| terminal::note(text))?;
         let mut discovery = NodeDiscovery::default();
         let spinner = progress::spinner("looking for machines");
         let survey = Survey::new(coordinator, model, |finder| search.start(finder).map(|found| discovery = found));
@@ -175,13 +177,15 @@ impl ClusterOptions {
         key: &KeyOptions,
         options: LoadOptions,
         cpu: CpuOptions,
+        layers: Option<LayerRange>,
         note: &mut dyn FnMut(&str),
     ) -> Result<PreparedCluster> {
         let arithmetic = self.arithmetic(cpu.level)?;
         let cpu = if let Arithmetic::Exact(level) = arithmetic { cpu.at(level) } else { cpu };
         let checkpoint = Checkpoint::open(path).context("open the model")?;
         let (mut peers, discovers) = (self.peers()?, self.discovers());
-        let (layout, planned) = self.layout(checkpoint.description().layers.len(), note)?;
+        let count = layers.map_or(checkpoint.description().layers.len(), LayerRange::count);
+        let (layout, planned) = self.layout(count, note)?;
         let planned: Vec<_> = planned.into_iter().filter(|address| !peers.contains(address)).collect();
         // A machine of the plan may have another address by now. Then it is found by its name, for which the first chain waits.
         let dialled = if discovers {
@@ -202,7 +206,7 @@ impl ClusterOptions {
             replan: ReplanOptions::default(),
         };
         let search = NodeSearch { discovers: discovers.then(|| key.fingerprint()), dialled };
-        Ok(PreparedCluster { model: self.model(path, checkpoint, options, cpu)?, coordinator, search })
+        Ok(PreparedCluster { model: self.model(path, checkpoint, options, cpu, layers)?, coordinator, search })
     }
 
     /// Whether machines are looked for, beside those whose addresses are known.
@@ -242,6 +246,7 @@ impl ClusterOptions {
         checkpoint: Checkpoint,
         options: LoadOptions,
         cpu: CpuOptions,
+        layers: Option<LayerRange>,
     ) -> Result<ClusterModel> {
         let description = checkpoint.description();
         let format = checkpoint.stored_formats().first().map(|stored| options.keep.unwrap_or(stored.dtype));
@@ -261,7 +266,7 @@ impl ClusterOptions {
         };
         let hashes = HashCache::new(&Settings::from_environment()?.own_cache.join("hashes"));
         let name = path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-        let config = ClusterModelConfig { name, checkpoint, layers: None, options, cpu, own, workload };
+        let config = ClusterModelConfig { name, checkpoint, layers, options, cpu, own, workload };
         Ok(ClusterModel::new(config, &hashes, &|_| {})?)
     }
 

@@ -19,6 +19,7 @@ mod progress;
 mod sampling;
 mod stats;
 mod store;
+mod swarm_options;
 mod terminal;
 mod text_assets;
 mod usage;

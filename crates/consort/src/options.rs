@@ -11,7 +11,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::Args;
 use cluster::coordinator::Survey;
-use engine::{CHUNK_DEFAULT, LocalExecutor};
+use engine::{CHUNK_DEFAULT, Executor, LocalExecutor};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
@@ -20,13 +20,14 @@ use ranks::check_memory;
 use ranks::group::{Deadlines, Group, GroupConfig, Hosts};
 use ranks::protocol::limits::{LOGIT_VALUES_MAX, RANKS_MAX};
 use ranks::protocol::shard::ShardSpec;
-use types::{DType, Rank, WorldSize};
+use types::{DType, LayerRange, Rank, WorldSize};
 
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::ClusterOptions;
 use crate::load_observer::{LoadBars, LoadObserver};
 use crate::loaded_model::LoadedModel;
+use crate::swarm_options::{SwarmNetworkOptions, SwarmOptions};
 use crate::usage::UsageError;
 use values::{ActivationsOption, ComputeOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation};
 
@@ -39,6 +40,9 @@ pub const CONTEXT_DEFAULT: usize = 8192;
 const CHUNK_MAX: usize = 1 << 16;
 /// Page table entries in one step. If the sequences have more pages, they take turns.
 const STEP_PAGES_MAX: usize = 1 << 20;
+
+/// See [`ModelOptions::draft_tokens_default`].
+const SWARM_DRAFT_TOKENS: usize = 4;
 
 /// Where and how a model runs.
 #[derive(Args, Clone, Debug)]
@@ -88,6 +92,11 @@ pub struct ModelOptions {
     cluster: ClusterOptions,
     #[command(flatten)]
     cake: CakeOptions,
+    #[command(flatten)]
+    swarm: SwarmOptions,
+    /// This machine serves layers to a swarm, rather than using those of others.
+    #[arg(skip)]
+    serves_swarm: bool,
     #[command(flatten)]
     key: KeyOptions,
 }
@@ -139,6 +148,7 @@ impl ModelOptions {
     pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
         self.check_cake()?;
+        self.check_swarm()?;
         if self.cluster.is_used() && self.ranks() > 1 {
             return Err(UsageError::new(
                 "--tensor-parallel and --tp-hosts do not go with --cluster, --peer and --plan: in a cluster this machine runs its layers \
@@ -162,6 +172,23 @@ impl ModelOptions {
             }
             () if self.ranks() > 1 => refuse("--tensor-parallel and --tp-hosts"),
             () => self.cake.check(&self.cluster.split),
+        }
+    }
+
+    fn check_swarm(&self) -> Result<(), UsageError> {
+        if self.serves_swarm {
+            return match self.swarm.swarm || self.cake.is_used() || !self.tp_hosts.is_empty() {
+                true => Err(UsageError::new("--swarm, --cake-worker and --tp-hosts are not for serving a swarm")),
+                false => Ok(()),
+            };
+        }
+        self.swarm.check()?;
+        match self.swarm.swarm && (self.cluster.is_used() || self.cake.is_used() || self.ranks() > 1) {
+            true => Err(UsageError::new(
+                "--swarm does not go with --cluster, --peer, --plan, --cake-worker and --tensor-parallel: peers run the layers; a \
+                 peer may have them on a cluster or on ranks of its own",
+            )),
+            false => Ok(()),
         }
     }
 
@@ -207,14 +234,17 @@ impl ModelOptions {
             return Ok(LoadedModel::Cake(Box::new(self.cake.form(&self.key, &self.cluster.split, &model)?)));
         }
         if self.cluster.is_used() {
-            let chain = self.cluster.form(path, &self.key, options, cpu, observer)?;
+            let chain = self.cluster.form(path, &self.key, options, cpu, None, observer)?;
             return Ok(LoadedModel::Chain(Box::new(chain)));
+        }
+        if self.swarm.swarm {
+            return Ok(LoadedModel::Swarm(Box::new(self.swarm.connect(checkpoint, &options, cpu, observer)?)));
         }
         let progress = &mut |done| observer.layers(done);
         check_memory(&self.footprints(checkpoint, &options)?)?;
         if self.ranks() > 1 {
             return Ok(LoadedModel::Group(Box::new(
-                self.start_group(path, checkpoint, &options, cpu, hosts, progress)?,
+                self.start_group(path, checkpoint, &options, cpu, hosts, None, progress)?,
             )));
         }
         let backend = CpuBackend::new(cpu)?;
@@ -326,6 +356,7 @@ impl ModelOptions {
         options: &LoadOptions,
         cpu: CpuOptions,
         hosts: Option<Hosts>,
+        block: Option<LayerRange>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Group> {
         // Other hosts have the model under the given path, so symbolic links are not resolved here.
@@ -337,7 +368,10 @@ impl ModelOptions {
             world: self.world(),
             program: current_executable(),
             model_id: "model".to_owned(),
-            shard: ShardSpec::new(path, options, cpu),
+            shard: match block {
+                Some(layers) => ShardSpec::new(path, options, cpu).with_layers(layers),
+                None => ShardSpec::new(path, options, cpu),
+            },
             limits: options.limits,
             vocab: checkpoint.description().vocab,
             hidden: checkpoint.description().hidden,
@@ -351,6 +385,56 @@ impl ModelOptions {
         Group::start(config, &mut |done| progress(done.min(layers))).context("start the ranks")
     }
 
+    /// How a block of the model is loaded that is served to a swarm.
+    pub fn block_options(
+        &self,
+        checkpoint: &Checkpoint,
+        limits: Limits,
+        threads: &ThreadOption,
+    ) -> Result<(LoadOptions, CpuOptions)> {
+        Ok((LoadOptions { keep: self.keep()?, limits }, self.cpu(checkpoint, self.threads(threads))?))
+    }
+
+    /// Loads a block on ranks, or on machines of the LAN; `None` if the options name neither.
+    pub fn load_block(
+        &self,
+        path: &Path,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        cpu: CpuOptions,
+        layers: LayerRange,
+    ) -> Result<Option<Box<dyn Executor>>> {
+        if self.cluster.is_used() {
+            let chain = self.cluster.form(path, &self.key, *options, cpu, Some(layers), &mut |_: usize| {})?;
+            return Ok(Some(Box::new(chain)));
+        }
+        if self.ranks() > 1 {
+            let group = self.start_group(path, checkpoint, options, cpu, None, Some(layers), &mut |_| {})?;
+            return Ok(Some(Box::new(group)));
+        }
+        Ok(None)
+    }
+
+    /// The model's layers are served by a swarm.
+    pub fn use_swarm(&mut self) {
+        self.swarm.swarm = true;
+    }
+
+    /// This machine serves layers to a swarm.
+    pub fn serve_swarm(&mut self) {
+        self.serves_swarm = true;
+    }
+
+    /// How this machine joins a swarm.
+    pub fn swarm_network(&self) -> &SwarmNetworkOptions {
+        &self.swarm.network
+    }
+
+    /// Draft tokens of a step, if nothing else is asked for: in a swarm every step takes round trips, and a draft may save some.
+    pub fn draft_tokens_default(&self) -> usize {
+        if self.swarm.swarm { SWARM_DRAFT_TOKENS } else { 0 }
+    }
+
     /// Looks for machines on this network, unless the options name some.
     pub fn imply_cluster(&mut self) {
         self.cluster.imply_cluster();
@@ -358,7 +442,7 @@ impl ModelOptions {
 
     /// Whether layers may run on other machines.
     pub fn uses_cluster(&self) -> bool {
-        self.cluster.is_used() || self.cake.is_used()
+        self.cluster.is_used() || self.cake.is_used() || self.swarm.swarm
     }
 
     /// Whether layers run on cake workers.

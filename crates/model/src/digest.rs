@@ -9,6 +9,10 @@ use std::fmt;
 pub struct CheckpointDigest([u8; 32]);
 
 impl CheckpointDigest {
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     pub(crate) fn of_manifest(json: &[u8]) -> Self {
         Self(blake3::derive_key("consort 2026 digest of a manifest", json))
     }

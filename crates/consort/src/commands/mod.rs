@@ -14,6 +14,7 @@ mod rm;
 mod run;
 mod serve;
 mod show;
+mod swarm;
 mod worker;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ enum Command {
     Join(join::JoinArgs),
     Plan(Box<plan::PlanArgs>),
     Ranks(ranks::RanksArgs),
+    Swarm(swarm::SwarmArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),
     Rm(rm::RmArgs),
@@ -78,6 +80,7 @@ impl Cli {
             Command::Join(command) => command.run()?,
             Command::Plan(command) => command.run()?,
             Command::Ranks(command) => command.run()?,
+            Command::Swarm(command) => return command.run(),
             Command::Pull(command) => command.run()?,
             Command::List(command) => command.run()?,
             Command::Rm(command) => command.run()?,

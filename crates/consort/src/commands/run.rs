@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use engine::Engine;
+use engine::{Engine, EngineOptions};
 use model::Checkpoint;
 use serde_json::json;
 use text::Message;
@@ -56,6 +56,11 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// As with `--swarm`.
+    pub fn use_swarm(&mut self) {
+        self.options.use_swarm();
+    }
+
     pub fn run(self) -> Result<ExitCode> {
         self.options.check()?;
         let RunInput { model, prompt } = RunInput::read(&self.words)?;
@@ -76,9 +81,14 @@ impl RunArgs {
         let is_alone = self.options.ranks() == 1 && !self.options.uses_cluster();
         let most = if is_alone { tokens.len().max(1) } else { positions };
         let chunk = self.options.chunk().min(most);
-        let capacity = RequestedCapacity { rows: chunk, ..RequestedCapacity::full(1, positions, 1) };
+        let capacity = RequestedCapacity {
+            rows: chunk,
+            ..RequestedCapacity::full(1, positions, 1 + self.options.draft_tokens_default())
+        };
         let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
-        let mut engine = Engine::new(executor, chunk);
+        let draft_tokens_max = self.options.draft_tokens_default();
+        let mut engine =
+            Engine::with_options(executor, EngineOptions { chunk, draft_tokens_max, ..EngineOptions::default() });
         let loaded = start.elapsed();
 
         let mut out = stdout().lock();

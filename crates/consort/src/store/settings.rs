@@ -43,6 +43,15 @@ impl Settings {
         })
     }
 
+    /// The folder of keys and identities.
+    pub fn own_configuration() -> Result<PathBuf> {
+        let configuration = match path("XDG_CONFIG_HOME").filter(|path| path.is_absolute()) {
+            Some(configuration) => configuration,
+            None => env::home_dir().context("no home folder: set HOME or XDG_CONFIG_HOME")?.join(".config"),
+        };
+        Ok(configuration.join("consort"))
+    }
+
     pub fn access(&self) -> Result<HubAccess> {
         Ok(HubAccess {
             endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use engine::{CoordinatorStage, LocalExecutor, Stage};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, Limits, LoadOptions};
+use model::{Checkpoint, Limits, LoadOptions, ModelPart};
 use peers::block::{BlockHandle, BlockLimits, BlockShape};
 use peers::client::{ClientOptions, SwarmExecutor};
 use serde_json::Value;
@@ -67,7 +67,9 @@ impl Model {
     }
 
     pub fn client(&self, network: &Arc<Network>, options: ClientOptions) -> SwarmExecutor<CpuBackend> {
-        let ends = CoordinatorStage::load(backend(), &self.checkpoint, &OPTIONS, 0, &mut |_| {}).unwrap();
+        let ends =
+            CoordinatorStage::load(backend(), &self.checkpoint, &OPTIONS, ModelPart::coordinator(0), &mut |_| {})
+                .unwrap();
         let dial = network.dial_of(peer(0));
         let view = Arc::clone(network.view());
         SwarmExecutor::new(ends, self.layers, self.digest, dial, view, options, Handle::current())

@@ -1,0 +1,154 @@
+//! `consort swarm serve`: serves a block of a model's layers to the swarm.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use clap::builder::ValueParser;
+use model::{Checkpoint, StoredFormat};
+use p2p::{Identity, Multiaddr};
+use peers::block::BlockLimits;
+use peers::node::{Placement, PlacementOptions, PlacementState, SwarmNode};
+use tracing::{error, info};
+use types::{DType, LayerRange};
+
+use super::super::ranks::{is_shutting_down, watch_signals};
+use super::super::serve::logs::{self, LogFormat};
+use super::loader::Loader;
+use crate::options::{ModelOptions, ThreadOption, bytes};
+use crate::store::{Settings, Store};
+use crate::swarm_options::{model_digest, network_runtime};
+
+/// How long this machine learns of others before it chooses a block.
+const SETTLE: Duration = Duration::from_secs(3);
+/// How often it considers to serve another block.
+const CONSIDER: Duration = Duration::from_secs(60);
+/// How long sessions may go on in a block that it leaves.
+const DRAIN: Duration = Duration::from_secs(120);
+
+/// Lend this machine to a swarm: serve a block of a model's layers
+///
+/// Takes the layers that the swarm needs most and that fit into memory, and moves when others need it clearly more. Peers that
+/// use them see no text. Ctrl-C or SIGTERM ends it.
+#[derive(Args, Debug)]
+pub struct SwarmServeArgs {
+    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
+    model: Option<String>,
+    /// The layers to serve, such as 8..16 [default: those that the swarm needs most]
+    #[arg(long, value_name = "FIRST..END", value_parser = ValueParser::new(layer_range))]
+    layers: Option<LayerRange>,
+    /// Address to listen on; can be repeated
+    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
+    #[arg(default_values = ["/ip4/0.0.0.0/tcp/4101", "/ip4/0.0.0.0/udp/4101/quic-v1"])]
+    listen: Vec<Multiaddr>,
+    /// Address at which others reach this machine, where it cannot find out itself
+    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
+    external: Vec<Multiaddr>,
+    /// Carry connections of peers that cannot be reached
+    #[arg(long)]
+    relay: bool,
+    /// File with this machine's identity; made if it is missing [default: swarm.key in consort's configuration folder]
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Memory that layers may take, such as 8G [default: what is free]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
+    /// Tokens of all sessions together that the K/V cache holds [default: 4 times the context]
+    #[arg(long, value_name = "TOKENS")]
+    kv_tokens: Option<usize>,
+    /// Sessions that run at once
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    sessions: usize,
+    /// Of this machine's access to the network, in megabits per second
+    #[arg(long, value_name = "MBIT", default_value_t = 100)]
+    bandwidth: u32,
+    #[command(flatten)]
+    threads: ThreadOption,
+    #[command(flatten)]
+    options: ModelOptions,
+    /// Log format, on standard error
+    #[arg(long, value_enum, default_value_t)]
+    log: LogFormat,
+}
+
+fn layer_range(text: &str) -> Result<LayerRange, String> {
+    let (start, end) = text.split_once("..").ok_or_else(|| format!("{text} is not FIRST..END"))?;
+    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text} is not a number of a layer"));
+    LayerRange::new(number(start)?, number(end)?).ok_or_else(|| format!("{text} has no layers"))
+}
+
+impl SwarmServeArgs {
+    pub fn run(mut self) -> Result<()> {
+        self.options.serve_swarm();
+        self.options.check()?;
+        logs::install(self.log, "info")?;
+        let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
+        let layers = checkpoint.description().layers.len();
+        if let Some(fixed) = self.layers.filter(|fixed| fixed.end() > layers) {
+            anyhow::bail!("--layers {fixed}: the model has {layers} layers");
+        }
+        let (digest, dtype) = (model_digest(&checkpoint), weight_format(&checkpoint));
+        let loader = Loader::new(&files.path, checkpoint, &self.options, &self.threads, self.kv_tokens, self.sessions)?;
+        let layers_max = match self.layers {
+            Some(fixed) => fixed.count(),
+            None => loader.layers_max(self.memory)?,
+        };
+        let identity_file = match &self.identity {
+            Some(file) => file.clone(),
+            None => Settings::own_configuration()?.join("swarm.key"),
+        };
+        let identity = Identity::load_or_create(&identity_file)?;
+        let mut node_options = self.options.swarm_network().node_options(identity.clone())?;
+        // A private swarm has no QUIC, which is among the defaults.
+        let is_private = node_options.network_key.is_some();
+        let is_tcp = |address: &Multiaddr| !address.to_string().contains("/quic");
+        node_options.listen = self.listen.iter().filter(|address| !is_private || is_tcp(address)).cloned().collect();
+        node_options.external = self.external.clone();
+        node_options.relay_server = self.relay;
+        watch_signals()?;
+        let runtime = network_runtime()?;
+        let _entered = runtime.enter();
+        let node = SwarmNode::start(node_options, Vec::new()).context("join the swarm")?;
+        info!(peer = p2p::peer_text(&node.handle().peer()), model = files.name, "joined the swarm");
+        let options = PlacementOptions {
+            model: digest,
+            layers,
+            dtype,
+            fixed: self.layers,
+            layers_max,
+            limits: BlockLimits { sessions_max: self.sessions, ..BlockLimits::default() },
+            bytes_per_s: self.bandwidth as f32 * 125_000.0,
+            settle: SETTLE,
+            consider: CONSIDER,
+            drain: DRAIN,
+        };
+        let placement = Placement::start(node.clone(), identity, options, loader, |state| match state {
+            PlacementState::Failed { layers, why } => error!(%layers, "the block cannot be served: {why}"),
+            PlacementState::Loading(layers) => info!(%layers, "loading"),
+            _ => {}
+        });
+        let mut told = Vec::new();
+        while !is_shutting_down() {
+            let addresses = node.handle().addresses();
+            if addresses != told {
+                let peer = p2p::peer_text(&node.handle().peer());
+                for address in addresses.iter().filter(|address| !told.contains(address)) {
+                    info!("others join with --bootstrap {address}/p2p/{peer}");
+                }
+                told = addresses;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        info!("leaving the swarm");
+        drop(placement);
+        Ok(())
+    }
+}
+
+/// The format of most of the weights.
+fn weight_format(checkpoint: &Checkpoint) -> DType {
+    let formats = checkpoint.stored_formats();
+    formats.first().map_or(DType::F32, |StoredFormat { dtype, .. }| *dtype)
+}
