@@ -113,6 +113,7 @@ impl ClientContext {
             SpanLoss::Failed { kind: FailureKind::Refused, .. } => Offence::Refused,
             SpanLoss::Failed { kind: FailureKind::Ended, .. } | SpanLoss::Lost { .. } => Offence::Lost,
             SpanLoss::Late => Offence::Slow,
+            SpanLoss::Wrong => Offence::WrongResult,
             SpanLoss::Malformed { .. } => Offence::Malformed,
         };
         self.view.report(peer, offence);

@@ -49,6 +49,8 @@ pub(super) enum SpanLoss {
     Malformed { why: Arc<str> },
     #[error("the peer did not answer in time")]
     Late,
+    #[error("others compute other results")]
+    Wrong,
 }
 
 type Events = mpsc::Sender<(SpanId, SpanEvent)>;

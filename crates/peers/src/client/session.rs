@@ -1,18 +1,18 @@
 //! One session of a client: a task that forms a chain, has it run jobs, and replaces spans that fail.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc as sync;
+use std::sync::{Arc, Mutex, mpsc as sync};
 use std::time::{Duration, Instant};
 
 use engine::Phase;
 use swarm::{ChainSpan, PeerChain, PeerId};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 use types::LayerRange;
 
+use super::check::Check;
 use super::context::{ClientContext, SpanReport, lock};
 use super::forming::{FormedSpans, form};
 use super::link::{EVENTS_MAX, SpanEvent, SpanLoss, SpanSession};
@@ -24,6 +24,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// A peer that failed a session is not tried again for so long.
 const AVOIDED: Duration = Duration::from_secs(10);
 
+/// Spot checks of one session that run at once.
+const CHECKS_MAX: usize = 1;
+
 /// Rows that are to be run.
 pub(super) struct Job {
     pub position: usize,
@@ -31,6 +34,14 @@ pub(super) struct Job {
     pub rows: Vec<f32>,
     pub state_rows: usize,
     pub reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
+}
+
+/// A job that is not done.
+struct WaitingJob {
+    /// The end of its rows.
+    end: usize,
+    rows: usize,
+    reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
 }
 
 /// No chain could be had.
@@ -59,7 +70,10 @@ pub(super) struct Session {
     excluded: HashSet<PeerId>,
     state: SessionState,
     spans: Vec<(SpanId, OpenSpan)>,
-    replies: HashMap<u64, sync::Sender<Result<Vec<f32>, SessionLoss>>>,
+    waiting: HashMap<u64, WaitingJob>,
+    /// The peers that were used, for whoever wants to know.
+    used: Option<Arc<Mutex<Vec<PeerId>>>>,
+    checks: Arc<Semaphore>,
     events: mpsc::Sender<(SpanId, SpanEvent)>,
 }
 
@@ -68,7 +82,7 @@ impl Session {
     pub async fn run(context: Arc<ClientContext>, tokens_max: usize, jobs: mpsc::UnboundedReceiver<Job>) {
         let layers = u32::try_from(context.layers).ok().and_then(|layers| LayerRange::new(0, layers));
         let Some(range) = layers else { return };
-        Self::run_range(context, tokens_max, range, [Vec::new(), Vec::new()], HashSet::new(), jobs).await;
+        Self::run_range(context, tokens_max, range, [Vec::new(), Vec::new()], HashSet::new(), None, jobs).await;
     }
 
     /// A session for some layers of a chain, without some peers.
@@ -78,6 +92,7 @@ impl Session {
         range: LayerRange,
         outer: [Vec<ChainSpan>; 2],
         excluded: HashSet<PeerId>,
+        used: Option<Arc<Mutex<Vec<PeerId>>>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) {
         let (events, received) = mpsc::channel(EVENTS_MAX);
@@ -92,7 +107,9 @@ impl Session {
             excluded,
             state,
             spans: Vec::new(),
-            replies: HashMap::new(),
+            waiting: HashMap::new(),
+            used,
+            checks: Arc::new(Semaphore::new(CHECKS_MAX)),
             events,
         };
         session.serve(jobs, received).await;
@@ -129,7 +146,7 @@ impl Session {
         info!(%loss, "a session found no chain");
         // The spans are closed, and everything that was asked gets an answer.
         self.spans.clear();
-        self.replies.drain().for_each(|(_, reply)| drop(reply.send(Err(loss.clone()))));
+        self.waiting.drain().for_each(|(_, job)| drop(job.reply.send(Err(loss.clone()))));
         while let Some(job) = jobs.recv().await {
             let _ = job.reply.send(Err(loss.clone()));
         }
@@ -137,8 +154,9 @@ impl Session {
 
     fn add(&mut self, job: Job) {
         let Job { position, phase, rows, state_rows, reply } = job;
+        let count = rows.len() / self.context.hidden;
         let run = self.state.add_job(position, phase, &rows, state_rows);
-        self.replies.insert(run, reply);
+        self.waiting.insert(run, WaitingJob { end: position + count, rows: count, reply });
     }
 
     fn handle(&mut self, id: SpanId, event: SpanEvent, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
@@ -171,9 +189,15 @@ impl Session {
                     }
                 }
                 Action::Done { run, states } => {
+                    let Some(job) = self.waiting.remove(&run) else { continue };
+                    self.check_some(&job, &states);
                     // An error means that the engine has dropped the step.
-                    let reply = self.replies.remove(&run);
-                    reply.map(|reply| reply.send(Ok(states)));
+                    let _ = job.reply.send(Ok(states));
+                }
+                Action::Discarded { run, state_rows } => {
+                    let zeros = vec![0.0; state_rows * self.context.hidden];
+                    let job = self.waiting.remove(&run);
+                    job.map(|job| job.reply.send(Ok(zeros)));
                 }
                 Action::Lost { span, why } => {
                     let loss = match why {
@@ -184,6 +208,46 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Has a part of the jobs checked, each at one span.
+    fn check_some(&self, job: &WaitingJob, states: &[f32]) {
+        let context = &self.context;
+        if self.used.is_some() || context.options.verify <= 0.0 || random() >= context.options.verify {
+            return;
+        }
+        let index = (random() * self.spans.len() as f64) as usize;
+        let (Some((id, span)), Ok(permit)) = (self.spans.get(index), Arc::clone(&self.checks).try_acquire_owned())
+        else {
+            return;
+        };
+        let after = match index + 1 == self.spans.len() {
+            true => states.to_vec(),
+            false => {
+                let Some((rows, _)) = self.state.rows_before_layer(span.layers.end(), job.end) else { return };
+                rows[(job.end - job.rows) * context.hidden..].to_vec()
+            }
+        };
+        let before = self.state.rows_before_layer(span.layers.start(), job.end).filter(|_| !after.is_empty());
+        let Some((before, phases)) = before else { return };
+        let spans = |spans: &[(SpanId, OpenSpan)]| -> Vec<ChainSpan> {
+            spans.iter().map(|(_, span)| ChainSpan { peer: span.peer, layers: span.layers }).collect()
+        };
+        let check = Check {
+            span: *id,
+            peer: span.peer,
+            layers: span.layers,
+            outer: [spans(&self.spans[..index]), spans(&self.spans[index + 1..])],
+            before: before.to_vec(),
+            phases: phases.to_vec(),
+            after,
+            events: self.events.clone(),
+        };
+        let context = Arc::clone(context);
+        tokio::spawn(async move {
+            check.run(context).await;
+            drop(permit);
+        });
     }
 
     /// Closes a span, and remembers why. Returns its layers, unless it has been replaced already.
@@ -213,6 +277,9 @@ impl Session {
         if let (Some((_, span)), Some(key)) = (self.spans.get_mut(at), following) {
             let next = span.next.clone();
             span.route(Some(key), next);
+        }
+        if let Some(used) = &self.used {
+            lock(used).extend(opened.iter().map(|(_, span)| span.peer));
         }
         self.spans.splice(at..at, opened);
         self.state.replace(layers, new, after_fed_by);
@@ -268,7 +335,7 @@ impl Session {
         let own = |spans: &[(SpanId, OpenSpan)]| -> Vec<ChainSpan> {
             spans.iter().map(|(_, span)| ChainSpan { peer: span.peer, layers: span.layers }).collect()
         };
-        if layers.count() == self.context.layers {
+        if layers.count() == self.context.layers && self.outer.iter().all(Vec::is_empty) {
             return Ok(view.plan(request, &excluded)?.spans);
         }
         // Who had the layers does not matter: its span is replaced.
@@ -288,4 +355,9 @@ impl OpenSpan {
         self.next = next.clone();
         self.session.send(Request::Route { session: self.session.number(), accepts, next });
     }
+}
+
+/// Uniform in 0..1.
+fn random() -> f64 {
+    (engine::fresh_seed() >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -68,6 +68,11 @@ pub(super) enum Action {
         to: SpanId,
         run: Run,
     },
+    /// The rows of a job were discarded.
+    Discarded {
+        run: u64,
+        state_rows: usize,
+    },
     /// The span does not get its rows from the one before any more.
     Unfeed {
         before: SpanId,
@@ -127,29 +132,19 @@ impl SessionState {
         std::mem::take(&mut self.actions)
     }
 
-    /// Rows before the first layer.
-    pub fn rows(&self) -> usize {
-        self.phases.len()
-    }
-
-    pub fn layers_of(&self, id: SpanId) -> Option<LayerRange> {
-        Some(self.spans[self.index(id)?].new.layers)
-    }
-
     /// Whether a span gets its rows from the one before.
     pub fn is_fed(&self, id: SpanId) -> bool {
         self.index(id).is_some_and(|index| self.spans[index].new.fed_by.is_some())
     }
 
-    /// The activations before a span's rows and after them, from the first row on, as far as the client has both. For checks.
-    pub fn rows_around(&self, layers: LayerRange) -> Option<(&[f32], &[f32], &[Phase])> {
-        let (before, after) = (self.inputs.get(&layers.start())?, self.inputs.get(&layers.end())?);
-        let values = before.len().min(after.len());
-        Some((&before[..values], &after[..values], &self.phases[..values / self.hidden]))
+    /// The first rows before a layer, if the client has them, and their phases.
+    pub fn rows_before_layer(&self, layer: usize, rows: usize) -> Option<(&[f32], &[Phase])> {
+        let values = self.inputs.get(&layer)?.get(..rows * self.hidden)?;
+        Some((values, self.phases.get(..rows)?))
     }
 
     /// Adds rows before the first layer, and returns the number of the job. What the session had from their position on is
-    /// discarded, and so are the results of jobs about it: they are done with states of zero.
+    /// discarded, and so are the results of jobs about it.
     pub fn add_job(&mut self, position: usize, phase: Phase, rows: &[f32], state_rows: usize) -> u64 {
         self.truncate(position);
         let count = rows.len() / self.hidden;
@@ -270,8 +265,8 @@ impl SessionState {
         let (kept, dropped) = self.jobs.drain(..).partition(|job| job.position + job.rows <= position);
         self.jobs = kept;
         let dropped: VecDeque<Job> = dropped;
-        let zeros = |job: Job| Action::Done { run: job.run, states: vec![0.0; job.state_rows * self.hidden] };
-        self.actions.extend(dropped.into_iter().map(zeros));
+        let discarded = |Job { run, state_rows, .. }: Job| Action::Discarded { run, state_rows };
+        self.actions.extend(dropped.into_iter().map(discarded));
     }
 
     /// Adds what a span returned to the input of the next one.

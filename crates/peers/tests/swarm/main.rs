@@ -2,6 +2,8 @@
 
 mod hostile;
 mod loss;
+mod lying;
 mod models;
 mod network;
 mod same_bits;
+mod verify;

@@ -15,6 +15,7 @@ use swarm::{ModelDigest, PeerId};
 use tokio::runtime::Handle;
 use types::{LayerRange, TokenId};
 
+use crate::lying::LyingStage;
 use crate::network::Network;
 
 pub const LIMITS: Limits =
@@ -53,17 +54,31 @@ impl Model {
         block
     }
 
+    /// A block that returns something else than it computed.
+    pub fn lying_block(&self, layers: LayerRange) -> BlockHandle {
+        let block = BlockHandle::warming_up();
+        let stage = LyingStage(self.stage(layers));
+        block.serve(Box::new(stage), self.shape(layers), BlockLimits::default()).unwrap();
+        block
+    }
+
     /// Loads the weights of a block.
     pub fn load(&self, block: &BlockHandle, layers: LayerRange, limits: BlockLimits) {
-        let stage = Stage::load(backend(), &self.checkpoint, &OPTIONS, layers, &mut |_| {}).unwrap();
-        let shape = BlockShape {
+        block.serve(Box::new(self.stage(layers)), self.shape(layers), limits).unwrap();
+    }
+
+    fn stage(&self, layers: LayerRange) -> Stage<CpuBackend> {
+        Stage::load(backend(), &self.checkpoint, &OPTIONS, layers, &mut |_| {}).unwrap()
+    }
+
+    fn shape(&self, layers: LayerRange) -> BlockShape {
+        BlockShape {
             layers,
             has_parts: true,
-            hidden: stage.width(),
+            hidden: self.checkpoint.description().hidden,
             positions_max: LIMITS.positions,
             rows_max: LIMITS.step.rows,
-        };
-        block.serve(Box::new(stage), shape, limits).unwrap();
+        }
     }
 
     pub fn client(&self, network: &Arc<Network>, options: ClientOptions) -> SwarmExecutor<CpuBackend> {
