@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use libp2p_autonat::v2 as autonat;
-use libp2p_connection_limits::{self as connection_limits, ConnectionLimits};
 use libp2p_dcutr as dcutr;
 use libp2p_identify as identify;
 use libp2p_identity::PeerId;
@@ -16,7 +15,9 @@ use libp2p_relay as relay;
 use libp2p_swarm::behaviour::toggle::Toggle;
 use libp2p_swarm::{NetworkBehaviour, StreamProtocol};
 
+use crate::connection_limits::ConnectionLimits;
 use crate::error::NodeError;
+use crate::guard::{CandidateLimit, DialBacks, Guarded};
 use crate::limits;
 use crate::options::NodeOptions;
 use crate::streams;
@@ -32,14 +33,14 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[behaviour(prelude = "libp2p_swarm::derive_prelude")]
 pub struct Behaviour {
     // First: what it refuses, the others do not hear of.
-    limits: connection_limits::Behaviour,
+    limits: ConnectionLimits,
     pub streams: streams::Behaviour,
-    pub identify: identify::Behaviour,
-    pub ping: ping::Behaviour,
+    identify: Guarded<identify::Behaviour, CandidateLimit>,
+    ping: ping::Behaviour,
     pub kademlia: kad::Behaviour<MemoryStore>,
     mdns: Toggle<mdns::tokio::Behaviour>,
     autonat_client: autonat::client::Behaviour,
-    autonat_server: autonat::server::Behaviour,
+    autonat_server: Guarded<autonat::server::Behaviour, DialBacks>,
     relay_client: relay::client::Behaviour,
     relay_server: Toggle<relay::Behaviour>,
     dcutr: dcutr::Behaviour,
@@ -67,28 +68,19 @@ impl Behaviour {
             .with_probe_interval(ADDRESS_TEST_INTERVAL);
         let relay_server = options.relay_server.then(|| relay::Behaviour::new(me, relay_limits()));
         Ok(Self {
-            limits: connection_limits::Behaviour::new(connection_limits()),
+            limits: ConnectionLimits::default(),
             streams,
-            identify: identify::Behaviour::new(identify),
+            identify: Guarded::new(identify::Behaviour::new(identify), CandidateLimit::default()),
             ping: ping::Behaviour::new(ping),
             kademlia: kademlia(me, options),
             mdns: mdns.into(),
             autonat_client: autonat::client::Behaviour::new(rand::make_rng(), autonat),
-            autonat_server: autonat::server::Behaviour::default(),
+            autonat_server: Guarded::new(autonat::server::Behaviour::default(), DialBacks::default()),
             relay_client,
             relay_server: relay_server.into(),
             dcutr: dcutr::Behaviour::new(me),
         })
     }
-}
-
-fn connection_limits() -> ConnectionLimits {
-    ConnectionLimits::default()
-        .with_max_pending_incoming(Some(limits::INCOMING_HANDSHAKES_MAX))
-        .with_max_pending_outgoing(Some(limits::OUTGOING_HANDSHAKES_MAX))
-        .with_max_established_incoming(Some(limits::INCOMING_CONNECTIONS_MAX))
-        .with_max_established_outgoing(Some(limits::OUTGOING_CONNECTIONS_MAX))
-        .with_max_established_per_peer(Some(limits::CONNECTIONS_PER_PEER_MAX))
 }
 
 fn kademlia(me: PeerId, options: &NodeOptions) -> kad::Behaviour<MemoryStore> {

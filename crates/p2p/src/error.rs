@@ -32,6 +32,8 @@ pub enum NodeError {
     Bootstrap { address: Multiaddr },
     #[error("{address} is a QUIC address, and a private network has only TCP")]
     PrivateQuic { address: Multiaddr },
+    #[error("{address} is at a relay: make the relay a bootstrap peer, and the node listens there when it must")]
+    Circuit { address: Multiaddr },
     #[error("protocol {protocol:?} does not begin with a slash, or is accepted twice")]
     Protocol { protocol: &'static str },
     #[error("listen on {address}: {reason}")]

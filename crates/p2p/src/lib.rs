@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 mod behaviour;
+mod connection_limits;
 mod error;
+mod guard;
 mod handle;
 mod identity;
 pub mod limits;

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 /// Connections to one peer: direct ones over several transports, relayed ones, and those that test reachability.
-pub const CONNECTIONS_PER_PEER_MAX: u32 = 8;
+pub const CONNECTIONS_PER_PEER_MAX: usize = 8;
 /// Connections that others opened.
-pub const INCOMING_CONNECTIONS_MAX: u32 = 512;
+pub const INCOMING_CONNECTIONS_MAX: usize = 512;
 /// Connections that this node opened.
-pub const OUTGOING_CONNECTIONS_MAX: u32 = 512;
+pub const OUTGOING_CONNECTIONS_MAX: usize = 512;
+/// Incoming handshakes and connections from one IPv4 address, or from one IPv6 network.
+pub const INCOMING_CONNECTIONS_PER_ADDRESS_MAX: usize = 64;
 /// Connections from others whose handshake is not complete.
-pub const INCOMING_HANDSHAKES_MAX: u32 = 64;
-pub const OUTGOING_HANDSHAKES_MAX: u32 = 128;
+pub const INCOMING_HANDSHAKES_MAX: usize = 256;
+pub const OUTGOING_HANDSHAKES_MAX: usize = 128;
 /// The longest handshake of a connection.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// A connection without streams is closed after this time.
@@ -61,7 +63,7 @@ pub const ADDRESSES_PER_PEER_MAX: usize = 10;
 /// Peers whose addresses are kept.
 pub const KNOWN_PEERS_MAX: usize = 1000;
 /// Own addresses, as reported by peers, that are kept to be tested.
-pub const ADDRESS_CANDIDATES_MAX: usize = 64;
+pub const ADDRESS_CANDIDATES_MAX: usize = 256;
 /// Characters of a peer's description of itself.
 pub const AGENT_CHARS_MAX: usize = 64;
 /// Changes of peers that a receiver may lag behind.

@@ -7,6 +7,7 @@ use libp2p_identity::PeerId;
 use crate::error::NodeError;
 use crate::identity::Identity;
 use crate::network_key::NetworkKey;
+use crate::view::is_relayed;
 
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
@@ -48,6 +49,9 @@ impl NodeOptions {
             if !protocol.starts_with('/') || self.accepts[..index].contains(protocol) {
                 return Err(NodeError::Protocol { protocol });
             }
+        }
+        if let Some(address) = self.listen.iter().find(|address| is_relayed(address)) {
+            return Err(NodeError::Circuit { address: address.clone() });
         }
         if self.network_key.is_some() {
             let mut addresses = self.listen.iter().chain(&self.bootstrap).chain(&self.external);

@@ -176,3 +176,54 @@ fn is_public_v6(ip: Ipv6Addr) -> bool {
         None => !(ip.is_loopback() || ip.is_unspecified() || ip.is_unique_local() || ip.is_unicast_link_local()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Multiaddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_neighbour_in_the_lan_does_not_make_a_node_reachable_for_all() {
+        let mut view = View::default();
+        view.confirm(address("/ip4/192.168.1.2/tcp/1"));
+        assert_eq!(view.reachability(), Reachability::Direct, "all of the swarm is in the LAN");
+        view.is_seen_in_public = true;
+        assert_eq!(view.reachability(), Reachability::Unknown);
+        let circuit =
+            address("/ip4/203.0.113.1/tcp/1/p2p/12D3KooWGC6TvWhfapngX6wvJHMYvKpDMXPb3ZnCZ6dMoaMtimQ5/p2p-circuit");
+        view.confirm(circuit.clone());
+        assert_eq!(view.reachability(), Reachability::Relayed);
+        view.confirm(address("/ip4/203.0.113.2/tcp/1"));
+        assert_eq!(view.reachability(), Reachability::Direct);
+        view.expire(&address("/ip4/203.0.113.2/tcp/1"));
+        view.expire(&circuit);
+        assert_eq!(view.reachability(), Reachability::Unknown);
+    }
+
+    #[test]
+    fn others_dial_no_loopback_address_if_there_is_another() {
+        let mut view = View::default();
+        let (loopback, lan) = (address("/ip4/127.0.0.1/tcp/1"), address("/ip4/192.168.1.2/tcp/1"));
+        view.listen.insert(loopback.clone());
+        assert_eq!(view.addresses(), std::slice::from_ref(&loopback));
+        view.listen.insert(lan.clone());
+        view.confirm(loopback);
+        view.confirm(lan.clone());
+        assert_eq!(view.addresses(), [lan]);
+    }
+
+    #[test]
+    fn private_addresses_are_not_public() {
+        for private in
+            ["10.1.1.1", "100.64.0.1", "100.127.0.1", "127.0.0.1", "::1", "fe80::1", "fd00::1", "::ffff:10.1.1.1"]
+        {
+            assert!(!is_public(private.parse().unwrap()), "{private}");
+        }
+        for public in ["203.0.113.1", "100.128.0.1", "2001:db8::1", "::ffff:203.0.113.1"] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+    }
+}

@@ -23,7 +23,7 @@ use crate::limits::{CHANGES_MAX, COMMANDS_MAX, IDLE_CONNECTION_TIME, KNOWN_PEERS
 use crate::options::NodeOptions;
 use crate::streams::{self, IncomingStreams, Opening};
 use crate::transport::transport;
-use crate::view::{PeerChange, View, is_relayed};
+use crate::view::{PeerChange, View};
 use bootstrap::Bootstrap;
 use dials::Dials;
 use providers::Providers;
@@ -77,7 +77,7 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
         swarm.add_external_address(address.clone());
         view.lock().unwrap_or_else(PoisonError::into_inner).confirm(address.clone());
     }
-    for address in options.listen.iter().filter(|address| !is_relayed(address)) {
+    for address in &options.listen {
         let failed = |error| NodeError::Listen { address: address.clone(), reason: reason(&error) };
         swarm.listen_on(address.clone()).map_err(failed)?;
     }

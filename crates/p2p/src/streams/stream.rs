@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt};
 
-/// Dropping it ends the stream at both ends.
+/// What is written is sent at the latest when it is flushed. Dropping it ends the stream at both ends.
 pub struct PeerStream {
     stream: Compat<libp2p_swarm::Stream>,
     is_relayed: bool,

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 
-use p2p::limits::{INCOMING_HANDSHAKES_MAX, INCOMING_STREAMS_PER_CONNECTION_MAX};
-use p2p::{Multiaddr, NetworkKey, OpenError};
+use p2p::limits::{
+    CONNECTIONS_PER_PEER_MAX, INCOMING_CONNECTIONS_PER_ADDRESS_MAX, INCOMING_STREAMS_PER_CONNECTION_MAX,
+};
+use p2p::{Identity, Multiaddr, NetworkKey, OpenError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -68,7 +70,7 @@ fn a_flood_of_silent_connections_ends_and_others_are_served() {
         let server = Peer::start(&[TCP], |_| {}).listening().await;
         let address = socket(&server.node.addresses()[0]);
         let mut flood = Vec::new();
-        for _ in 0..3 * INCOMING_HANDSHAKES_MAX {
+        for _ in 0..3 * INCOMING_CONNECTIONS_PER_ADDRESS_MAX {
             flood.push(TcpStream::connect(address).await.unwrap());
         }
         // All are closed by the node: those beyond the limit at once, the others when their time is over.
@@ -79,6 +81,30 @@ fn a_flood_of_silent_connections_ends_and_others_are_served() {
         let client = Peer::start(&[], |_| {});
         exchange(client.open(&server).await, 1000).await;
         assert_eq!(server.node.peers().len(), 1);
+    });
+}
+
+#[test]
+fn a_peer_has_a_limited_number_of_connections() {
+    run(async {
+        let server = Peer::start(&[TCP], |_| {}).listening().await;
+        // One peer to the server, because they have one identity.
+        let identity = Identity::ephemeral();
+        let mut nodes = Vec::new();
+        for _ in 0..CONNECTIONS_PER_PEER_MAX {
+            let identity = identity.clone();
+            let node = Peer::start(&[], |options| options.identity = identity);
+            exchange(node.open(&server).await, 1000).await;
+            nodes.push(node);
+        }
+        let more = Peer::start(&[], |options| options.identity = identity);
+        let error = more.node.open(&server.node.peer(), &server.node.addresses(), ECHO).await.unwrap_err();
+        assert!(matches!(error, OpenError::Lost { .. } | OpenError::Unreachable { .. }), "{error}");
+        nodes.pop();
+        // The server notices soon that there is room.
+        while more.node.open(&server.node.peer(), &server.node.addresses(), ECHO).await.is_err() {}
+        let other = Peer::start(&[], |_| {});
+        exchange(other.open(&server).await, 1000).await;
     });
 }
 

@@ -139,6 +139,8 @@ fn options_that_can_not_work_are_refused() {
         assert!(matches!(error, NodeError::Protocol { .. }), "{error}");
         let error = failing(|options| options.accepts = vec!["one"]);
         assert!(matches!(error, NodeError::Protocol { .. }), "{error}");
+        let error = failing(|options| options.listen = vec!["/p2p-circuit".parse().unwrap()]);
+        assert!(matches!(error, NodeError::Circuit { .. }), "{error}");
         let error = failing(|options| options.listen = vec!["/ip4/127.0.0.1/sctp/1".parse().unwrap()]);
         assert!(matches!(error, NodeError::Listen { .. }), "{error}");
     });
