@@ -19,5 +19,6 @@ pub use local::serve_local;
 pub use server::{EmbedAndHead, KwaaiLimits, KwaaiServer};
 pub use sessions::SessionLimits;
 pub use span::{
-    KwaaiRoute, KwaaiSpan, KwaaiSpanLimits, KwaaiSpanOutput, KwaaiSpanShape, OpenStream, SpanError, Stream,
+    KwaaiRoute, KwaaiSpan, KwaaiSpanLimits, KwaaiSpanOutput, KwaaiSpanShape, OpenStream, OpeningStream, SpanError,
+    Stream,
 };
