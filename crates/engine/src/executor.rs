@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kernels::BackendError;
 use model::CollectiveError;
-use types::{Rank, SessionId};
+use types::{LayerRange, Rank, SessionId};
 
 use crate::plan::{StepOutput, StepPlan};
 use crate::prefix::Prefix;
@@ -164,6 +164,12 @@ pub enum ExecutorError {
     ActivationShape { rows: usize, width: usize, found: usize },
     #[error("this executor does not return {what}")]
     Output { what: &'static str },
+    #[error("the plan asks for layers {layers} alone, and this executor always runs all of its layers")]
+    PartOfLayers { layers: LayerRange },
+    #[error("the plan asks for layers {layers}, which this executor does not have")]
+    UnknownLayers { layers: LayerRange },
+    #[error("session {} has tokens that some of the plan's layers did not compute", .0.0)]
+    OtherLayers(SessionId),
     #[error("{depth} steps are in flight, which is the limit")]
     PipelineFull { depth: usize },
     #[error("no step is in flight")]

@@ -2,11 +2,12 @@
 //!
 //! Invariant: a page that a session may still write to belongs to that session alone and is not in the prefix cache. Only
 //! whole, computed pages are shared or published. A session that is truncated within such a page releases that page and
-//! computes its tokens again. A page is published only if all its tokens were computed in prefill: decode may use other
-//! arithmetic, and an answer must not depend on whether its prefix was found.
+//! computes its tokens again. A page is published only if all its tokens were computed in prefill, by all layers: decode may use
+//! other arithmetic, and an answer must not depend on whether its prefix was found. A layer reads only pages that it wrote for
+//! the same session, or that were published.
 
 use kernels::PAGE_TOKENS;
-use types::SessionId;
+use types::{LayerRange, SessionId};
 
 use crate::executor::{ExecutorError, OpenedSession};
 use crate::page_pool::PagePool;
@@ -33,6 +34,8 @@ struct Slot {
     open: bool,
     tokens_max: usize,
     computed: usize,
+    /// The layers that have computed these tokens; `None`: all.
+    layers: Option<LayerRange>,
     /// Covers at least the computed tokens.
     pages: Vec<u32>,
     /// The hashes under which its first pages are published when they are computed.
@@ -82,6 +85,7 @@ impl PageTables {
                     open: false,
                     tokens_max: 0,
                     computed: 0,
+                    layers: None,
                     pages: Vec::new(),
                     hashes: Vec::new(),
                 });
@@ -93,6 +97,7 @@ impl PageTables {
         slot.version = slot.version.wrapping_add(1);
         slot.tokens_max = tokens_max;
         slot.computed = 0;
+        slot.layers = None;
         slot.hashes.clear();
         // A step of a session never allocates.
         slot.pages.reserve(tokens_max.div_ceil(PAGE_TOKENS));
@@ -133,6 +138,17 @@ impl PageTables {
         Ok(self.slot(session)?.computed)
     }
 
+    /// Checks that these layers (`None`: all) have computed the session's tokens.
+    pub fn check_layers(&self, session: SessionId, layers: Option<LayerRange>) -> Result<(), ExecutorError> {
+        let slot = self.slot(session)?;
+        let have_all = match (slot.layers, layers) {
+            (None, _) => true,
+            (Some(computed), Some(layers)) => computed.contains(layers),
+            (Some(_), None) => false,
+        };
+        if have_all || slot.computed == 0 { Ok(()) } else { Err(ExecutorError::OtherLayers(session)) }
+    }
+
     /// Pages that the session has to allocate in order to hold `tokens` tokens.
     pub fn pages_missing(&self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         let slot = self.slot(session)?;
@@ -153,15 +169,15 @@ impl PageTables {
         Ok(())
     }
 
-    /// Marks the tokens up to `tokens` as computed in this phase. Their pages were reserved. Pages of a prompt that are
-    /// complete now are published.
-    pub fn advance(&mut self, session: SessionId, tokens: usize, phase: Phase) {
+    /// Marks the tokens up to `tokens` as computed in this phase, by layers that [`PageTables::check_layers`] checked. Their pages
+    /// were reserved. Pages of a prompt that are complete now are published, if all layers computed them.
+    pub fn advance(&mut self, session: SessionId, tokens: usize, phase: Phase, layers: Option<LayerRange>) {
         let slot = &mut self.slots[slot_of(session)];
         assert!(slot.open && tokens <= slot.pages.len() * PAGE_TOKENS, "computed tokens have pages");
         let first = slot.computed / PAGE_TOKENS;
-        match phase {
-            Phase::Decode => slot.hashes.truncate(first),
-            Phase::Prefill => {
+        match (phase, layers) {
+            (Phase::Decode, _) | (_, Some(_)) => slot.hashes.truncate(first),
+            (Phase::Prefill, None) => {
                 let last = slot.hashes.len().min(tokens / PAGE_TOKENS).max(first);
                 for (page, hash) in slot.pages[first..last].iter_mut().zip(slot.hashes.iter().skip(first)) {
                     *page = self.pool.publish(*page, *hash);
@@ -169,6 +185,7 @@ impl PageTables {
             }
         }
         slot.computed = tokens;
+        slot.layers = layers;
     }
 
     /// Releases the pages beyond the computed tokens, the last one first.

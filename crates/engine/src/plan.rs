@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use types::{SessionId, TokenId};
+use types::{LayerRange, SessionId, TokenId};
 
 use crate::request::Pooling;
 use crate::sampler::{Logprobs, SampleError, Sampled, SamplingParams};
@@ -149,6 +149,7 @@ pub struct StepPlan {
     activations: Vec<f32>,
     /// The masks of all entries that have one: see [`TokenMask`](crate::TokenMask::words).
     masks: Vec<u32>,
+    layers: Option<LayerRange>,
 }
 
 impl Clone for StepPlan {
@@ -165,6 +166,7 @@ impl Clone for StepPlan {
         self.tokens.clone_from(&source.tokens);
         self.activations.clone_from(&source.activations);
         self.masks.clone_from(&source.masks);
+        self.layers = source.layers;
     }
 }
 
@@ -180,6 +182,7 @@ impl StepPlan {
         self.tokens.clear();
         self.activations.clear();
         self.masks.clear();
+        self.layers = None;
     }
 
     pub fn push(
@@ -277,6 +280,17 @@ impl StepPlan {
     /// The same, to be filled. An executor refuses a plan whose activations do not have the shape of its rows.
     pub fn activations_mut(&mut self) -> &mut Vec<f32> {
         &mut self.activations
+    }
+
+    /// The layers to run, as the model numbers them; `None`: all that the executor has.
+    pub fn layers(&self) -> Option<LayerRange> {
+        self.layers
+    }
+
+    /// Has only some of the executor's layers run. A session always runs the same ones, or fewer: the others have no keys and
+    /// values of its tokens. An executor that cannot run a part of its layers refuses the plan.
+    pub fn set_layers(&mut self, layers: Option<LayerRange>) {
+        self.layers = layers;
     }
 
     /// Which tokens may be sampled for an entry; `None`: any.

@@ -4,13 +4,23 @@ use crate::executor::ExecutorError;
 use crate::plan::{RequestedOutput, StepPlan};
 
 impl StepPlan {
-    /// Checks that a whole model can run this plan: its rows are tokens, and no hidden states are requested.
+    /// Checks that a whole model can run this plan: its rows are tokens, all layers are to run, and no hidden states are
+    /// requested.
     pub fn check_model(&self) -> Result<(), ExecutorError> {
         let is_state = |requested: &RequestedOutput| matches!(requested, RequestedOutput::States { .. });
         if self.entries().iter().any(|entry| is_state(&entry.requested)) {
             return Err(ExecutorError::Output { what: "hidden states" });
         }
+        self.check_all_layers()?;
         if self.has_tokens() { Ok(()) } else { Err(ExecutorError::Input { expected: "tokens" }) }
+    }
+
+    /// Checks that an executor can run this plan that always runs all of its layers.
+    pub fn check_all_layers(&self) -> Result<(), ExecutorError> {
+        match self.layers() {
+            Some(layers) => Err(ExecutorError::PartOfLayers { layers }),
+            None => Ok(()),
+        }
     }
 
     /// Checks that a stage with rows of this width can run this plan: its rows are activations, and nothing is requested that

@@ -72,6 +72,7 @@ impl SessionTable {
             if computed != position {
                 return Err(ExecutorError::PositionMismatch { session, computed, position });
             }
+            self.page_tables.check_layers(session, plan.layers())?;
             if plan.entries()[..index].iter().any(|earlier| earlier.session == session) {
                 return Err(ExecutorError::DuplicateSession(session));
             }
@@ -111,7 +112,7 @@ impl SessionTable {
     /// The step of a plan was started: from now on its tokens count as computed.
     pub fn advance(&mut self, plan: &StepPlan) {
         for entry in plan.entries() {
-            self.page_tables.advance(entry.session, entry.end(), entry.phase);
+            self.page_tables.advance(entry.session, entry.end(), entry.phase, plan.layers());
         }
     }
 

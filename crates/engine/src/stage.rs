@@ -201,9 +201,19 @@ impl<B: Backend> Stage<B> {
             None => backend.write(hidden, plan.activations())?,
         }
         if let Some(block) = &mut self.block {
-            block.forward(backend, step, rows, hidden, &**collective)?;
+            let layers = plan.layers().unwrap_or(block.layers());
+            block.forward(backend, step, rows, layers, hidden, &**collective)?;
         }
         Ok(())
+    }
+
+    /// Checks that it has the layers that a plan asks for.
+    fn check_layers(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let has = |layers| self.layers().is_some_and(|own| own.contains(layers));
+        match plan.layers() {
+            Some(layers) if !has(layers) => Err(ExecutorError::UnknownLayers { layers }),
+            _ => Ok(()),
+        }
     }
 
     /// Appends the residual stream of `rows` of the step that was started last to `states`, and waits for it.
@@ -255,6 +265,7 @@ impl<B: Backend> Executor for Stage<B> {
             return Err(ExecutorError::PipelineFull { depth: self.depth() });
         }
         plan.check_stage(self.width)?;
+        self.check_layers(plan)?;
         self.start(plan, None)?;
         self.request(plan);
         self.in_flight = true;

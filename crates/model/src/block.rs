@@ -109,19 +109,26 @@ impl<B: Backend> Block<B> {
         })
     }
 
-    /// Runs the layers on the residual stream of the step's rows, in place.
+    /// Runs these of its layers on the residual stream of the step's rows, in place.
+    ///
+    /// # Panics
+    ///
+    /// If it does not have them all.
     pub fn forward(
         &mut self,
         backend: &B,
         step: &B::Step,
         rows: Rows,
+        layers: LayerRange,
         hidden: &mut B::Buffer,
         collective: &dyn Collective<B>,
     ) -> Result<(), CollectiveError> {
         let (eps, work) = (self.eps, &mut self.work);
         // Ranks exchange rows of `normed` as plain f32, so `normed` gets the consumer's layout only with a single rank.
         let is_solo = self.world == WorldSize::ONE;
-        let mut layers = &mut self.layers[..];
+        assert!(self.range.contains(layers), "layers {layers} of a block with {}", self.range);
+        let first = self.range.start();
+        let mut layers = &mut self.layers[layers.start() - first..layers.end() - first];
         if let Some(first) = layers.first() {
             let (normed, consumer) = (&mut work.normed, Some(&first.qkv).filter(|_| is_solo));
             backend.add_rms_norm(rows, 0..rows.all(), normed, hidden, None, &first.attention_norm, eps, consumer);

@@ -122,7 +122,7 @@ impl<'a> Decoder<'a> {
     fn forward(&mut self, (rows, logit_rows): (usize, usize)) -> &CudaBuffer {
         let Self { backend, embedding, lm_head, block, step, hidden, .. } = self;
         embedding.embed(backend, step, rows, hidden, &SingleRank).unwrap();
-        block.forward(backend, step, Rows::decode(rows), hidden, &SingleRank).unwrap();
+        block.forward(backend, step, Rows::decode(rows), block.layers(), hidden, &SingleRank).unwrap();
         lm_head.logits(backend, step, logit_rows, hidden, &SingleRank).unwrap().unwrap()
     }
 }

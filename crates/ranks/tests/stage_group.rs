@@ -262,6 +262,8 @@ mod linux {
         let state = || RequestedOutput::States { rows: 1 };
         let mut tokens = StepPlan::new();
         tokens.push(session, Phase::Prefill, 0, &[TokenId(1)], state());
+        let mut part = rows(session, 0, 1, width, state());
+        part.set_layers(Some(middle(&checkpoint)));
         for (plan, expected) in [
             (rows(session, 0, 2, width, state()), "values were given for 2 rows"),
             (rows(session, 0, 2, 2 * width + 1, state()), "values were given for 2 rows"),
@@ -270,6 +272,7 @@ mod linux {
             (rows(types::SessionId(99), 0, 1, width, state()), "session 99 is not open"),
             (rows(session, 0, 65, 65 * width, state()), "a step of 65 rows is too large"),
             (tokens, "does not have activations"),
+            (part, "always runs all of its layers"),
         ] {
             let error = group.submit(&plan).expect_err(expected).to_string();
             assert!(error.contains(expected), "{expected}: {error}");

@@ -108,6 +108,11 @@ impl Directory {
         self.models.get(model).into_iter().flat_map(|records| records.values().map(VerifiedRecord::record))
     }
 
+    /// The same, as they were verified, to be passed on.
+    pub fn verified(&self, model: &ModelDigest) -> impl Iterator<Item = &VerifiedRecord> + Clone {
+        self.models.get(model).into_iter().flat_map(BTreeMap::values)
+    }
+
     /// What the peers give each layer of a model at this time.
     pub fn coverage(&self, model: &ModelDigest, layers: usize, now: UnixTime) -> Coverage {
         Coverage::new(layers, self.records(model).filter(move |record| record.expires() > now))

@@ -31,6 +31,11 @@ impl LayerRange {
         self.start()..self.end()
     }
 
+    /// Whether all layers of `part` are among these.
+    pub fn contains(self, part: Self) -> bool {
+        self.start <= part.start && part.end <= self.end
+    }
+
     /// True when `next` can follow `self` in a chain without a gap or an overlap.
     pub fn meets(self, next: Self) -> bool {
         self.end == next.start
@@ -51,6 +56,17 @@ mod tests {
     fn an_empty_or_reversed_range_does_not_exist() {
         assert_eq!(LayerRange::new(3, 3), None);
         assert_eq!(LayerRange::new(4, 3), None);
+    }
+
+    #[test]
+    fn a_range_contains_its_parts_and_itself() {
+        let range = |a, b| LayerRange::new(a, b).unwrap();
+        for part in [range(2, 6), range(2, 3), range(5, 6), range(3, 5)] {
+            assert!(range(2, 6).contains(part), "{part}");
+        }
+        for other in [range(1, 3), range(5, 7), range(1, 7), range(0, 2), range(6, 7)] {
+            assert!(!range(2, 6).contains(other), "{other}");
+        }
     }
 
     #[test]

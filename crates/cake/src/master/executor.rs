@@ -11,8 +11,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use engine::{
-    Capacity, Entry, Executor, ExecutorError, Health, OpenedSession, Prefix, RequestedOutput, SessionTable, StepOutput,
-    StepPlan,
+    Capacity, Entry, Executor, ExecutorError, Health, OpenedSession, Prefix, SessionTable, StepOutput, StepPlan,
 };
 use model::Limits;
 use tracing::warn;
@@ -105,20 +104,8 @@ impl CakeExecutor {
     /// Checks a plan as the table does, and that it has what this executor takes and requests what it returns.
     fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.sessions.check(plan)?;
-        let (rows, width, found) = (plan.rows(), self.hidden, plan.activations().len());
-        if plan.has_tokens() && rows > 0 {
-            return Err(ExecutorError::Input { expected: "activations" });
-        }
-        if found != rows * width {
-            return Err(ExecutorError::ActivationShape { rows, width, found });
-        }
-        let is_returned = |requested: &RequestedOutput| {
-            matches!(requested, RequestedOutput::Nothing | RequestedOutput::States { .. })
-        };
-        match plan.entries().iter().all(|entry| is_returned(&entry.requested)) {
-            true => Ok(()),
-            false => Err(ExecutorError::Output { what: "what the head computes" }),
-        }
+        plan.check_stage(self.hidden)?;
+        plan.check_all_layers()
     }
 
     /// Sends the rows of an entry, and before them what the worker does not have of its session.

@@ -117,7 +117,7 @@ impl Model {
             self.kv[pages[position / PAGE_TOKENS] as usize][position % PAGE_TOKENS] = cell;
         }
         cells.extend(next);
-        self.tables.advance(*session, cells.len(), phase);
+        self.tables.advance(*session, cells.len(), phase, None);
     }
 
     fn check(&self) {
@@ -201,7 +201,7 @@ fn truncating_within_a_shared_page_releases_it() {
     let prefix = Prefix { tokens: &prompt, pages: &pages, reuse_max: 69 };
     let first = tables.open(POSITIONS, prefix).unwrap().session;
     tables.reserve(first, 70).unwrap();
-    tables.advance(first, 70, Phase::Prefill);
+    tables.advance(first, 70, Phase::Prefill, None);
     let second = tables.open(POSITIONS, prefix).unwrap();
     assert_eq!(second.computed, 64);
     // The page stays shared when it can no longer be found.
@@ -221,11 +221,11 @@ fn a_prefix_is_found_while_its_session_runs_and_after_it_has_ended() {
     let first = tables.open(120, prefix).unwrap();
     assert_eq!(first.computed, 0);
     tables.reserve(first.session, 70).unwrap();
-    tables.advance(first.session, 70, Phase::Prefill);
+    tables.advance(first.session, 70, Phase::Prefill, None);
     assert_eq!(tables.open(120, prefix).unwrap().computed, 64, "whole pages only");
     tables.reserve(first.session, 110).unwrap();
-    tables.advance(first.session, 100, Phase::Prefill);
-    tables.advance(first.session, 110, Phase::Decode);
+    tables.advance(first.session, 100, Phase::Prefill, None);
+    tables.advance(first.session, 110, Phase::Decode, None);
     tables.close(first.session);
     let second = tables.open(120, prefix).unwrap();
     assert_eq!(second.computed, 96);
@@ -244,9 +244,42 @@ fn tokens_that_were_computed_in_decode_are_never_found() {
     let first = tables.open(120, prefix).unwrap().session;
     tables.reserve(first, 100).unwrap();
     for (end, phase) in [(40, Phase::Prefill), (50, Phase::Decode), (100, Phase::Prefill)] {
-        tables.advance(first, end, phase);
+        tables.advance(first, end, phase, None);
     }
     assert_eq!(tables.open(120, prefix).unwrap().computed, 32);
+}
+
+#[test]
+fn tokens_that_a_part_of_the_layers_computed_are_never_found_and_are_read_by_these_alone() {
+    let range = |start, end| LayerRange::new(start, end);
+    let mut tables = PageTables::new(8, POSITIONS);
+    let prompt = prompt(0, 100);
+    let pages = page_hashes(TenantId(0), &prompt, PAGE_TOKENS);
+    let prefix = Prefix { tokens: &prompt, pages: &pages, reuse_max: 99 };
+    let run = |tables: &mut PageTables, session, end, layers| {
+        tables.reserve(session, end).unwrap();
+        tables.advance(session, end, Phase::Prefill, layers);
+    };
+    let allowed = |tables: &PageTables, session, layers| tables.check_layers(session, layers).is_ok();
+    let part = tables.open(120, prefix).unwrap().session;
+    assert!([None, range(0, 2), range(2, 4)].iter().all(|layers| allowed(&tables, part, *layers)), "it has no tokens");
+    run(&mut tables, part, 64, range(1, 3));
+    for (layers, is_allowed) in [(None, false), (range(1, 3), true), (range(2, 3), true), (range(0, 3), false)] {
+        assert_eq!(allowed(&tables, part, layers), is_allowed, "{layers:?}");
+    }
+    let whole = tables.open(120, prefix).unwrap();
+    assert_eq!(whole.computed, 0);
+    run(&mut tables, whole.session, 64, None);
+
+    // What all layers computed, some of them may go on with.
+    let found = tables.open(120, prefix).unwrap();
+    assert_eq!(found.computed, 64);
+    assert!(allowed(&tables, found.session, None) && allowed(&tables, found.session, range(2, 3)));
+    run(&mut tables, found.session, 100, range(2, 3));
+    assert!(!allowed(&tables, found.session, None) && !allowed(&tables, found.session, range(1, 3)));
+    assert_eq!(tables.truncate(found.session, 0).unwrap(), 0);
+    assert!(allowed(&tables, found.session, None));
+    assert_eq!(tables.open(120, prefix).unwrap().computed, 64, "the last page was not published");
 }
 
 #[test]
@@ -258,7 +291,7 @@ fn two_that_compute_the_same_page_share_it_in_the_end() {
     let both = [(); 2].map(|()| tables.open(100, prefix).unwrap().session);
     for session in both {
         tables.reserve(session, 70).unwrap();
-        tables.advance(session, 64, Phase::Prefill);
+        tables.advance(session, 64, Phase::Prefill, None);
     }
     assert_eq!(tables.pages(both[0]).unwrap()[..2], tables.pages(both[1]).unwrap()[..2]);
     assert_eq!(tables.pool().free(), 4);

@@ -10,6 +10,7 @@ mod fake;
 #[path = "../fixture/mod.rs"]
 mod fixture;
 mod invariance;
+mod layer_parts;
 mod local;
 mod loss;
 mod loss_in_flight;

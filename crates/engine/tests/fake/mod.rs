@@ -125,7 +125,7 @@ impl Fake {
             self.kv[page as usize][position % PAGE_TOKENS] = (token, entry.phase);
         }
         let (tokens, phases) = self.history(session, entry.end());
-        self.page_tables.advance(session, entry.end(), entry.phase);
+        self.page_tables.advance(session, entry.end(), entry.phase, plan.layers());
         let row = |end: usize| logits_of(&tokens[..end], &phases[..end]);
         let rows = entry.end() - entry.logit_rows() + 1..=entry.end();
         match &entry.requested {

@@ -199,7 +199,8 @@ impl<'a, B: Backend> Driver<'a, B> {
         self.embedding.embed(self.backend, &self.step, rows, &mut self.hidden, collective).unwrap();
         after(read(self.backend, &self.hidden, rows, self.width));
         for block in &mut self.blocks {
-            block.forward(self.backend, &self.step, Rows::prefill(rows), &mut self.hidden, collective).unwrap();
+            let layers = block.layers();
+            block.forward(self.backend, &self.step, Rows::prefill(rows), layers, &mut self.hidden, collective).unwrap();
             after(read(self.backend, &self.hidden, rows, self.width));
         }
         let vocab = self.lm_head.vocab();

@@ -111,7 +111,7 @@ impl Executor for Group {
         }
         // A plan that a rank would fail at never leaves this process.
         match self.config.shard.layers {
-            Some(_) => plan.check_stage(self.config.hidden)?,
+            Some(_) => plan.check_stage(self.config.hidden).and_then(|()| plan.check_all_layers())?,
             None => plan.check_model()?,
         }
         self.sessions.check(plan)?;

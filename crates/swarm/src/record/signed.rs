@@ -37,7 +37,7 @@ pub struct SignedRecord {
 
 /// A record that its peer signed and that was valid when it was verified.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VerifiedRecord(Arc<BlockRecord>);
+pub struct VerifiedRecord(Arc<SignedRecord>);
 
 impl SignedRecord {
     /// Fails if the record is of another peer than the key, or if a value is beyond its limit.
@@ -81,7 +81,7 @@ impl SignedRecord {
         self.record.check_time(now)?;
         let peer = self.record.peer;
         match verifier.verify(&peer, &signed_bytes(&self.record), &self.signature) {
-            true => Ok(VerifiedRecord(Arc::new(self.record))),
+            true => Ok(VerifiedRecord(Arc::new(self))),
             false => Err(RecordError::Signature { peer }),
         }
     }
@@ -89,7 +89,19 @@ impl SignedRecord {
 
 impl VerifiedRecord {
     pub fn record(&self) -> &BlockRecord {
+        &self.0.record
+    }
+
+    /// To pass it on.
+    pub fn signed(&self) -> &SignedRecord {
         &self.0
+    }
+
+    /// A record that nobody signed, of a peer that the user of this process named. It cannot be passed on: its signature is
+    /// empty.
+    pub fn configured(record: BlockRecord) -> Result<Self, RecordError> {
+        record.check()?;
+        Ok(Self(Arc::new(SignedRecord { record, signature: Vec::new() })))
     }
 }
 

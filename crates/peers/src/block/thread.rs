@@ -1,0 +1,303 @@
+//! The thread that owns a block's executor: opens and closes sessions, and runs steps.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::{Capacity, Executor, ExecutorError, Health, Prefix, RequestedOutput, StepOutput, StepPlan};
+use tokio::sync::oneshot;
+use tracing::warn;
+use types::{LayerRange, SessionId};
+
+use super::accounts::Accounts;
+use super::batch::{WaitingRun, take_batch};
+use super::{BlockLimits, BlockRows, BlockShape, BlockStates, BlockStats, Client, Refusal, RunError};
+
+/// How long the thread sleeps at most before it looks for sessions to expire, and for ranks that were lost.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Names a session of this block. Keys are never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SessionKey(u64);
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Open { client: Client, layers: LayerRange, tokens_max: usize, reply: oneshot::Sender<Result<SessionKey, Refusal>> },
+    Run { session: SessionKey, rows: BlockRows, reply: oneshot::Sender<Result<BlockStates, RunError>> },
+    Close { session: SessionKey },
+    End,
+}
+
+struct Session {
+    id: SessionId,
+    client: Client,
+    layers: LayerRange,
+    tokens_max: usize,
+    /// Reserved tokens: those of whole pages.
+    reserved: usize,
+    /// Tokens that are computed.
+    computed: usize,
+    /// The same when the runs that wait are done.
+    expected: usize,
+    used: Instant,
+}
+
+pub(super) struct BlockThread {
+    executor: Box<dyn Executor>,
+    shape: BlockShape,
+    limits: BlockLimits,
+    capacity: Capacity,
+    accounts: Accounts,
+    sessions: HashMap<SessionKey, Session>,
+    next_key: u64,
+    waiting: VecDeque<WaitingRun>,
+    plan: StepPlan,
+    output: StepOutput,
+    stats: Arc<Mutex<BlockStats>>,
+}
+
+impl BlockThread {
+    pub fn new(
+        executor: Box<dyn Executor>,
+        shape: BlockShape,
+        limits: BlockLimits,
+        stats: Arc<Mutex<BlockStats>>,
+    ) -> Self {
+        let capacity = executor.capacity();
+        let thread = Self {
+            executor,
+            shape,
+            limits,
+            capacity,
+            accounts: Accounts::new(limits, capacity.pages_total * capacity.page_tokens),
+            sessions: HashMap::new(),
+            next_key: 0,
+            waiting: VecDeque::new(),
+            plan: StepPlan::new(),
+            output: StepOutput::new(),
+            stats,
+        };
+        thread.report(|_| {});
+        thread
+    }
+
+    /// Runs until the block is closed.
+    pub fn run(mut self, commands: &Receiver<Command>) {
+        let mut swept = Instant::now();
+        loop {
+            if self.waiting.is_empty() {
+                match commands.recv_timeout(TICK) {
+                    Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(command) => self.handle(command),
+                    Err(RecvTimeoutError::Timeout) => self.check_health(),
+                }
+            }
+            // Everything that has come takes part in the next step.
+            while let Ok(command) = commands.try_recv() {
+                if matches!(command, Command::End) {
+                    return;
+                }
+                self.handle(command);
+            }
+            if swept.elapsed() >= TICK {
+                swept = Instant::now();
+                self.expire();
+            }
+            self.step();
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Open { client, layers, tokens_max, reply } => {
+                let opened = self.open(client, layers, tokens_max);
+                let key = opened.as_ref().ok().copied();
+                // The client may have left in the meantime.
+                if reply.send(opened).is_err()
+                    && let Some(key) = key
+                {
+                    self.close(key);
+                }
+            }
+            Command::Run { session, rows, reply } => match self.check(session, &rows) {
+                Ok((layers, count)) => {
+                    let since = Instant::now();
+                    self.waiting.push_back(WaitingRun { session, layers, rows, count, reply, since });
+                }
+                Err(error) => self.fail(reply, error),
+            },
+            Command::Close { session } => self.close(session),
+            Command::End => {}
+        }
+        self.report(|_| {});
+    }
+
+    fn open(&mut self, client: Client, layers: LayerRange, tokens_max: usize) -> Result<SessionKey, Refusal> {
+        let max = self.shape.positions_max;
+        if !(1..=max).contains(&tokens_max) {
+            return Err(Refusal::TooLong { tokens: tokens_max, max });
+        }
+        let reserved = self.capacity.pages(tokens_max) * self.capacity.page_tokens;
+        self.accounts.reserve(client, reserved)?;
+        // Without page hashes nothing is shared between sessions, so nobody learns what others have computed.
+        let prefix = Prefix { tokens: &[], pages: &[], reuse_max: 0 };
+        let opened = match self.executor.open(tokens_max, prefix) {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.accounts.release(client, reserved);
+                warn!(%error, "a session could not be opened");
+                return Err(Refusal::TooManySessions { max: self.sessions.len() });
+            }
+        };
+        let key = SessionKey(self.next_key);
+        self.next_key += 1;
+        let (id, used) = (opened.session, Instant::now());
+        self.sessions.insert(key, Session { id, client, layers, tokens_max, reserved, computed: 0, expected: 0, used });
+        Ok(key)
+    }
+
+    fn close(&mut self, key: SessionKey) {
+        let Some(session) = self.sessions.remove(&key) else { return };
+        self.executor.close(session.id);
+        self.accounts.release(session.client, session.reserved);
+        // Nobody waits for them: a session is closed by whoever runs it.
+        self.waiting.retain(|run| run.session != key);
+    }
+
+    /// What a run may be refused for. Returns its layers and its rows.
+    fn check(&mut self, key: SessionKey, rows: &BlockRows) -> Result<(LayerRange, usize), RunError> {
+        let BlockShape { hidden, rows_max, .. } = self.shape;
+        let session = self.sessions.get_mut(&key).ok_or(RunError::Expired)?;
+        let (found, count) = (rows.activations.len(), rows.activations.len() / hidden);
+        if found != count * hidden || rows.state_rows > count {
+            return Err(RunError::Shape { rows: count.max(rows.state_rows), hidden, found });
+        }
+        if !(1..=rows_max).contains(&count) {
+            return Err(RunError::Rows { rows: count, max: rows_max });
+        }
+        if rows.position > session.expected {
+            return Err(RunError::Position { position: rows.position, computed: session.expected });
+        }
+        // `position` is at most `expected`, so the sum does not overflow.
+        let end = rows.position + count;
+        if end > session.tokens_max {
+            return Err(RunError::TooLong { end, max: session.tokens_max });
+        }
+        if rows.activations.iter().any(|value| !value.is_finite()) {
+            return Err(RunError::NotFinite);
+        }
+        session.expected = end;
+        session.used = Instant::now();
+        Ok((session.layers, count))
+    }
+
+    fn fail(&self, reply: oneshot::Sender<Result<BlockStates, RunError>>, error: RunError) {
+        self.report(|stats| stats.failures += 1);
+        // The client may have left in the meantime.
+        let _ = reply.send(Err(error));
+    }
+
+    /// Runs one step of the runs that wait.
+    fn step(&mut self) {
+        let mut batch = take_batch(&mut self.waiting, &self.capacity);
+        batch.retain(|run| self.sessions.contains_key(&run.session));
+        if batch.is_empty() {
+            return;
+        }
+        let started = Instant::now();
+        match self.run_batch(&mut batch) {
+            Ok(()) => self.reply(batch, started),
+            Err(error) => self.failed(batch, &error),
+        }
+    }
+
+    fn run_batch(&mut self, batch: &mut [WaitingRun]) -> Result<(), ExecutorError> {
+        let layers = batch.first().map(|run| run.layers);
+        self.plan.clear();
+        self.plan.set_layers(layers.filter(|layers| *layers != self.shape.layers));
+        for run in &mut *batch {
+            let BlockRows { position, phase, state_rows, .. } = run.rows;
+            let Some(session) = self.sessions.get_mut(&run.session) else { continue };
+            if position < session.computed {
+                self.executor.truncate(session.id, position)?;
+            }
+            session.computed = position + run.count;
+            self.plan.push_rows(session.id, phase, position, run.count, RequestedOutput::States { rows: state_rows });
+        }
+        let activations = self.plan.activations_mut();
+        batch.iter().for_each(|run| activations.extend_from_slice(&run.rows.activations));
+        self.executor.submit(&self.plan)?;
+        self.executor.collect(&mut self.output)
+    }
+
+    fn reply(&mut self, batch: Vec<WaitingRun>, started: Instant) {
+        let hidden = self.shape.hidden;
+        let expected: usize = batch.iter().map(|run| run.rows.state_rows * hidden).sum();
+        if self.output.states.len() != expected {
+            let why = format!("it gave {} values instead of {expected}", self.output.states.len());
+            let why: Arc<str> = why.into();
+            batch.into_iter().for_each(|run| self.fail(run.reply, RunError::Failed { why: Arc::clone(&why) }));
+            return;
+        }
+        let compute = started.elapsed();
+        let oldest = batch.iter().map(|run| started.saturating_duration_since(run.since)).max().unwrap_or_default();
+        let (entries, rows) = (batch.len(), batch.iter().map(|run| run.count).sum());
+        self.report(|stats| stats.record(compute, oldest, entries, rows));
+        let mut states = self.output.states.as_slice();
+        for run in batch {
+            let (own, others) = states.split_at(run.rows.state_rows * hidden);
+            states = others;
+            let queued = started.saturating_duration_since(run.since);
+            // The client may have left in the meantime.
+            let _ = run.reply.send(Ok(BlockStates { states: own.to_vec(), compute, queued }));
+        }
+    }
+
+    /// A step failed. What its sessions have computed is not known any more, so they end; a lost process ends all.
+    fn failed(&mut self, batch: Vec<WaitingRun>, error: &ExecutorError) {
+        let why: Arc<str> = error.to_string().into();
+        warn!(%why, sessions = batch.len(), "a step of the block failed");
+        let ended: Vec<SessionKey> = match error.is_lost() {
+            true => self.sessions.keys().copied().collect(),
+            false => batch.iter().map(|run| run.session).collect(),
+        };
+        batch.into_iter().for_each(|run| self.fail(run.reply, RunError::Failed { why: Arc::clone(&why) }));
+        for key in ended {
+            let (lost, waiting): (VecDeque<_>, VecDeque<_>) =
+                self.waiting.drain(..).partition(|run| run.session == key);
+            self.waiting = waiting;
+            lost.into_iter().for_each(|run| self.fail(run.reply, RunError::Failed { why: Arc::clone(&why) }));
+            self.close(key);
+        }
+        self.report(|_| {});
+    }
+
+    /// Looks whether the executor's processes are there while nothing runs.
+    fn check_health(&mut self) {
+        if let Health::Rebuilding { why } = self.executor.poll_health(Duration::ZERO)
+            && !self.sessions.is_empty()
+        {
+            self.failed(Vec::new(), &ExecutorError::Lost { why });
+        }
+    }
+
+    fn expire(&mut self) {
+        let idle = self.limits.idle;
+        let waits = |key: &SessionKey| self.waiting.iter().any(|run| run.session == *key);
+        let is_idle = |(key, session): &(&SessionKey, &Session)| session.used.elapsed() >= idle && !waits(key);
+        let expired: Vec<SessionKey> = self.sessions.iter().filter(is_idle).map(|(key, _)| *key).collect();
+        if !expired.is_empty() {
+            expired.into_iter().for_each(|key| self.close(key));
+            self.report(|_| {});
+        }
+    }
+
+    fn report(&self, change: impl FnOnce(&mut BlockStats)) {
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.sessions = self.accounts.sessions();
+        stats.clients = self.accounts.clients();
+        stats.tokens_free = self.accounts.tokens_free();
+        change(&mut stats);
+    }
+}

@@ -1,0 +1,131 @@
+//! `ClientContext`: what all sessions of a client share: the model, the links to peers, what is known of the swarm.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::rand::GetRandomFlags;
+use swarm::{ModelDigest, Offence, PeerId};
+use types::LayerRange;
+
+use super::link::{PeerLink, SpanLoss};
+use super::session_state::SpanId;
+use crate::dial::Dial;
+use crate::view::{ChainRequest, SwarmView};
+use crate::wire::{Encoding, FailureKind, PushKey};
+
+/// How a client uses the swarm.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientOptions {
+    pub encoding: Encoding,
+    /// The client carries all activations, from peer to peer.
+    pub is_star: bool,
+    /// The part of the jobs of which another peer recomputes a span, 0 to 1.
+    pub verify: f64,
+}
+
+/// What happened, for people and for tests.
+#[derive(Debug, Default)]
+pub struct ClientCounters {
+    /// Chains that were formed, spans that were replaced, checks that were made, and those that found a difference.
+    pub chains: AtomicU64,
+    pub replaced: AtomicU64,
+    pub checks: AtomicU64,
+    pub differences: AtomicU64,
+    pub sessions: AtomicU64,
+}
+
+pub(super) struct ClientContext {
+    pub dial: Arc<dyn Dial>,
+    pub view: Arc<SwarmView>,
+    pub model: ModelDigest,
+    pub layers: usize,
+    pub hidden: usize,
+    /// Rows of a run at most.
+    pub rows_max: usize,
+    pub options: ClientOptions,
+    pub counters: Arc<ClientCounters>,
+    links: Mutex<HashMap<PeerId, Arc<PeerLink>>>,
+    next_span: AtomicU64,
+    /// The chain that was formed last.
+    pub last_chain: Mutex<Vec<SpanReport>>,
+}
+
+/// A span of the chain that was formed last.
+#[derive(Clone, Debug)]
+pub struct SpanReport {
+    pub peer: PeerId,
+    pub layers: LayerRange,
+    pub is_fed: bool,
+    pub round_trip: Option<Duration>,
+}
+
+impl ClientContext {
+    pub fn new(
+        dial: Arc<dyn Dial>,
+        view: Arc<SwarmView>,
+        model: ModelDigest,
+        [layers, hidden, rows_max]: [usize; 3],
+        options: ClientOptions,
+    ) -> Self {
+        let (counters, links, last_chain) = (Arc::default(), Mutex::default(), Mutex::default());
+        Self {
+            dial,
+            view,
+            model,
+            layers,
+            hidden,
+            rows_max,
+            options,
+            counters,
+            links,
+            next_span: AtomicU64::new(1),
+            last_chain,
+        }
+    }
+
+    pub fn request(&self, tokens_max: usize) -> ChainRequest {
+        ChainRequest { model: self.model, layers: self.layers, tokens_max, row_bytes: self.hidden * size_of::<f32>() }
+    }
+
+    /// The link to a peer; a new one if there is none.
+    pub fn link(&self, peer: PeerId) -> Arc<PeerLink> {
+        let mut links = lock(&self.links);
+        links.retain(|_, link| !link.is_ended());
+        let start = || PeerLink::start(Arc::clone(&self.dial), peer, self.rows_max, self.hidden);
+        Arc::clone(links.entry(peer).or_insert_with(start))
+    }
+
+    /// Drops links that no session uses.
+    pub fn drop_unused_links(&self) {
+        lock(&self.links).retain(|_, link| Arc::strong_count(link) > 1 && !link.is_ended());
+    }
+
+    pub fn span_id(&self) -> SpanId {
+        SpanId(self.next_span.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Remembers why a peer's session was not opened, or has ended.
+    pub fn report(&self, peer: PeerId, loss: &SpanLoss) {
+        let offence = match loss {
+            SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Misuse, .. } => return,
+            SpanLoss::Failed { kind: FailureKind::Refused, .. } => Offence::Refused,
+            SpanLoss::Failed { kind: FailureKind::Ended, .. } | SpanLoss::Lost { .. } => Offence::Lost,
+            SpanLoss::Late => Offence::Slow,
+            SpanLoss::Malformed { .. } => Offence::Malformed,
+        };
+        self.view.report(peer, offence);
+    }
+}
+
+/// A key that nobody can guess; `None` if the system gives no random numbers.
+pub(super) fn push_key() -> Option<PushKey> {
+    let mut key = PushKey([0; 16]);
+    let filled = rustix::rand::getrandom(&mut key.0, GetRandomFlags::empty()).ok()?;
+    (filled == key.0.len()).then_some(key)
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

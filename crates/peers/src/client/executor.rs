@@ -1,0 +1,222 @@
+//! `SwarmExecutor`: the executor of a model whose layers are served by the swarm.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc as sync;
+use std::time::Duration;
+
+use engine::{
+    Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
+};
+use kernels::Backend;
+use swarm::{ModelDigest, PeerChain, RouteError};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use types::SessionId;
+
+use super::context::{ClientContext, ClientCounters, ClientOptions, SpanReport, lock};
+use super::session::{Job, Session, SessionLoss};
+use crate::dial::Dial;
+use crate::view::SwarmView;
+
+/// Steps in flight: peers work on one while others are on their way.
+const DEPTH: usize = 4;
+/// The length for which a chain has to have room for the client to count as ready.
+const READY_TOKENS: usize = 32;
+
+/// What the client knows of its chains. Clones see the same.
+#[derive(Clone)]
+pub struct SwarmClient(Arc<ClientContext>);
+
+impl SwarmClient {
+    pub fn counters(&self) -> &Arc<ClientCounters> {
+        &self.0.counters
+    }
+
+    /// The chain that was formed last.
+    pub fn last_chain(&self) -> Vec<SpanReport> {
+        lock(&self.0.last_chain).clone()
+    }
+
+    /// The fastest chain for a session of so many tokens.
+    pub fn plan(&self, tokens: usize) -> Result<PeerChain, RouteError> {
+        self.0.view.plan(self.0.request(tokens), &HashSet::new())
+    }
+}
+
+/// A step in flight.
+struct Flight {
+    plan: StepPlan,
+    /// The states of each entry.
+    replies: Vec<sync::Receiver<Result<Vec<f32>, SessionLoss>>>,
+}
+
+pub struct SwarmExecutor<B: Backend> {
+    ends: CoordinatorStage<B>,
+    context: Arc<ClientContext>,
+    runtime: Handle,
+    sessions: HashMap<SessionId, mpsc::UnboundedSender<Job>>,
+    flights: VecDeque<Flight>,
+    activations: Vec<f32>,
+    states: Vec<f32>,
+    /// Why there is no chain, and whether that was reported.
+    lost: Option<(Arc<str>, bool)>,
+}
+
+impl<B: Backend> SwarmExecutor<B> {
+    /// `ends` has the embedding and the head, and none of the model's `layers`. Tasks run on `runtime`.
+    pub fn new(
+        ends: CoordinatorStage<B>,
+        layers: usize,
+        model: ModelDigest,
+        dial: Arc<dyn Dial>,
+        view: Arc<SwarmView>,
+        options: ClientOptions,
+        runtime: Handle,
+    ) -> Self {
+        let (hidden, rows_max) = (ends.stage().width(), ends.capacity().rows_max);
+        let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options);
+        Self {
+            ends,
+            context: Arc::new(context),
+            runtime,
+            sessions: HashMap::new(),
+            flights: VecDeque::new(),
+            activations: Vec::new(),
+            states: Vec::new(),
+            lost: None,
+        }
+    }
+
+    pub fn client(&self) -> SwarmClient {
+        SwarmClient(Arc::clone(&self.context))
+    }
+
+    /// Bytes of the head's weights.
+    pub fn head_bytes(&self) -> usize {
+        self.ends.head_bytes()
+    }
+
+    fn check(&mut self) -> Result<(), ExecutorError> {
+        match &mut self.lost {
+            None => Ok(()),
+            Some((why, is_reported)) => {
+                *is_reported = true;
+                Err(ExecutorError::Lost { why: Arc::clone(why) })
+            }
+        }
+    }
+
+    /// Ends all sessions.
+    fn lose(&mut self, why: Arc<str>) -> ExecutorError {
+        self.sessions.clear();
+        self.flights.clear();
+        self.ends.clear();
+        self.lost = Some((Arc::clone(&why), true));
+        ExecutorError::Lost { why }
+    }
+
+    fn is_possible(&self) -> Result<(), RouteError> {
+        let request = self.context.request(READY_TOKENS.min(self.ends.capacity().tokens_max()));
+        self.context.view.plan(request, &HashSet::new()).map(drop)
+    }
+}
+
+impl<B: Backend> Executor for SwarmExecutor<B> {
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.ends.capacity()
+    }
+
+    fn open(&mut self, tokens_max: usize, _: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
+        self.check()?;
+        // Peers share nothing between sessions, so nothing is found.
+        let opened = self.ends.open(tokens_max, Prefix { tokens: &[], pages: &[], reuse_max: 0 })?;
+        let (jobs, received) = mpsc::unbounded_channel();
+        self.runtime.spawn(Session::run(Arc::clone(&self.context), tokens_max, received));
+        self.sessions.insert(opened.session, jobs);
+        Ok(opened)
+    }
+
+    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
+        self.check()?;
+        // Peers learn of it by the position of the next rows.
+        self.ends.truncate(session, tokens)
+    }
+
+    fn close(&mut self, session: SessionId) {
+        if self.sessions.remove(&session).is_some() {
+            self.ends.close(session);
+        }
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.check()?;
+        if self.flights.len() == DEPTH {
+            return Err(ExecutorError::PipelineFull { depth: DEPTH });
+        }
+        self.ends.start(plan, &mut self.activations)?;
+        let width = self.ends.stage().width();
+        let (mut rest, mut replies) = (self.activations.as_slice(), Vec::with_capacity(plan.entries().len()));
+        for entry in plan.entries() {
+            let (rows, others) = rest.split_at(entry.rows() * width);
+            rest = others;
+            let (reply, received) = sync::channel();
+            let (position, phase, state_rows) = (entry.position, entry.phase, entry.state_rows().len());
+            let job = Job { position, phase, rows: rows.to_vec(), state_rows, reply };
+            // A session that is not there any more drops the reply, which the step finds out.
+            self.sessions.get(&entry.session).map(|jobs| jobs.send(job));
+            replies.push(received);
+        }
+        self.flights.push_back(Flight { plan: plan.clone(), replies });
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        output.clear();
+        self.check()?;
+        let Some(Flight { plan, replies }) = self.flights.pop_front() else {
+            return Err(ExecutorError::NoStepInFlight);
+        };
+        self.states.clear();
+        for (entry, reply) in plan.entries().iter().zip(replies) {
+            // A session that was closed gets no reply: its rows keep their places.
+            let is_closed = !self.sessions.contains_key(&entry.session);
+            match reply.recv() {
+                Ok(Ok(states)) => self.states.extend_from_slice(&states),
+                _ if is_closed => {
+                    let values = entry.state_rows().len() * self.ends.stage().width();
+                    self.states.resize(self.states.len() + values, 0.0);
+                }
+                Ok(Err(SessionLoss(why))) => return Err(self.lose(why)),
+                Err(_) => return Err(self.lose("a session of the swarm ended".into())),
+            }
+        }
+        match self.ends.finish(&plan, &self.states, output) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.lose(error.to_string().into())),
+        }
+    }
+
+    fn poll_health(&mut self, wait: Duration) -> Health {
+        self.context.drop_unused_links();
+        let Some((why, is_reported)) = &mut self.lost else { return Health::Ready };
+        let why = Arc::clone(why);
+        if !std::mem::replace(is_reported, true) {
+            return Health::Rebuilding { why };
+        }
+        match self.is_possible() {
+            Ok(()) => {
+                self.lost = None;
+                Health::Ready
+            }
+            Err(_) => {
+                std::thread::sleep(wait.min(Duration::from_millis(100)));
+                Health::Rebuilding { why }
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Opens sessions at the peers of new spans, until a plan works out.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use swarm::{ChainSpan, PeerId};
+use tokio::time::{sleep, timeout};
+use types::LayerRange;
+
+use super::context::push_key;
+use super::link::{OpenedSpan, SpanLoss, SpanSession};
+use super::session::{OpenSpan, Session, SessionLoss};
+use super::session_state::{NewSpan, SpanId};
+use crate::wire::{FailureKind, Next, Open, PushKey};
+
+/// How long a session looks for a chain.
+pub const FORM_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a peer may take to open a session, with the stream to the next peer.
+const OPEN_TIME_MAX: Duration = Duration::from_secs(8);
+/// After that a session looks again whether there is a chain.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// A peer that does not answer for so long, beside the time that its work takes, is lost.
+const WAIT_MIN: Duration = Duration::from_secs(3);
+/// What a run may take, in times of the predicted time.
+const WAIT_FACTOR: f64 = 20.0;
+
+/// Spans that were opened.
+pub(super) struct FormedSpans {
+    pub opened: Vec<(SpanId, OpenSpan)>,
+    pub new: Vec<NewSpan>,
+    /// Where the span before passes its rows on to.
+    pub previous: Option<Next>,
+    /// With which key the span behind accepts rows.
+    pub following: Option<PushKey>,
+    pub is_after_fed: bool,
+}
+
+type Around<'a> = &'a [(SpanId, OpenSpan)];
+
+/// Opens spans for layers between `before` and `after`. Tries other peers until that succeeds, for a limited time.
+pub(super) async fn form(
+    session: &mut Session,
+    layers: LayerRange,
+    before: Around<'_>,
+    after: Around<'_>,
+) -> Result<FormedSpans, SessionLoss> {
+    let started = Instant::now();
+    loop {
+        let why = match session.plan(layers, [before, after]) {
+            Ok(spans) => match open_all(session, &spans, before, after).await {
+                Ok(formed) => return Ok(formed),
+                Err(why) => why,
+            },
+            Err(error) => error.to_string(),
+        };
+        if started.elapsed() > FORM_TIME_MAX {
+            return Err(SessionLoss(format!("no chain of peers for layers {layers}: {why}").into()));
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn open_all(
+    session: &mut Session,
+    spans: &[ChainSpan],
+    before: Around<'_>,
+    after: Around<'_>,
+) -> Result<FormedSpans, String> {
+    let is_star = session.context().options.is_star;
+    // A key for each span that gets its rows from the one before, and one for the span behind the new ones.
+    let keys = if is_star { None } else { (0..=spans.len()).map(|_| push_key()).collect::<Option<Vec<_>>>() };
+    let key = |index: usize| keys.as_ref().map(|keys| keys[index]);
+    let next_of = |peer: PeerId, key: PushKey| Next { peer, key, addresses: session.context().dial.addresses(peer) };
+    let mut opens = Vec::new();
+    for (index, span) in spans.iter().enumerate() {
+        let following = spans.get(index + 1).map(|next| next.peer).or(after.first().map(|(_, span)| span.peer));
+        let next = following.zip(key(index + 1)).map(|(peer, key)| next_of(peer, key));
+        let is_first = index == 0 && before.is_empty();
+        let open = Open {
+            session: 0,
+            model: session.context().model,
+            layers: span.layers,
+            is_last: span.layers.end() == session.end(),
+            tokens_max: session.tokens_max(),
+            accepts: key(index).filter(|_| !is_first),
+            next,
+        };
+        opens.push((session.context().span_id(), *span, open));
+    }
+    let previous = (!before.is_empty()).then(|| key(0)).flatten().map(|key| next_of(spans[0].peer, key));
+    let following = (!after.is_empty()).then(|| key(spans.len())).flatten();
+
+    let opening = opens.iter().map(|(id, span, open)| open_span(session, *id, span.peer, open.clone()));
+    let results = join_all(opening).await;
+    let (mut opened, mut new, mut why) = (Vec::new(), Vec::new(), None);
+    // The first new span gets its rows from the one before if that can; it tells when it cannot.
+    let mut is_fed = previous.is_some();
+    for ((id, ChainSpan { peer, layers }, open), result) in opens.into_iter().zip(results) {
+        match result {
+            Ok((span_session, OpenedSpan { rows_max, is_linked })) => {
+                let (wait, wait_per_row) = wait_of(session, peer, layers);
+                new.push(NewSpan { id, layers, rows_max, is_fed, wait, wait_per_row });
+                is_fed = is_linked;
+                let Open { accepts, next, .. } = open;
+                let next = next.filter(|_| is_linked);
+                opened.push((id, OpenSpan { peer, layers, session: span_session, accepts, next }));
+            }
+            Err(loss) => {
+                why = Some(format!("peer {peer}: {loss}"));
+                // It will be ready soon, and may be the only one.
+                if !matches!(loss, SpanLoss::Failed { kind: FailureKind::WarmingUp, .. }) {
+                    session.avoid(peer, &loss);
+                }
+            }
+        }
+    }
+    match why {
+        Some(why) => Err(why),
+        None => Ok(FormedSpans { opened, new, previous, following, is_after_fed: is_fed }),
+    }
+}
+
+async fn open_span(
+    session: &Session,
+    id: SpanId,
+    peer: PeerId,
+    open: Open,
+) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
+    let context = session.context();
+    let link = context.link(peer);
+    let opened = timeout(OPEN_TIME_MAX, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
+    if let Some(time) = link.round_trip() {
+        context.view.set_round_trip(peer, time);
+    }
+    if opened.1.rows_max < context.rows_max {
+        let why = format!("it runs {} rows at once, {} are needed", opened.1.rows_max, context.rows_max);
+        return Err(SpanLoss::Failed { kind: FailureKind::Refused, why });
+    }
+    Ok(opened)
+}
+
+/// How long a run may take: a fixed part, and one for each row.
+fn wait_of(session: &Session, peer: PeerId, layers: LayerRange) -> (Duration, Duration) {
+    let context = session.context();
+    let Some(record) = context.view.record(&context.model, &peer) else { return (WAIT_MIN, WAIT_MIN / 10) };
+    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(WAIT_MIN);
+    let fixed = f64::from(record.speed.queue_seconds);
+    let per_row = f64::from(record.speed.layer_seconds) * layers.count() as f64;
+    (WAIT_MIN + seconds(WAIT_FACTOR * fixed), seconds(WAIT_FACTOR * per_row))
+}

@@ -1,0 +1,309 @@
+//! `PeerLink`: a client's stream to a peer, with all of its sessions there.
+//!
+//! A peer is silent when no byte has come for a while, although pings were sent. Then the link is lost, and all of its sessions
+//! with it.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use swarm::PeerId;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, split};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::session_state::SpanId;
+use crate::dial::{BoxedStream, Dial};
+use crate::wire::{
+    BLOCK_PROTOCOL, FailureKind, FrameError, HIDDEN_MAX, Open, Reply, Request, Returned, body_bytes_max, read_frame,
+    write_frame,
+};
+
+/// Requests that wait to be sent.
+const REQUESTS_WAITING_MAX: usize = 256;
+const PING_INTERVAL: Duration = Duration::from_millis(500);
+/// A peer that sends nothing for so long is lost.
+pub const SILENCE_MAX: Duration = Duration::from_millis(2500);
+/// Events of a session that wait. A peer that sends more than a client asks for is lost.
+pub(super) const EVENTS_MAX: usize = 256;
+
+/// What happens to a span's session.
+#[derive(Debug)]
+pub(super) enum SpanEvent {
+    Returned(Returned),
+    /// It has ended.
+    Ended(SpanLoss),
+}
+
+/// Why a session at a peer was not opened, or has ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum SpanLoss {
+    #[error("{why}")]
+    Failed { kind: FailureKind, why: String },
+    #[error("the connection ended: {why}")]
+    Lost { why: Arc<str> },
+    #[error("the peer sent what nobody can have asked for: {why}")]
+    Malformed { why: Arc<str> },
+    #[error("the peer did not answer in time")]
+    Late,
+}
+
+type Events = mpsc::Sender<(SpanId, SpanEvent)>;
+
+struct OpenSpan {
+    id: SpanId,
+    events: Events,
+    opened: Option<oneshot::Sender<Result<OpenedSpan, SpanLoss>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenedSpan {
+    pub rows_max: usize,
+    pub is_linked: bool,
+}
+
+#[derive(Default)]
+struct Spans {
+    open: HashMap<u64, OpenSpan>,
+    next: u64,
+    ended: Option<SpanLoss>,
+}
+
+pub(super) struct PeerLink {
+    requests: mpsc::Sender<Request>,
+    spans: Arc<Mutex<Spans>>,
+    round_trip: Arc<AtomicU64>,
+}
+
+impl PeerLink {
+    /// Connects in the background. Rows have `hidden` values.
+    pub fn start(dial: Arc<dyn Dial>, peer: PeerId, rows_max: usize, hidden: usize) -> Arc<Self> {
+        let (requests, waiting) = mpsc::channel(REQUESTS_WAITING_MAX);
+        let spans = Arc::<Mutex<Spans>>::default();
+        let round_trip = Arc::<AtomicU64>::default();
+        let link = Arc::new(Self { requests, spans: Arc::clone(&spans), round_trip: Arc::clone(&round_trip) });
+        let body_max = body_bytes_max(rows_max, hidden.min(HIDDEN_MAX));
+        tokio::spawn(async move {
+            let loss = match dial.open(peer, &[], BLOCK_PROTOCOL).await {
+                Ok(stream) => run(stream, waiting, &spans, &round_trip, body_max).await,
+                Err(error) => SpanLoss::Lost { why: error.to_string().into() },
+            };
+            end(&spans, &loss);
+        });
+        link
+    }
+
+    pub fn is_ended(&self) -> bool {
+        lock(&self.spans).ended.is_some()
+    }
+
+    /// Of the last ping, in seconds.
+    pub fn round_trip(&self) -> Option<Duration> {
+        Some(self.round_trip.load(Ordering::Relaxed)).filter(|&us| us > 0).map(Duration::from_micros)
+    }
+
+    /// Opens a session. `open` gets its number. Events of the session come under `id` until the session is dropped.
+    pub async fn open(
+        self: &Arc<Self>,
+        id: SpanId,
+        mut open: Open,
+        events: Events,
+    ) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
+        let (opened, answer) = oneshot::channel();
+        {
+            let mut spans = lock(&self.spans);
+            if let Some(loss) = &spans.ended {
+                return Err(loss.clone());
+            }
+            open.session = spans.next;
+            spans.next += 1;
+            spans.open.insert(open.session, OpenSpan { id, events, opened: Some(opened) });
+        }
+        // Closes it also if nobody waits any more.
+        let session = SpanSession { link: Arc::clone(self), number: open.session };
+        session.send(Request::Open(open));
+        let opened = answer.await.unwrap_or(Err(SpanLoss::Lost { why: "the link ended".into() }))?;
+        Ok((session, opened))
+    }
+}
+
+/// An open session at a peer. Dropping it closes the session.
+pub(super) struct SpanSession {
+    link: Arc<PeerLink>,
+    number: u64,
+}
+
+impl SpanSession {
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Sends a request. If the link takes no more, it ends.
+    pub fn send(&self, request: Request) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.link.requests.try_send(request) {
+            end(&self.link.spans, &SpanLoss::Lost { why: "too many requests wait".into() });
+        }
+    }
+}
+
+impl Drop for SpanSession {
+    fn drop(&mut self) {
+        lock(&self.link.spans).open.remove(&self.number);
+        self.send(Request::Close { session: self.number });
+    }
+}
+
+async fn run(
+    stream: BoxedStream,
+    waiting: mpsc::Receiver<Request>,
+    spans: &Mutex<Spans>,
+    round_trip: &AtomicU64,
+    body_max: usize,
+) -> SpanLoss {
+    let started = Instant::now();
+    let (from, to) = split(stream);
+    let (pongs, answered) = mpsc::channel(8);
+    let last = Arc::new(AtomicU64::new(0));
+    let from = Watched { inner: from, started, last: Arc::clone(&last) };
+    tokio::select! {
+        loss = receive(from, spans, body_max, &pongs) => loss,
+        loss = send(waiting, to, started, &last, answered, round_trip) => loss,
+    }
+}
+
+/// Sends requests, and pings in between. Ends when the peer is silent.
+async fn send(
+    mut waiting: mpsc::Receiver<Request>,
+    mut to: impl AsyncWrite + Unpin,
+    started: Instant,
+    last: &AtomicU64,
+    mut answered: mpsc::Receiver<u64>,
+    round_trip: &AtomicU64,
+) -> SpanLoss {
+    let micros = || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let is_silent = || micros().saturating_sub(last.load(Ordering::Relaxed)) > SILENCE_MAX.as_micros() as u64;
+    let mut ticks = interval(PING_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut body = Vec::new();
+    loop {
+        let request = tokio::select! {
+            request = waiting.recv() => match request {
+                Some(request) => request,
+                None => return SpanLoss::Lost { why: "it is not used any more".into() },
+            },
+            Some(sent) = answered.recv() => {
+                // A peer may answer what it was not asked.
+                round_trip.store(micros().saturating_sub(sent).max(1), Ordering::Relaxed);
+                continue;
+            }
+            _ = ticks.tick() => {
+                if is_silent() {
+                    return SpanLoss::Lost { why: format!("it was silent for {SILENCE_MAX:?}").into() };
+                }
+                Request::Ping { number: micros() }
+            }
+        };
+        let kind = request.encode(&mut body);
+        let began = Instant::now();
+        if let Err(error) = write_frame(&mut to, kind, &body).await {
+            return loss_of(&error);
+        }
+        // Nothing was asked of the peer while it took a long frame.
+        if began.elapsed() > PING_INTERVAL {
+            last.fetch_max(micros(), Ordering::Relaxed);
+        }
+    }
+}
+
+async fn receive(
+    mut from: impl AsyncRead + Unpin,
+    spans: &Mutex<Spans>,
+    body_max: usize,
+    pongs: &mpsc::Sender<u64>,
+) -> SpanLoss {
+    let mut body = Vec::new();
+    loop {
+        let reply = match read_frame(&mut from, body_max, &mut body).await {
+            Ok(kind) => Reply::decode(kind, &body),
+            Err(error) => return loss_of(&error),
+        };
+        match reply {
+            Ok(Reply::Pong { number }) => drop(pongs.try_send(number)),
+            Ok(Reply::Opened { session, rows_max, is_linked }) => {
+                let mut spans = lock(spans);
+                let opened = spans.open.get_mut(&session).and_then(|span| span.opened.take());
+                // An error means that nobody waits any more.
+                opened.map(|opened| opened.send(Ok(OpenedSpan { rows_max, is_linked })));
+            }
+            Ok(Reply::Ran { session, returned }) => {
+                let spans = lock(spans);
+                // The session may be closed by now.
+                let Some(span) = spans.open.get(&session) else { continue };
+                let event = (span.id, SpanEvent::Returned(returned));
+                if let Err(mpsc::error::TrySendError::Full(_)) = span.events.try_send(event) {
+                    return SpanLoss::Malformed { why: "too many replies".into() };
+                }
+            }
+            Ok(Reply::Failed { session, kind, why }) => {
+                let Some(span) = lock(spans).open.remove(&session) else { continue };
+                fail(span, &SpanLoss::Failed { kind, why });
+            }
+            Err(error) => return SpanLoss::Malformed { why: error.to_string().into() },
+        }
+    }
+}
+
+fn loss_of(error: &FrameError) -> SpanLoss {
+    let why: Arc<str> = error.to_string().into();
+    match error {
+        FrameError::TooLong { .. } | FrameError::Wire(_) => SpanLoss::Malformed { why },
+        FrameError::TooSlow | FrameError::Closed | FrameError::Io(_) => SpanLoss::Lost { why },
+    }
+}
+
+fn end(spans: &Mutex<Spans>, loss: &SpanLoss) {
+    let mut spans = lock(spans);
+    spans.ended.get_or_insert_with(|| loss.clone());
+    let open = std::mem::take(&mut spans.open);
+    drop(spans);
+    open.into_values().for_each(|span| fail(span, loss));
+}
+
+fn fail(span: OpenSpan, loss: &SpanLoss) {
+    // Errors mean that nobody waits any more.
+    match span.opened {
+        Some(opened) => drop(opened.send(Err(loss.clone()))),
+        None => drop(span.events.try_send((span.id, SpanEvent::Ended(loss.clone())))),
+    }
+}
+
+fn lock(spans: &Mutex<Spans>) -> MutexGuard<'_, Spans> {
+    spans.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes when a byte has come.
+struct Watched<R> {
+    inner: R,
+    started: Instant,
+    /// In microseconds.
+    last: Arc<AtomicU64>,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.last.store(micros, Ordering::Relaxed);
+        }
+        polled
+    }
+}

@@ -1,0 +1,17 @@
+//! Uses blocks of peers: [`SwarmExecutor`] runs a model whose layers are served by the swarm.
+//!
+//! The client keeps the embedding and the head; peers see activations only. Each session has a chain of its own. Peers pass the
+//! activations on to each other, and return copies of them to the client. With these, a span whose peer is lost is replaced: the
+//! engine notices nothing but the time that it takes.
+
+mod context;
+mod executor;
+mod forming;
+mod link;
+mod session;
+mod session_state;
+
+pub use context::{ClientCounters, ClientOptions, SpanReport};
+pub use executor::{SwarmClient, SwarmExecutor};
+pub use forming::FORM_TIME_MAX;
+pub use link::SILENCE_MAX;

@@ -1,0 +1,291 @@
+//! One session of a client: a task that forms a chain, has it run jobs, and replaces spans that fail.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc as sync;
+use std::time::{Duration, Instant};
+
+use engine::Phase;
+use swarm::{ChainSpan, PeerChain, PeerId};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, info};
+use types::LayerRange;
+
+use super::context::{ClientContext, SpanReport, lock};
+use super::forming::{FormedSpans, form};
+use super::link::{EVENTS_MAX, SpanEvent, SpanLoss, SpanSession};
+use super::session_state::{Action, LossReason, SessionState, SpanId};
+use crate::wire::{Next, PushKey, Request};
+
+/// How often a session looks for replies that are late.
+const TICK: Duration = Duration::from_millis(50);
+/// A peer that failed a session is not tried again for so long.
+const AVOIDED: Duration = Duration::from_secs(10);
+
+/// Rows that are to be run.
+pub(super) struct Job {
+    pub position: usize,
+    pub phase: Phase,
+    pub rows: Vec<f32>,
+    pub state_rows: usize,
+    pub reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
+}
+
+/// No chain could be had.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct SessionLoss(pub Arc<str>);
+
+/// An open session at a span's peer.
+pub(super) struct OpenSpan {
+    pub peer: PeerId,
+    pub layers: LayerRange,
+    pub session: SpanSession,
+    pub accepts: Option<PushKey>,
+    pub next: Option<Next>,
+}
+
+pub(super) struct Session {
+    context: Arc<ClientContext>,
+    tokens_max: usize,
+    /// What the session runs: all layers, or a part of them for a check.
+    range: LayerRange,
+    /// The spans before and after the range, in a check.
+    outer: [Vec<ChainSpan>; 2],
+    avoided: HashMap<PeerId, Instant>,
+    /// Peers that are never used: those that a check is about.
+    excluded: HashSet<PeerId>,
+    state: SessionState,
+    spans: Vec<(SpanId, OpenSpan)>,
+    replies: HashMap<u64, sync::Sender<Result<Vec<f32>, SessionLoss>>>,
+    events: mpsc::Sender<(SpanId, SpanEvent)>,
+}
+
+impl Session {
+    /// A session for all layers of the model. Jobs come until their sender is dropped.
+    pub async fn run(context: Arc<ClientContext>, tokens_max: usize, jobs: mpsc::UnboundedReceiver<Job>) {
+        let layers = u32::try_from(context.layers).ok().and_then(|layers| LayerRange::new(0, layers));
+        let Some(range) = layers else { return };
+        Self::run_range(context, tokens_max, range, [Vec::new(), Vec::new()], HashSet::new(), jobs).await;
+    }
+
+    /// A session for some layers of a chain, without some peers.
+    pub async fn run_range(
+        context: Arc<ClientContext>,
+        tokens_max: usize,
+        range: LayerRange,
+        outer: [Vec<ChainSpan>; 2],
+        excluded: HashSet<PeerId>,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) {
+        let (events, received) = mpsc::channel(EVENTS_MAX);
+        let state = SessionState::new(range.start(), context.hidden, context.options.encoding);
+        context.counters.sessions.fetch_add(1, Ordering::Relaxed);
+        let mut session = Self {
+            context,
+            tokens_max,
+            range,
+            outer,
+            avoided: HashMap::new(),
+            excluded,
+            state,
+            spans: Vec::new(),
+            replies: HashMap::new(),
+            events,
+        };
+        session.serve(jobs, received).await;
+        session.context.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    async fn serve(&mut self, mut jobs: mpsc::UnboundedReceiver<Job>, mut events: mpsc::Receiver<(SpanId, SpanEvent)>) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut lost = VecDeque::new();
+        let first = self.form(self.range).await;
+        let mut ended = first.err();
+        while ended.is_none() {
+            tokio::select! {
+                job = jobs.recv() => match job {
+                    Some(job) => self.add(job),
+                    None => return,
+                },
+                Some((span, event)) = events.recv() => self.handle(span, event, &mut lost),
+                _ = ticks.tick() => self.state.check_deadlines(Instant::now()),
+            }
+            self.act(&mut lost);
+            while let Some((span, loss)) = lost.pop_front() {
+                let Some(layers) = self.lose(span, &loss) else { continue };
+                if let Err(loss) = self.form(layers).await {
+                    ended = Some(loss);
+                    break;
+                }
+                self.context.counters.replaced.fetch_add(1, Ordering::Relaxed);
+                self.act(&mut lost);
+            }
+        }
+        let Some(loss) = ended else { return };
+        info!(%loss, "a session found no chain");
+        // The spans are closed, and everything that was asked gets an answer.
+        self.spans.clear();
+        self.replies.drain().for_each(|(_, reply)| drop(reply.send(Err(loss.clone()))));
+        while let Some(job) = jobs.recv().await {
+            let _ = job.reply.send(Err(loss.clone()));
+        }
+    }
+
+    fn add(&mut self, job: Job) {
+        let Job { position, phase, rows, state_rows, reply } = job;
+        let run = self.state.add_job(position, phase, &rows, state_rows);
+        self.replies.insert(run, reply);
+    }
+
+    fn handle(&mut self, id: SpanId, event: SpanEvent, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
+        match event {
+            SpanEvent::Returned(returned) => {
+                if let Some((_, span)) = self.spans.iter().find(|(known, _)| *known == id)
+                    && returned.states.rows == 1
+                {
+                    let time = returned.compute / u32::try_from(span.layers.count()).unwrap_or(1);
+                    self.context.view.add_layer_time(span.peer, time);
+                }
+                self.state.returned(id, returned);
+            }
+            SpanEvent::Ended(loss) => lost.push_back((id, loss)),
+        }
+    }
+
+    fn act(&mut self, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
+        for action in self.state.take_actions() {
+            match action {
+                Action::Send { to, run } => {
+                    if let Some((_, span)) = self.spans.iter().find(|(id, _)| *id == to) {
+                        span.session.send(Request::Run { session: span.session.number(), run });
+                    }
+                }
+                Action::Unfeed { before } => {
+                    if let Some((_, span)) = self.spans.iter_mut().find(|(id, _)| *id == before) {
+                        debug!(peer = %span.peer, "rows that it passed on did not arrive");
+                        span.route(span.accepts, None);
+                    }
+                }
+                Action::Done { run, states } => {
+                    // An error means that the engine has dropped the step.
+                    let reply = self.replies.remove(&run);
+                    reply.map(|reply| reply.send(Ok(states)));
+                }
+                Action::Lost { span, why } => {
+                    let loss = match why {
+                        LossReason::Silent => SpanLoss::Late,
+                        LossReason::Malformed => SpanLoss::Malformed { why: "activations".into() },
+                    };
+                    lost.push_back((span, loss));
+                }
+            }
+        }
+    }
+
+    /// Closes a span, and remembers why. Returns its layers, unless it has been replaced already.
+    fn lose(&mut self, id: SpanId, loss: &SpanLoss) -> Option<LayerRange> {
+        let index = self.spans.iter().position(|(known, _)| *known == id)?;
+        let (_, span) = self.spans.remove(index);
+        info!(peer = %span.peer, layers = %span.layers, %loss, "a span of a chain is replaced");
+        self.context.report(span.peer, loss);
+        self.avoided.insert(span.peer, Instant::now());
+        Some(span.layers)
+    }
+
+    /// Opens spans for these layers, which have none, and gives them to the state.
+    async fn form(&mut self, layers: LayerRange) -> Result<(), SessionLoss> {
+        let (before, after): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.spans).into_iter().partition(|(_, span)| span.layers.end() <= layers.start());
+        let formed = form(self, layers, &before, &after).await;
+        self.spans = before;
+        let at = self.spans.len();
+        self.spans.extend(after);
+        let FormedSpans { opened, new, previous, following, is_after_fed } = formed?;
+        // The peers around learn where rows come from and go to now.
+        if let (Some(index), Some(next)) = (at.checked_sub(1), previous) {
+            let span = &mut self.spans[index].1;
+            span.route(span.accepts, Some(next));
+        }
+        if let (Some((_, span)), Some(key)) = (self.spans.get_mut(at), following) {
+            let next = span.next.clone();
+            span.route(Some(key), next);
+        }
+        self.spans.splice(at..at, opened);
+        self.state.replace(layers, new, is_after_fed);
+        self.context.counters.chains.fetch_add(1, Ordering::Relaxed);
+        self.report_chain();
+        Ok(())
+    }
+
+    fn report_chain(&self) {
+        if self.range.count() == self.context.layers {
+            let report = |(id, span): &(SpanId, OpenSpan)| {
+                let OpenSpan { peer, layers, .. } = *span;
+                let round_trip = self.context.view.round_trip(&peer);
+                SpanReport { peer, layers, is_fed: self.state.is_fed(*id), round_trip }
+            };
+            *lock(&self.context.last_chain) = self.spans.iter().map(report).collect();
+        }
+    }
+
+    pub(super) fn context(&self) -> &Arc<ClientContext> {
+        &self.context
+    }
+
+    pub(super) fn tokens_max(&self) -> usize {
+        self.tokens_max
+    }
+
+    pub(super) fn events(&self) -> mpsc::Sender<(SpanId, SpanEvent)> {
+        self.events.clone()
+    }
+
+    /// The end of the layers that this session runs.
+    pub(super) fn end(&self) -> usize {
+        self.range.end()
+    }
+
+    pub(super) fn avoid(&mut self, peer: PeerId, loss: &SpanLoss) {
+        debug!(%peer, %loss, "a peer did not open a session");
+        self.context.report(peer, loss);
+        self.avoided.insert(peer, Instant::now());
+    }
+
+    /// The spans for some layers of the fastest chain that has these spans around them.
+    pub(super) fn plan(
+        &mut self,
+        layers: LayerRange,
+        around: [&[(SpanId, OpenSpan)]; 2],
+    ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
+        self.avoided.retain(|_, since| since.elapsed() < AVOIDED);
+        let mut excluded = self.excluded.clone();
+        excluded.extend(self.avoided.keys());
+        let (view, request) = (&self.context.view, self.context.request(self.tokens_max));
+        let own = |spans: &[(SpanId, OpenSpan)]| -> Vec<ChainSpan> {
+            spans.iter().map(|(_, span)| ChainSpan { peer: span.peer, layers: span.layers }).collect()
+        };
+        if layers.count() == self.context.layers {
+            return Ok(view.plan(request, &excluded)?.spans);
+        }
+        // Who had the layers does not matter: its span is replaced.
+        let lost = ChainSpan { peer: PeerId::new(&[0]).expect("a byte is an id"), layers };
+        let [before, after] = around.map(own);
+        let spans = [&self.outer[0][..], &before, &[lost], &after, &self.outer[1]].concat();
+        let chain = view.replace(request, &excluded, &PeerChain { spans, token_seconds: 0.0 }, layers)?;
+        let is_new = |span: &ChainSpan| span.layers.start() >= layers.start() && span.layers.end() <= layers.end();
+        Ok(chain.spans.into_iter().filter(is_new).collect())
+    }
+}
+
+impl OpenSpan {
+    /// From now on rows come and go another way.
+    fn route(&mut self, accepts: Option<PushKey>, next: Option<Next>) {
+        self.accepts = accepts;
+        self.next = next.clone();
+        self.session.send(Request::Route { session: self.session.number(), accepts, next });
+    }
+}

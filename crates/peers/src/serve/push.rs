@@ -1,0 +1,167 @@
+//! Rows that peers pass on: [`PushTable`] leads those that come to their sessions, [`PushLinks`] sends those that go.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use swarm::PeerId;
+use tokio::io::AsyncWrite;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::Server;
+use super::client_stream::kib_of;
+use super::session::Job;
+use crate::dial::{BoxedStream, Dial};
+use crate::wire::{FrameError, Next, PUSH_PROTOCOL, PushKey, Request, Run, read_frame, write_frame};
+
+/// Keys of all sessions.
+const KEYS_MAX: usize = 16 << 10;
+/// Peers to which rows are passed on.
+const LINKS_MAX: usize = 256;
+/// Messages that wait to be sent to one peer. With more the client carries the rows.
+const LINK_WAITING_MAX: usize = 16;
+/// A stream that nobody used for so long is closed.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// How long a session waits for a stream to the next peer. After that the client carries its rows.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
+
+type Keys = Arc<Mutex<HashMap<PushKey, mpsc::Sender<Job>>>>;
+
+/// The sessions to which others may pass rows on.
+#[derive(Default)]
+pub(super) struct PushTable(Keys);
+
+/// While it is held, rows with its key reach the session.
+pub(super) struct PushPermit {
+    key: PushKey,
+    keys: Keys,
+}
+
+impl PushTable {
+    /// `None` if there are too many keys, or if the key is taken: then the client carries the rows.
+    pub fn insert(&self, key: PushKey, jobs: mpsc::Sender<Job>) -> Option<PushPermit> {
+        let mut keys = lock(&self.0);
+        if keys.len() >= KEYS_MAX || keys.contains_key(&key) {
+            return None;
+        }
+        keys.insert(key, jobs);
+        Some(PushPermit { key, keys: Arc::clone(&self.0) })
+    }
+
+    pub fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    fn session(&self, key: &PushKey) -> Option<mpsc::Sender<Job>> {
+        lock(&self.0).get(key).cloned()
+    }
+}
+
+impl Drop for PushPermit {
+    fn drop(&mut self) {
+        lock(&self.keys).remove(&self.key);
+    }
+}
+
+/// Receives rows from another peer. Those of sessions that are not known are dropped: the client finds out.
+pub(super) async fn serve(server: &Server, mut stream: BoxedStream) {
+    let mut body = Vec::new();
+    let ended = loop {
+        let kind = match read_frame(&mut stream, server.body_bytes_max(), &mut body).await {
+            Ok(kind) => kind,
+            Err(error) => break error,
+        };
+        match Request::decode(kind, &body) {
+            Ok(Request::Push { key, run }) => {
+                let Some(jobs) = server.pushes.session(&key) else { continue };
+                let Some(kib) = kib_of(&server.waiting, body.len()) else { continue };
+                let job = Job::Run { run, is_pushed: true, _waiting: [Some(kib), None] };
+                if jobs.try_send(job).is_err() {
+                    debug!("rows that were passed on are dropped: their session takes no more");
+                }
+            }
+            Ok(_) => {
+                break crate::wire::WireError::Unknown { what: "the kind of a request", found: kind.into() }.into();
+            }
+            Err(error) => break error.into(),
+        }
+    };
+    debug!(%ended, "a peer passes no more rows on");
+}
+
+struct Link {
+    messages: mpsc::Sender<Request>,
+    /// Whether the stream is open.
+    state: watch::Receiver<bool>,
+}
+
+/// Streams to the next peers of chains.
+pub(super) struct PushLinks {
+    dial: Arc<dyn Dial>,
+    links: Mutex<HashMap<PeerId, Link>>,
+}
+
+impl PushLinks {
+    pub fn new(dial: Arc<dyn Dial>) -> Self {
+        Self { dial, links: Mutex::default() }
+    }
+
+    /// Connects to a peer, if there is no stream to it yet. Returns whether there is one now.
+    pub async fn connect(&self, next: &Next) -> bool {
+        let mut state = {
+            let mut links = lock(&self.links);
+            links.retain(|_, link| !link.messages.is_closed());
+            match links.get(&next.peer) {
+                Some(link) => link.state.clone(),
+                None if links.len() >= LINKS_MAX => return false,
+                None => {
+                    let link = self.start(next);
+                    links.entry(next.peer).or_insert(link).state.clone()
+                }
+            }
+        };
+        // An error means that the link has ended.
+        timeout(CONNECT_TIME_MAX, state.wait_for(|is_connected| *is_connected)).await.is_ok_and(|state| state.is_ok())
+    }
+
+    fn start(&self, next: &Next) -> Link {
+        let (messages, waiting) = mpsc::channel(LINK_WAITING_MAX);
+        let (connected, state) = watch::channel(false);
+        let (dial, next) = (Arc::clone(&self.dial), next.clone());
+        tokio::spawn(async move {
+            match dial.open(next.peer, &next.addresses, PUSH_PROTOCOL).await {
+                Ok(stream) => {
+                    connected.send_replace(true);
+                    if let Err(error) = send_all(waiting, stream).await {
+                        debug!(peer = %next.peer, %error, "rows cannot be passed on any more");
+                    }
+                }
+                Err(error) => debug!(peer = %next.peer, %error, "the next peer cannot be reached"),
+            }
+        });
+        Link { messages, state }
+    }
+
+    /// Sends rows to a peer, and returns whether there is a stream to it.
+    pub fn send(&self, next: &Next, run: &Run) -> bool {
+        let links = lock(&self.links);
+        let Some(link) = links.get(&next.peer).filter(|link| *link.state.borrow()) else { return false };
+        link.messages.try_send(Request::Push { key: next.key, run: run.clone() }).is_ok()
+    }
+}
+
+async fn send_all(mut messages: mpsc::Receiver<Request>, mut to: impl AsyncWrite + Unpin) -> Result<(), FrameError> {
+    let mut body = Vec::new();
+    while let Ok(Some(message)) = timeout(IDLE, messages.recv()).await {
+        let kind = message.encode(&mut body);
+        write_frame(&mut to, kind, &body).await?;
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,142 @@
+//! One session of a client: a task that runs what comes, in order, and replies.
+
+use std::sync::Arc;
+
+use swarm::PeerId;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::Server;
+use crate::block::{BlockRows, BlockSession, Client, Refusal, RunError};
+use crate::wire::{Activations, Encoding, FailureKind, Next, Open, Reply, Returned, Run};
+
+pub(super) enum Job {
+    Run {
+        run: Run,
+        /// Another peer passed it on.
+        is_pushed: bool,
+        /// Memory that is free when the run is done.
+        _waiting: [Option<OwnedSemaphorePermit>; 2],
+    },
+    Route {
+        next: Option<Next>,
+    },
+}
+
+pub(super) struct SessionContext {
+    pub server: Arc<Server>,
+    pub peer: PeerId,
+    pub replies: mpsc::Sender<Reply>,
+}
+
+pub(super) async fn run(context: SessionContext, open: Open, mut jobs: mpsc::Receiver<Job>) {
+    let number = open.session;
+    let ended = tokio::select! {
+        ended = serve(&context, open, &mut jobs) => ended,
+        // The client left.
+        () = context.replies.closed() => return,
+    };
+    if let Some((kind, why)) = ended {
+        // An error means that the client has left.
+        let _ = context.replies.send(Reply::Failed { session: number, kind, why }).await;
+    }
+}
+
+/// Returns why the session ended, unless the client closed it.
+async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<Job>) -> Option<(FailureKind, String)> {
+    let SessionContext { server, peer, replies } = context;
+    let Open { session: number, model, layers, is_last, tokens_max, mut next, .. } = open;
+    let blocks = server.blocks.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&model).cloned();
+    let Some(block) = blocks else {
+        return Some((FailureKind::Refused, "this peer does not serve the model".to_owned()));
+    };
+    let mut session = match block.open(Client::Peer(*peer), layers, tokens_max).await {
+        Ok(session) => session,
+        Err(refusal) => return Some((refused(&refusal), refusal.to_string())),
+    };
+    let Some(shape) = block.shape() else { return Some((FailureKind::Ended, "the block has ended".to_owned())) };
+    // Only its session keeps the block's executor from being replaced.
+    drop(block);
+    let is_linked = match &next {
+        Some(next) => server.links.connect(next).await,
+        None => false,
+    };
+    replies.send(Reply::Opened { session: number, rows_max: shape.rows_max, is_linked }).await.ok()?;
+    while let Some(job) = jobs.recv().await {
+        match job {
+            Job::Route { next: new } => {
+                next = new;
+                if let Some(next) = &next {
+                    server.links.connect(next).await;
+                }
+            }
+            Job::Run { run, is_pushed, _waiting } => {
+                let is_silent = run.is_silent;
+                match run_one(server, &mut session, next.as_ref(), is_last, run).await {
+                    Ok(returned) => {
+                        // From now on the client carries the rows, so that they stay in order.
+                        if !returned.is_passed_on && !is_silent {
+                            next = None;
+                        }
+                        replies.send(Reply::Ran { session: number, returned }).await.ok()?;
+                    }
+                    // Rows that were passed on may be late: the client has taken another way since.
+                    Err(error) if is_pushed && error.is_misuse() => {
+                        tracing::debug!(%error, "rows that were passed on do not fit");
+                    }
+                    Err(error) => return Some((failed(&error), error.to_string())),
+                }
+            }
+        }
+    }
+    None
+}
+
+async fn run_one(
+    server: &Server,
+    session: &mut BlockSession,
+    next: Option<&Next>,
+    is_last: bool,
+    run: Run,
+) -> Result<Returned, RunError> {
+    let Run { run: number, position, phase, state_rows, is_silent, activations } = run;
+    let Activations { encoding, rows, values } = activations;
+    let wanted = match (is_silent, is_last) {
+        (true, _) => 0,
+        (false, false) => rows,
+        (false, true) => state_rows,
+    };
+    let ran = session.run(BlockRows { position, phase, activations: values, state_rows: wanted }).await?;
+    let mut states = ran.states;
+    if encoding == Encoding::F16 {
+        // What is passed on and what the client gets is the same.
+        states.iter_mut().for_each(|value| *value = half::f16::from_f32(*value).to_f32());
+        if states.iter().any(|value| !value.is_finite()) {
+            return Err(RunError::Failed { why: "the states are beyond the range of f16".into() });
+        }
+    }
+    let mut states = Activations { encoding, rows: wanted, values: states };
+    let is_passed_on = match next.filter(|_| !is_silent) {
+        Some(next) => {
+            let run = Run { run: number, position, phase, state_rows, is_silent, activations: states };
+            let is_sent = server.links.send(next, &run);
+            states = run.activations;
+            is_sent
+        }
+        None => false,
+    };
+    Ok(Returned { run: number, is_passed_on, compute: ran.compute, queued: ran.queued, states })
+}
+
+fn refused(refusal: &Refusal) -> FailureKind {
+    match refusal {
+        Refusal::WarmingUp => FailureKind::WarmingUp,
+        Refusal::TooLong { .. } | Refusal::Layers { .. } => FailureKind::Misuse,
+        Refusal::Draining | Refusal::TooManySessions { .. } | Refusal::NoTokens { .. } | Refusal::Ended => {
+            FailureKind::Refused
+        }
+    }
+}
+
+fn failed(error: &RunError) -> FailureKind {
+    if error.is_misuse() { FailureKind::Misuse } else { FailureKind::Ended }
+}

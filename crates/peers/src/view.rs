@@ -1,0 +1,145 @@
+//! `SwarmView`: what this process knows of the swarm: records of peers, how they behaved, and measured times. Shared by
+//! everything that reads or changes it.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use swarm::{
+    BlockRecord, ClientView, Coverage, Directory, DirectoryError, ModelDigest, Offence, PeerChain, PeerId, RECORDS_MAX,
+    Reputation, RouteError, RouteLimits, RoutePlanner, RouteRequest, UnixTime, VerifiedRecord,
+};
+use tracing::debug;
+use types::LayerRange;
+
+/// The part of a new measurement in a running mean.
+const WEIGHT: f32 = 0.2;
+
+#[derive(Debug)]
+pub struct SwarmView(Mutex<Known>);
+
+#[derive(Debug)]
+struct Known {
+    directory: Directory,
+    reputation: Reputation,
+    client: ClientView,
+}
+
+/// What a chain is for.
+#[derive(Clone, Copy, Debug)]
+pub struct ChainRequest {
+    pub model: ModelDigest,
+    /// All layers of the model.
+    pub layers: usize,
+    pub tokens_max: usize,
+    /// Of one row.
+    pub row_bytes: usize,
+}
+
+impl Default for SwarmView {
+    fn default() -> Self {
+        let directory = Directory::new(RECORDS_MAX);
+        Self(Mutex::new(Known { directory, reputation: Reputation::new(), client: ClientView::default() }))
+    }
+}
+
+impl SwarmView {
+    /// Takes a record, if it is newer than the known one of its peer and model.
+    pub fn insert(&self, record: VerifiedRecord) -> Result<(), DirectoryError> {
+        self.lock().directory.insert(record, now())
+    }
+
+    /// All records of a model that have not expired.
+    pub fn records(&self, model: &ModelDigest) -> Vec<VerifiedRecord> {
+        let mut known = self.lock();
+        known.directory.expire(now());
+        known.directory.verified(model).cloned().collect()
+    }
+
+    pub fn record(&self, model: &ModelDigest, peer: &PeerId) -> Option<BlockRecord> {
+        self.lock().directory.get(model, peer).cloned()
+    }
+
+    pub fn remove(&self, model: &ModelDigest, peer: &PeerId) {
+        self.lock().directory.remove(model, peer);
+    }
+
+    /// What the peers give each layer, without one of them.
+    pub fn coverage(&self, model: &ModelDigest, layers: usize, without: &PeerId) -> Coverage {
+        let (known, now) = (self.lock(), now());
+        let others = |record: &&BlockRecord| record.expires() > now && record.peer != *without;
+        Coverage::new(layers, known.directory.records(model).filter(others))
+    }
+
+    /// The fastest chain.
+    pub fn plan(&self, request: ChainRequest, excluded: &HashSet<PeerId>) -> Result<PeerChain, RouteError> {
+        let known = self.lock();
+        known.planner().plan(&route_request(request, excluded))
+    }
+
+    /// The fastest chain with other spans for `lost`.
+    pub fn replace(
+        &self,
+        request: ChainRequest,
+        excluded: &HashSet<PeerId>,
+        chain: &PeerChain,
+        lost: LayerRange,
+    ) -> Result<PeerChain, RouteError> {
+        let known = self.lock();
+        known.planner().replace(&route_request(request, excluded), chain, lost)
+    }
+
+    pub fn report(&self, peer: PeerId, offence: Offence) {
+        debug!(%peer, ?offence, "a peer did not do its part");
+        self.lock().reputation.report(peer, offence, now());
+    }
+
+    /// 0 for a peer without an offence.
+    pub fn score(&self, peer: &PeerId) -> f64 {
+        self.lock().reputation.score(peer, now())
+    }
+
+    pub fn set_round_trip(&self, peer: PeerId, time: Duration) {
+        self.lock().client.round_trips.insert(peer, time.as_secs_f32());
+    }
+
+    pub fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
+        let seconds = self.lock().client.round_trips.get(peer).copied()?;
+        Duration::try_from_secs_f32(seconds).ok()
+    }
+
+    /// A run of one row took so long in each layer.
+    pub fn add_layer_time(&self, peer: PeerId, time: Duration) {
+        let seconds = time.as_secs_f32();
+        let mut known = self.lock();
+        let mean = known.client.layer_seconds.entry(peer).or_insert(seconds);
+        *mean += WEIGHT * (seconds - *mean);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn planner(&self) -> RoutePlanner<'_> {
+        let Self { directory, reputation, client } = self;
+        RoutePlanner { directory, reputation, client, now: now(), limits: RouteLimits::default() }
+    }
+}
+
+fn route_request(request: ChainRequest, excluded: &HashSet<PeerId>) -> RouteRequest<'_> {
+    RouteRequest {
+        model: request.model,
+        layers: request.layers,
+        dtype: None,
+        kv_tokens: u32::try_from(request.tokens_max).unwrap_or(u32::MAX),
+        activation_bytes: u32::try_from(request.row_bytes).unwrap_or(u32::MAX),
+        excluded,
+    }
+}
+
+pub fn now() -> UnixTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UnixTime(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,73 @@
+//! Frames on a stream of bytes.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::WireError;
+
+/// How long the rest of a frame may take after its first byte, and how long a frame may take to be sent.
+pub const FRAME_TIME_MAX: Duration = Duration::from_secs(30);
+/// Memory grows in such steps with the bytes that come, so a length alone allocates little.
+const CHUNK_BYTES: usize = 1 << 20;
+const HEADER_BYTES: usize = 5;
+
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    #[error("a frame of {bytes} bytes is too long, the limit is {max}")]
+    TooLong { bytes: usize, max: usize },
+    #[error("a frame took longer than {FRAME_TIME_MAX:?}")]
+    TooSlow,
+    #[error("the stream ended")]
+    Closed,
+    #[error("the stream failed: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// Replaces `body` with the next frame's, of at most `max` bytes, and returns its kind. It waits for a frame for any time, but
+/// a frame that has begun has to end. [`FrameError::Closed`] between two frames is an orderly end.
+pub async fn read_frame(from: &mut (impl AsyncRead + Unpin), max: usize, body: &mut Vec<u8>) -> Result<u8, FrameError> {
+    let mut header = [0; HEADER_BYTES];
+    let first = from.read(&mut header[..1]).await?;
+    if first == 0 {
+        return Err(FrameError::Closed);
+    }
+    timeout(FRAME_TIME_MAX, read_rest(from, header, max, body)).await.map_err(|_| FrameError::TooSlow)?
+}
+
+async fn read_rest(
+    from: &mut (impl AsyncRead + Unpin),
+    mut header: [u8; HEADER_BYTES],
+    max: usize,
+    body: &mut Vec<u8>,
+) -> Result<u8, FrameError> {
+    from.read_exact(&mut header[1..]).await?;
+    let [a, b, c, d, kind] = header;
+    let bytes = u32::from_le_bytes([a, b, c, d]) as usize;
+    if bytes > max {
+        return Err(FrameError::TooLong { bytes, max });
+    }
+    body.clear();
+    while body.len() < bytes {
+        let start = body.len();
+        body.resize(bytes.min(start + CHUNK_BYTES), 0);
+        from.read_exact(&mut body[start..]).await?;
+    }
+    Ok(kind)
+}
+
+pub async fn write_frame(to: &mut (impl AsyncWrite + Unpin), kind: u8, body: &[u8]) -> Result<(), FrameError> {
+    let bytes =
+        u32::try_from(body.len()).map_err(|_| FrameError::TooLong { bytes: body.len(), max: u32::MAX as usize })?;
+    let [a, b, c, d] = bytes.to_le_bytes();
+    let write = async {
+        to.write_all(&[a, b, c, d, kind]).await?;
+        to.write_all(body).await?;
+        to.flush().await
+    };
+    Ok(timeout(FRAME_TIME_MAX, write).await.map_err(|_| FrameError::TooSlow)??)
+}
