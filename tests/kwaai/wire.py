@@ -12,18 +12,25 @@ class Closed(Exception):
     pass
 
 
+class Extension:
+    def __init__(self, kind: int, data: bytes):
+        self.kind, self.data = kind, data
+
+
 # MessagePack
 
 
 def pack(value) -> bytes:
-    """Of nil, booleans, integers, texts, binaries, lists and maps, in their shortest forms."""
+    """Of nil, booleans, numbers, texts, binaries, extensions, lists and maps, in their shortest forms."""
     if value is None:
         return b"\xc0"
     if isinstance(value, bool):
         return b"\xc3" if value else b"\xc2"
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
     if isinstance(value, int):
-        if value < 0x80:
-            return bytes([value])
+        if -32 <= value < 0x80:
+            return bytes([value & 0xFF])
         for marker, size in ((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8)):
             if value < 1 << 8 * size:
                 return bytes([marker]) + value.to_bytes(size, "big")
@@ -34,6 +41,8 @@ def pack(value) -> bytes:
         if len(text) < 256:
             return bytes([0xD9, len(text)]) + text
         return b"\xda" + struct.pack(">H", len(text)) + text
+    if isinstance(value, Extension):
+        return b"\xc9" + struct.pack(">IB", len(value.data), value.kind) + value.data
     if isinstance(value, bytes):
         return b"\xc6" + struct.pack(">I", len(value)) + value
     if isinstance(value, list):
@@ -71,6 +80,14 @@ def unpack_at(data: bytes, at: int) -> tuple:
         return None, at
     if marker in (0xC2, 0xC3):
         return marker == 0xC3, at
+    if marker == 0xCB:
+        return struct.unpack(">d", data[at : at + 8])[0], at + 8
+    if marker in (0xC7, 0xC8, 0xC9):
+        size = 1 << marker - 0xC7
+        length, at = int.from_bytes(data[at : at + size], "big"), at + size
+        return Extension(data[at], data[at + 1 : at + 1 + length]), at + 1 + length
+    if marker >= 0xE0:
+        return marker - 0x100, at
     for first, kind in ((0xC4, "bin"), (0xCC, "int"), (0xD9, "text")):
         size = 1 << marker - first if first <= marker else 16
         if size > (8 if kind == "int" else 4):

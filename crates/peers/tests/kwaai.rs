@@ -11,6 +11,8 @@ mod fixture;
 mod hostile;
 #[path = "kwaai/programs.rs"]
 mod programs;
+#[path = "kwaai/registry.rs"]
+mod registry;
 #[path = "kwaai/server.rs"]
 mod server;
 #[path = "kwaai/span.rs"]

@@ -4,47 +4,35 @@
 //! is sent again only if it has certainly not run. After any other failure, and to go back, the rows from position 0 have to be
 //! replayed; that begins a fresh session.
 
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kwaai::{
-    CALL_ID_BYTES, CallId, DataForm, FRAME_BYTES_MAX, KwaaiFailure, KwaaiInput, KwaaiReply, KwaaiRequest, KwaaiTensor,
-    KwaaiWireError, call_frame, local_frame, read_reply, rows_per_frame,
+    CallId, DataForm, FRAME_BYTES_MAX, INFERENCE_PROTOCOL, KwaaiFailure, KwaaiInput, KwaaiReply, KwaaiRequest,
+    KwaaiTensor, KwaaiWireError, call_frame, local_frame, read_reply, rows_per_frame,
 };
-use rustix::rand::{GetRandomFlags, getrandom};
-use tokio::io::{AsyncRead, AsyncWrite};
+use swarm::PeerId;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use types::LayerRange;
 
 use super::frames::{FrameForm, KwaaiStreamError, read_header, read_payload, write_frame};
+use super::random_bytes;
 use crate::block::{BlockRows, BlockStates};
+use crate::dial::{ByteStream, Dial};
 
 /// What a reply has beside its values: names, or the text of a failure.
 const REPLY_OVERHEAD_BYTES_MAX: usize = 64 << 10;
-
-/// A stream to a peer.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
-
-/// Opens streams of [`kwaai::INFERENCE_PROTOCOL`] to one peer.
-pub trait OpenStream: Send + Sync {
-    fn open_stream(&self) -> OpeningStream<'_>;
-}
-
-pub type OpeningStream<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
 
 /// How a block server is reached.
 #[derive(Clone)]
 pub enum KwaaiRoute {
     Peer {
-        /// The bytes of its id.
-        id: Vec<u8>,
-        streams: Arc<dyn OpenStream>,
+        peer: PeerId,
+        addresses: Vec<String>,
+        dial: Arc<dyn Dial>,
     },
     /// Its local TCP bypass, where a call is a connection.
     Local(SocketAddr),
@@ -139,6 +127,7 @@ pub struct KwaaiSpan {
 
 #[derive(Clone, Copy)]
 struct OpenSession {
+    /// Nobody can guess it: a server of KwaaiNet gives a session to whoever knows its id.
     id: u64,
     computed: usize,
 }
@@ -176,7 +165,7 @@ impl KwaaiSpan {
             return Err(SpanError::Unsendable { hidden, source });
         }
         let mut session = match session {
-            _ if rows.position == 0 => OpenSession { id: random(), computed: 0 },
+            _ if rows.position == 0 => OpenSession { id: u64::from_le_bytes(random_bytes()), computed: 0 },
             Some(session) if session.computed == rows.position => session,
             other => {
                 let computed = other.map_or(0, |session| session.computed);
@@ -238,10 +227,11 @@ impl KwaaiSpan {
         let unsendable = |source| SpanError::Unsendable { hidden: self.shape.hidden, source };
         let max = self.reply_bytes_max();
         match &self.route {
-            KwaaiRoute::Peer { id, streams } => {
-                let mut stream = streams.open_stream().await.map_err(SpanError::Unreachable)?;
-                let call = CallId(call_id());
-                let frame = call_frame(call, id, request).map_err(unsendable)?;
+            KwaaiRoute::Peer { peer, addresses, dial } => {
+                let dialled = dial.open(*peer, addresses, INFERENCE_PROTOCOL).await;
+                let mut stream = dialled.map_err(|error| SpanError::Unreachable(io::Error::other(error)))?;
+                let call = CallId(random_bytes());
+                let frame = call_frame(call, peer.as_bytes(), request).map_err(unsendable)?;
                 Ok((exchange(&mut stream, FrameForm::Enveloped, &frame, max).await?, Some(call)))
             }
             KwaaiRoute::Local(address) => {
@@ -291,30 +281,16 @@ impl KwaaiSpan {
     }
 }
 
-async fn exchange(stream: &mut impl Stream, form: FrameForm, frame: &[u8], max: usize) -> Result<Vec<u8>, SpanError> {
+async fn exchange(
+    stream: &mut impl ByteStream,
+    form: FrameForm,
+    frame: &[u8],
+    max: usize,
+) -> Result<Vec<u8>, SpanError> {
     let exchange = async {
         write_frame(stream, frame).await?;
         let bytes = read_header(stream, form, max).await?;
         read_payload(stream, bytes).await
     };
     exchange.await.map_err(SpanError::Broken)
-}
-
-/// Nobody can guess it: a server of KwaaiNet gives a session to whoever knows its id.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    fill_random(&mut bytes);
-    u64::from_le_bytes(bytes)
-}
-
-fn call_id() -> [u8; CALL_ID_BYTES] {
-    let mut bytes = [0; CALL_ID_BYTES];
-    fill_random(&mut bytes);
-    bytes
-}
-
-fn fill_random(bytes: &mut [u8]) {
-    // So few bytes are never cut short, and the system's generator is ready long before this program runs.
-    let filled = getrandom(&mut *bytes, GetRandomFlags::empty());
-    assert_eq!(filled.ok(), Some(bytes.len()), "the system has random numbers");
 }

@@ -47,7 +47,7 @@ pub async fn generate(
     run(command).await.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A block server program. Dropping it ends the process.
+/// A program that serves. Dropping it ends the process.
 pub struct PythonServer {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -56,7 +56,11 @@ pub struct PythonServer {
 
 impl PythonServer {
     pub fn start(arguments: &[&str]) -> Self {
-        let mut child = python("server.py").args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        Self::start_program("server.py", arguments)
+    }
+
+    pub fn start_program(program: &str, arguments: &[&str]) -> Self {
+        let mut child = python(program).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -64,7 +68,14 @@ impl PythonServer {
         Self { child, stdout, address: SocketAddr::from(([127, 0, 0, 1], port)) }
     }
 
-    pub fn kill(&mut self) {
+    /// The next line that it prints.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn kill(&mut self) {
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,6 +1,5 @@
 //! Block servers of KwaaiNet are spans of our chains.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +8,9 @@ use engine::{EmbeddingAndHead, Phase};
 use kernels::cpu::CpuBackend;
 use kwaai::KwaaiFailure;
 use peers::block::{BlockHandle, BlockRows, BlockSession, Client};
-use peers::kwaai::{
-    KwaaiLimits, KwaaiRoute, KwaaiSpan, KwaaiSpanLimits, KwaaiSpanOutput, KwaaiSpanShape, OpenStream, OpeningStream,
-    SpanError, Stream,
-};
+use peers::dial::{BoxedStream, Dial, DialError, Dialled};
+use peers::kwaai::{KwaaiLimits, KwaaiRoute, KwaaiSpan, KwaaiSpanLimits, KwaaiSpanOutput, KwaaiSpanShape, SpanError};
+use swarm::PeerId;
 use tokio::net::TcpStream;
 use types::{LayerRange, TokenId};
 
@@ -24,15 +22,24 @@ const TOKENS: usize = 6;
 /// Connections stand in for streams of libp2p.
 struct Connections(SocketAddr);
 
-impl OpenStream for Connections {
-    fn open_stream(&self) -> OpeningStream<'_> {
-        Box::pin(async { Ok::<_, io::Error>(Box::new(TcpStream::connect(self.0).await?) as Box<dyn Stream>) })
+impl Dial for Connections {
+    fn open<'a>(&'a self, _: PeerId, _: &'a [String], protocol: &'static str) -> Dialled<'a> {
+        assert_eq!(protocol, "/kwaai/inference/1.0.0");
+        Box::pin(async {
+            let stream = TcpStream::connect(self.0).await.map_err(|error| DialError(error.to_string()))?;
+            Ok(Box::new(stream) as BoxedStream)
+        })
+    }
+
+    fn addresses(&self, _: PeerId) -> Vec<String> {
+        Vec::new()
     }
 }
 
 fn route(form: Form, address: SocketAddr) -> KwaaiRoute {
+    let peer = PeerId::new(b"peer").unwrap();
     match form {
-        Form::Enveloped => KwaaiRoute::Peer { id: b"peer".to_vec(), streams: Arc::new(Connections(address)) },
+        Form::Enveloped => KwaaiRoute::Peer { peer, addresses: Vec::new(), dial: Arc::new(Connections(address)) },
         Form::Local => KwaaiRoute::Local(address),
     }
 }
