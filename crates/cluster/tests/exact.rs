@@ -5,9 +5,8 @@
 
 #[path = "chain/answers.rs"]
 mod answers;
-#[allow(dead_code)] // it also forms chains without nodes
-#[path = "chain/loopback.rs"]
-mod loopback;
+#[path = "chain/fixture.rs"]
+mod fixture;
 #[path = "rank_stage/setup.rs"]
 mod setup;
 
@@ -18,11 +17,11 @@ use engine::Executor;
 use kernels::cpu::Level;
 
 use answers::{Answer, answers, options, requests};
-use setup::{NodeChain, TestNode, chain, fixture, oracle, wait_for, whole_at};
+use setup::{NodeChain, TestNode, chain, oracle, oracle_file, wait_for, whole_at};
 
 /// Formats whose arithmetic depends on the level.
 fn models() -> Vec<PathBuf> {
-    ["llama/model-f32", "llama/model-bf16-sharded", "llama/gguf/tiny-llama-q8_0.gguf"].map(fixture).to_vec()
+    ["llama/model-f32", "llama/model-bf16-sharded", "llama/gguf/tiny-llama-q8_0.gguf"].map(oracle_file).to_vec()
 }
 
 fn all<E: Executor>(executor: E, model: &Path) -> (Vec<Answer>, E) {

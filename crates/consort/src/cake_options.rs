@@ -250,8 +250,9 @@ fn load_own(
 ) -> Result<CoordinatorStage<CpuBackend>, String> {
     let load = || -> Result<_> {
         let backend = CpuBackend::new(cpu)?;
-        check_memory(&[Footprint::new(&backend, checkpoint, options, ModelPart::coordinator(layers), Rank::SINGLE)?])?;
-        Ok(CoordinatorStage::load(backend, checkpoint, options, layers, &mut |_| {})?)
+        let part = ModelPart::coordinator(layers);
+        check_memory(&[Footprint::new(&backend, checkpoint, options, part, Rank::SINGLE)?])?;
+        Ok(CoordinatorStage::load(backend, checkpoint, options, part, &mut |_| {})?)
     };
     let loaded = load();
     checkpoint.release();

@@ -261,7 +261,7 @@ impl ClusterOptions {
         };
         let hashes = HashCache::new(&Settings::from_environment()?.own_cache.join("hashes"));
         let name = path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-        let config = ClusterModelConfig { name, checkpoint, options, cpu, own, workload };
+        let config = ClusterModelConfig { name, checkpoint, layers: None, options, cpu, own, workload };
         Ok(ClusterModel::new(config, &hashes, &|_| {})?)
     }
 

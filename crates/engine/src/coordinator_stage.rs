@@ -1,5 +1,6 @@
-//! `CoordinatorStage`: what the coordinator of a chain keeps: the embedding, the first layers (possibly none), and the head. Tokens
-//! become activations at the beginning of the chain, and states from its last stage become sampled tokens.
+//! `CoordinatorStage`: what the coordinator of a chain keeps: the first layers (possibly none), and in a chain for a whole model
+//! the embedding and the head. There tokens become activations at the beginning of the chain, and states from its last stage
+//! become sampled tokens. In a chain for a range of layers, activations come in and states go out, as in a [`Stage`].
 //!
 //! Several steps may be in flight between [`CoordinatorStage::start`] and [`CoordinatorStage::finish`]. The caller keeps their plans.
 
@@ -15,21 +16,26 @@ use crate::session_table::SessionTable;
 use crate::stage::Stage;
 
 pub struct CoordinatorStage<B: Backend> {
-    embedding: Embedding<B>,
     stage: Stage<B>,
+    /// `None` in a chain for a range of layers.
+    embedding_and_head: Option<EmbeddingAndHead<B>>,
+}
+
+struct EmbeddingAndHead<B: Backend> {
+    embedding: Embedding<B>,
     head: Head<B>,
 }
 
 impl<B: Backend> CoordinatorStage<B> {
-    /// Loads the embedding, the head and the first `layers` layers. `progress` gets the number of layers loaded so far.
+    /// Loads the coordinator's part. `progress` gets the number of layers loaded so far.
     pub fn load(
         backend: B,
         from: &Checkpoint,
         options: &LoadOptions,
-        layers: usize,
+        part: ModelPart,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
-        Self::load_shard(backend, from, options, layers, Rank::SINGLE, Box::new(SingleRank), progress)
+        Self::load_shard(backend, from, options, part, Rank::SINGLE, Box::new(SingleRank), progress)
     }
 
     /// Loads a rank's shard of them. `collective` connects it with the other ranks.
@@ -37,17 +43,21 @@ impl<B: Backend> CoordinatorStage<B> {
         backend: B,
         from: &Checkpoint,
         options: &LoadOptions,
-        layers: usize,
+        part: ModelPart,
         rank: Rank,
         collective: Box<dyn Collective<B>>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
-        let embedding = Embedding::load(&backend, from, options, rank)?;
-        let head = Head::load(&backend, from, options, rank, &embedding)?;
-        let layers = ModelPart::coordinator(layers).layers;
-        let block = layers.map(|layers| Block::load(&backend, from, layers, rank, options, progress)).transpose()?;
+        let load_both = || {
+            let embedding = Embedding::load(&backend, from, options, rank)?;
+            let head = Head::load(&backend, from, options, rank, &embedding)?;
+            Ok::<_, LoadError>(EmbeddingAndHead { embedding, head })
+        };
+        let embedding_and_head = part.has_embedding_and_head.then(load_both).transpose()?;
+        let block =
+            part.layers.map(|layers| Block::load(&backend, from, layers, rank, options, progress)).transpose()?;
         let stage = Stage::new(backend, from, options, block, rank, collective)?;
-        Ok(Self { embedding, stage, head })
+        Ok(Self { stage, embedding_and_head })
     }
 
     /// The stage of the first layers, which holds the sessions.
@@ -59,9 +69,9 @@ impl<B: Backend> CoordinatorStage<B> {
         self.stage.sessions()
     }
 
-    /// Bytes of the head's weights.
+    /// Bytes of the head's weights, if it has one.
     pub fn head_bytes(&self) -> usize {
-        self.head.head_bytes(self.stage.backend())
+        self.embedding_and_head.as_ref().map_or(0, |both| both.head.head_bytes(self.stage.backend()))
     }
 
     pub fn capacity(&self) -> Capacity {
@@ -70,13 +80,17 @@ impl<B: Backend> CoordinatorStage<B> {
 
     pub fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         let opened = self.stage.sessions_mut().open(tokens_max, prefix)?;
-        self.head.open(opened.session, tokens_max, &prefix.tokens[..opened.computed]);
+        if let Some(EmbeddingAndHead { head, .. }) = &mut self.embedding_and_head {
+            head.open(opened.session, tokens_max, &prefix.tokens[..opened.computed]);
+        }
         Ok(opened)
     }
 
     pub fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         let kept = self.stage.sessions_mut().truncate(session, tokens)?;
-        self.head.truncate(session, kept);
+        if let Some(EmbeddingAndHead { head, .. }) = &mut self.embedding_and_head {
+            head.truncate(session, kept);
+        }
         Ok(kept)
     }
 
@@ -97,29 +111,57 @@ impl<B: Backend> CoordinatorStage<B> {
         self.stage.read(0..plan.rows(), states)
     }
 
-    /// Computes what the plan of a step that was started requests. `states` are the hidden states after the model's last layer
-    /// of the rows that need logits or are pooled ([`Entry::state_rows`](crate::Entry::state_rows)). After an error the chain
-    /// has to be formed anew.
+    /// Computes what the plan of a step that was started requests. `states` are the hidden states after the chain's last layer
+    /// of the rows that need logits, are pooled or are requested ([`Entry::state_rows`](crate::Entry::state_rows)). After an
+    /// error the chain has to be formed anew.
     pub fn finish(&mut self, plan: &StepPlan, states: &[f32], output: &mut StepOutput) -> Result<(), ExecutorError> {
         output.clear();
+        let Some(EmbeddingAndHead { head, .. }) = &mut self.embedding_and_head else {
+            let (rows, width, found) = (plan.state_rows(), self.stage.width(), states.len());
+            if found != rows * width {
+                return Err(ExecutorError::ActivationShape { rows, width, found });
+            }
+            output.states.extend_from_slice(states);
+            return Ok(());
+        };
         let (backend, collective, ..) = self.stage.step();
-        let input = HeadInput::States(states);
-        self.head.finish(backend, collective, self.stage.sessions(), plan, input, output)
+        head.finish(backend, collective, self.stage.sessions(), plan, HeadInput::States(states), output)
     }
 
     /// Starts a step. Its rows stay in the stage.
     pub(crate) fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        plan.check_model()?;
-        self.stage.start(plan, Some(&self.embedding))?;
-        self.head.record(plan);
-        Ok(())
+        match &mut self.embedding_and_head {
+            Some(EmbeddingAndHead { embedding, head }) => {
+                plan.check_model()?;
+                self.stage.start(plan, Some(embedding))?;
+                head.record(plan);
+                Ok(())
+            }
+            None => {
+                plan.check_stage(self.stage.width())?;
+                plan.check_all_layers()?;
+                // The next machine would take them for a fault of this one.
+                if plan.activations().iter().any(|value| !value.is_finite()) {
+                    return Err(ExecutorError::Input { expected: "finite activations" });
+                }
+                self.stage.start(plan, None)
+            }
+        }
     }
 
     /// Computes what the plan of the step that was started last requests, from the stage's own rows.
     pub(crate) fn finish_own(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        let (backend, collective, step, hidden) = self.stage.step();
-        let input = HeadInput::Step { step, hidden };
-        let result = self.head.finish(backend, collective, self.stage.sessions(), plan, input, output);
+        let result = match &mut self.embedding_and_head {
+            Some(EmbeddingAndHead { head, .. }) => {
+                let (backend, collective, step, hidden) = self.stage.step();
+                let input = HeadInput::Step { step, hidden };
+                head.finish(backend, collective, self.stage.sessions(), plan, input, output)
+            }
+            None => {
+                let mut rows = plan.entries().iter().map(|entry| entry.state_rows());
+                rows.try_for_each(|rows| self.stage.read(rows, &mut output.states))
+            }
+        };
         if result.is_err() {
             self.stage.sessions_mut().clear_prefix_cache();
         }

@@ -6,7 +6,7 @@
 //! samples. On a backend that works in order, a page that is released between the two is written to only afterwards.
 
 use kernels::Backend;
-use model::{Checkpoint, Collective, LoadError, LoadOptions, SingleRank};
+use model::{Checkpoint, Collective, LoadError, LoadOptions, ModelPart, SingleRank};
 use types::{Rank, SessionId};
 
 use crate::coordinator_stage::CoordinatorStage;
@@ -43,8 +43,8 @@ impl<B: Backend> LocalExecutor<B> {
         collective: Box<dyn Collective<B>>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, LoadError> {
-        let layers = from.description().layers.len();
-        let coordinator = CoordinatorStage::load_shard(backend, from, options, layers, rank, collective, progress)?;
+        let part = ModelPart::whole(from.description());
+        let coordinator = CoordinatorStage::load_shard(backend, from, options, part, rank, collective, progress)?;
         Ok(Self { coordinator, flight: None, spare: StepPlan::new() })
     }
 

@@ -15,7 +15,7 @@ pub struct ModelPart {
 
 impl ModelPart {
     pub fn whole(description: &Description) -> Self {
-        Self { layers: first_layers(description.layers.len()), has_embedding_and_head: true }
+        Self::coordinator(description.layers.len())
     }
 
     /// A range of layers.
@@ -23,9 +23,17 @@ impl ModelPart {
         Self { layers: Some(layers), has_embedding_and_head: false }
     }
 
-    /// The first `layers` layers, possibly none, with the embedding and the head.
+    /// The first `layers` layers of a whole model, possibly none, with the embedding and the head.
     pub fn coordinator(layers: usize) -> Self {
-        Self { layers: first_layers(layers), has_embedding_and_head: true }
+        Self { layers: None, has_embedding_and_head: true }.first(layers)
+    }
+
+    /// What the coordinator of a chain for this part holds: its first `count` layers, possibly none, and the embedding and the
+    /// head if it has them. More layers than it has become a range that it does not have.
+    pub fn first(self, count: usize) -> Self {
+        let start = self.layers.map_or(0, |layers| layers.start());
+        let [start, end] = [start, start.saturating_add(count)].map(|layer| u32::try_from(layer).unwrap_or(u32::MAX));
+        Self { layers: LayerRange::new(start, end), ..self }
     }
 
     /// The descriptions of its layers. Fails if the model does not have them.
@@ -34,9 +42,4 @@ impl ModelPart {
         let described = description.layers.get(layers.start()..layers.end());
         described.ok_or(LoadError::Layers { layers, count: description.layers.len() })
     }
-}
-
-/// Layers `0..count`. A count beyond the limits of a model becomes a range that no model has.
-fn first_layers(count: usize) -> Option<LayerRange> {
-    LayerRange::new(0, u32::try_from(count).unwrap_or(u32::MAX))
 }

@@ -49,11 +49,25 @@ impl SwarmView {
         self.lock().directory.insert(record, now())
     }
 
-    /// All records of a model that have not expired.
-    pub fn records(&self, model: &ModelDigest) -> Vec<VerifiedRecord> {
+    /// The records of a model, or of all, that have not expired.
+    pub fn records(&self, model: Option<&ModelDigest>) -> Vec<BlockRecord> {
+        self.verified(model).into_iter().map(|record| record.record().clone()).collect()
+    }
+
+    /// Those of them that were signed, and issued since then.
+    pub fn signed_records(&self, model: Option<&ModelDigest>, since: UnixTime) -> Vec<VerifiedRecord> {
+        let mut records = self.verified(model);
+        records.retain(|record| record.record().issued >= since && record.is_signed());
+        records
+    }
+
+    fn verified(&self, model: Option<&ModelDigest>) -> Vec<VerifiedRecord> {
         let mut known = self.lock();
         known.directory.expire(now());
-        known.directory.verified(model).cloned().collect()
+        match model {
+            Some(model) => known.directory.verified(model).cloned().collect(),
+            None => known.directory.all().cloned().collect(),
+        }
     }
 
     pub fn record(&self, model: &ModelDigest, peer: &PeerId) -> Option<BlockRecord> {
@@ -65,9 +79,9 @@ impl SwarmView {
     }
 
     /// What the peers give each layer, without one of them.
-    pub fn coverage(&self, model: &ModelDigest, layers: usize, without: &PeerId) -> Coverage {
+    pub fn coverage(&self, model: &ModelDigest, layers: usize, without: Option<&PeerId>) -> Coverage {
         let (known, now) = (self.lock(), now());
-        let others = |record: &&BlockRecord| record.expires() > now && record.peer != *without;
+        let others = |record: &&BlockRecord| record.expires() > now && Some(&record.peer) != without;
         Coverage::new(layers, known.directory.records(model).filter(others))
     }
 

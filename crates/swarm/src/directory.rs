@@ -113,6 +113,11 @@ impl Directory {
         self.models.get(model).into_iter().flat_map(BTreeMap::values)
     }
 
+    /// The records of all models.
+    pub fn all(&self) -> impl Iterator<Item = &VerifiedRecord> {
+        self.models.values().flat_map(BTreeMap::values)
+    }
+
     /// What the peers give each layer of a model at this time.
     pub fn coverage(&self, model: &ModelDigest, layers: usize, now: UnixTime) -> Coverage {
         Coverage::new(layers, self.records(model).filter(move |record| record.expires() > now))

@@ -6,7 +6,7 @@ use crate::identity::{PeerId, UnixTime};
 
 /// The time in which a score halves.
 pub const HALF_LIFE_MS: u64 = 10 * 60 * 1000;
-/// A peer with this score or more is not used.
+/// A peer whose misbehaviour has this score or more is not used. One that only fails is avoided where there are others.
 pub const EXCLUDED_AT: f64 = 4.0;
 /// The most peers that are remembered.
 pub const JUDGED_PEERS_MAX: usize = 16 << 10;
@@ -42,6 +42,11 @@ impl Offence {
             Self::WrongResult => SCORE_MAX,
         }
     }
+
+    /// Whether no machine does it that merely fails.
+    fn is_misbehaviour(self) -> bool {
+        matches!(self, Self::Malformed | Self::WrongResult)
+    }
 }
 
 /// The scores of peers.
@@ -53,12 +58,15 @@ pub struct Reputation {
 #[derive(Clone, Copy, Debug)]
 struct Score {
     points: f64,
+    /// The part of the points that excludes a peer.
+    misbehaviour: f64,
     at: UnixTime,
 }
 
 impl Score {
-    fn points_at(self, now: UnixTime) -> f64 {
-        self.points * (-(now.since(self.at) as f64) / HALF_LIFE_MS as f64).exp2()
+    fn at(self, now: UnixTime) -> Self {
+        let left = (-(now.since(self.at) as f64) / HALF_LIFE_MS as f64).exp2();
+        Self { points: self.points * left, misbehaviour: self.misbehaviour * left, at: now }
     }
 }
 
@@ -71,8 +79,13 @@ impl Reputation {
         if self.scores.len() >= JUDGED_PEERS_MAX && !self.scores.contains_key(&peer) {
             self.make_room(now);
         }
-        let points = (self.score(&peer, now) + offence.points()).min(SCORE_MAX);
-        self.scores.insert(peer, Score { points, at: now });
+        let new = Score { points: 0.0, misbehaviour: 0.0, at: now };
+        let score = self.scores.entry(peer).or_insert(new);
+        *score = score.at(now);
+        score.points = (score.points + offence.points()).min(SCORE_MAX);
+        if offence.is_misbehaviour() {
+            score.misbehaviour = (score.misbehaviour + offence.points()).min(SCORE_MAX);
+        }
     }
 
     /// The number of peers that are remembered.
@@ -86,11 +99,11 @@ impl Reputation {
 
     /// 0 for a peer without an offence.
     pub fn score(&self, peer: &PeerId, now: UnixTime) -> f64 {
-        self.scores.get(peer).map_or(0.0, |score| score.points_at(now))
+        self.scores.get(peer).map_or(0.0, |score| score.at(now).points)
     }
 
     pub fn is_excluded(&self, peer: &PeerId, now: UnixTime) -> bool {
-        self.score(peer, now) >= EXCLUDED_AT
+        self.scores.get(peer).is_some_and(|score| score.at(now).misbehaviour >= EXCLUDED_AT)
     }
 
     /// What a peer's offences add to the time of a chain with it.
@@ -100,11 +113,11 @@ impl Reputation {
 
     /// Forgets what has faded; if that is nothing, the half with the lowest scores.
     fn make_room(&mut self, now: UnixTime) {
-        self.scores.retain(|_, score| score.points_at(now) >= SCORE_MIN);
+        self.scores.retain(|_, score| score.at(now).points >= SCORE_MIN);
         if self.scores.len() < JUDGED_PEERS_MAX {
             return;
         }
-        let mut points: Vec<_> = self.scores.iter().map(|(peer, score)| (score.points_at(now), *peer)).collect();
+        let mut points: Vec<_> = self.scores.iter().map(|(peer, score)| (score.at(now).points, *peer)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         for (_, peer) in &points[..points.len() / 2] {
             self.scores.remove(peer);

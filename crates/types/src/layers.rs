@@ -36,6 +36,17 @@ impl LayerRange {
         self.start <= part.start && part.end <= self.end
     }
 
+    /// These layers, counted from the first of `all`. `None` if they are not among them.
+    pub fn position_in(self, all: Self) -> Option<Self> {
+        all.contains(self).then(|| Self { start: self.start - all.start, end: self.end - all.start })
+    }
+
+    /// Those of these layers that have this position: see [`LayerRange::position_in`].
+    pub fn at(self, position: Self) -> Option<Self> {
+        let [start, end] = [position.start, position.end].map(|layer| self.start.checked_add(layer));
+        Self::new(start?, end?).filter(|found| self.contains(*found))
+    }
+
     /// True when `next` can follow `self` in a chain without a gap or an overlap.
     pub fn meets(self, next: Self) -> bool {
         self.end == next.start
@@ -67,6 +78,16 @@ mod tests {
         for other in [range(1, 3), range(5, 7), range(1, 7), range(0, 2), range(6, 7)] {
             assert!(!range(2, 6).contains(other), "{other}");
         }
+    }
+
+    #[test]
+    fn a_position_is_counted_from_the_first_layer() {
+        let range = |a, b| LayerRange::new(a, b).unwrap();
+        for (part, position) in [(range(2, 6), range(0, 4)), (range(3, 4), range(1, 2))] {
+            assert_eq!((part.position_in(range(2, 6)), range(2, 6).at(position)), (Some(position), Some(part)));
+        }
+        assert_eq!((range(1, 3).position_in(range(2, 6)), range(2, 6).at(range(3, 5))), (None, None));
+        assert_eq!(range(2, 6).at(range(1, u32::MAX)), None);
     }
 
     #[test]

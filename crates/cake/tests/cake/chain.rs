@@ -9,7 +9,7 @@ use cluster::chain::{Chain, ChainBuilder, ChainLink, ChainTimes, FormedChain};
 use cluster::node::StageShape;
 use engine::{CoordinatorStage, Engine, EngineOptions, EventKind, Executor, FinishReason, Request};
 use kernels::cpu::CpuBackend;
-use model::Checkpoint;
+use model::{Checkpoint, ModelPart};
 use types::TokenId;
 
 use super::fixture::{OPTIONS, backend};
@@ -66,7 +66,8 @@ impl ChainBuilder<CpuBackend> for Former {
 }
 
 fn form(checkpoint: &Checkpoint, first: usize, stages: Vec<Box<dyn Executor>>) -> FormedChain<CpuBackend> {
-    let ends = CoordinatorStage::load(backend(), checkpoint, &OPTIONS, first, &mut |_| {}).unwrap();
+    let ends =
+        CoordinatorStage::load(backend(), checkpoint, &OPTIONS, ModelPart::coordinator(first), &mut |_| {}).unwrap();
     let shape = StageShape { rows_max: OPTIONS.limits.step.rows, hidden: checkpoint.description().hidden };
     FormedChain { stage: Box::new(ends), link: Some(ChainLink::in_process(stages, shape).unwrap()) }
 }

@@ -1,8 +1,8 @@
-//! `Chain`: the executor of a model whose layers run on several machines.
+//! `Chain`: the executor of a model, or of a range of its layers, that runs on several machines.
 //!
-//! The coordinator keeps the embedding, the first layers (possibly none), the head and the sampler ([`CoordinatorStage`]). A step
-//! runs there first; its activations go to the first stage, from stage to stage, and the last stage returns the states of the
-//! rows that need logits or are pooled. Session operations take the same way, so nothing overtakes a step.
+//! The coordinator keeps the first layers (possibly none), and of a whole model the embedding, the head and the sampler
+//! ([`CoordinatorStage`]). A step runs there first; its activations go to the first stage, from stage to stage, and the last
+//! stage returns the states of the rows that need logits, are pooled or are requested. Session operations take the same way, so nothing overtakes a step.
 //!
 //! When a machine is lost, every session is: the [`ChainBuilder`] forms another chain while [`Executor::poll_health`] reports
 //! that the chain is being rebuilt.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use engine::CoordinatorStage;
 use kernels::cpu::{CpuBackend, Level};
+use model::ModelPart;
 use net::{MessageStream, WaitLimit};
 use tracing::info;
 use types::LayerRange;
@@ -53,11 +54,12 @@ impl Worker {
         let candidates = self.candidates(exact).map_err(|error| FormError::Plan(error.into()))?;
         let plan = self.plan(&candidates).map_err(FormError::Plan)?;
         let (stages, report) = (candidates.stages(&plan), candidates.report(&plan));
-        let (layers, tokens_per_s) = (plan.assignment.stages(), plan.prediction.tokens_per_s());
-        info!(?layers, tokens_per_s, bits = ?plan.bits, "planned");
+        let numbered = |&(node, planned): &(usize, LayerRange)| (node, candidates.numbered(planned));
+        let layers: Vec<_> = plan.assignment.stages().iter().map(numbered).collect();
+        info!(?layers, tokens_per_s = plan.prediction.tokens_per_s(), bits = ?plan.bits, "planned");
         self.load_stages(&stages, exact)?;
-        let own_layers = plan.assignment.layers_of(COORDINATOR).map_or(0, LayerRange::count);
-        let stage = self.own_stage(own_layers, exact)?;
+        let own = self.model.own_part(plan.assignment.layers_of(COORDINATOR).map_or(0, LayerRange::count));
+        let stage = self.own_stage(own, exact)?;
         self.chains += 1;
         // Another coordinator may use the same nodes.
         let number = engine::fresh_seed();
@@ -69,7 +71,7 @@ impl Worker {
             self.options.arithmetic = Arithmetic::Exact(level);
         }
         let handle = link.as_ref().map(ChainLink::handle);
-        self.report_chain(own_layers, &stages, report, exact);
+        self.report_chain(own, &stages, report, exact);
         Ok((FormedChain { stage, link }, CurrentChain::new(number, stages, handle)))
     }
 
@@ -138,20 +140,20 @@ impl Worker {
         started.map(drop).map_err(|error| FormError::Own(format!("start a thread: {error}")))
     }
 
-    /// The coordinator's part with its first layers: that of the chain before if it has these, else a new one.
+    /// The coordinator's part: that of the chain before if it has these layers, else a new one.
     fn own_stage(
         &mut self,
-        layers: usize,
+        part: ModelPart,
         exact: Option<Level>,
     ) -> Result<Box<CoordinatorStage<CpuBackend>>, FormError> {
         let level = exact.unwrap_or(self.model.level());
         let fits = |stage: &CoordinatorStage<CpuBackend>| {
             let stage = stage.stage();
-            stage.layers().map_or(0, LayerRange::count) == layers && stage.backend().level() == level
+            stage.layers() == part.layers && stage.backend().level() == level
         };
         match self.stage.take().filter(|stage| fits(stage)) {
             Some(stage) => Ok(stage),
-            None => self.model.load_own(layers, level).map(Box::new).map_err(FormError::Own),
+            None => self.model.load_own(part, level).map(Box::new).map_err(FormError::Own),
         }
     }
 
@@ -239,14 +241,13 @@ impl Worker {
         }
     }
 
-    fn report_chain(&self, own_layers: usize, stages: &[PlannedStage], plan: PlanReport, exact: Option<Level>) {
+    fn report_chain(&self, own: ModelPart, stages: &[PlannedStage], plan: PlanReport, exact: Option<Level>) {
         let mut report = self.report.lock();
         report.plan = Some(plan);
         report.waiting = None;
         report.chains = self.chains;
         report.exact = exact;
-        let own = u32::try_from(own_layers).ok().and_then(|end| LayerRange::new(0, end));
-        report.stages = own.map(|layers| (None, layers)).into_iter().collect();
+        report.stages = own.layers.map(|layers| (None, layers)).into_iter().collect();
         report.stages.extend(stages.iter().map(|stage| (Some(stage.address), stage.layers)));
     }
 }

@@ -38,6 +38,8 @@ pub struct ClusterModelConfig {
     /// For people.
     pub name: String,
     pub checkpoint: Checkpoint,
+    /// The layers that the cluster runs, between activations and states. `None`: the whole model, from tokens to samples.
+    pub layers: Option<LayerRange>,
     pub options: LoadOptions,
     pub cpu: CpuOptions,
     /// The coordinator's machine.
@@ -50,6 +52,9 @@ pub struct ClusterModel {
     manifest: Manifest,
     /// The index of a tensor in the manifest.
     by_hash: HashMap<[u8; 32], usize>,
+    /// What the cluster runs, and its layers.
+    part: ModelPart,
+    layers: LayerRange,
     options: LoadOptions,
     cpu: CpuOptions,
     facts: ModelFacts,
@@ -60,25 +65,35 @@ pub struct ClusterModel {
 }
 
 impl ClusterModel {
-    /// Hashes the tensors of the model, unless `hashes` knows them. `progress` gets the number of bytes that were hashed since
+    /// Hashes the tensors that the cluster needs, unless `hashes` knows them. `progress` gets the number of bytes that were hashed since
     /// its last call.
     pub fn new(
         config: ClusterModelConfig,
         hashes: &HashCache,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, ClusterModelError> {
-        let ClusterModelConfig { name, checkpoint, options, cpu, own, workload } = config;
+        let ClusterModelConfig { name, checkpoint, layers, options, cpu, own, workload } = config;
+        let part = layers.map_or_else(|| ModelPart::whole(checkpoint.description()), ModelPart::stage);
+        let layers = part.layers.expect("a model has layers");
         let mut manifest = checkpoint.manifest()?;
-        hash_tensors(&checkpoint, &mut manifest, hashes, cpu.threads, progress)?;
+        let needed = manifest.tensors_of(part)?;
+        hash_tensors(&checkpoint, &mut manifest, &needed, hashes, cpu.threads, progress)?;
         let hashed = manifest.tensors().iter().enumerate();
         let by_hash = hashed.filter_map(|(index, tensor)| Some((tensor.hash?, index))).collect();
         let backend = CpuBackend::new(CpuOptions { threads: 1, ..cpu }).map_err(LoadError::from)?;
-        let facts = model_facts(&name, &backend, &checkpoint, &options)?;
-        Ok(Self { checkpoint, manifest, by_hash, options, cpu, facts, workload, own, splits: Mutex::default() })
+        let facts = model_facts(&name, &backend, &checkpoint, &options, (part, layers))?;
+        let splits = Mutex::default();
+        Ok(Self { checkpoint, manifest, by_hash, part, layers, options, cpu, facts, workload, own, splits })
     }
 
+    /// Of the layers that the cluster runs. The planner counts from the first of them.
     pub fn facts(&self) -> &ModelFacts {
         &self.facts
+    }
+
+    /// The layers that the cluster runs.
+    pub fn layers(&self) -> LayerRange {
+        self.layers
     }
 
     pub fn workload(&self) -> Workload {
@@ -125,8 +140,10 @@ impl ClusterModel {
 
     fn try_split(&self, world: WorldSize) -> Result<(), LoadError> {
         let backend = CpuBackend::new(CpuOptions { threads: 1, ..self.cpu })?;
-        let layers = u32::try_from(self.facts.layers.len()).ok().and_then(|end| LayerRange::new(0, end));
-        let Some(part) = layers.map(ModelPart::stage).filter(|_| world != WorldSize::ONE) else { return Ok(()) };
+        if world == WorldSize::ONE {
+            return Ok(());
+        }
+        let part = ModelPart::stage(self.layers);
         let footprint = |rank| Footprint::new(&backend, &self.checkpoint, &self.options, part, rank).map(drop);
         world.ranks().try_for_each(footprint)
     }
@@ -152,14 +169,18 @@ impl ClusterModel {
         }
     }
 
+    /// The coordinator's part with so many layers.
+    pub(super) fn own_part(&self, layers: usize) -> ModelPart {
+        self.part.first(layers)
+    }
+
     /// Loads the coordinator's part, to compute with this level.
-    pub(super) fn load_own(&self, layers: usize, level: Level) -> Result<CoordinatorStage<CpuBackend>, String> {
-        let part = ModelPart::coordinator(layers);
+    pub(super) fn load_own(&self, part: ModelPart, level: Level) -> Result<CoordinatorStage<CpuBackend>, String> {
         let backend = CpuBackend::new(self.cpu.at(level)).map_err(|error| error.to_string())?;
         let footprint = Footprint::new(&backend, &self.checkpoint, &self.options, part, Rank::SINGLE);
         let footprint = footprint.map_err(|error| error.to_string())?;
         ranks::check_memory(&[footprint]).map_err(|error| error.to_string())?;
-        let stage = CoordinatorStage::load(backend, &self.checkpoint, &self.options, layers, &mut |_| {});
+        let stage = CoordinatorStage::load(backend, &self.checkpoint, &self.options, part, &mut |_| {});
         self.checkpoint.release();
         stage.map_err(|error| error.to_string())
     }
@@ -187,17 +208,18 @@ impl TensorSource for ClusterModel {
     }
 }
 
-/// Hashes all tensors, file by file.
+/// Hashes these tensors, file by file.
 fn hash_tensors(
     checkpoint: &Checkpoint,
     manifest: &mut Manifest,
+    indices: &[usize],
     hashes: &HashCache,
     threads: usize,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), ClusterModelError> {
     let mut files: BTreeMap<PathBuf, Vec<(usize, std::ops::Range<u64>)>> = BTreeMap::new();
-    for (index, tensor) in manifest.tensors().iter().enumerate() {
-        if let Some((path, range)) = checkpoint.tensor_location(tensor) {
+    for &index in indices {
+        if let Some((path, range)) = checkpoint.tensor_location(&manifest.tensors()[index]) {
             files.entry(path.to_owned()).or_default().push((index, range.start as u64..range.end as u64));
         }
     }
@@ -210,12 +232,13 @@ fn hash_tensors(
     Ok(())
 }
 
-/// What the planner needs to know of a model.
+/// What the planner needs to know of a model, or of a part of one.
 fn model_facts(
     name: &str,
     backend: &CpuBackend,
     checkpoint: &Checkpoint,
     options: &LoadOptions,
+    (part, range): (ModelPart, LayerRange),
 ) -> Result<ModelFacts, LoadError> {
     let description = checkpoint.description();
     let footprint = |part| Footprint::new(backend, checkpoint, options, part, Rank::SINGLE);
@@ -226,13 +249,13 @@ fn model_facts(
         let shapes = indices.iter().map(|&index| &manifest.tensors()[index].shape);
         Ok(shapes.map(|shape| shape.iter().map(|&dim| dim as u64).product::<u64>()).sum())
     };
-    let mut layers = Vec::with_capacity(description.layers.len());
-    for (index, layer) in description.layers.iter().enumerate() {
-        let range = LayerRange::new(index as u32, index as u32 + 1).expect("a range of one layer");
-        let part = ModelPart::stage(range);
-        let (Footprint { weights, kv, .. }, elements) = (footprint(part)?, elements(part)?);
+    let one =
+        |index: usize| ModelPart::stage(LayerRange::new(index as u32, index as u32 + 1).expect("a range of one layer"));
+    let mut layers = Vec::with_capacity(range.count());
+    for index in range.iter() {
+        let (Footprint { weights, kv, .. }, elements) = (footprint(one(index))?, elements(one(index))?);
         // Of a layer with experts a token uses a few; the rest of the layer is small beside them.
-        let used = match layer.feed_forward {
+        let used = match description.layers[index].feed_forward {
             FeedForward::Dense { .. } => 1.0,
             FeedForward::Experts { routing, .. } => routing.chosen as f64 / routing.experts as f64,
         };
@@ -243,15 +266,15 @@ fn model_facts(
             multiply_adds: (elements as f64 * used) as u64,
         });
     }
-    let head = footprint(ModelPart::coordinator(0))?;
-    let first = LayerRange::new(0, 1).expect("a range of one layer");
+    let head = footprint(part.first(0))?;
     let table = (description.vocab as u64).saturating_mul(description.hidden as u64);
+    let multiply_adds = if part.has_embedding_and_head { table } else { 0 };
     let read_bytes = if description.tied { head.weights } else { head.weights / 2 };
     Ok(ModelFacts {
         name: name.to_owned(),
         hidden: description.hidden,
         layers,
-        head: HeadFacts { weight_bytes: head.weights, read_bytes, multiply_adds: table, working_bytes: head.working },
-        stage_working_bytes: footprint(ModelPart::stage(first))?.working,
+        head: HeadFacts { weight_bytes: head.weights, read_bytes, multiply_adds, working_bytes: head.working },
+        stage_working_bytes: footprint(one(range.start()))?.working,
     })
 }

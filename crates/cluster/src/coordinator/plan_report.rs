@@ -39,13 +39,18 @@ pub struct PlannedHop {
 }
 
 impl PlanReport {
-    /// `address` gives the address of a node by its index in the cluster.
-    pub fn new(cluster: &Cluster, plan: &Plan, address: impl Fn(usize) -> Option<SocketAddr>) -> Self {
+    /// `address` gives the address of a node by its index in the cluster, `numbered` planned layers as the model numbers them.
+    pub fn new(
+        cluster: &Cluster,
+        plan: &Plan,
+        address: impl Fn(usize) -> Option<SocketAddr>,
+        numbered: impl Fn(LayerRange) -> LayerRange,
+    ) -> Self {
         let remote = plan.assignment.stages().iter().map(|(node, _)| *node).filter(|node| *node != COORDINATOR);
         let stage = |node: usize| PlannedStageReport {
             name: cluster.nodes()[node].name.clone(),
             address: address(node),
-            layers: plan.assignment.layers_of(node),
+            layers: plan.assignment.layers_of(node).map(&numbered),
             level: cluster.nodes()[node].level,
             threads: cluster.nodes()[node].threads,
             memory: plan.memory[node],
@@ -99,13 +104,14 @@ mod tests {
         let report = |split: &[usize]| {
             let split: Vec<_> = (1..).map(Some).zip(split.iter().copied()).collect();
             let plan = planner.evaluate(&Assignment::split(&cluster, 5, &split).unwrap()).unwrap();
-            PlanReport::new(&cluster, &plan, |node| addresses[node])
+            let layers = LayerRange::new(7, 12).unwrap();
+            PlanReport::new(&cluster, &plan, |node| addresses[node], |planned| layers.at(planned).unwrap())
         };
         let all = report(&[2, 3]);
         let stages: Vec<_> =
             all.stages.iter().map(|stage| (stage.name.as_str(), stage.layers, stage.address)).collect();
         let range = LayerRange::new;
-        assert_eq!(stages, [("here", None, None), ("a", range(0, 2), addresses[1]), ("b", range(2, 5), addresses[2])]);
+        assert_eq!(stages, [("here", None, None), ("a", range(7, 9), addresses[1]), ("b", range(9, 12), addresses[2])]);
         let trips: Vec<_> = all.stages.iter().map(|stage| stage.hop.unwrap().round_trip_seconds).collect();
         assert_eq!(trips, [0.5e-3, 2e-3, 0.5e-3]);
         assert_eq!((all.stages[1].memory.weights, all.bits), (2000, Bits::Same(Level::Scalar)));

@@ -21,7 +21,7 @@ pub enum Layout {
     Planned,
     /// How many layers the peers get, in the order in which they were named; the coordinator has what is left.
     Split(Vec<usize>),
-    /// A plan that was saved.
+    /// A plan that was saved. It counts from the first layer that the cluster runs.
     Saved(SavedPlan),
 }
 
@@ -67,6 +67,8 @@ impl Layout {
 /// The machines that a plan can use, as they are now.
 pub(super) struct Candidates {
     pub cluster: Cluster,
+    /// Those that the cluster runs. A plan counts from the first of them.
+    layers: LayerRange,
     /// Those besides the coordinator, in the order of the cluster.
     nodes: Vec<(NodeId, SocketAddr)>,
 }
@@ -83,11 +85,16 @@ impl Candidates {
     /// The stages of a plan besides the coordinator's.
     pub fn stages(&self, plan: &Plan) -> Vec<PlannedStage> {
         let stages = plan.assignment.stages().iter().filter(|(node, _)| *node != COORDINATOR);
-        let stage = |&(node, layers): &(usize, LayerRange)| {
+        let stage = |&(node, planned): &(usize, LayerRange)| {
             let (node, address) = self.nodes[node - 1];
-            PlannedStage { node, address, layers }
+            PlannedStage { node, address, layers: self.numbered(planned) }
         };
         stages.map(stage).collect()
+    }
+
+    /// Planned layers as the model numbers them.
+    pub fn numbered(&self, planned: LayerRange) -> LayerRange {
+        self.layers.at(planned).expect("a plan has the layers of the cluster")
     }
 
     /// The index of a node in the cluster.
@@ -96,16 +103,17 @@ impl Candidates {
     }
 
     /// The assignment of a chain with these stages, whose other layers the coordinator has. `None` if a node is missing.
-    pub fn assignment(&self, stages: &[PlannedStage], layers: usize) -> Option<Assignment> {
-        let own = stages.first().map_or(layers, |stage| stage.layers.start());
+    pub fn assignment(&self, stages: &[PlannedStage]) -> Option<Assignment> {
+        let others = stages.iter().map(|stage| Some((self.index(stage.node)?, stage.layers.position_in(self.layers)?)));
+        let others = others.collect::<Option<Vec<_>>>()?;
+        let own = others.first().map_or(self.layers.count(), |(_, layers)| layers.start());
         let own = LayerRange::new(0, u32::try_from(own).ok()?).map(|layers| (COORDINATOR, layers));
-        let others = stages.iter().map(|stage| Some((self.index(stage.node)?, stage.layers)));
-        let all = own.into_iter().map(Some).chain(others).collect::<Option<Vec<_>>>()?;
-        Assignment::new(&self.cluster, layers, all).ok()
+        Assignment::new(&self.cluster, self.layers.count(), own.into_iter().chain(others).collect()).ok()
     }
 
     pub fn report(&self, plan: &Plan) -> PlanReport {
-        PlanReport::new(&self.cluster, plan, |node| Some(self.nodes.get(node.checked_sub(1)?)?.1))
+        let address = |node: usize| Some(self.nodes.get(node.checked_sub(1)?)?.1);
+        PlanReport::new(&self.cluster, plan, address, |planned| self.numbered(planned))
     }
 }
 
@@ -149,7 +157,8 @@ impl Worker {
             }
         }
         let cluster = Cluster::new(self.model.own_facts(exact), facts, table)?;
-        Ok(Candidates { cluster, nodes: links.iter().map(|link| (link.id, link.address)).collect() })
+        let nodes = links.iter().map(|link| (link.id, link.address)).collect();
+        Ok(Candidates { cluster, layers: self.model.layers(), nodes })
     }
 
     pub(super) fn planner<'a>(&'a self, cluster: &'a Cluster) -> Result<Planner<'a>, PlanError> {

@@ -133,7 +133,7 @@ impl Worker {
         // As measured, not as slow as they are believed to be.
         let Ok(candidates) = self.candidates_as(self.exact(), &Slowness::default()) else { return };
         let Ok(planner) = self.planner(&candidates.cluster) else { return };
-        let Some(assignment) = candidates.assignment(&chain.stages, planner.layers()) else { return };
+        let Some(assignment) = candidates.assignment(&chain.stages) else { return };
         let predicted = planner.step_seconds(&assignment, rows);
         let now = Instant::now();
         for (stage, mean) in chain.stages.iter().zip(&means[1..]) {
@@ -152,7 +152,7 @@ impl Worker {
         let chain = self.chain.as_ref()?;
         let candidates = self.candidates(self.exact()).ok()?;
         let planner = self.planner(&candidates.cluster).ok()?;
-        let current = planner.evaluate(&candidates.assignment(&chain.stages, planner.layers())?).ok()?;
+        let current = planner.evaluate(&candidates.assignment(&chain.stages)?).ok()?;
         let best = planner.plan().ok()?;
         let [current, fastest] = [&current, &best].map(|plan| plan.prediction.minimised_seconds());
         if fastest * GAIN_MIN > current {
@@ -162,7 +162,8 @@ impl Worker {
             .assignment
             .stages()
             .iter()
-            .map(|&(node, layers)| {
+            .map(|&(node, planned)| {
+                let layers = candidates.numbered(planned);
                 let name = if node == COORDINATOR { "here" } else { &candidates.cluster.nodes()[node].name };
                 format!("{layers} on {name}")
             })

@@ -6,7 +6,7 @@ use std::path::Path;
 use engine::{Engine, EngineOptions, EventKind, Executor, Logprobs, Pooling, Request, RequestKind, SamplingParams};
 use types::TokenId;
 
-use crate::loopback::prompt;
+use crate::fixture::prompt;
 
 /// Tokens, their log probabilities, and an embedding.
 pub type Answer = (Vec<TokenId>, Vec<Option<Logprobs>>, Vec<f32>);

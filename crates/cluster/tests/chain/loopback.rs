@@ -12,24 +12,12 @@ use cluster::node::{StageConnections, StageShape};
 use cluster::purpose::{CHAIN, ConnectionId};
 use cluster::wire::chain::ChainKind;
 use engine::{CoordinatorStage, LocalExecutor, Stage};
-use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, Limits, LoadOptions};
+use model::{Checkpoint, ModelPart};
 use net::{ClusterKey, MessageSender, MessageStream, WaitLimit, respond};
-use types::{LayerRange, TokenId};
+use types::LayerRange;
 
-pub const OPTIONS: LoadOptions = LoadOptions {
-    keep: None,
-    limits: Limits {
-        step: StepLimits { rows: 128, sequences: 16, pages: 128 },
-        logit_rows: 128,
-        kv_pages: 64,
-        positions: 300,
-    },
-};
-
-/// Longer than any test.
-pub const DEADLINE: Duration = Duration::from_secs(300);
+use crate::fixture::{DEADLINE, OPTIONS};
 
 pub fn backend() -> CpuBackend {
     CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap()
@@ -47,12 +35,6 @@ pub fn oracle_models() -> Vec<PathBuf> {
     models.sort();
     assert!(models.len() >= 5, "{models:?}");
     models
-}
-
-/// A prompt of any tokens.
-pub fn prompt(model: &Path, length: usize, seed: u32) -> Vec<TokenId> {
-    let vocab = Checkpoint::open(model).unwrap().description().vocab as u32;
-    (0..length as u32).map(|index| TokenId((index * 31 + seed * 17 + index * seed % 5) % vocab)).collect()
 }
 
 /// Forms a chain whenever it is asked to, each with its own split of the layers.
@@ -105,7 +87,8 @@ fn form(model: &Path, split: &[usize], connections: &std::sync::Mutex<Vec<Messag
     let last = split.len() - 1;
     // The last one has what is left: the models have different numbers of layers.
     split[last] = checkpoint.description().layers.len() - split[..last].iter().sum::<usize>();
-    let ends = CoordinatorStage::load(backend(), &checkpoint, &OPTIONS, split[0], &mut |_| {}).unwrap();
+    let ends = CoordinatorStage::load(backend(), &checkpoint, &OPTIONS, ModelPart::coordinator(split[0]), &mut |_| {})
+        .unwrap();
     let hidden = checkpoint.description().hidden;
     let shape = StageShape { rows_max: OPTIONS.limits.step.rows, hidden };
     let (mut start, mut previous, mut first) = (split[0], None, None);

@@ -8,7 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::answers::{answers, options, requests};
-use crate::loopback::{DEADLINE, OPTIONS, oracle_models, whole};
+use crate::fixture::{DEADLINE, OPTIONS};
+use crate::loopback::{oracle_models, whole};
 use cluster::chain::{Chain, ChainBuilder, FormedChain, StepTimes};
 use cluster::coordinator::{
     Arithmetic, ClusterModel, ClusterModelConfig, ClusterReport, Coordinator, CoordinatorOptions, Layout, NodeState,
@@ -18,32 +19,39 @@ use cluster::node::{NoObserver, Node, NodeOptions};
 use cluster::wire::control::WireFacts;
 use engine::{Executor, Health};
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
-use model::Checkpoint;
+use model::{Checkpoint, Footprint, ModelPart};
 use net::ClusterKey;
 use plan::{NodeFacts, Optimise, Workload};
 use tempfile::TempDir;
+use types::{LayerRange, Rank};
 use weights::{HashCache, StoreLimits, TensorStore};
 
 const SILENCE: Duration = Duration::from_secs(2);
 
-fn key(name: &str) -> ClusterKey {
+pub fn key(name: &str) -> ClusterKey {
     ClusterKey::from_passphrase(&format!("a passphrase for tests: {name}")).unwrap()
 }
 
 /// A node in a thread. Dropping it ends it, as the end of its process would.
-struct TestNode {
-    address: SocketAddr,
+pub struct TestNode {
+    pub address: SocketAddr,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TestNode {
-    fn start(name: &str, key: ClusterKey, store: &Path, memory_max: Option<u64>) -> Self {
+    pub fn start(name: &str, key: ClusterKey, store: &Path, memory_max: Option<u64>) -> Self {
         Self::start_with(name, key, store, memory_max, 1e9)
     }
 
     /// A node that says that it reads so many bytes of weights in a second.
-    fn start_with(name: &str, key: ClusterKey, store: &Path, memory_max: Option<u64>, weight_bytes_per_s: f64) -> Self {
+    pub fn start_with(
+        name: &str,
+        key: ClusterKey,
+        store: &Path,
+        memory_max: Option<u64>,
+        weight_bytes_per_s: f64,
+    ) -> Self {
         let limits = StoreLimits { bytes_max: 1 << 30, free_bytes_min: 0 };
         let level = CpuOptions::default().level;
         let facts = WireFacts {
@@ -68,7 +76,7 @@ impl TestNode {
         Self { address, is_over, thread: Some(thread) }
     }
 
-    fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
@@ -90,6 +98,17 @@ fn coordinator(
     split: Option<&[usize]>,
     memory_free: u64,
 ) -> Coordinator {
+    coordinator_for((Checkpoint::open(model).unwrap(), None), key, peers, split, memory_free)
+}
+
+/// A coordinator of a model, or of a range of its layers.
+pub fn coordinator_for(
+    (checkpoint, layers): (Checkpoint, Option<LayerRange>),
+    key: ClusterKey,
+    peers: &[SocketAddr],
+    split: Option<&[usize]>,
+    memory_free: u64,
+) -> Coordinator {
     let cpu = CpuOptions { threads: 1, ..CpuOptions::default() };
     let own = NodeFacts {
         name: "coordinator".to_owned(),
@@ -104,9 +123,8 @@ fn coordinator(
     let workload = Workload { kv_tokens: 2048, positions: 100, batch: 4, prompt_tokens: 100, chunk_rows: 64 };
     let cache = TempDir::new().unwrap();
     let hashes = HashCache::new(cache.path());
-    let checkpoint = Checkpoint::open(model).unwrap();
     let name = "test".to_owned();
-    let config = ClusterModelConfig { name, checkpoint, options: OPTIONS, cpu, own, workload };
+    let config = ClusterModelConfig { name, checkpoint, layers, options: OPTIONS, cpu, own, workload };
     let model = ClusterModel::new(config, &hashes, &|_| {}).unwrap();
     let options = CoordinatorOptions {
         key,
@@ -137,9 +155,9 @@ fn wait_for(coordinator: &Coordinator, holds: impl Fn(&ClusterReport) -> bool) -
     }
 }
 
-type NodeChain = Chain<CpuBackend, Coordinator>;
+pub type NodeChain = Chain<CpuBackend, Coordinator>;
 
-fn chain(mut coordinator: Coordinator) -> NodeChain {
+pub fn chain(mut coordinator: Coordinator) -> NodeChain {
     let formed = formed(&mut coordinator);
     let times = coordinator.times();
     Chain::new(coordinator, formed, times, DEADLINE)
@@ -147,15 +165,18 @@ fn chain(mut coordinator: Coordinator) -> NodeChain {
 
 /// So little memory that a coordinator has no layers.
 fn memory_without_layers(model: &Path) -> u64 {
-    let checkpoint = Checkpoint::open(model).unwrap();
+    memory_for(&Checkpoint::open(model).unwrap(), ModelPart::coordinator(0))
+}
+
+/// Just enough memory for a part of a model.
+pub fn memory_for(checkpoint: &Checkpoint, part: ModelPart) -> u64 {
     let backend = CpuBackend::new(CpuOptions { threads: 1, level: Level::Scalar, ..CpuOptions::default() }).unwrap();
-    let part = model::ModelPart::coordinator(0);
-    let head = model::Footprint::new(&backend, &checkpoint, &OPTIONS, part, types::Rank::SINGLE).unwrap().total();
-    head + head / 100
+    let needed = Footprint::new(&backend, checkpoint, &OPTIONS, part, Rank::SINGLE).unwrap().total();
+    needed + needed / 100
 }
 
 /// The nodes that have layers.
-fn used(chain: &NodeChain) -> Vec<SocketAddr> {
+pub fn used(chain: &NodeChain) -> Vec<SocketAddr> {
     chain.builder().report().stages.iter().filter_map(|(address, _)| *address).collect()
 }
 
@@ -215,7 +236,7 @@ fn other_nodes_take_over_when_one_is_lost() {
 }
 
 /// Does what an engine without requests does, until the chain has a stage on this node.
-fn wait_until_used(mut chain: NodeChain, node: SocketAddr, mut meanwhile: impl FnMut(&NodeChain)) -> NodeChain {
+pub fn wait_until_used(mut chain: NodeChain, node: SocketAddr, mut meanwhile: impl FnMut(&NodeChain)) -> NodeChain {
     let end = Instant::now() + DEADLINE;
     while chain.poll_health(Duration::from_millis(10)) != Health::Ready || used(&chain) != [node] {
         assert!(Instant::now() < end, "{:?}", chain.builder().report());

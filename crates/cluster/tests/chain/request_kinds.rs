@@ -10,7 +10,8 @@ use engine::{
 use types::TokenId;
 
 use crate::answers::{answers, options};
-use crate::loopback::{chain, oracle_models, prompt, whole};
+use crate::fixture::prompt;
+use crate::loopback::{chain, oracle_models, whole};
 
 /// Allows tokens of the same remainder as the number of tokens so far, and then no more.
 struct Remainders {

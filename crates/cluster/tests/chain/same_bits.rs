@@ -4,7 +4,8 @@ use engine::{EngineOptions, Request};
 use model::Checkpoint;
 
 use crate::answers::{answers, options, requests};
-use crate::loopback::{chain, oracle_models, prompt, whole};
+use crate::fixture::prompt;
+use crate::loopback::{chain, oracle_models, whole};
 
 #[test]
 fn chains_of_one_to_four_stages_answer_as_one_process() {

@@ -8,17 +8,21 @@
 #[path = "../chain/answers.rs"]
 mod answers;
 #[cfg(target_os = "linux")]
+#[path = "../chain/fixture.rs"]
+mod fixture;
+#[cfg(target_os = "linux")]
 mod killing;
 #[cfg(target_os = "linux")]
-#[allow(dead_code)] // it also forms chains without nodes
-#[path = "../chain/loopback.rs"]
-mod loopback;
+mod range;
 #[cfg(target_os = "linux")]
 mod rank;
 #[cfg(target_os = "linux")]
 mod same_tokens;
 #[cfg(target_os = "linux")]
 mod setup;
+#[cfg(target_os = "linux")]
+#[path = "../chain/states.rs"]
+mod states;
 
 fn main() {
     #[cfg(target_os = "linux")]
@@ -30,9 +34,10 @@ fn linux_main() {
     if rank::serve_if_asked() {
         return;
     }
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 7] = [
         ("a_chain_with_a_stage_of_two_ranks_gives_the_tokens_of_one_process", same_tokens::all_models),
         ("the_stage_of_two_ranks_may_be_any_of_up_to_four", same_tokens::every_place),
+        ("a_chain_over_a_range_with_a_stage_of_two_ranks_gives_the_states_of_one_process", range::middle_layers),
         ("a_model_that_ranks_cannot_share_runs_elsewhere", same_tokens::unshared),
         ("an_exact_stage_runs_in_one_process", same_tokens::exact),
         ("answers_stay_the_same_when_a_rank_is_killed", killing::at_work),

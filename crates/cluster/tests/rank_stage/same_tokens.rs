@@ -9,9 +9,9 @@ use model::Checkpoint;
 use types::TokenId;
 
 use crate::answers::{answers, options, requests};
-use crate::loopback::{prompt, whole};
+use crate::fixture::prompt;
 use crate::rank;
-use crate::setup::{TestNode, chain, oracle, wait_for};
+use crate::setup::{TestNode, chain, oracle, wait_for, whole_at};
 
 /// Those that tensor parallelism supports.
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
@@ -46,8 +46,8 @@ fn outputs<E: Executor>(mut executor: E, tokens: &[TokenId]) -> (Vec<f32>, Vec<T
 /// Compares a chain with one process, and with itself.
 fn check(model: &Path, nodes: &[&TestNode], split: &[usize]) {
     let (name, tokens) = (model.display(), prompt(model, 70, 3));
-    let (expected, greedy) = outputs(whole(model), &tokens);
     let level = Level::detect();
+    let (expected, greedy) = outputs(whole_at(model, level), &tokens);
     let run = || outputs(chain(model, nodes, Some(split), level, Arithmetic::Best), &tokens);
     let (found, found_greedy) = run();
     let apart = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -83,7 +83,8 @@ pub fn unshared() {
     assert_eq!(report.stages.iter().filter(|(address, _)| address.is_some()).count(), 0, "{report:?}");
     let why = report.nodes[0].not_used.as_ref().unwrap();
     assert!(why.contains("cannot be shared by 9 ranks"), "{why}");
-    assert!(answers(chain, requests(&model), options(64)).0 == answers(whole(&model), requests(&model), options(64)).0);
+    let expected = answers(whole_at(&model, level), requests(&model), options(64)).0;
+    assert!(answers(chain, requests(&model), options(64)).0 == expected);
 }
 
 pub fn exact() {
@@ -92,6 +93,6 @@ pub fn exact() {
     let chain = chain(&model, &[&node], Some(&[3]), level, Arithmetic::Common);
     assert_eq!(rank::pids(), [0_u32; 0], "the node runs its layers itself");
     let (found, chain) = answers(chain, requests(&model), options(64));
-    assert!(found == answers(whole(&model), requests(&model), options(64)).0);
+    assert!(found == answers(whole_at(&model, level), requests(&model), options(64)).0);
     assert_eq!(chain.builder().report().stages.len(), 2);
 }

@@ -1,5 +1,4 @@
 //! Nodes with ranks or with forced CPU levels, and a coordinator, all on loopback.
-#![allow(dead_code)] // each test program uses only some of these
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,10 +20,10 @@ use net::ClusterKey;
 use plan::{NodeFacts, Optimise, Workload};
 use ranks::group::Deadlines;
 use tempfile::TempDir;
-use types::WorldSize;
+use types::{LayerRange, WorldSize};
 use weights::{HashCache, StoreLimits, TensorStore};
 
-use crate::loopback::{DEADLINE, OPTIONS};
+use crate::fixture::{DEADLINE, OPTIONS};
 
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -92,19 +91,11 @@ pub fn chain(
     level: Level,
     arithmetic: Arithmetic,
 ) -> NodeChain {
-    let mut coordinator = coordinator(model, nodes, split, level, arithmetic);
-    let formed = coordinator.poll(DEADLINE).expect("a chain is formed");
-    let times = coordinator.times();
-    Chain::new(coordinator, formed, times, DEADLINE)
+    chain_for(cluster_model(model, None, level), nodes, split, arithmetic)
 }
 
-fn coordinator(
-    model: &Path,
-    nodes: &[&TestNode],
-    split: Option<&[usize]>,
-    level: Level,
-    arithmetic: Arithmetic,
-) -> Coordinator {
+/// A model, or a range of its layers, whose coordinator has this level.
+pub fn cluster_model(model: &Path, layers: Option<LayerRange>, level: Level) -> ClusterModel {
     let cpu = cpu(level);
     let own = NodeFacts {
         name: "coordinator".to_owned(),
@@ -119,8 +110,18 @@ fn coordinator(
     let workload = Workload { kv_tokens: 2048, positions: 100, batch: 4, prompt_tokens: 100, chunk_rows: 64 };
     let cache = TempDir::new().unwrap();
     let checkpoint = Checkpoint::open(model).unwrap();
-    let config = ClusterModelConfig { name: "test".to_owned(), checkpoint, options: OPTIONS, cpu, own, workload };
-    let model = ClusterModel::new(config, &HashCache::new(cache.path()), &|_| {}).unwrap();
+    let name = "test".to_owned();
+    let config = ClusterModelConfig { name, checkpoint, layers, options: OPTIONS, cpu, own, workload };
+    ClusterModel::new(config, &HashCache::new(cache.path()), &|_| {}).unwrap()
+}
+
+/// As [`chain`], for what the cluster is to run.
+pub fn chain_for(
+    model: ClusterModel,
+    nodes: &[&TestNode],
+    split: Option<&[usize]>,
+    arithmetic: Arithmetic,
+) -> NodeChain {
     let options = CoordinatorOptions {
         key: key(),
         silence: SILENCE,
@@ -131,7 +132,10 @@ fn coordinator(
         settle: DEADLINE,
         replan: ReplanOptions::default(),
     };
-    Coordinator::start(options, model).unwrap()
+    let mut coordinator = Coordinator::start(options, model).unwrap();
+    let formed = coordinator.poll(DEADLINE).expect("a chain is formed");
+    let times = coordinator.times();
+    Chain::new(coordinator, formed, times, DEADLINE)
 }
 
 fn cpu(level: Level) -> CpuOptions {
@@ -158,9 +162,11 @@ pub fn wait_for(chain: &NodeChain, holds: impl Fn(&ClusterReport) -> bool) -> Cl
 
 /// A model of `fixtures/oracle`, in f32 if there is one.
 pub fn oracle(name: &str) -> PathBuf {
-    ["model-f32", "model-bf16"].map(|kind| fixture(name).join(kind)).into_iter().find(|path| path.exists()).unwrap()
+    let kinds = ["model-f32", "model-bf16"].map(|kind| oracle_file(name).join(kind));
+    kinds.into_iter().find(|path| path.exists()).unwrap()
 }
 
-pub fn fixture(path: &str) -> PathBuf {
+/// A file or folder in `fixtures/oracle`.
+pub fn oracle_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/oracle").join(path)
 }

@@ -8,7 +8,7 @@ use engine::{
     StepOutput, StepPlan,
 };
 use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, LoadOptions};
+use model::{Checkpoint, LoadOptions, ModelPart};
 use types::{LayerRange, SessionId};
 
 pub struct Chain {
@@ -43,7 +43,9 @@ impl Chain {
 
     /// A coordinator with its first layers, and any stages for the rest.
     pub fn new(checkpoint: &Checkpoint, options: &LoadOptions, layers: usize, stages: Vec<Box<dyn Executor>>) -> Self {
-        let coordinator = CoordinatorStage::load(backend(), checkpoint, options, layers, &mut |_| {}).unwrap();
+        let coordinator =
+            CoordinatorStage::load(backend(), checkpoint, options, ModelPart::coordinator(layers), &mut |_| {})
+                .unwrap();
         Self { coordinator, stages, calls: VecDeque::new(), plans: VecDeque::new() }
     }
 

@@ -7,7 +7,7 @@ use engine::{
     StepPlan, TenantId, page_hashes,
 };
 use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, LoadOptions};
+use model::{Checkpoint, LoadOptions, ModelPart};
 use types::{LayerRange, SessionId, TokenId};
 
 const OPTIONS: LoadOptions = LoadOptions { keep: None, limits: LIMITS };
@@ -32,7 +32,8 @@ fn stage(checkpoint: &Checkpoint, layers: LayerRange) -> Stage<CpuBackend> {
 
 /// The embeddings of each prompt's tokens.
 fn activations(checkpoint: &Checkpoint, prompts: &[Vec<TokenId>]) -> Vec<Vec<f32>> {
-    let mut coordinator = CoordinatorStage::load(backend(), checkpoint, &OPTIONS, 0, &mut |_| {}).unwrap();
+    let mut coordinator =
+        CoordinatorStage::load(backend(), checkpoint, &OPTIONS, ModelPart::coordinator(0), &mut |_| {}).unwrap();
     let embed = |prompt: &Vec<TokenId>| {
         let (mut plan, mut rows) = (StepPlan::new(), Vec::new());
         let session = coordinator.open(prompt.len(), Prefix::NONE).unwrap().session;

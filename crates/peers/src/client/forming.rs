@@ -33,7 +33,8 @@ pub(super) struct FormedSpans {
     pub previous: Option<Next>,
     /// With which key the span behind accepts rows.
     pub following: Option<PushKey>,
-    pub is_after_fed: bool,
+    /// The same, if the last new span can pass rows on.
+    pub after_fed_by: Option<PushKey>,
 }
 
 type Around<'a> = &'a [(SpanId, OpenSpan)];
@@ -95,15 +96,15 @@ async fn open_all(
     let results = join_all(opening).await;
     let (mut opened, mut new, mut why) = (Vec::new(), Vec::new(), None);
     // The first new span gets its rows from the one before if that can; it tells when it cannot.
-    let mut is_fed = previous.is_some();
+    let mut fed_by = previous.as_ref().map(|next| next.key);
     for ((id, ChainSpan { peer, layers }, open), result) in opens.into_iter().zip(results) {
         match result {
             Ok((span_session, OpenedSpan { rows_max, is_linked })) => {
                 let (wait, wait_per_row) = wait_of(session, peer, layers);
-                new.push(NewSpan { id, layers, rows_max, is_fed, wait, wait_per_row });
-                is_fed = is_linked;
+                new.push(NewSpan { id, layers, rows_max, fed_by, wait, wait_per_row });
                 let Open { accepts, next, .. } = open;
                 let next = next.filter(|_| is_linked);
+                fed_by = next.as_ref().map(|next| next.key);
                 opened.push((id, OpenSpan { peer, layers, session: span_session, accepts, next }));
             }
             Err(loss) => {
@@ -117,7 +118,7 @@ async fn open_all(
     }
     match why {
         Some(why) => Err(why),
-        None => Ok(FormedSpans { opened, new, previous, following, is_after_fed: is_fed }),
+        None => Ok(FormedSpans { opened, new, previous, following, after_fed_by: fed_by }),
     }
 }
 

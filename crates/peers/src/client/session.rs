@@ -204,7 +204,7 @@ impl Session {
         self.spans = before;
         let at = self.spans.len();
         self.spans.extend(after);
-        let FormedSpans { opened, new, previous, following, is_after_fed } = formed?;
+        let FormedSpans { opened, new, previous, following, after_fed_by } = formed?;
         // The peers around learn where rows come from and go to now.
         if let (Some(index), Some(next)) = (at.checked_sub(1), previous) {
             let span = &mut self.spans[index].1;
@@ -215,7 +215,7 @@ impl Session {
             span.route(Some(key), next);
         }
         self.spans.splice(at..at, opened);
-        self.state.replace(layers, new, is_after_fed);
+        self.state.replace(layers, new, after_fed_by);
         self.context.counters.chains.fetch_add(1, Ordering::Relaxed);
         self.report_chain();
         Ok(())

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use engine::Phase;
 use types::LayerRange;
 
-use crate::wire::{Activations, Encoding, Returned, Run};
+use crate::wire::{Activations, Encoding, PushKey, Returned, Run};
 
 /// Names a span, also after it has left the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,8 +25,8 @@ pub(super) struct NewSpan {
     pub layers: LayerRange,
     /// Rows of one run.
     pub rows_max: usize,
-    /// The span before passes its rows on to it.
-    pub is_fed: bool,
+    /// With which key the span before passes its rows on to it, if it does.
+    pub fed_by: Option<PushKey>,
     /// How long a run of so many rows may take: a fixed part, and one for each row.
     pub wait: Duration,
     pub wait_per_row: Duration,
@@ -138,7 +138,7 @@ impl SessionState {
 
     /// Whether a span gets its rows from the one before.
     pub fn is_fed(&self, id: SpanId) -> bool {
-        self.index(id).is_some_and(|index| self.spans[index].new.is_fed)
+        self.index(id).is_some_and(|index| self.spans[index].new.fed_by.is_some())
     }
 
     /// The activations before a span's rows and after them, from the first row on, as far as the client has both. For checks.
@@ -163,8 +163,8 @@ impl SessionState {
     }
 
     /// Replaces spans next to each other that have these layers; at first, when there are none, all. The new ones are given in
-    /// order, and `after_is_fed` says whether the last of them passes rows on to the span behind.
-    pub fn replace(&mut self, layers: LayerRange, new: Vec<NewSpan>, after_is_fed: bool) {
+    /// order, and `after_fed_by` is the key with which the last of them passes rows on to the span behind.
+    pub fn replace(&mut self, layers: LayerRange, new: Vec<NewSpan>, after_fed_by: Option<PushKey>) {
         let is_within =
             |span: &Span| span.new.layers.start() >= layers.start() && span.new.layers.end() <= layers.end();
         let at = self.spans.iter().position(|span| span.new.layers.start() >= layers.start());
@@ -174,7 +174,7 @@ impl SessionState {
         let spans = new.into_iter().map(|new| Span { new, sent: 0, due: BTreeMap::new() });
         self.spans.splice(at..at, spans);
         if let Some(after) = self.spans.get_mut(at + count) {
-            after.new.is_fed = after_is_fed;
+            after.new.fed_by = after_fed_by;
         }
         // What stood between old spans is not needed, unless new ones meet there too.
         let boundaries: Vec<usize> = self.spans.iter().map(|span| span.new.layers.start()).collect();
@@ -200,14 +200,17 @@ impl SessionState {
         } else if due.states > 0 {
             self.append(index, due.position, &returned.states.values);
             let next = &mut self.spans[index + 1];
-            if returned.is_passed_on && next.new.is_fed {
-                next.sent = next.sent.max(end);
-                if let Some(due) = next.due.get_mut(&returned.run) {
-                    due.since = Some(Instant::now());
+            match returned.passed_on {
+                Some(key) if next.new.fed_by == Some(key) => {
+                    next.sent = next.sent.max(end);
+                    if let Some(due) = next.due.get_mut(&returned.run) {
+                        due.since = Some(Instant::now());
+                    }
                 }
-            } else {
+                // They went to a peer that has been replaced.
+                Some(_) => drop(next.due.remove(&returned.run)),
                 // A peer that could not pass rows on once does not try again.
-                next.new.is_fed = false;
+                None => next.new.fed_by = None,
             }
         }
         self.pump_all();
@@ -234,7 +237,7 @@ impl SessionState {
     fn stop_feeding(&mut self, index: usize) {
         let before = self.spans[index - 1].new.id;
         let span = &mut self.spans[index];
-        span.new.is_fed = false;
+        span.new.fed_by = None;
         span.sent = span.due.values().map(|due| due.position).min().unwrap_or(span.sent).min(span.sent);
         span.due.clear();
         self.actions.push(Action::Unfeed { before });
@@ -304,7 +307,7 @@ impl SessionState {
         let is_last = index + 1 == self.spans.len();
         // Rows that are on their way from the span before.
         let is_coming = |span: &Span, position: usize| {
-            span.new.is_fed && span.due.values().any(|due| due.is_passed_on && due.position == position)
+            span.new.fed_by.is_some() && span.due.values().any(|due| due.is_passed_on && due.position == position)
         };
         loop {
             let (from, have) = (self.spans[index].sent, self.rows_before(layers.start()));
@@ -351,7 +354,7 @@ impl SessionState {
         self.actions.push(Action::Send { to: span.new.id, run: message });
         // The spans behind get the rows from one another.
         let mut next = index + 1;
-        while !is_silent && self.spans.get(next).is_some_and(|span| span.new.is_fed) {
+        while !is_silent && self.spans.get(next).is_some_and(|span| span.new.fed_by.is_some()) {
             let states = if next + 1 == self.spans.len() { state_rows } else { count };
             let due = Due { states, since: None, is_passed_on: true, ..due };
             self.spans[next].due.insert(run, due);

@@ -74,7 +74,7 @@ async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<J
                 match run_one(server, &mut session, next.as_ref(), is_last, run).await {
                     Ok(returned) => {
                         // From now on the client carries the rows, so that they stay in order.
-                        if !returned.is_passed_on && !is_silent {
+                        if returned.passed_on.is_none() && !is_silent {
                             next = None;
                         }
                         replies.send(Reply::Ran { session: number, returned }).await.ok()?;
@@ -115,16 +115,16 @@ async fn run_one(
         }
     }
     let mut states = Activations { encoding, rows: wanted, values: states };
-    let is_passed_on = match next.filter(|_| !is_silent) {
+    let passed_on = match next.filter(|_| !is_silent) {
         Some(next) => {
             let run = Run { run: number, position, phase, state_rows, is_silent, activations: states };
             let is_sent = server.links.send(next, &run);
             states = run.activations;
-            is_sent
+            is_sent.then_some(next.key)
         }
-        None => false,
+        None => None,
     };
-    Ok(Returned { run: number, is_passed_on, compute: ran.compute, queued: ran.queued, states })
+    Ok(Returned { run: number, passed_on, compute: ran.compute, queued: ran.queued, states })
 }
 
 fn refused(refusal: &Refusal) -> FailureKind {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::activations::Activations;
-use super::request::{flag, put_text, text};
+use super::request::{PushKey, flag, put_text, text};
 use super::{TEXT_BYTES_MAX, WireError};
 use cluster::wire::bytes::{ByteReader, ByteWriter};
 
@@ -35,8 +35,8 @@ pub enum Reply {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Returned {
     pub run: u64,
-    /// The rows are on their way to the next peer.
-    pub is_passed_on: bool,
+    /// The rows are on their way to the session with this key.
+    pub passed_on: Option<PushKey>,
     pub compute: Duration,
     pub queued: Duration,
     pub states: Activations,
@@ -77,7 +77,8 @@ impl Reply {
             Self::Ran { session, returned } => {
                 body.put_u64(*session);
                 body.put_u64(returned.run);
-                body.put_u8(returned.is_passed_on.into());
+                body.put_u8(returned.passed_on.is_some().into());
+                returned.passed_on.iter().for_each(|key| body.extend_from_slice(&key.0));
                 body.put_u32(micros(returned.compute));
                 body.put_u32(micros(returned.queued));
                 returned.states.encode(body);
@@ -108,11 +109,14 @@ impl Reply {
             }
             kind::RAN => {
                 let (session, run) = (reader.u64("a session")?, reader.u64("a run")?);
-                let is_passed_on = flag(&mut reader, "whether rows are passed on")?;
+                let passed_on = match flag(&mut reader, "whether rows are passed on")? {
+                    true => Some(PushKey(reader.array("a key")?)),
+                    false => None,
+                };
                 let compute = Duration::from_micros(reader.u32("a time")?.into());
                 let queued = Duration::from_micros(reader.u32("a time")?.into());
                 let states = Activations::decode(reader)?;
-                Ok(Self::Ran { session, returned: Returned { run, is_passed_on, compute, queued, states } })
+                Ok(Self::Ran { session, returned: Returned { run, passed_on, compute, queued, states } })
             }
             kind::FAILED => {
                 let session = reader.u64("a session")?;

@@ -45,7 +45,7 @@ fn replies() -> Vec<Reply> {
     let times = (Duration::from_micros(1500), Duration::from_micros(3));
     let returned = Returned {
         run: 7,
-        is_passed_on: true,
+        passed_on: Some(PushKey([2; 16])),
         compute: times.0,
         queued: times.1,
         states: Activations { encoding: Encoding::F32, rows: 0, values: Vec::new() },
@@ -53,7 +53,10 @@ fn replies() -> Vec<Reply> {
     vec![
         Reply::Opened { session: 5, rows_max: 512, is_linked: true },
         Reply::Ran { session: 5, returned: returned.clone() },
-        Reply::Ran { session: 5, returned: Returned { states: run(Encoding::F16).activations, ..returned } },
+        Reply::Ran {
+            session: 5,
+            returned: Returned { passed_on: None, states: run(Encoding::F16).activations, ..returned },
+        },
         Reply::Failed { session: 5, kind: FailureKind::WarmingUp, why: "weights".to_owned() },
         Reply::Pong { number: 3 },
     ]

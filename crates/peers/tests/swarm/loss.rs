@@ -1,1 +1,195 @@
-//! Loss.
+//! Peers that vanish, stall or return nonsense: answers stay those of one process, and nothing is left behind.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use engine::{Engine, EngineOptions, EventKind, Executor, FinishReason, Request, RequestId, inspect};
+use kernels::cpu::CpuBackend;
+use peers::block::{BlockHandle, BlockLimits};
+use peers::client::{ClientOptions, SwarmExecutor};
+use swarm::PeerId;
+use types::TokenId;
+
+use crate::models::{Model, peer, qwen3_prompts, range};
+use crate::network::{Fault, Network};
+
+const TOKENS: usize = 24;
+
+type SwarmEngine = Engine<SwarmExecutor<CpuBackend>>;
+
+/// Five peers: every layer is served by at least two of them.
+struct Swarm {
+    model: Model,
+    network: Arc<Network>,
+    blocks: Vec<(PeerId, BlockHandle)>,
+}
+
+impl Swarm {
+    fn new() -> Self {
+        let (model, network) = (Model::qwen3(), Network::new(false));
+        let layouts = [(0, 2), (1, 4), (2, 4), (0, 3), (0, 4)];
+        let add = |(number, (start, end)): (u8, (usize, usize))| {
+            let (layers, peer) = (range(start, end), peer(number));
+            let block = model.block(layers, BlockLimits::default());
+            // The whole model is slow, so that chains have two peers.
+            let layer_seconds = if end - start == 4 { 0.5 } else { 1e-4 };
+            network.add(peer, model.digest, layers, block.clone(), layer_seconds);
+            (peer, block)
+        };
+        let blocks = (1..).zip(layouts).map(add).collect();
+        Self { model, network, blocks }
+    }
+
+    fn engine(&self, draft_tokens_max: usize) -> SwarmEngine {
+        let executor = self.model.client(&self.network, ClientOptions::default());
+        let options = EngineOptions { chunk: 16, draft_tokens_max, ..EngineOptions::default() };
+        Engine::with_options(executor, options)
+    }
+
+    /// The answers of one process.
+    fn expected(&self, prompts: &[Vec<TokenId>]) -> Vec<Vec<TokenId>> {
+        let mut engine = Engine::new(self.model.local(), 16);
+        prompts.iter().map(|prompt| inspect::greedy(&mut engine, prompt, TOKENS).unwrap()).collect()
+    }
+
+    /// Sessions end soon after their clients have closed them.
+    async fn check_nothing_is_left(&self) {
+        for (peer, block) in &self.blocks {
+            let server = self.network.server(*peer);
+            let is_left = || block.stats().sessions > 0 || server.push_keys() > 0;
+            for _ in 0..600 {
+                if !is_left() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            assert!(!is_left(), "{peer}: {:?}, {} keys", block.stats(), server.push_keys());
+        }
+    }
+}
+
+#[derive(Default)]
+struct Answers {
+    tokens: BTreeMap<RequestId, Vec<TokenId>>,
+    ends: BTreeMap<RequestId, FinishReason>,
+}
+
+/// Runs requests to their end. `step` is called before each step with the number of tokens so far.
+fn run(
+    engine: &mut SwarmEngine,
+    requests: Vec<Request>,
+    mut step: impl FnMut(usize, &SwarmEngine),
+) -> Vec<Vec<TokenId>> {
+    let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.add(request).unwrap()).collect();
+    let (mut answers, mut events) = (Answers::default(), Vec::new());
+    loop {
+        step(answers.tokens.values().map(Vec::len).sum(), engine);
+        let is_busy = engine.step(&mut events).unwrap();
+        for event in events.drain(..) {
+            match event.kind {
+                EventKind::Token(sampled) => answers.tokens.entry(event.request).or_default().push(sampled.token),
+                EventKind::Finished(finished) => drop(answers.ends.insert(event.request, finished.reason)),
+                _ => {}
+            }
+        }
+        if !is_busy {
+            break;
+        }
+    }
+    for id in &ids {
+        assert!(matches!(answers.ends[id], FinishReason::Length), "{:?}", answers.ends[id]);
+    }
+    ids.iter().map(|id| answers.tokens.remove(id).unwrap_or_default()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_peer_of_any_kind_is_replaced_and_the_tokens_stay() {
+    let prompts: Vec<_> = qwen3_prompts().into_iter().take(3).collect();
+    for draft_tokens_max in [0, 4] {
+        for fault in [Fault::Cut, Fault::Stopped, Fault::Garbled] {
+            for index in [0, 1] {
+                let swarm = Swarm::new();
+                let expected = swarm.expected(&prompts);
+                let mut engine = swarm.engine(draft_tokens_max);
+                let client = engine.executor().client();
+                let requests = prompts.iter().map(|prompt| Request::greedy(prompt.clone(), TOKENS)).collect();
+                let mut is_broken = false;
+                let found = tokio::task::block_in_place(|| {
+                    run(&mut engine, requests, |tokens, _| {
+                        if tokens >= 7 && !is_broken {
+                            is_broken = true;
+                            swarm.network.fail(client.last_chain()[index].peer, fault);
+                        }
+                    })
+                });
+                let case = format!("{fault:?} of peer {index}, {draft_tokens_max} draft tokens");
+                assert_eq!(found, expected, "{case}");
+                assert!(client.counters().replaced.load(Ordering::Relaxed) >= 1, "{case}");
+                drop(engine);
+                for (peer, _) in &swarm.blocks {
+                    swarm.network.fail(*peer, Fault::Cut);
+                }
+                swarm.check_nothing_is_left().await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_faults_under_eight_requests_change_no_token() {
+    let swarm = Swarm::new();
+    let prompts: Vec<_> = qwen3_prompts().into_iter().cycle().take(8).collect();
+    let expected = swarm.expected(&prompts);
+    let mut engine = swarm.engine(2);
+    let client = engine.executor().client();
+    let requests = || prompts.iter().map(|prompt| Request::greedy(prompt.clone(), TOKENS)).collect();
+    let (mut state, mut faults) = (42_u64, 0);
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    for _ in 0..3 {
+        let mut last = 0;
+        let found = tokio::task::block_in_place(|| {
+            run(&mut engine, requests(), |tokens, _| {
+                // One peer at a time, so that there always is a chain.
+                if tokens >= last + 40 {
+                    last = tokens;
+                    swarm.blocks.iter().for_each(|(peer, _)| swarm.network.fail(*peer, Fault::None));
+                    let fault = [Fault::Cut, Fault::Stopped, Fault::Cut][random(3) as usize];
+                    swarm.network.fail(swarm.blocks[random(5) as usize].0, fault);
+                    faults += 1;
+                }
+            })
+        });
+        assert_eq!(found, expected);
+    }
+    let counters = client.counters();
+    println!("{faults} faults, {} spans replaced", counters.replaced.load(Ordering::Relaxed));
+    drop(engine);
+    swarm.blocks.iter().for_each(|(peer, _)| swarm.network.fail(*peer, Fault::Cut));
+    swarm.check_nothing_is_left().await;
+}
+
+/// A request waits for a chain, and goes on when there is one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_chain_a_request_waits_for_one() {
+    let model = Model::qwen3();
+    let network = Network::new(false);
+    let block = BlockHandle::warming_up();
+    network.add(peer(1), model.digest, range(0, 4), block.clone(), 1e-4);
+    let prompts = &qwen3_prompts()[..1];
+    let expected = inspect::greedy(&mut Engine::new(model.local(), 16), &prompts[0], TOKENS).unwrap();
+    let mut engine = Engine::new(model.client(&network, ClientOptions::default()), 16);
+    let loading = tokio::task::spawn_blocking(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        model.load(&block, range(0, 4), BlockLimits::default());
+    });
+    let requests = vec![Request::greedy(prompts[0].clone(), TOKENS)];
+    let found = tokio::task::block_in_place(|| run(&mut engine, requests, |_, _| {}));
+    loading.await.unwrap();
+    assert_eq!(found, [expected]);
+    assert_eq!(engine.executor().capacity().pages_free, engine.executor().capacity().pages_total);
+}

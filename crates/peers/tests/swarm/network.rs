@@ -74,7 +74,14 @@ impl Network {
     }
 
     /// A peer that serves a block, and its record.
-    pub fn add(self: &Arc<Self>, peer: PeerId, model: ModelDigest, layers: LayerRange, block: BlockHandle, layer_seconds: f32) {
+    pub fn add(
+        self: &Arc<Self>,
+        peer: PeerId,
+        model: ModelDigest,
+        layers: LayerRange,
+        block: BlockHandle,
+        layer_seconds: f32,
+    ) {
         let server = BlockServer::new(self.dial_of(peer));
         server.set_block(model, block);
         self.peers.lock().unwrap().insert(peer, Peer { server, fault: watch::Sender::new(Fault::None) });

@@ -97,8 +97,12 @@ impl VerifiedRecord {
         &self.0
     }
 
-    /// A record that nobody signed, of a peer that the user of this process named. It cannot be passed on: its signature is
-    /// empty.
+    /// Whether it can be passed on.
+    pub fn is_signed(&self) -> bool {
+        !self.0.signature.is_empty()
+    }
+
+    /// A record that nobody signed, of a peer that the user of this process named. It cannot be passed on.
     pub fn configured(record: BlockRecord) -> Result<Self, RecordError> {
         record.check()?;
         Ok(Self(Arc::new(SignedRecord { record, signature: Vec::new() })))

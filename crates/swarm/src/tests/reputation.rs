@@ -30,6 +30,18 @@ fn a_peer_that_sends_garbage_is_excluded_and_gets_another_chance() {
     assert!(reputation.score(&peer(2), NOW.plus(6 * HALF_LIFE_MS)) < EXCLUDED_AT);
 }
 
+/// A swarm in which everything fails once must not be without peers.
+#[test]
+fn a_peer_that_only_fails_is_not_excluded() {
+    let mut reputation = Reputation::new();
+    for _ in 0..100 {
+        reputation.report(peer(1), Offence::Lost, NOW);
+        reputation.report(peer(1), Offence::Slow, NOW);
+    }
+    assert!(!reputation.is_excluded(&peer(1), NOW));
+    assert!(reputation.penalty_seconds(&peer(1), NOW) > 1.0);
+}
+
 #[test]
 fn few_peers_are_remembered_and_the_worst_stay() {
     let mut reputation = Reputation::new();

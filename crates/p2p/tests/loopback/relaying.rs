@@ -1,0 +1,40 @@
+//! Peers that are reached through a relay.
+
+use p2p::{OpenError, Reachability};
+
+use crate::peer::{ECHO, Peer, TCP, exchange, until};
+use crate::run;
+
+#[test]
+fn a_node_that_listens_nowhere_is_reached_through_a_relay() {
+    run(async {
+        let relay = Peer::start(&[TCP], |options| options.relay_server = true).listening().await;
+        let hidden = Peer::join(&[], &relay);
+        until("it has a reservation", || hidden.node.reachability() == Reachability::Relayed).await;
+        let addresses = hidden.node.addresses();
+        assert!(addresses.iter().all(|address| address.to_string().ends_with("/p2p-circuit")), "{addresses:?}");
+        // By its address, by a look-up, and by asking the relays.
+        for (bootstrap, addresses) in [(vec![], addresses), (relay.bootstrap(), vec![])] {
+            let client = Peer::start(&[], |options| options.bootstrap = bootstrap);
+            if addresses.is_empty() {
+                until("it is connected", || !client.node.peers().is_empty()).await;
+            }
+            let stream = client.node.open(&hidden.node.peer(), &addresses, ECHO).await.unwrap();
+            assert!(stream.is_relayed());
+            exchange(stream, 1_000_000).await;
+        }
+    });
+}
+
+#[test]
+fn a_node_that_is_no_relay_carries_nothing() {
+    run(async {
+        let other = Peer::start(&[TCP], |_| {}).listening().await;
+        let hidden = Peer::join(&[], &other);
+        until("they are connected", || !other.node.peers().is_empty()).await;
+        let client = Peer::start(&[], |_| {});
+        let address = format!("{}/p2p-circuit", other.bootstrap()[0]).parse().unwrap();
+        let error = client.node.open(&hidden.node.peer(), &[address], ECHO).await.unwrap_err();
+        assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
+    });
+}

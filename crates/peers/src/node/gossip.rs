@@ -1,0 +1,156 @@
+//! The exchange of records: two peers give each other what they know of a model, or of all. So a client that reaches any peer
+//! of the swarm learns of all. Only records that their peers signed are taken, and only until they expire.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use p2p::{InlinedKeys, NodeHandle};
+use swarm::{ModelDigest, PeerId, RECORD_BYTES_MAX, SignedRecord, UnixTime};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::EXCHANGE_TIME_MAX;
+use crate::view::{SwarmView, now};
+use crate::wire::{FrameError, WireError, read_frame, write_frame};
+
+pub const RECORDS_PROTOCOL: &str = "/consort/records/1";
+
+/// Records of one direction of an exchange.
+const RECORDS_MAX: usize = 4096;
+/// Peers that are asked in one round.
+const PEERS_PER_ROUND: usize = 4;
+/// Records may be so old when they reach a peer, after the last exchange with it.
+const LATE_MS: u64 = 30_000;
+
+mod kind {
+    /// Model (32 bytes, or none for all) and the time since which records are wanted (u64).
+    pub const ASK: u8 = 1;
+    pub const RECORD: u8 = 2;
+    pub const END: u8 = 3;
+}
+
+pub(super) struct Gossip {
+    handle: NodeHandle,
+    view: Arc<SwarmView>,
+    model: Option<ModelDigest>,
+    /// When each peer was asked.
+    asked: HashMap<PeerId, UnixTime>,
+    providers: Vec<PeerId>,
+}
+
+impl Gossip {
+    pub fn new(handle: NodeHandle, view: Arc<SwarmView>, model: Option<ModelDigest>) -> Self {
+        Self { handle, view, model, asked: HashMap::new(), providers: Vec::new() }
+    }
+
+    /// Asks some peers. Returns whether records are known.
+    pub async fn round(&mut self, looks_up: bool) -> bool {
+        if looks_up && let Some(model) = self.model {
+            match self.handle.providers(&model.0).await {
+                Ok(providers) => self.providers = providers,
+                Err(error) => debug!(%error, "no peer was found by a look-up"),
+            }
+        }
+        let connected = self.handle.peers().into_iter().map(|connected| connected.peer);
+        let mut peers: Vec<PeerId> = connected.chain(self.providers.iter().copied()).collect();
+        peers.retain(|peer| *peer != self.handle.peer());
+        peers.sort_unstable();
+        peers.dedup();
+        self.asked.retain(|peer, _| peers.contains(peer));
+        // Those that were asked longest ago.
+        peers.sort_by_key(|peer| self.asked.get(peer).copied().unwrap_or_default());
+        for peer in peers.into_iter().take(PEERS_PER_ROUND) {
+            let (since, started) = (self.asked.get(&peer).copied().unwrap_or_default(), now());
+            self.asked.insert(peer, started);
+            match timeout(EXCHANGE_TIME_MAX, self.exchange(peer, since)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => debug!(%peer, %error, "an exchange of records failed"),
+                Err(_) => debug!(%peer, "an exchange of records took too long"),
+            }
+            if let Some(time) = self.handle.round_trip(&peer) {
+                self.view.set_round_trip(peer, time);
+            }
+        }
+        !self.view.signed_records(self.model.as_ref(), UnixTime(0)).is_empty()
+    }
+
+    async fn exchange(&self, peer: PeerId, since: UnixTime) -> Result<(), ExchangeError> {
+        let mut stream = self.handle.open(&peer, &[], RECORDS_PROTOCOL).await.map_err(ExchangeError::Open)?;
+        let since = UnixTime(since.0.saturating_sub(LATE_MS));
+        let model = self.model.map(|model| model.0);
+        let body = [model.as_ref().map_or(&[][..], |model| &model[..]), &since.0.to_le_bytes()].concat();
+        write_frame(&mut stream, kind::ASK, &body).await?;
+        send(&mut stream, &self.view, self.model.as_ref(), since).await?;
+        receive(&mut stream, &self.view).await
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExchangeError {
+    #[error(transparent)]
+    Open(p2p::OpenError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Record(#[from] swarm::RecordError),
+    #[error("more than {RECORDS_MAX} records")]
+    TooMany,
+}
+
+/// Answers a peer that asks.
+pub(super) async fn answer(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    view: &SwarmView,
+) -> Result<(), ExchangeError> {
+    let mut body = Vec::new();
+    let kind = read_frame(&mut stream, 32 + 8, &mut body).await?;
+    let (model, since) = body.split_at(body.len().saturating_sub(8));
+    let since = since.try_into().map(u64::from_le_bytes).ok().filter(|_| kind == kind::ASK);
+    let Some(since) = since else { return Err(unknown(kind)) };
+    let model = match model {
+        [] => None,
+        model => Some(ModelDigest(model.try_into().map_err(|_| unknown(kind))?)),
+    };
+    receive(&mut stream, view).await?;
+    send(&mut stream, view, model.as_ref(), UnixTime(since)).await
+}
+
+/// Sends what is known and issued since then, the newest if there is too much.
+async fn send(
+    to: &mut (impl AsyncWrite + Unpin),
+    view: &SwarmView,
+    model: Option<&ModelDigest>,
+    since: UnixTime,
+) -> Result<(), ExchangeError> {
+    let mut records = view.signed_records(model, since);
+    records.sort_by_key(|record| std::cmp::Reverse(record.record().issued));
+    for record in records.iter().take(RECORDS_MAX) {
+        write_frame(to, kind::RECORD, &record.signed().encode()).await?;
+    }
+    Ok(write_frame(to, kind::END, &[]).await?)
+}
+
+async fn receive(from: &mut (impl AsyncRead + Unpin), view: &SwarmView) -> Result<(), ExchangeError> {
+    let mut body = Vec::new();
+    for _ in 0..=RECORDS_MAX {
+        match read_frame(from, RECORD_BYTES_MAX, &mut body).await? {
+            kind::RECORD => {
+                // A record that has expired on the way, or is known, is no fault of who passes it on.
+                let record = SignedRecord::decode(&body)?;
+                if let Ok(record) = record.verify(&InlinedKeys, now())
+                    && let Err(error) = view.insert(record)
+                {
+                    tracing::trace!(%error, "a record is not taken");
+                }
+            }
+            kind::END => return Ok(()),
+            other => return Err(unknown(other)),
+        }
+    }
+    Err(ExchangeError::TooMany)
+}
+
+fn unknown(kind: u8) -> ExchangeError {
+    FrameError::from(WireError::Unknown { what: "the kind of a message", found: kind.into() }).into()
+}

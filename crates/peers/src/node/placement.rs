@@ -1,0 +1,214 @@
+//! `Placement`: which block this node serves. It takes the one that the swarm needs most, or the one that it is told, and moves
+//! when another one needs it clearly more.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::Executor;
+use p2p::Identity;
+use swarm::{
+    BlockUse, ModelDigest, MoveDecision, PeerCapacity, ServedBlock, ServiceState, Speed, choose_block, consider_move,
+};
+use tokio::time::sleep;
+use tracing::{info, warn};
+use types::{DType, LayerRange};
+
+use super::announcer::{Announcer, BlockState, measure};
+use super::{Following, SwarmNode};
+use crate::block::{BlockHandle, BlockLimits, BlockShape};
+use crate::view::now;
+
+/// What a block may be before it is measured.
+const SPEED_GUESS: Speed =
+    Speed { layer_seconds: 0.01, layer_tokens_per_s: 100.0, queue_seconds: 0.0, bytes_per_s: 1e7 };
+/// How long a node waits before it loads a block again that could not be loaded.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// A block whose weights are loaded.
+pub struct LoadedBlock {
+    pub executor: Box<dyn Executor>,
+    pub shape: BlockShape,
+}
+
+/// Loads blocks of the model, one after the other.
+pub trait BlockLoader: Send + 'static {
+    fn load(&mut self, layers: LayerRange) -> Result<LoadedBlock, String>;
+}
+
+#[derive(Clone, Debug)]
+pub struct PlacementOptions {
+    pub model: ModelDigest,
+    /// All layers of the model.
+    pub layers: usize,
+    pub dtype: DType,
+    /// The block to serve; `None`: the one that the swarm needs most.
+    pub fixed: Option<LayerRange>,
+    /// Layers that fit into memory.
+    pub layers_max: usize,
+    pub limits: BlockLimits,
+    /// Of this node's access to the network.
+    pub bytes_per_s: f32,
+    /// How long a node learns of others before it chooses a block.
+    pub settle: Duration,
+    /// How often it considers to move.
+    pub consider: Duration,
+    /// How long sessions may go on in a block that the node leaves.
+    pub drain: Duration,
+}
+
+/// What a node serves, for people.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PlacementState {
+    Choosing,
+    Loading(LayerRange),
+    Serving(LayerRange),
+    Draining { layers: LayerRange, next: LayerRange },
+    Failed { layers: LayerRange, why: String },
+}
+
+/// Serves blocks until it is dropped.
+pub struct Placement {
+    state: Arc<Mutex<PlacementState>>,
+    block: Arc<Mutex<Option<BlockHandle>>>,
+    _task: Following,
+}
+
+impl Placement {
+    pub fn start(
+        node: SwarmNode,
+        identity: Identity,
+        options: PlacementOptions,
+        loader: impl BlockLoader,
+        changed: impl Fn(&PlacementState) + Send + 'static,
+    ) -> Self {
+        let state = Arc::new(Mutex::new(PlacementState::Choosing));
+        let block = Arc::<Mutex<Option<BlockHandle>>>::default();
+        let (shared, shared_block) = (Arc::clone(&state), Arc::clone(&block));
+        let set = move |new: PlacementState| {
+            changed(&new);
+            *shared.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        };
+        let set_block =
+            move |new: BlockHandle| *shared_block.lock().unwrap_or_else(PoisonError::into_inner) = Some(new);
+        let task = tokio::spawn(serve(node, identity, options, Box::new(loader), set, set_block));
+        Self { state, block, _task: Following(task) }
+    }
+
+    pub fn state(&self) -> PlacementState {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The block that is served, or that is being loaded.
+    pub fn block(&self) -> Option<BlockHandle> {
+        self.block.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+async fn serve(
+    node: SwarmNode,
+    identity: Identity,
+    options: PlacementOptions,
+    mut loader: Box<dyn BlockLoader>,
+    set: impl Fn(PlacementState),
+    set_block: impl Fn(BlockHandle),
+) {
+    let PlacementOptions { model, layers: all, .. } = options;
+    let _following = node.follow(Some(model));
+    let own = node.handle().peer();
+    let mut capacity = PeerCapacity {
+        layers_max: options.layers_max.max(1),
+        layer_tokens_per_s: SPEED_GUESS.layer_tokens_per_s.into(),
+    };
+    let mut next = options.fixed;
+    if next.is_none() {
+        sleep(options.settle).await;
+    }
+    let mut announcer: Option<Announcer> = None;
+    loop {
+        let chosen = next.or_else(|| choose_block(&node.view().coverage(&model, all, Some(&own)), capacity, random()));
+        let Some(layers) = chosen else { return };
+        set(PlacementState::Loading(layers));
+        let block = BlockHandle::warming_up();
+        node.server().set_block(model, block.clone());
+        set_block(block.clone());
+        let joining = BlockState {
+            layers,
+            state: ServiceState::Joining,
+            block: None,
+            block_use: BlockUse::AnyRange,
+            speed: Speed { bytes_per_s: options.bytes_per_s, ..SPEED_GUESS },
+        };
+        match &announcer {
+            Some(announcer) => announcer.set(joining),
+            None => {
+                let (handle, view) = (node.handle().clone(), Arc::clone(node.view()));
+                announcer = Some(Announcer::start(identity.clone(), handle, view, model, options.dtype, joining));
+            }
+        }
+        let Some(announcer) = &announcer else { return };
+        let loaded = tokio::task::spawn_blocking(move || {
+            let loaded = loader.load(layers);
+            (loader, loaded)
+        });
+        let Ok((again, loaded)) = loaded.await else {
+            set(PlacementState::Failed { layers, why: "the loading thread ended".to_owned() });
+            return;
+        };
+        loader = again;
+        let served = match loaded {
+            Ok(LoadedBlock { executor, shape }) => {
+                block.serve(executor, shape, options.limits).map(|()| shape).map_err(|error| error.to_string())
+            }
+            Err(why) => Err(why),
+        };
+        let speed = match &served {
+            Ok(_) => measure(&block, options.bytes_per_s).await,
+            Err(why) => Err(why.clone()),
+        };
+        let (shape, speed) = match (served, speed) {
+            (Ok(shape), Ok(speed)) => (shape, speed),
+            (_, Err(why)) | (Err(why), _) => {
+                warn!(%layers, %why, "the block could not be loaded");
+                set(PlacementState::Failed { layers, why });
+                sleep(RETRY).await;
+                continue;
+            }
+        };
+        capacity.layer_tokens_per_s = speed.layer_tokens_per_s.into();
+        let block_use = if shape.has_parts { BlockUse::AnyRange } else { BlockUse::Whole };
+        let serving = BlockState { layers, state: ServiceState::Serving, block: Some(block.clone()), block_use, speed };
+        announcer.set(serving.clone());
+        info!(%layers, layer_ms = speed.layer_seconds * 1e3, "the block is served");
+        set(PlacementState::Serving(layers));
+
+        let since = now();
+        let to = loop {
+            sleep(options.consider).await;
+            if options.fixed.is_some() {
+                continue;
+            }
+            let coverage = node.view().coverage(&model, all, None);
+            let decision =
+                consider_move(&coverage, ServedBlock { layers, since }, capacity, now(), [random(), random()]);
+            if let MoveDecision::Move(to) = decision {
+                break to;
+            }
+        };
+        info!(%layers, %to, "the node moves to layers that need it more");
+        set(PlacementState::Draining { layers, next: to });
+        block.drain();
+        announcer.set(BlockState { state: ServiceState::Draining { next: Some(to) }, ..serving });
+        let started = Instant::now();
+        while block.stats().sessions > 0 && started.elapsed() < options.drain {
+            sleep(Duration::from_millis(200)).await;
+        }
+        // It waits for the thread that owns the weights, so that their memory is free for the next ones.
+        let _ = tokio::task::spawn_blocking(move || block.close()).await;
+        next = Some(to);
+    }
+}
+
+/// Uniform in 0..1.
+fn random() -> f64 {
+    (engine::fresh_seed() >> 11) as f64 / (1_u64 << 53) as f64
+}
