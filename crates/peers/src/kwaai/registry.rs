@@ -38,7 +38,7 @@ pub enum RegistryError {
     #[error("the registry could not be reached")]
     Connect(#[source] io::Error),
     #[error("the peer there is {found}, not {expected}")]
-    OtherPeer { found: PeerId, expected: PeerId },
+    OtherPeer { found: Box<PeerId>, expected: Box<PeerId> },
     #[error("the connection to the registry broke")]
     Connection(#[source] io::Error),
     #[error(transparent)]
@@ -80,7 +80,9 @@ async fn connect(key: &Keypair, address: &Multiaddr) -> Result<(PeerId, StreamMu
     let dialled = transport.dial(address, options).map_err(|error| RegistryError::Connect(io::Error::other(error)))?;
     let (found, connection) = dialled.await.map_err(RegistryError::Connect)?;
     match expected {
-        Some(expected) if expected != found => Err(RegistryError::OtherPeer { found, expected }),
+        Some(expected) if expected != found => {
+            Err(RegistryError::OtherPeer { found: Box::new(found), expected: Box::new(expected) })
+        }
         _ => Ok((found, connection)),
     }
 }
