@@ -2,7 +2,7 @@
 //!
 //! [`Engine`] plans steps and an [`Executor`] runs them; the engine does not know where. [`LocalExecutor`] is the executor that
 //! runs a model in this process; a [`Stage`] runs a range of its layers, and [`CoordinatorStage`] what comes before and after a
-//! chain of stages. [`Service`] runs an engine on a thread of its own. Synchronous throughout; no sockets, no
+//! chain of stages; [`EmbeddingAndHead`] is that without sampling. [`Service`] runs an engine on a thread of its own. Synchronous throughout; no sockets, no
 //! text.
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod completion_rate;
 mod constraint;
 mod coordinator_stage;
 mod draft;
+mod embedding_and_head;
 mod engine;
 mod executor;
 mod generation;
@@ -39,6 +40,7 @@ mod stats;
 
 pub use constraint::{Constraint, ConstraintError, TokenMask};
 pub use coordinator_stage::CoordinatorStage;
+pub use embedding_and_head::EmbeddingAndHead;
 pub use engine::{
     CHUNK_DEFAULT, Engine, EngineError, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX,
 };

@@ -9,8 +9,8 @@ mod record;
 mod tests;
 
 pub use message::{
-    DHT_KEYS_MAX, DhtFindRequest, DhtFindResponse, DhtFindResult, DhtFound, DhtPingRequest, DhtPingResponse, DhtRecord,
-    DhtSender, DhtStoreRequest, DhtStoreResponse, DhtSubkey,
+    DHT_KEYS_MAX, DhtFindRequest, DhtFindResponse, DhtFindResult, DhtFound, DhtRecord, DhtSender, DhtStoreRequest,
+    DhtStoreResponse, DhtSubkey,
 };
 pub use record::{
     DhtDictionary, DhtEntry, KwaaiModelInfo, KwaaiServerInfo, KwaaiServerState, SERVER_VERSION_MIN, block_key,
@@ -25,7 +25,6 @@ use crate::KwaaiWireError;
 use crate::msgpack::put_text;
 
 /// Protocols of the RPCs. They begin without a slash, which stock libp2p does not accept.
-pub const PING_PROTOCOL: &str = "DHTProtocol.rpc_ping";
 pub const STORE_PROTOCOL: &str = "DHTProtocol.rpc_store";
 pub const FIND_PROTOCOL: &str = "DHTProtocol.rpc_find";
 

@@ -97,6 +97,16 @@ impl<'a> UnaryMessage<'a> {
 }
 
 impl CallId {
+    /// How much of a payload [`CallId::of_prefix`] needs.
+    pub const PREFIX_BYTES: usize = 2 + CALL_ID_BYTES;
+
+    /// The call of a payload that begins with these bytes, if its id comes first, as all known writers have it. So a call can
+    /// be refused before it is read.
+    pub fn of_prefix(payload: &[u8]) -> Option<Self> {
+        const TAG: [u8; 2] = [(field::CALL_ID << 3 | 2) as u8, CALL_ID_BYTES as u8];
+        payload.strip_prefix(&TAG)?.first_chunk().map(|id| Self(*id))
+    }
+
     fn read(bytes: &[u8]) -> Result<Self, KwaaiWireError> {
         let id = bytes.try_into();
         let length = KwaaiWireError::Length { what: "call id", found: bytes.len(), expected: CALL_ID_BYTES };

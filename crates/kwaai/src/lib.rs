@@ -1,7 +1,7 @@
 //! The bytes of KwaaiNet's block protocol (`/kwaai/inference/1.0.0`) and of the records by which its peers find one
-//! another. Bytes in, values out; the only I/O is to read a frame from a blocking stream.
+//! another. Bytes in, values out; there is no I/O.
 //!
-//! A call is a frame, a reply another one, each on a stream of its own: [`read_frame`], [`read_call`], [`reply_frame`], and
+//! A call is a frame, a reply another one, each on a stream of its own: [`frame_header`], [`read_call`], [`reply_frame`], and
 //! for the caller [`call_frame`] and [`read_reply`]. Sessions, connections and deadlines are left to the user.
 //!
 //! Every length and count is checked before anything is allocated for it. Decoded values borrow from the bytes where they
@@ -22,10 +22,7 @@ mod tests;
 pub use block::{KwaaiInput, KwaaiReply, KwaaiRequest, call_frame, read_call, read_reply, reply_frame};
 pub use envelope::{CALL_ID_BYTES, CallId, INFERENCE_PROTOCOL, UnaryBody, UnaryMessage};
 pub use failure::{FAILURE_TEXT_BYTES_MAX, KwaaiFailure};
-pub use frame::{
-    FRAME_BYTES_MAX, FrameHeader, KwaaiStreamError, LOCAL_FRAME_BYTES_MAX, frame_header, local_frame, read_frame,
-    read_local_frame,
-};
+pub use frame::{FRAME_BYTES_MAX, FrameHeader, LOCAL_FRAME_BYTES_MAX, frame_header, local_frame, local_frame_header};
 pub use tensor::{DataForm, KwaaiTensor, rows_per_frame};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -28,9 +28,7 @@ pub(crate) fn bytes(hex: &str) -> Vec<u8> {
 fn payload(frame: &[u8]) -> Vec<u8> {
     let header = frame_header(frame, FRAME_BYTES_MAX).unwrap().unwrap();
     assert_eq!(header.header_bytes + header.payload_bytes, frame.len());
-    let payload = read_frame(&mut &frame[..], FRAME_BYTES_MAX).unwrap();
-    assert_eq!(payload, frame[header.header_bytes..]);
-    payload
+    frame[header.header_bytes..].to_vec()
 }
 
 fn tokens(ids: &[u32]) -> KwaaiRequest<'static> {
@@ -134,21 +132,23 @@ fn a_header_is_refused_before_its_payload_is_read() {
 }
 
 #[test]
-fn a_stream_that_ends_early_is_told_from_one_that_never_began() {
-    let read = |hex| read_frame(&mut &bytes(hex)[..], FRAME_BYTES_MAX);
-    assert!(matches!(read(""), Err(KwaaiStreamError::Closed)));
-    assert!(matches!(read("80"), Err(KwaaiStreamError::Wire(KwaaiWireError::Truncated("length")))));
-    assert!(matches!(read("02aa"), Err(KwaaiStreamError::Wire(KwaaiWireError::Truncated("payload")))));
-    assert_eq!(read("02aabbcc").unwrap(), [0xaa, 0xbb]);
-    let local = |hex, max| read_local_frame(&mut &bytes(hex)[..], max);
-    assert!(matches!(local("", 9), Err(KwaaiStreamError::Closed)));
-    assert!(matches!(local("0200", 9), Err(KwaaiStreamError::Wire(KwaaiWireError::Truncated("length")))));
-    assert!(matches!(local("02000000aa", 9), Err(KwaaiStreamError::Wire(KwaaiWireError::Truncated("payload")))));
-    assert_eq!(local("02000000aabbcc", 9).unwrap(), [0xaa, 0xbb]);
-    let too_long = local("ffffffff", usize::MAX);
-    assert!(matches!(too_long, Err(KwaaiStreamError::Wire(KwaaiWireError::FrameTooLong { max, .. }))
-        if max == LOCAL_FRAME_BYTES_MAX));
+fn a_frame_on_the_same_host_has_its_length_in_four_bytes() {
     assert_eq!(local_frame(&[0xaa, 0xbb]), Ok(bytes("02000000 aabb")));
+    let header = FrameHeader { header_bytes: 4, payload_bytes: 2 };
+    assert_eq!(local_frame_header(&bytes("02000000 aabb"), 9), Ok(Some(header)));
+    assert_eq!(local_frame_header(&bytes("020000"), 9), Ok(None));
+    assert_eq!(local_frame_header(&bytes("0a000000"), 9), Err(KwaaiWireError::FrameTooLong { bytes: 10, max: 9 }));
+    let too_long = KwaaiWireError::FrameTooLong { bytes: u32::MAX.into(), max: LOCAL_FRAME_BYTES_MAX };
+    assert_eq!(local_frame_header(&[0xff; 4], usize::MAX), Err(too_long));
+}
+
+#[test]
+fn the_call_of_a_frame_is_known_from_its_first_bytes() {
+    let frame = call_frame(CALL, b"peer", &tokens(&[1])).unwrap();
+    assert_eq!(CallId::of_prefix(&payload(&frame)[..CallId::PREFIX_BYTES]), Some(CALL));
+    for refused in ["", "0a10", "0a0f 000102030405060708090a0b0c0d0e0f", "1210 000102030405060708090a0b0c0d0e0f"] {
+        assert_eq!(CallId::of_prefix(&bytes(refused)), None, "{refused}");
+    }
 }
 
 /// `a5` and such before ASCII: a text of MessagePack.

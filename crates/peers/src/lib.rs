@@ -4,6 +4,7 @@
 pub mod block;
 pub mod client;
 pub mod dial;
+pub mod kwaai;
 pub mod node;
 pub mod serve;
 pub mod view;

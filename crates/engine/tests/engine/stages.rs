@@ -2,15 +2,16 @@
 //! of the whole model, for any split, in chunks and in batches, with several steps in flight.
 
 use crate::answers::run;
-use crate::chain::Chain;
+use crate::chain::{Chain, local_stage};
 use crate::fixture::{LIMITS, oracle_models, oracle_prompts};
 use engine::{
-    Engine, EngineOptions, Executor, ExecutorError, LocalExecutor, Logprobs, Phase, Pooling, Prefix, Request,
-    RequestKind, RequestedOutput, SamplingParams, StepOutput, StepPlan, inspect,
+    EmbeddingAndHead, Engine, EngineOptions, Executor, ExecutorError, LocalExecutor, Logprobs, Phase, Pooling, Prefix,
+    Request, RequestKind, RequestedOutput, SamplingParams, StepOutput, StepPlan, inspect,
 };
+use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions};
-use types::{DType, TokenId};
+use types::{DType, LayerRange, TokenId};
 
 type Local = LocalExecutor<CpuBackend>;
 
@@ -115,6 +116,52 @@ fn check(path: &std::path::Path, keep: Option<DType>) {
 #[test]
 fn the_logits_of_every_oracle_model_are_those_of_one_process_for_any_split() {
     oracle_models().iter().for_each(|path| check(path, None));
+}
+
+/// The logits of all positions, by an embedding, a stage with all layers, and a head.
+fn logits_by_parts(checkpoint: &Checkpoint, options: &LoadOptions, tokens: &[TokenId], chunk: usize) -> Vec<Vec<u32>> {
+    let mut parts = EmbeddingAndHead::load(backend(), checkpoint, options).unwrap();
+    let layers = checkpoint.description().layers.len() as u32;
+    let mut stage = local_stage(checkpoint, options, LayerRange::new(0, layers).unwrap());
+    let session = stage.open(LIMITS.positions, Prefix::NONE).unwrap().session;
+    // More at once than a step has.
+    let activations = parts.embed(tokens).unwrap();
+    let (mut plan, mut output, mut found) = (StepPlan::new(), StepOutput::new(), Vec::new());
+    for (index, rows) in activations.chunks(chunk * parts.width()).enumerate() {
+        let count = rows.len() / parts.width();
+        plan.clear();
+        plan.push_rows(session, Phase::Prefill, index * chunk, count, RequestedOutput::States { rows: count });
+        plan.activations_mut().extend_from_slice(rows);
+        stage.submit(&plan).unwrap();
+        stage.collect(&mut output).unwrap();
+        found.extend(parts.logits(&output.states).unwrap().chunks_exact(parts.vocab()).map(bits));
+    }
+    found
+}
+
+#[test]
+fn embedding_stage_and_head_apart_give_the_logits_of_one_process() {
+    for path in oracle_models() {
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let long = oracle_prompts(&path).into_iter().max_by_key(Vec::len).unwrap();
+        let limits = Limits { step: StepLimits { rows: 33, ..LIMITS.step }, logit_rows: 33, ..LIMITS };
+        let options = LoadOptions { keep: None, limits };
+        let whole = prefill_logits(&mut local(&checkpoint, &options), &long, 33);
+        assert!(logits_by_parts(&checkpoint, &options, &long, 33) == whole, "{path:?}");
+    }
+}
+
+#[test]
+fn embedding_and_head_refuse_what_they_cannot_take() {
+    let checkpoint = Checkpoint::open(&oracle_models()[0]).unwrap();
+    let options = LoadOptions { keep: None, limits: Limits { logit_rows: 2, ..LIMITS } };
+    let mut parts = EmbeddingAndHead::load(backend(), &checkpoint, &options).unwrap();
+    let (vocab, width) = (parts.vocab(), parts.width());
+    let outside = parts.embed(&[TokenId(0), TokenId(vocab as u32)]);
+    assert!(matches!(outside, Err(ExecutorError::TokenOutOfRange { .. })));
+    assert!(matches!(parts.logits(&vec![0.0; width + 1]), Err(ExecutorError::ActivationShape { .. })));
+    assert!(matches!(parts.logits(&vec![0.0; 3 * width]), Err(ExecutorError::StepTooLarge { .. })));
+    assert!(parts.embed(&[]).unwrap().is_empty() && parts.logits(&[]).unwrap().is_empty());
 }
 
 #[test]

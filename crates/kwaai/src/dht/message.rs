@@ -1,4 +1,4 @@
-//! The messages of the three RPCs: ping, store, find.
+//! The messages of two RPCs, store and find. Pings are between nodes of the DHT, of which we are none.
 
 use super::DhtId;
 use crate::KwaaiWireError;
@@ -9,29 +9,18 @@ use crate::protobuf::{Value, push, put_bytes, put_double, put_uint, read_fields}
 pub const DHT_KEYS_MAX: usize = 1024;
 /// Nodes that one result names.
 const NEAREST_MAX: usize = 1024;
+const AUTH: u32 = 1;
 const AUTH_TIME: u32 = 3;
 const NODE_ID: u32 = 1;
+/// The field of the sender's node in a store request; in all other messages it is [`NODE`].
+const STORE_NODE: u32 = 7;
+const NODE: u32 = 3;
 
 /// What all messages may say of their sender. Nobody checks it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DhtSender {
     pub time: Option<f64>,
     pub node: Option<DhtId>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct DhtPingRequest {
-    pub sender: DhtSender,
-    /// Whether the sender wants to know if it can be reached.
-    pub validate: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct DhtPingResponse {
-    pub sender: DhtSender,
-    pub dht_time: f64,
-    /// Whether the sender of the request can be reached.
-    pub available: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -101,104 +90,71 @@ pub enum DhtFound<'a> {
     },
 }
 
-impl DhtSender {
-    fn read_time(&mut self, auth: Value<'_>) -> Result<(), KwaaiWireError> {
-        read_fields(auth.bytes("auth")?, "auth", |number, value| {
-            if number == AUTH_TIME {
-                self.time = Some(value.double("time")?);
-            }
-            Ok(())
-        })
-    }
-
-    fn read_node(&mut self, node: Value<'_>) -> Result<(), KwaaiWireError> {
-        read_fields(node.bytes("node")?, "node", |number, value| {
-            if number == NODE_ID {
-                self.node = Some(DhtId::read(value.bytes("node id")?, "node id")?);
-            }
-            Ok(())
-        })
-    }
-
-    fn put_time(&self, out: &mut Vec<u8>) {
-        if let Some(time) = self.time {
-            let mut auth = Vec::new();
-            put_double(&mut auth, AUTH_TIME, time);
-            put_bytes(out, 1, &auth);
+/// Reads a message: its sender, whose node is in field `node`, and with `read` the other fields.
+fn read_message<'a>(
+    message: &'a [u8],
+    what: &'static str,
+    node: u32,
+    mut read: impl FnMut(u32, Value<'a>) -> Result<(), KwaaiWireError>,
+) -> Result<DhtSender, KwaaiWireError> {
+    let mut sender = DhtSender::default();
+    read_fields(message, what, |number, value| {
+        if number == AUTH {
+            read_fields(value.bytes("auth")?, "auth", |number, value| {
+                if number == AUTH_TIME {
+                    sender.time = Some(value.double("time")?);
+                }
+                Ok(())
+            })
+        } else if number == node {
+            read_fields(value.bytes("node")?, "node", |number, value| {
+                if number == NODE_ID {
+                    sender.node = Some(DhtId::read(value.bytes("node id")?, "node id")?);
+                }
+                Ok(())
+            })
+        } else {
+            read(number, value)
         }
-    }
-
-    fn put_node(&self, out: &mut Vec<u8>, field: u32) {
-        if let Some(id) = self.node {
-            let mut node = Vec::new();
-            put_bytes(&mut node, NODE_ID, &id.0);
-            put_bytes(out, field, &node);
-        }
-    }
+    })?;
+    Ok(sender)
 }
 
-impl DhtPingRequest {
-    pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
-        let mut ping = Self::default();
-        read_fields(message, "ping", |number, value| match number {
-            1 => ping.sender.read_time(value),
-            2 => ping.sender.read_node(value),
-            3 => value.varint("flag").map(|flag| ping.validate = flag != 0),
-            _ => Ok(()),
-        })?;
-        Ok(ping)
+/// Writes a message: its sender, and with `put` the other fields.
+fn write_message(sender: &DhtSender, node: u32, put: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    if let Some(time) = sender.time {
+        let mut auth = Vec::new();
+        put_double(&mut auth, AUTH_TIME, time);
+        put_bytes(&mut out, AUTH, &auth);
     }
-
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.sender.put_time(&mut out);
-        self.sender.put_node(&mut out, 2);
-        if self.validate {
-            put_uint(&mut out, 3, 1);
-        }
-        out
+    put(&mut out);
+    if let Some(id) = sender.node {
+        let mut message = Vec::new();
+        put_bytes(&mut message, NODE_ID, &id.0);
+        put_bytes(&mut out, node, &message);
     }
+    out
 }
 
-impl DhtPingResponse {
-    pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
-        let mut pong = Self::default();
-        read_fields(message, "ping response", |number, value| match number {
-            1 => pong.sender.read_time(value),
-            2 => pong.sender.read_node(value),
-            4 => value.double("time").map(|time| pong.dht_time = time),
-            5 => value.varint("flag").map(|flag| pong.available = flag != 0),
-            _ => Ok(()),
-        })?;
-        Ok(pong)
-    }
-
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.sender.put_time(&mut out);
-        self.sender.put_node(&mut out, 2);
-        put_double(&mut out, 4, self.dht_time);
-        if self.available {
-            put_uint(&mut out, 5, 1);
-        }
-        out
+fn put_bools(out: &mut Vec<u8>, field: u32, values: impl Iterator<Item = bool>) {
+    let packed: Vec<u8> = values.map(u8::from).collect();
+    if !packed.is_empty() {
+        put_bytes(out, field, &packed);
     }
 }
 
 impl<'a> DhtStoreRequest<'a> {
     pub fn decode(message: &'a [u8]) -> Result<Self, KwaaiWireError> {
-        let mut sender = DhtSender::default();
         let (mut keys, mut subkeys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         let (mut expirations, mut in_cache) = (Vec::new(), Vec::new());
-        read_fields(message, "store request", |number, value| {
+        let sender = read_message(message, "store request", STORE_NODE, |number, value| {
             match number {
-                1 => sender.read_time(value)?,
                 2 => push(&mut keys, DhtId::read(value.bytes("key")?, "key")?, "keys", DHT_KEYS_MAX)?,
                 3 => push(&mut subkeys, DhtSubkey::read(value.bytes("subkey")?)?, "subkeys", DHT_KEYS_MAX)?,
                 4 => push(&mut values, value.bytes("value")?, "values", DHT_KEYS_MAX)?,
                 5 => value.append_doubles(&mut expirations, "expirations", DHT_KEYS_MAX)?,
                 6 => value.append_bools(&mut in_cache, "flags", DHT_KEYS_MAX)?,
-                7 => sender.read_node(value)?,
                 _ => {}
             }
             Ok(())
@@ -229,19 +185,17 @@ impl<'a> DhtStoreRequest<'a> {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.sender.put_time(&mut out);
-        self.records.iter().for_each(|record| put_bytes(&mut out, 2, &record.key.0));
-        self.records.iter().for_each(|record| put_bytes(&mut out, 3, &record.subkey.encode()));
-        self.records.iter().for_each(|record| put_bytes(&mut out, 4, record.value));
-        if !self.records.is_empty() {
-            let expirations: Vec<u8> = self.records.iter().flat_map(|record| record.expires_at.to_le_bytes()).collect();
-            put_bytes(&mut out, 5, &expirations);
-            let in_cache: Vec<u8> = self.records.iter().map(|record| u8::from(record.in_cache)).collect();
-            put_bytes(&mut out, 6, &in_cache);
-        }
-        self.sender.put_node(&mut out, 7);
-        out
+        write_message(&self.sender, STORE_NODE, |out| {
+            self.records.iter().for_each(|record| put_bytes(out, 2, &record.key.0));
+            self.records.iter().for_each(|record| put_bytes(out, 3, &record.subkey.encode()));
+            self.records.iter().for_each(|record| put_bytes(out, 4, record.value));
+            let expirations = self.records.iter().flat_map(|record| record.expires_at.to_le_bytes());
+            let expirations: Vec<u8> = expirations.collect();
+            if !expirations.is_empty() {
+                put_bytes(out, 5, &expirations);
+            }
+            put_bools(out, 6, self.records.iter().map(|record| record.in_cache));
+        })
     }
 }
 
@@ -270,70 +224,48 @@ impl<'a> DhtSubkey<'a> {
 
 impl DhtStoreResponse {
     pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
-        let mut response = Self::default();
-        read_fields(message, "store response", |number, value| match number {
-            1 => response.sender.read_time(value),
-            2 => value.append_bools(&mut response.accepted, "flags", DHT_KEYS_MAX),
-            3 => response.sender.read_node(value),
+        let mut accepted = Vec::new();
+        let sender = read_message(message, "store response", NODE, |number, value| match number {
+            2 => value.append_bools(&mut accepted, "flags", DHT_KEYS_MAX),
             _ => Ok(()),
         })?;
-        Ok(response)
+        Ok(Self { sender, accepted })
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.sender.put_time(&mut out);
-        if !self.accepted.is_empty() {
-            let accepted: Vec<u8> = self.accepted.iter().map(|&is_accepted| u8::from(is_accepted)).collect();
-            put_bytes(&mut out, 2, &accepted);
-        }
-        self.sender.put_node(&mut out, 3);
-        out
+        write_message(&self.sender, NODE, |out| put_bools(out, 2, self.accepted.iter().copied()))
     }
 }
 
 impl DhtFindRequest {
     pub fn decode(message: &[u8]) -> Result<Self, KwaaiWireError> {
-        let mut request = Self::default();
-        read_fields(message, "find request", |number, value| match number {
-            1 => request.sender.read_time(value),
-            2 => push(&mut request.keys, DhtId::read(value.bytes("key")?, "key")?, "keys", DHT_KEYS_MAX),
-            3 => request.sender.read_node(value),
+        let mut keys = Vec::new();
+        let sender = read_message(message, "find request", NODE, |number, value| match number {
+            2 => push(&mut keys, DhtId::read(value.bytes("key")?, "key")?, "keys", DHT_KEYS_MAX),
             _ => Ok(()),
         })?;
-        Ok(request)
+        Ok(Self { sender, keys })
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.sender.put_time(&mut out);
-        self.keys.iter().for_each(|key| put_bytes(&mut out, 2, &key.0));
-        self.sender.put_node(&mut out, 3);
-        out
+        write_message(&self.sender, NODE, |out| self.keys.iter().for_each(|key| put_bytes(out, 2, &key.0)))
     }
 }
 
 impl<'a> DhtFindResponse<'a> {
     pub fn decode(message: &'a [u8]) -> Result<Self, KwaaiWireError> {
-        let mut response = Self::default();
-        read_fields(message, "find response", |number, value| match number {
-            1 => response.sender.read_time(value),
-            2 => {
-                let result = DhtFindResult::read(value.bytes("result")?)?;
-                push(&mut response.results, result, "results", DHT_KEYS_MAX)
-            }
-            3 => response.sender.read_node(value),
+        let mut results = Vec::new();
+        let sender = read_message(message, "find response", NODE, |number, value| match number {
+            2 => push(&mut results, DhtFindResult::read(value.bytes("result")?)?, "results", DHT_KEYS_MAX),
             _ => Ok(()),
         })?;
-        Ok(response)
+        Ok(Self { sender, results })
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.sender.put_time(&mut out);
-        self.results.iter().for_each(|result| put_bytes(&mut out, 2, &result.encode()));
-        self.sender.put_node(&mut out, 3);
-        out
+        write_message(&self.sender, NODE, |out| {
+            self.results.iter().for_each(|result| put_bytes(out, 2, &result.encode()));
+        })
     }
 }
 

@@ -160,10 +160,6 @@ const KEY_HEX: &str = "14 1111111111111111111111111111111111111111";
 fn messages_have_the_fields_of_hivemind() {
     let sender = DhtSender { time: Some(1.0), node: Some(KEY) };
     let (auth, node) = ("0a09 19000000000000f03f", format!("16 0a{KEY_HEX}"));
-    let ping = DhtPingRequest { sender, validate: true };
-    assert_eq!(ping.encode(), bytes(&format!("{auth} 12{node} 1801")));
-    let pong = DhtPingResponse { sender, dht_time: 2.0, available: true };
-    assert_eq!(pong.encode(), bytes(&format!("{auth} 12{node} 210000000000000040 2801")));
     let find = DhtFindRequest { sender, keys: vec![KEY] };
     assert_eq!(find.encode(), bytes(&format!("{auth} 12{KEY_HEX} 1a{node}")));
     let record = |subkey, expires_at| DhtRecord { key: KEY, subkey, value: &[7], expires_at, in_cache: false };

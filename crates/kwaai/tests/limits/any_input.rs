@@ -4,14 +4,13 @@
 use std::fmt::Debug;
 
 use kwaai::dht::{
-    DhtDictionary, DhtEntry, DhtFindRequest, DhtFindResponse, DhtFindResult, DhtFound, DhtId, DhtPingRequest,
-    DhtPingResponse, DhtRecord, DhtSender, DhtStoreRequest, DhtStoreResponse, DhtSubkey, KwaaiModelInfo,
-    KwaaiServerInfo, KwaaiServerState,
+    DhtDictionary, DhtEntry, DhtFindRequest, DhtFindResponse, DhtFindResult, DhtFound, DhtId, DhtRecord, DhtSender,
+    DhtStoreRequest, DhtStoreResponse, DhtSubkey, KwaaiModelInfo, KwaaiServerInfo, KwaaiServerState,
 };
 use kwaai::{
     CallId, FRAME_BYTES_MAX, KwaaiFailure, KwaaiInput, KwaaiReply, KwaaiRequest, KwaaiTensor, KwaaiWireError,
-    LOCAL_FRAME_BYTES_MAX, UnaryBody, UnaryMessage, call_frame, frame_header, local_frame, read_call, read_frame,
-    read_local_frame, read_reply, reply_frame,
+    LOCAL_FRAME_BYTES_MAX, UnaryBody, UnaryMessage, call_frame, frame_header, local_frame, local_frame_header,
+    read_call, read_reply, reply_frame,
 };
 use types::{LayerRange, TokenId};
 
@@ -19,8 +18,8 @@ const CALL: CallId = CallId([7; 16]);
 
 /// Reads the input as anything that it could be. What is read is written and read again without a change.
 pub fn read_any(input: &[u8]) {
-    let _ = read_frame(&mut &*input, FRAME_BYTES_MAX);
-    let _ = read_local_frame(&mut &*input, LOCAL_FRAME_BYTES_MAX);
+    let _ = (frame_header(input, FRAME_BYTES_MAX), local_frame_header(input, LOCAL_FRAME_BYTES_MAX));
+    let _ = CallId::of_prefix(input);
     let _ = (read_call(input), read_reply(input, CALL));
     if let Ok(message) = UnaryMessage::decode(input) {
         let frame = message.encode().expect("a message that was read fits into a frame");
@@ -47,8 +46,6 @@ fn read_data(data: &[u8]) {
             let _ = tensor.last_logits(2);
         }
     }
-    again(DhtPingRequest::decode(data), |ping| check(ping, DhtPingRequest::decode(&ping.encode())));
-    again(DhtPingResponse::decode(data), |pong| check(pong, DhtPingResponse::decode(&pong.encode())));
     again(DhtStoreRequest::decode(data), |store| {
         check(store, DhtStoreRequest::decode(&store.encode()));
         store.records.iter().for_each(|record| read_value(record.value));
@@ -149,8 +146,6 @@ fn discovery_seeds() -> Vec<Vec<u8>> {
     ];
     let results = found.map(|found| DhtFindResult { found, nearest: vec![(key, b"peer")] });
     vec![
-        DhtPingRequest { sender, validate: true }.encode(),
-        DhtPingResponse { sender, dht_time: expires_at, available: true }.encode(),
         DhtStoreRequest { sender, records }.encode(),
         DhtStoreResponse { sender, accepted: vec![true, false] }.encode(),
         DhtFindRequest { sender, keys: vec![key, key] }.encode(),

@@ -1,0 +1,174 @@
+//! We serve blocks to KwaaiNet's coordinators.
+
+use kwaai::{
+    CallId, FRAME_BYTES_MAX, KwaaiFailure, KwaaiInput, KwaaiReply, KwaaiRequest, KwaaiTensor, call_frame, frame_header,
+    read_reply,
+};
+use peers::block::{BlockHandle, Client};
+use peers::kwaai::{KwaaiLimits, KwaaiServer, SessionLimits};
+use std::net::IpAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use types::TokenId;
+
+use super::fixture::{FORMS, Form, Model, TOLERANCE, distance, kwaai_server, layers, listen, serve_block};
+use super::programs::generate;
+
+const TOKENS: usize = 6;
+
+/// An independent coordinator generates on our servers of these blocks. Returns the largest difference of a logit.
+async fn check(name: &str, prompts: &[&str], ends: &[u32], form: Form, arguments: &[&str]) -> f32 {
+    let model = Model::open(name);
+    let mut shards = Vec::new();
+    for (index, &end) in ends.iter().enumerate() {
+        let start = if index == 0 { 0 } else { ends[index - 1] };
+        shards.push(listen(kwaai_server(&model, layers(start, end), KwaaiLimits::default()), form).await);
+    }
+    let prompts: Vec<_> = prompts.iter().map(|name| model.prompt(name)).collect();
+    let generated = generate(&shards, &[form.argument(), arguments].concat(), &prompts, TOKENS).await;
+    let mut largest = 0.0_f32;
+    for (prompt, generated) in prompts.iter().zip(&generated) {
+        let (tokens, logits) = model.greedy(prompt, TOKENS);
+        let distances = logits.iter().zip(&generated.logits).map(|(a, b)| distance(a, b));
+        largest = distances.fold(largest, f32::max);
+        assert_eq!(generated.tokens, tokens, "{name} as {ends:?} {form:?} {arguments:?}, off by {largest}");
+    }
+    assert!(largest < TOLERANCE, "{name} as {ends:?} {form:?} {arguments:?} is off by {largest}");
+    largest
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_generates_on_our_blocks_in_every_role() {
+    for form in FORMS {
+        for ends in [&[4][..], &[2, 4], &[1, 3, 4]] {
+            let found = check("qwen3/model-f32", &["len1", "short", "mid"], ends, form, &[]).await;
+            println!("qwen3 as {ends:?} {form:?}: {found}");
+        }
+        let found = check("llama/model-bf16", &["len1", "short"], &[1, 4], form, &["--bin"]).await;
+        println!("llama as [1, 4] {form:?}: {found}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_in_parts_and_calls_that_come_twice_change_no_token() {
+    for arguments in [&["--chunk", "5"][..], &["--twice"], &["--twice", "--chunk", "3", "--bin"]] {
+        check("qwen3/model-f32", &["mid"], &[2, 4], Form::Enveloped, arguments).await;
+    }
+}
+
+const CALL: CallId = CallId([7; 16]);
+
+fn client(last: u8) -> Client {
+    Client::Address(IpAddr::from([127, 0, 0, last]))
+}
+
+fn tokens(session: u64, position: u32, tokens: &[u32]) -> KwaaiRequest<'static> {
+    let tokens = tokens.iter().map(|&token| TokenId(token)).collect();
+    KwaaiRequest { session, position, input: KwaaiInput::Tokens(tokens) }
+}
+
+/// One call on a stream in memory: the failure, if it failed.
+async fn call(server: &KwaaiServer, client: Client, request: &KwaaiRequest<'_>) -> Option<KwaaiFailure> {
+    let (mut ours, theirs) = tokio::io::duplex(1 << 16);
+    let serve = server.serve_stream(client, theirs);
+    let exchange = async {
+        ours.write_all(&call_frame(CALL, b"peer", request).unwrap()).await.unwrap();
+        let mut frame = Vec::new();
+        ours.read_to_end(&mut frame).await.unwrap();
+        frame
+    };
+    let (served, frame) = tokio::join!(serve, exchange);
+    served.unwrap();
+    let header = frame_header(&frame, FRAME_BYTES_MAX).unwrap().unwrap();
+    match read_reply(&frame[header.header_bytes..], CALL).unwrap() {
+        KwaaiReply::Failed(failure) => Some(failure),
+        KwaaiReply::HiddenStates { .. } | KwaaiReply::Logits { .. } => None,
+    }
+}
+
+#[tokio::test]
+async fn a_block_that_loads_is_warming_up() {
+    let model = Model::open("qwen3/model-f32");
+    let block = BlockHandle::warming_up();
+    let server = KwaaiServer::new(block.clone(), 4, KwaaiLimits::default());
+    let warming_up = async || call(&server, client(1), &tokens(1, 0, &[5])).await;
+    assert!(matches!(warming_up().await, Some(KwaaiFailure::WarmingUp(_))));
+    serve_block(&block, &model, layers(0, 2));
+    assert!(matches!(warming_up().await, Some(KwaaiFailure::WarmingUp(_))));
+    // Hidden states need neither.
+    let tensor = KwaaiTensor::of_rows(&[0.5; 64], 64).unwrap();
+    let states = KwaaiRequest { session: 1, position: 0, input: KwaaiInput::HiddenStates(tensor) };
+    assert_eq!(call(&server, client(1), &states).await, None);
+    server.set_embed_and_head(model.embedding_and_head());
+    assert_eq!(warming_up().await, None);
+    block.drain();
+    let draining = call(&server, client(1), &tokens(2, 0, &[5])).await;
+    assert!(matches!(&draining, Some(KwaaiFailure::Refused(why)) if why.contains("draining")), "{draining:?}");
+    // A session that is open goes on.
+    assert_eq!(call(&server, client(1), &tokens(1, 1, &[5])).await, None);
+}
+
+#[tokio::test]
+async fn tokens_need_the_first_block() {
+    let server = kwaai_server(&Model::open("qwen3/model-f32"), layers(1, 3), KwaaiLimits::default());
+    let failure = call(&server, client(1), &tokens(1, 0, &[5])).await;
+    assert_eq!(failure, Some(KwaaiFailure::NoSuchBlock(KwaaiFailure::not_first(1).to_string())));
+}
+
+fn with_sessions(limits: SessionLimits) -> KwaaiServer {
+    let limits = KwaaiLimits { sessions: limits, ..KwaaiLimits::default() };
+    kwaai_server(&Model::open("qwen3/model-f32"), layers(0, 1), limits)
+}
+
+#[tokio::test]
+async fn a_session_that_is_not_used_is_forgotten() {
+    let server = with_sessions(SessionLimits { idle: Duration::ZERO, ..SessionLimits::default() });
+    assert_eq!(call(&server, client(1), &tokens(1, 0, &[5])).await, None);
+    let failure = call(&server, client(1), &tokens(1, 1, &[5])).await;
+    assert!(matches!(&failure, Some(KwaaiFailure::Refused(why)) if why.contains("not known here")), "{failure:?}");
+    assert_eq!(call(&server, client(1), &tokens(2, 0, &[5])).await, None);
+}
+
+#[tokio::test]
+async fn a_client_that_is_full_loses_its_own_oldest_session_and_nobody_elses() {
+    let limits = SessionLimits { sessions_max: 3, sessions_per_client_max: 2, ..SessionLimits::default() };
+    let spare = with_sessions(SessionLimits { spare_after: Duration::ZERO, ..limits });
+    for server in [&with_sessions(limits), &spare] {
+        for (client, session) in [(client(1), 1), (client(1), 2), (client(2), 1)] {
+            assert_eq!(call(server, client, &tokens(session, 0, &[5])).await, None);
+        }
+        // All are in use, and this client has none to spare.
+        assert_eq!(call(server, client(3), &tokens(1, 0, &[5])).await, Some(KwaaiFailure::AtCapacity));
+    }
+    let keeps = with_sessions(SessionLimits { sessions_max: 9, ..limits });
+    for session in [1, 2] {
+        assert_eq!(call(&keeps, client(1), &tokens(session, 0, &[5])).await, None);
+    }
+    assert_eq!(call(&keeps, client(1), &tokens(3, 0, &[5])).await, Some(KwaaiFailure::AtCapacity));
+    // Its first session is the oldest.
+    assert_eq!(call(&spare, client(1), &tokens(3, 0, &[5])).await, None);
+    assert!(matches!(call(&spare, client(1), &tokens(1, 1, &[5])).await, Some(KwaaiFailure::Refused(_))));
+    for (client, session) in [(client(1), 2), (client(2), 1), (client(1), 3)] {
+        assert_eq!(call(&spare, client, &tokens(session, 1, &[5])).await, None);
+    }
+}
+
+#[tokio::test]
+async fn sessions_that_fill_the_blocks_cache_make_room_for_new_ones_of_their_client() {
+    // A session takes 400 tokens, and a client may reserve half of 256 pages of 32.
+    let (spare_after, sessions_per_client_max) = (Duration::ZERO, 64);
+    let server = with_sessions(SessionLimits { spare_after, sessions_per_client_max, ..SessionLimits::default() });
+    for session in 0..30 {
+        assert_eq!(call(&server, client(1), &tokens(session, 0, &[5])).await, None, "{session}");
+    }
+    let server = with_sessions(SessionLimits { sessions_per_client_max, ..SessionLimits::default() });
+    let mut failures = Vec::new();
+    for session in 0..30 {
+        failures.extend(call(&server, client(1), &tokens(session, 0, &[5])).await);
+    }
+    assert!(
+        !failures.is_empty() && failures.iter().all(|failure| *failure == KwaaiFailure::AtCapacity),
+        "{failures:?}"
+    );
+    assert_eq!(call(&server, client(2), &tokens(0, 0, &[5])).await, None);
+}
