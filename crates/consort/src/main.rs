@@ -10,6 +10,7 @@ mod cluster_options;
 mod commands;
 mod generate;
 mod interrupt;
+mod kwaai_options;
 mod load_observer;
 mod loaded_model;
 mod node_discovery;

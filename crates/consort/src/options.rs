@@ -432,7 +432,9 @@ impl ModelOptions {
 
     /// Draft tokens of a step, if nothing else is asked for: in a swarm every step takes round trips, and a draft may save some.
     pub fn draft_tokens_default(&self) -> usize {
-        if self.swarm.swarm { SWARM_DRAFT_TOKENS } else { 0 }
+        // A server of KwaaiNet cannot discard rejected tokens: every rejection would be a replay.
+        let is_worth_it = self.swarm.swarm && self.swarm.kwaai.kwaai_peer.is_empty();
+        if is_worth_it { SWARM_DRAFT_TOKENS } else { 0 }
     }
 
     /// Looks for machines on this network, unless the options name some.

@@ -19,6 +19,7 @@ use peers::wire::Encoding;
 use tokio::runtime::Runtime;
 use types::SessionId;
 
+use crate::kwaai_options::{KwaaiClientOptions, KwaaiModel};
 use crate::load_observer::LoadObserver;
 use crate::usage::UsageError;
 
@@ -60,6 +61,8 @@ pub struct SwarmOptions {
     /// Carry all activations to and from each peer, rather than have peers pass them on
     #[arg(long)]
     pub swarm_star: bool,
+    #[command(flatten)]
+    pub kwaai: KwaaiClientOptions,
     /// Seconds to wait for peers that serve all layers
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub swarm_wait: u64,
@@ -95,9 +98,12 @@ impl SwarmOptions {
         let is_given = !self.network.bootstrap.is_empty()
             || self.network.swarm_key.is_some()
             || self.verify > 0.0
-            || self.swarm_star;
+            || self.swarm_star
+            || !self.kwaai.kwaai_peer.is_empty();
         match is_given && !self.swarm {
-            true => Err(UsageError::new("--bootstrap, --swarm-key, --verify and --swarm-star are for --swarm")),
+            true => Err(UsageError::new(
+                "--bootstrap, --swarm-key, --verify, --swarm-star and --kwaai-peer are for --swarm",
+            )),
             false => Ok(()),
         }
     }
@@ -121,6 +127,8 @@ impl SwarmOptions {
         let node = SwarmNode::start(self.network.node_options(Identity::ephemeral())?, Vec::new())
             .context("join the swarm")?;
         let following = node.follow(Some(model));
+        let hidden = checkpoint.description().hidden;
+        let foreign = self.kwaai.peers(&node, &KwaaiModel { digest: model, layers, hidden })?;
         let encoding = match self.swarm_activations {
             SwarmActivations::F32 => Encoding::F32,
             SwarmActivations::F16 => Encoding::F16,
@@ -128,7 +136,7 @@ impl SwarmOptions {
         let client_options = ClientOptions { encoding, is_star: self.swarm_star, verify: self.verify };
         let view = Arc::clone(node.view());
         let handle = runtime.handle().clone();
-        let executor = SwarmExecutor::new(ends, layers, model, node.dial(), view, client_options, handle);
+        let executor = SwarmExecutor::new(ends, layers, model, node.dial(), view, client_options, foreign, handle);
         let client = executor.client();
         drop(_entered);
         let chain = SwarmChain { executor, client, node, _following: following, runtime };

@@ -18,10 +18,10 @@ use crate::stage::Stage;
 pub struct CoordinatorStage<B: Backend> {
     stage: Stage<B>,
     /// `None` in a chain for a range of layers.
-    embedding_and_head: Option<EmbeddingAndHead<B>>,
+    embedding_and_head: Option<EmbeddingAndSampler<B>>,
 }
 
-struct EmbeddingAndHead<B: Backend> {
+struct EmbeddingAndSampler<B: Backend> {
     embedding: Embedding<B>,
     head: Head<B>,
 }
@@ -51,7 +51,7 @@ impl<B: Backend> CoordinatorStage<B> {
         let load_both = || {
             let embedding = Embedding::load(&backend, from, options, rank)?;
             let head = Head::load(&backend, from, options, rank, &embedding)?;
-            Ok::<_, LoadError>(EmbeddingAndHead { embedding, head })
+            Ok::<_, LoadError>(EmbeddingAndSampler { embedding, head })
         };
         let embedding_and_head = part.has_embedding_and_head.then(load_both).transpose()?;
         let block =
@@ -80,7 +80,7 @@ impl<B: Backend> CoordinatorStage<B> {
 
     pub fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
         let opened = self.stage.sessions_mut().open(tokens_max, prefix)?;
-        if let Some(EmbeddingAndHead { head, .. }) = &mut self.embedding_and_head {
+        if let Some(EmbeddingAndSampler { head, .. }) = &mut self.embedding_and_head {
             head.open(opened.session, tokens_max, &prefix.tokens[..opened.computed]);
         }
         Ok(opened)
@@ -88,7 +88,7 @@ impl<B: Backend> CoordinatorStage<B> {
 
     pub fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
         let kept = self.stage.sessions_mut().truncate(session, tokens)?;
-        if let Some(EmbeddingAndHead { head, .. }) = &mut self.embedding_and_head {
+        if let Some(EmbeddingAndSampler { head, .. }) = &mut self.embedding_and_head {
             head.truncate(session, kept);
         }
         Ok(kept)
@@ -116,7 +116,7 @@ impl<B: Backend> CoordinatorStage<B> {
     /// error the chain has to be formed anew.
     pub fn finish(&mut self, plan: &StepPlan, states: &[f32], output: &mut StepOutput) -> Result<(), ExecutorError> {
         output.clear();
-        let Some(EmbeddingAndHead { head, .. }) = &mut self.embedding_and_head else {
+        let Some(EmbeddingAndSampler { head, .. }) = &mut self.embedding_and_head else {
             let (rows, width, found) = (plan.state_rows(), self.stage.width(), states.len());
             if found != rows * width {
                 return Err(ExecutorError::ActivationShape { rows, width, found });
@@ -131,7 +131,7 @@ impl<B: Backend> CoordinatorStage<B> {
     /// Starts a step. Its rows stay in the stage.
     pub(crate) fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         match &mut self.embedding_and_head {
-            Some(EmbeddingAndHead { embedding, head }) => {
+            Some(EmbeddingAndSampler { embedding, head }) => {
                 plan.check_model()?;
                 self.stage.start(plan, Some(embedding))?;
                 head.record(plan);
@@ -152,7 +152,7 @@ impl<B: Backend> CoordinatorStage<B> {
     /// Computes what the plan of the step that was started last requests, from the stage's own rows.
     pub(crate) fn finish_own(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), ExecutorError> {
         let result = match &mut self.embedding_and_head {
-            Some(EmbeddingAndHead { head, .. }) => {
+            Some(EmbeddingAndSampler { head, .. }) => {
                 let (backend, collective, step, hidden) = self.stage.step();
                 let input = HeadInput::Step { step, hidden };
                 head.finish(backend, collective, self.stage.sessions(), plan, input, output)

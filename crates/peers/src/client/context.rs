@@ -9,6 +9,7 @@ use rustix::rand::GetRandomFlags;
 use swarm::{ModelDigest, Offence, PeerId};
 use types::LayerRange;
 
+use super::foreign::ForeignPeer;
 use super::link::{PeerLink, SpanLoss};
 use super::session_state::SpanId;
 use crate::dial::Dial;
@@ -46,6 +47,8 @@ pub(super) struct ClientContext {
     pub rows_max: usize,
     pub options: ClientOptions,
     pub counters: Arc<ClientCounters>,
+    /// Peers with other protocols.
+    pub foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
     links: Mutex<HashMap<PeerId, Arc<PeerLink>>>,
     next_span: AtomicU64,
     /// The chain that was formed last.
@@ -68,6 +71,7 @@ impl ClientContext {
         model: ModelDigest,
         [layers, hidden, rows_max]: [usize; 3],
         options: ClientOptions,
+        foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
     ) -> Self {
         let (counters, links, last_chain) = (Arc::default(), Mutex::default(), Mutex::default());
         Self {
@@ -79,6 +83,7 @@ impl ClientContext {
             rows_max,
             options,
             counters,
+            foreign,
             links,
             next_span: AtomicU64::new(1),
             last_chain,
@@ -109,7 +114,7 @@ impl ClientContext {
     /// Remembers why a peer's session was not opened, or has ended.
     pub fn report(&self, peer: PeerId, loss: &SpanLoss) {
         let offence = match loss {
-            SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Misuse, .. } => return,
+            SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Misuse, .. } | SpanLoss::Replay => return,
             SpanLoss::Failed { kind: FailureKind::Refused, .. } => Offence::Refused,
             SpanLoss::Failed { kind: FailureKind::Ended, .. } | SpanLoss::Lost { .. } => Offence::Lost,
             SpanLoss::Late => Offence::Slow,

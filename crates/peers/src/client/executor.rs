@@ -9,12 +9,13 @@ use engine::{
     Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
 };
 use kernels::Backend;
-use swarm::{ModelDigest, PeerChain, RouteError};
+use swarm::{ModelDigest, PeerChain, PeerId, RouteError};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use types::SessionId;
 
 use super::context::{ClientContext, ClientCounters, ClientOptions, SpanReport, lock};
+use super::foreign::ForeignPeer;
 use super::session::{Job, Session, SessionLoss};
 use crate::dial::Dial;
 use crate::view::SwarmView;
@@ -64,7 +65,9 @@ pub struct SwarmExecutor<B: Backend> {
 }
 
 impl<B: Backend> SwarmExecutor<B> {
-    /// `ends` has the embedding and the head, and none of the model's `layers`. Tasks run on `runtime`.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing that a client is made of")]
+    /// `ends` has the embedding and the head, and none of the model's `layers`. `foreign` are peers with other protocols, which
+    /// have records in the view. Tasks run on `runtime`.
     pub fn new(
         ends: CoordinatorStage<B>,
         layers: usize,
@@ -72,10 +75,11 @@ impl<B: Backend> SwarmExecutor<B> {
         dial: Arc<dyn Dial>,
         view: Arc<SwarmView>,
         options: ClientOptions,
+        foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
         runtime: Handle,
     ) -> Self {
         let (hidden, rows_max) = (ends.stage().width(), ends.capacity().rows_max);
-        let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options);
+        let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options, foreign);
         Self {
             ends,
             context: Arc::new(context),

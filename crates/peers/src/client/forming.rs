@@ -22,6 +22,8 @@ const RETRY: Duration = Duration::from_millis(250);
 
 /// A peer that does not answer for so long, beside the time that its work takes, is lost.
 const WAIT_MIN: Duration = Duration::from_secs(3);
+/// The same for a peer with another protocol, which may be loading its weights.
+const FOREIGN_WAIT: Duration = Duration::from_secs(60);
 /// What a run may take, in times of the predicted time.
 const WAIT_FACTOR: f64 = 20.0;
 
@@ -76,6 +78,8 @@ async fn open_all(
     let mut opens = Vec::new();
     for (index, span) in spans.iter().enumerate() {
         let following = spans.get(index + 1).map(|next| next.peer).or(after.first().map(|(_, span)| span.peer));
+        let is_ours = |peer: &PeerId| !session.context().foreign.contains_key(peer);
+        let following = following.filter(|peer| is_ours(peer) && is_ours(&span.peer));
         let next = following.zip(key(index + 1)).map(|(peer, key)| next_of(peer, key));
         let is_first = index == 0 && before.is_empty();
         let open = Open {
@@ -89,7 +93,13 @@ async fn open_all(
         };
         opens.push((session.context().span_id(), *span, open));
     }
-    let previous = (!before.is_empty()).then(|| key(0)).flatten().map(|key| next_of(spans[0].peer, key));
+    // Peers with other protocols neither pass rows on nor get them passed on.
+    let is_foreign = |peer: Option<PeerId>| peer.is_some_and(|peer| session.context().foreign.contains_key(&peer));
+    let ends = [before.last().map(|(_, span)| span.peer), spans.first().map(|span| span.peer)];
+    let previous = (!before.is_empty() && !ends.into_iter().any(is_foreign))
+        .then(|| key(0))
+        .flatten()
+        .map(|key| next_of(spans[0].peer, key));
     let following = (!after.is_empty()).then(|| key(spans.len())).flatten();
 
     let opening = opens.iter().map(|(id, span, open)| open_span(session, *id, span.peer, open.clone()));
@@ -129,6 +139,10 @@ async fn open_span(
     open: Open,
 ) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
     let context = session.context();
+    if let Some(foreign) = context.foreign.get(&peer) {
+        let opened = OpenedSpan { rows_max: context.rows_max, is_linked: false };
+        return Ok((SpanSession::foreign(&**foreign, id, session.events()), opened));
+    }
     let link = context.link(peer);
     let opened = timeout(OPEN_TIME_MAX, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
     if let Some(time) = link.round_trip() {
@@ -144,6 +158,9 @@ async fn open_span(
 /// How long a run may take: a fixed part, and one for each row.
 fn wait_of(session: &Session, peer: PeerId, layers: LayerRange) -> (Duration, Duration) {
     let context = session.context();
+    if context.foreign.contains_key(&peer) {
+        return (FOREIGN_WAIT, WAIT_MIN / 10);
+    }
     let Some(record) = context.view.record(&context.model, &peer) else { return (WAIT_MIN, WAIT_MIN / 10) };
     let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(WAIT_MIN);
     let fixed = f64::from(record.speed.queue_seconds);

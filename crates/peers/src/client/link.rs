@@ -15,11 +15,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, split};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::foreign::{ForeignLoss, ForeignPeer};
 use super::session_state::SpanId;
 use crate::dial::{BoxedStream, Dial};
 use crate::wire::{
-    BLOCK_PROTOCOL, FailureKind, FrameError, HIDDEN_MAX, Open, Reply, Request, Returned, body_bytes_max, read_frame,
-    write_frame,
+    BLOCK_PROTOCOL, FailureKind, FrameError, HIDDEN_MAX, Next, Open, PushKey, Reply, Request, Returned, Run,
+    body_bytes_max, read_frame, write_frame,
 };
 
 /// Requests that wait to be sent.
@@ -51,6 +52,8 @@ pub(super) enum SpanLoss {
     Late,
     #[error("others compute other results")]
     Wrong,
+    #[error("the rows have to be run again from the first one on")]
+    Replay,
 }
 
 type Events = mpsc::Sender<(SpanId, SpanEvent)>;
@@ -107,6 +110,13 @@ impl PeerLink {
         Some(self.round_trip.load(Ordering::Relaxed)).filter(|&us| us > 0).map(Duration::from_micros)
     }
 
+    /// Sends a request. If the link takes no more, it ends.
+    fn send(&self, request: Request) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.requests.try_send(request) {
+            end(&self.spans, &SpanLoss::Lost { why: "too many requests wait".into() });
+        }
+    }
+
     /// Opens a session. `open` gets its number. Events of the session come under `id` until the session is dropped.
     pub async fn open(
         self: &Arc<Self>,
@@ -125,36 +135,77 @@ impl PeerLink {
             spans.open.insert(open.session, OpenSpan { id, events, opened: Some(opened) });
         }
         // Closes it also if nobody waits any more.
-        let session = SpanSession { link: Arc::clone(self), number: open.session };
-        session.send(Request::Open(open));
+        let session = SpanSession(Way::Link { link: Arc::clone(self), number: open.session });
+        self.send(Request::Open(open));
         let opened = answer.await.unwrap_or(Err(SpanLoss::Lost { why: "the link ended".into() }))?;
         Ok((session, opened))
     }
 }
 
 /// An open session at a peer. Dropping it closes the session.
-pub(super) struct SpanSession {
-    link: Arc<PeerLink>,
-    number: u64,
+pub(super) struct SpanSession(Way);
+
+enum Way {
+    Link {
+        link: Arc<PeerLink>,
+        number: u64,
+    },
+    /// Runs go to a task that speaks another protocol.
+    Foreign(mpsc::UnboundedSender<Run>),
 }
 
 impl SpanSession {
-    pub fn number(&self) -> u64 {
-        self.number
+    /// A session at a peer with another protocol. Its events come under `id`.
+    pub fn foreign(peer: &dyn ForeignPeer, id: SpanId, events: Events) -> Self {
+        let (runs, received) = mpsc::unbounded_channel();
+        let (returned, mut replies) = mpsc::unbounded_channel();
+        let session = peer.session(received, returned);
+        tokio::spawn(async move {
+            let mut session = std::pin::pin!(session);
+            let loss = loop {
+                tokio::select! {
+                    biased;
+                    Some(reply) = replies.recv() => {
+                        // An error means that the session has ended.
+                        if events.send((id, SpanEvent::Returned(reply))).await.is_err() {
+                            return;
+                        }
+                    }
+                    loss = &mut session => break loss,
+                }
+            };
+            let loss = match loss {
+                ForeignLoss::Replay => SpanLoss::Replay,
+                ForeignLoss::Lost { why } => SpanLoss::Lost { why },
+                ForeignLoss::Malformed { why } => SpanLoss::Malformed { why },
+            };
+            let _ = events.send((id, SpanEvent::Ended(loss))).await;
+        });
+        Self(Way::Foreign(runs))
     }
 
-    /// Sends a request. If the link takes no more, it ends.
-    pub fn send(&self, request: Request) {
-        if let Err(mpsc::error::TrySendError::Full(_)) = self.link.requests.try_send(request) {
-            end(&self.link.spans, &SpanLoss::Lost { why: "too many requests wait".into() });
+    pub fn run(&self, run: Run) {
+        match &self.0 {
+            Way::Link { link, number } => link.send(Request::Run { session: *number, run }),
+            // An error means that the session has ended, and has said why.
+            Way::Foreign(runs) => drop(runs.send(run)),
+        }
+    }
+
+    /// From now on rows come and go another way. Those of foreign peers do so through the client.
+    pub fn route(&self, accepts: Option<PushKey>, next: Option<Next>) {
+        if let Way::Link { link, number } = &self.0 {
+            link.send(Request::Route { session: *number, accepts, next });
         }
     }
 }
 
 impl Drop for SpanSession {
     fn drop(&mut self) {
-        lock(&self.link.spans).open.remove(&self.number);
-        self.send(Request::Close { session: self.number });
+        if let Way::Link { link, number } = &self.0 {
+            lock(&link.spans).open.remove(number);
+            link.send(Request::Close { session: *number });
+        }
     }
 }
 

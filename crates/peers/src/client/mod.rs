@@ -7,6 +7,7 @@
 mod check;
 mod context;
 mod executor;
+mod foreign;
 mod forming;
 mod link;
 mod session;
@@ -14,5 +15,6 @@ mod session_state;
 
 pub use context::{ClientCounters, ClientOptions, SpanReport};
 pub use executor::{SwarmClient, SwarmExecutor};
+pub use foreign::{ForeignLoss, ForeignPeer, ForeignTask};
 pub use forming::FORM_TIME_MAX;
 pub use link::SILENCE_MAX;

@@ -17,7 +17,7 @@ use super::context::{ClientContext, SpanReport, lock};
 use super::forming::{FormedSpans, form};
 use super::link::{EVENTS_MAX, SpanEvent, SpanLoss, SpanSession};
 use super::session_state::{Action, LossReason, SessionState, SpanId};
-use crate::wire::{Next, PushKey, Request};
+use crate::wire::{Next, PushKey};
 
 /// How often a session looks for replies that are late.
 const TICK: Duration = Duration::from_millis(50);
@@ -179,7 +179,7 @@ impl Session {
             match action {
                 Action::Send { to, run } => {
                     if let Some((_, span)) = self.spans.iter().find(|(id, _)| *id == to) {
-                        span.session.send(Request::Run { session: span.session.number(), run });
+                        span.session.run(run);
                     }
                 }
                 Action::Unfeed { before } => {
@@ -256,7 +256,10 @@ impl Session {
         let (_, span) = self.spans.remove(index);
         info!(peer = %span.peer, layers = %span.layers, %loss, "a span of a chain is replaced");
         self.context.report(span.peer, loss);
-        self.avoided.insert(span.peer, Instant::now());
+        // A session that only has to be begun again may be at the same peer.
+        if *loss != SpanLoss::Replay {
+            self.avoided.insert(span.peer, Instant::now());
+        }
         Some(span.layers)
     }
 
@@ -353,7 +356,7 @@ impl OpenSpan {
     fn route(&mut self, accepts: Option<PushKey>, next: Option<Next>) {
         self.accepts = accepts;
         self.next = next.clone();
-        self.session.send(Request::Route { session: self.session.number(), accepts, next });
+        self.session.route(accepts, next);
     }
 }
 

@@ -6,10 +6,13 @@
 //! KwaaiNet computes in f16, so a chain with one of its servers gives other logits than one without. Its sessions have no
 //! message to open, to truncate or to close them. A replay needs a fresh session id.
 
+pub use kwaai::INFERENCE_PROTOCOL;
+pub use kwaai::dht::KwaaiServerState;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 mod calls;
 mod dht_client;
+mod foreign;
 mod frames;
 mod local;
 mod multistream;
@@ -20,6 +23,7 @@ mod span;
 
 pub use calls::CallLimits;
 pub use dht_client::{DhtClient, FoundServer, KwaaiAnnouncement};
+pub use foreign::KwaaiPeer;
 pub use frames::KwaaiStreamError;
 pub use local::serve_local;
 pub use registry::RegistryError;

@@ -1,5 +1,6 @@
 //! The models of `fixtures/oracle`, as blocks and as clients.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl Model {
                 .unwrap();
         let dial = network.dial_of(peer(0));
         let view = Arc::clone(network.view());
-        SwarmExecutor::new(ends, self.layers, self.digest, dial, view, options, Handle::current())
+        SwarmExecutor::new(ends, self.layers, self.digest, dial, view, options, HashMap::new(), Handle::current())
     }
 }
 

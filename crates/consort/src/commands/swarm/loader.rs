@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use engine::{Executor, Stage};
+use engine::{EmbeddingAndHead, Executor, Stage};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
@@ -66,6 +66,12 @@ impl Loader {
         }
         anyhow::ensure!(most > 0, "{} MiB are free, which is too little for one layer", available >> 20);
         Ok(most)
+    }
+
+    /// What the model has outside its layers, for coordinators that send tokens and want logits.
+    pub fn embedding_and_head(&self) -> Result<EmbeddingAndHead<CpuBackend>> {
+        let backend = CpuBackend::new(self.cpu)?;
+        Ok(EmbeddingAndHead::load(backend, &self.checkpoint, &self.options)?)
     }
 
     fn load_stage(&self, layers: LayerRange) -> Result<Box<dyn Executor>> {

@@ -16,6 +16,7 @@ use types::{DType, LayerRange};
 use super::super::ranks::{is_shutting_down, watch_signals};
 use super::super::serve::logs::{self, LogFormat};
 use super::loader::Loader;
+use crate::kwaai_options::{KwaaiServerOptions, KwaaiSlot, layer_range};
 use crate::options::{ModelOptions, ThreadOption, bytes};
 use crate::store::{Settings, Store};
 use crate::swarm_options::{model_digest, network_runtime};
@@ -64,6 +65,8 @@ pub struct SwarmServeArgs {
     #[arg(long, value_name = "MBIT", default_value_t = 100)]
     bandwidth: u32,
     #[command(flatten)]
+    kwaai: KwaaiServerOptions,
+    #[command(flatten)]
     threads: ThreadOption,
     #[command(flatten)]
     options: ModelOptions,
@@ -72,17 +75,11 @@ pub struct SwarmServeArgs {
     log: LogFormat,
 }
 
-fn layer_range(text: &str) -> Result<LayerRange, String> {
-    let (start, end) = text.split_once("..").ok_or_else(|| format!("{text} is not FIRST..END"))?;
-    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text} is not a number of a layer"));
-    LayerRange::new(number(start)?, number(end)?).ok_or_else(|| format!("{text} has no layers"))
-}
-
 impl SwarmServeArgs {
     pub fn run(mut self) -> Result<()> {
         self.options.serve_swarm();
         self.options.check()?;
-        logs::install(self.log, "info")?;
+        logs::install(self.log, "info,libp2p_swarm=warn,libp2p_kad=error")?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let layers = checkpoint.description().layers.len();
@@ -91,6 +88,12 @@ impl SwarmServeArgs {
         }
         let (digest, dtype) = (model_digest(&checkpoint), weight_format(&checkpoint));
         let loader = Loader::new(&files.path, checkpoint, &self.options, &self.threads, self.kv_tokens, self.sessions)?;
+        // `--layers` is required with it.
+        let served = self.layers.filter(|_| self.kwaai.is_used());
+        let embed_and_head = match served.filter(|range| range.start() == 0 || range.end() == layers) {
+            Some(_) => Some(loader.embedding_and_head()?),
+            None => None,
+        };
         let layers_max = match self.layers {
             Some(fixed) => fixed.count(),
             None => loader.layers_max(self.memory)?,
@@ -110,7 +113,8 @@ impl SwarmServeArgs {
         watch_signals()?;
         let runtime = network_runtime()?;
         let _entered = runtime.enter();
-        let node = SwarmNode::start(node_options, Vec::new()).context("join the swarm")?;
+        let slot = KwaaiSlot::default();
+        let node = SwarmNode::start(node_options, self.kwaai.handlers(&slot)).context("join the swarm")?;
         info!(peer = p2p::peer_text(&node.handle().peer()), model = files.name, "joined the swarm");
         let options = PlacementOptions {
             model: digest,
@@ -129,6 +133,20 @@ impl SwarmServeArgs {
             PlacementState::Loading(layers) => info!(%layers, "loading"),
             _ => {}
         });
+        if let Some(range) = served {
+            let block = loop {
+                match placement.block() {
+                    Some(block) => break block,
+                    None => std::thread::sleep(Duration::from_millis(10)),
+                }
+            };
+            runtime.block_on(self.kwaai.clone().serve(slot, block, layers, embed_and_head))?;
+            let (network, announced) = (runtime.handle().clone(), node.clone());
+            let (kwaai, name) = (self.kwaai.clone(), files.name.clone());
+            let announce = move || network.block_on(kwaai.announce(announced, name, layers as u32, range));
+            // It ends with the process.
+            std::thread::Builder::new().name("announce".to_owned()).spawn(announce)?;
+        }
         let mut told = Vec::new();
         while !is_shutting_down() {
             let addresses = node.handle().addresses();

@@ -1,0 +1,236 @@
+//! The options of KwaaiNet: its block servers as peers of a chain, and serving its coordinators.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use ::swarm::{BlockRecord, BlockUse, ModelDigest, PeerId, Reach, ServiceState, Speed, VerifiedRecord};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use engine::EmbeddingAndHead;
+use kernels::cpu::CpuBackend;
+use p2p::Multiaddr;
+use peers::block::Client;
+use peers::client::ForeignPeer;
+use peers::kwaai::{
+    DhtClient, KwaaiAnnouncement, KwaaiLimits, KwaaiPeer, KwaaiRoute, KwaaiServer, KwaaiServerState, serve_local,
+};
+use peers::node::{StreamHandler, SwarmNode};
+use peers::view::{SwarmView, now};
+use tokio::net::TcpListener;
+use tracing::{debug, info, warn};
+use types::{DType, LayerRange};
+
+/// How fast a server is assumed to be, of which nothing is known.
+const SPEED_GUESS: Speed =
+    Speed { layer_seconds: 0.02, layer_tokens_per_s: 100.0, queue_seconds: 0.0, bytes_per_s: 1e7 };
+/// How long records of servers that the user named are renewed before they expire.
+const RENEW: Duration = Duration::from_secs(300);
+/// How often a server announces itself.
+const ANNOUNCE: Duration = Duration::from_secs(300);
+
+/// A block server of KwaaiNet: `FIRST..END@HOST:PORT` for its TCP bypass, or `FIRST..END@MULTIADDRESS/p2p/ID`.
+#[derive(Clone, Debug)]
+pub struct KwaaiPeerOption {
+    layers: LayerRange,
+    place: Place,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Local(SocketAddr),
+    Peer { peer: PeerId, address: String },
+}
+
+impl FromStr for KwaaiPeerOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (layers, place) = text.split_once('@').ok_or("it is not FIRST..END@ADDRESS")?;
+        let layers = layer_range(layers)?;
+        if let Ok(address) = place.parse() {
+            return Ok(Self { layers, place: Place::Local(address) });
+        }
+        let (address, peer) =
+            place.rsplit_once("/p2p/").ok_or("its address is not HOST:PORT, nor does it end in /p2p/ID")?;
+        address.parse::<Multiaddr>().map_err(|error| error.to_string())?;
+        let peer = p2p::parse_peer(peer).ok_or_else(|| format!("{peer} is no peer"))?;
+        Ok(Self { layers, place: Place::Peer { peer, address: address.to_owned() } })
+    }
+}
+
+pub fn layer_range(text: &str) -> Result<LayerRange, String> {
+    let (start, end) = text.split_once("..").ok_or_else(|| format!("{text} is not FIRST..END"))?;
+    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text} is not a number of a layer"));
+    LayerRange::new(number(start)?, number(end)?).ok_or_else(|| format!("{text} has no layers"))
+}
+
+/// Block servers of KwaaiNet that a client uses.
+#[derive(Args, Clone, Debug, Default)]
+pub struct KwaaiClientOptions {
+    /// A block server of KwaaiNet and its layers, FIRST..END@HOST:PORT or FIRST..END@MULTIADDRESS/p2p/ID. Its numbers are f16
+    #[arg(long, value_name = "LAYERS@ADDRESS", value_delimiter = ',')]
+    pub kwaai_peer: Vec<KwaaiPeerOption>,
+}
+
+/// What a client knows of the model.
+pub struct KwaaiModel {
+    pub digest: ModelDigest,
+    pub layers: usize,
+    pub hidden: usize,
+}
+
+impl KwaaiClientOptions {
+    /// The servers that were named, with records in the node's view, which are renewed.
+    pub fn peers(&self, node: &SwarmNode, model: &KwaaiModel) -> Result<HashMap<PeerId, Arc<dyn ForeignPeer>>> {
+        let mut peers: HashMap<PeerId, Arc<dyn ForeignPeer>> = HashMap::new();
+        for (number, KwaaiPeerOption { layers, place }) in (0_u16..).zip(&self.kwaai_peer) {
+            let (peer, route) = match place {
+                // It has no identity, so it gets a name that no peer of the network has.
+                Place::Local(address) => {
+                    let [a, b] = number.to_le_bytes();
+                    let peer = PeerId::new(&[0, a, b]).context("three bytes are a name")?;
+                    (peer, KwaaiRoute::Local(*address))
+                }
+                Place::Peer { peer, address } => {
+                    (*peer, KwaaiRoute::Peer { peer: *peer, addresses: vec![address.clone()], dial: node.dial() })
+                }
+            };
+            let Some(kwaai) = KwaaiPeer::new(route, *layers, model.hidden, model.layers) else {
+                bail!(
+                    "--kwaai-peer {layers}: a server with the last of the {} layers returns f16 logits, which are not used; its \
+                     block has to end before",
+                    model.layers
+                );
+            };
+            peers.insert(peer, Arc::new(kwaai));
+        }
+        if !peers.is_empty() {
+            let (view, digest) = (Arc::clone(node.view()), model.digest);
+            let blocks: Vec<_> = peers.iter().map(|(peer, foreign)| (*peer, foreign.layers())).collect();
+            renew(&view, digest, &blocks);
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(RENEW).await;
+                    renew(&view, digest, &blocks);
+                }
+            });
+        }
+        Ok(peers)
+    }
+}
+
+fn renew(view: &SwarmView, model: ModelDigest, blocks: &[(PeerId, LayerRange)]) {
+    for &(peer, layers) in blocks {
+        let issued = now();
+        let record = BlockRecord {
+            peer,
+            sequence: issued.0,
+            issued,
+            lifetime_ms: 2 * RENEW.as_millis() as u32,
+            model,
+            layers,
+            block_use: BlockUse::Whole,
+            dtype: DType::F16,
+            state: ServiceState::Serving,
+            reach: Reach::Direct,
+            speed: SPEED_GUESS,
+            kv_tokens_free: 1 << 20,
+            coordinate: None,
+            neighbours: Vec::new(),
+        };
+        if let Err(error) = VerifiedRecord::configured(record).map(|record| view.insert(record)) {
+            warn!(%error, "a server that was named cannot be used");
+        }
+    }
+}
+
+/// Serving KwaaiNet's coordinators beside the swarm.
+#[derive(Args, Clone, Debug, Default)]
+pub struct KwaaiServerOptions {
+    /// Serve KwaaiNet's coordinators too, under its own protocol
+    #[arg(long, requires = "layers")]
+    pub kwaai: bool,
+    /// Serve them over KwaaiNet's local TCP bypass at this address. Whoever reaches it can use it, unencrypted
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "layers")]
+    pub kwaai_tcp: Option<SocketAddr>,
+    /// A registry of KwaaiNet at which the block is announced, such as /dns/NAME/tcp/8000/p2p/ID
+    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',', requires = "kwaai")]
+    pub kwaai_registry: Vec<Multiaddr>,
+}
+
+/// The server, once there is a block.
+pub type KwaaiSlot = Arc<OnceLock<KwaaiServer>>;
+
+impl KwaaiServerOptions {
+    pub fn is_used(&self) -> bool {
+        self.kwaai || self.kwaai_tcp.is_some()
+    }
+
+    /// Handles streams of KwaaiNet's protocol when there is a server.
+    pub fn handlers(&self, slot: &KwaaiSlot) -> Vec<(&'static str, StreamHandler)> {
+        if !self.kwaai {
+            return Vec::new();
+        }
+        let slot = Arc::clone(slot);
+        let handler: StreamHandler = Arc::new(move |peer, stream| {
+            let Some(server) = slot.get().cloned() else { return };
+            tokio::spawn(async move {
+                if let Err(error) = server.serve_stream(Client::Peer(peer), stream).await {
+                    debug!(%peer, %error, "a call of KwaaiNet was not answered");
+                }
+            });
+        });
+        vec![(peers::kwaai::INFERENCE_PROTOCOL, handler)]
+    }
+
+    /// Serves a block.
+    pub async fn serve(
+        self,
+        slot: KwaaiSlot,
+        block: peers::block::BlockHandle,
+        model_layers: usize,
+        embed_and_head: Option<EmbeddingAndHead<CpuBackend>>,
+    ) -> Result<()> {
+        let server = KwaaiServer::new(block, model_layers, KwaaiLimits::default());
+        if let Some(embed_and_head) = embed_and_head {
+            server.set_embed_and_head(embed_and_head);
+        }
+        let server = slot.get_or_init(|| server).clone();
+        if let Some(address) = self.kwaai_tcp {
+            let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
+            info!("serving KwaaiNet's TCP bypass, unencrypted, on {}", listener.local_addr()?);
+            tokio::spawn(serve_local(server, listener));
+        }
+        Ok(())
+    }
+
+    /// Announces a block at the registries, again and again.
+    pub async fn announce(self, node: SwarmNode, repository: String, model_layers: u32, layers: LayerRange) {
+        if self.kwaai_registry.is_empty() {
+            return;
+        }
+        let registries = DhtClient::new(self.kwaai_registry);
+        loop {
+            let announcement = KwaaiAnnouncement {
+                repository: &repository,
+                model_layers,
+                layers,
+                peer: node.handle().peer(),
+                state: KwaaiServerState::Ready,
+                throughput: SPEED_GUESS.layer_tokens_per_s.into(),
+                public_name: None,
+                using_relay: node.handle().reachability() == p2p::Reachability::Relayed,
+            };
+            for (registry, answer) in registries.announce(&announcement, SystemTime::now()).await {
+                match answer {
+                    Ok(stored) => debug!(%registry, stored, "announced to KwaaiNet"),
+                    Err(error) => warn!(%registry, %error, "the block was not announced to KwaaiNet"),
+                }
+            }
+            tokio::time::sleep(ANNOUNCE).await;
+        }
+    }
+}
