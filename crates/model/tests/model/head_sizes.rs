@@ -36,7 +36,9 @@ fn check(sizes: Sizes, stored: DType, keep: Option<DType>) {
             let (logits, sequence) = driver.prefill(&PROMPT, PROMPT.len());
             driver.close(sequence);
             let apart = distance(&logits, &want);
-            assert!(apart <= tolerance(keep, kv), "{what}: {apart}");
+            // Tiles multiply bf16 weights with activations in two bf16 parts, of 16 bits together.
+            let tiles = if level == Level::Amx && stored == DType::BF16 { 2e-4 } else { 0.0 };
+            assert!(apart <= tolerance(keep, kv) + tiles, "{what}: {apart}");
             assert!(driver.prefill(&PROMPT, 7).0 == logits, "{what}: another result in chunks");
             if level < Level::Amx {
                 assert!(first.get_or_insert_with(|| logits.clone()) == &logits, "{what}: not as at other levels");

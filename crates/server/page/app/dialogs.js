@@ -1,6 +1,6 @@
 // The two dialogs: settings of the conversation, and the API key.
 import { apiKey } from './api.js';
-import { byId } from './dom.js';
+import { byId, setText } from './dom.js';
 import { defaultsOf, settingsFrom } from './settings.js';
 import { sentence } from './words.js';
 
@@ -39,6 +39,7 @@ export function openKey(check, accept) {
 /** Shows `dialog` until it is cancelled or `submit()` succeeds. If it throws, the dialog shows why. */
 function open(dialog, submit) {
   const problem = dialog.querySelector('.problem');
+  setText(problem, '');
   problem.hidden = true;
   dialog.querySelector('form').onsubmit = async (event) => {
     event.preventDefault();
@@ -46,7 +47,7 @@ function open(dialog, submit) {
       await submit();
       dialog.close();
     } catch (error) {
-      problem.textContent = sentence(error.message);
+      setText(problem, sentence(error.message));
       problem.hidden = false;
     }
   };
