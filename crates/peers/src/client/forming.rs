@@ -15,8 +15,10 @@ use crate::wire::{FailureKind, Next, Open, PushKey};
 
 /// How long a session looks for a chain.
 pub const FORM_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a peer may take to open a session, with the stream to the next peer.
+/// How long a peer may take to open a session, with the stream to the next peer, if there is no other one.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(8);
+/// The same if there are others. It may be dead; if it is far away, it is connected when its turn comes again.
+const OPEN_TIME_MAX_OF_SEVERAL: Duration = Duration::from_secs(4);
 /// After that a session looks again whether there is a chain.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -51,10 +53,13 @@ pub(super) async fn form(
     let started = Instant::now();
     loop {
         let why = match session.plan(layers, [before, after]) {
-            Ok(spans) => match open_all(session, &spans, before, after).await {
-                Ok(formed) => return Ok(formed),
-                Err(why) => why,
-            },
+            Ok(spans) => {
+                let waits = open_times(session, &spans, layers, [before, after]);
+                match open_all(session, &spans, &waits, before, after).await {
+                    Ok(formed) => return Ok(formed),
+                    Err(why) => why,
+                }
+            }
             Err(error) => error.to_string(),
         };
         if started.elapsed() > FORM_TIME_MAX {
@@ -64,9 +69,23 @@ pub(super) async fn form(
     }
 }
 
+fn open_times(
+    session: &mut Session,
+    spans: &[ChainSpan],
+    layers: LayerRange,
+    around: [Around<'_>; 2],
+) -> Vec<Duration> {
+    let mut time = |span: &ChainSpan| match session.has_other(span.peer, layers, around) {
+        true => OPEN_TIME_MAX_OF_SEVERAL,
+        false => OPEN_TIME_MAX,
+    };
+    spans.iter().map(&mut time).collect()
+}
+
 async fn open_all(
     session: &mut Session,
     spans: &[ChainSpan],
+    waits: &[Duration],
     before: Around<'_>,
     after: Around<'_>,
 ) -> Result<FormedSpans, String> {
@@ -102,7 +121,8 @@ async fn open_all(
         .map(|key| next_of(spans[0].peer, key));
     let following = (!after.is_empty()).then(|| key(spans.len())).flatten();
 
-    let opening = opens.iter().map(|(id, span, open)| open_span(session, *id, span.peer, open.clone()));
+    let opening = opens.iter().zip(waits);
+    let opening = opening.map(|((id, span, open), wait)| open_span(session, *id, span.peer, open.clone(), *wait));
     let results = join_all(opening).await;
     let (mut opened, mut new, mut why) = (Vec::new(), Vec::new(), None);
     // The first new span gets its rows from the one before if that can; it tells when it cannot.
@@ -137,6 +157,7 @@ async fn open_span(
     id: SpanId,
     peer: PeerId,
     open: Open,
+    wait: Duration,
 ) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
     let context = session.context();
     if let Some(foreign) = context.foreign.get(&peer) {
@@ -144,7 +165,7 @@ async fn open_span(
         return Ok((SpanSession::foreign(&**foreign, id, session.events()), opened));
     }
     let link = context.link(peer);
-    let opened = timeout(OPEN_TIME_MAX, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
+    let opened = timeout(wait, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
     if let Some(time) = link.round_trip() {
         context.view.set_round_trip(peer, time);
     }

@@ -325,6 +325,16 @@ impl Session {
         self.avoided.insert(peer, Instant::now());
     }
 
+    /// Whether there is a chain without a peer.
+    pub(super) fn has_other(&mut self, peer: PeerId, layers: LayerRange, around: [&[(SpanId, OpenSpan)]; 2]) -> bool {
+        let is_new = self.excluded.insert(peer);
+        let other = self.plan(layers, around);
+        if is_new {
+            self.excluded.remove(&peer);
+        }
+        other.is_ok()
+    }
+
     /// The spans for some layers of the fastest chain that has these spans around them.
     pub(super) fn plan(
         &mut self,

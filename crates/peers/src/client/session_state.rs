@@ -14,6 +14,9 @@ use types::LayerRange;
 
 use crate::wire::{Activations, Encoding, PushKey, Returned, Run};
 
+#[cfg(test)]
+mod tests;
+
 /// Names a span, also after it has left the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SpanId(pub u64);
@@ -304,9 +307,13 @@ impl SessionState {
         let is_coming = |span: &Span, position: usize| {
             span.new.fed_by.is_some() && span.due.values().any(|due| due.is_passed_on && due.position == position)
         };
+        // What the client sends would overtake rows that the span before has passed on, until the peer has replied to them.
+        let is_ahead = |span: &Span| {
+            span.new.fed_by.is_none() && span.due.values().any(|due| due.is_passed_on && due.since.is_some())
+        };
         loop {
             let (from, have) = (self.spans[index].sent, self.rows_before(layers.start()));
-            if from >= have || is_coming(&self.spans[index], from) {
+            if from >= have || is_coming(&self.spans[index], from) || is_ahead(&self.spans[index]) {
                 return;
             }
             let Some((rows, job)) = self.chunk(from, have, self.spans[index].new.rows_max) else { return };
