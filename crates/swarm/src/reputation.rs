@@ -38,7 +38,8 @@ impl Offence {
         match self {
             Self::Slow | Self::Refused => 0.5,
             Self::Lost => 1.0,
-            Self::Malformed => EXCLUDED_AT,
+            // Excluded for one half-life.
+            Self::Malformed => 2.0 * EXCLUDED_AT,
             Self::WrongResult => SCORE_MAX,
         }
     }

@@ -21,8 +21,8 @@ fn offences_add_up_and_fade() {
 fn a_peer_that_sends_garbage_is_excluded_and_gets_another_chance() {
     let mut reputation = Reputation::new();
     reputation.report(peer(1), Offence::Malformed, NOW);
-    assert!(reputation.is_excluded(&peer(1), NOW));
-    assert!(!reputation.is_excluded(&peer(1), NOW.plus(1000)));
+    assert!(reputation.is_excluded(&peer(1), NOW.plus(HALF_LIFE_MS / 2)));
+    assert!(!reputation.is_excluded(&peer(1), NOW.plus(HALF_LIFE_MS + 1)));
     for _ in 0..100 {
         reputation.report(peer(2), Offence::WrongResult, NOW);
     }
