@@ -2,13 +2,14 @@
 """What a network costs a swarm: tokens per second of a chain of peers beside what round trips plus computation allow.
 
     cargo build --release -p consort
-    sudo python3 bench/swarm.py [chain] [star] [speculation]
+    sudo python3 bench/swarm.py [chain] [f16] [star] [speculation]
 
 Five machines run `consort swarm serve` with one thread and a fifth of the layers each, and another one `consort serve --swarm`. Machines are
 network namespaces, connected as in lan.py: packets take 25 ms from one machine to another, and 1 % of them are lost. Clients are in the
 server's namespace, and stream their answers; the time from the first token of an answer to the last one counts.
 
 chain        one sequence, and eight at once: from the client over five peers and back are six one-way delays
+f16          the chain with activations of half the bytes
 star         the client carries the activations to and from each peer: ten one-way delays
 speculation  the chain with draft tokens, on a prompt that repeats itself, beside the same without
 
@@ -39,7 +40,7 @@ PORT, HTTP_PORT = 4101, 8080
 # Of a packet, what the headers of IP, TCP or QUIC, and the frame leave.
 PACKET_BYTES = 1340
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
-TEST_LABELS = {"chain": "chain", "star": "star", "speculation": "chain"}
+TESTS = ["chain", "f16", "star", "speculation"]
 
 
 def main() -> None:
@@ -51,32 +52,34 @@ def main() -> None:
     layers = json.loads(compare.run_quietly([options.consort, "show", model, "--json"]))["layers"]
     compute = measure_compute(options, model)
     say("compute", ", ".join(f"{batch} sequences {1000 * seconds:.1f} ms a step" for batch, seconds in compute.items()))
-    for transport in options.transports:
-        with Swarm(options, model, layers, transport) as swarm:
-            for _ in range(options.rounds):
-                measure(options, swarm, transport, compute)
+    binaries = {"": options.consort} if options.before is None else {"before: ": options.before, "now: ": options.consort}
+    for _ in range(options.rounds):
+        for transport in options.transports:
+            for name, binary in binaries.items():
+                options.consort = binary
+                with Swarm(options, model, layers, transport) as swarm:
+                    measure(options, swarm, f"{name}over {transport}", compute)
 
 
-def measure(options, swarm: "Swarm", transport: str, compute: dict[int, float]) -> None:
-    tests = options.tests or list(TEST_LABELS)
-    if "chain" in tests:
-        with swarm.serve() as server:
-            for count in options.sequences:
-                tell(options, f"chain over {transport}, {count} sequences", server.stream(count, noise), 1 + PEERS, compute, count)
-    if "star" in tests:
-        with swarm.serve("--swarm-star") as server:
-            for count in options.sequences:
-                tell(options, f"star over {transport}, {count} sequences", server.stream(count, noise), 2 * PEERS, compute, count)
+def measure(options, swarm: "Swarm", where: str, compute: dict[int, float]) -> None:
+    tests, row_bytes, delays = options.tests or TESTS, options.row_bytes, 1 + PEERS
+    chains = {"chain": ([], row_bytes, delays), "f16": (["--swarm-activations", "f16"], row_bytes // 2, delays)}
+    chains |= {"star": (["--swarm-star"], row_bytes, 2 * PEERS)}
+    for test, (arguments, row_bytes, delays) in chains.items():
+        if test in tests:
+            with swarm.serve(*arguments) as server:
+                for count in options.sequences:
+                    tell(options, f"{test} {where}, {count} sequences", server.stream(count, noise), delays, compute[count], count, row_bytes)
     if "speculation" in tests:
         for drafts in (0, options.speculate):
             with swarm.serve("--speculate", drafts) as server:
                 result = server.stream(1, lambda: SENTENCE * 12)
-                tell(options, f"chain over {transport}, {drafts} draft tokens, a repetitive prompt", result, 1 + PEERS, compute, 1)
+                tell(options, f"chain {where}, a repetitive prompt, {drafts} draft tokens", result, 1 + PEERS, compute[1], 1, options.row_bytes)
 
 
-def tell(options, what: str, result: "Streams", delays: int, compute: dict[int, float], count: int) -> None:
-    step = delays * options.delay_ms / 1000 + compute[count]
-    packets = math.ceil(options.row_bytes / PACKET_BYTES)
+def tell(options, what: str, result: "Streams", delays: int, compute: float, count: int, row_bytes: int) -> None:
+    step = delays * options.delay_ms / 1000 + compute
+    packets = math.ceil(row_bytes / PACKET_BYTES)
     lossy = step + delays * (1 - (1 - options.loss) ** packets) * 2 * options.delay_ms / 1000
     bounds = ", ".join(f"{count / bound:.2f} {name} ({result.tokens_per_s * bound / count:.2f})" for name, bound in (("allowed", step), ("with losses", lossy)))
     gaps = sorted(result.gaps)
@@ -122,7 +125,7 @@ class Swarm(lan.Machines):
             log += line
             if "joined the swarm" in line:
                 peer = line.split("peer=")[1].split()[0].strip('"')
-                self.addresses.append(f"{listen[self.transport][-1]}/p2p/{peer}")
+                self.addresses.append(",".join(f"{address}/p2p/{peer}" for address in listen[self.transport]))
             if "the block is served" in line:
                 threading.Thread(target=process.stderr.read, daemon=True).start()
                 return
@@ -211,7 +214,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = lambda text: text.split(",")
     add = parser.add_argument
-    add("tests", nargs="*", choices=[*TEST_LABELS, []])
+    add("tests", nargs="*", choices=[*TESTS, []])
     add("--model", type=Path, help="instead of one that is made")
     add("--shape", default="smollm2", help="of the model that is made: see compare.py")
     add("--row-bytes", type=int, default=576 * 4, help="of the activations of one token")
@@ -226,6 +229,7 @@ def parse_options() -> argparse.Namespace:
     add("--settle", type=float, default=8, help="seconds from the start of a server to the first measurement")
     add("-r", "--rounds", type=int, default=1)
     add("--consort", type=Path, default=compare.HERE.parent / "target" / "release" / "consort")
+    add("--before", type=Path, help="another build of consort, to measure in the same run")
     return parser.parse_args()
 
 
