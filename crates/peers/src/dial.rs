@@ -60,4 +60,35 @@ mod tests {
         assert_eq!(dialable(&all, &texts(&["/ip4/192.168.0.9/tcp/1"])), all[..2]);
         assert_eq!(dialable(&all, &texts(&["/ip4/127.0.0.1/tcp/1"])), all[..7]);
     }
+
+    /// Addresses come from other peers, as text.
+    #[test]
+    fn any_text_is_an_address_or_is_left_out() {
+        let pieces = [
+            "/ip4/203.0.113.7",
+            "/ip6/::1",
+            "/tcp/4001",
+            "/tcp/70000",
+            "/udp/1",
+            "/quic-v1",
+            "/p2p/",
+            "/p2p/12D3KooW",
+            "/p2p-circuit",
+            "/dns4/é",
+            "/unix/a/b",
+            "/",
+            "//",
+            "\0",
+            "ip4",
+            "/certhash/u",
+            "/memory/99999999999999999999",
+            "/onion3/x:1",
+            "/ws",
+        ];
+        for number in 0..pieces.len().pow(3) {
+            let text: String = (0..3).map(|place| pieces[number / pieces.len().pow(place) % pieces.len()]).collect();
+            let left = dialable(std::slice::from_ref(&text), &[]);
+            assert!(left.is_empty() || text.starts_with("/ip4/203.0.113.7"), "{text}");
+        }
+    }
 }
