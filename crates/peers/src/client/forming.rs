@@ -9,7 +9,7 @@ use types::LayerRange;
 
 use super::context::push_key;
 use super::link::{OpenedSpan, SpanLoss, SpanSession};
-use super::session::{OpenSpan, Session, SessionLoss};
+use super::session::{Session, SessionLoss};
 use super::session_state::{NewSpan, SpanId};
 use crate::wire::{FailureKind, Next, Open, PushKey};
 
@@ -28,6 +28,24 @@ const WAIT_MIN: Duration = Duration::from_secs(3);
 const FOREIGN_WAIT: Duration = Duration::from_secs(60);
 /// What a run may take, in times of the predicted time.
 const WAIT_FACTOR: f64 = 20.0;
+
+/// An open session at a span's peer.
+pub(super) struct OpenSpan {
+    pub peer: PeerId,
+    pub layers: LayerRange,
+    pub session: SpanSession,
+    pub accepts: Option<PushKey>,
+    pub next: Option<Next>,
+}
+
+impl OpenSpan {
+    /// From now on rows come and go another way.
+    pub fn route(&mut self, accepts: Option<PushKey>, next: Option<Next>) {
+        self.accepts = accepts;
+        self.next = next.clone();
+        self.session.route(accepts, next);
+    }
+}
 
 /// Spans that were opened.
 pub(super) struct FormedSpans {
@@ -98,7 +116,7 @@ async fn open_all(
     for (index, span) in spans.iter().enumerate() {
         let following = spans.get(index + 1).map(|next| next.peer).or(after.first().map(|(_, span)| span.peer));
         let is_ours = |peer: &PeerId| !session.context().foreign.contains_key(peer);
-        let following = following.filter(|peer| is_ours(peer) && is_ours(&span.peer));
+        let following = following.filter(|peer| is_ours(peer) && session.may_feed(&span.peer) && is_ours(&span.peer));
         let next = following.zip(key(index + 1)).map(|(peer, key)| next_of(peer, key));
         let is_first = index == 0 && before.is_empty();
         let open = Open {
@@ -115,7 +133,8 @@ async fn open_all(
     // Peers with other protocols neither pass rows on nor get them passed on.
     let is_foreign = |peer: Option<PeerId>| peer.is_some_and(|peer| session.context().foreign.contains_key(&peer));
     let ends = [before.last().map(|(_, span)| span.peer), spans.first().map(|span| span.peer)];
-    let previous = (!before.is_empty() && !ends.into_iter().any(is_foreign))
+    let may_feed = before.last().is_some_and(|(_, span)| session.may_feed(&span.peer));
+    let previous = (may_feed && !ends.into_iter().any(is_foreign))
         .then(|| key(0))
         .flatten()
         .map(|key| next_of(spans[0].peer, key));
@@ -131,6 +150,8 @@ async fn open_all(
         match result {
             Ok((span_session, OpenedSpan { rows_max, is_linked })) => {
                 let (wait, wait_per_row) = wait_of(session, peer, layers);
+                // What comes back has to fit into a frame.
+                let rows_max = rows_max.min(session.context().rows_max);
                 new.push(NewSpan { id, layers, rows_max, fed_by, wait, wait_per_row });
                 let Open { accepts, next, .. } = open;
                 let next = next.filter(|_| is_linked);
@@ -139,10 +160,7 @@ async fn open_all(
             }
             Err(loss) => {
                 why = Some(format!("peer {peer}: {loss}"));
-                // It will be ready soon, and may be the only one.
-                if !matches!(loss, SpanLoss::Failed { kind: FailureKind::WarmingUp, .. }) {
-                    session.avoid(peer, &loss);
-                }
+                session.avoid(peer, &loss);
             }
         }
     }
