@@ -51,6 +51,8 @@ pub struct View {
     pub confirmed: HashSet<Multiaddr>,
     /// Addresses of its own through relays.
     pub circuits: HashSet<Multiaddr>,
+    /// Why no bootstrap peer was reached, until a connection is made.
+    pub bootstrap_failure: Option<String>,
     /// Somebody has seen this node at a public IP address.
     pub is_seen_in_public: bool,
 }

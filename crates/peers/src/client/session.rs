@@ -348,12 +348,9 @@ impl Session {
 
     /// Whether there is a chain without a peer.
     pub(super) fn has_other(&mut self, peer: PeerId, layers: LayerRange, around: [&[(SpanId, OpenSpan)]; 2]) -> bool {
-        let is_new = self.excluded.insert(peer);
-        let other = self.plan(layers, around);
-        if is_new {
-            self.excluded.remove(&peer);
-        }
-        other.is_ok()
+        let [mut avoided, _] = self.avoided.now();
+        avoided.insert(peer);
+        self.plan_without(&avoided, layers, around).is_ok()
     }
 
     /// The spans for some layers of the fastest chain that has these spans around them.
