@@ -18,12 +18,14 @@ weights  the transfer of weights beside plain TCP and one core's encryption, on 
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
 import heapq
 import json
 import os
+import random
 import re
 import select
 import shutil
@@ -178,10 +180,12 @@ def split(layers: int, machines: int) -> list[int]:
 
 
 class Machines:
-    """Namespaces with `consort join` in all but the first."""
+    """Namespaces with `consort join` in all but the first. With a delay, this part of the packets may be lost."""
 
-    def __init__(self, options, count: int, delay_s: float = 0, cpus: list[int] | None = None, joins: bool = True, rate: str | None = None, slow: bool = False):
+    def __init__(self, options, count: int, delay_s: float = 0, cpus: list[int] | None = None, joins: bool = True, rate: str | None = None,
+                 slow: bool = False, loss: float = 0, mtu: int = 9000):  # fmt: skip
         self.options, self.delay_s, self.cpus, self.joins, self.rate, self.slow = options, delay_s, cpus, joins, rate, slow
+        self.loss, self.mtu = loss, mtu
         self.names = [f"{PREFIX}-{os.getpid()}-{index}" for index in range(count + 1)]
         self.stack = contextlib.ExitStack()
 
@@ -193,7 +197,7 @@ class Machines:
                 stack.callback(ip, "netns", "del", name)
                 ip("-n", name, "link", "set", "lo", "up")
             if self.delay_s:
-                stack.enter_context(Relay(self.names, self.delay_s))
+                self.relay = stack.enter_context(Relay(self.names, self.delay_s, self.loss, self.mtu))
             else:
                 connect_with_bridge(self.names)
             for name in self.names if self.rate else []:
@@ -253,12 +257,12 @@ class Machines:
 
 
 class Relay(threading.Thread):
-    """A switch between TUN devices that holds each packet back."""
+    """A switch between TUN devices that holds each packet back, and loses some."""
 
-    def __init__(self, names: list[str], delay_s: float):
+    def __init__(self, names: list[str], delay_s: float, loss: float, mtu: int):
         super().__init__(daemon=True)
-        self.delay_s, self.is_over = delay_s, False
-        self.devices = {bytes(map(int, address(index).split("."))): open_tun(name, index) for index, name in enumerate(names)}
+        self.delay_s, self.loss, self.is_over = delay_s, loss, False
+        self.devices = {bytes(map(int, address(index).split("."))): open_tun(name, index, mtu) for index, name in enumerate(names)}
 
     def __enter__(self) -> "Relay":
         self.start()
@@ -281,32 +285,39 @@ class Relay(threading.Thread):
             for device in select.select(files, [], [], max(0, wait - 1e-4))[0]:
                 packet = os.read(device, 65536)
                 # The destination of an IPv4 packet.
-                if packet[0] >> 4 == 4 and (target := self.devices.get(packet[16:20])) is not None:
+                if packet[0] >> 4 == 4 and (target := self.devices.get(packet[16:20])) is not None and random.random() >= self.loss:
                     count += 1
                     heapq.heappush(held, (time.monotonic() + self.delay_s, count, target, packet))
         for device in files:
             os.close(device)
 
 
-def open_tun(name: str, index: int) -> int:
-    """The device of a machine. It is made in the machine's namespace, by a thread that enters it."""
+def in_namespace(name: str, task):
+    """What `task` returns in a thread that has entered the namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
-    made: list[int] = []
 
-    def make() -> None:
+    def enter():
         with open(f"/run/netns/{name}") as namespace:
             if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+        return task()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        return threads.submit(enter).result()
+
+
+def open_tun(name: str, index: int, mtu: int) -> int:
+    """The device of a machine, made in its namespace."""
+
+    def make() -> int:
         device = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"eth0", IFF_TUN | IFF_NO_PI))
-        made.append(device)
+        return device
 
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
+    device = in_namespace(name, make)
     ip("-n", name, "addr", "add", f"{address(index)}/24", "dev", "eth0")
-    ip("-n", name, "link", "set", "eth0", "mtu", "9000", "up")
-    return made[0]
+    ip("-n", name, "link", "set", "eth0", "mtu", str(mtu), "up")
+    return device
 
 
 def connect_with_bridge(names: list[str]) -> None:

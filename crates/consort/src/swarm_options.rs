@@ -180,6 +180,19 @@ impl SwarmChain {
         self.executor.head_bytes()
     }
 
+    /// What may be the reason that no chain is found.
+    fn surroundings(&self) -> String {
+        let handle = self.node.handle();
+        match (handle.peers().len(), handle.bootstrap_failure()) {
+            (0, Some(why)) => why,
+            (0, None) => "no other peer was found; name one with --bootstrap".to_owned(),
+            (peers, _) => match self.node.view().records(None).len() {
+                0 => format!("none of {peers} connected peers serves the model; theirs must be of the same files"),
+                serving => format!("{peers} peers are connected, and {serving} are known to serve layers of the model"),
+            },
+        }
+    }
+
     fn wait(&self, max: Duration, observer: &mut dyn LoadObserver) -> Result<()> {
         let started = Instant::now();
         let (mut found, mut told) = (None, String::new());
@@ -196,7 +209,7 @@ impl SwarmChain {
                     found = None;
                     let why = error.to_string();
                     if started.elapsed() >= max {
-                        bail!("after {} s: {why}", max.as_secs());
+                        bail!("after {} s: {why}: {}", max.as_secs(), self.surroundings());
                     }
                     if why != told {
                         observer.waiting(&why);

@@ -123,6 +123,11 @@ impl NodeHandle {
         self.view().connected()
     }
 
+    /// Why no bootstrap peer was reached, until a connection is made.
+    pub fn bootstrap_failure(&self) -> Option<String> {
+        self.view().bootstrap_failure.clone()
+    }
+
     /// The round trip to a connected peer that was measured last.
     pub fn round_trip(&self, peer: &swarm::PeerId) -> Option<Duration> {
         let peer = peer_id::to_libp2p(peer)?;

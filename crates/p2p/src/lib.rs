@@ -27,4 +27,4 @@ pub use network_key::NetworkKey;
 pub use options::NodeOptions;
 pub use peer_id::{parse_peer, peer_text};
 pub use streams::{IncomingStream, IncomingStreams, PeerStream};
-pub use view::{ConnectedPeer, PeerChange, Reachability};
+pub use view::{ConnectedPeer, PeerChange, Reachability, Scope, scope};

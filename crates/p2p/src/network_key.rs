@@ -68,3 +68,26 @@ impl fmt::Debug for NetworkKey {
         write!(f, "NetworkKey(…)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts of pieces that mean something, in every order, with characters of several bytes between.
+    #[test]
+    fn any_text_is_a_key_of_64_digits_or_is_refused() {
+        let digits = "0123456789abcdefABCDEF0123456789".repeat(2);
+        let pieces = ["/key/swarm/psk/1.0.0/", "/base16/", "\n", " ", "é", "0", &digits[..63], &digits, "/bin/", "\0"];
+        let mut keys = 0;
+        for number in 0..pieces.len().pow(4) {
+            let text: String = (0..4).map(|place| pieces[number / pieces.len().pow(place) % pieces.len()]).collect();
+            if let Ok(key) = text.parse::<NetworkKey>() {
+                keys += 1;
+                let found: String = key.0.iter().map(|byte| format!("{byte:02x}")).collect();
+                let letters: String = text.split_whitespace().next_back().unwrap().to_lowercase();
+                assert!(letters.ends_with(&found), "{text:?}");
+            }
+        }
+        assert!(keys > 10, "{keys}");
+    }
+}

@@ -51,6 +51,8 @@ pub struct View {
     pub confirmed: HashSet<Multiaddr>,
     /// Addresses of its own through relays.
     pub circuits: HashSet<Multiaddr>,
+    /// Why no bootstrap peer was reached, until a connection is made.
+    pub bootstrap_failure: Option<String>,
     /// Somebody has seen this node at a public IP address.
     pub is_seen_in_public: bool,
 }
@@ -155,6 +157,30 @@ pub fn ip(address: &Multiaddr) -> Option<IpAddr> {
         Protocol::Ip6(ip) => Some(ip.into()),
         _ => None,
     }
+}
+
+/// From where a direct address leads to the same machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// From this machine only, or from its link.
+    Host,
+    /// From its private network.
+    Network,
+    Internet,
+}
+
+/// The scope of an address that begins with an IP address. One through a relay has that of the relay.
+pub fn scope(address: &Multiaddr) -> Option<Scope> {
+    let ip = ip(address)?.to_canonical();
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    Some(match is_public(ip) {
+        true => Scope::Internet,
+        false if ip.is_loopback() || ip.is_unspecified() || is_link_local => Scope::Host,
+        false => Scope::Network,
+    })
 }
 
 /// Whether the whole internet could reach this address.

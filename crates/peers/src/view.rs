@@ -1,7 +1,7 @@
 //! `SwarmView`: what this process knows of the swarm: records of peers, how they behaved, and measured times. Shared by
 //! everything that reads or changes it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,6 +14,8 @@ use types::LayerRange;
 
 /// The part of a new measurement in a running mean.
 const WEIGHT: f32 = 0.2;
+/// Peers whose times are remembered. With more, only those that have records are.
+const MEASURED_PEERS_MAX: usize = RECORDS_MAX;
 
 #[derive(Debug)]
 pub struct SwarmView(Mutex<Known>);
@@ -74,6 +76,12 @@ impl SwarmView {
         self.lock().directory.get(model, peer).cloned()
     }
 
+    /// Whether a record of the same peer and model is known that is as new.
+    pub fn knows(&self, record: &BlockRecord) -> bool {
+        let known = self.lock();
+        known.directory.get(&record.model, &record.peer).is_some_and(|known| known.sequence >= record.sequence)
+    }
+
     pub fn remove(&self, model: &ModelDigest, peer: &PeerId) {
         self.lock().directory.remove(model, peer);
     }
@@ -114,7 +122,11 @@ impl SwarmView {
     }
 
     pub fn set_round_trip(&self, peer: PeerId, time: Duration) {
-        self.lock().client.round_trips.insert(peer, time.as_secs_f32());
+        let mut known = self.lock();
+        let Known { directory, client, .. } = &mut *known;
+        if has_room(&mut client.round_trips, &peer, directory) {
+            client.round_trips.insert(peer, time.as_secs_f32());
+        }
     }
 
     pub fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
@@ -126,8 +138,11 @@ impl SwarmView {
     pub fn add_layer_time(&self, peer: PeerId, time: Duration) {
         let seconds = time.as_secs_f32();
         let mut known = self.lock();
-        let mean = known.client.layer_seconds.entry(peer).or_insert(seconds);
-        *mean += WEIGHT * (seconds - *mean);
+        let Known { directory, client, .. } = &mut *known;
+        if has_room(&mut client.layer_seconds, &peer, directory) {
+            let mean = client.layer_seconds.entry(peer).or_insert(seconds);
+            *mean += WEIGHT * (seconds - *mean);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -140,6 +155,14 @@ impl Known {
         let Self { directory, reputation, client } = self;
         RoutePlanner { directory, reputation, client, now: now(), limits: RouteLimits::default() }
     }
+}
+
+/// Makes room for one more peer, if there is too little.
+fn has_room(times: &mut HashMap<PeerId, f32>, peer: &PeerId, directory: &Directory) -> bool {
+    if times.len() >= MEASURED_PEERS_MAX && !times.contains_key(peer) {
+        times.retain(|peer, _| directory.knows(peer));
+    }
+    times.len() < MEASURED_PEERS_MAX || times.contains_key(peer)
 }
 
 fn route_request(request: ChainRequest, excluded: &HashSet<PeerId>) -> RouteRequest<'_> {
@@ -156,4 +179,23 @@ fn route_request(request: ChainRequest, excluded: &HashSet<PeerId>) -> RouteRequ
 pub fn now() -> UnixTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     UnixTime(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_peers_without_records_are_forgotten_when_there_are_too_many() {
+        let view = SwarmView::default();
+        for number in 0..2 * MEASURED_PEERS_MAX as u64 {
+            let peer = PeerId::new(&number.to_le_bytes()).unwrap();
+            view.set_round_trip(peer, Duration::from_millis(1));
+            view.add_layer_time(peer, Duration::from_millis(1));
+            assert!(view.round_trip(&peer).is_some());
+        }
+        let known = view.lock();
+        assert!(known.client.round_trips.len() <= MEASURED_PEERS_MAX);
+        assert!(known.client.layer_seconds.len() <= MEASURED_PEERS_MAX);
+    }
 }

@@ -90,6 +90,11 @@ impl Directory {
         }
     }
 
+    /// Whether there is a record of the peer.
+    pub fn knows(&self, peer: &PeerId) -> bool {
+        self.peers.contains_key(peer)
+    }
+
     /// The number of records.
     pub fn len(&self) -> usize {
         self.expiry.len()

@@ -29,6 +29,10 @@ impl Bootstrap {
         Self { peers: peers.into_iter().map(peer).collect() }
     }
 
+    pub fn has(&self, peer: &PeerId) -> bool {
+        self.peers.iter().any(|bootstrap| bootstrap.peer == *peer)
+    }
+
     pub fn dial_lost(&mut self, swarm: &mut Swarm<Behaviour>, now: Instant) {
         for bootstrap in &mut self.peers {
             if swarm.is_connected(&bootstrap.peer) {

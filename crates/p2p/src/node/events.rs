@@ -14,7 +14,7 @@ use libp2p_swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p_swarm::{ConnectionId, SwarmEvent};
 use tokio::time::Instant;
 
-use super::Node;
+use super::{Node, reason};
 use crate::behaviour::{BehaviourEvent, KADEMLIA};
 use crate::limits::{ADDRESSES_PER_PEER_MAX, AGENT_CHARS_MAX, LAN_CONNECTIONS_MAX, PING_FAILURES_MAX};
 use crate::peer_id;
@@ -32,6 +32,11 @@ impl Node {
             }
             SwarmEvent::OutgoingConnectionError { peer_id: Some(peer), connection_id, error } => {
                 tracing::debug!(%peer, %error, "no connection");
+                if self.bootstrap.has(&peer) {
+                    let why = reason(&error);
+                    tracing::warn!(%peer, %why, "a peer to join the swarm through cannot be reached");
+                    self.view().bootstrap_failure = Some(format!("{peer} cannot be reached: {why}"));
+                }
                 self.on_dial_failed(&peer, connection_id, &error);
             }
             SwarmEvent::IncomingConnectionError { error, .. } => {
@@ -85,6 +90,7 @@ impl Node {
         tracing::debug!(%peer, address = %connection.address, "connected");
         let connections = {
             let mut view = self.view();
+            view.bootstrap_failure = None;
             let connections = &mut view.peers.entry(peer).or_default().connections;
             connections.push(connection);
             connections.len()

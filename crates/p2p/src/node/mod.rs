@@ -6,11 +6,13 @@ mod events;
 mod providers;
 mod relays;
 
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use libp2p_core::Multiaddr;
+use libp2p_core::multiaddr::Protocol;
 use libp2p_identity::PeerId;
 use libp2p_swarm::{Config, PeerAddresses, Swarm};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -23,7 +25,7 @@ use crate::limits::{CHANGES_MAX, COMMANDS_MAX, IDLE_CONNECTION_TIME, KNOWN_PEERS
 use crate::options::NodeOptions;
 use crate::streams::{self, IncomingStreams, Opening};
 use crate::transport::transport;
-use crate::view::{PeerChange, View};
+use crate::view::{PeerChange, View, ip};
 use bootstrap::Bootstrap;
 use dials::Dials;
 use providers::Providers;
@@ -76,6 +78,10 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
     for address in &options.external {
         swarm.add_external_address(address.clone());
         view.lock().unwrap_or_else(PoisonError::into_inner).confirm(address.clone());
+    }
+    for address in &options.listen {
+        let failed = |error| NodeError::Listen { address: address.clone(), reason: reason(&error) };
+        check_port(address).map_err(failed)?;
     }
     for address in &options.listen {
         let failed = |error| NodeError::Listen { address: address.clone(), reason: reason(&error) };
@@ -153,6 +159,16 @@ impl Node {
 
     fn view(&self) -> MutexGuard<'_, View> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An error if another program listens there. libp2p would share the port with it, and each would get connections that are for
+/// the other.
+fn check_port(address: &Multiaddr) -> std::io::Result<()> {
+    let mut parts = address.iter().skip(1);
+    match (ip(address), parts.next()) {
+        (Some(ip), Some(Protocol::Tcp(port))) if port != 0 => TcpListener::bind((ip, port)).map(drop),
+        _ => Ok(()),
     }
 }
 

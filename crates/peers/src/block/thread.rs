@@ -14,12 +14,21 @@ use super::accounts::Accounts;
 use super::batch::{WaitingRun, take_batch};
 use super::{BlockLimits, BlockRows, BlockShape, BlockStates, BlockStats, Client, Refusal, RunError};
 
+/// Commands that are carried out between two steps, so that no flood of them keeps the steps from running.
+const COMMANDS_PER_STEP_MAX: usize = 1024;
 /// How long the thread sleeps at most before it looks for sessions to expire, and for ranks that were lost.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Names a session of this block. Keys are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionKey(u64);
+
+#[cfg(test)]
+impl SessionKey {
+    pub fn for_test(number: u64) -> Self {
+        Self(number)
+    }
+}
 
 #[derive(Debug)]
 pub(super) enum Command {
@@ -94,7 +103,7 @@ impl BlockThread {
                 }
             }
             // Everything that has come takes part in the next step.
-            while let Ok(command) = commands.try_recv() {
+            for command in commands.try_iter().take(COMMANDS_PER_STEP_MAX) {
                 if matches!(command, Command::End) {
                     return;
                 }
@@ -121,9 +130,9 @@ impl BlockThread {
                 }
             }
             Command::Run { session, rows, reply } => match self.check(session, &rows) {
-                Ok((layers, count)) => {
+                Ok((client, layers, count)) => {
                     let since = Instant::now();
-                    self.waiting.push_back(WaitingRun { session, layers, rows, count, reply, since });
+                    self.waiting.push_back(WaitingRun { client, session, layers, rows, count, reply, since });
                 }
                 Err(error) => self.fail(reply, error),
             },
@@ -165,8 +174,8 @@ impl BlockThread {
         self.waiting.retain(|run| run.session != key);
     }
 
-    /// What a run may be refused for. Returns its layers and its rows.
-    fn check(&mut self, key: SessionKey, rows: &BlockRows) -> Result<(LayerRange, usize), RunError> {
+    /// What a run may be refused for. Returns whose it is, its layers and its rows.
+    fn check(&mut self, key: SessionKey, rows: &BlockRows) -> Result<(Client, LayerRange, usize), RunError> {
         let BlockShape { hidden, rows_max, .. } = self.shape;
         let session = self.sessions.get_mut(&key).ok_or(RunError::Expired)?;
         let (found, count) = (rows.activations.len(), rows.activations.len() / hidden);
@@ -189,7 +198,7 @@ impl BlockThread {
         }
         session.expected = end;
         session.used = Instant::now();
-        Ok((session.layers, count))
+        Ok((session.client, session.layers, count))
     }
 
     fn fail(&self, reply: oneshot::Sender<Result<BlockStates, RunError>>, error: RunError) {
@@ -244,14 +253,24 @@ impl BlockThread {
         let oldest = batch.iter().map(|run| started.saturating_duration_since(run.since)).max().unwrap_or_default();
         let (entries, rows) = (batch.len(), batch.iter().map(|run| run.count).sum());
         self.report(|stats| stats.record(compute, oldest, entries, rows));
-        let mut states = self.output.states.as_slice();
+        let output = std::mem::take(&mut self.output);
+        let mut states = output.states.as_slice();
         for run in batch {
             let (own, others) = states.split_at(run.rows.state_rows * hidden);
             states = others;
             let queued = started.saturating_duration_since(run.since);
+            if own.iter().any(|value| !value.is_finite()) {
+                // Finite rows, though so large that no model makes them.
+                let why = "the states are not finite".into();
+                self.fail(run.reply, RunError::Failed { why });
+                self.close(run.session);
+                continue;
+            }
             // The client may have left in the meantime.
             let _ = run.reply.send(Ok(BlockStates { states: own.to_vec(), compute, queued }));
         }
+        self.output = output;
+        self.report(|_| {});
     }
 
     /// A step failed. What its sessions have computed is not known any more, so they end; a lost process ends all.

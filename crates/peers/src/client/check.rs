@@ -31,7 +31,7 @@ pub(super) struct Check {
     /// The states after its layers, of the last rows.
     pub after: Vec<f32>,
     /// To the session that uses the span.
-    pub events: mpsc::Sender<(SpanId, SpanEvent)>,
+    pub events: mpsc::UnboundedSender<(SpanId, SpanEvent)>,
 }
 
 impl Check {
@@ -54,7 +54,7 @@ impl Check {
             warn!(peer = %self.peer, layers = %self.layers, "a peer returned wrong results");
             // The session reports it, and replaces the span. An error means that the session has ended.
             let wrong = (self.span, SpanEvent::Ended(SpanLoss::Wrong));
-            if self.events.send(wrong).await.is_err() {
+            if self.events.send(wrong).is_err() {
                 context.view.report(self.peer, Offence::WrongResult);
             }
         } else if agrees(&self.after) {

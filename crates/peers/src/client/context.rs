@@ -111,7 +111,17 @@ impl ClientContext {
         SpanId(self.next_span.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Remembers why a peer's session was not opened, or has ended.
+    /// Remembers why a peer did not open a session. Its record promised one, whatever it says now.
+    pub fn report_refusal(&self, peer: PeerId, loss: &SpanLoss) {
+        match loss {
+            SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Misuse, .. } => {
+                self.view.report(peer, Offence::Refused);
+            }
+            _ => self.report(peer, loss),
+        }
+    }
+
+    /// Remembers why a peer's session has ended.
     pub fn report(&self, peer: PeerId, loss: &SpanLoss) {
         let offence = match loss {
             SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Misuse, .. } | SpanLoss::Replay => return,

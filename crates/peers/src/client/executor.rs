@@ -6,7 +6,7 @@ use std::sync::mpsc as sync;
 use std::time::Duration;
 
 use engine::{
-    Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
+    Capacity, CoordinatorStage, Entry, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
 };
 use kernels::Backend;
 use swarm::{ModelDigest, PeerChain, PeerId, RouteError};
@@ -22,6 +22,8 @@ use crate::view::SwarmView;
 
 /// Steps in flight: peers work on one while others are on their way.
 const DEPTH: usize = 4;
+/// Rows of one run: what peers run at once. A step may have more, of one sequence or of several.
+pub const RUN_ROWS_MAX: usize = 512;
 /// The length for which a chain has to have room for the client to count as ready.
 const READY_TOKENS: usize = 32;
 
@@ -48,8 +50,8 @@ impl SwarmClient {
 /// A step in flight.
 struct Flight {
     plan: StepPlan,
-    /// The states of each entry.
-    replies: Vec<sync::Receiver<Result<Vec<f32>, SessionLoss>>>,
+    /// The states of each entry, one after the other for its runs.
+    replies: Vec<Vec<sync::Receiver<Result<Vec<f32>, SessionLoss>>>>,
 }
 
 pub struct SwarmExecutor<B: Backend> {
@@ -78,7 +80,7 @@ impl<B: Backend> SwarmExecutor<B> {
         foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
         runtime: Handle,
     ) -> Self {
-        let (hidden, rows_max) = (ends.stage().width(), ends.capacity().rows_max);
+        let (hidden, rows_max) = (ends.stage().width(), ends.capacity().rows_max.min(RUN_ROWS_MAX));
         let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options, foreign);
         Self {
             ends,
@@ -118,6 +120,24 @@ impl<B: Backend> SwarmExecutor<B> {
         self.ends.clear();
         self.lost = Some((Arc::clone(&why), true));
         ExecutorError::Lost { why }
+    }
+
+    /// Gives an entry's rows to its session, in runs.
+    fn send(&self, entry: &Entry, rows: &[f32]) -> Vec<sync::Receiver<Result<Vec<f32>, SessionLoss>>> {
+        let (width, phase) = (self.ends.stage().width(), entry.phase);
+        let first_state = entry.rows() - entry.state_rows().len();
+        let mut start = 0;
+        let run = |values: &[f32]| {
+            let (position, count) = (entry.position + start, values.len() / width);
+            let state_rows = (start + count).saturating_sub(start.max(first_state));
+            start += count;
+            let (reply, received) = sync::channel();
+            let job = Job { position, phase, rows: values.to_vec(), state_rows, reply };
+            // A session that is not there any more drops the reply, which the step finds out.
+            self.sessions.get(&entry.session).map(|jobs| jobs.send(job));
+            received
+        };
+        rows.chunks(self.context.rows_max * width).map(run).collect()
     }
 
     fn is_possible(&self) -> Result<(), RouteError> {
@@ -168,12 +188,7 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
         for entry in plan.entries() {
             let (rows, others) = rest.split_at(entry.rows() * width);
             rest = others;
-            let (reply, received) = sync::channel();
-            let (position, phase, state_rows) = (entry.position, entry.phase, entry.state_rows().len());
-            let job = Job { position, phase, rows: rows.to_vec(), state_rows, reply };
-            // A session that is not there any more drops the reply, which the step finds out.
-            self.sessions.get(&entry.session).map(|jobs| jobs.send(job));
-            replies.push(received);
+            replies.push(self.send(entry, rows));
         }
         self.flights.push_back(Flight { plan: plan.clone(), replies });
         Ok(())
@@ -186,17 +201,20 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
             return Err(ExecutorError::NoStepInFlight);
         };
         self.states.clear();
-        for (entry, reply) in plan.entries().iter().zip(replies) {
+        for (entry, replies) in plan.entries().iter().zip(replies) {
             // A session that was closed gets no reply: its rows keep their places.
             let is_closed = !self.sessions.contains_key(&entry.session);
-            match reply.recv() {
-                Ok(Ok(states)) => self.states.extend_from_slice(&states),
-                _ if is_closed => {
-                    let values = entry.state_rows().len() * self.ends.stage().width();
-                    self.states.resize(self.states.len() + values, 0.0);
+            let end = self.states.len() + entry.state_rows().len() * self.ends.stage().width();
+            for reply in replies {
+                match reply.recv() {
+                    Ok(Ok(states)) => self.states.extend_from_slice(&states),
+                    _ if is_closed => {}
+                    Ok(Err(SessionLoss(why))) => return Err(self.lose(why)),
+                    Err(_) => return Err(self.lose("a session of the swarm ended".into())),
                 }
-                Ok(Err(SessionLoss(why))) => return Err(self.lose(why)),
-                Err(_) => return Err(self.lose("a session of the swarm ended".into())),
+            }
+            if is_closed {
+                self.states.resize(end, 0.0);
             }
         }
         match self.ends.finish(&plan, &self.states, output) {

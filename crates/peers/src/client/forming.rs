@@ -9,14 +9,16 @@ use types::LayerRange;
 
 use super::context::push_key;
 use super::link::{OpenedSpan, SpanLoss, SpanSession};
-use super::session::{OpenSpan, Session, SessionLoss};
+use super::session::{Session, SessionLoss};
 use super::session_state::{NewSpan, SpanId};
 use crate::wire::{FailureKind, Next, Open, PushKey};
 
 /// How long a session looks for a chain.
 pub const FORM_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a peer may take to open a session, with the stream to the next peer.
+/// How long a peer may take to open a session, with the stream to the next peer, if there is no other one.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(8);
+/// The same if there are others. It may be dead; if it is far away, it is connected when its turn comes again.
+const OPEN_TIME_MAX_OF_SEVERAL: Duration = Duration::from_secs(4);
 /// After that a session looks again whether there is a chain.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -26,6 +28,24 @@ const WAIT_MIN: Duration = Duration::from_secs(3);
 const FOREIGN_WAIT: Duration = Duration::from_secs(60);
 /// What a run may take, in times of the predicted time.
 const WAIT_FACTOR: f64 = 20.0;
+
+/// An open session at a span's peer.
+pub(super) struct OpenSpan {
+    pub peer: PeerId,
+    pub layers: LayerRange,
+    pub session: SpanSession,
+    pub accepts: Option<PushKey>,
+    pub next: Option<Next>,
+}
+
+impl OpenSpan {
+    /// From now on rows come and go another way.
+    pub fn route(&mut self, accepts: Option<PushKey>, next: Option<Next>) {
+        self.accepts = accepts;
+        self.next = next.clone();
+        self.session.route(accepts, next);
+    }
+}
 
 /// Spans that were opened.
 pub(super) struct FormedSpans {
@@ -51,10 +71,13 @@ pub(super) async fn form(
     let started = Instant::now();
     loop {
         let why = match session.plan(layers, [before, after]) {
-            Ok(spans) => match open_all(session, &spans, before, after).await {
-                Ok(formed) => return Ok(formed),
-                Err(why) => why,
-            },
+            Ok(spans) => {
+                let waits = open_times(session, &spans, layers, [before, after]);
+                match open_all(session, &spans, &waits, before, after).await {
+                    Ok(formed) => return Ok(formed),
+                    Err(why) => why,
+                }
+            }
             Err(error) => error.to_string(),
         };
         if started.elapsed() > FORM_TIME_MAX {
@@ -64,9 +87,23 @@ pub(super) async fn form(
     }
 }
 
+fn open_times(
+    session: &mut Session,
+    spans: &[ChainSpan],
+    layers: LayerRange,
+    around: [Around<'_>; 2],
+) -> Vec<Duration> {
+    let mut time = |span: &ChainSpan| match session.has_other(span.peer, layers, around) {
+        true => OPEN_TIME_MAX_OF_SEVERAL,
+        false => OPEN_TIME_MAX,
+    };
+    spans.iter().map(&mut time).collect()
+}
+
 async fn open_all(
     session: &mut Session,
     spans: &[ChainSpan],
+    waits: &[Duration],
     before: Around<'_>,
     after: Around<'_>,
 ) -> Result<FormedSpans, String> {
@@ -79,7 +116,7 @@ async fn open_all(
     for (index, span) in spans.iter().enumerate() {
         let following = spans.get(index + 1).map(|next| next.peer).or(after.first().map(|(_, span)| span.peer));
         let is_ours = |peer: &PeerId| !session.context().foreign.contains_key(peer);
-        let following = following.filter(|peer| is_ours(peer) && is_ours(&span.peer));
+        let following = following.filter(|peer| is_ours(peer) && session.may_feed(&span.peer) && is_ours(&span.peer));
         let next = following.zip(key(index + 1)).map(|(peer, key)| next_of(peer, key));
         let is_first = index == 0 && before.is_empty();
         let open = Open {
@@ -96,13 +133,15 @@ async fn open_all(
     // Peers with other protocols neither pass rows on nor get them passed on.
     let is_foreign = |peer: Option<PeerId>| peer.is_some_and(|peer| session.context().foreign.contains_key(&peer));
     let ends = [before.last().map(|(_, span)| span.peer), spans.first().map(|span| span.peer)];
-    let previous = (!before.is_empty() && !ends.into_iter().any(is_foreign))
+    let may_feed = before.last().is_some_and(|(_, span)| session.may_feed(&span.peer));
+    let previous = (may_feed && !ends.into_iter().any(is_foreign))
         .then(|| key(0))
         .flatten()
         .map(|key| next_of(spans[0].peer, key));
     let following = (!after.is_empty()).then(|| key(spans.len())).flatten();
 
-    let opening = opens.iter().map(|(id, span, open)| open_span(session, *id, span.peer, open.clone()));
+    let opening = opens.iter().zip(waits);
+    let opening = opening.map(|((id, span, open), wait)| open_span(session, *id, span.peer, open.clone(), *wait));
     let results = join_all(opening).await;
     let (mut opened, mut new, mut why) = (Vec::new(), Vec::new(), None);
     // The first new span gets its rows from the one before if that can; it tells when it cannot.
@@ -111,6 +150,8 @@ async fn open_all(
         match result {
             Ok((span_session, OpenedSpan { rows_max, is_linked })) => {
                 let (wait, wait_per_row) = wait_of(session, peer, layers);
+                // What comes back has to fit into a frame.
+                let rows_max = rows_max.min(session.context().rows_max);
                 new.push(NewSpan { id, layers, rows_max, fed_by, wait, wait_per_row });
                 let Open { accepts, next, .. } = open;
                 let next = next.filter(|_| is_linked);
@@ -119,10 +160,7 @@ async fn open_all(
             }
             Err(loss) => {
                 why = Some(format!("peer {peer}: {loss}"));
-                // It will be ready soon, and may be the only one.
-                if !matches!(loss, SpanLoss::Failed { kind: FailureKind::WarmingUp, .. }) {
-                    session.avoid(peer, &loss);
-                }
+                session.avoid(peer, &loss);
             }
         }
     }
@@ -137,6 +175,7 @@ async fn open_span(
     id: SpanId,
     peer: PeerId,
     open: Open,
+    wait: Duration,
 ) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
     let context = session.context();
     if let Some(foreign) = context.foreign.get(&peer) {
@@ -144,7 +183,7 @@ async fn open_span(
         return Ok((SpanSession::foreign(&**foreign, id, session.events()), opened));
     }
     let link = context.link(peer);
-    let opened = timeout(OPEN_TIME_MAX, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
+    let opened = timeout(wait, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
     if let Some(time) = link.round_trip() {
         context.view.set_round_trip(peer, time);
     }

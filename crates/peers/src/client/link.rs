@@ -3,7 +3,7 @@
 //! A peer is silent when no byte has come for a while, although pings were sent. Then the link is lost, and all of its sessions
 //! with it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,10 +26,12 @@ use crate::wire::{
 /// Requests that wait to be sent.
 const REQUESTS_WAITING_MAX: usize = 256;
 const PING_INTERVAL: Duration = Duration::from_millis(500);
+/// Pings whose answers count.
+const PINGS_MAX: usize = 8;
 /// A peer that sends nothing for so long is lost.
 pub const SILENCE_MAX: Duration = Duration::from_millis(2500);
-/// Events of a session that wait. A peer that sends more than a client asks for is lost.
-pub(super) const EVENTS_MAX: usize = 256;
+/// Replies of one session that are expected.
+const EXPECTED_MAX: usize = 1024;
 
 /// What happens to a span's session.
 #[derive(Debug)]
@@ -56,12 +58,15 @@ pub(super) enum SpanLoss {
     Replay,
 }
 
-type Events = mpsc::Sender<(SpanId, SpanEvent)>;
+/// Only what a session asked for goes in, and one end of each span, so it is as limited as what the session asks for.
+type Events = mpsc::UnboundedSender<(SpanId, SpanEvent)>;
 
 struct OpenSpan {
     id: SpanId,
     events: Events,
     opened: Option<oneshot::Sender<Result<OpenedSpan, SpanLoss>>>,
+    /// Runs whose replies are expected, and how many rows these have.
+    expected: BTreeMap<u64, usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +137,7 @@ impl PeerLink {
             }
             open.session = spans.next;
             spans.next += 1;
-            spans.open.insert(open.session, OpenSpan { id, events, opened: Some(opened) });
+            spans.open.insert(open.session, OpenSpan { id, events, opened: Some(opened), expected: BTreeMap::new() });
         }
         // Closes it also if nobody waits any more.
         let session = SpanSession(Way::Link { link: Arc::clone(self), number: open.session });
@@ -167,7 +172,7 @@ impl SpanSession {
                     biased;
                     Some(reply) = replies.recv() => {
                         // An error means that the session has ended.
-                        if events.send((id, SpanEvent::Returned(reply))).await.is_err() {
+                        if events.send((id, SpanEvent::Returned(reply))).is_err() {
                             return;
                         }
                     }
@@ -179,7 +184,7 @@ impl SpanSession {
                 ForeignLoss::Lost { why } => SpanLoss::Lost { why },
                 ForeignLoss::Malformed { why } => SpanLoss::Malformed { why },
             };
-            let _ = events.send((id, SpanEvent::Ended(loss))).await;
+            let _ = events.send((id, SpanEvent::Ended(loss)));
         });
         Self(Way::Foreign(runs))
     }
@@ -189,6 +194,19 @@ impl SpanSession {
             Way::Link { link, number } => link.send(Request::Run { session: *number, run }),
             // An error means that the session has ended, and has said why.
             Way::Foreign(runs) => drop(runs.send(run)),
+        }
+    }
+
+    /// A reply to this run, with so many rows, will be due. Others are dropped.
+    pub fn expect(&self, run: u64, rows: usize) {
+        if let Way::Link { link, number } = &self.0
+            && let Some(span) = lock(&link.spans).open.get_mut(number)
+        {
+            span.expected.insert(run, rows);
+            // A peer need not answer runs that were discarded.
+            while span.expected.len() > EXPECTED_MAX {
+                span.expected.pop_first();
+            }
         }
     }
 
@@ -241,22 +259,32 @@ async fn send(
     let mut ticks = interval(PING_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut body = Vec::new();
+    // Their numbers cannot be guessed: a peer that answered before it was asked would seem to be near.
+    let mut pings: VecDeque<(u64, Instant)> = VecDeque::new();
     loop {
         let request = tokio::select! {
             request = waiting.recv() => match request {
                 Some(request) => request,
                 None => return SpanLoss::Lost { why: "it is not used any more".into() },
             },
-            Some(sent) = answered.recv() => {
-                // A peer may answer what it was not asked.
-                round_trip.store(micros().saturating_sub(sent).max(1), Ordering::Relaxed);
+            Some(number) = answered.recv() => {
+                if let Some(at) = pings.iter().position(|(ping, _)| *ping == number) {
+                    let time = pings.drain(..=at).next_back().map_or(Duration::ZERO, |(_, sent)| sent.elapsed());
+                    let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+                    round_trip.store(time.max(1), Ordering::Relaxed);
+                }
                 continue;
             }
             _ = ticks.tick() => {
                 if is_silent() {
                     return SpanLoss::Lost { why: format!("it was silent for {SILENCE_MAX:?}").into() };
                 }
-                Request::Ping { number: micros() }
+                let number = engine::fresh_seed();
+                if pings.len() == PINGS_MAX {
+                    pings.pop_front();
+                }
+                pings.push_back((number, Instant::now()));
+                Request::Ping { number }
             }
         };
         let kind = request.encode(&mut body);
@@ -292,13 +320,19 @@ async fn receive(
                 opened.map(|opened| opened.send(Ok(OpenedSpan { rows_max, is_linked })));
             }
             Ok(Reply::Ran { session, returned }) => {
-                let spans = lock(spans);
+                let mut spans = lock(spans);
                 // The session may be closed by now.
-                let Some(span) = spans.open.get(&session) else { continue };
-                let event = (span.id, SpanEvent::Returned(returned));
-                if let Err(mpsc::error::TrySendError::Full(_)) = span.events.try_send(event) {
-                    return SpanLoss::Malformed { why: "too many replies".into() };
+                let Some(span) = spans.open.get_mut(&session) else { continue };
+                // A run whose rows came twice is answered twice.
+                let Some(rows) = span.expected.remove(&returned.run) else { continue };
+                if returned.states.rows != rows {
+                    let why = format!("{} rows instead of {rows}", returned.states.rows).into();
+                    let Some(span) = spans.open.remove(&session) else { continue };
+                    fail(span, &SpanLoss::Malformed { why });
+                    continue;
                 }
+                // An error means that the session has ended.
+                let _ = span.events.send((span.id, SpanEvent::Returned(returned)));
             }
             Ok(Reply::Failed { session, kind, why }) => {
                 let Some(span) = lock(spans).open.remove(&session) else { continue };
@@ -329,7 +363,7 @@ fn fail(span: OpenSpan, loss: &SpanLoss) {
     // Errors mean that nobody waits any more.
     match span.opened {
         Some(opened) => drop(opened.send(Err(loss.clone()))),
-        None => drop(span.events.try_send((span.id, SpanEvent::Ended(loss.clone())))),
+        None => drop(span.events.send((span.id, SpanEvent::Ended(loss.clone())))),
     }
 }
 

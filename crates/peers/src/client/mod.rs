@@ -4,6 +4,7 @@
 //! activations on to each other, and return copies of them to the client. With these, a span whose peer is lost is replaced: the
 //! engine notices nothing but the time that it takes.
 
+mod avoided;
 mod check;
 mod context;
 mod executor;

@@ -6,24 +6,22 @@ use std::sync::{Arc, Mutex, mpsc as sync};
 use std::time::{Duration, Instant};
 
 use engine::Phase;
-use swarm::{ChainSpan, PeerChain, PeerId};
+use swarm::{ChainSpan, Offence, PeerChain, PeerId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 use types::LayerRange;
 
+use super::avoided::{AvoidedPeers, FAILED_FEEDS_MAX};
 use super::check::Check;
 use super::context::{ClientContext, SpanReport, lock};
-use super::forming::{FormedSpans, form};
-use super::link::{EVENTS_MAX, SpanEvent, SpanLoss, SpanSession};
+use super::forming::{FormedSpans, OpenSpan, form};
+use super::link::{SpanEvent, SpanLoss};
 use super::session_state::{Action, LossReason, SessionState, SpanId};
-use crate::wire::{Next, PushKey};
+use crate::wire::FailureKind;
 
 /// How often a session looks for replies that are late.
 const TICK: Duration = Duration::from_millis(50);
-/// A peer that failed a session is not tried again for so long.
-const AVOIDED: Duration = Duration::from_secs(10);
-
 /// Spot checks of one session that run at once.
 const CHECKS_MAX: usize = 1;
 
@@ -49,15 +47,6 @@ struct WaitingJob {
 #[error("{0}")]
 pub(super) struct SessionLoss(pub Arc<str>);
 
-/// An open session at a span's peer.
-pub(super) struct OpenSpan {
-    pub peer: PeerId,
-    pub layers: LayerRange,
-    pub session: SpanSession,
-    pub accepts: Option<PushKey>,
-    pub next: Option<Next>,
-}
-
 pub(super) struct Session {
     context: Arc<ClientContext>,
     tokens_max: usize,
@@ -65,16 +54,14 @@ pub(super) struct Session {
     range: LayerRange,
     /// The spans before and after the range, in a check.
     outer: [Vec<ChainSpan>; 2],
-    avoided: HashMap<PeerId, Instant>,
-    /// Peers that are never used: those that a check is about.
-    excluded: HashSet<PeerId>,
+    avoided: AvoidedPeers,
     state: SessionState,
     spans: Vec<(SpanId, OpenSpan)>,
     waiting: HashMap<u64, WaitingJob>,
     /// The peers that were used, for whoever wants to know.
     used: Option<Arc<Mutex<Vec<PeerId>>>>,
     checks: Arc<Semaphore>,
-    events: mpsc::Sender<(SpanId, SpanEvent)>,
+    events: mpsc::UnboundedSender<(SpanId, SpanEvent)>,
 }
 
 impl Session {
@@ -95,7 +82,7 @@ impl Session {
         used: Option<Arc<Mutex<Vec<PeerId>>>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) {
-        let (events, received) = mpsc::channel(EVENTS_MAX);
+        let (events, received) = mpsc::unbounded_channel();
         let state = SessionState::new(range.start(), context.hidden, context.options.encoding);
         context.counters.sessions.fetch_add(1, Ordering::Relaxed);
         let mut session = Self {
@@ -103,8 +90,7 @@ impl Session {
             tokens_max,
             range,
             outer,
-            avoided: HashMap::new(),
-            excluded,
+            avoided: AvoidedPeers::new(excluded),
             state,
             spans: Vec::new(),
             waiting: HashMap::new(),
@@ -116,7 +102,11 @@ impl Session {
         session.context.counters.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    async fn serve(&mut self, mut jobs: mpsc::UnboundedReceiver<Job>, mut events: mpsc::Receiver<(SpanId, SpanEvent)>) {
+    async fn serve(
+        &mut self,
+        mut jobs: mpsc::UnboundedReceiver<Job>,
+        mut events: mpsc::UnboundedReceiver<(SpanId, SpanEvent)>,
+    ) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost = VecDeque::new();
@@ -177,27 +167,32 @@ impl Session {
     fn act(&mut self, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
         for action in self.state.take_actions() {
             match action {
+                Action::Expect { from, run, rows } => {
+                    self.span_mut(from).map(|span| span.session.expect(run, rows));
+                }
                 Action::Send { to, run } => {
-                    if let Some((_, span)) = self.spans.iter().find(|(id, _)| *id == to) {
-                        span.session.run(run);
+                    self.span_mut(to).map(|span| span.session.run(run));
+                }
+                Action::Unfeed { before, span } => {
+                    if let Some(before) = self.span_mut(before) {
+                        debug!(peer = %before.peer, "rows that it passed on did not arrive");
+                        before.route(before.accepts, None);
+                    }
+                    // Rows that are late must not come between those that the client sends.
+                    if let Some(span) = self.span_mut(span) {
+                        let next = span.next.clone();
+                        span.route(None, next);
                     }
                 }
-                Action::Unfeed { before } => {
-                    if let Some((_, span)) = self.spans.iter_mut().find(|(id, _)| *id == before) {
-                        debug!(peer = %span.peer, "rows that it passed on did not arrive");
-                        span.route(span.accepts, None);
-                    }
-                }
-                Action::Done { run, states } => {
-                    let Some(job) = self.waiting.remove(&run) else { continue };
+                Action::Done { job, states } => {
+                    let Some(job) = self.waiting.remove(&job) else { continue };
                     self.check_some(&job, &states);
                     // An error means that the engine has dropped the step.
                     let _ = job.reply.send(Ok(states));
                 }
-                Action::Discarded { run, state_rows } => {
+                Action::Discarded { job, state_rows } => {
                     let zeros = vec![0.0; state_rows * self.context.hidden];
-                    let job = self.waiting.remove(&run);
-                    job.map(|job| job.reply.send(Ok(zeros)));
+                    self.waiting.remove(&job).map(|job| job.reply.send(Ok(zeros)));
                 }
                 Action::Lost { span, why } => {
                     let loss = match why {
@@ -208,6 +203,10 @@ impl Session {
                 }
             }
         }
+    }
+
+    fn span_mut(&mut self, id: SpanId) -> Option<&mut OpenSpan> {
+        self.spans.iter_mut().find(|(known, _)| *known == id).map(|(_, span)| span)
     }
 
     /// Has a part of the jobs checked, each at one span.
@@ -255,10 +254,23 @@ impl Session {
         let index = self.spans.iter().position(|(known, _)| *known == id)?;
         let (_, span) = self.spans.remove(index);
         info!(peer = %span.peer, layers = %span.layers, %loss, "a span of a chain is replaced");
-        self.context.report(span.peer, loss);
+        let before = self.spans.iter().find(|(_, before)| before.layers.meets(span.layers));
+        let feeder = before.map(|(_, before)| before.peer).filter(|_| self.state.is_fed(id));
+        match (loss, feeder) {
+            // It may have computed right from wrong rows that were passed on to it.
+            (SpanLoss::Wrong, Some(feeder)) => {
+                [span.peer, feeder].iter().for_each(|peer| self.context.view.report(*peer, Offence::Malformed));
+                self.avoided.add_failed_feeds(feeder, FAILED_FEEDS_MAX);
+            }
+            (SpanLoss::Failed { .. }, Some(feeder)) => {
+                self.context.report(span.peer, loss);
+                self.avoided.add_failed_feeds(feeder, 1);
+            }
+            _ => self.context.report(span.peer, loss),
+        }
         // A session that only has to be begun again may be at the same peer.
         if *loss != SpanLoss::Replay {
-            self.avoided.insert(span.peer, Instant::now());
+            self.avoided.add(span.peer);
         }
         Some(span.layers)
     }
@@ -277,9 +289,10 @@ impl Session {
             let span = &mut self.spans[index].1;
             span.route(span.accepts, Some(next));
         }
-        if let (Some((_, span)), Some(key)) = (self.spans.get_mut(at), following) {
+        // Also without a key: what the lost peer passed on must not come any more.
+        if let Some((_, span)) = self.spans.get_mut(at) {
             let next = span.next.clone();
-            span.route(Some(key), next);
+            span.route(following, next);
         }
         if let Some(used) = &self.used {
             lock(used).extend(opened.iter().map(|(_, span)| span.peer));
@@ -310,7 +323,7 @@ impl Session {
         self.tokens_max
     }
 
-    pub(super) fn events(&self) -> mpsc::Sender<(SpanId, SpanEvent)> {
+    pub(super) fn events(&self) -> mpsc::UnboundedSender<(SpanId, SpanEvent)> {
         self.events.clone()
     }
 
@@ -321,8 +334,23 @@ impl Session {
 
     pub(super) fn avoid(&mut self, peer: PeerId, loss: &SpanLoss) {
         debug!(%peer, %loss, "a peer did not open a session");
-        self.context.report(peer, loss);
-        self.avoided.insert(peer, Instant::now());
+        self.context.report_refusal(peer, loss);
+        match loss {
+            SpanLoss::Failed { kind: FailureKind::WarmingUp, .. } => self.avoided.add_warming_up(peer),
+            _ => self.avoided.add(peer),
+        }
+    }
+
+    /// Whether a peer may pass rows on.
+    pub(super) fn may_feed(&self, peer: &PeerId) -> bool {
+        self.avoided.may_feed(peer)
+    }
+
+    /// Whether there is a chain without a peer.
+    pub(super) fn has_other(&mut self, peer: PeerId, layers: LayerRange, around: [&[(SpanId, OpenSpan)]; 2]) -> bool {
+        let [mut avoided, _] = self.avoided.now();
+        avoided.insert(peer);
+        self.plan_without(&avoided, layers, around).is_ok()
     }
 
     /// The spans for some layers of the fastest chain that has these spans around them.
@@ -331,32 +359,33 @@ impl Session {
         layers: LayerRange,
         around: [&[(SpanId, OpenSpan)]; 2],
     ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
-        self.avoided.retain(|_, since| since.elapsed() < AVOIDED);
-        let mut excluded = self.excluded.clone();
-        excluded.extend(self.avoided.keys());
+        let [avoided, always] = self.avoided.now();
+        match self.plan_without(&avoided, layers, around) {
+            Err(_) if avoided != always => self.plan_without(&always, layers, around),
+            planned => planned,
+        }
+    }
+
+    fn plan_without(
+        &self,
+        excluded: &HashSet<PeerId>,
+        layers: LayerRange,
+        around: [&[(SpanId, OpenSpan)]; 2],
+    ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
         let (view, request) = (&self.context.view, self.context.request(self.tokens_max));
         let own = |spans: &[(SpanId, OpenSpan)]| -> Vec<ChainSpan> {
             spans.iter().map(|(_, span)| ChainSpan { peer: span.peer, layers: span.layers }).collect()
         };
         if layers.count() == self.context.layers && self.outer.iter().all(Vec::is_empty) {
-            return Ok(view.plan(request, &excluded)?.spans);
+            return Ok(view.plan(request, excluded)?.spans);
         }
         // Who had the layers does not matter: its span is replaced.
         let lost = ChainSpan { peer: PeerId::new(&[0]).expect("a byte is an id"), layers };
         let [before, after] = around.map(own);
         let spans = [&self.outer[0][..], &before, &[lost], &after, &self.outer[1]].concat();
-        let chain = view.replace(request, &excluded, &PeerChain { spans, token_seconds: 0.0 }, layers)?;
+        let chain = view.replace(request, excluded, &PeerChain { spans, token_seconds: 0.0 }, layers)?;
         let is_new = |span: &ChainSpan| span.layers.start() >= layers.start() && span.layers.end() <= layers.end();
         Ok(chain.spans.into_iter().filter(is_new).collect())
-    }
-}
-
-impl OpenSpan {
-    /// From now on rows come and go another way.
-    fn route(&mut self, accepts: Option<PushKey>, next: Option<Next>) {
-        self.accepts = accepts;
-        self.next = next.clone();
-        self.session.route(accepts, next);
     }
 }
 

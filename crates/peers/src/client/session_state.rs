@@ -6,56 +6,25 @@
 //!
 //! Rows that a peer gets twice are harmless: it discards what it had from their position on.
 
+mod span;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use engine::Phase;
 use types::LayerRange;
 
 use crate::wire::{Activations, Encoding, PushKey, Returned, Run};
+use span::{Due, RUNS_DUE_MAX, Span};
 
-/// Names a span, also after it has left the chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct SpanId(pub u64);
-
-/// A span of the chain, with an open session at its peer.
-#[derive(Clone, Debug)]
-pub(super) struct NewSpan {
-    pub id: SpanId,
-    pub layers: LayerRange,
-    /// Rows of one run.
-    pub rows_max: usize,
-    /// With which key the span before passes its rows on to it, if it does.
-    pub fed_by: Option<PushKey>,
-    /// How long a run of so many rows may take: a fixed part, and one for each row.
-    pub wait: Duration,
-    pub wait_per_row: Duration,
-}
-
-#[derive(Debug)]
-struct Span {
-    new: NewSpan,
-    /// Rows that its peer has, or that are on their way to it.
-    sent: usize,
-    /// Runs whose reply is due.
-    due: BTreeMap<u64, Due>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Due {
-    position: usize,
-    rows: usize,
-    /// Rows of the reply.
-    states: usize,
-    /// `None` while the rows have not left the span before.
-    since: Option<Instant>,
-    is_passed_on: bool,
-}
+pub(super) use span::{NewSpan, SpanId};
 
 /// Rows of a step of the engine.
 #[derive(Debug)]
 struct Job {
-    run: u64,
+    number: u64,
     position: usize,
     rows: usize,
     state_rows: usize,
@@ -64,22 +33,29 @@ struct Job {
 /// What the owner of the state does.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
+    /// A reply with so many rows will be due.
+    Expect {
+        from: SpanId,
+        run: u64,
+        rows: usize,
+    },
     Send {
         to: SpanId,
         run: Run,
     },
     /// The rows of a job were discarded.
     Discarded {
-        run: u64,
+        job: u64,
         state_rows: usize,
     },
     /// The span does not get its rows from the one before any more.
     Unfeed {
         before: SpanId,
+        span: SpanId,
     },
     /// The states of a job.
     Done {
-        run: u64,
+        job: u64,
         states: Vec<f32>,
     },
     /// The span's peer did not do its part.
@@ -108,7 +84,7 @@ pub(super) struct SessionState {
     /// Of the rows before the first layer.
     phases: Vec<Phase>,
     jobs: VecDeque<Job>,
-    next_run: u64,
+    next_number: u64,
     actions: Vec<Action>,
 }
 
@@ -123,7 +99,7 @@ impl SessionState {
             inputs: BTreeMap::new(),
             phases: Vec::new(),
             jobs: VecDeque::new(),
-            next_run: 0,
+            next_number: 0,
             actions: Vec::new(),
         }
     }
@@ -134,7 +110,7 @@ impl SessionState {
 
     /// Whether a span gets its rows from the one before.
     pub fn is_fed(&self, id: SpanId) -> bool {
-        self.index(id).is_some_and(|index| self.spans[index].new.fed_by.is_some())
+        self.index(id).is_some_and(|index| self.spans[index].is_fed())
     }
 
     /// The first rows before a layer, if the client has them, and their phases.
@@ -151,10 +127,10 @@ impl SessionState {
         let inputs = self.inputs.entry(self.first).or_default();
         inputs.extend_from_slice(rows);
         self.phases.resize(position + count, phase);
-        let run = self.number();
-        self.jobs.push_back(Job { run, position, rows: count, state_rows });
+        let number = self.number();
+        self.jobs.push_back(Job { number, position, rows: count, state_rows });
         self.pump_all();
-        run
+        number
     }
 
     /// Replaces spans next to each other that have these layers; at first, when there are none, all. The new ones are given in
@@ -166,11 +142,12 @@ impl SessionState {
         let at = at.unwrap_or(self.spans.len());
         self.spans.retain(|span| !is_within(span));
         let count = new.len();
-        let spans = new.into_iter().map(|new| Span { new, sent: 0, due: BTreeMap::new() });
+        let spans = new.into_iter().map(Span::new);
         self.spans.splice(at..at, spans);
         if let Some(after) = self.spans.get_mut(at + count) {
             after.new.fed_by = after_fed_by;
         }
+        self.forget_coming(at + count, |_| true);
         // What stood between old spans is not needed, unless new ones meet there too.
         let boundaries: Vec<usize> = self.spans.iter().map(|span| span.new.layers.start()).collect();
         self.inputs.retain(|layer, _| *layer == self.first || boundaries.contains(layer));
@@ -188,54 +165,76 @@ impl SessionState {
             self.actions.push(Action::Lost { span: id, why: LossReason::Malformed });
             return;
         }
-        let end = due.position + due.rows;
-        self.spans[index].sent = self.spans[index].sent.max(end);
+        self.spans[index].ran(&due);
         if index + 1 == self.spans.len() {
-            self.finish(returned.run, returned.states.values);
+            self.finish(due.job, returned.states.values);
         } else if due.states > 0 {
-            self.append(index, due.position, &returned.states.values);
-            let next = &mut self.spans[index + 1];
-            match returned.passed_on {
-                Some(key) if next.new.fed_by == Some(key) => {
-                    next.sent = next.sent.max(end);
-                    if let Some(due) = next.due.get_mut(&returned.run) {
-                        due.since = Some(Instant::now());
-                    }
-                }
-                // They went to a peer that has been replaced.
-                Some(_) => drop(next.due.remove(&returned.run)),
-                // A peer that could not pass rows on once does not try again.
-                None => next.new.fed_by = None,
+            if !due.is_discarded {
+                self.append(index, due.position, &returned.states.values);
             }
+            self.passed_on(index, returned.run, due, returned.passed_on);
         }
         self.pump_all();
+    }
+
+    /// A span's peer says that it has passed rows on, or that it has not.
+    fn passed_on(&mut self, index: usize, run: u64, due: Due, key: Option<PushKey>) {
+        let next = &mut self.spans[index + 1];
+        // Rows before them are missing if the next peer is new.
+        if key.is_some() && next.new.fed_by == key && (due.is_discarded || next.sent >= due.position) {
+            if !due.is_discarded {
+                // The run may be older than the next peer.
+                self.expect_behind(index, run, due);
+                self.spans[index + 1].sent = self.spans[index + 1].sent.max(due.end());
+            }
+            if let Some(due) = self.spans[index + 1].due.get_mut(&run) {
+                due.since = Some(Instant::now());
+            }
+            return;
+        }
+        // They went nowhere, or to a peer that has been replaced, or do not fit.
+        self.forget_coming(index + 1, |lost| lost == run);
+        // A peer that could not pass rows on once does not try again.
+        if key.is_none() && self.spans[index + 1].is_fed() {
+            self.stop_feeding(index + 1);
+        }
     }
 
     /// Looks for replies that are late.
     pub fn check_deadlines(&mut self, now: Instant) {
         for index in 0..self.spans.len() {
-            let Span { new, due, .. } = &self.spans[index];
-            let limit = |due: &Due| new.wait + new.wait_per_row * due.rows as u32;
-            let is_late = |due: &Due| due.since.is_some_and(|since| now.saturating_duration_since(since) > limit(due));
-            let Some(late) = due.values().find(|due| is_late(due)).copied() else { continue };
+            let Some(late) = self.spans[index].late(now) else { continue };
             if late.is_passed_on {
+                // The rows did not arrive.
+                self.send_again(index);
                 self.stop_feeding(index);
             } else {
-                self.actions.push(Action::Lost { span: new.id, why: LossReason::Silent });
+                self.actions.push(Action::Lost { span: self.spans[index].new.id, why: LossReason::Silent });
                 return;
             }
         }
         self.pump_all();
     }
 
-    /// Rows that were passed on to a span did not arrive: from now on the client sends them.
-    fn stop_feeding(&mut self, index: usize) {
-        let before = self.spans[index - 1].new.id;
+    fn send_again(&mut self, index: usize) {
         let span = &mut self.spans[index];
-        span.new.fed_by = None;
         span.sent = span.due.values().map(|due| due.position).min().unwrap_or(span.sent).min(span.sent);
-        span.due.clear();
-        self.actions.push(Action::Unfeed { before });
+        let runs = std::mem::take(&mut span.due);
+        self.forget_coming(index + 1, |run| runs.contains_key(&run));
+    }
+
+    /// From now on the client sends a span its rows.
+    fn stop_feeding(&mut self, index: usize) {
+        let (before, span) = (self.spans[index - 1].new.id, &mut self.spans[index].new);
+        span.fed_by = None;
+        self.actions.push(Action::Unfeed { before, span: span.id });
+    }
+
+    /// Rows that were to come from the span before do not come: spans from this one on expect no such runs.
+    fn forget_coming(&mut self, from: usize, is_lost: impl Fn(u64) -> bool) {
+        for span in self.spans.iter_mut().skip(from) {
+            span.due.retain(|run, due| due.since.is_some() || !is_lost(*run));
+        }
     }
 
     fn index(&self, id: SpanId) -> Option<usize> {
@@ -243,8 +242,13 @@ impl SessionState {
     }
 
     fn number(&mut self) -> u64 {
-        self.next_run += 1;
-        self.next_run
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// Rows of the states of a job that is not done.
+    fn state_rows(&self, job: Option<u64>) -> usize {
+        self.jobs.iter().find(|known| Some(known.number) == job).map_or(0, |job| job.state_rows)
     }
 
     fn rows_before(&self, layer: usize) -> usize {
@@ -258,14 +262,11 @@ impl SessionState {
         let values = position * self.hidden;
         self.inputs.values_mut().for_each(|rows| rows.truncate(values));
         self.phases.truncate(position);
-        for span in &mut self.spans {
-            span.sent = span.sent.min(position);
-            span.due.retain(|_, due| due.position + due.rows <= position);
-        }
+        self.spans.iter_mut().for_each(|span| span.truncate(position));
         let (kept, dropped) = self.jobs.drain(..).partition(|job| job.position + job.rows <= position);
         self.jobs = kept;
         let dropped: VecDeque<Job> = dropped;
-        let discarded = |Job { run, state_rows, .. }: Job| Action::Discarded { run, state_rows };
+        let discarded = |Job { number, state_rows, .. }: Job| Action::Discarded { job: number, state_rows };
         self.actions.extend(dropped.into_iter().map(discarded));
     }
 
@@ -284,10 +285,11 @@ impl SessionState {
         }
     }
 
-    fn finish(&mut self, run: u64, states: Vec<f32>) {
-        let Some(index) = self.jobs.iter().position(|job| job.run == run) else { return };
-        self.jobs.remove(index);
-        self.actions.push(Action::Done { run, states });
+    fn finish(&mut self, job: Option<u64>, states: Vec<f32>) {
+        let Some(index) = self.jobs.iter().position(|known| Some(known.number) == job) else { return };
+        if let Some(Job { number, .. }) = self.jobs.remove(index) {
+            self.actions.push(Action::Done { job: number, states });
+        }
     }
 
     fn pump_all(&mut self) {
@@ -300,39 +302,41 @@ impl SessionState {
     fn pump(&mut self, index: usize) {
         let layers = self.spans[index].new.layers;
         let is_last = index + 1 == self.spans.len();
-        // Rows that are on their way from the span before.
-        let is_coming = |span: &Span, position: usize| {
-            span.new.fed_by.is_some() && span.due.values().any(|due| due.is_passed_on && due.position == position)
-        };
         loop {
             let (from, have) = (self.spans[index].sent, self.rows_before(layers.start()));
-            if from >= have || is_coming(&self.spans[index], from) {
+            if from >= have || self.spans[index].is_coming(from) || !self.may_send(index, from) {
                 return;
             }
             let Some((rows, job)) = self.chunk(from, have, self.spans[index].new.rows_max) else { return };
             let end = from + rows;
             let is_known = if is_last { job.is_none() } else { self.rows_before(layers.end()) >= end };
-            let run = job.map_or_else(|| self.number(), |(run, _)| run);
-            let state_rows = job.map_or(0, |(_, state_rows)| state_rows);
-            self.send(index, run, from..end, state_rows, is_known);
+            self.send(index, job, from..end, is_known);
         }
     }
 
+    /// Whether rows from a position on may be sent to a span: it and those that get their rows from it are ready for them.
+    fn may_send(&self, index: usize, from: usize) -> bool {
+        let (span, behind) = (&self.spans[index], &self.spans[index + 1..]);
+        let fed = behind.iter().take_while(|span| span.is_fed());
+        let is_ready = |span: &Span| span.due.len() < RUNS_DUE_MAX && span.is_in_order(from);
+        [span].into_iter().chain(fed).all(is_ready)
+    }
+
     /// The rows of the next run from `from` on, and the job that they are.
-    fn chunk(&self, from: usize, have: usize, rows_max: usize) -> Option<(usize, Option<(u64, usize)>)> {
+    fn chunk(&self, from: usize, have: usize, rows_max: usize) -> Option<(usize, Option<u64>)> {
         if let Some(job) = self.jobs.iter().find(|job| job.position == from) {
-            return (from + job.rows <= have).then_some((job.rows, Some((job.run, job.state_rows))));
+            return (from + job.rows <= have).then_some((job.rows, Some(job.number)));
         }
         let phase = self.phases[from];
         let is_same = |row: &usize| self.phases[*row] == phase && self.jobs.iter().all(|job| job.position != *row);
         Some((1 + (from + 1..have.min(from + rows_max)).take_while(is_same).count(), None))
     }
 
-    fn send(&mut self, index: usize, run: u64, rows: std::ops::Range<usize>, state_rows: usize, is_silent: bool) {
-        let (now, hidden) = (Instant::now(), self.hidden);
+    /// Every time rows are sent they are another run: a reply tells which of them it is about.
+    fn send(&mut self, index: usize, job: Option<u64>, rows: std::ops::Range<usize>, is_silent: bool) {
+        let (run, state_rows, hidden) = (self.number(), self.state_rows(job), self.hidden);
         let count = rows.len();
-        let is_last = |index: usize| index + 1 == self.spans.len();
-        let states = match (is_silent, is_last(index)) {
+        let states = match (is_silent, index + 1 == self.spans.len()) {
             (true, _) => 0,
             (false, true) => state_rows,
             (false, false) => count,
@@ -342,18 +346,32 @@ impl SessionState {
         let activations = Activations { encoding: self.encoding, rows: count, values };
         let phase = self.phases[rows.start];
         let message = Run { run, position: rows.start, phase, state_rows, is_silent, activations };
-        let due = Due { position: rows.start, rows: count, states, since: Some(now), is_passed_on: false };
+        let since = Some(Instant::now());
+        let due =
+            Due { job, position: rows.start, rows: count, states, since, is_passed_on: false, is_discarded: false };
         let span = &mut self.spans[index];
         span.due.insert(run, due);
         span.sent = rows.end;
+        self.actions.push(Action::Expect { from: span.new.id, run, rows: states });
         self.actions.push(Action::Send { to: span.new.id, run: message });
-        // The spans behind get the rows from one another.
-        let mut next = index + 1;
-        while !is_silent && self.spans.get(next).is_some_and(|span| span.new.fed_by.is_some()) {
-            let states = if next + 1 == self.spans.len() { state_rows } else { count };
+        if !is_silent {
+            self.expect_behind(index, run, due);
+        }
+    }
+
+    /// The spans behind one get the rows of a run from one another: their replies will be due.
+    fn expect_behind(&mut self, index: usize, run: u64, due: Due) {
+        let state_rows = self.state_rows(due.job);
+        let last = self.spans.len() - 1;
+        for (index, span) in self.spans.iter_mut().enumerate().skip(index + 1).take_while(|(_, span)| span.is_fed()) {
+            let states = if index == last { state_rows } else { due.rows };
+            // It has replied already: what is not known behind it comes from the client.
+            if span.sent >= due.end() && !span.due.contains_key(&run) {
+                return;
+            }
             let due = Due { states, since: None, is_passed_on: true, ..due };
-            self.spans[next].due.insert(run, due);
-            next += 1;
+            span.due.entry(run).or_insert(due);
+            self.actions.push(Action::Expect { from: span.new.id, run, rows: states });
         }
     }
 }

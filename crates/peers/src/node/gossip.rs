@@ -1,11 +1,14 @@
 //! The exchange of records: two peers give each other what they know of a model, or of all. So a client that reaches any peer
 //! of the swarm learns of all. Only records that their peers signed are taken, and only until they expire.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use p2p::{InlinedKeys, NodeHandle};
-use swarm::{ModelDigest, PeerId, RECORD_BYTES_MAX, SignedRecord, UnixTime};
+use swarm::{ModelDigest, PeerId, RECORD_BYTES_MAX, RecordError, SignedRecord, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tracing::debug;
@@ -136,12 +139,21 @@ async fn receive(from: &mut (impl AsyncRead + Unpin), view: &SwarmView) -> Resul
     for _ in 0..=RECORDS_MAX {
         match read_frame(from, RECORD_BYTES_MAX, &mut body).await? {
             kind::RECORD => {
-                // A record that has expired on the way, or is known, is no fault of who passes it on.
                 let record = SignedRecord::decode(&body)?;
-                if let Ok(record) = record.verify(&InlinedKeys, now())
-                    && let Err(error) = view.insert(record)
-                {
-                    tracing::trace!(%error, "a record is not taken");
+                // That costs less than to verify it.
+                if view.knows(record.record()) {
+                    continue;
+                }
+                match record.verify(&InlinedKeys, now()) {
+                    Ok(record) => {
+                        if let Err(error) = view.insert(record) {
+                            tracing::trace!(%error, "a record is not taken");
+                        }
+                    }
+                    // Whoever passes it on has verified it, unless that is who made it.
+                    Err(error @ RecordError::Signature { .. }) => return Err(error.into()),
+                    // It has expired on the way, or clocks differ.
+                    Err(error) => tracing::trace!(%error, "a record is not taken"),
                 }
             }
             kind::END => return Ok(()),

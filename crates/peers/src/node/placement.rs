@@ -21,6 +21,8 @@ use crate::view::now;
 /// What a block may be before it is measured.
 const SPEED_GUESS: Speed =
     Speed { layer_seconds: 0.01, layer_tokens_per_s: 100.0, queue_seconds: 0.0, bytes_per_s: 1e7 };
+/// How often a node looks whether there are layers that nobody serves: this time to twice of it.
+const REPAIR: Duration = Duration::from_secs(5);
 /// How long a node waits before it loads a block again that could not be loaded.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -181,13 +183,19 @@ async fn serve(
         info!(%layers, layer_ms = speed.layer_seconds * 1e3, "the block is served");
         set(PlacementState::Serving(layers));
 
-        let since = now();
+        let (since, mut considered) = (now(), Instant::now());
         let to = loop {
-            sleep(options.consider).await;
+            sleep(REPAIR.min(options.consider).mul_f64(1.0 + random())).await;
             if options.fixed.is_some() {
                 continue;
             }
             let coverage = node.view().coverage(&model, all, None);
+            // Peers that came at the same time may have chosen the same layers, and a peer may have left.
+            let has_gap = coverage.planned().iter().any(|tokens_per_s| *tokens_per_s <= 0.0);
+            if !has_gap && considered.elapsed() < options.consider {
+                continue;
+            }
+            considered = Instant::now();
             let decision =
                 consider_move(&coverage, ServedBlock { layers, since }, capacity, now(), [random(), random()]);
             if let MoveDecision::Move(to) = decision {

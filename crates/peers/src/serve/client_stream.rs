@@ -3,36 +3,58 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use swarm::PeerId;
 use tokio::io::{AsyncRead, AsyncWrite, split};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tracing::debug;
 
+use super::Server;
+use super::account::{StreamPlace, WaitingPermits, reserve};
 use super::push::PushPermit;
 use super::session::{self, Job, SessionContext};
-use super::{STREAM_WAITING_KIB_MAX, Server};
 use crate::dial::BoxedStream;
-use crate::wire::{FailureKind, FrameError, Reply, Request, read_frame, write_frame};
+use crate::wire::{FailureKind, FrameError, PushKey, Reply, Request, Run, read_frame, write_frame};
 
 /// Runs of one session that wait.
-pub(super) const RUNS_WAITING_MAX: usize = 64;
+pub const RUNS_WAITING_MAX: usize = 64;
 /// Replies that wait to be sent.
 const REPLIES_WAITING_MAX: usize = 8;
 /// Sessions of one stream, also those that are being opened.
-const SESSIONS_MAX: usize = 256;
+pub const SESSIONS_PER_STREAM_MAX: usize = 256;
+
+/// A reply that waits to be sent, and the memory that is free when it was.
+pub(super) type WaitingReply = (Reply, WaitingPermits);
 
 struct Session {
     jobs: mpsc::Sender<Job>,
     /// Held while others may pass rows on to the session.
-    _accepts: Option<PushPermit>,
+    accepts: Option<PushPermit>,
+    task: JoinHandle<()>,
 }
 
-pub(super) async fn serve(server: &Arc<Server>, peer: PeerId, stream: BoxedStream) {
+impl Session {
+    fn set_accepts(&mut self, server: &Server, key: Option<PushKey>) {
+        // A key that it has already stays, also while it is told again.
+        if self.accepts.as_ref().map(PushPermit::key) != key {
+            self.accepts = key.and_then(|key| server.pushes.insert(key, self.jobs.clone()));
+        }
+    }
+}
+
+impl Drop for Session {
+    /// What waits is not run any more.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub(super) async fn serve(server: &Arc<Server>, place: &StreamPlace, stream: BoxedStream) {
+    let peer = place.peer;
     let (from, to) = split(stream);
     let (replies, waiting) = mpsc::channel(REPLIES_WAITING_MAX);
     // When either side ends, the other is dropped, and with it all sessions.
     let ended = tokio::select! {
-        ended = receive(server, peer, from, replies) => ended,
+        ended = receive(server, place, from, replies) => ended,
         ended = send(waiting, to) => ended,
     };
     match ended {
@@ -41,9 +63,9 @@ pub(super) async fn serve(server: &Arc<Server>, peer: PeerId, stream: BoxedStrea
     }
 }
 
-async fn send(mut replies: mpsc::Receiver<Reply>, mut to: impl AsyncWrite + Unpin) -> Result<(), FrameError> {
+async fn send(mut replies: mpsc::Receiver<WaitingReply>, mut to: impl AsyncWrite + Unpin) -> Result<(), FrameError> {
     let mut body = Vec::new();
-    while let Some(reply) = replies.recv().await {
+    while let Some((reply, _waiting)) = replies.recv().await {
         let kind = reply.encode(&mut body);
         write_frame(&mut to, kind, &body).await?;
     }
@@ -52,49 +74,48 @@ async fn send(mut replies: mpsc::Receiver<Reply>, mut to: impl AsyncWrite + Unpi
 
 async fn receive(
     server: &Arc<Server>,
-    peer: PeerId,
+    place: &StreamPlace,
     mut from: impl AsyncRead + Unpin,
-    replies: mpsc::Sender<Reply>,
+    replies: mpsc::Sender<WaitingReply>,
 ) -> Result<(), FrameError> {
-    let own_waiting = Arc::new(Semaphore::new(STREAM_WAITING_KIB_MAX));
     let mut sessions: HashMap<u64, Session> = HashMap::new();
     let mut body = Vec::new();
     loop {
         let kind = read_frame(&mut from, server.body_bytes_max(), &mut body).await?;
         let failed = match Request::decode(kind, &body)? {
             Request::Open(open) => {
-                sessions.retain(|_, session| !session.jobs.is_closed());
+                sessions.retain(|_, session| !session.task.is_finished());
                 let number = open.session;
                 if sessions.contains_key(&number) {
                     Some((number, FailureKind::Misuse, "the session is open already"))
-                } else if sessions.len() >= SESSIONS_MAX {
+                } else if sessions.len() >= SESSIONS_PER_STREAM_MAX {
                     Some((number, FailureKind::Refused, "the stream has too many sessions"))
                 } else {
                     let (jobs, received) = mpsc::channel(RUNS_WAITING_MAX);
                     let accepts = open.accepts.and_then(|key| server.pushes.insert(key, jobs.clone()));
-                    let context = SessionContext { server: Arc::clone(server), peer, replies: replies.clone() };
-                    tokio::spawn(session::run(context, open, received));
-                    sessions.insert(number, Session { jobs, _accepts: accepts });
+                    let (links, replies) = (Arc::clone(&place.links), replies.clone());
+                    let context = SessionContext { server: Arc::clone(server), peer: place.peer, links, replies };
+                    let task = tokio::spawn(session::run(context, open, received));
+                    sessions.insert(number, Session { jobs, accepts, task });
                     None
                 }
             }
             Request::Run { session, run } => {
-                let permits = [&own_waiting, &server.waiting].map(|budget| kib_of(budget, body.len()));
-                match (sessions.get(&session).map(|own| own.jobs.clone()), permits) {
+                let waiting = reserve([&server.waiting, &place.waiting], bytes_of(&run, &body));
+                match (sessions.get(&session).map(|own| own.jobs.clone()), waiting) {
                     (None, _) => Some((session, FailureKind::Ended, "the session is not open")),
-                    (Some(_), [None, _] | [_, None]) => {
+                    (Some(_), None) => {
                         sessions.remove(&session);
                         Some((session, FailureKind::Refused, "too much waits to be run"))
                     }
-                    (Some(jobs), [Some(own_kib), Some(all_kib)]) => {
-                        let job = Job::Run { run, is_pushed: false, _waiting: [Some(own_kib), Some(all_kib)] };
-                        send_job(&mut sessions, session, jobs, job)
+                    (Some(jobs), Some(waiting)) => {
+                        send_job(&mut sessions, session, jobs, Job::Run { run, is_pushed: false, waiting })
                     }
                 }
             }
             Request::Route { session, accepts, next } => match sessions.get_mut(&session) {
                 Some(own) => {
-                    own._accepts = accepts.and_then(|key| server.pushes.insert(key, own.jobs.clone()));
+                    own.set_accepts(server, accepts);
                     let jobs = own.jobs.clone();
                     send_job(&mut sessions, session, jobs, Job::Route { next })
                 }
@@ -106,7 +127,7 @@ async fn receive(
             }
             Request::Ping { number } => {
                 // A client that does not read its replies waits.
-                let _ = replies.send(Reply::Pong { number }).await;
+                let _ = replies.send((Reply::Pong { number }, [None, None])).await;
                 None
             }
             Request::Push { .. } => {
@@ -115,9 +136,14 @@ async fn receive(
             }
         };
         if let Some((session, kind, why)) = failed {
-            let _ = replies.send(Reply::Failed { session, kind, why: why.to_owned() }).await;
+            let _ = replies.send((Reply::Failed { session, kind, why: why.to_owned() }, [None, None])).await;
         }
     }
+}
+
+/// What a run takes in memory while it waits: values may come in half the bytes.
+pub(super) fn bytes_of(run: &Run, body: &[u8]) -> usize {
+    body.len().max(size_of_val(run.activations.values.as_slice()))
 }
 
 type Failed = Option<(u64, FailureKind, &'static str)>;
@@ -133,10 +159,4 @@ fn send_job(sessions: &mut HashMap<u64, Session>, session: u64, jobs: mpsc::Send
             })
         }
     }
-}
-
-/// Memory for a message that waits; `None` if there is not enough.
-pub(super) fn kib_of(budget: &Arc<Semaphore>, bytes: usize) -> Option<tokio::sync::OwnedSemaphorePermit> {
-    let kib = u32::try_from(bytes.div_ceil(1024)).ok()?;
-    Arc::clone(budget).try_acquire_many_owned(kib).ok()
 }

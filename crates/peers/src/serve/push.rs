@@ -6,20 +6,23 @@ use std::time::Duration;
 
 use swarm::PeerId;
 use tokio::io::AsyncWrite;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::Server;
-use super::client_stream::kib_of;
+use super::account::{StreamPlace, reserve};
+use super::client_stream::bytes_of;
 use super::session::Job;
-use crate::dial::{BoxedStream, Dial};
+use crate::dial::{BoxedStream, Dial, dialable};
 use crate::wire::{FrameError, Next, PUSH_PROTOCOL, PushKey, Request, Run, read_frame, write_frame};
 
 /// Keys of all sessions.
 const KEYS_MAX: usize = 16 << 10;
 /// Peers to which rows are passed on.
 const LINKS_MAX: usize = 256;
+/// The same, of those to which one client has led.
+pub const LINKS_PER_CLIENT_MAX: usize = 32;
 /// Messages that wait to be sent to one peer. With more the client carries the rows.
 const LINK_WAITING_MAX: usize = 16;
 /// A stream that nobody used for so long is closed.
@@ -44,6 +47,9 @@ impl PushTable {
     /// `None` if there are too many keys, or if the key is taken: then the client carries the rows.
     pub fn insert(&self, key: PushKey, jobs: mpsc::Sender<Job>) -> Option<PushPermit> {
         let mut keys = lock(&self.0);
+        if keys.len() >= KEYS_MAX {
+            keys.retain(|_, jobs| !jobs.is_closed());
+        }
         if keys.len() >= KEYS_MAX || keys.contains_key(&key) {
             return None;
         }
@@ -51,12 +57,19 @@ impl PushTable {
         Some(PushPermit { key, keys: Arc::clone(&self.0) })
     }
 
+    /// Those of sessions that have ended do not count.
     pub fn len(&self) -> usize {
-        lock(&self.0).len()
+        lock(&self.0).values().filter(|jobs| !jobs.is_closed()).count()
     }
 
     fn session(&self, key: &PushKey) -> Option<mpsc::Sender<Job>> {
         lock(&self.0).get(key).cloned()
+    }
+}
+
+impl PushPermit {
+    pub fn key(&self) -> PushKey {
+        self.key
     }
 }
 
@@ -67,7 +80,7 @@ impl Drop for PushPermit {
 }
 
 /// Receives rows from another peer. Those of sessions that are not known are dropped: the client finds out.
-pub(super) async fn serve(server: &Server, mut stream: BoxedStream) {
+pub(super) async fn serve(server: &Server, place: &StreamPlace, mut stream: BoxedStream) {
     let mut body = Vec::new();
     let ended = loop {
         let kind = match read_frame(&mut stream, server.body_bytes_max(), &mut body).await {
@@ -77,8 +90,9 @@ pub(super) async fn serve(server: &Server, mut stream: BoxedStream) {
         match Request::decode(kind, &body) {
             Ok(Request::Push { key, run }) => {
                 let Some(jobs) = server.pushes.session(&key) else { continue };
-                let Some(kib) = kib_of(&server.waiting, body.len()) else { continue };
-                let job = Job::Run { run, is_pushed: true, _waiting: [Some(kib), None] };
+                let waiting = reserve([&server.waiting, &place.waiting], bytes_of(&run, &body));
+                let Some(waiting) = waiting else { continue };
+                let job = Job::Run { run, is_pushed: true, waiting };
                 if jobs.try_send(job).is_err() {
                     debug!("rows that were passed on are dropped: their session takes no more");
                 }
@@ -109,8 +123,9 @@ impl PushLinks {
         Self { dial, links: Mutex::default() }
     }
 
-    /// Connects to a peer, if there is no stream to it yet. Returns whether there is one now.
-    pub async fn connect(&self, next: &Next) -> bool {
+    /// Connects to a peer, if there is no stream to it yet. Returns whether there is one now. A new one counts against `places`,
+    /// those of the client that asks for it, until it ends.
+    pub async fn connect(&self, client: PeerId, places: &Arc<Semaphore>, next: &Next) -> bool {
         let mut state = {
             let mut links = lock(&self.links);
             links.retain(|_, link| !link.messages.is_closed());
@@ -118,7 +133,8 @@ impl PushLinks {
                 Some(link) => link.state.clone(),
                 None if links.len() >= LINKS_MAX => return false,
                 None => {
-                    let link = self.start(next);
+                    let Ok(place) = Arc::clone(places).try_acquire_owned() else { return false };
+                    let link = self.start(client, next, place);
                     links.entry(next.peer).or_insert(link).state.clone()
                 }
             }
@@ -127,19 +143,25 @@ impl PushLinks {
         timeout(CONNECT_TIME_MAX, state.wait_for(|is_connected| *is_connected)).await.is_ok_and(|state| state.is_ok())
     }
 
-    fn start(&self, next: &Next) -> Link {
+    pub fn len(&self) -> usize {
+        lock(&self.links).values().filter(|link| !link.messages.is_closed()).count()
+    }
+
+    fn start(&self, client: PeerId, next: &Next, place: OwnedSemaphorePermit) -> Link {
         let (messages, waiting) = mpsc::channel(LINK_WAITING_MAX);
         let (connected, state) = watch::channel(false);
-        let (dial, next) = (Arc::clone(&self.dial), next.clone());
+        let (dial, peer) = (Arc::clone(&self.dial), next.peer);
+        let addresses = dialable(&next.addresses, &dial.addresses(client));
         tokio::spawn(async move {
-            match dial.open(next.peer, &next.addresses, PUSH_PROTOCOL).await {
+            let _place = place;
+            match dial.open(peer, &addresses, PUSH_PROTOCOL).await {
                 Ok(stream) => {
                     connected.send_replace(true);
                     if let Err(error) = send_all(waiting, stream).await {
-                        debug!(peer = %next.peer, %error, "rows cannot be passed on any more");
+                        debug!(%peer, %error, "rows cannot be passed on any more");
                     }
                 }
-                Err(error) => debug!(peer = %next.peer, %error, "the next peer cannot be reached"),
+                Err(error) => debug!(%peer, %error, "the next peer cannot be reached"),
             }
         });
         Link { messages, state }

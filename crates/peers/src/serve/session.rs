@@ -1,11 +1,14 @@
-//! One session of a client: a task that runs what comes, in order, and replies.
+//! One session of a client: a task that runs what comes, in order, and replies. It is aborted when the client closes the session
+//! or leaves.
 
 use std::sync::Arc;
 
 use swarm::PeerId;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::Server;
+use super::account::WaitingPermits;
+use super::client_stream::WaitingReply;
 use crate::block::{BlockRows, BlockSession, Client, Refusal, RunError};
 use crate::wire::{Activations, Encoding, FailureKind, Next, Open, Reply, Returned, Run};
 
@@ -14,8 +17,8 @@ pub(super) enum Job {
         run: Run,
         /// Another peer passed it on.
         is_pushed: bool,
-        /// Memory that is free when the run is done.
-        _waiting: [Option<OwnedSemaphorePermit>; 2],
+        /// Memory that is free when the reply was sent.
+        waiting: WaitingPermits,
     },
     Route {
         next: Option<Next>,
@@ -25,25 +28,22 @@ pub(super) enum Job {
 pub(super) struct SessionContext {
     pub server: Arc<Server>,
     pub peer: PeerId,
-    pub replies: mpsc::Sender<Reply>,
+    /// Connections to next peers that the client may still cause.
+    pub links: Arc<Semaphore>,
+    pub replies: mpsc::Sender<WaitingReply>,
 }
 
 pub(super) async fn run(context: SessionContext, open: Open, mut jobs: mpsc::Receiver<Job>) {
     let number = open.session;
-    let ended = tokio::select! {
-        ended = serve(&context, open, &mut jobs) => ended,
-        // The client left.
-        () = context.replies.closed() => return,
-    };
-    if let Some((kind, why)) = ended {
+    if let Some((kind, why)) = serve(&context, open, &mut jobs).await {
         // An error means that the client has left.
-        let _ = context.replies.send(Reply::Failed { session: number, kind, why }).await;
+        let _ = context.replies.send((Reply::Failed { session: number, kind, why }, [None, None])).await;
     }
 }
 
 /// Returns why the session ended, unless the client closed it.
 async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<Job>) -> Option<(FailureKind, String)> {
-    let SessionContext { server, peer, replies } = context;
+    let SessionContext { server, peer, links, replies } = context;
     let Open { session: number, model, layers, is_last, tokens_max, mut next, .. } = open;
     let blocks = server.blocks.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&model).cloned();
     let Some(block) = blocks else {
@@ -57,19 +57,20 @@ async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<J
     // Only its session keeps the block's executor from being replaced.
     drop(block);
     let is_linked = match &next {
-        Some(next) => server.links.connect(next).await,
+        Some(next) => server.links.connect(*peer, links, next).await,
         None => false,
     };
-    replies.send(Reply::Opened { session: number, rows_max: shape.rows_max, is_linked }).await.ok()?;
+    let opened = Reply::Opened { session: number, rows_max: shape.rows_max, is_linked };
+    replies.send((opened, [None, None])).await.ok()?;
     while let Some(job) = jobs.recv().await {
         match job {
             Job::Route { next: new } => {
                 next = new;
                 if let Some(next) = &next {
-                    server.links.connect(next).await;
+                    server.links.connect(*peer, links, next).await;
                 }
             }
-            Job::Run { run, is_pushed, _waiting } => {
+            Job::Run { run, is_pushed, waiting } => {
                 let is_silent = run.is_silent;
                 match run_one(server, &mut session, next.as_ref(), is_last, run).await {
                     Ok(returned) => {
@@ -77,7 +78,7 @@ async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<J
                         if returned.passed_on.is_none() && !is_silent {
                             next = None;
                         }
-                        replies.send(Reply::Ran { session: number, returned }).await.ok()?;
+                        replies.send((Reply::Ran { session: number, returned }, waiting)).await.ok()?;
                     }
                     // Rows that were passed on may be late: the client has taken another way since.
                     Err(error) if is_pushed && error.is_misuse() => {

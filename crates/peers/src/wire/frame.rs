@@ -13,6 +13,8 @@ pub const FRAME_TIME_MAX: Duration = Duration::from_secs(30);
 /// Memory grows in such steps with the bytes that come, so a length alone allocates little.
 const CHUNK_BYTES: usize = 1 << 20;
 const HEADER_BYTES: usize = 5;
+/// So much of a body is written together with the header: a small frame takes no packet more than it needs.
+const FIRST_WRITE_BYTES: usize = 16 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
@@ -63,10 +65,11 @@ async fn read_rest(
 pub async fn write_frame(to: &mut (impl AsyncWrite + Unpin), kind: u8, body: &[u8]) -> Result<(), FrameError> {
     let bytes =
         u32::try_from(body.len()).map_err(|_| FrameError::TooLong { bytes: body.len(), max: u32::MAX as usize })?;
-    let [a, b, c, d] = bytes.to_le_bytes();
+    let (first, rest) = body.split_at(body.len().min(FIRST_WRITE_BYTES));
+    let start = [&bytes.to_le_bytes()[..], &[kind], first].concat();
     let write = async {
-        to.write_all(&[a, b, c, d, kind]).await?;
-        to.write_all(body).await?;
+        to.write_all(&start).await?;
+        to.write_all(rest).await?;
         to.flush().await
     };
     Ok(timeout(FRAME_TIME_MAX, write).await.map_err(|_| FrameError::TooSlow)??)

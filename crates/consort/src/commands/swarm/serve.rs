@@ -159,7 +159,9 @@ impl SwarmServeArgs {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        info!("leaving the swarm");
+        let sessions = placement.block().map_or(0, |block| block.stats().sessions);
+        let (streams, push_keys) = (node.server().streams(), node.server().push_keys());
+        info!(sessions, streams, push_keys, "leaving the swarm");
         drop(placement);
         Ok(())
     }

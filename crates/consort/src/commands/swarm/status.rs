@@ -44,7 +44,9 @@ impl SwarmStatusArgs {
             return Ok(());
         }
         if connected.is_empty() && records.is_empty() {
-            terminal::print_line("no peers were found: name one with --bootstrap".to_owned())?;
+            let why = node.handle().bootstrap_failure();
+            let why = why.unwrap_or_else(|| "name one with --bootstrap".to_owned());
+            terminal::print_line(format!("no peers were found: {why}"))?;
             return Ok(());
         }
         for peer in connected.values() {

@@ -1,0 +1,27 @@
+//! `Random`: numbers that a seed determines (SplitMix64).
+
+use std::ops::Range;
+use std::time::Duration;
+
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
+
+    pub fn millis(&mut self, range: Range<u64>) -> Duration {
+        Duration::from_millis(range.start + self.next() % (range.end - range.start))
+    }
+}
