@@ -236,8 +236,9 @@ impl BlockHandle {
         let (reply, opened) = oneshot::channel();
         let command = Command::Open { client, layers, tokens_max, reply };
         commands.send(command).map_err(|_| Refusal::Ended)?;
-        let key = opened.await.unwrap_or(Err(Refusal::Ended))?;
-        Ok(BlockSession { key, commands })
+        let mut opening = Opening { opened, commands };
+        let key = (&mut opening.opened).await.unwrap_or(Err(Refusal::Ended))?;
+        Ok(BlockSession { key, commands: opening.commands.clone() })
     }
 }
 
@@ -252,6 +253,22 @@ impl Drop for Shared {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Serving { commands, .. } = state {
             let _ = commands.send(Command::End);
+        }
+    }
+}
+
+/// A session that is being opened. If nobody waits for it any more when it is open, it is closed.
+struct Opening {
+    opened: oneshot::Receiver<Result<SessionKey, Refusal>>,
+    commands: std::sync::mpsc::Sender<Command>,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.opened.close();
+        if let Ok(Ok(key)) = self.opened.try_recv() {
+            // An error means that all sessions have ended.
+            let _ = self.commands.send(Command::Close { session: key });
         }
     }
 }

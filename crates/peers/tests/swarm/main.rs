@@ -1,8 +1,12 @@
 //! Peers and clients in one process, with connections that can be cut, slowed and garbled: whole models on chains of blocks.
 
+mod attacker;
+mod floods;
 mod hostile;
+mod hostile_peers;
 mod loss;
 mod lying;
+mod mangler;
 mod models;
 mod network;
 mod same_bits;

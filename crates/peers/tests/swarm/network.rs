@@ -1,10 +1,11 @@
 //! Peers in one process. Every connection is a pair of pipes with a task between them, which can be told to cut, to stop, or to
-//! garble what passes.
+//! garble what passes. A hostile peer is one whose messages are replaced on their way.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::mangler::{Mangler, mangle};
 use peers::block::BlockHandle;
 use peers::dial::{BoxedStream, Dial, DialError, Dialled};
 use peers::serve::BlockServer;
@@ -32,6 +33,7 @@ pub enum Fault {
 pub struct Peer {
     pub server: BlockServer,
     fault: watch::Sender<Fault>,
+    mangler: Option<Arc<dyn Mangler>>,
 }
 
 #[derive(Default)]
@@ -84,7 +86,7 @@ impl Network {
     ) {
         let server = BlockServer::new(self.dial_of(peer));
         server.set_block(model, block);
-        self.peers.lock().unwrap().insert(peer, Peer { server, fault: watch::Sender::new(Fault::None) });
+        self.peers.lock().unwrap().insert(peer, Peer { server, fault: watch::Sender::new(Fault::None), mangler: None });
         self.announce(peer, model, layers, layer_seconds);
     }
 
@@ -111,6 +113,11 @@ impl Network {
 
     pub fn fail(&self, peer: PeerId, fault: Fault) {
         self.peers.lock().unwrap()[&peer].fault.send_replace(fault);
+    }
+
+    /// From now on what the peer sends on new connections is replaced.
+    pub fn mangle(&self, peer: PeerId, mangler: Arc<dyn Mangler>) {
+        self.peers.lock().unwrap().get_mut(&peer).unwrap().mangler = Some(mangler);
     }
 
     pub fn server(&self, peer: PeerId) -> BlockServer {
@@ -143,8 +150,17 @@ impl Network {
         let calls = Pipe { faults: vec![Some(peer.fault.subscribe()), callers.clone()], garbles: 1 };
         let replies = Pipe { faults: vec![Some(peer.fault.subscribe()), callers], garbles: 0 };
         let counter = is_between_peers.then(|| Arc::clone(&self.pushed));
-        tokio::spawn(calls.run(near_read, far_write, counter));
-        tokio::spawn(replies.run(far_read, near_write, None));
+        let pushes = peers.get(&from).and_then(|peer| peer.mangler.clone()).filter(|_| is_between_peers);
+        match (pushes, peer.mangler.clone().filter(|_| !is_between_peers)) {
+            (Some(mangler), _) => drop(tokio::spawn(mangle(near_read, far_write, mangler))),
+            (None, replies_mangler) => {
+                tokio::spawn(calls.run(near_read, far_write, counter));
+                match replies_mangler {
+                    Some(mangler) => drop(tokio::spawn(mangle(far_read, near_write, mangler))),
+                    None => drop(tokio::spawn(replies.run(far_read, near_write, None))),
+                }
+            }
+        }
         Ok(Box::new(near))
     }
 }
@@ -189,7 +205,14 @@ impl Pipe {
                 continue;
             }
             let bytes = tokio::select! {
-                read = from.read(&mut buffer) => match read { Ok(0) | Err(_) => return, Ok(bytes) => bytes },
+                read = from.read(&mut buffer) => match read {
+                    Ok(0) | Err(_) => {
+                        // The other end sees that nothing more comes.
+                        let _ = to.shutdown().await;
+                        return;
+                    }
+                    Ok(bytes) => bytes,
+                },
                 () = self.changed() => continue,
             };
             while self.has(Fault::Stopped) {
