@@ -17,7 +17,8 @@ use super::context::{ClientContext, SpanReport, lock};
 use super::forming::{FormedSpans, form};
 use super::link::{EVENTS_MAX, SpanEvent, SpanLoss, SpanSession};
 use super::session_state::{Action, LossReason, SessionState, SpanId};
-use crate::wire::{Next, PushKey};
+use super::times::JobTimes;
+use crate::wire::{Next, PushKey, Returned};
 
 /// How often a session looks for replies that are late.
 const TICK: Duration = Duration::from_millis(50);
@@ -41,6 +42,7 @@ struct WaitingJob {
     /// The end of its rows.
     end: usize,
     rows: usize,
+    times: JobTimes,
     reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
 }
 
@@ -134,10 +136,12 @@ impl Session {
             self.act(&mut lost);
             while let Some((span, loss)) = lost.pop_front() {
                 let Some(layers) = self.lose(span, &loss) else { continue };
+                let began = Instant::now();
                 if let Err(loss) = self.form(layers).await {
                     ended = Some(loss);
                     break;
                 }
+                self.context.times.record_replacing(began.elapsed());
                 self.context.counters.replaced.fetch_add(1, Ordering::Relaxed);
                 self.act(&mut lost);
             }
@@ -156,22 +160,40 @@ impl Session {
         let Job { position, phase, rows, state_rows, reply } = job;
         let count = rows.len() / self.context.hidden;
         let run = self.state.add_job(position, phase, &rows, state_rows);
-        self.waiting.insert(run, WaitingJob { end: position + count, rows: count, reply });
+        let times = JobTimes::new(Instant::now());
+        self.waiting.insert(run, WaitingJob { end: position + count, rows: count, times, reply });
     }
 
     fn handle(&mut self, id: SpanId, event: SpanEvent, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
         match event {
             SpanEvent::Returned(returned) => {
-                if let Some((_, span)) = self.spans.iter().find(|(known, _)| *known == id)
-                    && returned.states.rows == 1
-                {
-                    let time = returned.compute / u32::try_from(span.layers.count()).unwrap_or(1);
-                    self.context.view.add_layer_time(span.peer, time);
-                }
+                self.record(id, &returned);
+                let fed = self.state.fed();
                 self.state.returned(id, returned);
+                if self.state.fed() != fed {
+                    self.report_chain();
+                }
             }
             SpanEvent::Ended(loss) => lost.push_back((id, loss)),
         }
+    }
+
+    /// Takes the times of a reply.
+    fn record(&mut self, id: SpanId, returned: &Returned) {
+        let Some((_, span)) = self.spans.iter().find(|(known, _)| *known == id) else { return };
+        if returned.states.rows == 1 {
+            let time = returned.compute / u32::try_from(span.layers.count()).unwrap_or(1);
+            self.context.view.add_layer_time(span.peer, time);
+        }
+        if !self.is_check() {
+            let job = self.waiting.get_mut(&returned.run).map(|job| &mut job.times);
+            self.context.times.record_reply(span.peer, returned, job);
+        }
+    }
+
+    /// Whether this session recomputes what another peer returned.
+    fn is_check(&self) -> bool {
+        self.used.is_some()
     }
 
     fn act(&mut self, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
@@ -179,6 +201,9 @@ impl Session {
             match action {
                 Action::Send { to, run } => {
                     if let Some((_, span)) = self.spans.iter().find(|(id, _)| *id == to) {
+                        if !self.is_check() {
+                            self.context.times.record_sent(span.peer, &run);
+                        }
                         span.session.run(run);
                     }
                 }
@@ -187,9 +212,13 @@ impl Session {
                         debug!(peer = %span.peer, "rows that it passed on did not arrive");
                         span.route(span.accepts, None);
                     }
+                    self.report_chain();
                 }
                 Action::Done { run, states } => {
                     let Some(job) = self.waiting.remove(&run) else { continue };
+                    if !self.is_check() {
+                        self.context.times.record_step(&job.times, Instant::now());
+                    }
                     self.check_some(&job, &states);
                     // An error means that the engine has dropped the step.
                     let _ = job.reply.send(Ok(states));
@@ -213,7 +242,7 @@ impl Session {
     /// Has a part of the jobs checked, each at one span.
     fn check_some(&self, job: &WaitingJob, states: &[f32]) {
         let context = &self.context;
-        if self.used.is_some() || context.options.verify <= 0.0 || random() >= context.options.verify {
+        if self.is_check() || context.options.verify <= 0.0 || random() >= context.options.verify {
             return;
         }
         let index = (random() * self.spans.len() as f64) as usize;
@@ -256,6 +285,7 @@ impl Session {
         let (_, span) = self.spans.remove(index);
         info!(peer = %span.peer, layers = %span.layers, %loss, "a span of a chain is replaced");
         self.context.report(span.peer, loss);
+        self.waiting.values_mut().for_each(|job| job.times.disturb());
         // A session that only has to be begun again may be at the same peer.
         if *loss != SpanLoss::Replay {
             self.avoided.insert(span.peer, Instant::now());
@@ -292,7 +322,7 @@ impl Session {
     }
 
     fn report_chain(&self) {
-        if self.range.count() == self.context.layers {
+        if self.range.count() == self.context.layers && !self.is_check() {
             let report = |(id, span): &(SpanId, OpenSpan)| {
                 let OpenSpan { peer, layers, .. } = *span;
                 let round_trip = self.context.view.round_trip(&peer);

@@ -137,6 +137,11 @@ impl SessionState {
         self.index(id).is_some_and(|index| self.spans[index].new.fed_by.is_some())
     }
 
+    /// The number of spans that get their rows from the one before.
+    pub fn fed(&self) -> usize {
+        self.spans.iter().filter(|span| span.new.fed_by.is_some()).count()
+    }
+
     /// The first rows before a layer, if the client has them, and their phases.
     pub fn rows_before_layer(&self, layer: usize, rows: usize) -> Option<(&[f32], &[Phase])> {
         let values = self.inputs.get(&layer)?.get(..rows * self.hidden)?;
