@@ -47,8 +47,9 @@ pub use app::{App, BODY_BYTES_MAX, Config};
 pub use auth::{ApiKeys, KeyError};
 pub use axum::http::HeaderValue;
 pub use cluster::{
-    ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, NodeSnapshot, NodeUse, StageMemory,
-    StageSnapshot, StageTime,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay, NodePeer,
+    NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord, PeerService, StageMemory, StagePeer, StageSnapshot,
+    StageTime, SwarmSnapshot,
 };
 pub use descriptors::DescriptorLimit;
 pub use error::{ApiError, ApiErrorKind};
