@@ -7,8 +7,8 @@ use cluster::coordinator::{ClusterReport, ClusterWatch, NodeReport, NodeState, P
 use kernels::cpu::Level;
 use plan::Bits;
 use server::{
-    ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, NodeSnapshot, NodeUse, StageMemory,
-    StageSnapshot, StageTime,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay, NodeSnapshot,
+    NodeUse, StageMemory, StageSnapshot, StageTime,
 };
 
 #[derive(Clone)]
@@ -50,8 +50,7 @@ fn snapshot(report: &ClusterReport, times: &StageTimes, row_bytes: u64) -> Chain
         waiting: report.waiting.clone(),
         prediction: plan.map(|plan| ChainPrediction {
             tokens_per_s: plan.tokens_per_s,
-            batch_tokens_per_s: plan.batch_tokens_per_s,
-            batch: plan.batch,
+            batch: Some(BatchPrediction { tokens_per_s: plan.batch_tokens_per_s, sequences: plan.batch }),
         }),
         bits: plan.map(|plan| match plan.bits {
             Bits::Same(_) => ChainBits::Same,
@@ -61,6 +60,7 @@ fn snapshot(report: &ClusterReport, times: &StageTimes, row_bytes: u64) -> Chain
         steps: times.steps,
         step: StageTime { mean_s: times.step_s, total_s: times.step_total_s },
         between: StageTime { mean_s: times.between_s, total_s: times.between_total_s },
+        swarm: None,
     }
 }
 
@@ -74,26 +74,29 @@ fn stages(plan: &PlanReport, report: &ClusterReport, times: &StageTimes, row_byt
         let compute = |of: &[f64]| of.get(index).copied().unwrap_or(0.0);
         StageSnapshot {
             name: stage.name.clone(),
-            address: stage.address,
+            is_coordinator: stage.address.is_none(),
+            address: stage.address.map(|address| address.to_string()),
             layers: stage.layers,
-            level: stage.level.name().to_owned(),
-            threads: stage.threads,
-            ranks,
-            memory: StageMemory {
+            level: Some(stage.level.name().to_owned()),
+            threads: Some(stage.threads),
+            ranks: Some(ranks),
+            memory: Some(StageMemory {
                 weights: stage.memory.weights,
                 kv: stage.memory.kv,
                 working: stage.memory.working,
                 available: stage.memory.free,
-            },
-            compute: StageTime { mean_s: compute(&times.compute_s), total_s: compute(&times.compute_total_s) },
+            }),
+            compute: Some(StageTime { mean_s: compute(&times.compute_s), total_s: compute(&times.compute_total_s) }),
             hop: stage.hop.map(|hop| {
                 let share = if hops_s > 0.0 { hop.seconds / hops_s } else { 0.0 };
                 HopSnapshot {
-                    time: StageTime { mean_s: share * times.between_s, total_s: share * times.between_total_s },
+                    time: Some(StageTime { mean_s: share * times.between_s, total_s: share * times.between_total_s }),
                     round_trip_s: Some(hop.round_trip_seconds),
                     bytes: rows.saturating_mul(row_bytes),
+                    way: HopWay::Direct,
                 }
             }),
+            peer: None,
         }
     };
     plan.stages.iter().enumerate().map(stage).collect()
@@ -103,7 +106,7 @@ fn node_snapshot(node: &NodeReport, plan: Option<&PlanReport>) -> NodeSnapshot {
     let is_used = plan.is_some_and(|plan| plan.stages.iter().any(|stage| stage.address == Some(node.address)));
     NodeSnapshot {
         name: node.name.clone(),
-        address: node.address,
+        address: Some(node.address.to_string()),
         usage: match &node.state {
             NodeState::Connecting => NodeUse::Connecting,
             NodeState::Failed { why } => NodeUse::Failed { why: why.clone() },
@@ -117,6 +120,7 @@ fn node_snapshot(node: &NodeReport, plan: Option<&PlanReport>) -> NodeSnapshot {
         threads: node.facts.as_ref().map(|facts| facts.threads as usize),
         memory_bytes: node.facts.as_ref().map(|facts| facts.memory_bytes),
         round_trip_s: node.link.map(|link| link.round_trip_seconds),
+        peer: None,
     }
 }
 
@@ -180,9 +184,9 @@ mod tests {
         };
         let shown = snapshot(&report, &times, 64);
         let hops: Vec<_> = shown.stages.iter().map(|stage| stage.hop.unwrap()).collect();
-        assert_eq!(hops.iter().map(|hop| hop.time.mean_s).collect::<Vec<_>>(), [0.002, 0.004, 0.002]);
+        assert_eq!(hops.iter().map(|hop| hop.time.unwrap().mean_s).collect::<Vec<_>>(), [0.002, 0.004, 0.002]);
         assert_eq!(hops.iter().map(|hop| hop.bytes).collect::<Vec<_>>(), [20 * 64, 20 * 64, 7 * 64]);
-        assert_eq!(shown.stages[2].compute, StageTime { mean_s: 0.003, total_s: 0.03 });
+        assert_eq!(shown.stages[2].compute, Some(StageTime { mean_s: 0.003, total_s: 0.03 }));
         let uses: Vec<_> = shown.nodes.iter().map(|node| node.usage.clone()).collect();
         let spare = NodeUse::Spare { why: "the plan gives it no layers".to_owned() };
         assert_eq!(uses, [NodeUse::Used, NodeUse::Failed { why: "another key".to_owned() }, spare]);

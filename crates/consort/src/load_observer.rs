@@ -4,6 +4,7 @@ use indicatif::ProgressBar;
 
 use crate::chain_monitor::ChainMonitor;
 use crate::progress;
+use crate::swarm_monitor::SwarmMonitor;
 use crate::terminal;
 
 pub trait LoadObserver {
@@ -12,6 +13,9 @@ pub trait LoadObserver {
 
     /// Other machines will run layers: what is known of them from now on.
     fn cluster(&mut self, _monitor: ChainMonitor) {}
+
+    /// Peers of a swarm will run layers: what is known of them from now on.
+    fn swarm(&mut self, _monitor: SwarmMonitor) {}
 
     /// The first chain of machines cannot be formed yet.
     fn waiting(&mut self, why: &str) {

@@ -20,6 +20,7 @@ mod progress;
 mod sampling;
 mod stats;
 mod store;
+mod swarm_monitor;
 mod swarm_options;
 mod terminal;
 mod text_assets;

@@ -21,6 +21,7 @@ use types::SessionId;
 
 use crate::kwaai_options::{KwaaiClientOptions, KwaaiModel};
 use crate::load_observer::LoadObserver;
+use crate::swarm_monitor::SwarmMonitor;
 use crate::usage::UsageError;
 
 /// Worker threads of the network.
@@ -139,7 +140,9 @@ impl SwarmOptions {
         let executor = SwarmExecutor::new(ends, layers, model, node.dial(), view, client_options, foreign, handle);
         let client = executor.client();
         drop(_entered);
-        let chain = SwarmChain { executor, client, node, _following: following, runtime };
+        let tokens_min = executor.capacity().page_tokens;
+        observer.swarm(SwarmMonitor::new(client.clone(), node.clone(), cpu, tokens_min));
+        let chain = SwarmChain { executor, client, _node: node, _following: following, _runtime: runtime };
         chain.wait(Duration::from_secs(self.swarm_wait), observer)?;
         Ok(chain)
     }
@@ -161,21 +164,13 @@ pub fn model_digest(checkpoint: &Checkpoint) -> ModelDigest {
 pub struct SwarmChain {
     executor: SwarmExecutor<CpuBackend>,
     client: SwarmClient,
-    node: SwarmNode,
+    _node: SwarmNode,
     _following: Following,
     /// Dropped last: the others have tasks in it.
-    runtime: Runtime,
+    _runtime: Runtime,
 }
 
 impl SwarmChain {
-    pub fn client(&self) -> &SwarmClient {
-        &self.client
-    }
-
-    pub fn node(&self) -> &SwarmNode {
-        &self.node
-    }
-
     pub fn head_bytes(&self) -> usize {
         self.executor.head_bytes()
     }

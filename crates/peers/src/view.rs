@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use swarm::{
-    BlockRecord, ClientView, Coverage, Directory, DirectoryError, ModelDigest, Offence, PeerChain, PeerId, RECORDS_MAX,
-    Reputation, RouteError, RouteLimits, RoutePlanner, RouteRequest, UnixTime, VerifiedRecord,
+    BlockRecord, ChainSpan, ClientView, Coverage, Directory, DirectoryError, ModelDigest, Offence, PeerChain, PeerId,
+    RECORDS_MAX, Reputation, RouteError, RouteLimits, RoutePlanner, RouteRequest, UnixTime, VerifiedRecord,
 };
 use tracing::debug;
 use types::LayerRange;
@@ -25,6 +25,16 @@ struct Known {
     directory: Directory,
     reputation: Reputation,
     client: ClientView,
+}
+
+/// A peer with a block of a model, and what this process thinks of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KnownPeer {
+    pub record: BlockRecord,
+    /// 0 without an offence.
+    pub score: f64,
+    /// It misbehaved, so no chain has it.
+    pub is_excluded: bool,
 }
 
 /// What a chain is for.
@@ -72,6 +82,21 @@ impl SwarmView {
         }
     }
 
+    /// The peers that have a block of a model: those that are `first`, and others, as many as `peers_max` in all; and how many
+    /// there are.
+    pub fn peers(&self, model: &ModelDigest, first: &[PeerId], peers_max: usize) -> (Vec<KnownPeer>, usize) {
+        let (known, now) = (self.lock(), now());
+        let records = || known.directory.records(model).filter(|record| record.expires() > now);
+        let firsts = records().filter(|record| first.contains(&record.peer));
+        let others = records().filter(|record| !first.contains(&record.peer));
+        let peers = firsts.chain(others).take(peers_max).map(|record| KnownPeer {
+            record: record.clone(),
+            score: known.reputation.score(&record.peer, now),
+            is_excluded: known.reputation.is_excluded(&record.peer, now),
+        });
+        (peers.collect(), records().count())
+    }
+
     pub fn record(&self, model: &ModelDigest, peer: &PeerId) -> Option<BlockRecord> {
         self.lock().directory.get(model, peer).cloned()
     }
@@ -109,6 +134,11 @@ impl SwarmView {
     ) -> Result<PeerChain, RouteError> {
         let known = self.lock();
         known.planner().replace(&route_request(request, excluded), chain, lost)
+    }
+
+    /// The predicted time of a token in a chain, in seconds.
+    pub fn predict(&self, request: ChainRequest, spans: &[ChainSpan]) -> f64 {
+        self.lock().planner().predict(&route_request(request, &HashSet::new()), spans)
     }
 
     pub fn report(&self, peer: PeerId, offence: Offence) {

@@ -8,6 +8,7 @@
 mod api_docs;
 mod app;
 mod auth;
+mod block_admin;
 mod blocking;
 mod body_budget;
 mod cluster;
@@ -45,10 +46,13 @@ mod tool_names;
 
 pub use app::{App, BODY_BYTES_MAX, Config};
 pub use auth::{ApiKeys, KeyError};
+pub use axum::Router;
 pub use axum::http::HeaderValue;
+pub use block_admin::{BlockMonitor, BlockSnapshot, block_admin_router};
 pub use cluster::{
-    ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, NodeSnapshot, NodeUse, StageMemory,
-    StageSnapshot, StageTime,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay, NodePeer,
+    NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord, PeerService, StageMemory, StagePeer, StageSnapshot,
+    StageTime, SwarmSnapshot,
 };
 pub use descriptors::DescriptorLimit;
 pub use error::{ApiError, ApiErrorKind};

@@ -6,6 +6,7 @@
 mod http;
 mod ranks;
 mod stages;
+mod swarm;
 mod token_rate;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +26,7 @@ pub use http::ConnectionMetrics;
 use http::HttpMetrics;
 use ranks::RankMetrics;
 use stages::StageMetrics;
+use swarm::SwarmMetrics;
 use token_rate::TokenRate;
 pub use token_rate::TokenRates;
 
@@ -44,6 +46,7 @@ pub struct Metrics {
     engine: EngineMetrics,
     ranks: RankMetrics,
     stages: StageMetrics,
+    swarm: SwarmMetrics,
     reported: Mutex<LastExported>,
 }
 
@@ -99,7 +102,9 @@ impl Metrics {
         ranks.register(&mut registry);
         let stages = StageMetrics::default();
         stages.register(&mut registry);
-        Self { registry, requests, http, engine, ranks, stages, reported: Mutex::default() }
+        let swarm = SwarmMetrics::default();
+        swarm.register(&mut registry);
+        Self { registry, requests, http, engine, ranks, stages, swarm, reported: Mutex::default() }
     }
 
     pub fn http(&self) -> &HttpMetrics {
@@ -135,6 +140,7 @@ impl Metrics {
         }
         if let Some(chain) = chain {
             self.stages.update(chain);
+            self.swarm.update(chain);
         }
         self.http.update();
         let mut text = String::new();

@@ -33,7 +33,7 @@ pub fn protected_router() -> Router<SharedApp> {
 /// Liveness: the process is running
 #[utoipa::path(get, path = "/health", tag = "server", responses((status = 200, description = "The process runs", body = HealthBody)))]
 async fn health() -> Json<HealthBody> {
-    Json(HealthBody { status: "ok" })
+    Json(HealthBody::OK)
 }
 
 #[derive(Serialize, ToSchema)]
@@ -42,6 +42,10 @@ pub struct HealthBody {
     /// Always `ok`
     #[schema(value_type = String)]
     status: &'static str,
+}
+
+impl HealthBody {
+    pub const OK: Self = Self { status: "ok" };
 }
 
 /// Readiness: the model can serve requests now
@@ -119,7 +123,7 @@ async fn metrics(State(app): State<SharedApp>) -> Response {
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The state of the server, for the chat page
 #[utoipa::path(

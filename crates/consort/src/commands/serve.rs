@@ -1,8 +1,8 @@
 //! `consort serve`: serves a model over HTTP.
 
-mod admin;
+pub(super) mod admin;
 pub(super) mod capacity;
-mod http;
+pub(super) mod http;
 mod key_reload;
 mod load;
 pub(super) mod logs;
@@ -125,7 +125,7 @@ fn open_warning(app: &App, address: SocketAddr) -> Option<String> {
 }
 
 /// The name of a model that is a local file or folder. Clients do not see its path.
-fn short_name(given: &str) -> String {
+pub(super) fn short_name(given: &str) -> String {
     let path = Path::new(given);
     let Ok(real) = path.canonicalize() else { return given.to_owned() };
     // A path such as `.` has no name. A link has one, which tells more than what it points to.

@@ -1,6 +1,7 @@
 //! `consort swarm`: lends this machine to a swarm, uses one, and shows one.
 
 mod loader;
+mod monitor;
 mod serve;
 mod status;
 

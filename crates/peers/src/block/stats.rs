@@ -18,6 +18,9 @@ pub struct BlockStats {
     /// Running means of steps, in seconds: of a step, and of the time that rows wait for one.
     pub step_s: f64,
     pub queue_s: f64,
+    /// Sums of the same.
+    pub step_total_s: f64,
+    pub queue_total_s: f64,
     /// Entries of a step.
     pub batch: f64,
 }
@@ -32,6 +35,8 @@ impl BlockStats {
         ] {
             *mean = if is_first { value } else { *mean + WEIGHT * (value - *mean) };
         }
+        self.step_total_s += step.as_secs_f64();
+        self.queue_total_s += queued.as_secs_f64();
         self.steps += 1;
         self.rows += rows as u64;
     }

@@ -42,8 +42,13 @@ impl Check {
             debug!(peer = %self.peer, "nobody else can check it");
             return;
         };
+        let is_same_as_second = is_same(&self.after, &second);
         context.counters.checks.fetch_add(1, Ordering::Relaxed);
-        if is_same(&self.after, &second) {
+        context.times.change(self.peer, |times| {
+            times.checks += 1;
+            times.differences += u64::from(!is_same_as_second);
+        });
+        if is_same_as_second {
             return;
         }
         context.counters.differences.fetch_add(1, Ordering::Relaxed);

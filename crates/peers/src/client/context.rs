@@ -12,6 +12,7 @@ use types::LayerRange;
 use super::foreign::ForeignPeer;
 use super::link::{PeerLink, SpanLoss};
 use super::session_state::SpanId;
+use super::times::ClientTimes;
 use crate::dial::Dial;
 use crate::view::{ChainRequest, SwarmView};
 use crate::wire::{Encoding, FailureKind, PushKey};
@@ -47,19 +48,21 @@ pub(super) struct ClientContext {
     pub rows_max: usize,
     pub options: ClientOptions,
     pub counters: Arc<ClientCounters>,
+    pub times: ClientTimes,
     /// Peers with other protocols.
     pub foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
     links: Mutex<HashMap<PeerId, Arc<PeerLink>>>,
     next_span: AtomicU64,
-    /// The chain that was formed last.
+    /// The chain that was formed or changed last.
     pub last_chain: Mutex<Vec<SpanReport>>,
 }
 
-/// A span of the chain that was formed last.
+/// A span of the chain that was formed or changed last.
 #[derive(Clone, Debug)]
 pub struct SpanReport {
     pub peer: PeerId,
     pub layers: LayerRange,
+    /// The peer before passes its rows on to it; else they come from the client.
     pub is_fed: bool,
     pub round_trip: Option<Duration>,
 }
@@ -83,6 +86,7 @@ impl ClientContext {
             rows_max,
             options,
             counters,
+            times: ClientTimes::default(),
             foreign,
             links,
             next_span: AtomicU64::new(1),
@@ -100,6 +104,12 @@ impl ClientContext {
         links.retain(|_, link| !link.is_ended());
         let start = || PeerLink::start(Arc::clone(&self.dial), peer, self.rows_max, self.hidden);
         Arc::clone(links.entry(peer).or_insert_with(start))
+    }
+
+    /// The round trip to a peer that was measured last.
+    pub fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
+        let of_link = lock(&self.links).get(peer).and_then(|link| link.round_trip());
+        of_link.or_else(|| self.view.round_trip(peer))
     }
 
     /// Drops links that no session uses.
@@ -131,6 +141,7 @@ impl ClientContext {
             SpanLoss::Wrong => Offence::WrongResult,
             SpanLoss::Malformed { .. } => Offence::Malformed,
         };
+        self.times.change(peer, |times| times.failures += 1);
         self.view.report(peer, offence);
     }
 }

@@ -9,7 +9,7 @@ use engine::{
     Capacity, CoordinatorStage, Entry, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
 };
 use kernels::Backend;
-use swarm::{ModelDigest, PeerChain, PeerId, RouteError};
+use swarm::{ChainSpan, ModelDigest, PeerChain, PeerId, RouteError};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use types::SessionId;
@@ -17,6 +17,7 @@ use types::SessionId;
 use super::context::{ClientContext, ClientCounters, ClientOptions, SpanReport, lock};
 use super::foreign::ForeignPeer;
 use super::session::{Job, Session, SessionLoss};
+use super::times::ClientTimes;
 use crate::dial::Dial;
 use crate::view::SwarmView;
 
@@ -36,7 +37,11 @@ impl SwarmClient {
         &self.0.counters
     }
 
-    /// The chain that was formed last.
+    pub fn times(&self) -> &ClientTimes {
+        &self.0.times
+    }
+
+    /// The chain that was formed or changed last. Its session may have ended.
     pub fn last_chain(&self) -> Vec<SpanReport> {
         lock(&self.0.last_chain).clone()
     }
@@ -44,6 +49,30 @@ impl SwarmClient {
     /// The fastest chain for a session of so many tokens.
     pub fn plan(&self, tokens: usize) -> Result<PeerChain, RouteError> {
         self.0.view.plan(self.0.request(tokens), &HashSet::new())
+    }
+
+    /// The predicted time of a token in a chain, in seconds.
+    pub fn predict(&self, spans: &[ChainSpan]) -> f64 {
+        self.0.view.predict(self.0.request(1), spans)
+    }
+
+    pub fn model(&self) -> ModelDigest {
+        self.0.model
+    }
+
+    /// All layers of the model.
+    pub fn layers(&self) -> usize {
+        self.0.layers
+    }
+
+    /// The round trip to a peer that was measured last.
+    pub fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
+        self.0.round_trip(peer)
+    }
+
+    /// Whether a peer has another protocol.
+    pub fn is_foreign(&self, peer: &PeerId) -> bool {
+        self.0.foreign.contains_key(peer)
     }
 }
 

@@ -13,9 +13,11 @@ mod forming;
 mod link;
 mod session;
 mod session_state;
+mod times;
 
 pub use context::{ClientCounters, ClientOptions, SpanReport};
 pub use executor::{SwarmClient, SwarmExecutor};
 pub use foreign::{ForeignLoss, ForeignPeer, ForeignTask};
 pub use forming::FORM_TIME_MAX;
 pub use link::SILENCE_MAX;
+pub use times::{ClientTimes, MeanTime, PeerTimes, StepTimes};

@@ -18,7 +18,8 @@ use super::context::{ClientContext, SpanReport, lock};
 use super::forming::{FormedSpans, OpenSpan, form};
 use super::link::{SpanEvent, SpanLoss};
 use super::session_state::{Action, LossReason, SessionState, SpanId};
-use crate::wire::FailureKind;
+use super::times::JobTimes;
+use crate::wire::{FailureKind, Returned};
 
 /// How often a session looks for replies that are late.
 const TICK: Duration = Duration::from_millis(50);
@@ -39,6 +40,7 @@ struct WaitingJob {
     /// The end of its rows.
     end: usize,
     rows: usize,
+    times: JobTimes,
     reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
 }
 
@@ -124,10 +126,12 @@ impl Session {
             self.act(&mut lost);
             while let Some((span, loss)) = lost.pop_front() {
                 let Some(layers) = self.lose(span, &loss) else { continue };
+                let began = Instant::now();
                 if let Err(loss) = self.form(layers).await {
                     ended = Some(loss);
                     break;
                 }
+                self.context.times.record_replacing(began.elapsed());
                 self.context.counters.replaced.fetch_add(1, Ordering::Relaxed);
                 self.act(&mut lost);
             }
@@ -145,23 +149,42 @@ impl Session {
     fn add(&mut self, job: Job) {
         let Job { position, phase, rows, state_rows, reply } = job;
         let count = rows.len() / self.context.hidden;
-        let run = self.state.add_job(position, phase, &rows, state_rows);
-        self.waiting.insert(run, WaitingJob { end: position + count, rows: count, reply });
+        let number = self.state.add_job(position, phase, &rows, state_rows);
+        let times = JobTimes::new(Instant::now());
+        self.waiting.insert(number, WaitingJob { end: position + count, rows: count, times, reply });
     }
 
     fn handle(&mut self, id: SpanId, event: SpanEvent, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
         match event {
             SpanEvent::Returned(returned) => {
-                if let Some((_, span)) = self.spans.iter().find(|(known, _)| *known == id)
-                    && returned.states.rows == 1
-                {
-                    let time = returned.compute / u32::try_from(span.layers.count()).unwrap_or(1);
-                    self.context.view.add_layer_time(span.peer, time);
-                }
+                self.record(id, &returned);
+                let fed = self.state.fed();
                 self.state.returned(id, returned);
+                if self.state.fed() != fed {
+                    self.report_chain();
+                }
             }
             SpanEvent::Ended(loss) => lost.push_back((id, loss)),
         }
+    }
+
+    /// Takes the times of a reply.
+    fn record(&mut self, id: SpanId, returned: &Returned) {
+        let Some((_, span)) = self.spans.iter().find(|(known, _)| *known == id) else { return };
+        if returned.states.rows == 1 {
+            let time = returned.compute / u32::try_from(span.layers.count()).unwrap_or(1);
+            self.context.view.add_layer_time(span.peer, time);
+        }
+        if !self.is_check() {
+            let job = self.state.job_of(id, returned.run);
+            let job = job.and_then(|job| self.waiting.get_mut(&job)).map(|job| &mut job.times);
+            self.context.times.record_reply(span.peer, returned, job);
+        }
+    }
+
+    /// Whether this session recomputes what another peer returned.
+    fn is_check(&self) -> bool {
+        self.used.is_some()
     }
 
     fn act(&mut self, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
@@ -171,7 +194,12 @@ impl Session {
                     self.span_mut(from).map(|span| span.session.expect(run, rows));
                 }
                 Action::Send { to, run } => {
-                    self.span_mut(to).map(|span| span.session.run(run));
+                    if let Some((_, span)) = self.spans.iter().find(|(id, _)| *id == to) {
+                        if !self.is_check() {
+                            self.context.times.record_sent(span.peer, &run);
+                        }
+                        span.session.run(run);
+                    }
                 }
                 Action::Unfeed { before, span } => {
                     if let Some(before) = self.span_mut(before) {
@@ -183,9 +211,13 @@ impl Session {
                         let next = span.next.clone();
                         span.route(None, next);
                     }
+                    self.report_chain();
                 }
                 Action::Done { job, states } => {
                     let Some(job) = self.waiting.remove(&job) else { continue };
+                    if !self.is_check() {
+                        self.context.times.record_step(&job.times, Instant::now());
+                    }
                     self.check_some(&job, &states);
                     // An error means that the engine has dropped the step.
                     let _ = job.reply.send(Ok(states));
@@ -212,7 +244,7 @@ impl Session {
     /// Has a part of the jobs checked, each at one span.
     fn check_some(&self, job: &WaitingJob, states: &[f32]) {
         let context = &self.context;
-        if self.used.is_some() || context.options.verify <= 0.0 || random() >= context.options.verify {
+        if self.is_check() || context.options.verify <= 0.0 || random() >= context.options.verify {
             return;
         }
         let index = (random() * self.spans.len() as f64) as usize;
@@ -268,6 +300,7 @@ impl Session {
             }
             _ => self.context.report(span.peer, loss),
         }
+        self.waiting.values_mut().for_each(|job| job.times.disturb());
         // A session that only has to be begun again may be at the same peer.
         if *loss != SpanLoss::Replay {
             self.avoided.add(span.peer);
@@ -305,7 +338,7 @@ impl Session {
     }
 
     fn report_chain(&self) {
-        if self.range.count() == self.context.layers {
+        if self.range.count() == self.context.layers && !self.is_check() {
             let report = |(id, span): &(SpanId, OpenSpan)| {
                 let OpenSpan { peer, layers, .. } = *span;
                 let round_trip = self.context.view.round_trip(&peer);

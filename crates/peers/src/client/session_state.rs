@@ -113,6 +113,16 @@ impl SessionState {
         self.index(id).is_some_and(|index| self.spans[index].is_fed())
     }
 
+    /// The number of spans that get their rows from the one before.
+    pub fn fed(&self) -> usize {
+        self.spans.iter().filter(|span| span.is_fed()).count()
+    }
+
+    /// The job that a run of a span is about.
+    pub fn job_of(&self, id: SpanId, run: u64) -> Option<u64> {
+        self.spans[self.index(id)?].due.get(&run)?.job
+    }
+
     /// The first rows before a layer, if the client has them, and their phases.
     pub fn rows_before_layer(&self, layer: usize, rows: usize) -> Option<(&[f32], &[Phase])> {
         let values = self.inputs.get(&layer)?.get(..rows * self.hidden)?;

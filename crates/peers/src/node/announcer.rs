@@ -140,7 +140,7 @@ impl Shared {
                 Some(Neighbour { peer: connected.peer, round_trip_seconds })
             })
             .collect();
-        neighbours.sort_by(|a, b| a.peer.cmp(&b.peer));
+        neighbours.sort_by_key(|neighbour| neighbour.peer);
         neighbours.dedup_by_key(|neighbour| neighbour.peer);
         neighbours.sort_by(|a, b| a.round_trip_seconds.total_cmp(&b.round_trip_seconds));
         neighbours.truncate(NEIGHBOURS_MAX);

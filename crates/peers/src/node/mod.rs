@@ -19,7 +19,7 @@ use crate::wire::{BLOCK_PROTOCOL, PUSH_PROTOCOL};
 
 pub use announcer::{Announcer, BlockState};
 pub use gossip::RECORDS_PROTOCOL;
-pub use placement::{BlockLoader, LoadedBlock, Placement, PlacementOptions, PlacementState};
+pub use placement::{BlockLoader, LoadedBlock, Placement, PlacementOptions, PlacementState, PlacementWatch};
 
 /// How often a node asks others for records: at first, and when it knows some.
 const FIRST_ROUND: Duration = Duration::from_millis(500);

@@ -70,9 +70,15 @@ pub enum PlacementState {
 
 /// Serves blocks until it is dropped.
 pub struct Placement {
+    watch: PlacementWatch,
+    _task: Following,
+}
+
+/// What a [`Placement`] serves, also when that has ended.
+#[derive(Clone)]
+pub struct PlacementWatch {
     state: Arc<Mutex<PlacementState>>,
     block: Arc<Mutex<Option<BlockHandle>>>,
-    _task: Following,
 }
 
 impl Placement {
@@ -93,9 +99,15 @@ impl Placement {
         let set_block =
             move |new: BlockHandle| *shared_block.lock().unwrap_or_else(PoisonError::into_inner) = Some(new);
         let task = tokio::spawn(serve(node, identity, options, Box::new(loader), set, set_block));
-        Self { state, block, _task: Following(task) }
+        Self { watch: PlacementWatch { state, block }, _task: Following(task) }
     }
 
+    pub fn watch(&self) -> PlacementWatch {
+        self.watch.clone()
+    }
+}
+
+impl PlacementWatch {
     pub fn state(&self) -> PlacementState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

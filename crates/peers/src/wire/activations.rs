@@ -26,6 +26,15 @@ pub struct Activations {
 }
 
 impl Activations {
+    /// Bytes of the values as they travel.
+    pub fn bytes(&self) -> usize {
+        self.values.len()
+            * match self.encoding {
+                Encoding::F32 => size_of::<f32>(),
+                Encoding::F16 => size_of::<f16>(),
+            }
+    }
+
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         let hidden = self.values.len().checked_div(self.rows).unwrap_or_default();
         bytes.put_u8(self.encoding as u8);

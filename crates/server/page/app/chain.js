@@ -1,7 +1,7 @@
 // The picture of a chain: one box for each stage, arrows with the time of each hop, and a bar that shows who has which layers.
-// Names come from other machines. They are text, as everything here.
+// Stages are machines, or peers of a swarm, which tell less of themselves: what was measured of them takes its place. Names come from other machines. They are text, as everything here.
 import { h, s, setText } from './dom.js';
-import { bytes, latency } from './units.js';
+import { bytes, count, latency } from './units.js';
 
 export class Chain {
   #bar = h('div', { class: 'layers', role: 'img', hidden: true });
@@ -49,8 +49,10 @@ class Stage {
   #address = h('span', { class: 'mono' });
   #layers = h('span', {});
   #compute = h('span', {});
+  #queue = h('span', {});
   #cpu = h('span', {});
   #memory = h('span', {});
+  #record = h('span', { class: 'record' });
   #used = h('i', { class: 'used' });
   #meter = h('div', { class: 'meter', 'aria-hidden': 'true' }, this.#used);
   #to = h('span', { class: 'unseen' });
@@ -62,31 +64,40 @@ class Stage {
     this.element = h('li', {},
       h('div', { class: 'stage-box' },
         h('p', { class: 'stage-name' }, h('i', { class: tone(index), 'aria-hidden': 'true' }), this.#name),
-        this.#address, this.#layers, this.#compute, this.#cpu, this.#memory, this.#meter),
+        this.#address, this.#layers, this.#compute, this.#queue, this.#cpu, this.#memory, this.#record, this.#meter),
       this.#hop);
   }
 
   /** `next`: where the activations go. */
   show(stage, next) {
-    const { memory, hop } = stage;
+    const { memory, hop, peer } = stage;
     setText(this.#name, nameOf(stage));
-    this.#name.title = nameOf(stage);
-    setText(this.#address, stage.address ?? 'embedding, head');
+    this.#name.title = peer?.id ?? nameOf(stage);
+    setText(this.#address, stage.coordinator ? 'embedding, head' : addressOf(stage));
+    this.#address.title = stage.address ?? '';
     this.#address.classList.toggle('mono', Boolean(stage.address));
     setText(this.#layers, layersOf(stage));
     setText(this.#compute, `${latency(stage.compute_s)} per step`);
-    this.#compute.hidden = !hop && typeof stage.compute_s !== 'number';
-    setText(this.#cpu, cpuOf(stage));
+    // The server measures its own part only where it has layers, or memory for them.
+    this.#compute.hidden = typeof stage.compute_s !== 'number' && (!hop || (!peer && !memory));
+    setText(this.#queue, peer ? `${latency(peer.queue_s)} queued` : '');
+    this.#queue.hidden = !peer;
+    setText(this.#cpu, peer ? `${wayTo(peer)}, RTT ${latency(peer.round_trip_s)}` : cpuOf(stage));
     const free = memory?.free_bytes;
     const all = typeof free === 'number' ? memory.used_bytes + free : null;
-    setText(this.#memory, all === null ? `${bytes(memory?.used_bytes)} of memory` : `${bytes(memory.used_bytes)} of ${bytes(all)}`);
+    if (peer) setText(this.#memory, `${bytes(peer.sent_bytes)} out, ${bytes(peer.returned_bytes)} in`);
+    else setText(this.#memory, all === null ? `${bytes(memory?.used_bytes)} of memory` : `${bytes(memory.used_bytes)} of ${bytes(all)}`);
+    this.#memory.hidden = !peer && !memory;
+    setText(this.#record, peer ? recordOf(peer) : '');
+    this.#record.hidden = !this.#record.textContent;
+    this.#record.classList.toggle('wrong', Boolean(peer?.failures || peer?.differences));
     this.#meter.hidden = all === null;
     this.#used.style.width = `${all ? Math.min(100, (memory.used_bytes / all) * 100) : 0}%`;
     this.#hop.hidden = !hop;
     this.#hop.classList.toggle('back', Boolean(next?.coordinator));
     setText(this.#to, `then to ${next ? nameOf(next) : 'the next stage'}, `);
     setText(this.#time, latency(hop?.seconds));
-    setText(this.#way, next?.coordinator ? 'back to the server' : `RTT ${latency(hop?.round_trip_s)}`);
+    setText(this.#way, wayOf(hop, next));
   }
 }
 
@@ -94,12 +105,38 @@ function nameOf({ coordinator, name }) {
   return coordinator ? 'Server' : name || 'a machine';
 }
 
+function wayOf(hop, next) {
+  if (next?.coordinator) return 'back to the server';
+  return hop?.way === 'coordinator' ? 'through the server' : `RTT ${latency(hop?.round_trip_s)}`;
+}
+
+function wayTo({ reach }) {
+  return reach === 'unknown' ? 'not connected' : reach;
+}
+
+/** A multiaddress is shortened to a host and a port; of one through a relay, to the relay's. */
+export function addressOf({ address }) {
+  if (!address) return 'not connected';
+  const [, , host, protocol, port] = address.split('/');
+  if (!port) return address;
+  const place = `${host.includes(':') ? `[${host}]` : host}:${port}`;
+  if (address.endsWith('/p2p-circuit')) return `via ${place}`;
+  return protocol === 'udp' ? `${place} QUIC` : place;
+}
+
+/** What a peer did that it should not, and how often it was checked. */
+export function recordOf({ failures, checks, differences }) {
+  const parts = [failures ? `${count(failures)} failure${failures === 1 ? '' : 's'}` : null,
+    checks ? `${count(checks)} check${checks === 1 ? '' : 's'}${differences ? `, ${count(differences)} wrong` : ''}` : null];
+  return parts.filter(Boolean).join(', ');
+}
+
 function layerCount({ layers }) {
   return layers ? layers.end - layers.start : 0;
 }
 
 /** Counted from 0, as the API does. */
-function layersOf({ layers }) {
+export function layersOf({ layers }) {
   if (!layers) return 'no layers';
   return layers.end - layers.start === 1 ? `layer ${layers.start}` : `layers ${layers.start}–${layers.end - 1}`;
 }

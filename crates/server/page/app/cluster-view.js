@@ -25,6 +25,9 @@ export class ClusterView {
   #chainFacts = h('section', { class: 'card', 'aria-label': 'Chain', hidden: true }, h('h2', {}, 'Chain'),
     this.#row('state', 'State'), this.#row('chains', 'Chains formed'), this.#row('bits', 'Bits'), this.#row('steps', 'Steps'),
     this.#row('step', 'One step'), this.#row('between', 'Between stages'));
+  #swarmFacts = h('section', { class: 'card', 'aria-label': 'Swarm', hidden: true }, h('h2', {}, 'Swarm'),
+    this.#row('peers', 'Peers known'), this.#row('reach', 'This server is reached'), this.#row('sessions', 'Sessions'),
+    this.#row('replaced', 'Parts replaced'), this.#row('checks', 'Spot checks'));
   #watched = false;
   #timer = 0;
   #asking = null;
@@ -38,7 +41,8 @@ export class ClusterView {
       h('div', { class: 'cards' },
         h('section', { class: 'card', 'aria-label': 'Speed' }, h('h2', {}, 'Speed'), this.#speed.element,
           this.#row('answer', 'One answer'), this.#row('predicted', 'Predicted for one'), this.#row('batch', 'Predicted together')),
-        this.#chainFacts),
+        this.#chainFacts,
+        this.#swarmFacts),
       this.#nodes.element));
     document.addEventListener('visibilitychange', () => {
       if (!document.hidden && this.#watched) this.#refresh();
@@ -70,14 +74,16 @@ export class ClusterView {
   }
 
   #show(cluster) {
-    const { speed = {}, steps = {} } = cluster;
+    const { speed = {}, steps = {}, swarm } = cluster;
     this.#say(problemOf(cluster));
     setText(this.#summary, summaryOf(cluster));
     this.#chain.show(cluster.stages ?? []);
     this.#chain.setStale(cluster.state !== 'ready');
-    this.#nodes.show(cluster.nodes ?? []);
+    this.#nodes.show(cluster.nodes ?? [], swarm);
     this.#speed.add(speed.tokens_per_s ?? 0);
-    this.#chainFacts.hidden = cluster.kind !== 'chain';
+    this.#chainFacts.hidden = cluster.kind !== 'chain' && !swarm;
+    this.#swarmFacts.hidden = !swarm;
+    for (const name of ['bits', 'batch']) this.#fields.get(name).parentElement.hidden = Boolean(swarm);
     const values = {
       answer: rate(speed.answer_tokens_per_s),
       predicted: rate(speed.predicted_tokens_per_s),
@@ -88,6 +94,7 @@ export class ClusterView {
       steps: count(steps.count),
       step: latency(steps.seconds),
       between: latency(steps.between_s),
+      ...swarmValues(swarm),
     };
     for (const [name, value] of Object.entries(values)) setText(this.#fields.get(name), value);
   }
@@ -104,14 +111,35 @@ export class ClusterView {
   }
 }
 
-function problemOf({ state, waiting, reason }) {
-  if (waiting) return sentence(`waiting for machines: ${waiting}`);
+const REACHES = { direct: 'directly', relayed: 'over a relay' };
+
+function swarmValues(swarm) {
+  if (!swarm) return {};
+  const { peers, reach, sessions, replaced, replace_s: replaceS, checks, differences } = swarm;
+  return {
+    peers: count(peers),
+    reach: REACHES[reach] ?? 'not known yet',
+    sessions: count(sessions),
+    replaced: replaced ? `${count(replaced)}, in ${latency(replaceS)}` : count(replaced),
+    checks: differences ? `${count(checks)}, ${count(differences)} differ` : count(checks),
+  };
+}
+
+function problemOf({ state, waiting, reason, swarm }) {
+  if (waiting) return sentence(`waiting for ${swarm ? 'peers' : 'machines'}: ${waiting}`);
   return state === 'ready' || state === 'loading' || !reason ? null : sentence(reason);
 }
 
 /** The picture in words. */
 function summaryOf({ kind, state, layers, stages = [], ranks = [] }) {
-  if (stages.length === 0) return state === 'loading' ? 'No layers run yet: the model is being loaded.' : 'No layers run now.';
+  if (stages.length === 0) {
+    if (kind === 'swarm' && state === 'ready') return 'No layers have run yet: the first request forms a chain of peers.';
+    return state === 'loading' ? 'No layers run yet: the model is being loaded.' : 'No layers run now.';
+  }
+  if (kind === 'swarm') {
+    const peers = stages.length === 2 ? `one peer runs all ${layers} layers` : `${stages.length - 1} peers run ${layers} layers, one after the other`;
+    return `In the chain that was formed last, ${peers}. Every session has a chain of its own.`;
+  }
   const all = layers ? `all ${layers} layers` : 'all layers';
   if (kind === 'ranks') return `${ranks.length} processes of the server share ${all}. The status tab lists them.`;
   if (stages.length === 1) {

@@ -5,9 +5,10 @@ use types::LayerRange;
 use utoipa::ToSchema;
 
 use super::snapshot::{
-    ChainBits, ChainSnapshot, HopSnapshot, NodeSnapshot, NodeUse, StageMemory, StageSnapshot, StageTime,
+    ChainBits, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse, StageMemory, StageSnapshot, StageTime,
 };
-use super::text::{bounded_name, bounded_reason};
+use super::swarm::{NodePeerBody, StagePeerBody, SwarmBody};
+use super::text::{bounded_address, bounded_name, bounded_reason};
 use crate::app::App;
 use crate::load_stage::LoadStage;
 use crate::metrics::TokenRates;
@@ -21,7 +22,8 @@ const COORDINATOR: &str = "this machine";
 #[derive(Serialize, ToSchema)]
 #[schema(as = Cluster)]
 pub struct ClusterBody {
-    /// `process`: one process; `ranks`: processes that share every layer; `chain`: machines that have different layers
+    /// `process`: one process; `ranks`: processes that share every layer; `chain`: machines that have different
+    /// layers; `swarm`: peers of a swarm that have different layers
     #[schema(value_type = String)]
     kind: &'static str,
     /// `loading`, `ready`, `rebuilding`, `failed` or `draining`, as in `/ready`
@@ -34,19 +36,22 @@ pub struct ClusterBody {
     model: String,
     /// Layers of the model, once they are known
     layers: Option<usize>,
-    /// Chains that were formed since the start; each loss of a machine makes another one necessary
+    /// Chains that were formed since the start; each loss of a machine makes another one necessary. In a swarm every session has
+    /// a chain
     chains: u64,
     /// Whether the machines of a chain compute the same bits. `same`: all of them, so neither the split nor the loss of one
     /// changes a bit; `same_while_used`: those of the chain, but not one that is not used; `unlike`: they do not
     #[schema(value_type = Option<String>)]
     bits: Option<&'static str>,
     speed: SpeedBody,
-    /// The steps of the current chain
+    /// The steps of the current chain; in a swarm, of all chains
     steps: StepsBody,
     /// The stages in the order of the layers, the serving machine first. Empty until there is a chain
     stages: Vec<StageBody>,
     /// The other machines that were found, used or not
     nodes: Vec<NodeBody>,
+    /// Null if the model does not run in a swarm
+    swarm: Option<SwarmBody>,
     /// The rank processes of this machine; empty if there is only one process
     ranks: Vec<RankStatus>,
 }
@@ -72,7 +77,7 @@ pub struct StepsBody {
     count: u64,
     /// From the submission of a step to its result
     seconds: Option<f64>,
-    /// Its part in which no stage computed: the hops, and waiting for a stage that ran another step
+    /// Its part in which no stage computed: the hops, and waiting for a stage that ran another step. In a swarm, the hops only
     between_s: Option<f64>,
 }
 
@@ -82,7 +87,7 @@ pub struct StageBody {
     index: usize,
     /// The machine's own name for itself: not unique, and not checked
     name: String,
-    /// Absent for the machine that serves
+    /// Null for the machine that serves, and for a peer that is not connected
     address: Option<String>,
     /// Whether this is the machine that serves. It also has the embedding, the head and the sampler
     coordinator: bool,
@@ -91,13 +96,15 @@ pub struct StageBody {
     /// CPU instructions: `scalar`, `avx2`, `avx512` or `amx`
     level: Option<String>,
     threads: Option<usize>,
-    /// Processes that share the stage
-    ranks: usize,
+    /// Processes that share the stage; null for a peer of a swarm
+    ranks: Option<usize>,
     memory: Option<MemoryBody>,
     /// Computation per step, as a running mean
     compute_s: Option<f64>,
     /// The way to the next stage; from the last one back to the machine that serves
     hop: Option<HopBody>,
+    /// Null for a machine that is not a peer of a swarm
+    peer: Option<StagePeerBody>,
 }
 
 /// Layers from `start` to before `end`, counted from 0
@@ -121,12 +128,15 @@ pub struct MemoryBody {
 #[derive(Serialize, ToSchema)]
 pub struct HopBody {
     /// Per step, as a running mean: the measured time between stages, divided among the hops in proportion to what their links
-    /// were measured to take
+    /// were measured to take. In a swarm, measured from one reply to the next
     seconds: Option<f64>,
-    /// Of the link, when it was measured
+    /// Of the link, when it was measured. Null between peers that have not measured it
     round_trip_s: Option<f64>,
     /// Activations that were sent
     bytes: u64,
+    /// `direct`, or `coordinator`: the machine that serves carries them from one peer to the next
+    #[schema(value_type = String)]
+    way: &'static str,
 }
 
 /// A machine that was found
@@ -134,7 +144,8 @@ pub struct HopBody {
 pub struct NodeBody {
     /// The machine's own name for itself: not unique, and not checked. Null until it is connected
     name: Option<String>,
-    address: String,
+    /// Null for a peer that is not connected
+    address: Option<String>,
     /// `used`: it has layers; `spare`: it is ready, but the plan gives it none; `connecting`; `failed`: it cannot be used, or
     /// could not when it was last tried
     #[schema(value_type = String)]
@@ -146,6 +157,8 @@ pub struct NodeBody {
     /// What it lends
     memory_bytes: Option<u64>,
     round_trip_s: Option<f64>,
+    /// Null for a machine that is not a peer of a swarm
+    peer: Option<NodePeerBody>,
 }
 
 impl ClusterBody {
@@ -198,6 +211,7 @@ impl Common<'_> {
             steps: StepsBody { count: 0, seconds: None, between_s: None },
             stages,
             nodes: Vec::new(),
+            swarm: None,
             ranks,
         }
     }
@@ -213,20 +227,23 @@ impl Common<'_> {
             layers: layers.map(|end| LayersBody { start: 0, end }),
             level: model.cpu.as_ref().map(|cpu| cpu.level.clone()),
             threads: model.cpu.as_ref().map(|cpu| cpu.threads),
-            ranks: ranks.len().max(1),
+            ranks: Some(ranks.len().max(1)),
             memory: Some(MemoryBody::of_own(model)),
             compute_s: None,
             hop: None,
+            peer: None,
         };
         let kind = if ranks.is_empty() { "process" } else { "ranks" };
         self.body(kind, layers, vec![stage], ranks)
     }
 
     fn chain(&self, chain: &ChainSnapshot, ranks: Vec<RankStatus>) -> ClusterBody {
-        let layers = chain.stages.iter().filter_map(|stage| stage.layers).map(LayerRange::end).max();
+        let used = chain.stages.iter().filter_map(|stage| stage.layers).map(LayerRange::end).max();
+        let (kind, layers) = chain.swarm.as_ref().map_or(("chain", used), |swarm| ("swarm", Some(swarm.layers)));
         let stages = chain.stages.iter().enumerate();
         let stages = stages.map(|(index, stage)| StageBody::new(index, stage, chain.steps > 0)).collect();
-        let body = self.body("chain", layers, stages, ranks);
+        let body = self.body(kind, layers, stages, ranks);
+        let batch = chain.prediction.and_then(|prediction| prediction.batch);
         let seconds = |time: StageTime| (chain.steps > 0).then_some(time.mean_s);
         ClusterBody {
             waiting: chain.waiting.as_deref().map(bounded_reason),
@@ -234,12 +251,13 @@ impl Common<'_> {
             bits: chain.bits.map(ChainBits::name),
             speed: SpeedBody {
                 predicted_tokens_per_s: chain.prediction.map(|prediction| prediction.tokens_per_s),
-                predicted_batch_tokens_per_s: chain.prediction.map(|prediction| prediction.batch_tokens_per_s),
-                predicted_batch: chain.prediction.map(|prediction| prediction.batch),
+                predicted_batch_tokens_per_s: batch.map(|batch| batch.tokens_per_s),
+                predicted_batch: batch.map(|batch| batch.sequences),
                 ..body.speed
             },
             steps: StepsBody { count: chain.steps, seconds: seconds(chain.step), between_s: seconds(chain.between) },
             nodes: chain.nodes.iter().map(NodeBody::from).collect(),
+            swarm: chain.swarm.as_ref().map(SwarmBody::from),
             ..body
         }
     }
@@ -250,15 +268,16 @@ impl StageBody {
         Self {
             index,
             name: bounded_name(&stage.name),
-            address: stage.address.map(|address| address.to_string()),
-            coordinator: stage.address.is_none(),
-            layers: stage.layers.map(|layers| LayersBody { start: layers.start(), end: layers.end() }),
-            level: Some(stage.level.clone()),
-            threads: Some(stage.threads),
+            address: stage.address.as_deref().map(bounded_address),
+            coordinator: stage.is_coordinator,
+            layers: stage.layers.map(LayersBody::from),
+            level: stage.level.clone(),
+            threads: stage.threads,
             ranks: stage.ranks,
-            memory: Some(stage.memory.into()),
-            compute_s: has_times.then_some(stage.compute.mean_s),
+            memory: stage.memory.map(MemoryBody::from),
+            compute_s: stage.compute.filter(|_| has_times).map(|compute| compute.mean_s),
             hop: stage.hop.map(|hop| HopBody::new(hop, has_times)),
+            peer: stage.peer.as_ref().map(StagePeerBody::from),
         }
     }
 }
@@ -289,9 +308,23 @@ impl From<StageMemory> for MemoryBody {
     }
 }
 
+impl From<LayerRange> for LayersBody {
+    fn from(layers: LayerRange) -> Self {
+        Self { start: layers.start(), end: layers.end() }
+    }
+}
+
 impl HopBody {
     fn new(hop: HopSnapshot, has_times: bool) -> Self {
-        Self { seconds: has_times.then_some(hop.time.mean_s), round_trip_s: hop.round_trip_s, bytes: hop.bytes }
+        Self {
+            seconds: hop.time.filter(|_| has_times).map(|time| time.mean_s),
+            round_trip_s: hop.round_trip_s,
+            bytes: hop.bytes,
+            way: match hop.way {
+                HopWay::Direct => "direct",
+                HopWay::Coordinator => "coordinator",
+            },
+        }
     }
 }
 
@@ -299,13 +332,14 @@ impl From<&NodeSnapshot> for NodeBody {
     fn from(node: &NodeSnapshot) -> Self {
         Self {
             name: node.name.as_deref().map(bounded_name),
-            address: node.address.to_string(),
+            address: node.address.as_deref().map(bounded_address),
             state: node.usage.name(),
             reason: node.usage.why().map(bounded_reason),
             level: node.level.clone(),
             threads: node.threads,
             memory_bytes: node.memory_bytes,
             round_trip_s: node.round_trip_s,
+            peer: node.peer.as_ref().map(NodePeerBody::from),
         }
     }
 }

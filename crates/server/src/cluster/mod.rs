@@ -5,6 +5,7 @@
 
 mod body;
 mod snapshot;
+mod swarm;
 mod text;
 
 use std::sync::Arc;
@@ -19,9 +20,10 @@ use crate::error::OpenAiErrorBody;
 use body::ClusterBody;
 
 pub use snapshot::{
-    ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, NodeSnapshot, NodeUse, StageMemory, StageSnapshot,
-    StageTime,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse,
+    StageMemory, StageSnapshot, StageTime,
 };
+pub use swarm::{NodePeer, PeerBlock, PeerReach, PeerRecord, PeerService, StagePeer, SwarmSnapshot};
 pub(crate) use text::bounded_name;
 
 /// Knows the chain of machines that runs the model. Asked at any time, also before the first chain is formed.

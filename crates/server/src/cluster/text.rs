@@ -5,10 +5,16 @@ use crate::redact::without_paths;
 
 /// Characters of a machine's name.
 const NAME_CHARS_MAX: usize = 64;
+/// Characters of an address; a multiaddress through a relay has two ids of peers.
+const ADDRESS_CHARS_MAX: usize = 256;
 
 /// A name without control characters, cut to a length that a label of a metric may have.
 pub fn bounded_name(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).map(visible).collect()
+}
+
+pub fn bounded_address(address: &str) -> String {
+    address.chars().take(ADDRESS_CHARS_MAX).map(visible).collect()
 }
 
 /// Why something failed, as another machine may have said it.

@@ -15,9 +15,9 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::cluster::{ChainSnapshot, StageSnapshot, bounded_name};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StageLabel {
-    stage: u64,
-    node: String,
+pub(super) struct StageLabel {
+    pub stage: u64,
+    pub node: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,10 +27,10 @@ struct StateLabel {
 
 /// For counters of a model that may have no chain: without a label set nothing is written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NoLabel {}
+pub(super) struct NoLabel {}
 
-type Seconds = Counter<f64, AtomicU64>;
-type StageSeconds = Family<StageLabel, Seconds>;
+pub(super) type Seconds = Counter<f64, AtomicU64>;
+pub(super) type StageSeconds = Family<StageLabel, Seconds>;
 type StageGauge = Family<StageLabel, Gauge>;
 
 #[derive(Default)]
@@ -77,8 +77,8 @@ impl StageMetrics {
     pub fn update(&self, chain: &ChainSnapshot) {
         self.clear();
         for (index, stage) in chain.stages.iter().enumerate() {
-            let label = StageLabel { stage: index as u64, node: bounded_name(&stage.name) };
-            self.add_stage(&label, stage, chain.steps);
+            let steps = stage.peer.as_ref().map_or(chain.steps, |peer| peer.runs);
+            self.add_stage(&StageLabel::new(index, stage), stage, steps);
         }
         add_seconds(&self.step, &NoLabel {}, chain.step.total_s);
         add_seconds(&self.between, &NoLabel {}, chain.between.total_s);
@@ -94,12 +94,16 @@ impl StageMetrics {
             family.get_or_create(label).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
         set(&self.layers, stage.layers.map_or(0, |layers| layers.count() as u64));
-        set(&self.used_bytes, stage.memory.used());
-        set(&self.available_bytes, stage.memory.available);
+        if let Some(memory) = stage.memory {
+            set(&self.used_bytes, memory.used());
+            set(&self.available_bytes, memory.available);
+        }
         self.steps.get_or_create(label).inc_by(steps);
-        add_seconds(&self.compute, label, stage.compute.total_s);
+        if let Some(compute) = stage.compute {
+            add_seconds(&self.compute, label, compute.total_s);
+        }
         if let Some(hop) = stage.hop {
-            add_seconds(&self.hop, label, hop.time.total_s);
+            add_seconds(&self.hop, label, hop.time.unwrap_or_default().total_s);
             self.activation_bytes.get_or_create(label).inc_by(hop.bytes);
         }
     }
@@ -122,7 +126,13 @@ impl StageMetrics {
     }
 }
 
-fn add_seconds<L: Clone + Eq + std::hash::Hash>(family: &Family<L, Seconds>, label: &L, seconds: f64) {
+impl StageLabel {
+    pub fn new(index: usize, stage: &StageSnapshot) -> Self {
+        Self { stage: index as u64, node: bounded_name(&stage.name) }
+    }
+}
+
+pub(super) fn add_seconds<L: Clone + Eq + std::hash::Hash>(family: &Family<L, Seconds>, label: &L, seconds: f64) {
     family.get_or_create(label).inc_by(seconds);
 }
 
@@ -139,9 +149,9 @@ mod tests {
         StageSnapshot {
             name: name.to_owned(),
             layers: LayerRange::new(start, end),
-            memory: StageMemory { weights: 70, kv: 20, working: 10, available: 1000 },
-            compute: time(1.5),
-            hop: Some(HopSnapshot { time: time(0.25), round_trip_s: None, bytes: 4096 }),
+            memory: Some(StageMemory { weights: 70, kv: 20, working: 10, available: 1000 }),
+            compute: Some(time(1.5)),
+            hop: Some(HopSnapshot { time: Some(time(0.25)), bytes: 4096, ..HopSnapshot::default() }),
             ..StageSnapshot::default()
         }
     }
@@ -166,12 +176,13 @@ mod tests {
         let metrics = StageMetrics::default();
         let node = |usage| NodeSnapshot {
             name: None,
-            address: "10.0.0.2:7420".parse().unwrap(),
+            address: Some("10.0.0.2:7420".to_owned()),
             usage,
             level: None,
             threads: None,
             memory_bytes: None,
             round_trip_s: None,
+            peer: None,
         };
         let mut chain = ChainSnapshot {
             stages: vec![stage("this machine", 0, 4), stage("attic\n\"", 4, 9)],

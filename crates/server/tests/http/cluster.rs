@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use server::{
-    ApiKeys, App, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, Config, CpuDescription, HopSnapshot,
-    LoadStage, NodeSnapshot, NodeUse, Progress, StageMemory, StageSnapshot, StageTime,
+    ApiKeys, App, BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, Config, CpuDescription,
+    HopSnapshot, HopWay, LoadStage, NodeSnapshot, NodeUse, Progress, StageMemory, StageSnapshot, StageTime,
 };
 use types::LayerRange;
 
@@ -16,7 +16,7 @@ use crate::fragile::{Fragile, Switch};
 
 /// A chain that a test sets.
 #[derive(Default)]
-struct Scripted(Mutex<ChainSnapshot>);
+pub struct Scripted(Mutex<ChainSnapshot>);
 
 impl ClusterMonitor for Scripted {
     fn snapshot(&self) -> ChainSnapshot {
@@ -24,38 +24,47 @@ impl ClusterMonitor for Scripted {
     }
 }
 
-fn time(mean_s: f64, total_s: f64) -> StageTime {
+pub fn time(mean_s: f64, total_s: f64) -> StageTime {
     StageTime { mean_s, total_s }
 }
 
-fn stage(name: &str, address: Option<&str>, layers: Option<LayerRange>) -> StageSnapshot {
+pub fn stage(name: &str, address: Option<&str>, layers: Option<LayerRange>) -> StageSnapshot {
     StageSnapshot {
         name: name.to_owned(),
-        address: address.map(|address| address.parse().unwrap()),
+        is_coordinator: address.is_none(),
+        address: address.map(str::to_owned),
         layers,
-        level: "avx2".to_owned(),
-        threads: 4,
-        ranks: 1,
-        memory: StageMemory { weights: 600, kv: 300, working: 100, available: 1500 },
-        compute: time(0.002, 0.5),
-        hop: Some(HopSnapshot { time: time(0.001, 0.25), round_trip_s: Some(0.0015), bytes: 8192 }),
+        level: Some("avx2".to_owned()),
+        threads: Some(4),
+        ranks: Some(1),
+        memory: Some(StageMemory { weights: 600, kv: 300, working: 100, available: 1500 }),
+        compute: Some(time(0.002, 0.5)),
+        hop: Some(HopSnapshot {
+            time: Some(time(0.001, 0.25)),
+            round_trip_s: Some(0.0015),
+            bytes: 8192,
+            way: HopWay::Direct,
+        }),
+        peer: None,
     }
 }
 
-fn node(address: &str, name: Option<&str>, usage: NodeUse) -> NodeSnapshot {
+pub fn node(address: &str, name: Option<&str>, usage: NodeUse) -> NodeSnapshot {
     NodeSnapshot {
         name: name.map(str::to_owned),
-        address: address.parse().unwrap(),
+        address: Some(address.to_owned()),
         usage,
         level: name.map(|_| "avx2".to_owned()),
         threads: name.map(|_| 4),
         memory_bytes: name.map(|_| 1 << 30),
         round_trip_s: None,
+        peer: None,
     }
 }
 
 fn two_stages() -> ChainSnapshot {
     let why = |why: &str| why.to_owned();
+    let batch = BatchPrediction { tokens_per_s: 300.0, sequences: 8 };
     ChainSnapshot {
         stages: vec![
             stage("this machine", None, LayerRange::new(0, 1)),
@@ -68,23 +77,24 @@ fn two_stages() -> ChainSnapshot {
         ],
         chains: 2,
         waiting: None,
-        prediction: Some(ChainPrediction { tokens_per_s: 100.0, batch_tokens_per_s: 300.0, batch: 8 }),
+        prediction: Some(ChainPrediction { tokens_per_s: 100.0, batch: Some(batch) }),
         bits: Some(ChainBits::Same),
         steps: 250,
         step: time(0.006, 1.5),
         between: time(0.002, 0.5),
+        swarm: None,
     }
 }
 
 /// A server with a chain that the test may change.
-fn chained(snapshot: ChainSnapshot) -> (Arc<App>, Arc<Scripted>) {
+pub fn chained(snapshot: ChainSnapshot) -> (Arc<App>, Arc<Scripted>) {
     let app = fixture::ready(fixture::config(), fixture::shared());
     let monitor = Arc::new(Scripted(Mutex::new(snapshot)));
     app.set_cluster(monitor.clone());
     (app, monitor)
 }
 
-async fn cluster(client: &Client) -> Value {
+pub async fn cluster(client: &Client) -> Value {
     let answer = client.get("/v1/cluster").await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     let body = answer.json();
@@ -150,7 +160,7 @@ async fn one_process_is_one_stage_with_all_layers() {
     assert_eq!((&body["kind"], &body["state"], &body["layers"]), (&json!("process"), &json!("ready"), &json!(4)));
     let stage = json!({
         "index": 0, "name": "this machine", "address": null, "coordinator": true, "layers": {"start": 0, "end": 4},
-        "level": "avx2", "threads": 3, "ranks": 1, "compute_s": null, "hop": null,
+        "level": "avx2", "threads": 3, "ranks": 1, "compute_s": null, "hop": null, "peer": null,
         "memory": {"weight_bytes": 600, "kv_bytes": 400, "working_bytes": 0, "used_bytes": 1000, "free_bytes": null},
     });
     assert_eq!(body["stages"], json!([stage]));
@@ -188,7 +198,7 @@ async fn a_chain_is_told_stage_by_stage() {
     let stage = json!({
         "index": 1, "name": "attic", "address": "10.0.0.2:7420", "coordinator": false, "layers": {"start": 1, "end": 4},
         "level": "avx2", "threads": 4, "ranks": 1, "compute_s": 0.002,
-        "hop": {"seconds": 0.001, "round_trip_s": 0.0015, "bytes": 8192},
+        "hop": {"seconds": 0.001, "round_trip_s": 0.0015, "bytes": 8192, "way": "direct"}, "peer": null,
         "memory": {"weight_bytes": 600, "kv_bytes": 300, "working_bytes": 100, "used_bytes": 1000, "free_bytes": 500},
     });
     assert_eq!(body["stages"][1], stage);

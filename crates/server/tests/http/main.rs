@@ -19,6 +19,7 @@ mod ranks;
 mod responses;
 mod server_info;
 mod structured;
+mod swarm;
 mod tokens;
 mod tools;
 mod waiting;

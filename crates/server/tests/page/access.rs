@@ -198,6 +198,7 @@ fn axe_finds_nothing_in_any_view_on_a_desk_or_a_phone() {
         // A view that scrolls on a small screen takes the focus and so the keys that scroll.
         for view in ["cluster", "status"] {
             tab.click(&format!("#tab-{view}"));
+            tab.wait(&format!("!document.querySelector('#{view}').hidden"));
             tab.eval("document.querySelector('#open-settings').focus()");
             tab.press("Tab");
             assert_eq!(tab.eval("document.activeElement.id"), view);

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::on_page;
-use crate::site::chain_of_three;
+use crate::site::{chain_of_three, swarm_of_five};
 use crate::tab::Tab;
 
 fn texts(tab: &Tab, selector: &str) -> Value {
@@ -168,6 +168,92 @@ fn every_state_of_a_cluster_is_told() {
         tab.wait("document.querySelector('#chain').classList.contains('stale')");
         site.set_cluster(StatusCode::OK, chain_of_three());
         tab.wait("document.querySelector('#cluster .problem').hidden");
+    });
+}
+
+#[test]
+fn a_swarm_is_drawn_with_its_peers() {
+    on_page(|site, tab| {
+        site.set_cluster(StatusCode::OK, swarm_of_five());
+        tab.click("#tab-cluster");
+        tab.wait_text("#chain", "1Ncellar");
+        let boxes = texts(tab, ".stage-box");
+        assert_eq!(boxes[0], "Serverembedding, headno layers– per stepavx512, 8 threads– of memory");
+        assert_eq!(
+            boxes[1],
+            "2kj6attic203.0.113.5:4101layers 0–1512.5 ms per step0.21 ms queueddirect, RTT 40.1 ms4.2 MB out, 3.9 MB in7 checks"
+        );
+        assert!(boxes[2].as_str().unwrap().contains("relayed, RTT 40.1 ms"), "{boxes}");
+        assert!(boxes[2].as_str().unwrap().contains("via 198.51.100.4:4101"), "{boxes}");
+        assert!(boxes[2].as_str().unwrap().ends_with("2 failures, 7 checks"), "{boxes}");
+        let ways = json!(["RTT 39.7 ms", "through the server", "back to the server"]);
+        assert_eq!(texts(tab, ".hop .way"), ways);
+        let hidden =
+            "[...document.querySelectorAll('.stage-box')[0].querySelectorAll('span')].filter((e) => e.hidden).length";
+        assert_eq!(
+            tab.eval(hidden),
+            4,
+            "the server measures neither a computation nor memory, has no queue, and nobody checks it"
+        );
+        for (name, value) in [
+            ("state", "ready"),
+            ("chains", "12"),
+            ("predicted", "9.5 tokens/s"),
+            ("peers", "4"),
+            ("reach", "directly"),
+            ("sessions", "3"),
+            ("replaced", "2, in 350.0 ms"),
+            ("checks", "40, 1 differ"),
+        ] {
+            assert_eq!(tab.text(&format!("#cluster-{name}")), value, "{name}");
+        }
+        let rows = "['bits', 'batch'].map((name) => document.querySelector(`#cluster-${name}`).parentElement.hidden)";
+        assert_eq!(tab.eval(rows), json!([true, true]));
+        assert_eq!(tab.text("#nodes-title"), "Peers that are not used");
+        assert_eq!(texts(tab, ".nodes .tag"), json!(["loading", "avoided", "spare"]));
+        let nodes = texts(tab, ".nodes li");
+        let facts = "layers 8–15, relayed, 16,384 tokens free, 1.50 ms a layer, RTT 80.0 ms";
+        let loading = format!("Loading1203.0.113.7:4101 QUICloadingits layers are loading{facts}");
+        assert_eq!(nodes[0], loading);
+        assert!(nodes[1].as_str().unwrap().starts_with("EvilPeernot connectedavoidedit returned malformed"), "{nodes}");
+        assert!(nodes[1].as_str().unwrap().ends_with("RTT 80.0 ms, 1 failure"), "{nodes}");
+        assert!(
+            nodes[2].as_str().unwrap().ends_with("it serves no layers of this modelrelayed, RTT 80.0 ms"),
+            "{nodes}"
+        );
+        for scheme in ["light", "dark"] {
+            tab.prefer(scheme);
+            picture(tab, &format!("swarm-{scheme}"));
+        }
+        for (width, height) in [(320, 568), (390, 844)] {
+            tab.resize(width, height, true);
+            let wide =
+                "document.querySelector('#cluster').scrollWidth > document.querySelector('#cluster').clientWidth";
+            assert_eq!(tab.eval(wide), false, "{width}");
+            picture(tab, &format!("swarm-phone-{width}"));
+        }
+        tab.eval("document.querySelector('[aria-label=Swarm]').scrollIntoView()");
+        picture(tab, "swarm-phone-facts");
+        tab.eval("document.querySelector('#nodes').scrollIntoView()");
+        picture(tab, "swarm-phone-nodes");
+    });
+}
+
+#[test]
+fn a_swarm_without_a_chain_tells_what_it_waits_for() {
+    on_page(|site, tab| {
+        let mut waiting = swarm_of_five();
+        (waiting["stages"], waiting["state"]) = (json!([]), json!("loading"));
+        waiting["waiting"] = json!("no peer serves layers 16..30");
+        waiting["steps"] = json!({ "count": 0, "seconds": null, "between_s": null });
+        site.set_cluster(StatusCode::OK, waiting.clone());
+        tab.click("#tab-cluster");
+        tab.wait_text("#cluster .problem", "Waiting for peers: no peer serves layers 16..30.");
+        assert_eq!(tab.eval("document.querySelector('#chain').hidden"), true);
+        picture(tab, "swarm-waiting");
+        (waiting["waiting"], waiting["state"]) = (json!(null), json!("ready"));
+        site.set_cluster(StatusCode::OK, waiting);
+        tab.wait_text("#cluster-summary", "the first request forms a chain of peers");
     });
 }
 

@@ -257,6 +257,70 @@ pub fn chain_of_three() -> Value {
     })
 }
 
+/// A swarm: a chain of two peers, the second of which gets its rows through the server, and three peers that are not used.
+pub fn swarm_of_five() -> Value {
+    let stage = |index: u32, name: &str, address: Value, layers: Value, way: &str, peer: Value| {
+        json!({
+            "index": index, "name": name, "coordinator": peer.is_null(), "address": address, "layers": layers,
+            "level": null, "threads": null, "ranks": null, "compute_s": 0.012_5, "memory": null,
+            "hop": { "seconds": 0.020_4, "round_trip_s": 0.039_7, "bytes": 1_048_576, "way": way }, "peer": peer,
+        })
+    };
+    let peer = |id: &str, reach: &str, failures: u32| {
+        json!({
+            "id": id, "reach": reach, "round_trip_s": 0.040_1, "queue_s": 0.000_21, "runs": 420, "sent_bytes": 4_200_000,
+            "returned_bytes": 3_900_000, "failures": failures, "checks": 7, "differences": 0,
+        })
+    };
+    let node = |id: &str, state: &str, reason: Value, service: &str, avoided: bool| {
+        json!({
+            "name": &id[id.len() - 8..], "address": if avoided { Value::Null } else { json!("/ip4/203.0.113.7/udp/4101/quic-v1") },
+            "state": state, "reason": reason, "level": null, "threads": null, "memory_bytes": null, "round_trip_s": 0.08,
+            "peer": {
+                "id": id, "reach": "relayed", "score": 0.5, "avoided": avoided, "failures": u32::from(avoided), "checks": 0,
+                "differences": 0, "block": {
+                    "layers": { "start": 8, "end": 16 }, "state": service, "tokens_free": 16_384, "layer_s": 0.001_5,
+                    "layer_tokens_per_s": 900.0, "queue_s": 0.0,
+                },
+            },
+        })
+    };
+    let (first, second) =
+        ("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6attic", "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Ncellar");
+    let relayed = "/ip4/198.51.100.4/tcp/4101/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN/p2p-circuit";
+    let layers = |start: u32, end: u32| json!({ "start": start, "end": end });
+    let mut own = stage(0, "this machine", Value::Null, Value::Null, "direct", Value::Null);
+    (own["level"], own["threads"], own["ranks"], own["compute_s"]) = (json!("avx512"), json!(8), json!(1), Value::Null);
+    let mut unknown =
+        node("12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJ6bootstrap", "spare", Value::Null, "serving", false);
+    (unknown["reason"], unknown["peer"]["block"]) = (json!("it serves no layers of this model"), Value::Null);
+    json!({
+        "kind": "swarm", "state": "ready", "reason": null, "waiting": null, "model": "test/tiny-model", "layers": 30,
+        "chains": 12, "bits": null,
+        "speed": {
+            "tokens_per_s": 8.5, "answer_tokens_per_s": 9.25, "predicted_tokens_per_s": 9.5,
+            "predicted_batch_tokens_per_s": null, "predicted_batch": null,
+        },
+        "steps": { "count": 1234, "seconds": 0.105, "between_s": 0.08 },
+        "stages": [
+            own,
+            stage(1, "2kj6attic", json!("/ip4/203.0.113.5/tcp/4101"), layers(0, 16), "coordinator", peer(first, "direct", 0)),
+            stage(2, "1Ncellar", json!(relayed), layers(16, 30), "direct", peer(second, "relayed", 2)),
+        ],
+        "nodes": [
+            node(first, "used", Value::Null, "serving", false),
+            node(second, "used", Value::Null, "serving", false),
+            node("12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kLoading1", "spare", json!("its layers are loading"), "loading", false),
+            node("12D3KooWH3uVF6wv47WnArKHk5p6cvgCJEb74UTmxztmQEvilPeer", "failed", json!("it returned malformed messages or wrong results; it is avoided (score 4.0)"), "serving", true),
+            unknown,
+        ],
+        "swarm": {
+            "peers": 4, "sessions": 3, "replaced": 2, "replace_s": 0.35, "checks": 40, "differences": 1, "reach": "direct",
+        },
+        "ranks": [],
+    })
+}
+
 async fn report_cluster(State(script): State<Script>) -> (StatusCode, Json<Value>) {
     let (code, body) = script.cluster.lock().unwrap().clone();
     (code, Json(body))

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use server::{App, ConnectionLimits, Listener, Tls, admin_router};
+use server::{App, ConnectionLimits, Listener, Router, Tls, admin_router};
 use tracing::{info, warn};
 
 use super::http::HostAndPort;
@@ -17,9 +17,23 @@ use super::http::HostAndPort;
 /// Maximum connections to the admin port.
 pub const ADMIN_CONNECTIONS_MAX: usize = 32;
 
-/// Starts the thread and waits until it listens. On a loopback address there is no TLS, and no key is needed.
+/// Starts the admin port of a server. On a loopback address there is no TLS, and no key is needed.
 pub fn start(app: &Arc<App>, at: HostAndPort, tls: Option<Tls>) -> Result<()> {
     let app = Arc::clone(app);
+    start_with(at, tls, move |address| {
+        if !address.ip().is_loopback() && app.config().keys.is_empty() {
+            warn_of(address, "use --api-key, or a loopback address for --admin");
+        }
+        admin_router(&app, !address.ip().is_loopback())
+    })
+}
+
+/// Starts the thread and waits until it listens. `router` makes the service for the address that it got.
+pub fn start_with(
+    at: HostAndPort,
+    tls: Option<Tls>,
+    router: impl FnOnce(SocketAddr) -> Router + Send + 'static,
+) -> Result<()> {
     let (started, result) = sync_channel(1);
     let serve = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -31,8 +45,9 @@ pub fn start(app: &Arc<App>, at: HostAndPort, tls: Option<Tls>) -> Result<()> {
             match bind(&at, tls).await {
                 Err(error) => drop(started.send(Err(error))),
                 Ok((listener, address)) => {
-                    report(&app, address, listener.has_tls());
-                    let router = admin_router(&app, !address.ip().is_loopback());
+                    let scheme = if listener.has_tls() { "https" } else { "http" };
+                    info!("probes and metrics on {scheme}://{address}");
+                    let router = router(address);
                     drop(started.send(Ok(())));
                     listener.serve(router, pending(), Duration::ZERO).await;
                 }
@@ -50,12 +65,6 @@ async fn bind(at: &HostAndPort, tls: Option<Tls>) -> Result<(Listener, SocketAdd
     Ok((listener.with_tls(tls).with_limits(ConnectionLimits::new(ADMIN_CONNECTIONS_MAX)), address))
 }
 
-fn report(app: &App, address: SocketAddr, has_tls: bool) {
-    let scheme = if has_tls { "https" } else { "http" };
-    info!("probes and metrics on {scheme}://{address}");
-    if !address.ip().is_loopback() && app.config().keys.is_empty() {
-        warn!(
-            "everybody who can reach {address} can read the metrics: use --api-key, or a loopback address for --admin"
-        );
-    }
+pub fn warn_of(address: SocketAddr, remedy: &str) {
+    warn!("everybody who can reach {address} can read the metrics: {remedy}");
 }

@@ -20,6 +20,7 @@ use crate::chain_monitor::ChainMonitor;
 use crate::load_observer::{LoadObserver, WeightsBar};
 use crate::options::ModelOptions;
 use crate::store::Store;
+use crate::swarm_monitor::SwarmMonitor;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
 
@@ -162,6 +163,11 @@ impl LoadObserver for ServeObserver<'_> {
 
     fn cluster(&mut self, monitor: ChainMonitor) {
         set_progress(self.app, "looking for machines", 0, 1);
+        self.app.set_cluster(Arc::new(monitor));
+    }
+
+    fn swarm(&mut self, monitor: SwarmMonitor) {
+        set_progress(self.app, "looking for peers", 0, 1);
         self.app.set_cluster(Arc::new(monitor));
     }
 

@@ -14,8 +14,11 @@ use tracing::{error, info};
 use types::{DType, LayerRange};
 
 use super::super::ranks::{is_shutting_down, watch_signals};
+use super::super::serve::http::HostAndPort;
 use super::super::serve::logs::{self, LogFormat};
+use super::super::serve::{admin, short_name};
 use super::loader::Loader;
+use super::monitor::PlacementMonitor;
 use crate::kwaai_options::{KwaaiServerOptions, KwaaiSlot, layer_range};
 use crate::options::{ModelOptions, ThreadOption, bytes};
 use crate::store::{Settings, Store};
@@ -64,6 +67,9 @@ pub struct SwarmServeArgs {
     /// Of this machine's access to the network, in megabits per second
     #[arg(long, value_name = "MBIT", default_value_t = 100)]
     bandwidth: u32,
+    /// An address for /health and /metrics, over HTTP
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    admin: Option<HostAndPort>,
     #[command(flatten)]
     kwaai: KwaaiServerOptions,
     #[command(flatten)]
@@ -133,9 +139,13 @@ impl SwarmServeArgs {
             PlacementState::Loading(layers) => info!(%layers, "loading"),
             _ => {}
         });
+        if let Some(at) = self.admin.clone() {
+            let monitor = PlacementMonitor { placement: placement.watch(), node: node.clone() };
+            start_admin(at, monitor, short_name(&files.name))?;
+        }
         if let Some(range) = served {
             let block = loop {
-                match placement.block() {
+                match placement.watch().block() {
                     Some(block) => break block,
                     None => std::thread::sleep(Duration::from_millis(10)),
                 }
@@ -165,6 +175,16 @@ impl SwarmServeArgs {
         drop(placement);
         Ok(())
     }
+}
+
+fn start_admin(at: HostAndPort, monitor: PlacementMonitor, model: String) -> Result<()> {
+    let hosts = vec![at.host.clone()];
+    admin::start_with(at, None, move |address| {
+        if !address.ip().is_loopback() {
+            admin::warn_of(address, "use a loopback address for --admin");
+        }
+        server::block_admin_router(Box::new(monitor), model, hosts)
+    })
 }
 
 /// The format of most of the weights.
