@@ -1,4 +1,4 @@
-"""A node of hivemind's DHT as a registry: store and find. Each connection is one stream of libp2p, from the negotiation of its
+"""A node of hivemind's DHT as a registry: store and find, and where peers can be reached. Each connection is one stream of libp2p, from the negotiation of its
 protocol on; encryption and multiplexing are before it. Prints `listening PORT`, and then each record that comes, as JSON."""
 
 import argparse
@@ -12,12 +12,14 @@ import time
 import wire
 
 PROTOCOLS = ("DHTProtocol.rpc_store", "DHTProtocol.rpc_find")
+KADEMLIA = "/ipfs/kad/1.0.0"
 TUPLE, DICTIONARY = 0x40, 0x50
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--records", default="[]", help="JSON: servers that have announced themselves before")
+    parser.add_argument("--addresses", default="{}", help="JSON: ids of peers and lists of addresses, all as hexadecimal digits")
     parser.add_argument("--lie", help="what to do wrong")
     options = parser.parse_args()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -56,6 +58,9 @@ def serve(sock: socket.socket, records: dict, options: argparse.Namespace) -> No
     assert line(sock) == "/multistream/1.0.0"
     send_line(sock, "/multistream/1.0.0")
     protocol = line(sock)
+    if protocol == KADEMLIA:
+        send_line(sock, protocol)
+        return sock.sendall(wire.frame(closer_peers(json.loads(options.addresses), wire.read_frame(sock, False)), False))
     if protocol not in PROTOCOLS or options.lie == "na":
         return send_line(sock, "na")
     send_line(sock, protocol)
@@ -118,11 +123,26 @@ def found(records: dict, request: bytes) -> bytes:
     return wire.field(1, b"") + out + wire.field(3, wire.field(1, bytes(20)))
 
 
+def closer_peers(addresses: dict, request: bytes) -> bytes:
+    """The peers closest to the key of a request; here, all."""
+    fields = dict(numbers(request))
+    assert fields[1] == 4 and len(fields[2]) > 30, "FIND_NODE"
+    out = b"\x08\x04"
+    for peer, known in addresses.items():
+        listed = b"".join(wire.field(2, bytes.fromhex(address)) for address in known)
+        out += wire.field(8, wire.field(1, bytes.fromhex(peer)) + listed + b"\x18\x01")
+    return out
+
+
 def numbers(message: bytes) -> list:
     """The fields of a message, with 64-bit numbers as bytes."""
     fields, at = [], 0
     while at < len(message):
         tag, at = wire.varint_at(message, at)
+        if tag & 7 == 0:
+            value, at = wire.varint_at(message, at)
+            fields.append((tag >> 3, value))
+            continue
         if tag & 7 == 2:
             length, at = wire.varint_at(message, at)
         elif tag & 7 == 1:

@@ -2,34 +2,36 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use ::swarm::{BlockRecord, BlockUse, ModelDigest, PeerId, Reach, ServiceState, Speed, VerifiedRecord};
+use ::swarm::{ModelDigest, PeerId, Reach, ServiceState};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::EmbeddingAndHead;
 use kernels::cpu::CpuBackend;
 use p2p::Multiaddr;
 use peers::block::Client;
-use peers::client::ForeignPeer;
+use peers::client::{ForeignPeer, ForeignPeers};
 use peers::kwaai::{
-    DhtClient, KwaaiAnnouncement, KwaaiLimits, KwaaiPeer, KwaaiRoute, KwaaiServer, KwaaiServerState, serve_local,
+    DhtClient, KwaaiAnnouncement, KwaaiFinder, KwaaiLimits, KwaaiModel, KwaaiPeer, KwaaiRoute, KwaaiServer,
+    KwaaiServerState, insert_record, serve_local,
 };
 use peers::node::{StreamHandler, SwarmNode};
-use peers::view::{SwarmView, now};
+use peers::view::SwarmView;
 use tokio::net::TcpListener;
 use tracing::{debug, info, warn};
-use types::{DType, LayerRange};
+use types::LayerRange;
 
-/// How fast a server is assumed to be, of which nothing is known.
-const SPEED_GUESS: Speed =
-    Speed { layer_seconds: 0.02, layer_tokens_per_s: 100.0, queue_seconds: 0.0, bytes_per_s: 1e7 };
+use crate::store::hub_name;
+
 /// How long records of servers that the user named are renewed before they expire.
 const RENEW: Duration = Duration::from_secs(300);
-/// How often a server announces itself.
+/// How often a server announces itself, when it is ready and before.
 const ANNOUNCE: Duration = Duration::from_secs(300);
+const ANNOUNCE_JOINING: Duration = Duration::from_secs(2);
 
 /// A block server of KwaaiNet: `FIRST..END@HOST:PORT` for its TCP bypass, or `FIRST..END@MULTIADDRESS/p2p/ID`.
 #[derive(Clone, Debug)]
@@ -67,24 +69,49 @@ pub fn layer_range(text: &str) -> Result<LayerRange, String> {
     LayerRange::new(number(start)?, number(end)?).ok_or_else(|| format!("{text} has no layers"))
 }
 
-/// Block servers of KwaaiNet that a client uses.
+/// How KwaaiNet is used, by clients and by those who serve.
 #[derive(Args, Clone, Debug, Default)]
-pub struct KwaaiClientOptions {
-    /// A block server of KwaaiNet and its layers, FIRST..END@HOST:PORT or FIRST..END@MULTIADDRESS/p2p/ID. Its numbers are f16
+pub struct KwaaiOptions {
+    /// A block server of KwaaiNet and its layers, FIRST..END@HOST:PORT or FIRST..END@MULTIADDRESS/p2p/ID. Its numbers are f16. One with
+    /// the model's last layer is not used: it returns logits
     #[arg(long, value_name = "LAYERS@ADDRESS", value_delimiter = ',')]
     pub kwaai_peer: Vec<KwaaiPeerOption>,
+    /// A registry of KwaaiNet, such as /dns/NAME/tcp/8000/p2p/ID. With --swarm, block servers of the model are looked for there; with
+    /// `swarm serve --kwaai` the block is announced there
+    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
+    pub kwaai_registry: Vec<Multiaddr>,
+    /// The model's name in KwaaiNet's registries, such as unsloth/Llama-3.1-8B-Instruct [default: its name on the hub]
+    #[arg(long, value_name = "OWNER/NAME", requires = "kwaai_registry")]
+    pub kwaai_name: Option<String>,
 }
 
-/// What a client knows of the model.
-pub struct KwaaiModel {
-    pub digest: ModelDigest,
-    pub layers: usize,
-    pub hidden: usize,
-}
+impl KwaaiOptions {
+    /// Whether a client may have servers of KwaaiNet in its chains.
+    pub fn has_servers(&self) -> bool {
+        !self.kwaai_peer.is_empty() || !self.kwaai_registry.is_empty()
+    }
 
-impl KwaaiClientOptions {
+    /// The name of the model at `path` in the registries.
+    pub fn model_name(&self, path: &Path) -> Result<String> {
+        let name = self.kwaai_name.clone().or_else(|| hub_name(path));
+        name.with_context(|| {
+            format!("{} is not from the hub: say its name in KwaaiNet with --kwaai-name", path.display())
+        })
+    }
+
+    /// The servers that were named, and in the background those that registries name.
+    pub fn servers(&self, path: &Path, node: &SwarmNode, model: KwaaiModel) -> Result<ForeignPeers> {
+        let servers = ForeignPeers::from(self.named(node, &model)?);
+        if !self.kwaai_registry.is_empty() {
+            let (registries, name) = (self.kwaai_registry.clone(), self.model_name(path)?);
+            let view = Arc::clone(node.view());
+            tokio::spawn(KwaaiFinder::new(registries, name, model, node.dial(), view, servers.clone()).run());
+        }
+        Ok(servers)
+    }
+
     /// The servers that were named, with records in the node's view, which are renewed.
-    pub fn peers(&self, node: &SwarmNode, model: &KwaaiModel) -> Result<HashMap<PeerId, Arc<dyn ForeignPeer>>> {
+    fn named(&self, node: &SwarmNode, model: &KwaaiModel) -> Result<HashMap<PeerId, Arc<dyn ForeignPeer>>> {
         let mut peers: HashMap<PeerId, Arc<dyn ForeignPeer>> = HashMap::new();
         for (number, KwaaiPeerOption { layers, place }) in (0_u16..).zip(&self.kwaai_peer) {
             let (peer, route) = match place {
@@ -124,24 +151,7 @@ impl KwaaiClientOptions {
 
 fn renew(view: &SwarmView, model: ModelDigest, blocks: &[(PeerId, LayerRange)]) {
     for &(peer, layers) in blocks {
-        let issued = now();
-        let record = BlockRecord {
-            peer,
-            sequence: issued.0,
-            issued,
-            lifetime_ms: 2 * RENEW.as_millis() as u32,
-            model,
-            layers,
-            block_use: BlockUse::Whole,
-            dtype: DType::F16,
-            state: ServiceState::Serving,
-            reach: Reach::Direct,
-            speed: SPEED_GUESS,
-            kv_tokens_free: 1 << 20,
-            coordinate: None,
-            neighbours: Vec::new(),
-        };
-        if let Err(error) = VerifiedRecord::configured(record).map(|record| view.insert(record)) {
+        if let Err(error) = insert_record(view, model, peer, layers, Reach::Direct) {
             warn!(%error, "a server that was named cannot be used");
         }
     }
@@ -156,9 +166,6 @@ pub struct KwaaiServerOptions {
     /// Serve them over KwaaiNet's local TCP bypass at this address. Whoever reaches it can use it, unencrypted
     #[arg(long, value_name = "ADDRESS:PORT", requires = "layers")]
     pub kwaai_tcp: Option<SocketAddr>,
-    /// A registry of KwaaiNet at which the block is announced, such as /dns/NAME/tcp/8000/p2p/ID
-    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',', requires = "kwaai")]
-    pub kwaai_registry: Vec<Multiaddr>,
 }
 
 /// The server, once there is a block.
@@ -206,31 +213,54 @@ impl KwaaiServerOptions {
         }
         Ok(())
     }
+}
 
-    /// Announces a block at the registries, again and again.
-    pub async fn announce(self, node: SwarmNode, repository: String, model_layers: u32, layers: LayerRange) {
-        if self.kwaai_registry.is_empty() {
-            return;
-        }
-        let registries = DhtClient::new(self.kwaai_registry);
+/// A block that is announced at registries.
+pub struct AnnouncedBlock {
+    pub registries: Vec<Multiaddr>,
+    pub node: SwarmNode,
+    /// The model's name at Hugging Face.
+    pub repository: String,
+    pub digest: ModelDigest,
+    pub model_layers: u32,
+    pub layers: LayerRange,
+}
+
+impl AnnouncedBlock {
+    /// Announces it, again and again.
+    pub async fn announce(&self) {
         loop {
-            let announcement = KwaaiAnnouncement {
-                repository: &repository,
-                model_layers,
-                layers,
-                peer: node.handle().peer(),
-                state: KwaaiServerState::Ready,
-                throughput: SPEED_GUESS.layer_tokens_per_s.into(),
-                public_name: None,
-                using_relay: node.handle().reachability() == p2p::Reachability::Relayed,
-            };
-            for (registry, answer) in registries.announce(&announcement, SystemTime::now()).await {
-                match answer {
-                    Ok(stored) => debug!(%registry, stored, "announced to KwaaiNet"),
-                    Err(error) => warn!(%registry, %error, "the block was not announced to KwaaiNet"),
-                }
+            let own = self.node.view().record(&self.digest, &self.node.handle().peer());
+            let is_ready = own.as_ref().is_some_and(|own| own.state == ServiceState::Serving);
+            let state = if is_ready { KwaaiServerState::Ready } else { KwaaiServerState::Joining };
+            let layer_tokens_per_s = own.map_or(0.0, |own| own.speed.layer_tokens_per_s);
+            self.write(state, f64::from(layer_tokens_per_s) / self.layers.count() as f64).await;
+            tokio::time::sleep(if is_ready { ANNOUNCE } else { ANNOUNCE_JOINING }).await;
+        }
+    }
+
+    /// Says that it is not served any more.
+    pub async fn withdraw(&self) {
+        self.write(KwaaiServerState::Offline, 0.0).await;
+    }
+
+    async fn write(&self, state: KwaaiServerState, throughput: f64) {
+        let announcement = KwaaiAnnouncement {
+            repository: &self.repository,
+            model_layers: self.model_layers,
+            layers: self.layers,
+            peer: self.node.handle().peer(),
+            state,
+            throughput,
+            public_name: None,
+            using_relay: self.node.handle().reachability() == p2p::Reachability::Relayed,
+        };
+        let registries = DhtClient::new(self.registries.clone());
+        for (registry, answer) in registries.announce(&announcement, SystemTime::now()).await {
+            match answer {
+                Ok(stored) => debug!(%registry, stored, "announced to KwaaiNet"),
+                Err(error) => warn!(%registry, %error, "the block was not announced to KwaaiNet"),
             }
-            tokio::time::sleep(ANNOUNCE).await;
         }
     }
 }

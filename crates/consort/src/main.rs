@@ -13,6 +13,7 @@ mod interrupt;
 mod kwaai_options;
 mod load_observer;
 mod loaded_model;
+mod model_digest;
 mod node_discovery;
 mod options;
 mod plan_file;

@@ -25,9 +25,11 @@ use types::{DType, LayerRange, Rank, WorldSize};
 use crate::cake_options::{CakeModel, CakeOptions};
 use crate::cluster_key::KeyOptions;
 use crate::cluster_options::ClusterOptions;
+use crate::kwaai_options::KwaaiOptions;
 use crate::load_observer::{LoadBars, LoadObserver};
 use crate::loaded_model::LoadedModel;
-use crate::swarm_options::{SwarmNetworkOptions, SwarmOptions};
+use crate::store::{ModelFiles, Store};
+use crate::swarm_options::{SWARM_CLIENT_PART, SwarmNetworkOptions, SwarmOptions};
 use crate::usage::UsageError;
 use values::{ActivationsOption, ComputeOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation};
 
@@ -144,6 +146,12 @@ impl ModelOptions {
         if self.tp_hosts.is_empty() { Ok(()) } else { self.key.check() }
     }
 
+    /// The files of a model, downloaded if they are missing: with `--swarm` only those that this machine needs.
+    pub fn resolve(&self, model: Option<&str>) -> Result<ModelFiles> {
+        let store = Store::from_environment()?;
+        if self.swarm.swarm { store.resolve_part(model, SWARM_CLIENT_PART) } else { store.resolve(model) }
+    }
+
     /// Checks that the options do not contradict each other.
     pub fn check_values(&self) -> Result<(), UsageError> {
         self.check_hosts()?;
@@ -177,8 +185,11 @@ impl ModelOptions {
 
     fn check_swarm(&self) -> Result<(), UsageError> {
         if self.serves_swarm {
-            return match self.swarm.swarm || self.cake.is_used() || !self.tp_hosts.is_empty() {
-                true => Err(UsageError::new("--swarm, --cake-worker and --tp-hosts are not for serving a swarm")),
+            let is_client = self.swarm.swarm || !self.swarm.kwaai.kwaai_peer.is_empty();
+            return match is_client || self.cake.is_used() || !self.tp_hosts.is_empty() {
+                true => Err(UsageError::new(
+                    "--swarm, --kwaai-peer, --cake-worker and --tp-hosts are not for serving a swarm",
+                )),
                 false => Ok(()),
             };
         }
@@ -226,7 +237,6 @@ impl ModelOptions {
         capacity: RequestedCapacity,
         observer: &mut dyn LoadObserver,
     ) -> Result<LoadedModel> {
-        let hosts = self.hosts()?;
         let cpu = self.cpu(checkpoint, threads)?;
         let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
         if self.cake.is_used() {
@@ -238,13 +248,13 @@ impl ModelOptions {
             return Ok(LoadedModel::Chain(Box::new(chain)));
         }
         if self.swarm.swarm {
-            return Ok(LoadedModel::Swarm(Box::new(self.swarm.connect(checkpoint, &options, cpu, observer)?)));
+            return Ok(LoadedModel::Swarm(Box::new(self.swarm.connect(path, checkpoint, &options, cpu, observer)?)));
         }
         let progress = &mut |done| observer.layers(done);
-        check_memory(&self.footprints(checkpoint, &options)?)?;
+        check_memory(&self.footprints(checkpoint, &options, self.own_part(checkpoint))?)?;
         if self.ranks() > 1 {
             return Ok(LoadedModel::Group(Box::new(
-                self.start_group(path, checkpoint, &options, cpu, hosts, None, progress)?,
+                self.start_group(path, checkpoint, &options, cpu, None, progress)?,
             )));
         }
         let backend = CpuBackend::new(cpu)?;
@@ -269,7 +279,8 @@ impl ModelOptions {
 
     /// The memory that each rank on this machine would need for this capacity.
     pub fn footprint(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<Vec<Footprint>> {
-        self.footprints(checkpoint, &LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) })
+        let options = LoadOptions { keep: self.keep()?, limits: self.limits(checkpoint, capacity) };
+        self.footprints(checkpoint, &options, self.own_part(checkpoint))
     }
 
     /// The numbers of ranks up to `max` that the model can be split over.
@@ -282,12 +293,16 @@ impl ModelOptions {
         Ok((1..=max).filter(can_split).collect())
     }
 
-    fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Vec<Footprint>> {
+    fn footprints(&self, checkpoint: &Checkpoint, options: &LoadOptions, part: ModelPart) -> Result<Vec<Footprint>> {
         let backend = CpuBackend::new(self.cpu(checkpoint, 1)?)?;
         let shares = self.world().ranks().take(self.local_ranks());
-        let whole = ModelPart::whole(checkpoint.description());
-        let shares = shares.map(|rank| Footprint::new(&backend, checkpoint, options, whole, rank));
+        let shares = shares.map(|rank| Footprint::new(&backend, checkpoint, options, part, rank));
         Ok(shares.collect::<Result<_, _>>()?)
+    }
+
+    /// The part of the model that ranks of this machine hold together.
+    fn own_part(&self, checkpoint: &Checkpoint) -> ModelPart {
+        if self.swarm.swarm { SWARM_CLIENT_PART } else { ModelPart::whole(checkpoint.description()) }
     }
 
     fn cpu(&self, checkpoint: &Checkpoint, threads: usize) -> Result<CpuOptions> {
@@ -355,10 +370,10 @@ impl ModelOptions {
         checkpoint: &Checkpoint,
         options: &LoadOptions,
         cpu: CpuOptions,
-        hosts: Option<Hosts>,
         block: Option<LayerRange>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Group> {
+        let hosts = self.hosts()?;
         // Other hosts have the model under the given path, so symbolic links are not resolved here.
         let path = if hosts.is_some() { path::absolute(path) } else { path.canonicalize() }
             .with_context(|| format!("find {}", path.display()))?;
@@ -395,6 +410,16 @@ impl ModelOptions {
         Ok((LoadOptions { keep: self.keep()?, limits }, self.cpu(checkpoint, self.threads(threads))?))
     }
 
+    /// The memory that each rank on this machine needs for a block.
+    pub fn block_footprints(
+        &self,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        layers: LayerRange,
+    ) -> Result<Vec<Footprint>> {
+        self.footprints(checkpoint, options, ModelPart::stage(layers))
+    }
+
     /// Loads a block on ranks, or on machines of the LAN; `None` if the options name neither.
     pub fn load_block(
         &self,
@@ -409,7 +434,8 @@ impl ModelOptions {
             return Ok(Some(Box::new(chain)));
         }
         if self.ranks() > 1 {
-            let group = self.start_group(path, checkpoint, options, cpu, None, Some(layers), &mut |_| {})?;
+            check_memory(&self.block_footprints(checkpoint, options, layers)?)?;
+            let group = self.start_group(path, checkpoint, options, cpu, Some(layers), &mut |_| {})?;
             return Ok(Some(Box::new(group)));
         }
         Ok(None)
@@ -425,6 +451,11 @@ impl ModelOptions {
         self.serves_swarm = true;
     }
 
+    /// How KwaaiNet is used.
+    pub fn kwaai(&self) -> &KwaaiOptions {
+        &self.swarm.kwaai
+    }
+
     /// How this machine joins a swarm.
     pub fn swarm_network(&self) -> &SwarmNetworkOptions {
         &self.swarm.network
@@ -433,7 +464,7 @@ impl ModelOptions {
     /// Draft tokens of a step, if nothing else is asked for: in a swarm every step takes round trips, and a draft may save some.
     pub fn draft_tokens_default(&self) -> usize {
         // A server of KwaaiNet cannot discard rejected tokens: every rejection would be a replay.
-        let is_worth_it = self.swarm.swarm && self.swarm.kwaai.kwaai_peer.is_empty();
+        let is_worth_it = self.swarm.swarm && !self.swarm.kwaai.has_servers();
         if is_worth_it { SWARM_DRAFT_TOKENS } else { 0 }
     }
 
@@ -445,6 +476,11 @@ impl ModelOptions {
     /// Whether layers may run on other machines.
     pub fn uses_cluster(&self) -> bool {
         self.cluster.is_used() || self.cake.is_used() || self.swarm.swarm
+    }
+
+    /// Whether peers of a swarm run the layers.
+    pub fn uses_swarm(&self) -> bool {
+        self.swarm.swarm
     }
 
     /// Whether layers run on cake workers.

@@ -1,10 +1,9 @@
 //! The options of the swarm: how this machine joins it, and how a model is run by its peers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::swarm::ModelDigest;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use engine::{
@@ -14,13 +13,15 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, LoadOptions, ModelPart};
 use p2p::{Identity, Multiaddr, NetworkKey, NodeOptions};
 use peers::client::{ClientOptions, SwarmClient, SwarmExecutor};
+use peers::kwaai::KwaaiModel;
 use peers::node::{Following, SwarmNode};
 use peers::wire::Encoding;
 use tokio::runtime::Runtime;
 use types::SessionId;
 
-use crate::kwaai_options::{KwaaiClientOptions, KwaaiModel};
+use crate::kwaai_options::KwaaiOptions;
 use crate::load_observer::LoadObserver;
+use crate::model_digest::model_digest;
 use crate::swarm_monitor::SwarmMonitor;
 use crate::usage::UsageError;
 
@@ -28,6 +29,9 @@ use crate::usage::UsageError;
 const NETWORK_THREADS: usize = 2;
 /// How long the first chain waits for a better one, once there is one: peers are still being found.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// What a client of a swarm has of the model: the embedding and the head.
+pub const SWARM_CLIENT_PART: ModelPart = ModelPart { layers: None, has_embedding_and_head: true };
 
 /// How this machine joins a swarm.
 #[derive(Args, Clone, Debug, Default)]
@@ -63,7 +67,7 @@ pub struct SwarmOptions {
     #[arg(long)]
     pub swarm_star: bool,
     #[command(flatten)]
-    pub kwaai: KwaaiClientOptions,
+    pub kwaai: KwaaiOptions,
     /// Seconds to wait for peers that serve all layers
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub swarm_wait: u64,
@@ -100,10 +104,10 @@ impl SwarmOptions {
             || self.network.swarm_key.is_some()
             || self.verify > 0.0
             || self.swarm_star
-            || !self.kwaai.kwaai_peer.is_empty();
+            || self.kwaai.has_servers();
         match is_given && !self.swarm {
             true => Err(UsageError::new(
-                "--bootstrap, --swarm-key, --verify, --swarm-star and --kwaai-peer are for --swarm",
+                "--bootstrap, --swarm-key, --verify, --swarm-star, --kwaai-peer and --kwaai-registry are for --swarm",
             )),
             false => Ok(()),
         }
@@ -112,24 +116,25 @@ impl SwarmOptions {
     /// Joins the swarm, and waits until its peers serve all layers.
     pub fn connect(
         &self,
+        path: &Path,
         checkpoint: &Checkpoint,
         options: &LoadOptions,
         cpu: CpuOptions,
         observer: &mut dyn LoadObserver,
     ) -> Result<SwarmChain> {
         let backend = CpuBackend::new(cpu)?;
-        let ends = CoordinatorStage::load(backend, checkpoint, options, ModelPart::coordinator(0), &mut |_| {});
+        let ends = CoordinatorStage::load(backend, checkpoint, options, SWARM_CLIENT_PART, &mut |_| {});
         let ends = ends.context("load the embedding and the head")?;
         checkpoint.release();
         let layers = checkpoint.description().layers.len();
-        let model = model_digest(checkpoint);
+        let model = model_digest(path, checkpoint)?;
         let runtime = network_runtime()?;
         let _entered = runtime.enter();
         let node = SwarmNode::start(self.network.node_options(Identity::ephemeral())?, Vec::new())
             .context("join the swarm")?;
         let following = node.follow(Some(model));
         let hidden = checkpoint.description().hidden;
-        let foreign = self.kwaai.peers(&node, &KwaaiModel { digest: model, layers, hidden })?;
+        let foreign = self.kwaai.servers(path, &node, KwaaiModel { digest: model, layers, hidden })?;
         let encoding = match self.swarm_activations {
             SwarmActivations::F32 => Encoding::F32,
             SwarmActivations::F16 => Encoding::F16,
@@ -153,11 +158,6 @@ pub fn network_runtime() -> Result<Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let builder = builder.worker_threads(NETWORK_THREADS).thread_name("consort-p2p").enable_all();
     builder.build().context("start the network's threads")
-}
-
-/// What peers of one model have in common.
-pub fn model_digest(checkpoint: &Checkpoint) -> ModelDigest {
-    ModelDigest(*checkpoint.digest().as_bytes())
 }
 
 /// The executor of a model in a swarm, with all that it needs.

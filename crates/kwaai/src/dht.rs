@@ -5,6 +5,7 @@
 
 mod message;
 mod record;
+mod routing;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ pub use record::{
     DhtDictionary, DhtEntry, KwaaiModelInfo, KwaaiServerInfo, KwaaiServerState, SERVER_VERSION_MIN, block_key,
     model_prefix,
 };
+pub use routing::{KADEMLIA_PROTOCOL, ROUTING_ADDRESSES_MAX, ROUTING_BYTES_MAX, routing_addresses, routing_request};
 
 use std::time::Duration;
 

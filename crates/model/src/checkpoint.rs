@@ -1,5 +1,6 @@
 //! `Checkpoint`: the opened files of a model, and its `Description`. Only this file knows the format of the files.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -58,7 +59,7 @@ struct TensorFacts<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a folder with config.json and safetensors, or a .gguf file.
+    /// Opens a folder with config.json and safetensors, or a .gguf file. Shards may be missing ([`Self::missing_files`]).
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let kind = fs::metadata(path).map_err(|source| LoadError::Open { path: path.to_owned(), source })?;
         if kind.is_dir() { Self::open_folder(path) } else { Self::open_file(path) }
@@ -181,7 +182,7 @@ impl Checkpoint {
         formats
     }
 
-    /// All tensors, except those in formats that are not supported.
+    /// All tensors, except those in formats that are not supported and those whose files are missing.
     fn tensors(&self) -> Box<dyn Iterator<Item = TensorFacts<'_>> + '_> {
         fn facts<'a>(name: &'a str, TensorView { dtype, shape, bytes }: TensorView<'a>) -> TensorFacts<'a> {
             TensorFacts { name, dtype, shape, bytes: bytes.len() as u64 }
@@ -209,7 +210,7 @@ impl Checkpoint {
     /// somebody who knows the samples. Against these, whole files have to be hashed. It also differs if the same weights are
     /// stored in other files.
     ///
-    /// Of a checkpoint that was opened from a manifest, it identifies the manifest with the hashes in it, not the files.
+    /// Of a model with shards it covers those that are there. Of a checkpoint that was opened from a manifest, it identifies the manifest with the hashes in it, not the files.
     ///
     /// Computed once; the first call reads the files.
     pub fn digest(&self) -> CheckpointDigest {
@@ -249,12 +250,44 @@ impl Checkpoint {
         }
     }
 
-    /// The format of a tensor, also of one that was not opened; `None` if the model does not have it.
+    /// The format of a tensor, also of one that was not opened; `None` if the model does not have it, or its file is missing.
     pub(crate) fn dtype(&self, name: &str) -> Result<Option<DType>, LoadError> {
         match &self.tensors {
             StoredTensors::Manifest(tensors) => Ok(tensors.dtype(name)),
+            StoredTensors::SafeTensors(tensors) if tensors.missing_file(name).is_some() => Ok(None),
             _ => Ok(self.tensor(name)?.map(|view| view.dtype)),
         }
+    }
+
+    /// Whether the model has a tensor, be its file missing or not.
+    pub(crate) fn has_tensor(&self, name: &str) -> Result<bool, LoadError> {
+        let is_missing =
+            || matches!(&self.tensors, StoredTensors::SafeTensors(tensors) if tensors.missing_file(name).is_some());
+        Ok(self.dtype(name)?.is_some() || is_missing())
+    }
+
+    /// The files, of those that the model's index lists, which a part needs and which are missing; sorted.
+    pub fn missing_files(&self, part: ModelPart) -> Result<Vec<String>, LoadError> {
+        let StoredTensors::SafeTensors(tensors) = &self.tensors else { return Ok(Vec::new()) };
+        let mut files = BTreeSet::new();
+        self.names.needed(&self.description, part, &mut |name| {
+            files.extend(tensors.missing_file(&name).map(str::to_owned));
+            Ok(())
+        })?;
+        Ok(files.into_iter().collect())
+    }
+
+    /// The files that the model's index lists, missing ones too; `None` if it has no index.
+    pub fn shards(&self) -> Option<&[String]> {
+        match &self.tensors {
+            StoredTensors::SafeTensors(tensors) => tensors.shards(),
+            StoredTensors::Gguf(_) | StoredTensors::Manifest(_) => None,
+        }
+    }
+
+    /// The text of config.json, if the model has one.
+    pub fn config(&self) -> Option<&str> {
+        self.config.as_deref()
     }
 
     /// The name of a layer's tensor in this file, with `{}` for the expert if each expert has its own tensor.
@@ -280,7 +313,7 @@ impl Checkpoint {
 
     fn new(description: Description, tensors: SafeTensors, config: String) -> Self {
         Self {
-            names: TensorNames::hugging_face(|| tensors.tensor_names()),
+            names: TensorNames::hugging_face(|| tensors.tensor_names().chain(tensors.missing_names())),
             tensors: StoredTensors::SafeTensors(tensors),
             config: Some(config),
             description,

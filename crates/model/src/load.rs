@@ -247,7 +247,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let bias = |name: &str| name.strip_suffix(".weight").map(|stem| format!("{stem}.bias"));
         let (Some(stored), Some(hf)) = (bias(weight), bias(tensor.hf)) else { return Ok(()) };
         let known = architecture.tensors.iter().any(|other| other.hf == hf);
-        match !known && self.checkpoint.dtype(&stored)?.is_some() {
+        match !known && self.checkpoint.has_tensor(&stored)? {
             true => Err(LoadError::Bias { tensor: stored, architecture: architecture.name }),
             false => Ok(()),
         }

@@ -9,6 +9,7 @@ use swarm::{
     BlockRecord, ChainSpan, ClientView, Coverage, Directory, DirectoryError, ModelDigest, Offence, PeerChain, PeerId,
     RECORDS_MAX, Reputation, RouteError, RouteLimits, RoutePlanner, RouteRequest, UnixTime, VerifiedRecord,
 };
+use tokio::sync::Notify;
 use tracing::debug;
 use types::LayerRange;
 
@@ -18,7 +19,10 @@ const WEIGHT: f32 = 0.2;
 const MEASURED_PEERS_MAX: usize = RECORDS_MAX;
 
 #[derive(Debug)]
-pub struct SwarmView(Mutex<Known>);
+pub struct SwarmView {
+    known: Mutex<Known>,
+    wanted: Notify,
+}
 
 #[derive(Debug)]
 struct Known {
@@ -51,7 +55,8 @@ pub struct ChainRequest {
 impl Default for SwarmView {
     fn default() -> Self {
         let directory = Directory::new(RECORDS_MAX);
-        Self(Mutex::new(Known { directory, reputation: Reputation::new(), client: ClientView::default() }))
+        let known = Known { directory, reputation: Reputation::new(), client: ClientView::default() };
+        Self { known: Mutex::new(known), wanted: Notify::new() }
     }
 }
 
@@ -141,6 +146,16 @@ impl SwarmView {
         self.lock().planner().predict(&route_request(request, &HashSet::new()), spans)
     }
 
+    /// What is known is not enough for a chain: whoever asks others for records does so soon.
+    pub fn want(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// Returns after [`Self::want`].
+    pub async fn wanted(&self) {
+        self.wanted.notified().await;
+    }
+
     pub fn report(&self, peer: PeerId, offence: Offence) {
         debug!(%peer, ?offence, "a peer did not do its part");
         self.lock().reputation.report(peer, offence, now());
@@ -176,7 +191,7 @@ impl SwarmView {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

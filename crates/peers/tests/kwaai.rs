@@ -5,10 +5,16 @@
 //! them; greedy tokens are compared where they are equal in spite of that, which they are for the prompts that are used.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+#[path = "kwaai/finder.rs"]
+mod finder;
 #[path = "kwaai/fixture.rs"]
 mod fixture;
 #[path = "kwaai/hostile.rs"]
 mod hostile;
+#[path = "kwaai/listener.rs"]
+mod listener;
+#[path = "kwaai/node.rs"]
+mod node;
 #[path = "kwaai/programs.rs"]
 mod programs;
 #[path = "kwaai/registry.rs"]

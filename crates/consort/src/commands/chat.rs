@@ -18,7 +18,6 @@ use crate::interrupt;
 use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
-use crate::store::Store;
 use crate::terminal;
 use crate::text_assets::TextAssets;
 use command::{ChatCommand, HELP};
@@ -50,7 +49,7 @@ impl ChatArgs {
     pub fn run(self) -> Result<ExitCode> {
         self.options.check()?;
         interrupt::install()?;
-        let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        let files = self.options.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
         let positions = self.options.context(&checkpoint, CONTEXT_DEFAULT)?;

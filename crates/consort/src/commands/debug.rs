@@ -11,7 +11,7 @@ use model::Checkpoint;
 use types::TokenId;
 
 use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
-use crate::store::{ModelFiles, Store};
+use crate::store::ModelFiles;
 
 /// Print what a model computes, for tests
 #[derive(Args, Debug)]
@@ -93,7 +93,7 @@ impl DebugInput {
 
     fn open(&self) -> Result<(ModelFiles, Checkpoint)> {
         self.options.check()?;
-        let files = Store::from_environment()?.resolve(Some(&self.model))?;
+        let files = self.options.resolve(Some(&self.model))?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         Ok((files, checkpoint))
     }

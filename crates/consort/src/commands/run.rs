@@ -18,7 +18,6 @@ use crate::interrupt::{self, InterruptGuard};
 use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
-use crate::store::Store;
 use crate::terminal;
 use crate::text_assets::TextAssets;
 use input::RunInput;
@@ -65,7 +64,7 @@ impl RunArgs {
         self.options.check()?;
         let RunInput { model, prompt } = RunInput::read(&self.words)?;
         interrupt::install()?;
-        let files = Store::from_environment()?.resolve(model.as_deref())?;
+        let files = self.options.resolve(model.as_deref())?;
 
         let start = Instant::now();
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;

@@ -1,7 +1,7 @@
 //! The Hugging Face cache layout on disk: `models--owner--name/{blobs,refs,snapshots}`, shared with other tools.
 //!
-//! A blob gets its final name only when it is complete, and `refs/main` is written last, so the snapshot that it names is
-//! complete. Links in a snapshot are relative, so the cache can be moved.
+//! A blob gets its final name only when it is complete, and `refs/main` is written last, so the snapshot that it names has all that
+//! was fetched. Of a model with shards that may be a part; the links of its other shards lead to blobs that are missing. Links in a snapshot are relative, so the cache can be moved.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -9,12 +9,14 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use model::{Checkpoint, ModelPart};
 use serde::Deserialize;
 
 use super::choose::{ChoiceError, ChosenFiles, GgufParts, choose};
 use super::hub::Digest;
 use super::name::{FileName, RepoId};
 
+pub const INDEX: &str = "model.safetensors.index.json";
 const REF_BYTES_MAX: u64 = 256;
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 /// The maximum number of entries that are read in one snapshot.
@@ -81,6 +83,18 @@ impl RepoCache {
         }
     }
 
+    /// The path of a model in the snapshot of `refs/main` whose shards may be missing, but not those that a part needs.
+    pub fn find_part(&self, part: ModelPart) -> Option<PathBuf> {
+        if let Some(whole) = self.find(None) {
+            return Some(whole);
+        }
+        let (snapshot, files) = self.snapshot()?;
+        let has = |name: &str| files.iter().any(|file| file.name == name);
+        let is_there = has("config.json") && has(INDEX) && has("tokenizer.json");
+        let missing = Checkpoint::open(&snapshot).ok().filter(|_| is_there)?.missing_files(part).ok()?;
+        missing.is_empty().then_some(snapshot)
+    }
+
     /// Creates the folders and locks one blob, as Hugging Face's tools do. Dropping the file releases the lock.
     pub fn lock(&self, digest: &Digest) -> Result<File> {
         for folder in [&self.locks, &self.folder.join("blobs"), &self.folder.join("refs")] {
@@ -98,7 +112,7 @@ impl RepoCache {
         Ok(lock)
     }
 
-    /// Links `name` in the snapshot of `commit` to a blob.
+    /// Links `name` in the snapshot of `commit` to a blob, which may be missing where links are symbolic.
     pub fn link(&self, commit: &str, name: &FileName, digest: &Digest) -> Result<()> {
         let link = self.snapshot_folder(commit).join(name.as_str());
         let parent = link.parent().context("a file lies in a folder")?;
@@ -213,7 +227,7 @@ impl RepoCache {
         blobs.filter_map(|blob| Some(blob.ok()?.metadata().ok()?.len())).sum()
     }
 
-    fn snapshot_folder(&self, commit: &str) -> PathBuf {
+    pub fn snapshot_folder(&self, commit: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit)
     }
 
@@ -274,7 +288,7 @@ fn is_complete_snapshot(snapshot: &Path) -> bool {
     struct SafetensorsIndex {
         weight_map: std::collections::HashMap<String, String>,
     }
-    let index = snapshot.join("model.safetensors.index.json");
+    let index = snapshot.join(INDEX);
     let shards = || {
         let file = File::open(&index).ok()?;
         let index: SafetensorsIndex = serde_json::from_reader(io::BufReader::new(file.take(INDEX_BYTES_MAX))).ok()?;

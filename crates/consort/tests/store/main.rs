@@ -4,6 +4,7 @@
 #[path = "../bounded/mod.rs"]
 mod bounded;
 mod fake_hub;
+mod parts;
 
 use std::fs;
 use std::path::PathBuf;

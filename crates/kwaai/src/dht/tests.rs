@@ -302,3 +302,24 @@ proptest! {
         assert_eq!(KwaaiServerInfo::decode(&info.encode()), Ok(info));
     }
 }
+
+#[test]
+fn addresses_are_those_of_the_peer_that_was_asked_for() {
+    // The type is 4; the key is field 2; the length is before both.
+    assert_eq!(routing_request(b"abc"), bytes("07 0804 1203 616263"));
+    let peer = |id: &[u8], addresses: &[&[u8]]| {
+        let fields = addresses.iter().fold([b"\x0a", &[id.len() as u8][..], id].concat(), |fields, address| {
+            [&fields[..], b"\x12", &[address.len() as u8], address].concat()
+        });
+        // How it is connected, which nobody needs.
+        let fields = [&fields[..], b"\x18\x01"].concat();
+        [b"\x42", &[fields.len() as u8][..], &fields].concat()
+    };
+    let response =
+        [&b"\x08\x04"[..], &peer(b"xyz", &[b"1"]), &peer(b"abc", &[b"2", b"33"]), &peer(b"abcd", &[])].concat();
+    assert_eq!(routing_addresses(&response, b"abc").unwrap(), [&b"2"[..], b"33"]);
+    assert!(routing_addresses(&response, b"other").unwrap().is_empty());
+    assert!(routing_addresses(&response[..response.len() - 1], b"abc").is_err());
+    let many = peer(b"abc", &[&b"1"[..]; 40]);
+    assert_eq!(routing_addresses(&many, b"abc").unwrap().len(), ROUTING_ADDRESSES_MAX);
+}

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use kwaai::dht::{
     DhtDictionary, DhtEntry, DhtFindRequest, DhtFindResponse, DhtFindResult, DhtFound, DhtId, DhtRecord, DhtSender,
     DhtStoreRequest, DhtStoreResponse, DhtSubkey, KwaaiModelInfo, KwaaiServerInfo, KwaaiServerState,
+    ROUTING_ADDRESSES_MAX, routing_addresses,
 };
 use kwaai::{
     CallId, FRAME_BYTES_MAX, KwaaiFailure, KwaaiInput, KwaaiReply, KwaaiRequest, KwaaiTensor, KwaaiWireError,
@@ -45,6 +46,9 @@ fn read_data(data: &[u8]) {
         if let KwaaiReply::Logits { tensor, .. } = reply {
             let _ = tensor.last_logits(2);
         }
+    }
+    if let Ok(addresses) = routing_addresses(data, b"peer") {
+        assert!(addresses.len() <= ROUTING_ADDRESSES_MAX);
     }
     again(DhtStoreRequest::decode(data), |store| {
         check(store, DhtStoreRequest::decode(&store.encode()));

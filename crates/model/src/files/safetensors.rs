@@ -3,10 +3,15 @@
 //! The `safetensors` crate refuses a whole file if one tensor has an unknown number format, and keeps the last of two
 //! tensors with the same name. Here an unknown format is an error only for the tensor that is requested, and duplicate names
 //! are an error.
+//!
+//! Shards that an index lists may be missing: who needs a part of a model fetches only the files with its tensors. Asking for a tensor
+//! of such a file is an error that names the file.
 
 mod header;
 mod index;
 
+use std::collections::BTreeSet;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +29,18 @@ type Stored = Result<DType, Box<str>>;
 
 /// An open safetensors model. All tensor views are in bounds: `open` checks them.
 pub struct SafeTensors {
+    /// Those that are there.
     files: Vec<FileBytes>,
     tensors: Table<Stored>,
+    shards: Option<Shards>,
+}
+
+/// The shards that an index lists.
+struct Shards {
+    index: PathBuf,
+    names: Vec<String>,
+    /// The tensors of the shards that are missing, by name, with the positions of their shards in `names`.
+    missing: Vec<(String, usize)>,
 }
 
 impl SafeTensors {
@@ -59,7 +74,7 @@ impl SafeTensors {
         }
         let last = paths.last().map_or(Path::new(""), PathBuf::as_path);
         let tensors = Table::new(tensors).map_err(|error| format(last, error))?;
-        Ok(Self { files, tensors })
+        Ok(Self { files, tensors, shards: None })
     }
 
     /// Reads a single file from memory.
@@ -67,9 +82,12 @@ impl SafeTensors {
         Self::new(FileBytes::Owned(bytes))
     }
 
-    /// A view of a tensor; `None` if there is no such tensor, an error if its number format is not supported.
+    /// A view of a tensor; `None` if there is no such tensor, an error if its number format is not supported or its file is
+    /// missing.
     pub fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, FileError> {
-        let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
+        let Some(tensor) = self.tensors.get(name) else {
+            return self.shards.as_ref().map_or(Ok(None), |shards| shards.missing_error(name).map_or(Ok(None), Err));
+        };
         let dtype = match &tensor.dtype {
             Ok(dtype) => *dtype,
             Err(other) => return Err(FileError::TensorDType { tensor: shown(name), dtype: shown(other) }),
@@ -85,9 +103,24 @@ impl SafeTensors {
         Some((self.files[tensor.file as usize].path()?, tensor.range.clone()))
     }
 
-    /// The names of all tensors, sorted.
+    /// The names of the tensors whose files are there, sorted.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.names()
+    }
+
+    /// The names of the tensors whose files are missing, sorted.
+    pub fn missing_names(&self) -> impl Iterator<Item = &str> {
+        self.shards.iter().flat_map(|shards| shards.missing.iter().map(|(name, _)| &**name))
+    }
+
+    /// The file of a tensor, if it is missing.
+    pub fn missing_file(&self, name: &str) -> Option<&str> {
+        self.shards.as_ref()?.missing_file(name)
+    }
+
+    /// The names of the files that the index lists, if the model was opened by one. Some may be missing.
+    pub fn shards(&self) -> Option<&[String]> {
+        self.shards.as_ref().map(|shards| &*shards.names)
     }
 
     /// Asks the operating system to start reading a tensor that will be needed soon.
@@ -110,7 +143,7 @@ impl SafeTensors {
 
     fn new(bytes: FileBytes) -> Result<Self, FormatError> {
         let tensors = Table::new(header::read(&bytes, 0)?)?;
-        Ok(Self { files: vec![bytes], tensors })
+        Ok(Self { files: vec![bytes], tensors, shards: None })
     }
 
     fn open_single(path: &Path) -> Result<Self, FileError> {
@@ -118,21 +151,29 @@ impl SafeTensors {
         Self::new(bytes).map_err(|source| FileError::Format { path: path.to_owned(), source })
     }
 
-    /// Opens the shards of an index. Tensors that are not listed in the index are ignored.
+    /// Opens the shards of an index that are there. Tensors that are not listed in the index are ignored.
     fn open_shards(path: &Path) -> Result<Self, FileError> {
         let index = Index::read(path)?;
         let format = |path: &Path, source| FileError::Format { path: path.to_owned(), source };
         let mut files = Vec::with_capacity(index.shards.len());
         let mut tensors: Vec<Tensor<Stored>> = Vec::with_capacity(index.tensors.len());
-        for (file, shard) in index.shards.iter().enumerate() {
+        let mut missing = Vec::new();
+        for (number, shard) in index.shards.iter().enumerate() {
             let shard_path = path.with_file_name(shard);
-            let bytes = FileBytes::map(&shard_path).map_err(|source| FileError::ShardMissing {
-                index: path.to_owned(),
-                shard: shown(shard),
-                source,
-            })?;
-            let held = header::read(&bytes, file as u32).and_then(Table::new).map_err(|e| format(&shard_path, e))?;
-            for name in index.tensors_of(file) {
+            let bytes = match FileBytes::map(&shard_path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    missing.extend(index.tensors_of(number).map(|name| (name.to_owned(), number)));
+                    continue;
+                }
+                bytes => bytes.map_err(|source| FileError::ShardMissing {
+                    index: path.to_owned(),
+                    shard: shown(shard),
+                    source,
+                })?,
+            };
+            let file = files.len() as u32;
+            let held = header::read(&bytes, file).and_then(Table::new).map_err(|e| format(&shard_path, e))?;
+            for name in index.tensors_of(number) {
                 let tensor = held.get(name).ok_or_else(|| FileError::ShardTensor {
                     index: path.to_owned(),
                     shard: shown(shard),
@@ -143,6 +184,25 @@ impl SafeTensors {
             files.push(bytes);
         }
         let tensors = Table::new(tensors).map_err(|e| format(path, e))?;
-        Ok(Self { files, tensors })
+        let mut known: BTreeSet<&str> = tensors.names().collect();
+        if let Some((name, _)) = missing.iter().find(|(name, _)| !known.insert(name)) {
+            return Err(format(path, FormatError::Duplicate { what: "tensors", name: shown(name) }));
+        }
+        missing.sort_unstable();
+        let shards = Shards { index: path.to_owned(), names: index.shards, missing };
+        Ok(Self { files, tensors, shards: Some(shards) })
+    }
+}
+
+impl Shards {
+    fn missing_file(&self, tensor: &str) -> Option<&str> {
+        let at = self.missing.binary_search_by(|(name, _)| (**name).cmp(tensor)).ok()?;
+        Some(&self.names[self.missing[at].1])
+    }
+
+    /// The error of whoever needs a tensor whose file is missing.
+    fn missing_error(&self, tensor: &str) -> Option<FileError> {
+        let shard = shown(self.missing_file(tensor)?);
+        Some(FileError::ShardMissing { index: self.index.clone(), shard, source: io::ErrorKind::NotFound.into() })
     }
 }

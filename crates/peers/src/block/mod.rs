@@ -71,6 +71,9 @@ impl Default for BlockLimits {
 pub enum Refusal {
     #[error("the block is warming up: its weights are loading")]
     WarmingUp,
+    /// It lost a process or a machine. Which one is not for clients to know.
+    #[error("the block is being rebuilt")]
+    Rebuilding,
     #[error("the block is draining: it takes no new sessions")]
     Draining,
     #[error("{max} sessions are open, which is the limit")]
@@ -88,7 +91,7 @@ pub enum Refusal {
 impl Refusal {
     /// Whether the same peer may grant it later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::WarmingUp | Self::TooManySessions { .. } | Self::NoTokens { .. })
+        matches!(self, Self::WarmingUp | Self::Rebuilding | Self::TooManySessions { .. } | Self::NoTokens { .. })
     }
 }
 
@@ -107,6 +110,9 @@ pub enum RunError {
     NotFinite,
     #[error("the session was not used for too long")]
     Expired,
+    /// A process or a machine of the block was lost, and all sessions with it. The block is being rebuilt.
+    #[error("the block lost its sessions, and is being rebuilt")]
+    Lost,
     #[error("the step failed: {why}")]
     Failed { why: Arc<str> },
     #[error("the block has ended")]

@@ -7,6 +7,10 @@ const WEIGHT: f64 = 0.1;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockStats {
+    /// The block lost a process or a machine, and opens no session until it is rebuilt.
+    pub is_rebuilding: bool,
+    /// How often it was rebuilt.
+    pub rebuilds: u64,
     pub sessions: usize,
     pub clients: usize,
     /// Tokens that can still be reserved.

@@ -1,13 +1,13 @@
 //! The thread that owns a block's executor: opens and closes sessions, and runs steps.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::{Capacity, Executor, ExecutorError, Health, Prefix, RequestedOutput, StepOutput, StepPlan};
 use tokio::sync::oneshot;
-use tracing::warn;
+use tracing::{info, warn};
 use types::{LayerRange, SessionId};
 
 use super::accounts::Accounts;
@@ -18,6 +18,8 @@ use super::{BlockLimits, BlockRows, BlockShape, BlockStates, BlockStats, Client,
 const COMMANDS_PER_STEP_MAX: usize = 1024;
 /// How long the thread sleeps at most before it looks for sessions to expire, and for ranks that were lost.
 const TICK: Duration = Duration::from_millis(100);
+/// How long it works on rebuilding the executor before it answers those who ask meanwhile.
+const REBUILD_TICK: Duration = Duration::from_millis(20);
 
 /// Names a session of this block. Keys are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +66,9 @@ pub(super) struct BlockThread {
     plan: StepPlan,
     output: StepOutput,
     stats: Arc<Mutex<BlockStats>>,
+    is_rebuilding: bool,
+    /// The first session that was opened after the executor was lost last.
+    first_after_loss: SessionKey,
 }
 
 impl BlockThread {
@@ -86,6 +91,8 @@ impl BlockThread {
             plan: StepPlan::new(),
             output: StepOutput::new(),
             stats,
+            is_rebuilding: false,
+            first_after_loss: SessionKey(0),
         };
         thread.report(|_| {});
         thread
@@ -95,19 +102,22 @@ impl BlockThread {
     pub fn run(mut self, commands: &Receiver<Command>) {
         let mut swept = Instant::now();
         loop {
-            if self.waiting.is_empty() {
+            if self.is_rebuilding {
+                self.check_health(REBUILD_TICK);
+            } else if self.waiting.is_empty() {
                 match commands.recv_timeout(TICK) {
                     Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return,
                     Ok(command) => self.handle(command),
-                    Err(RecvTimeoutError::Timeout) => self.check_health(),
+                    Err(RecvTimeoutError::Timeout) => self.check_health(Duration::ZERO),
                 }
             }
             // Everything that has come takes part in the next step.
-            for command in commands.try_iter().take(COMMANDS_PER_STEP_MAX) {
-                if matches!(command, Command::End) {
-                    return;
+            for _ in 0..COMMANDS_PER_STEP_MAX {
+                match commands.try_recv() {
+                    Ok(Command::End) | Err(TryRecvError::Disconnected) => return,
+                    Ok(command) => self.handle(command),
+                    Err(TryRecvError::Empty) => break,
                 }
-                self.handle(command);
             }
             if swept.elapsed() >= TICK {
                 swept = Instant::now();
@@ -147,6 +157,9 @@ impl BlockThread {
         if !(1..=max).contains(&tokens_max) {
             return Err(Refusal::TooLong { tokens: tokens_max, max });
         }
+        if self.is_rebuilding {
+            return Err(Refusal::Rebuilding);
+        }
         let reserved = self.capacity.pages(tokens_max) * self.capacity.page_tokens;
         self.accounts.reserve(client, reserved)?;
         // Without page hashes nothing is shared between sessions, so nobody learns what others have computed.
@@ -155,6 +168,10 @@ impl BlockThread {
             Ok(opened) => opened,
             Err(error) => {
                 self.accounts.release(client, reserved);
+                if error.is_lost() {
+                    self.failed(Vec::new(), &error);
+                    return Err(Refusal::Rebuilding);
+                }
                 warn!(%error, "a session could not be opened");
                 return Err(Refusal::TooManySessions { max: self.sessions.len() });
             }
@@ -177,7 +194,9 @@ impl BlockThread {
     /// What a run may be refused for. Returns whose it is, its layers and its rows.
     fn check(&mut self, key: SessionKey, rows: &BlockRows) -> Result<(Client, LayerRange, usize), RunError> {
         let BlockShape { hidden, rows_max, .. } = self.shape;
-        let session = self.sessions.get_mut(&key).ok_or(RunError::Expired)?;
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Err(if key.0 < self.first_after_loss.0 { RunError::Lost } else { RunError::Expired });
+        };
         let (found, count) = (rows.activations.len(), rows.activations.len() / hidden);
         if found != count * hidden || rows.state_rows > count {
             return Err(RunError::Shape { rows: count.max(rows.state_rows), hidden, found });
@@ -275,29 +294,40 @@ impl BlockThread {
 
     /// A step failed. What its sessions have computed is not known any more, so they end; a lost process ends all.
     fn failed(&mut self, batch: Vec<WaitingRun>, error: &ExecutorError) {
-        let why: Arc<str> = error.to_string().into();
-        warn!(%why, sessions = batch.len(), "a step of the block failed");
-        let ended: Vec<SessionKey> = match error.is_lost() {
-            true => self.sessions.keys().copied().collect(),
-            false => batch.iter().map(|run| run.session).collect(),
+        let (ended, failure): (Vec<SessionKey>, RunError) = match error {
+            ExecutorError::Lost { why } => {
+                warn!(%why, sessions = self.sessions.len(), "the block is being rebuilt");
+                self.is_rebuilding = true;
+                self.first_after_loss = SessionKey(self.next_key);
+                (self.sessions.keys().copied().collect(), RunError::Lost)
+            }
+            _ => {
+                let why: Arc<str> = error.to_string().into();
+                warn!(%why, sessions = batch.len(), "a step of the block failed");
+                (batch.iter().map(|run| run.session).collect(), RunError::Failed { why })
+            }
         };
-        batch.into_iter().for_each(|run| self.fail(run.reply, RunError::Failed { why: Arc::clone(&why) }));
+        batch.into_iter().for_each(|run| self.fail(run.reply, failure.clone()));
         for key in ended {
             let (lost, waiting): (VecDeque<_>, VecDeque<_>) =
                 self.waiting.drain(..).partition(|run| run.session == key);
             self.waiting = waiting;
-            lost.into_iter().for_each(|run| self.fail(run.reply, RunError::Failed { why: Arc::clone(&why) }));
+            lost.into_iter().for_each(|run| self.fail(run.reply, failure.clone()));
             self.close(key);
         }
         self.report(|_| {});
     }
 
-    /// Looks whether the executor's processes are there while nothing runs.
-    fn check_health(&mut self) {
-        if let Health::Rebuilding { why } = self.executor.poll_health(Duration::ZERO)
-            && !self.sessions.is_empty()
-        {
-            self.failed(Vec::new(), &ExecutorError::Lost { why });
+    /// Looks whether the executor's processes are there while nothing runs, or has it rebuilt for so long.
+    fn check_health(&mut self, wait: Duration) {
+        match (self.executor.poll_health(wait), self.is_rebuilding) {
+            (Health::Ready, false) | (Health::Rebuilding { .. }, true) => {}
+            (Health::Ready, true) => {
+                info!("the block is rebuilt");
+                self.is_rebuilding = false;
+                self.report(|stats| stats.rebuilds += 1);
+            }
+            (Health::Rebuilding { why }, false) => self.failed(Vec::new(), &ExecutorError::Lost { why }),
         }
     }
 
@@ -317,6 +347,7 @@ impl BlockThread {
         stats.sessions = self.accounts.sessions();
         stats.clients = self.accounts.clients();
         stats.tokens_free = self.accounts.tokens_free();
+        stats.is_rebuilding = self.is_rebuilding;
         change(&mut stats);
     }
 }

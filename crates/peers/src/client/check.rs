@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc as sync};
 
 use engine::Phase;
-use swarm::{ChainSpan, Offence, PeerId};
+use swarm::{ChainSpan, Offence, PeerChain, PeerId};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 use types::LayerRange;
@@ -77,6 +77,11 @@ impl Check {
         context: &Arc<ClientContext>,
         without: &HashSet<PeerId>,
     ) -> Option<(Vec<f32>, Vec<PeerId>)> {
+        // A session would wait for a peer that can, and other checks for it.
+        let checked = ChainSpan { peer: self.peer, layers: self.layers };
+        let spans = [&self.outer[0][..], &[checked], &self.outer[1]].concat();
+        let chain = PeerChain { spans, token_seconds: 0.0 };
+        context.view.replace(context.request(self.phases.len()), without, &chain, self.layers).ok()?;
         let (jobs, received) = mpsc::unbounded_channel();
         let hidden = context.hidden;
         let (rows, state_rows) = (self.phases.len(), self.after.len() / hidden);

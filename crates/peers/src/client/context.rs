@@ -9,7 +9,7 @@ use rustix::rand::GetRandomFlags;
 use swarm::{ModelDigest, Offence, PeerId};
 use types::LayerRange;
 
-use super::foreign::ForeignPeer;
+use super::foreign::ForeignPeers;
 use super::link::{PeerLink, SpanLoss};
 use super::session_state::SpanId;
 use super::times::ClientTimes;
@@ -50,7 +50,7 @@ pub(super) struct ClientContext {
     pub counters: Arc<ClientCounters>,
     pub times: ClientTimes,
     /// Peers with other protocols.
-    pub foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
+    pub foreign: ForeignPeers,
     links: Mutex<HashMap<PeerId, Arc<PeerLink>>>,
     next_span: AtomicU64,
     /// The chain that was formed or changed last.
@@ -74,7 +74,7 @@ impl ClientContext {
         model: ModelDigest,
         [layers, hidden, rows_max]: [usize; 3],
         options: ClientOptions,
-        foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
+        foreign: ForeignPeers,
     ) -> Self {
         let (counters, links, last_chain) = (Arc::default(), Mutex::default(), Mutex::default());
         Self {

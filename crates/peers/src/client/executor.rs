@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use types::SessionId;
 
 use super::context::{ClientContext, ClientCounters, ClientOptions, SpanReport, lock};
-use super::foreign::ForeignPeer;
+use super::foreign::ForeignPeers;
 use super::session::{Job, Session, SessionLoss};
 use super::times::ClientTimes;
 use crate::dial::Dial;
@@ -72,7 +72,7 @@ impl SwarmClient {
 
     /// Whether a peer has another protocol.
     pub fn is_foreign(&self, peer: &PeerId) -> bool {
-        self.0.foreign.contains_key(peer)
+        self.0.foreign.contains(peer)
     }
 }
 
@@ -106,11 +106,11 @@ impl<B: Backend> SwarmExecutor<B> {
         dial: Arc<dyn Dial>,
         view: Arc<SwarmView>,
         options: ClientOptions,
-        foreign: HashMap<PeerId, Arc<dyn ForeignPeer>>,
+        foreign: impl Into<ForeignPeers>,
         runtime: Handle,
     ) -> Self {
         let (hidden, rows_max) = (ends.stage().width(), ends.capacity().rows_max.min(RUN_ROWS_MAX));
-        let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options, foreign);
+        let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options, foreign.into());
         Self {
             ends,
             context: Arc::new(context),

@@ -1,8 +1,10 @@
 //! Peers with another protocol: a span whose runs somebody else carries out. Rows are neither passed on to such a peer nor by it.
 
+use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
+use swarm::PeerId;
 use tokio::sync::mpsc;
 use types::LayerRange;
 
@@ -23,6 +25,37 @@ pub enum ForeignLoss {
 }
 
 pub type ForeignTask = Pin<Box<dyn Future<Output = ForeignLoss> + Send>>;
+
+/// The peers with other protocols that a client may use, which may change. Clones are the same set.
+#[derive(Clone, Default)]
+pub struct ForeignPeers(Arc<RwLock<HashMap<PeerId, Arc<dyn ForeignPeer>>>>);
+
+impl From<HashMap<PeerId, Arc<dyn ForeignPeer>>> for ForeignPeers {
+    fn from(peers: HashMap<PeerId, Arc<dyn ForeignPeer>>) -> Self {
+        Self(Arc::new(RwLock::new(peers)))
+    }
+}
+
+impl ForeignPeers {
+    pub fn insert(&self, peer: PeerId, foreign: Arc<dyn ForeignPeer>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(peer, foreign);
+    }
+
+    /// Sessions that use it go on.
+    pub fn remove(&self, peer: &PeerId) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(peer);
+    }
+
+    pub fn contains(&self, peer: &PeerId) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(peer)
+    }
+
+    /// The peer, if it runs these layers. If it runs others, it has become another one since the layers were planned.
+    pub fn get(&self, peer: &PeerId, layers: LayerRange) -> Option<Arc<dyn ForeignPeer>> {
+        let found = self.0.read().unwrap_or_else(PoisonError::into_inner).get(peer).cloned();
+        found.filter(|foreign| foreign.layers() == layers)
+    }
+}
 
 /// A peer that runs one block, always all of it.
 pub trait ForeignPeer: Send + Sync {

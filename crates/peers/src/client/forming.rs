@@ -83,6 +83,7 @@ pub(super) async fn form(
         if started.elapsed() > FORM_TIME_MAX {
             return Err(SessionLoss(format!("no chain of peers for layers {layers}: {why}").into()));
         }
+        session.context().view.want();
         sleep(RETRY).await;
     }
 }
@@ -115,7 +116,7 @@ async fn open_all(
     let mut opens = Vec::new();
     for (index, span) in spans.iter().enumerate() {
         let following = spans.get(index + 1).map(|next| next.peer).or(after.first().map(|(_, span)| span.peer));
-        let is_ours = |peer: &PeerId| !session.context().foreign.contains_key(peer);
+        let is_ours = |peer: &PeerId| !session.context().foreign.contains(peer);
         let following = following.filter(|peer| is_ours(peer) && session.may_feed(&span.peer) && is_ours(&span.peer));
         let next = following.zip(key(index + 1)).map(|(peer, key)| next_of(peer, key));
         let is_first = index == 0 && before.is_empty();
@@ -131,7 +132,7 @@ async fn open_all(
         opens.push((session.context().span_id(), *span, open));
     }
     // Peers with other protocols neither pass rows on nor get them passed on.
-    let is_foreign = |peer: Option<PeerId>| peer.is_some_and(|peer| session.context().foreign.contains_key(&peer));
+    let is_foreign = |peer: Option<PeerId>| peer.is_some_and(|peer| session.context().foreign.contains(&peer));
     let ends = [before.last().map(|(_, span)| span.peer), spans.first().map(|span| span.peer)];
     let may_feed = before.last().is_some_and(|(_, span)| session.may_feed(&span.peer));
     let previous = (may_feed && !ends.into_iter().any(is_foreign))
@@ -178,9 +179,9 @@ async fn open_span(
     wait: Duration,
 ) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
     let context = session.context();
-    if let Some(foreign) = context.foreign.get(&peer) {
+    if let Some(foreign) = context.foreign.get(&peer, open.layers) {
         let opened = OpenedSpan { rows_max: context.rows_max, is_linked: false };
-        return Ok((SpanSession::foreign(&**foreign, id, session.events()), opened));
+        return Ok((SpanSession::foreign(&*foreign, id, session.events()), opened));
     }
     let link = context.link(peer);
     let opened = timeout(wait, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;
@@ -197,7 +198,7 @@ async fn open_span(
 /// How long a run may take: a fixed part, and one for each row.
 fn wait_of(session: &Session, peer: PeerId, layers: LayerRange) -> (Duration, Duration) {
     let context = session.context();
-    if context.foreign.contains_key(&peer) {
+    if context.foreign.contains(&peer) {
         return (FOREIGN_WAIT, WAIT_MIN / 10);
     }
     let Some(record) = context.view.record(&context.model, &peer) else { return (WAIT_MIN, WAIT_MIN / 10) };

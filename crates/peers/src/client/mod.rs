@@ -17,7 +17,7 @@ mod times;
 
 pub use context::{ClientCounters, ClientOptions, SpanReport};
 pub use executor::{SwarmClient, SwarmExecutor};
-pub use foreign::{ForeignLoss, ForeignPeer, ForeignTask};
+pub use foreign::{ForeignLoss, ForeignPeer, ForeignPeers, ForeignTask};
 pub use forming::FORM_TIME_MAX;
 pub use link::SILENCE_MAX;
 pub use times::{ClientTimes, MeanTime, PeerTimes, StepTimes};

@@ -11,15 +11,17 @@ use futures_util::future::join_all;
 use kwaai::KwaaiWireError;
 use kwaai::dht::{
     DHT_KEYS_MAX, DhtDictionary, DhtFindRequest, DhtFindResponse, DhtFound, DhtId, DhtRecord, DhtSender,
-    DhtStoreRequest, DhtStoreResponse, DhtSubkey, FIND_PROTOCOL, KwaaiModelInfo, KwaaiServerInfo, KwaaiServerState,
-    MODELS_KEY, NODES_KEY, RECORD_LIFETIME, SERVER_VERSION_MIN, STORE_PROTOCOL, block_key, model_prefix,
+    DhtStoreRequest, DhtStoreResponse, DhtSubkey, FIND_PROTOCOL, KADEMLIA_PROTOCOL, KwaaiModelInfo, KwaaiServerInfo,
+    KwaaiServerState, MODELS_KEY, NODES_KEY, RECORD_LIFETIME, ROUTING_ADDRESSES_MAX, ROUTING_BYTES_MAX,
+    SERVER_VERSION_MIN, STORE_PROTOCOL, block_key, model_prefix, routing_addresses, routing_request,
 };
 use libp2p_core::Multiaddr;
 use libp2p_identity::Keypair;
 use swarm::PeerId;
+use tracing::debug;
 use types::LayerRange;
 
-use super::registry::{RegistryError, call};
+use super::registry::{RegistryError, ask, call};
 
 /// The most servers that are taken from registries.
 const FOUND_SERVERS_MAX: usize = 4096;
@@ -100,10 +102,11 @@ impl DhtClient {
         let sender = DhtSender { time: Some(seconds(now)), node: None };
         let store = |records: &[DhtRecord<'_>]| DhtStoreRequest { sender, records: records.to_vec() }.encode();
         let requests: Vec<_> = records.chunks(DHT_KEYS_MAX).map(|part| (part.len(), store(part))).collect();
-        self.each(async |registry| {
+        let requests = &requests;
+        self.each(|registry| async move {
             let mut taken = 0;
-            for (expected, request) in &requests {
-                let response = call(&self.key, registry, STORE_PROTOCOL, request).await?;
+            for (expected, request) in requests {
+                let response = call(&self.key, &registry, STORE_PROTOCOL, request).await?;
                 let accepted = DhtStoreResponse::decode(&response)?.accepted;
                 if accepted.len() != *expected {
                     let (what, found, expected) = ("flags", accepted.len(), *expected);
@@ -129,10 +132,11 @@ impl DhtClient {
         let sender = DhtSender { time: Some(seconds(now)), node: None };
         let find = |keys: &[DhtId]| DhtFindRequest { sender, keys: keys.to_vec() }.encode();
         let requests: Vec<_> = keys.chunks(DHT_KEYS_MAX).map(find).collect();
-        let answers = self.each(async |registry| {
+        let requests = &requests;
+        let answers = self.each(|registry| async move {
             let mut found = Vec::new();
-            for request in &requests {
-                let response = call(&self.key, registry, FIND_PROTOCOL, request).await?;
+            for request in requests {
+                let response = call(&self.key, &registry, FIND_PROTOCOL, request).await?;
                 read_servers(&response, model_layers, seconds(now), &mut found)?;
             }
             Ok(found)
@@ -152,10 +156,31 @@ impl DhtClient {
         (servers, counts)
     }
 
+    /// Where a peer can be reached, as far as the registries know.
+    pub async fn addresses(&self, peer: &PeerId) -> Vec<Multiaddr> {
+        let request = &routing_request(peer.as_bytes());
+        let answers = self.each(|registry| async move {
+            let response = ask(&self.key, &registry, KADEMLIA_PROTOCOL, request, ROUTING_BYTES_MAX).await?;
+            let addresses = routing_addresses(&response, peer.as_bytes())?;
+            Ok(addresses.into_iter().filter_map(|address| address.to_vec().try_into().ok()).collect::<Vec<Multiaddr>>())
+        });
+        let mut addresses = Vec::new();
+        for (registry, found) in answers.await {
+            match found {
+                Ok(found) => addresses.extend(found),
+                Err(error) => debug!(%registry, %peer, %error, "a registry does not say where a peer is"),
+            }
+        }
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses.truncate(ROUTING_ADDRESSES_MAX);
+        addresses
+    }
+
     /// Asks all registries at once.
-    async fn each<T>(&self, ask: impl AsyncFn(&Multiaddr) -> Result<T, RegistryError>) -> Answers<T> {
-        let ask = &ask;
-        join_all(self.registries.iter().map(async |registry| (registry.clone(), ask(registry).await))).await
+    async fn each<T, F: Future<Output = Result<T, RegistryError>>>(&self, ask: impl Fn(Multiaddr) -> F) -> Answers<T> {
+        let answers = join_all(self.registries.iter().cloned().map(ask)).await;
+        self.registries.iter().cloned().zip(answers).collect()
     }
 }
 

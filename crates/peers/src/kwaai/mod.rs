@@ -1,7 +1,7 @@
 //! KwaaiNet's block protocol in both roles. Nothing else of this crate knows it.
 //!
 //! [`KwaaiServer`] serves a block to KwaaiNet's coordinators. [`KwaaiSpan`] uses a block server of KwaaiNet as a span of a chain.
-//! [`DhtClient`] announces blocks in hivemind's DHT and finds those of others.
+//! [`DhtClient`] announces blocks in hivemind's DHT and finds those of others, which [`KwaaiFinder`] has a client use.
 //!
 //! KwaaiNet computes in f16, so a chain with one of its servers gives other logits than one without. Its sessions have no
 //! message to open, to truncate or to close them. A replay needs a fresh session id.
@@ -12,6 +12,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 mod calls;
 mod dht_client;
+mod finder;
 mod foreign;
 mod frames;
 mod local;
@@ -23,6 +24,7 @@ mod span;
 
 pub use calls::CallLimits;
 pub use dht_client::{DhtClient, FoundServer, KwaaiAnnouncement};
+pub use finder::{KwaaiFinder, KwaaiModel, insert_record};
 pub use foreign::KwaaiPeer;
 pub use frames::KwaaiStreamError;
 pub use local::serve_local;

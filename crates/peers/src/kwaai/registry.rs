@@ -18,7 +18,7 @@ use libp2p_core::upgrade::Version;
 use libp2p_core::{Endpoint, Multiaddr};
 use libp2p_identity::{Keypair, PeerId};
 use tokio::time::timeout;
-use tokio_util::compat::FuturesAsyncReadCompatExt;
+use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt};
 
 use super::frames::{FrameForm, KwaaiStreamError, read_header, read_payload, write_frame};
 use super::multistream::{NegotiationError, propose};
@@ -60,9 +60,38 @@ pub(super) async fn call(
     protocol: &str,
     data: &[u8],
 ) -> Result<Vec<u8>, RegistryError> {
+    on_stream(key, address, async |stream, peer| call_on(stream, peer, protocol, data).await).await
+}
+
+/// Sends a message of a protocol that has no calls, behind its length, and returns the message that comes back.
+pub(super) async fn ask(
+    key: &Keypair,
+    address: &Multiaddr,
+    protocol: &str,
+    frame: &[u8],
+    reply_bytes_max: usize,
+) -> Result<Vec<u8>, RegistryError> {
+    let ask = async |mut stream: RegistryStream, _| {
+        propose(&mut stream, protocol).await?;
+        write_frame(&mut stream, frame).await?;
+        // The header is the same as that of an envelope.
+        let bytes = read_header(&mut stream, FrameForm::Enveloped, reply_bytes_max).await?;
+        Ok(read_payload(&mut stream, bytes).await?)
+    };
+    on_stream(key, address, ask).await
+}
+
+type RegistryStream = Compat<SubstreamBox>;
+
+/// Connects, opens a stream, and closes the connection when `exchange` is done with it.
+async fn on_stream(
+    key: &Keypair,
+    address: &Multiaddr,
+    exchange: impl AsyncFnOnce(RegistryStream, PeerId) -> Result<Vec<u8>, RegistryError>,
+) -> Result<Vec<u8>, RegistryError> {
     let call = async {
         let (peer, mut connection) = connect(key, address).await?;
-        let response = exchange(&mut connection, peer, protocol, data).await;
+        let response = drive_exchange(&mut connection, peer, exchange).await;
         // The registry sees the end of the connection in any case.
         let _ = timeout(CLOSE_TIME_MAX, poll_fn(|cx| Pin::new(&mut connection).poll_close(cx))).await;
         response
@@ -110,18 +139,17 @@ async fn resolve(address: &Multiaddr) -> Result<(Multiaddr, Option<PeerId>), Reg
     Ok((Multiaddr::from(found.ip()).with(Protocol::Tcp(port)), peer))
 }
 
-async fn exchange(
+async fn drive_exchange(
     connection: &mut StreamMuxerBox,
     peer: PeerId,
-    protocol: &str,
-    data: &[u8],
+    exchange: impl AsyncFnOnce(RegistryStream, PeerId) -> Result<Vec<u8>, RegistryError>,
 ) -> Result<Vec<u8>, RegistryError> {
     let stream = poll_fn(|cx| match drive(connection, cx) {
         Poll::Ready(error) => Poll::Ready(Err(error)),
         Poll::Pending => Pin::new(&mut *connection).poll_outbound(cx),
     });
     let stream = stream.await.map_err(RegistryError::Connection)?;
-    let mut exchange = pin!(exchange_on(stream, peer, protocol, data));
+    let mut exchange = pin!(exchange(stream.compat(), peer));
     // Bytes of a stream only move while its connection is driven.
     poll_fn(|cx| match exchange.as_mut().poll(cx) {
         Poll::Pending => drive(connection, cx).map(|error| Err(RegistryError::Connection(error))),
@@ -148,13 +176,12 @@ fn drive(connection: &mut StreamMuxerBox, cx: &mut Context<'_>) -> Poll<io::Erro
     }
 }
 
-async fn exchange_on(
-    stream: SubstreamBox,
+async fn call_on(
+    mut stream: RegistryStream,
     peer: PeerId,
     protocol: &str,
     data: &[u8],
 ) -> Result<Vec<u8>, RegistryError> {
-    let mut stream = stream.compat();
     propose(&mut stream, protocol).await?;
     let call = CallId(random_bytes());
     let body = UnaryBody::Call { peer: &peer.to_bytes(), protocol, data };

@@ -157,6 +157,7 @@ fn unknown(id: u64) -> KwaaiFailure {
 fn failure_of(refusal: &Refusal) -> KwaaiFailure {
     match refusal {
         Refusal::WarmingUp => KwaaiFailure::WarmingUp(": the weights of the block are loading".to_owned()),
+        Refusal::Rebuilding => KwaaiFailure::WarmingUp(": the block is being rebuilt".to_owned()),
         Refusal::TooManySessions { .. } | Refusal::NoTokens { .. } => KwaaiFailure::AtCapacity,
         Refusal::Draining | Refusal::TooLong { .. } | Refusal::Layers { .. } | Refusal::Ended => {
             KwaaiFailure::Refused(refusal.to_string())

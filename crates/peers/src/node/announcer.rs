@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::Phase;
 use p2p::{Identity, InlinedKeys, NodeHandle, Reachability};
@@ -20,6 +20,8 @@ use crate::view::{SwarmView, now};
 
 /// How often a record is issued, and how long it lives.
 const ISSUE: Duration = Duration::from_secs(5);
+/// How often the announcer looks whether the block is being rebuilt, which it announces at once.
+const LOOK: Duration = Duration::from_millis(250);
 const LIFETIME_MS: u32 = 45_000;
 /// Rows of the run that measures how much a block can do at once.
 const BATCH_ROWS: usize = 32;
@@ -69,11 +71,16 @@ impl Announcer {
             if let Err(error) = issuing.handle.provide(&model.0).await {
                 warn!(%error, "the node is found by its neighbours only");
             }
-            let mut ticks = interval(ISSUE);
+            let mut ticks = interval(LOOK);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut issued: Option<(Instant, bool)> = None;
             loop {
                 ticks.tick().await;
-                issuing.issue();
+                let is_rebuilding = issuing.is_rebuilding();
+                if issued.is_none_or(|(at, was)| was != is_rebuilding || at.elapsed() >= ISSUE) {
+                    issuing.issue();
+                    issued = Some((Instant::now(), is_rebuilding));
+                }
             }
         });
         Self { shared, _issuing: Following(task) }
@@ -91,6 +98,10 @@ impl Announcer {
 }
 
 impl Shared {
+    fn is_rebuilding(&self) -> bool {
+        lock(&self.state).block.as_ref().is_some_and(|block| block.stats().is_rebuilding)
+    }
+
     fn issue(&self) {
         self.adjust_coordinate();
         let record = self.record();
@@ -106,6 +117,8 @@ impl Shared {
     fn record(&self) -> BlockRecord {
         let BlockState { layers, state, block, block_use, mut speed } = lock(&self.state).clone();
         let stats = block.map(|block| block.stats()).unwrap_or_default();
+        // It takes no sessions until it is rebuilt.
+        let state = if stats.is_rebuilding { ServiceState::Joining } else { state };
         speed.queue_seconds = (stats.queue_s as f32).clamp(0.0, 600.0);
         let issued = now();
         let reach = match self.handle.reachability() {

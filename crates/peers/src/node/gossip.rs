@@ -7,6 +7,7 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use p2p::{InlinedKeys, NodeHandle};
 use swarm::{ModelDigest, PeerId, RECORD_BYTES_MAX, RecordError, SignedRecord, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -47,6 +48,11 @@ impl Gossip {
         Self { handle, view, model, asked: HashMap::new(), providers: Vec::new() }
     }
 
+    /// Returns when somebody looks for a chain in vain.
+    pub async fn wanted(&self) {
+        self.view.wanted().await;
+    }
+
     /// Asks some peers. Returns whether records are known.
     pub async fn round(&mut self, looks_up: bool) -> bool {
         if looks_up && let Some(model) = self.model {
@@ -63,19 +69,24 @@ impl Gossip {
         self.asked.retain(|peer, _| peers.contains(peer));
         // Those that were asked longest ago.
         peers.sort_by_key(|peer| self.asked.get(peer).copied().unwrap_or_default());
-        for peer in peers.into_iter().take(PEERS_PER_ROUND) {
-            let (since, started) = (self.asked.get(&peer).copied().unwrap_or_default(), now());
-            self.asked.insert(peer, started);
-            match timeout(EXCHANGE_TIME_MAX, self.exchange(peer, since)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => debug!(%peer, %error, "an exchange of records failed"),
-                Err(_) => debug!(%peer, "an exchange of records took too long"),
-            }
-            if let Some(time) = self.handle.round_trip(&peer) {
-                self.view.set_round_trip(peer, time);
-            }
-        }
+        peers.truncate(PEERS_PER_ROUND);
+        let last = |peer: &PeerId| self.asked.get(peer).copied().unwrap_or_default();
+        let (asked, started): (Vec<_>, _) = (peers.iter().map(|peer| (*peer, last(peer))).collect(), now());
+        self.asked.extend(peers.iter().map(|peer| (*peer, started)));
+        // At once: one that has died keeps nobody else waiting.
+        join_all(asked.into_iter().map(|(peer, since)| self.ask(peer, since))).await;
         !self.view.signed_records(self.model.as_ref(), UnixTime(0)).is_empty()
+    }
+
+    async fn ask(&self, peer: PeerId, since: UnixTime) {
+        match timeout(EXCHANGE_TIME_MAX, self.exchange(peer, since)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(%peer, %error, "an exchange of records failed"),
+            Err(_) => debug!(%peer, "an exchange of records took too long"),
+        }
+        if let Some(time) = self.handle.round_trip(&peer) {
+            self.view.set_round_trip(peer, time);
+        }
     }
 
     async fn exchange(&self, peer: PeerId, since: UnixTime) -> Result<(), ExchangeError> {

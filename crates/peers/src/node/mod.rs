@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use p2p::{IncomingStreams, Multiaddr, Node, NodeError, NodeHandle, NodeOptions};
 use swarm::{ModelDigest, PeerId};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::dial::{BoxedStream, Dial, DialError, Dialled};
@@ -21,7 +21,7 @@ pub use announcer::{Announcer, BlockState};
 pub use gossip::RECORDS_PROTOCOL;
 pub use placement::{BlockLoader, LoadedBlock, Placement, PlacementOptions, PlacementState, PlacementWatch};
 
-/// How often a node asks others for records: at first, and when it knows some.
+/// How often a node asks others for records: at first and while it finds no chain, and when it knows some.
 const FIRST_ROUND: Duration = Duration::from_millis(500);
 const ROUND: Duration = Duration::from_secs(5);
 /// How often it looks for peers that serve a model, beyond those that it knows.
@@ -93,16 +93,12 @@ impl SwarmNode {
         let (handle, view) = (self.handle.clone(), Arc::clone(&self.view));
         Following(tokio::spawn(async move {
             let mut gossip = gossip::Gossip::new(handle, view, model);
-            let mut ticks = interval(FIRST_ROUND);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             for round in 0_u32.. {
-                ticks.tick().await;
                 let knows = gossip.round(round.is_multiple_of(ROUNDS_PER_LOOKUP)).await;
-                if knows && ticks.period() == FIRST_ROUND {
-                    ticks = interval(ROUND);
-                    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                    ticks.reset();
-                }
+                let rest = if knows { ROUND - FIRST_ROUND } else { Duration::ZERO };
+                // Whoever finds no chain does not wait for the next round.
+                let _ = timeout(rest, gossip.wanted()).await;
+                sleep(FIRST_ROUND).await;
             }
         }))
     }

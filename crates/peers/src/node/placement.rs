@@ -25,6 +25,8 @@ const SPEED_GUESS: Speed =
 const REPAIR: Duration = Duration::from_secs(5);
 /// How long a node waits before it loads a block again that could not be loaded.
 const RETRY: Duration = Duration::from_secs(10);
+/// How often a node looks whether its block was rebuilt.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A block whose weights are loaded.
 pub struct LoadedBlock {
@@ -190,14 +192,16 @@ async fn serve(
         };
         capacity.layer_tokens_per_s = speed.layer_tokens_per_s.into();
         let block_use = if shape.has_parts { BlockUse::AnyRange } else { BlockUse::Whole };
-        let serving = BlockState { layers, state: ServiceState::Serving, block: Some(block.clone()), block_use, speed };
+        let mut serving =
+            BlockState { layers, state: ServiceState::Serving, block: Some(block.clone()), block_use, speed };
         announcer.set(serving.clone());
         info!(%layers, layer_ms = speed.layer_seconds * 1e3, "the block is served");
         set(PlacementState::Serving(layers));
 
-        let (since, mut considered) = (now(), Instant::now());
+        let (since, mut considered, mut rebuilds) = (now(), Instant::now(), 0);
         let to = loop {
-            sleep(REPAIR.min(options.consider).mul_f64(1.0 + random())).await;
+            let time = REPAIR.min(options.consider).mul_f64(1.0 + random());
+            announce_for(time, &block, announcer, &mut serving, &mut rebuilds).await;
             if options.fixed.is_some() {
                 continue;
             }
@@ -225,6 +229,34 @@ async fn serve(
         // It waits for the thread that owns the weights, so that their memory is free for the next ones.
         let _ = tokio::task::spawn_blocking(move || block.close()).await;
         next = Some(to);
+    }
+}
+
+/// Waits. Meanwhile a block that was rebuilt, perhaps on other machines, is measured again. `rebuilds`: how often it was rebuilt when
+/// it was measured last.
+async fn announce_for(
+    time: Duration,
+    block: &BlockHandle,
+    announcer: &Announcer,
+    serving: &mut BlockState,
+    rebuilds: &mut u64,
+) {
+    let started = Instant::now();
+    while started.elapsed() < time {
+        sleep(LOOK.min(time)).await;
+        let stats = block.stats();
+        if stats.rebuilds == *rebuilds || stats.is_rebuilding {
+            continue;
+        }
+        *rebuilds = stats.rebuilds;
+        match measure(block, serving.speed.bytes_per_s).await {
+            Ok(speed) => {
+                serving.speed = speed;
+                announcer.set(serving.clone());
+                info!(layers = %serving.layers, layer_ms = speed.layer_seconds * 1e3, "the block is served again");
+            }
+            Err(why) => warn!(layers = %serving.layers, %why, "the block was rebuilt and could not be measured"),
+        }
     }
 }
 

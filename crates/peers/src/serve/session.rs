@@ -130,7 +130,7 @@ async fn run_one(
 
 fn refused(refusal: &Refusal) -> FailureKind {
     match refusal {
-        Refusal::WarmingUp => FailureKind::WarmingUp,
+        Refusal::WarmingUp | Refusal::Rebuilding => FailureKind::WarmingUp,
         Refusal::TooLong { .. } | Refusal::Layers { .. } => FailureKind::Misuse,
         Refusal::Draining | Refusal::TooManySessions { .. } | Refusal::NoTokens { .. } | Refusal::Ended => {
             FailureKind::Refused
@@ -139,5 +139,10 @@ fn refused(refusal: &Refusal) -> FailureKind {
 }
 
 fn failed(error: &RunError) -> FailureKind {
-    if error.is_misuse() { FailureKind::Misuse } else { FailureKind::Ended }
+    match error {
+        // New sessions are refused in the same way until it is rebuilt.
+        RunError::Lost => FailureKind::WarmingUp,
+        error if error.is_misuse() => FailureKind::Misuse,
+        _ => FailureKind::Ended,
+    }
 }

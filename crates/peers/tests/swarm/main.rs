@@ -1,4 +1,5 @@
 //! Peers and clients in one process, with connections that can be cut, slowed and garbled: whole models on chains of blocks.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod attacker;
 mod floods;

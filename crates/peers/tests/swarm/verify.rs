@@ -29,6 +29,13 @@ async fn honest_peers_agree() {
     let found = tokio::task::block_in_place(|| inspect::greedy(&mut engine, prompt, TOKENS).unwrap());
     assert_eq!(found, inspect::greedy(&mut Engine::new(model.local(), 16), prompt, TOKENS).unwrap());
     let counters = client.counters();
+    // Checks run beside the steps that they are about.
+    for _ in 0..200 {
+        if counters.checks.load(Ordering::Relaxed) > 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     assert!(counters.checks.load(Ordering::Relaxed) > 0);
     assert_eq!(counters.differences.load(Ordering::Relaxed), 0);
 }

@@ -45,6 +45,9 @@ impl CapacityOptions {
         checkpoint: &Checkpoint,
         draft_tokens: usize,
     ) -> Result<(RequestedCapacity, u64)> {
+        if self.kv_memory.is_some() && options.uses_swarm() {
+            return Err(UsageError::new("--kv-memory does not go with --swarm: peers keep the KV cache").into());
+        }
         let sequences = self.max_running.get();
         let logit_rows = sequences * (1 + draft_tokens);
         let capacity = |positions: usize, tokens: usize| RequestedCapacity {
@@ -56,9 +59,11 @@ impl CapacityOptions {
         };
         let least = options.footprint(checkpoint, capacity(PAGE_TOKENS, PAGE_TOKENS))?;
         let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
+        // With a swarm, peers have the pages.
         let (fixed, page_bytes) =
-            (sum(|footprint| footprint.weights + footprint.working), sum(|footprint| footprint.kv).max(1));
-        let fits = |memory: u64| usize::try_from(memory / page_bytes).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
+            (sum(|footprint| footprint.weights + footprint.working), sum(|footprint| footprint.kv));
+        let fits =
+            |memory: u64| usize::try_from(memory / page_bytes.max(1)).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
         let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
         let spare = match options.uses_cluster() {
             // Every machine has keys and values of its own layers; the plan counts them.

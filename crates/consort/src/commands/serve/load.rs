@@ -19,7 +19,6 @@ use super::capacity::CapacityOptions;
 use crate::chain_monitor::ChainMonitor;
 use crate::load_observer::{LoadObserver, WeightsBar};
 use crate::options::ModelOptions;
-use crate::store::Store;
 use crate::swarm_monitor::SwarmMonitor;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
@@ -100,7 +99,7 @@ struct Placement {
 
 fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
     set_progress(app, "finding its files", 0, 1);
-    let files = Store::from_environment()?.resolve(serve.model.as_deref())?;
+    let files = serve.options.resolve(serve.model.as_deref())?;
     let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
     let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 

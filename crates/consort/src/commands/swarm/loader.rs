@@ -47,17 +47,15 @@ impl Loader {
         Ok(Self { path: path.to_owned(), checkpoint, model: model.clone(), options, cpu })
     }
 
-    /// The most layers that fit into memory.
+    /// The most layers that fit into this machine's memory, on all of its ranks together.
     pub fn layers_max(&self, memory: Option<u64>) -> Result<usize> {
         let free = memory_available().map(|free| free / 100 * MEMORY_PERCENT);
         let available = memory.or(free).unwrap_or(u64::MAX);
-        let backend = CpuBackend::new(CpuOptions { threads: 1, ..self.cpu })?;
         let all = self.checkpoint.description().layers.len();
         let fits = |count: usize| -> Result<bool> {
             let layers = LayerRange::new(0, u32::try_from(count)?).expect("one layer at least");
-            let part = ModelPart::stage(layers);
-            let needed = Footprint::new(&backend, &self.checkpoint, &self.options, part, Rank::SINGLE)?;
-            Ok(needed.total() <= available)
+            let ranks = self.model.block_footprints(&self.checkpoint, &self.options, layers)?;
+            Ok(ranks.iter().map(Footprint::total).sum::<u64>() <= available)
         };
         let (mut most, mut too_many) = (0, all + 1);
         while too_many - most > 1 {

@@ -1,12 +1,13 @@
 //! `consort swarm serve`: serves a block of a model's layers to the swarm.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::ValueParser;
-use model::{Checkpoint, StoredFormat};
+use model::{Checkpoint, ModelPart, StoredFormat};
 use p2p::{Identity, Multiaddr};
 use peers::block::BlockLimits;
 use peers::node::{Placement, PlacementOptions, PlacementState, SwarmNode};
@@ -19,10 +20,12 @@ use super::super::serve::logs::{self, LogFormat};
 use super::super::serve::{admin, short_name};
 use super::loader::Loader;
 use super::monitor::PlacementMonitor;
-use crate::kwaai_options::{KwaaiServerOptions, KwaaiSlot, layer_range};
+use crate::kwaai_options::{AnnouncedBlock, KwaaiServerOptions, KwaaiSlot, layer_range};
+use crate::model_digest::model_digest;
 use crate::options::{ModelOptions, ThreadOption, bytes};
-use crate::store::{Settings, Store};
-use crate::swarm_options::{model_digest, network_runtime};
+use crate::store::{ModelFiles, Settings, Store};
+use crate::swarm_options::network_runtime;
+use crate::usage::UsageError;
 
 /// How long this machine learns of others before it chooses a block.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -30,6 +33,8 @@ const SETTLE: Duration = Duration::from_secs(3);
 const CONSIDER: Duration = Duration::from_secs(60);
 /// How long sessions may go on in a block that it leaves.
 const DRAIN: Duration = Duration::from_secs(120);
+/// How long it tries to withdraw what it announced to KwaaiNet.
+const WITHDRAW_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Lend this machine to a swarm: serve a block of a model's layers
 ///
@@ -85,14 +90,17 @@ impl SwarmServeArgs {
     pub fn run(mut self) -> Result<()> {
         self.options.serve_swarm();
         self.options.check()?;
+        self.check()?;
         logs::install(self.log, "info,libp2p_swarm=warn,libp2p_kad=error")?;
-        let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        let files = self.files()?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let layers = checkpoint.description().layers.len();
+        let is_announced = !self.options.kwaai().kwaai_registry.is_empty();
+        let announced_name = if is_announced { Some(self.options.kwaai().model_name(&files.path)?) } else { None };
         if let Some(fixed) = self.layers.filter(|fixed| fixed.end() > layers) {
             anyhow::bail!("--layers {fixed}: the model has {layers} layers");
         }
-        let (digest, dtype) = (model_digest(&checkpoint), weight_format(&checkpoint));
+        let (digest, dtype) = (model_digest(&files.path, &checkpoint)?, weight_format(&checkpoint));
         let loader = Loader::new(&files.path, checkpoint, &self.options, &self.threads, self.kv_tokens, self.sessions)?;
         // `--layers` is required with it.
         let served = self.layers.filter(|_| self.kwaai.is_used());
@@ -143,6 +151,7 @@ impl SwarmServeArgs {
             let monitor = PlacementMonitor { placement: placement.watch(), node: node.clone() };
             start_admin(at, monitor, short_name(&files.name))?;
         }
+        let mut announced = None;
         if let Some(range) = served {
             let block = loop {
                 match placement.watch().block() {
@@ -151,11 +160,16 @@ impl SwarmServeArgs {
                 }
             };
             runtime.block_on(self.kwaai.clone().serve(slot, block, layers, embed_and_head))?;
-            let (network, announced) = (runtime.handle().clone(), node.clone());
-            let (kwaai, name) = (self.kwaai.clone(), files.name.clone());
-            let announce = move || network.block_on(kwaai.announce(announced, name, layers as u32, range));
-            // It ends with the process.
-            std::thread::Builder::new().name("announce".to_owned()).spawn(announce)?;
+            if let Some(repository) = announced_name {
+                let registries = self.options.kwaai().kwaai_registry.clone();
+                let (node, model_layers) = (node.clone(), layers as u32);
+                let block = AnnouncedBlock { registries, node, repository, digest, model_layers, layers: range };
+                let block = announced.insert(Arc::new(block));
+                runtime.spawn({
+                    let block = Arc::clone(block);
+                    async move { block.announce().await }
+                });
+            }
         }
         let mut told = Vec::new();
         while !is_shutting_down() {
@@ -169,11 +183,41 @@ impl SwarmServeArgs {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        let sessions = placement.block().map_or(0, |block| block.stats().sessions);
+        let sessions = placement.watch().block().map_or(0, |block| block.stats().sessions);
         let (streams, push_keys) = (node.server().streams(), node.server().push_keys());
         info!(sessions, streams, push_keys, "leaving the swarm");
+        if let Some(block) = announced {
+            // An error means that a registry does not answer; its record expires.
+            let _ = runtime.block_on(tokio::time::timeout(WITHDRAW_TIME_MAX, block.withdraw()));
+        }
         drop(placement);
         Ok(())
+    }
+}
+
+impl SwarmServeArgs {
+    fn check(&self) -> Result<(), UsageError> {
+        if !self.options.kwaai().kwaai_registry.is_empty() && !self.kwaai.kwaai {
+            return Err(UsageError::new("--kwaai-registry needs --kwaai: others find only what is served"));
+        }
+        // How much the machines of a cluster have room for is known when they are there.
+        if self.options.uses_cluster() && self.layers.is_none() {
+            return Err(UsageError::new("--cluster, --peer and --plan need --layers: which layers run on the cluster"));
+        }
+        Ok(())
+    }
+
+    /// The files of the model. Which layers the swarm needs is known later, so without `--layers` these are all.
+    fn files(&self) -> Result<ModelFiles> {
+        let store = Store::from_environment()?;
+        match self.layers {
+            Some(layers) => {
+                // Coordinators of KwaaiNet send tokens to the first block, and want logits from the last one.
+                let part = ModelPart { layers: Some(layers), has_embedding_and_head: self.kwaai.is_used() };
+                store.resolve_part(self.model.as_deref(), part)
+            }
+            None => store.resolve(self.model.as_deref()),
+        }
     }
 }
 

@@ -184,7 +184,6 @@ fn an_index_that_leads_elsewhere_is_refused() {
     for shard in ["../x", "sub/x", "sub\\x", "", ".", "..", "./x", "x/", "c:x", "x\0", absolute.to_str().unwrap()] {
         refused(index(shard), "which is not a file beside it");
     }
-    refused(index("absent"), "names the shard \"absent\", which cannot be opened");
     refused(index("sub"), "names the shard \"sub\", which cannot be opened");
 }
 
@@ -200,6 +199,32 @@ fn an_index_that_contradicts_its_shards_is_refused() {
     refused(open(r#"{"weight_map":["a"]}"#, &shard), "an object from tensor to shard");
     refused(open("{}", &shard), "missing field `weight_map`");
     refused(open("", &shard), "the header is not valid");
+}
+
+#[test]
+fn a_shard_that_is_missing_matters_only_to_who_needs_it() {
+    let folder = folder(&[
+        ("model.safetensors.index.json", br#"{"weight_map":{"a":"x","b":"y","c":"z"}}"#),
+        ("x", &one_tensor("a", 1.0)),
+        ("z", &one_tensor("c", 3.0)),
+    ]);
+    let model = SafeTensors::open(folder.path()).unwrap();
+    for (name, value) in [("a", 1f32), ("c", 3.0)] {
+        assert_eq!(model.tensor(name).unwrap().unwrap().bytes, value.to_le_bytes());
+        assert_eq!(model.missing_file(name), None);
+    }
+    let error = message(model.tensor("b").unwrap_err());
+    assert!(error.contains("names the shard \"y\", which cannot be opened"), "{error}");
+    assert!(model.tensor("d").unwrap().is_none());
+    assert_eq!(model.tensor_names().collect::<Vec<_>>(), ["a", "c"]);
+    assert_eq!(model.missing_names().collect::<Vec<_>>(), ["b"]);
+    assert_eq!(
+        (model.missing_file("b"), model.shards().unwrap()),
+        (Some("y"), &["x", "y", "z"].map(str::to_owned)[..])
+    );
+    fs::write(folder.path().join("model.safetensors.index.json"), r#"{"weight_map":{"a":"x","b":"y","a":"y"}}"#)
+        .unwrap();
+    refused(SafeTensors::open(folder.path()), r#"two tensors have the name "a""#);
 }
 
 #[test]
