@@ -147,7 +147,7 @@ impl SwarmOptions {
         drop(_entered);
         let tokens_min = executor.capacity().page_tokens;
         observer.swarm(SwarmMonitor::new(client.clone(), node.clone(), cpu, tokens_min));
-        let chain = SwarmChain { executor, client, _node: node, _following: following, _runtime: runtime };
+        let chain = SwarmChain { executor, client, node, _following: following, _runtime: runtime };
         chain.wait(Duration::from_secs(self.swarm_wait), observer)?;
         Ok(chain)
     }
@@ -164,7 +164,7 @@ pub fn network_runtime() -> Result<Runtime> {
 pub struct SwarmChain {
     executor: SwarmExecutor<CpuBackend>,
     client: SwarmClient,
-    _node: SwarmNode,
+    node: SwarmNode,
     _following: Following,
     /// Dropped last: the others have tasks in it.
     _runtime: Runtime,
