@@ -35,13 +35,6 @@ pub(super) struct Job {
     pub reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
 }
 
-/// A peer that others are preferred to.
-struct Avoided {
-    since: Instant,
-    /// It will be ready soon, and is used if no chain goes without it.
-    is_warming_up: bool,
-}
-
 /// A job that is not done.
 struct WaitingJob {
     /// The end of its rows.

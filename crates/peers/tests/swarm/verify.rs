@@ -6,6 +6,7 @@ use std::time::Duration;
 use engine::{Engine, inspect};
 use peers::block::BlockLimits;
 use peers::client::ClientOptions;
+use swarm::EXCLUDED_AT;
 
 use crate::models::{Model, peer, qwen3_prompts, range};
 use crate::network::Network;
@@ -57,13 +58,16 @@ async fn a_peer_that_lies_is_found_and_not_used_again() {
     let _ = tokio::task::block_in_place(|| inspect::greedy(&mut engine, prompt, TOKENS).unwrap());
     // Checks run beside the steps that they are about.
     for _ in 0..200 {
-        if client.counters().differences.load(Ordering::Relaxed) > 0 && network.view().score(&peer(1)) > 4.0 {
+        if client.counters().differences.load(Ordering::Relaxed) > 0 && network.view().score(&peer(1)) > EXCLUDED_AT {
             break;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(network.view().score(&peer(1)) > 4.0, "{:?}", client.counters());
-    assert_eq!(network.view().score(&peer(2)) + network.view().score(&peer(3)), 0.0);
+    assert!(network.view().score(&peer(1)) > EXCLUDED_AT, "{:?}", client.counters());
+    // On a busy machine an honest peer may have been late.
+    for honest in [2, 3].map(peer) {
+        assert!(network.view().score(&honest) < EXCLUDED_AT, "{}", network.view().score(&honest));
+    }
     let again = tokio::task::block_in_place(|| inspect::greedy(&mut engine, prompt, TOKENS).unwrap());
     assert_eq!(again, expected);
 }
