@@ -65,7 +65,7 @@ def answer(sock: socket.socket, call: bytes, request: dict, state: dict, options
         return sock.sendall(wire.frame(wire.error_envelope(call, "node at capacity"), False))
     state["calls"] += 1
     if options.lie and state["calls"] > 1:
-        return lie(sock, call, request, options)
+        return lie(sock, call, request, options, state["model"].config["vocab_size"])
     model, position = state["model"], request["seq_pos"]
     data = bytes(request["data"])
     if request["payload_type"] == "token_ids":
@@ -88,7 +88,7 @@ def answer(sock: socket.socket, call: bytes, request: dict, state: dict, options
     send(wire.reply(session, "hidden_states", [1, len(rows), len(rows[0])], wire.f16(values)))
 
 
-def lie(sock: socket.socket, call: bytes, request: dict, options: argparse.Namespace) -> None:
+def lie(sock: socket.socket, call: bytes, request: dict, options: argparse.Namespace, vocab: int) -> None:
     session, (_, count, width) = request["session_id"], request["shape"]
     zeros = lambda count, width, kind="hidden_states", of=session: wire.reply(
         of, kind, [1, count, width], wire.f16([0.0] * count * width)
@@ -119,6 +119,12 @@ def lie(sock: socket.socket, call: bytes, request: dict, options: argparse.Names
         sock.sendall(envelope(zeros(count, width), bytes(16)))
     elif kind == "logits":
         sock.sendall(envelope(zeros(count, width, "logits")))
+    elif kind == "nan-logits":
+        sock.sendall(envelope(wire.reply(session, "logits", [1, 1, vocab], b"\x00\x7e" * vocab)))
+    elif kind == "vocabulary":
+        sock.sendall(envelope(zeros(1, vocab + 1, "logits")))
+    elif kind == "states":
+        sock.sendall(envelope(zeros(count, width)))
     elif kind == "error":
         sock.sendall(envelope(wire.failure("out of memory")))
     elif kind == "panicked":

@@ -73,7 +73,7 @@ pub fn layer_range(text: &str) -> Result<LayerRange, String> {
 #[derive(Args, Clone, Debug, Default)]
 pub struct KwaaiOptions {
     /// A block server of KwaaiNet and its layers, FIRST..END@HOST:PORT or FIRST..END@MULTIADDRESS/p2p/ID. Its numbers are f16. One with
-    /// the model's last layer is not used: it returns logits
+    /// the model's last layer returns logits of one position: it is used if no other peer has that layer
     #[arg(long, value_name = "LAYERS@ADDRESS", value_delimiter = ',')]
     pub kwaai_peer: Vec<KwaaiPeerOption>,
     /// A registry of KwaaiNet, such as /dns/NAME/tcp/8000/p2p/ID. With --swarm, block servers of the model are looked for there; with
@@ -125,12 +125,8 @@ impl KwaaiOptions {
                     (*peer, KwaaiRoute::Peer { peer: *peer, addresses: vec![address.clone()], dial: node.dial() })
                 }
             };
-            let Some(kwaai) = KwaaiPeer::new(route, *layers, model.hidden, model.layers) else {
-                bail!(
-                    "--kwaai-peer {layers}: a server with the last of the {} layers returns f16 logits, which are not used; its \
-                     block has to end before",
-                    model.layers
-                );
+            let Some(kwaai) = KwaaiPeer::new(route, *layers, model) else {
+                bail!("--kwaai-peer {layers}: the model has {} layers", model.layers);
             };
             peers.insert(peer, Arc::new(kwaai));
         }

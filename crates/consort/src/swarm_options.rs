@@ -133,8 +133,9 @@ impl SwarmOptions {
         let node = SwarmNode::start(self.network.node_options(Identity::ephemeral())?, Vec::new())
             .context("join the swarm")?;
         let following = node.follow(Some(model));
-        let hidden = checkpoint.description().hidden;
-        let foreign = self.kwaai.servers(path, &node, KwaaiModel { digest: model, layers, hidden })?;
+        let description = checkpoint.description();
+        let kwaai_model = KwaaiModel { digest: model, layers, hidden: description.hidden, vocab: description.vocab };
+        let foreign = self.kwaai.servers(path, &node, kwaai_model)?;
         let encoding = match self.swarm_activations {
             SwarmActivations::F32 => Encoding::F32,
             SwarmActivations::F16 => Encoding::F16,

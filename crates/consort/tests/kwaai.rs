@@ -66,15 +66,38 @@ async fn a_client_has_a_server_that_was_named_in_its_chain() {
     let named = format!("0..2@{}", server.address);
     let swarm = ["--swarm", "--no-lan", "--bootstrap", &peer.address, "--kwaai-peer"];
     assert_eq!(generated(&model, &[&swarm[..], &[&named]].concat()).await, expected);
-    // One with the last layer returns logits.
-    let last = format!("2..4@{}", server.address);
-    let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", "1"];
-    let output = bounded::output(&mut consort(&[&args[..], &swarm, &[&last]].concat()));
-    assert!(
-        !output.status.success() && text(&output.stderr).contains("returns f16 logits"),
-        "{}",
-        text(&output.stderr)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_were_named_are_a_chain_without_any_peer_of_ours() {
+    let model = oracle("qwen3/model-f32");
+    let expected = generated(&model, &[]).await;
+    let server = |blocks| PythonServer::start(&["--model", model.to_str().unwrap(), "--blocks", blocks, "--local"]);
+    let (first, last, full) = (server("0-2"), server("2-4"), server("0-4"));
+    let both = format!("0..2@{},2..4@{}", first.address, last.address);
+    let full = format!("0..4@{}", full.address);
+    let swarm = ["--swarm", "--no-lan", "--kwaai-peer"];
+    for named in [&both, &full] {
+        assert_eq!(generated(&model, &[&swarm[..], &[named]].concat()).await, expected);
+    }
+    let model = model.to_str().unwrap();
+    let refused = |command: &[&str], named: &str, options: &[&str], why: &str| {
+        let output = bounded::output(&mut consort(&[command, &swarm, &[named], options].concat()));
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    };
+    refused(&["debug", "tokens", model], &full.replace("..4", "..5"), &["--tokens", "1"], "the model has 4 layers");
+    // What needs the logits of several positions.
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("logits");
+    refused(
+        &["debug", "logits", model],
+        &full,
+        &["--tokens", "1,2", "--out", out.to_str().unwrap()],
+        "does not return logits of several positions",
     );
+    let drafts = "--speculate does not work with servers of KwaaiNet";
+    refused(&["serve", model], &full, &["--speculate", "3"], drafts);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

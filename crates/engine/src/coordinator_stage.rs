@@ -10,7 +10,7 @@ use types::{Rank, SessionId};
 
 use crate::executor::{Capacity, ExecutorError, OpenedSession};
 use crate::head::{Head, HeadInput};
-use crate::plan::{StepOutput, StepPlan};
+use crate::plan::{EntryWithoutStates, StepOutput, StepPlan};
 use crate::prefix::Prefix;
 use crate::session_table::SessionTable;
 use crate::stage::Stage;
@@ -115,6 +115,18 @@ impl<B: Backend> CoordinatorStage<B> {
     /// of the rows that need logits, are pooled or are requested ([`Entry::state_rows`](crate::Entry::state_rows)). After an
     /// error the chain has to be formed anew.
     pub fn finish(&mut self, plan: &StepPlan, states: &[f32], output: &mut StepOutput) -> Result<(), ExecutorError> {
+        self.finish_without(plan, states, &[], output)
+    }
+
+    /// The same for a chain for a whole model whose end returned something else for some entries, which are listed in the
+    /// order of the plan.
+    pub fn finish_without(
+        &mut self,
+        plan: &StepPlan,
+        states: &[f32],
+        without: &[EntryWithoutStates],
+        output: &mut StepOutput,
+    ) -> Result<(), ExecutorError> {
         output.clear();
         let Some(EmbeddingAndSampler { head, .. }) = &mut self.embedding_and_head else {
             let (rows, width, found) = (plan.state_rows(), self.stage.width(), states.len());
@@ -125,7 +137,7 @@ impl<B: Backend> CoordinatorStage<B> {
             return Ok(());
         };
         let (backend, collective, ..) = self.stage.step();
-        head.finish(backend, collective, self.stage.sessions(), plan, HeadInput::States(states), output)
+        head.finish(backend, collective, self.stage.sessions(), plan, HeadInput::States { states, without }, output)
     }
 
     /// Starts a step. Its rows stay in the stage.

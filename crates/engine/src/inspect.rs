@@ -95,6 +95,9 @@ impl<'a, E: Executor + ?Sized> InspectedSequence<'a, E> {
         self.plan.push(self.session, phase, self.position, tokens, RequestedOutput::Logits { rows: tokens.len() });
         self.executor.submit(&self.plan)?;
         self.executor.collect(&mut self.output)?;
+        if !self.output.unserved.is_empty() {
+            return Err(ExecutorError::Output { what: "logits of several positions" });
+        }
         self.position += tokens.len();
         let (output, vocab) = (&self.output, self.executor.capacity().vocab);
         Ok(output.logits.iter().flat_map(move |rows| output.values(rows).chunks_exact(vocab)))

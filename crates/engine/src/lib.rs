@@ -50,8 +50,8 @@ pub use local::LocalExecutor;
 pub use page_pool::PagePool;
 pub use page_tables::{PageTables, SESSIONS_MAX};
 pub use plan::{
-    Entry, LogitRows, Phase, PooledEmbedding, PromptLogprobs, RequestedOutput, Sample, StepOutput, StepPlan,
-    SuppressedTokens,
+    Entry, EntryWithoutStates, LogitRows, Phase, PooledEmbedding, PromptLogprobs, RequestedOutput, Sample, StepOutput,
+    StepPlan, SuppressedTokens,
 };
 pub use prefix::{PageHash, Prefix, page_hashes};
 pub use random::fresh_seed;

@@ -131,6 +131,11 @@ impl Entry {
         self.rows.end - count..self.rows.end
     }
 
+    /// Whether the logits of its last row are all that it needs.
+    pub fn takes_logits(&self) -> bool {
+        matches!(self.requested, RequestedOutput::Sample { rows: 1, .. } | RequestedOutput::Logits { rows: 1 })
+    }
+
     /// Sorts the entries of a plan.
     fn order(&self) -> (Phase, bool) {
         (self.phase, matches!(self.requested, RequestedOutput::Embed { .. }))
@@ -363,6 +368,15 @@ pub struct LogitRows {
     values: Range<usize>,
 }
 
+/// An entry of whose rows the end of a chain returned no states, because it has a head of its own. Zeros stand in their places.
+#[derive(Clone, Debug)]
+pub struct EntryWithoutStates {
+    /// The entry's index in the plan.
+    pub entry: usize,
+    /// Of its last row, if it [takes them](Entry::takes_logits). `None`: the entry needs states, so its request fails.
+    pub logits: Option<Vec<f32>>,
+}
+
 /// The results of one step, in the order of the plan's entries and rows.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
@@ -373,6 +387,8 @@ pub struct StepOutput {
     /// Hidden states `[rows, hidden]` of all rows for which [`RequestedOutput::States`] asked, also of sessions that were
     /// closed since: the rows keep their places.
     pub states: Vec<f32>,
+    /// Sessions whose entries needed states that the end of a chain did not return: see [`EntryWithoutStates`].
+    pub unserved: Vec<SessionId>,
     values: Vec<f32>,
 }
 
@@ -388,6 +404,7 @@ impl StepOutput {
         self.embeddings.clear();
         self.logits.clear();
         self.states.clear();
+        self.unserved.clear();
         self.values.clear();
     }
 

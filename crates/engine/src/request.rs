@@ -154,6 +154,12 @@ pub enum Failure {
     Sample(#[from] SampleError),
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
+    /// It needs hidden states after the last layer, and its chain ends at a server that returns none.
+    #[error(
+        "the last layers run on a server that returns logits of one position instead of states: embeddings, log probabilities \
+         of a prompt and draft tokens cannot be had from it"
+    )]
+    NoStates,
     /// A step failed, and with it every request that was running or waiting.
     #[error(transparent)]
     Executor(#[from] Arc<ExecutorError>),

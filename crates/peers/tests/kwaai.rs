@@ -13,6 +13,8 @@ mod fixture;
 mod hostile;
 #[path = "kwaai/listener.rs"]
 mod listener;
+#[path = "kwaai/logits.rs"]
+mod logits;
 #[path = "kwaai/node.rs"]
 mod node;
 #[path = "kwaai/programs.rs"]

@@ -266,6 +266,7 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Executor(error) => Self::from(&*error),
+            Failure::NoStates => Self::new(ApiErrorKind::Invalid, failure.to_string()).code("states_unavailable"),
             Failure::Sample(_) | Failure::Constraint(_) => Self::internal(failure.to_string()),
         }
     }
@@ -301,6 +302,12 @@ mod tests {
     fn clients_see_no_path_of_this_machine() {
         let error = ApiError::internal("read /srv/models/my model.gguf: it is gone");
         assert_eq!(error.message, "read …: it is gone");
+    }
+
+    #[test]
+    fn what_a_chain_cannot_give_is_not_a_fault_of_the_machine() {
+        let error = ApiError::from(Failure::NoStates);
+        assert_eq!((error.status(), error.code), (StatusCode::BAD_REQUEST, Some("states_unavailable")));
     }
 
     #[test]

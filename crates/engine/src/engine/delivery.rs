@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Engine;
 use crate::executor::{Executor, ExecutorError};
 use crate::plan::{PooledEmbedding, PromptLogprobs, Sample, StepOutput};
-use crate::request::{Event, EventKind, FinishReason};
+use crate::request::{Event, EventKind, Failure, FinishReason};
 use crate::sequence::DraftVerdict;
 
 impl<E: Executor> Engine<E> {
@@ -13,6 +13,12 @@ impl<E: Executor> Engine<E> {
     /// flight are dropped.
     pub(super) fn deliver(&mut self, output: &mut StepOutput, events: &mut Vec<Event>) -> Result<(), ExecutorError> {
         let now = self.clock.now();
+        for session in output.unserved.drain(..) {
+            if let Some(index) = self.running.position_of(session) {
+                let sequence = self.remove(index);
+                self.finish(sequence, FinishReason::Failed(Failure::NoStates), now, events);
+            }
+        }
         for logprobs in output.prompt_logprobs.drain(..) {
             self.deliver_prompt_logprobs(logprobs, now, events);
         }

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use engine::{
-    Capacity, CoordinatorStage, Executor, ExecutorError, OpenedSession, PageHash, Prefix, RequestedOutput, Stage,
-    StepOutput, StepPlan,
+    Capacity, CoordinatorStage, EmbeddingAndHead, EntryWithoutStates, Executor, ExecutorError, OpenedSession, PageHash,
+    Prefix, RequestedOutput, Stage, StepOutput, StepPlan,
 };
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, LoadOptions, ModelPart};
@@ -17,6 +17,31 @@ pub struct Chain {
     calls: VecDeque<Call>,
     /// The plans of the steps in flight.
     plans: VecDeque<StepPlan>,
+    head_at_end: Option<HeadAtEnd>,
+}
+
+/// A head at the end of a chain: the coordinator gets logits instead of states.
+pub struct HeadAtEnd {
+    pub head: EmbeddingAndHead<CpuBackend>,
+    /// For whose sessions.
+    pub is_for: fn(SessionId) -> bool,
+}
+
+impl HeadAtEnd {
+    /// Takes the states of entries.
+    fn take(&mut self, plan: &StepPlan, states: &mut [f32]) -> Vec<EntryWithoutStates> {
+        let (mut without, mut rest) = (Vec::new(), states);
+        for (index, entry) in plan.entries().iter().enumerate() {
+            let (own, others) = rest.split_at_mut(entry.state_rows().len() * self.head.width());
+            rest = others;
+            if !own.is_empty() && (self.is_for)(entry.session) {
+                let logits = entry.takes_logits().then(|| self.head.logits(own).unwrap());
+                without.push(EntryWithoutStates { entry: index, logits });
+                own.fill(0.0);
+            }
+        }
+        without
+    }
 }
 
 /// A call that the stages have not seen, with the result of the coordinator.
@@ -46,7 +71,11 @@ impl Chain {
         let coordinator =
             CoordinatorStage::load(backend(), checkpoint, options, ModelPart::coordinator(layers), &mut |_| {})
                 .unwrap();
-        Self { coordinator, stages, calls: VecDeque::new(), plans: VecDeque::new() }
+        Self { coordinator, stages, calls: VecDeque::new(), plans: VecDeque::new(), head_at_end: None }
+    }
+
+    pub fn with_head_at_end(self, head: HeadAtEnd) -> Self {
+        Self { head_at_end: Some(head), ..self }
     }
 
     /// Runs the calls up to the oldest step. Returns the states of its last stage.
@@ -145,8 +174,9 @@ impl Executor for Chain {
         if self.plans.is_empty() {
             return Err(ExecutorError::NoStepInFlight);
         }
-        let states = self.advance();
+        let mut states = self.advance();
         let plan = self.plans.pop_front().unwrap();
-        self.coordinator.finish(&plan, &states, output)
+        let without = self.head_at_end.as_mut().map(|head| head.take(&plan, &mut states));
+        self.coordinator.finish_without(&plan, &states, &without.unwrap_or_default(), output)
     }
 }

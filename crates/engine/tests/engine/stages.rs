@@ -1,17 +1,20 @@
 //! A model as a chain of stages in one process: every logit, log probability and embedding is the same, bit for bit, as that
 //! of the whole model, for any split, in chunks and in batches, with several steps in flight.
 
+use std::path::PathBuf;
+
 use crate::answers::run;
-use crate::chain::{Chain, local_stage};
+use crate::chain::{Chain, HeadAtEnd, local_stage};
 use crate::fixture::{LIMITS, oracle_models, oracle_prompts};
 use engine::{
-    EmbeddingAndHead, Engine, EngineOptions, Executor, ExecutorError, LocalExecutor, Logprobs, Phase, Pooling, Prefix,
-    Request, RequestKind, RequestedOutput, SamplingParams, StepOutput, StepPlan, inspect,
+    CoordinatorStage, EmbeddingAndHead, Engine, EngineOptions, EntryWithoutStates, Executor, ExecutorError, Failure,
+    FinishReason, LocalExecutor, Logprobs, Phase, Pooling, Prefix, Request, RequestKind, RequestedOutput,
+    SamplingParams, StepOutput, StepPlan, inspect,
 };
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, Limits, LoadOptions};
-use types::{DType, LayerRange, TokenId};
+use model::{Checkpoint, Limits, LoadOptions, ModelPart};
+use types::{DType, LayerRange, SessionId, TokenId};
 
 type Local = LocalExecutor<CpuBackend>;
 
@@ -166,8 +169,7 @@ fn embedding_and_head_refuse_what_they_cannot_take() {
 
 #[test]
 fn quantised_weights_give_the_same_bits_for_any_split() {
-    let qwen3 = oracle_models().into_iter().find(|path| path.ends_with("qwen3/model-f32")).unwrap();
-    check(&qwen3, Some(DType::Q8_0));
+    check(&qwen3(), Some(DType::Q8_0));
 }
 
 /// Greedy and sampled requests, with penalties, log probabilities and shared prefixes; log probabilities of a prompt, and
@@ -229,4 +231,70 @@ fn answers_are_the_same_with_several_steps_in_flight() {
             }
         }
     }
+}
+
+fn qwen3() -> PathBuf {
+    oracle_models().into_iter().find(|path| path.ends_with("qwen3/model-f32")).unwrap()
+}
+
+const OPTIONS: LoadOptions = LoadOptions { keep: None, limits: LIMITS };
+
+#[test]
+fn with_a_head_at_the_end_of_a_chain_only_requests_that_need_states_fail() {
+    let checkpoint = Checkpoint::open(&qwen3()).unwrap();
+    let prompts = oracle_prompts(&qwen3());
+    let mut whole = Engine::new(local(&checkpoint, &OPTIONS), 96);
+    let is_for: [fn(_) -> bool; 2] = [|_| true, |session: SessionId| session.0.is_multiple_of(2)];
+    for (is_for, all) in is_for.into_iter().zip([true, false]) {
+        let head = HeadAtEnd { head: EmbeddingAndHead::load(backend(), &checkpoint, &OPTIONS).unwrap(), is_for };
+        let chain = Chain::load(&checkpoint, &OPTIONS, &[0, 2, 2]).with_head_at_end(head);
+        let options = EngineOptions { chunk: 96, prefill_step: None, ..EngineOptions::default() };
+        let mut chain = Engine::with_options(chain, options);
+        // Twice, so that sessions are opened where others have failed.
+        let requests = || requests(&prompts).into_iter().chain(requests(&prompts));
+        let ids: Vec<_> = requests().map(|request| chain.add(request).unwrap()).collect();
+        let expected: Vec<_> = requests().map(|request| whole.add(request).unwrap()).collect();
+        let (found, expected_answers) = (run(&mut chain), run(&mut whole));
+        let mut failed = 0;
+        for ((id, expected), request) in ids.iter().zip(&expected).zip(requests()) {
+            let (found, expected) = (&found.0[id], &expected_answers.0[expected]);
+            let needs_states = request.prompt_logprobs.is_some() || request.kind != RequestKind::Generate;
+            if matches!(found.ends[0].reason, FinishReason::Failed(Failure::NoStates)) {
+                assert!(needs_states && found.tokens.is_empty() && found.embedding.is_none());
+                failed += 1;
+                continue;
+            }
+            assert!(!(needs_states && all));
+            assert_eq!((&found.tokens, &found.logprobs), (&expected.tokens, &expected.logprobs));
+            assert_eq!((found.reason(), &found.embedding), (expected.reason(), &expected.embedding));
+        }
+        assert!(failed == 8 || (!all && failed > 0), "{failed}");
+    }
+}
+
+#[test]
+fn logits_that_an_entry_does_not_take_are_refused() {
+    let checkpoint = Checkpoint::open(&qwen3()).unwrap();
+    let mut ends =
+        CoordinatorStage::load(backend(), &checkpoint, &OPTIONS, ModelPart::coordinator(0), &mut |_| {}).unwrap();
+    let (vocab, width) = (ends.capacity().vocab, ends.stage().width());
+    let session = ends.open(8, Prefix::NONE).unwrap().session;
+    let (mut plan, mut output, mut activations) = (StepPlan::new(), StepOutput::new(), Vec::new());
+    plan.push(session, Phase::Prefill, 0, &[TokenId(1), TokenId(2)], RequestedOutput::Logits { rows: 1 });
+    ends.start(&plan, &mut activations).unwrap();
+    let mut finish = |plan: &StepPlan, entry, logits: Option<Vec<f32>>| {
+        let states = vec![0.0; plan.state_rows() * width];
+        ends.finish_without(plan, &states, &[EntryWithoutStates { entry, logits }], &mut output)?;
+        let rows = output.logits.iter().flat_map(|rows| output.values(rows).to_vec()).collect::<Vec<_>>();
+        Ok((rows, output.unserved.clone()))
+    };
+    let row: Vec<_> = (0..vocab).map(|value| value as f32).collect();
+    assert_eq!(finish(&plan, 0, Some(row.clone())).unwrap(), (row.clone(), Vec::new()));
+    assert_eq!(finish(&plan, 0, None).unwrap(), (Vec::new(), vec![session]));
+    let short = finish(&plan, 0, Some(row[1..].to_vec()));
+    assert!(matches!(short, Err(ExecutorError::ActivationShape { rows: 1, .. })), "{short:?}");
+    assert!(matches!(finish(&plan, 1, Some(row.clone())), Err(ExecutorError::Input { .. })));
+    plan.clear();
+    plan.push(session, Phase::Prefill, 0, &[TokenId(1), TokenId(2)], RequestedOutput::Logits { rows: 2 });
+    assert!(matches!(finish(&plan, 0, Some(row)), Err(ExecutorError::ActivationShape { rows: 2, .. })));
 }

@@ -13,7 +13,7 @@ use types::LayerRange;
 use super::context::{ClientContext, lock};
 use super::link::{SpanEvent, SpanLoss};
 use super::session::{Job, Session};
-use super::session_state::SpanId;
+use super::session_state::{JobOutput, SpanId};
 
 /// Results that differ by more, relative to their size, are not due to another order of sums.
 const DIFFERENCE_MAX: f64 = 0.01;
@@ -37,7 +37,8 @@ pub(super) struct Check {
 impl Check {
     /// Compares. Nothing happens if no other peers serve the layers.
     pub async fn run(self, context: Arc<ClientContext>) {
-        let mut used = HashSet::from([self.peer]);
+        let mut used = context.foreign.with_logits();
+        used.insert(self.peer);
         let Some((second, checkers)) = self.recompute(&context, &used).await else {
             debug!(peer = %self.peer, "nobody else can check it");
             return;
@@ -94,7 +95,7 @@ impl Check {
             let wanted = end.saturating_sub(start.max(rows - state_rows));
             let (reply, answer) = sync::channel();
             let values = self.before[start * hidden..end * hidden].to_vec();
-            let job = Job { position: start, phase, rows: values, state_rows: wanted, reply };
+            let job = Job { position: start, phase, rows: values, state_rows: wanted, takes_logits: false, reply };
             jobs.send(job).ok()?;
             answers.push(answer);
             start = end;
@@ -113,7 +114,8 @@ impl Check {
         let collect = move || {
             let mut states = Vec::new();
             for answer in answers {
-                states.extend(answer.recv().ok()?.ok()?);
+                let Ok(JobOutput::States(rows)) = answer.recv().ok()? else { return None };
+                states.extend(rows);
             }
             Some(states)
         };

@@ -1,12 +1,12 @@
 //! `ClientContext`: what all sessions of a client share: the model, the links to peers, what is known of the swarm.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::rand::GetRandomFlags;
-use swarm::{ModelDigest, Offence, PeerId};
+use swarm::{ModelDigest, Offence, PeerChain, PeerId, RouteError};
 use types::LayerRange;
 
 use super::foreign::ForeignPeers;
@@ -44,6 +44,7 @@ pub(super) struct ClientContext {
     pub model: ModelDigest,
     pub layers: usize,
     pub hidden: usize,
+    pub vocab: usize,
     /// Rows of a run at most.
     pub rows_max: usize,
     pub options: ClientOptions,
@@ -72,7 +73,7 @@ impl ClientContext {
         dial: Arc<dyn Dial>,
         view: Arc<SwarmView>,
         model: ModelDigest,
-        [layers, hidden, rows_max]: [usize; 3],
+        [layers, hidden, vocab, rows_max]: [usize; 4],
         options: ClientOptions,
         foreign: ForeignPeers,
     ) -> Self {
@@ -83,6 +84,7 @@ impl ClientContext {
             model,
             layers,
             hidden,
+            vocab,
             rows_max,
             options,
             counters,
@@ -96,6 +98,25 @@ impl ClientContext {
 
     pub fn request(&self, tokens_max: usize) -> ChainRequest {
         ChainRequest { model: self.model, layers: self.layers, tokens_max, row_bytes: self.hidden * size_of::<f32>() }
+    }
+
+    /// Plans without some peers a chain that ends in states; only if there is none, one that may end in logits.
+    pub fn prefer_states<T>(
+        &self,
+        excluded: &HashSet<PeerId>,
+        plan: impl Fn(&HashSet<PeerId>) -> Result<T, RouteError>,
+    ) -> Result<T, RouteError> {
+        let mut without_logits = self.foreign.with_logits();
+        if without_logits.is_empty() {
+            return plan(excluded);
+        }
+        without_logits.extend(excluded);
+        plan(&without_logits).or_else(|_| plan(excluded))
+    }
+
+    /// The fastest chain for a session of so many tokens.
+    pub fn plan(&self, tokens_max: usize) -> Result<PeerChain, RouteError> {
+        self.prefer_states(&HashSet::new(), |excluded| self.view.plan(self.request(tokens_max), excluded))
     }
 
     /// The link to a peer; a new one if there is none.

@@ -1,12 +1,13 @@
 //! `SwarmExecutor`: the executor of a model whose layers are served by the swarm.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc as sync;
 use std::time::Duration;
 
 use engine::{
-    Capacity, CoordinatorStage, Entry, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
+    Capacity, CoordinatorStage, Entry, EntryWithoutStates, Executor, ExecutorError, Health, OpenedSession, Prefix,
+    StepOutput, StepPlan,
 };
 use kernels::Backend;
 use swarm::{ChainSpan, ModelDigest, PeerChain, PeerId, RouteError};
@@ -17,6 +18,7 @@ use types::SessionId;
 use super::context::{ClientContext, ClientCounters, ClientOptions, SpanReport, lock};
 use super::foreign::ForeignPeers;
 use super::session::{Job, Session, SessionLoss};
+use super::session_state::JobOutput;
 use super::times::ClientTimes;
 use crate::dial::Dial;
 use crate::view::SwarmView;
@@ -48,7 +50,7 @@ impl SwarmClient {
 
     /// The fastest chain for a session of so many tokens.
     pub fn plan(&self, tokens: usize) -> Result<PeerChain, RouteError> {
-        self.0.view.plan(self.0.request(tokens), &HashSet::new())
+        self.0.plan(tokens)
     }
 
     /// The predicted time of a token in a chain, in seconds.
@@ -79,9 +81,11 @@ impl SwarmClient {
 /// A step in flight.
 struct Flight {
     plan: StepPlan,
-    /// The states of each entry, one after the other for its runs.
-    replies: Vec<Vec<sync::Receiver<Result<Vec<f32>, SessionLoss>>>>,
+    /// The outputs of each entry, one after the other for its runs.
+    replies: Vec<Vec<Reply>>,
 }
+
+type Reply = sync::Receiver<Result<JobOutput, SessionLoss>>;
 
 pub struct SwarmExecutor<B: Backend> {
     ends: CoordinatorStage<B>,
@@ -91,6 +95,7 @@ pub struct SwarmExecutor<B: Backend> {
     flights: VecDeque<Flight>,
     activations: Vec<f32>,
     states: Vec<f32>,
+    without_states: Vec<EntryWithoutStates>,
     /// Why there is no chain, and whether that was reported.
     lost: Option<(Arc<str>, bool)>,
 }
@@ -109,8 +114,9 @@ impl<B: Backend> SwarmExecutor<B> {
         foreign: impl Into<ForeignPeers>,
         runtime: Handle,
     ) -> Self {
-        let (hidden, rows_max) = (ends.stage().width(), ends.capacity().rows_max.min(RUN_ROWS_MAX));
-        let context = ClientContext::new(dial, view, model, [layers, hidden, rows_max], options, foreign.into());
+        let Capacity { rows_max, vocab, .. } = ends.capacity();
+        let shape = [layers, ends.stage().width(), vocab, rows_max.min(RUN_ROWS_MAX)];
+        let context = ClientContext::new(dial, view, model, shape, options, foreign.into());
         Self {
             ends,
             context: Arc::new(context),
@@ -119,6 +125,7 @@ impl<B: Backend> SwarmExecutor<B> {
             flights: VecDeque::new(),
             activations: Vec::new(),
             states: Vec::new(),
+            without_states: Vec::new(),
             lost: None,
         }
     }
@@ -152,7 +159,7 @@ impl<B: Backend> SwarmExecutor<B> {
     }
 
     /// Gives an entry's rows to its session, in runs.
-    fn send(&self, entry: &Entry, rows: &[f32]) -> Vec<sync::Receiver<Result<Vec<f32>, SessionLoss>>> {
+    fn send(&self, entry: &Entry, rows: &[f32]) -> Vec<Reply> {
         let (width, phase) = (self.ends.stage().width(), entry.phase);
         let first_state = entry.rows() - entry.state_rows().len();
         let mut start = 0;
@@ -161,7 +168,8 @@ impl<B: Backend> SwarmExecutor<B> {
             let state_rows = (start + count).saturating_sub(start.max(first_state));
             start += count;
             let (reply, received) = sync::channel();
-            let job = Job { position, phase, rows: values.to_vec(), state_rows, reply };
+            let takes_logits = entry.takes_logits() && state_rows > 0;
+            let job = Job { position, phase, rows: values.to_vec(), state_rows, takes_logits, reply };
             // A session that is not there any more drops the reply, which the step finds out.
             self.sessions.get(&entry.session).map(|jobs| jobs.send(job));
             received
@@ -170,8 +178,30 @@ impl<B: Backend> SwarmExecutor<B> {
     }
 
     fn is_possible(&self) -> Result<(), RouteError> {
-        let request = self.context.request(READY_TOKENS.min(self.ends.capacity().tokens_max()));
-        self.context.view.plan(request, &HashSet::new()).map(drop)
+        self.context.plan(READY_TOKENS.min(self.ends.capacity().tokens_max())).map(drop)
+    }
+
+    /// Waits for the outputs of an entry.
+    fn gather(&mut self, index: usize, entry: &Entry, replies: Vec<Reply>) -> Result<(), Arc<str>> {
+        // A session that was closed gets no reply: its rows keep their places.
+        let is_closed = !self.sessions.contains_key(&entry.session);
+        let end = self.states.len() + entry.state_rows().len() * self.ends.stage().width();
+        let mut without = None;
+        for reply in replies {
+            match reply.recv() {
+                Ok(Ok(JobOutput::States(states))) => self.states.extend_from_slice(&states),
+                Ok(Ok(JobOutput::Logits(logits))) => without = Some(Some(logits)),
+                Ok(Ok(JobOutput::NoStates)) => without = Some(None),
+                _ if is_closed => {}
+                Ok(Err(SessionLoss(why))) => return Err(why),
+                Err(_) => return Err("a session of the swarm ended".into()),
+            }
+        }
+        if is_closed || without.is_some() {
+            self.states.resize(end, 0.0);
+        }
+        self.without_states.extend(without.map(|logits| EntryWithoutStates { entry: index, logits }));
+        Ok(())
     }
 }
 
@@ -230,23 +260,13 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
             return Err(ExecutorError::NoStepInFlight);
         };
         self.states.clear();
-        for (entry, replies) in plan.entries().iter().zip(replies) {
-            // A session that was closed gets no reply: its rows keep their places.
-            let is_closed = !self.sessions.contains_key(&entry.session);
-            let end = self.states.len() + entry.state_rows().len() * self.ends.stage().width();
-            for reply in replies {
-                match reply.recv() {
-                    Ok(Ok(states)) => self.states.extend_from_slice(&states),
-                    _ if is_closed => {}
-                    Ok(Err(SessionLoss(why))) => return Err(self.lose(why)),
-                    Err(_) => return Err(self.lose("a session of the swarm ended".into())),
-                }
-            }
-            if is_closed {
-                self.states.resize(end, 0.0);
+        self.without_states.clear();
+        for (index, (entry, replies)) in plan.entries().iter().zip(replies).enumerate() {
+            if let Err(why) = self.gather(index, entry, replies) {
+                return Err(self.lose(why));
             }
         }
-        match self.ends.finish(&plan, &self.states, output) {
+        match self.ends.finish_without(&plan, &self.states, &self.without_states, output) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.lose(error.to_string().into())),
         }

@@ -1,6 +1,6 @@
 //! Peers with another protocol: a span whose runs somebody else carries out. Rows are neither passed on to such a peer nor by it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -55,13 +55,27 @@ impl ForeignPeers {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner).get(peer).cloned();
         found.filter(|foreign| foreign.layers() == layers)
     }
+
+    /// Those that return logits.
+    pub fn with_logits(&self) -> HashSet<PeerId> {
+        let peers = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        peers.iter().filter(|(_, foreign)| foreign.returns_logits()).map(|(peer, _)| *peer).collect()
+    }
 }
 
 /// A peer that runs one block, always all of it.
 pub trait ForeignPeer: Send + Sync {
     fn layers(&self) -> LayerRange;
 
-    /// One session: carries out runs in order, and returns their states, all of a run's rows but for silent ones. It ends when
-    /// `runs` does, or with a loss.
-    fn session(&self, runs: mpsc::UnboundedReceiver<Run>, returned: mpsc::UnboundedSender<Returned>) -> ForeignTask;
+    /// Whether it has the model's last layer and returns the logits of a run's last row instead of states.
+    fn returns_logits(&self) -> bool;
+
+    /// One session: carries out runs in order, and returns what is due: nothing for silent ones, `state_rows` rows at the end of
+    /// a chain, else all. It ends when `runs` does, or with a loss.
+    fn session(
+        &self,
+        is_last: bool,
+        runs: mpsc::UnboundedReceiver<Run>,
+        returned: mpsc::UnboundedSender<Returned>,
+    ) -> ForeignTask;
 }

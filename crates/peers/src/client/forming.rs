@@ -149,11 +149,11 @@ async fn open_all(
     let mut fed_by = previous.as_ref().map(|next| next.key);
     for ((id, ChainSpan { peer, layers }, open), result) in opens.into_iter().zip(results) {
         match result {
-            Ok((span_session, OpenedSpan { rows_max, is_linked })) => {
+            Ok((span_session, OpenedSpan { rows_max, is_linked, returns_logits })) => {
                 let (wait, wait_per_row) = wait_of(session, peer, layers);
                 // What comes back has to fit into a frame.
                 let rows_max = rows_max.min(session.context().rows_max);
-                new.push(NewSpan { id, layers, rows_max, fed_by, wait, wait_per_row });
+                new.push(NewSpan { id, layers, rows_max, returns_logits, fed_by, wait, wait_per_row });
                 let Open { accepts, next, .. } = open;
                 let next = next.filter(|_| is_linked);
                 fed_by = next.as_ref().map(|next| next.key);
@@ -180,8 +180,9 @@ async fn open_span(
 ) -> Result<(SpanSession, OpenedSpan), SpanLoss> {
     let context = session.context();
     if let Some(foreign) = context.foreign.get(&peer, open.layers) {
-        let opened = OpenedSpan { rows_max: context.rows_max, is_linked: false };
-        return Ok((SpanSession::foreign(&*foreign, id, session.events()), opened));
+        let returns_logits = foreign.returns_logits();
+        let opened = OpenedSpan { rows_max: context.rows_max, is_linked: false, returns_logits };
+        return Ok((SpanSession::foreign(&*foreign, id, open.is_last, session.events()), opened));
     }
     let link = context.link(peer);
     let opened = timeout(wait, link.open(id, open, session.events())).await.map_err(|_| SpanLoss::Late)??;

@@ -73,6 +73,8 @@ struct OpenSpan {
 pub(super) struct OpenedSpan {
     pub rows_max: usize,
     pub is_linked: bool,
+    /// It returns the logits of a run's last row instead of states.
+    pub returns_logits: bool,
 }
 
 #[derive(Default)]
@@ -161,10 +163,10 @@ enum Way {
 
 impl SpanSession {
     /// A session at a peer with another protocol. Its events come under `id`.
-    pub fn foreign(peer: &dyn ForeignPeer, id: SpanId, events: Events) -> Self {
+    pub fn foreign(peer: &dyn ForeignPeer, id: SpanId, is_last: bool, events: Events) -> Self {
         let (runs, received) = mpsc::unbounded_channel();
         let (returned, mut replies) = mpsc::unbounded_channel();
-        let session = peer.session(received, returned);
+        let session = peer.session(is_last, received, returned);
         tokio::spawn(async move {
             let mut session = std::pin::pin!(session);
             let loss = loop {
@@ -317,7 +319,7 @@ async fn receive(
                 let mut spans = lock(spans);
                 let opened = spans.open.get_mut(&session).and_then(|span| span.opened.take());
                 // An error means that nobody waits any more.
-                opened.map(|opened| opened.send(Ok(OpenedSpan { rows_max, is_linked })));
+                opened.map(|opened| opened.send(Ok(OpenedSpan { rows_max, is_linked, returns_logits: false })));
             }
             Ok(Reply::Ran { session, returned }) => {
                 let mut spans = lock(spans);

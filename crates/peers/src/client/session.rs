@@ -17,7 +17,7 @@ use super::check::Check;
 use super::context::{ClientContext, SpanReport, lock};
 use super::forming::{FormedSpans, OpenSpan, form};
 use super::link::{SpanEvent, SpanLoss};
-use super::session_state::{Action, LossReason, SessionState, SpanId};
+use super::session_state::{Action, JobOutput, LossReason, SessionState, SpanId};
 use super::times::JobTimes;
 use crate::wire::{FailureKind, Returned};
 
@@ -32,8 +32,12 @@ pub(super) struct Job {
     pub phase: Phase,
     pub rows: Vec<f32>,
     pub state_rows: usize,
-    pub reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
+    /// The logits of the last row serve as well as its state, which is the only one that is needed.
+    pub takes_logits: bool,
+    pub reply: JobReply,
 }
+
+pub(super) type JobReply = sync::Sender<Result<JobOutput, SessionLoss>>;
 
 /// A job that is not done.
 struct WaitingJob {
@@ -41,7 +45,7 @@ struct WaitingJob {
     end: usize,
     rows: usize,
     times: JobTimes,
-    reply: sync::Sender<Result<Vec<f32>, SessionLoss>>,
+    reply: JobReply,
 }
 
 /// No chain could be had.
@@ -85,7 +89,7 @@ impl Session {
         jobs: mpsc::UnboundedReceiver<Job>,
     ) {
         let (events, received) = mpsc::unbounded_channel();
-        let state = SessionState::new(range.start(), context.hidden, context.options.encoding);
+        let state = SessionState::new(range.start(), [context.hidden, context.vocab], context.options.encoding);
         context.counters.sessions.fetch_add(1, Ordering::Relaxed);
         let mut session = Self {
             context,
@@ -147,9 +151,9 @@ impl Session {
     }
 
     fn add(&mut self, job: Job) {
-        let Job { position, phase, rows, state_rows, reply } = job;
+        let Job { position, phase, rows, state_rows, takes_logits, reply } = job;
         let count = rows.len() / self.context.hidden;
-        let number = self.state.add_job(position, phase, &rows, state_rows);
+        let number = self.state.add_job(position, phase, &rows, state_rows, takes_logits);
         let times = JobTimes::new(Instant::now());
         self.waiting.insert(number, WaitingJob { end: position + count, rows: count, times, reply });
     }
@@ -191,7 +195,9 @@ impl Session {
         for action in self.state.take_actions() {
             match action {
                 Action::Expect { from, run, rows } => {
-                    self.span_mut(from).map(|span| span.session.expect(run, rows));
+                    if let Some(span) = self.span_mut(from) {
+                        span.session.expect(run, rows);
+                    }
                 }
                 Action::Send { to, run } => {
                     if let Some((_, span)) = self.spans.iter().find(|(id, _)| *id == to) {
@@ -213,17 +219,17 @@ impl Session {
                     }
                     self.report_chain();
                 }
-                Action::Done { job, states } => {
+                Action::Done { job, output } => {
                     let Some(job) = self.waiting.remove(&job) else { continue };
                     if !self.is_check() {
                         self.context.times.record_step(&job.times, Instant::now());
                     }
-                    self.check_some(&job, &states);
+                    self.check_some(&job, &output);
                     // An error means that the engine has dropped the step.
-                    let _ = job.reply.send(Ok(states));
+                    let _ = job.reply.send(Ok(output));
                 }
                 Action::Discarded { job, state_rows } => {
-                    let zeros = vec![0.0; state_rows * self.context.hidden];
+                    let zeros = JobOutput::States(vec![0.0; state_rows * self.context.hidden]);
                     self.waiting.remove(&job).map(|job| job.reply.send(Ok(zeros)));
                 }
                 Action::Lost { span, why } => {
@@ -242,7 +248,7 @@ impl Session {
     }
 
     /// Has a part of the jobs checked, each at one span.
-    fn check_some(&self, job: &WaitingJob, states: &[f32]) {
+    fn check_some(&self, job: &WaitingJob, output: &JobOutput) {
         let context = &self.context;
         if self.is_check() || context.options.verify <= 0.0 || random() >= context.options.verify {
             return;
@@ -252,9 +258,11 @@ impl Session {
         else {
             return;
         };
-        let after = match index + 1 == self.spans.len() {
-            true => states.to_vec(),
-            false => {
+        let after = match (index + 1 == self.spans.len(), output) {
+            (true, JobOutput::States(states)) => states.clone(),
+            // Others return states, which are not comparable with logits.
+            (true, _) => return,
+            (false, _) => {
                 let Some((rows, _)) = self.state.rows_before_layer(span.layers.end(), job.end) else { return };
                 rows[(job.end - job.rows) * context.hidden..].to_vec()
             }
@@ -400,6 +408,15 @@ impl Session {
     }
 
     fn plan_without(
+        &self,
+        excluded: &HashSet<PeerId>,
+        layers: LayerRange,
+        around: [&[(SpanId, OpenSpan)]; 2],
+    ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
+        self.context.prefer_states(excluded, |excluded| self.plan_excluding(excluded, layers, around))
+    }
+
+    fn plan_excluding(
         &self,
         excluded: &HashSet<PeerId>,
         layers: LayerRange,

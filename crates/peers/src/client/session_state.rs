@@ -28,6 +28,18 @@ struct Job {
     position: usize,
     rows: usize,
     state_rows: usize,
+    takes_logits: bool,
+}
+
+/// The result of a job.
+#[derive(Debug, PartialEq)]
+pub(super) enum JobOutput {
+    /// `[state_rows, hidden]`.
+    States(Vec<f32>),
+    /// Of the last row, instead of its state.
+    Logits(Vec<f32>),
+    /// The job needs states, and the chain ends with a span that returns logits.
+    NoStates,
 }
 
 /// What the owner of the state does.
@@ -53,10 +65,9 @@ pub(super) enum Action {
         before: SpanId,
         span: SpanId,
     },
-    /// The states of a job.
     Done {
         job: u64,
-        states: Vec<f32>,
+        output: JobOutput,
     },
     /// The span's peer did not do its part.
     Lost {
@@ -75,6 +86,7 @@ pub(super) enum LossReason {
 #[derive(Debug)]
 pub(super) struct SessionState {
     hidden: usize,
+    vocab: usize,
     encoding: Encoding,
     /// The first layer of the chain.
     first: usize,
@@ -90,9 +102,10 @@ pub(super) struct SessionState {
 
 impl SessionState {
     /// Of a chain that begins with layer `first`.
-    pub fn new(first: usize, hidden: usize, encoding: Encoding) -> Self {
+    pub fn new(first: usize, [hidden, vocab]: [usize; 2], encoding: Encoding) -> Self {
         Self {
             hidden,
+            vocab,
             encoding,
             first,
             spans: Vec::new(),
@@ -130,15 +143,23 @@ impl SessionState {
     }
 
     /// Adds rows before the first layer, and returns the number of the job. What the session had from their position on is
-    /// discarded, and so are the results of jobs about it.
-    pub fn add_job(&mut self, position: usize, phase: Phase, rows: &[f32], state_rows: usize) -> u64 {
+    /// discarded, and so are the results of jobs about it. With `takes_logits`, the logits of the last row serve as well as its
+    /// state, which is the only one that is needed.
+    pub fn add_job(
+        &mut self,
+        position: usize,
+        phase: Phase,
+        rows: &[f32],
+        state_rows: usize,
+        takes_logits: bool,
+    ) -> u64 {
         self.truncate(position);
         let count = rows.len() / self.hidden;
         let inputs = self.inputs.entry(self.first).or_default();
         inputs.extend_from_slice(rows);
         self.phases.resize(position + count, phase);
         let number = self.number();
-        self.jobs.push_back(Job { number, position, rows: count, state_rows });
+        self.jobs.push_back(Job { number, position, rows: count, state_rows, takes_logits });
         self.pump_all();
         number
     }
@@ -170,7 +191,8 @@ impl SessionState {
         // A reply about rows that were discarded, or that came twice.
         let Some(due) = self.spans[index].due.remove(&returned.run) else { return };
         let states = &returned.states;
-        let is_whole = states.rows == due.states && states.values.len() == due.states * self.hidden;
+        let width = if self.spans[index].new.returns_logits { self.vocab } else { self.hidden };
+        let is_whole = states.rows == due.states && states.values.len() == due.states * width;
         if !is_whole || states.values.iter().any(|value| !value.is_finite()) {
             self.actions.push(Action::Lost { span: id, why: LossReason::Malformed });
             return;
@@ -256,9 +278,23 @@ impl SessionState {
         self.next_number
     }
 
+    fn job(&self, number: Option<u64>) -> Option<&Job> {
+        self.jobs.iter().find(|known| Some(known.number) == number)
+    }
+
     /// Rows of the states of a job that is not done.
     fn state_rows(&self, job: Option<u64>) -> usize {
-        self.jobs.iter().find(|known| Some(known.number) == job).map_or(0, |job| job.state_rows)
+        self.job(job).map_or(0, |job| job.state_rows)
+    }
+
+    /// Rows of them that the last span returns.
+    fn returned_rows(&self, job: Option<u64>) -> usize {
+        let job = self.job(job).filter(|job| job.takes_logits || !self.ends_in_logits());
+        job.map_or(0, |job| job.state_rows)
+    }
+
+    fn ends_in_logits(&self) -> bool {
+        self.spans.last().is_some_and(|span| span.new.returns_logits)
     }
 
     fn rows_before(&self, layer: usize) -> usize {
@@ -295,11 +331,16 @@ impl SessionState {
         }
     }
 
-    fn finish(&mut self, job: Option<u64>, states: Vec<f32>) {
+    /// The last span returned what was due of a job.
+    fn finish(&mut self, job: Option<u64>, values: Vec<f32>) {
         let Some(index) = self.jobs.iter().position(|known| Some(known.number) == job) else { return };
-        if let Some(Job { number, .. }) = self.jobs.remove(index) {
-            self.actions.push(Action::Done { job: number, states });
-        }
+        let Some(Job { number, state_rows, takes_logits, .. }) = self.jobs.remove(index) else { return };
+        let output = match (self.ends_in_logits() && state_rows > 0, takes_logits) {
+            (false, _) => JobOutput::States(values),
+            (true, true) => JobOutput::Logits(values),
+            (true, false) => JobOutput::NoStates,
+        };
+        self.actions.push(Action::Done { job: number, output });
     }
 
     fn pump_all(&mut self) {
@@ -344,9 +385,11 @@ impl SessionState {
 
     /// Every time rows are sent they are another run: a reply tells which of them it is about.
     fn send(&mut self, index: usize, job: Option<u64>, rows: std::ops::Range<usize>, is_silent: bool) {
-        let (run, state_rows, hidden) = (self.number(), self.state_rows(job), self.hidden);
-        let count = rows.len();
-        let states = match (is_silent, index + 1 == self.spans.len()) {
+        let (run, count, hidden) = (self.number(), rows.len(), self.hidden);
+        let is_last = index + 1 == self.spans.len();
+        // Other spans pass it on, possibly to one that takes the place of a last one that returned logits.
+        let state_rows = if is_last { self.returned_rows(job) } else { self.state_rows(job) };
+        let states = match (is_silent, is_last) {
             (true, _) => 0,
             (false, true) => state_rows,
             (false, false) => count,

@@ -42,6 +42,7 @@ pub struct KwaaiModel {
     pub digest: ModelDigest,
     pub layers: usize,
     pub hidden: usize,
+    pub vocab: usize,
 }
 
 /// Makes a server of KwaaiNet known as a peer that serves all of its block or nothing, for ten minutes.
@@ -153,7 +154,7 @@ impl KwaaiFinder {
     /// Uses a server, from now on or still. False if it cannot be used.
     async fn add(&mut self, server: &FoundServer) -> bool {
         let FoundServer { peer, layers, using_relay, .. } = *server;
-        let KwaaiModel { digest, layers: all, hidden } = self.model;
+        let digest = self.model.digest;
         let is_known = self.used.get(&peer).is_some_and(|used| used.layers == layers);
         if !is_known && self.foreign.contains(&peer) && !self.used.contains_key(&peer) {
             return false; // the user named it
@@ -162,8 +163,8 @@ impl KwaaiFinder {
         if !is_known || self.view.score(&peer) > 0.0 {
             let addresses: Vec<_> = self.registries.addresses(&peer).await.iter().map(Multiaddr::to_string).collect();
             let route = KwaaiRoute::Peer { peer, addresses, dial: Arc::clone(&self.dial) };
-            let Some(kwaai) = KwaaiPeer::new(route, layers, hidden, all) else {
-                debug!(%peer, %layers, "a server of KwaaiNet has the last layer: it returns logits, which are not used");
+            let Some(kwaai) = KwaaiPeer::new(route, layers, &self.model) else {
+                debug!(%peer, %layers, "a server of KwaaiNet has layers that the model has not");
                 return false;
             };
             self.foreign.insert(peer, Arc::new(kwaai));

@@ -5,22 +5,27 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use types::LayerRange;
 
+use super::finder::KwaaiModel;
 use super::span::{KwaaiRoute, KwaaiSpan, KwaaiSpanLimits, KwaaiSpanOutput, KwaaiSpanShape, SpanError};
 use crate::block::BlockRows;
 use crate::client::{ForeignLoss, ForeignPeer, ForeignTask};
 use crate::wire::{Activations, Encoding, Returned, Run};
 
-/// A server whose block does not end with the model's last layer: such a one would return logits, and a chain needs states.
+/// A server, of which all of the block is used.
 pub struct KwaaiPeer {
     route: KwaaiRoute,
     shape: KwaaiSpanShape,
 }
 
 impl KwaaiPeer {
-    /// `None` if the block ends with the model's last layer.
-    pub fn new(route: KwaaiRoute, layers: LayerRange, hidden: usize, model_layers: usize) -> Option<Self> {
-        let shape = KwaaiSpanShape { layers, hidden, output: KwaaiSpanOutput::States };
-        (layers.end() < model_layers).then_some(Self { route, shape })
+    /// `None` if the model has no such layers.
+    pub fn new(route: KwaaiRoute, layers: LayerRange, model: &KwaaiModel) -> Option<Self> {
+        let output = match layers.end() == model.layers {
+            true => KwaaiSpanOutput::Logits { vocab: model.vocab },
+            false => KwaaiSpanOutput::States,
+        };
+        let shape = KwaaiSpanShape { layers, hidden: model.hidden, output };
+        (layers.end() <= model.layers).then_some(Self { route, shape })
     }
 }
 
@@ -29,16 +34,25 @@ impl ForeignPeer for KwaaiPeer {
         self.shape.layers
     }
 
+    fn returns_logits(&self) -> bool {
+        matches!(self.shape.output, KwaaiSpanOutput::Logits { .. })
+    }
+
     fn session(
         &self,
+        is_last: bool,
         mut runs: mpsc::UnboundedReceiver<Run>,
         returned: mpsc::UnboundedSender<Returned>,
     ) -> ForeignTask {
         let mut span = KwaaiSpan::new(self.route.clone(), self.shape, KwaaiSpanLimits::default());
         Box::pin(async move {
-            while let Some(Run { run, position, phase, is_silent, activations, .. }) = runs.recv().await {
+            while let Some(Run { run, position, phase, state_rows, is_silent, activations }) = runs.recv().await {
                 let Activations { rows, values, .. } = activations;
-                let state_rows = if is_silent { 0 } else { rows };
+                let state_rows = match (is_silent, is_last) {
+                    (true, _) => 0,
+                    (false, true) => state_rows,
+                    (false, false) => rows,
+                };
                 let ran = match span.run(BlockRows { position, phase, activations: values, state_rows }).await {
                     Ok(ran) => ran,
                     Err(error) => return loss(&error),

@@ -22,11 +22,11 @@ use super::listener::listen;
 use super::node::{Server, address_of, node_options};
 use super::registry::program;
 
-const DIGEST: ModelDigest = ModelDigest([9; 32]);
+pub const DIGEST: ModelDigest = ModelDigest([9; 32]);
 const NAME: &str = "owner/qwen3.tiny";
 const TOKENS: usize = 6;
 
-fn record(peer: PeerId, range: [u32; 2]) -> BlockRecord {
+pub fn record(peer: PeerId, range: [u32; 2]) -> BlockRecord {
     let issued = now();
     let speed = Speed { layer_seconds: 0.001, layer_tokens_per_s: 100.0, queue_seconds: 0.0, bytes_per_s: 1e8 };
     BlockRecord {
@@ -67,7 +67,7 @@ fn spans(client: &SwarmClient) -> Vec<(PeerId, String)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_uses_the_servers_that_registries_name_until_they_are_withdrawn() {
     let model = Model::open("qwen3/model-f32");
-    // Of these, one has the last layer, and one begins within the other's block: it is used only from its own start.
+    // One begins within the other's block: it is used only from its own start. One has the last layer, as a peer of ours.
     let [server, overlapping, last] = [
         Server::start(&model.path, "0-2").await,
         Server::start(&model.path, "1-3").await,
@@ -97,19 +97,19 @@ async fn a_client_uses_the_servers_that_registries_name_until_they_are_withdrawn
     .unwrap();
     node.view().insert(VerifiedRecord::configured(record(own.handle().peer(), [2, 4])).unwrap()).unwrap();
     let foreign = ForeignPeers::default();
-    let kwaai_model = KwaaiModel { digest: DIGEST, layers: 4, hidden: model.hidden() };
+    let kwaai_model = KwaaiModel { digest: DIGEST, layers: 4, hidden: model.hidden(), vocab: model.vocab() };
     let finder = |addresses: &[Multiaddr], view: &Arc<SwarmView>, foreign: &ForeignPeers| {
         let (dial, view) = (node.dial(), Arc::clone(view));
         KwaaiFinder::new(addresses.to_vec(), NAME.to_owned(), kwaai_model, dial, view, foreign.clone())
     };
     let mut found = finder(&addresses, node.view(), &foreign);
-    assert_eq!(found.look_up().await, 2, "the one with the last layer is left out");
+    assert_eq!(found.look_up().await, 3);
     // Another client has a registry too that does not answer.
     addresses.push(listen(registries[1].address).await);
     let others = ForeignPeers::default();
     let mut incomplete = finder(&addresses, &Arc::default(), &others);
-    assert_eq!(incomplete.look_up().await, 2);
-    assert!(foreign.contains(&server.peer()) && !foreign.contains(&last.peer()));
+    assert_eq!(incomplete.look_up().await, 3);
+    assert!([&server, &overlapping, &last].iter().all(|server| foreign.contains(&server.peer())));
 
     let ends =
         CoordinatorStage::load(backend(), &model.checkpoint, &OPTIONS, ModelPart::coordinator(0), &mut |_| {}).unwrap();
@@ -137,16 +137,16 @@ async fn a_client_uses_the_servers_that_registries_name_until_they_are_withdrawn
 
     announce(&server, [0, 2], KwaaiServerState::Offline, Duration::from_secs(1)).await;
     assert!(client.plan(32).is_ok());
-    assert_eq!(found.look_up().await, 1);
+    assert_eq!(found.look_up().await, 2);
     assert!(!foreign.contains(&server.peer()) && foreign.contains(&overlapping.peer()));
     assert!(client.plan(32).unwrap_err().to_string().contains("no peer serves layers 0..1"));
     // The registry that does not answer may know it, so there it is kept.
-    assert_eq!(incomplete.look_up().await, 2);
+    assert_eq!(incomplete.look_up().await, 3);
     assert!(others.contains(&server.peer()));
     // A peer that announces the model in our own protocol is used in that.
     let own_record = SignedRecord::sign(record(overlapping.peer(), [1, 3]), &overlapping.identity).unwrap();
     node.view().insert(own_record.verify(&InlinedKeys, now()).unwrap()).unwrap();
-    assert_eq!(found.look_up().await, 0);
+    assert_eq!(found.look_up().await, 1);
     assert!(!foreign.contains(&overlapping.peer()));
     assert!(node.view().record(&DIGEST, &overlapping.peer()).is_some());
 }

@@ -123,7 +123,7 @@ fn blocks(range: LayerRange) -> String {
     format!("{}-{}", range.start(), range.end())
 }
 
-fn python_server(model: &Model, range: LayerRange, form: Form, arguments: &[&str]) -> PythonServer {
+pub fn python_server(model: &Model, range: LayerRange, form: Form, arguments: &[&str]) -> PythonServer {
     let common = ["--model", model.path.to_str().unwrap(), "--blocks", &blocks(range)];
     PythonServer::start(&[&common[..], form.argument(), arguments].concat())
 }

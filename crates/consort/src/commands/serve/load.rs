@@ -221,10 +221,12 @@ const GGUF_MIXTURES: [(u64, &str); 7] =
 
 impl CacheOptions {
     pub fn check(&self, options: &ModelOptions) -> Result<(), UsageError> {
-        match options.uses_cake() && self.speculate > 0 {
-            true => Err(UsageError::new("--speculate does not work with cake workers: they cannot take tokens back")),
-            false => Ok(()),
-        }
+        let refused = match self.speculate > 0 {
+            true if options.uses_cake() => "cake workers",
+            true if options.kwaai().has_servers() => "servers of KwaaiNet",
+            _ => return Ok(()),
+        };
+        Err(UsageError::new(format!("--speculate does not work with {refused}: they cannot take tokens back")))
     }
 }
 

@@ -22,6 +22,8 @@ pub(in crate::client) struct NewSpan {
     pub layers: LayerRange,
     /// Rows of one run.
     pub rows_max: usize,
+    /// It is the last one and returns the logits of a run's last row instead of states. No span feeds such a one.
+    pub returns_logits: bool,
     /// With which key the span before passes its rows on to it, if it does.
     pub fed_by: Option<PushKey>,
     /// How long a run of so many rows may take: a fixed part, and one for each row.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 
 const HIDDEN: usize = 2;
+const VOCAB: usize = 3;
 const LAYERS: usize = 6;
 const TOKENS_MAX: usize = 60;
 const ROWS_MAX: usize = 5;
@@ -26,6 +27,11 @@ fn computed(rows: &[Row], layers: std::ops::Range<usize>) -> Vec<Row> {
         }
     }
     rows
+}
+
+/// What a peer with a head makes of its last row.
+fn logits(row: Row) -> [f32; VOCAB] {
+    [row[0] + row[1], row[0], -row[1]]
 }
 
 struct Random(u64);
@@ -55,6 +61,8 @@ struct Faults {
     /// Rows that are not passed on: it says so, or it does not.
     unlinked: usize,
     dropped: usize,
+    /// Last spans that return logits.
+    logits: usize,
 }
 
 enum ToPeer {
@@ -70,6 +78,7 @@ enum FromPeer {
 /// A peer with a session.
 struct Peer {
     layers: LayerRange,
+    returns_logits: bool,
     rows: Vec<Row>,
     accepts: Option<PushKey>,
     next: Option<(SpanId, PushKey)>,
@@ -83,6 +92,7 @@ struct Peer {
 struct PendingJob {
     end: usize,
     states: Vec<f32>,
+    takes_logits: bool,
 }
 
 /// A client, its chain, and everything that is on its way.
@@ -101,6 +111,9 @@ struct World {
     done: usize,
     discarded: usize,
     replaced: usize,
+    /// Jobs that got logits, and those that could not have states.
+    with_logits: usize,
+    without_states: usize,
 }
 
 fn run_of(values: &[f32]) -> Vec<Row> {
@@ -109,7 +122,7 @@ fn run_of(values: &[f32]) -> Vec<Row> {
 
 impl World {
     fn new(seed: u64, faults: Faults) -> Self {
-        let state = SessionState::new(0, HIDDEN, Encoding::F32);
+        let state = SessionState::new(0, [HIDDEN, VOCAB], Encoding::F32);
         let mut world = Self {
             random: Random(seed),
             faults,
@@ -123,6 +136,8 @@ impl World {
             done: 0,
             discarded: 0,
             replaced: 0,
+            with_logits: 0,
+            without_states: 0,
         };
         world.form(LayerRange::new(0, LAYERS as u32).unwrap());
         world
@@ -149,7 +164,12 @@ impl World {
         }
         bounds.push(layers.end());
         let is_star = self.random.is(15);
-        let keys: Vec<Option<PushKey>> = bounds.iter().map(|_| (!is_star).then(|| self.key())).collect();
+        let mut keys: Vec<Option<PushKey>> = bounds.iter().map(|_| (!is_star).then(|| self.key())).collect();
+        let returns_logits = layers.end() == LAYERS && self.random.is(self.faults.logits);
+        if returns_logits {
+            let last = keys.len() - 2;
+            keys[last] = None;
+        }
         let ids: Vec<SpanId> = keys[1..].iter().zip(self.next_span..).map(|(_, id)| SpanId(id)).collect();
         self.next_span += ids.len() as u64;
         let mut fed_by = keys[0].filter(|_| before.is_some());
@@ -162,11 +182,14 @@ impl World {
         for (index, id) in ids.iter().enumerate() {
             let layers = LayerRange::new(bounds[index] as u32, bounds[index + 1] as u32).unwrap();
             let rows_max = ROWS_MAX + self.random.below(3);
-            new.push(NewSpan { id: *id, layers, rows_max, fed_by, wait: WAIT, wait_per_row: Duration::ZERO });
+            let returns_logits = returns_logits && layers.end() == LAYERS;
+            let wait_per_row = Duration::ZERO;
+            new.push(NewSpan { id: *id, layers, rows_max, returns_logits, fed_by, wait: WAIT, wait_per_row });
             let following = ids.get(index + 1).copied().or(after);
             let next = following.zip(keys[index + 1]).filter(|_| !self.random.is(self.faults.unlinked));
             let peer = Peer {
                 layers,
+                returns_logits,
                 rows: Vec::new(),
                 accepts: keys[index].filter(|_| index > 0 || before.is_some()),
                 next,
@@ -216,9 +239,20 @@ impl World {
                     self.peers.get_mut(&before).unwrap().inbox.push_back(ToPeer::Route { accepts, next: None });
                     self.peers.get_mut(&span).unwrap().inbox.push_back(ToPeer::Route { accepts: None, next });
                 }
-                Action::Done { job, states } => {
+                Action::Done { job, output } => {
                     let job = self.pending.remove(&job).expect("a job is done once");
-                    assert_eq!(states, job.states);
+                    match output {
+                        JobOutput::States(states) => assert_eq!(states, job.states),
+                        JobOutput::Logits(found) => {
+                            assert!(job.takes_logits);
+                            assert_eq!(found, logits(run_of(&job.states)[0]));
+                            self.with_logits += 1;
+                        }
+                        JobOutput::NoStates => {
+                            assert!(!job.takes_logits && !job.states.is_empty());
+                            self.without_states += 1;
+                        }
+                    }
                     self.done += 1;
                 }
                 Action::Discarded { job, state_rows } => {
@@ -278,8 +312,9 @@ impl World {
         let all = computed(&self.tokens, 0..LAYERS);
         let states = all[all.len() - state_rows..].concat();
         let phase = if self.random.is(50) { Phase::Prefill } else { Phase::Decode };
-        let run = self.state.add_job(position, phase, &new.concat(), state_rows);
-        assert!(self.pending.insert(run, PendingJob { end: position + rows, states }).is_none());
+        let takes_logits = state_rows == 1 && self.random.is(70);
+        let run = self.state.add_job(position, phase, &new.concat(), state_rows, takes_logits);
+        assert!(self.pending.insert(run, PendingJob { end: position + rows, states, takes_logits }).is_none());
         self.act();
     }
 
@@ -330,7 +365,10 @@ impl World {
         };
         let peer = self.peers.get_mut(&id).unwrap();
         let out = computed(&peer.rows, peer.layers.start()..peer.layers.end());
-        let mut states = out[out.len() - count..].concat();
+        let mut states = match peer.returns_logits {
+            true if count > 0 => logits(out[out.len() - 1]).to_vec(),
+            _ => out[out.len() - count..].concat(),
+        };
         let mut passed_on = None;
         if let Some((next, key)) = peer.next.filter(|_| !run.is_silent) {
             let activations = Activations { encoding: Encoding::F32, rows: count, values: states.clone() };
@@ -441,25 +479,27 @@ impl World {
 
 const WAIT: Duration = Duration::from_secs(3);
 
-/// Runs worlds with these faults, and returns how many jobs were done and discarded, and how many spans replaced.
-fn run_worlds(faults: Faults) -> [usize; 3] {
-    let mut counts = [0; 3];
+/// Runs worlds with these faults, and returns how many jobs were done and discarded, how many spans replaced, how many jobs got
+/// logits, and how many could not have states.
+fn run_worlds(faults: Faults) -> [usize; 5] {
+    let mut counts = [0; 5];
     for seed in 1..=150 {
         let run = std::panic::AssertUnwindSafe(|| {
             let mut world = World::new(seed, faults);
             world.run();
-            [world.done, world.discarded, world.replaced]
+            let World { done, discarded, replaced, with_logits, without_states, .. } = world;
+            [done, discarded, replaced, with_logits, without_states]
         });
         let Ok(run) = std::panic::catch_unwind(run) else { panic!("seed {seed} with {faults:?}") };
-        (0..3).for_each(|index| counts[index] += run[index]);
+        (0..5).for_each(|index| counts[index] += run[index]);
     }
-    println!("{faults:?}: {counts:?} jobs done, jobs discarded, spans replaced");
+    println!("{faults:?}: {counts:?} jobs done, jobs discarded, spans replaced, logits, no states");
     counts
 }
 
 #[test]
 fn without_faults_every_job_is_done_and_nothing_is_replaced() {
-    let [done, discarded, replaced] = run_worlds(Faults::default());
+    let [done, discarded, replaced, ..] = run_worlds(Faults::default());
     assert!(done > 1000 && discarded > 50 && replaced == 0, "{done} {discarded} {replaced}");
 }
 
@@ -472,7 +512,7 @@ fn lost_silent_and_garbled_peers_change_no_result() {
         Faults { garbled: 5, ..Faults::default() },
         all,
     ] {
-        let [done, _, replaced] = run_worlds(faults);
+        let [done, _, replaced, ..] = run_worlds(faults);
         assert!(done > 500 && replaced > 50, "{done} {replaced}");
     }
 }
@@ -494,18 +534,51 @@ fn rows_that_are_not_passed_on_reach_the_next_peer_by_the_client() {
     for faults in [
         Faults { unlinked: 20, ..Faults::default() },
         Faults { dropped: 20, ..Faults::default() },
-        Faults { unlinked: 10, dropped: 10, lost: 3, silent: 1, garbled: 1, twice: 10, unasked: 10, overtaking: 10 },
+        Faults {
+            unlinked: 10,
+            dropped: 10,
+            lost: 3,
+            silent: 1,
+            garbled: 1,
+            twice: 10,
+            unasked: 10,
+            overtaking: 10,
+            logits: 0,
+        },
     ] {
         assert!(run_worlds(faults)[0] > 500);
     }
 }
 
 #[test]
+fn last_spans_that_return_logits_and_those_that_return_states_replace_each_other() {
+    for faults in [
+        Faults { logits: 100, ..Faults::default() },
+        Faults { logits: 50, lost: 5, ..Faults::default() },
+        Faults {
+            logits: 50,
+            unlinked: 10,
+            dropped: 10,
+            lost: 3,
+            silent: 1,
+            garbled: 3,
+            overtaking: 10,
+            ..Faults::default()
+        },
+    ] {
+        let [done, _, _, with_logits, without_states] = run_worlds(faults);
+        assert!(done > 500 && with_logits > 100 && without_states > 100, "{done} {with_logits} {without_states}");
+    }
+}
+
+#[test]
 fn a_long_replay_is_sent_in_parts_as_the_peer_answers() {
-    let mut state = SessionState::new(0, 1, Encoding::F32);
+    let mut state = SessionState::new(0, [1, 1], Encoding::F32);
     let layers = LayerRange::new(0, 2).unwrap();
-    let span = |id: u64| NewSpan { id: SpanId(id), layers, rows_max: 2, fed_by: None, wait: WAIT, wait_per_row: WAIT };
-    state.add_job(0, Phase::Prefill, &[1.0; 100], 0);
+    let (rows_max, returns_logits, fed_by) = (2, false, None);
+    let span =
+        |id| NewSpan { id: SpanId(id), layers, rows_max, returns_logits, fed_by, wait: WAIT, wait_per_row: WAIT };
+    state.add_job(0, Phase::Prefill, &[1.0; 100], 0, false);
     let sends = |state: &mut SessionState| {
         let sent = state.take_actions().into_iter().filter_map(|action| match action {
             Action::Send { run, .. } => Some(run),
