@@ -364,12 +364,17 @@ impl<E: Executor> Engine<E> {
         if self.running.len() == 1 {
             let sequence = self.remove(0);
             self.finish(sequence, FinishReason::Context, self.clock.now(), events);
-        } else if let Some(mut sequence) = self.running.pop() {
-            self.executor.close(sequence.session());
-            sequence.reset();
-            self.stats.preemptions += 1;
-            self.waiting.requeue(sequence);
+        } else if let Some(sequence) = self.running.pop() {
+            self.requeue(sequence);
         }
+    }
+
+    /// Closes the session of a sequence that ran, and has it wait for another one.
+    fn requeue(&mut self, mut sequence: Sequence) {
+        self.executor.close(sequence.session());
+        sequence.reset();
+        self.stats.preemptions += 1;
+        self.waiting.requeue(sequence);
     }
 
     /// Removes a running sequence and closes its session.

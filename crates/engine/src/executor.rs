@@ -26,7 +26,8 @@ pub trait Executor: Send {
 
     fn capacity(&self) -> Capacity;
 
-    /// Opens a session that will hold at most `tokens_max` tokens. It begins with those pages of `prefix` that the prefix
+    /// Opens a session that will hold at most `tokens_max` tokens. While others are open, it may say that this takes a while
+    /// ([`ExecutorError::Opening`]): the caller asks again. It begins with those pages of `prefix` that the prefix
     /// cache has. Whole pages of `prefix` that it computes are published in the cache for later sessions.
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError>;
 
@@ -146,6 +147,8 @@ pub enum ExecutorError {
     OutOfPages { needed: usize, free: usize },
     #[error("{max} sessions are open, which is the limit")]
     OutOfSessions { max: usize },
+    #[error("the session is being opened")]
+    Opening,
     #[error("session {} is not open", .0.0)]
     UnknownSession(SessionId),
     #[error("a session of {tokens} tokens was asked for, the limit is {max}")]
@@ -183,9 +186,9 @@ pub enum ExecutorError {
 }
 
 impl ExecutorError {
-    /// Whether the same call can succeed later, when other sessions have ended.
+    /// Whether the same call can succeed later, when other sessions have ended or gone on.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::PipelineFull { .. })
+        matches!(self, Self::OutOfPages { .. } | Self::OutOfSessions { .. } | Self::Opening | Self::PipelineFull { .. })
     }
 
     /// Whether all sessions are gone and the executor replaces a lost process: see [`Executor::poll_health`].

@@ -389,6 +389,8 @@ pub struct StepOutput {
     pub states: Vec<f32>,
     /// Sessions whose entries needed states that the end of a chain did not return: see [`EntryWithoutStates`].
     pub unserved: Vec<SessionId>,
+    /// Sessions that the executor has closed, because there is no room for them any more. Nothing else of them is returned.
+    pub preempted: Vec<SessionId>,
     values: Vec<f32>,
 }
 
@@ -405,6 +407,7 @@ impl StepOutput {
         self.logits.clear();
         self.states.clear();
         self.unserved.clear();
+        self.preempted.clear();
         self.values.clear();
     }
 

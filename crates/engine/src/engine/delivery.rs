@@ -19,6 +19,12 @@ impl<E: Executor> Engine<E> {
                 self.finish(sequence, FinishReason::Failed(Failure::NoStates), now, events);
             }
         }
+        for session in output.preempted.drain(..) {
+            if let Some(index) = self.running.position_of(session) {
+                let sequence = self.running.remove(index);
+                self.requeue(sequence);
+            }
+        }
         for logprobs in output.prompt_logprobs.drain(..) {
             self.deliver_prompt_logprobs(logprobs, now, events);
         }

@@ -14,19 +14,33 @@ use types::{SessionId, TokenId};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Loses all sessions in the steps `lost_at` and, while no step runs, after the steps `lost_after`. It is ready again after
-/// `looks` polls of its health.
+/// `looks` polls of its health. It ends one of the sessions in the steps `preempted_at`, and opens a second one only after
+/// `opened_after` steps.
 struct Frail {
     inner: Fake,
     steps: usize,
     lost_at: Vec<usize>,
     lost_after: Vec<usize>,
+    preempted_at: Vec<usize>,
+    opened_after: usize,
+    open: usize,
     looks: usize,
     looks_left: usize,
 }
 
 impl Frail {
     fn new(lost_at: &[usize], looks: usize) -> Self {
-        Self { inner: whole(), steps: 0, lost_at: lost_at.to_vec(), lost_after: Vec::new(), looks, looks_left: 0 }
+        Self {
+            inner: whole(),
+            steps: 0,
+            lost_at: lost_at.to_vec(),
+            lost_after: Vec::new(),
+            preempted_at: Vec::new(),
+            opened_after: 0,
+            open: 0,
+            looks,
+            looks_left: 0,
+        }
     }
 }
 
@@ -48,6 +62,10 @@ impl Executor for Frail {
     }
 
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
+        if self.open > 0 && self.steps < self.opened_after {
+            return Err(ExecutorError::Opening);
+        }
+        self.open += 1;
         self.inner.open(tokens_max, prefix)
     }
 
@@ -56,6 +74,7 @@ impl Executor for Frail {
     }
 
     fn close(&mut self, session: SessionId) {
+        self.open = self.open.saturating_sub(1);
         self.inner.close(session);
     }
 
@@ -70,7 +89,14 @@ impl Executor for Frail {
             self.looks_left = self.looks;
             return Err(ExecutorError::Lost { why: why() });
         }
-        self.inner.collect(output)
+        self.inner.collect(output)?;
+        if self.preempted_at.contains(&self.steps)
+            && let Some(sample) = output.samples.pop()
+        {
+            self.close(sample.session);
+            output.preempted.push(sample.session);
+        }
+        Ok(())
     }
 
     fn poll_health(&mut self, _: Duration) -> Health {
@@ -163,6 +189,33 @@ fn losses_between_steps_end_no_request() {
         assert_eq!(*tokens, answer(&prompt(30, seed), &sampling(), 20));
     }
     assert!(engine.stats().replays > 4, "{:?}", engine.stats());
+}
+
+#[test]
+fn a_session_that_ends_alone_disturbs_no_other() {
+    let mut frail = Frail::new(&[], 0);
+    frail.preempted_at = vec![2, 5, 6, 12];
+    let mut engine = Engine::new(frail, 64);
+    for ((tokens, ending), seed) in run(&mut engine).iter().zip([1, 2]) {
+        assert_eq!(*tokens, answer(&prompt(30, seed), &sampling(), 20));
+        assert!(matches!(ending, FinishReason::Length), "{ending:?}");
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.preemptions, stats.replays), (4, 0));
+    assert!(engine.executor().inner.is_clean());
+}
+
+#[test]
+fn a_session_that_takes_long_to_open_keeps_no_other_waiting() {
+    let mut frail = Frail::new(&[], 0);
+    frail.opened_after = 10;
+    let mut engine = Engine::new(frail, 64);
+    for ((tokens, _), seed) in run(&mut engine).iter().zip([1, 2]) {
+        assert_eq!(*tokens, answer(&prompt(30, seed), &sampling(), 20));
+    }
+    // 20 of the first, of which 10 are over when the second one begins.
+    let steps = engine.executor().steps;
+    assert!((30..35).contains(&steps), "{steps}");
 }
 
 #[test]

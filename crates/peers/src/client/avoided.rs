@@ -15,8 +15,8 @@ pub(super) struct AvoidedPeers {
     /// Never used: those that a check is about.
     excluded: HashSet<PeerId>,
     failed: HashMap<PeerId, Instant>,
-    /// They said that their weights are loading. They are used if there are no others.
-    warming_up: HashMap<PeerId, Instant>,
+    /// They said that they are loading their weights, or have no room. They are used if there are no others.
+    busy: HashMap<PeerId, Instant>,
     /// How often they passed rows on to a peer that then failed. What they return to the client may be something else.
     failed_feeds: HashMap<PeerId, usize>,
 }
@@ -30,8 +30,8 @@ impl AvoidedPeers {
         self.failed.insert(peer, Instant::now());
     }
 
-    pub fn add_warming_up(&mut self, peer: PeerId) {
-        self.warming_up.insert(peer, Instant::now());
+    pub fn add_busy(&mut self, peer: PeerId) {
+        self.busy.insert(peer, Instant::now());
     }
 
     pub fn add_failed_feeds(&mut self, peer: PeerId, count: usize) {
@@ -45,13 +45,13 @@ impl AvoidedPeers {
 
     /// The peers that are not to be used; and those of them that are not even if there are no others.
     pub fn now(&mut self) -> [HashSet<PeerId>; 2] {
-        for peers in [&mut self.failed, &mut self.warming_up] {
+        for peers in [&mut self.failed, &mut self.busy] {
             peers.retain(|_, since| since.elapsed() < AVOIDED);
         }
         let mut always = self.excluded.clone();
         always.extend(self.failed.keys());
         let mut all = always.clone();
-        all.extend(self.warming_up.keys());
+        all.extend(self.busy.keys());
         [all, always]
     }
 }

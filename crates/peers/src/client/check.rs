@@ -12,7 +12,7 @@ use types::LayerRange;
 
 use super::context::{ClientContext, lock};
 use super::link::{SpanEvent, SpanLoss};
-use super::session::{Job, Session};
+use super::session::{CheckedPart, Job, Session};
 use super::session_state::{JobOutput, SpanId};
 
 /// Results that differ by more, relative to their size, are not due to another order of sums.
@@ -101,15 +101,13 @@ impl Check {
             start = end;
         }
         let peers = Arc::<Mutex<Vec<PeerId>>>::default();
-        let session = Session::run_range(
-            Arc::clone(context),
-            rows,
-            self.layers,
-            self.outer.clone(),
-            without.clone(),
-            Some(Arc::clone(&peers)),
-            received,
-        );
+        let part = CheckedPart {
+            range: self.layers,
+            outer: self.outer.clone(),
+            excluded: without.clone(),
+            used: Some(Arc::clone(&peers)),
+        };
+        let session = Session::run_check(Arc::clone(context), rows, part, received);
         let session = tokio::spawn(session);
         let collect = move || {
             let mut states = Vec::new();

@@ -148,8 +148,14 @@ impl ClientContext {
             SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Misuse, .. } => {
                 self.view.report(peer, Offence::Refused);
             }
+            // What it has room for may be what this client's other sessions have.
+            SpanLoss::Failed { kind: FailureKind::Refused, .. } if self.has_sessions_at(&peer) => {}
             _ => self.report(peer, loss),
         }
+    }
+
+    fn has_sessions_at(&self, peer: &PeerId) -> bool {
+        lock(&self.links).get(peer).is_some_and(|link| Arc::strong_count(link) > 1)
     }
 
     /// Remembers why a peer's session has ended.

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc as sync;
-use std::time::Duration;
+use std::sync::mpsc::{self as sync, TryRecvError};
+use std::time::{Duration, Instant};
 
 use engine::{
     Capacity, CoordinatorStage, Entry, EntryWithoutStates, Executor, ExecutorError, Health, OpenedSession, Prefix,
@@ -27,6 +27,9 @@ use crate::view::SwarmView;
 const DEPTH: usize = 4;
 /// Rows of one run: what peers run at once. A step may have more, of one sequence or of several.
 pub const RUN_ROWS_MAX: usize = 512;
+/// How long a session is kept for which nobody has asked again.
+const OPENING_KEPT: Duration = Duration::from_secs(20);
+const SESSION_ENDED: &str = "a session of the swarm ended";
 /// The length for which a chain has to have room for the client to count as ready.
 const READY_TOKENS: usize = 32;
 
@@ -96,8 +99,18 @@ pub struct SwarmExecutor<B: Backend> {
     activations: Vec<f32>,
     states: Vec<f32>,
     without_states: Vec<EntryWithoutStates>,
+    /// A session of which nobody has run anything yet.
+    opening: Option<Opening>,
     /// Why there is no chain, and whether that was reported.
     lost: Option<(Arc<str>, bool)>,
+}
+
+/// A session whose chain is being formed.
+struct Opening {
+    tokens_max: usize,
+    asked: Instant,
+    formed: sync::Receiver<Result<(), SessionLoss>>,
+    jobs: mpsc::UnboundedSender<Job>,
 }
 
 impl<B: Backend> SwarmExecutor<B> {
@@ -126,6 +139,7 @@ impl<B: Backend> SwarmExecutor<B> {
             activations: Vec::new(),
             states: Vec::new(),
             without_states: Vec::new(),
+            opening: None,
             lost: None,
         }
     }
@@ -152,10 +166,37 @@ impl<B: Backend> SwarmExecutor<B> {
     /// Ends all sessions.
     fn lose(&mut self, why: Arc<str>) -> ExecutorError {
         self.sessions.clear();
+        self.opening = None;
         self.flights.clear();
         self.ends.clear();
         self.lost = Some((Arc::clone(&why), true));
         ExecutorError::Lost { why }
+    }
+
+    /// The way to a session's task, once it has a chain. Nobody waits for that while other sessions run: peers may have no room until
+    /// one of these ends.
+    fn form(&mut self, tokens_max: usize) -> Result<mpsc::UnboundedSender<Job>, ExecutorError> {
+        let fits = |opening: &Opening| opening.tokens_max >= tokens_max && opening.asked.elapsed() < OPENING_KEPT;
+        let opening = self.opening.take().filter(fits).unwrap_or_else(|| {
+            let ((jobs, received), (sender, formed)) = (mpsc::unbounded_channel(), sync::channel());
+            self.runtime.spawn(Session::run(Arc::clone(&self.context), tokens_max, sender, received));
+            Opening { tokens_max, asked: Instant::now(), formed, jobs }
+        });
+        let is_alone = self.sessions.is_empty();
+        let formed = match is_alone {
+            true => opening.formed.recv().map_err(|_| TryRecvError::Disconnected),
+            false => opening.formed.try_recv(),
+        };
+        match formed {
+            Ok(Ok(())) => Ok(opening.jobs),
+            Ok(Err(loss)) if is_alone => Err(self.lose(loss.why)),
+            Err(TryRecvError::Disconnected) if is_alone => Err(self.lose(SESSION_ENDED.into())),
+            Ok(Err(_)) | Err(TryRecvError::Disconnected) => Err(ExecutorError::Opening),
+            Err(TryRecvError::Empty) => {
+                self.opening = Some(Opening { asked: Instant::now(), ..opening });
+                Err(ExecutorError::Opening)
+            }
+        }
     }
 
     /// Gives an entry's rows to its session, in runs.
@@ -181,10 +222,12 @@ impl<B: Backend> SwarmExecutor<B> {
         self.context.plan(READY_TOKENS.min(self.ends.capacity().tokens_max())).map(drop)
     }
 
-    /// Waits for the outputs of an entry.
-    fn gather(&mut self, index: usize, entry: &Entry, replies: Vec<Reply>) -> Result<(), Arc<str>> {
+    /// Waits for the outputs of an entry. False if its session has ended, because the peers that are left have no room for it beside
+    /// others.
+    fn gather(&mut self, index: usize, entry: &Entry, replies: Vec<Reply>) -> Result<bool, Arc<str>> {
         // A session that was closed gets no reply: its rows keep their places.
         let is_closed = !self.sessions.contains_key(&entry.session);
+        let mut is_preempted = false;
         let end = self.states.len() + entry.state_rows().len() * self.ends.stage().width();
         let mut without = None;
         for reply in replies {
@@ -193,15 +236,20 @@ impl<B: Backend> SwarmExecutor<B> {
                 Ok(Ok(JobOutput::Logits(logits))) => without = Some(Some(logits)),
                 Ok(Ok(JobOutput::NoStates)) => without = Some(None),
                 _ if is_closed => {}
-                Ok(Err(SessionLoss(why))) => return Err(why),
-                Err(_) => return Err("a session of the swarm ended".into()),
+                Ok(Err(loss)) if loss.is_full && self.sessions.len() > 1 => is_preempted = true,
+                Ok(Err(loss)) => return Err(loss.why),
+                Err(_) => return Err(SESSION_ENDED.into()),
             }
         }
-        if is_closed || without.is_some() {
+        if is_closed || is_preempted || without.is_some() {
             self.states.resize(end, 0.0);
         }
-        self.without_states.extend(without.map(|logits| EntryWithoutStates { entry: index, logits }));
-        Ok(())
+        if is_preempted {
+            self.close(entry.session);
+        } else {
+            self.without_states.extend(without.map(|logits| EntryWithoutStates { entry: index, logits }));
+        }
+        Ok(!is_preempted)
     }
 }
 
@@ -218,10 +266,18 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
         self.check()?;
         // Peers share nothing between sessions, so nothing is found.
         let opened = self.ends.open(tokens_max, Prefix { tokens: &[], pages: &[], reuse_max: 0 })?;
-        let (jobs, received) = mpsc::unbounded_channel();
-        self.runtime.spawn(Session::run(Arc::clone(&self.context), tokens_max, received));
-        self.sessions.insert(opened.session, jobs);
-        Ok(opened)
+        match self.form(tokens_max) {
+            Ok(jobs) => {
+                self.sessions.insert(opened.session, jobs);
+                Ok(opened)
+            }
+            Err(error) => {
+                if !error.is_lost() {
+                    self.ends.close(opened.session);
+                }
+                Err(error)
+            }
+        }
     }
 
     fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
@@ -261,13 +317,19 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
         };
         self.states.clear();
         self.without_states.clear();
+        let mut preempted = Vec::new();
         for (index, (entry, replies)) in plan.entries().iter().zip(replies).enumerate() {
-            if let Err(why) = self.gather(index, entry, replies) {
-                return Err(self.lose(why));
+            match self.gather(index, entry, replies) {
+                Ok(true) => {}
+                Ok(false) => preempted.push(entry.session),
+                Err(why) => return Err(self.lose(why)),
             }
         }
         match self.ends.finish_without(&plan, &self.states, &self.without_states, output) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                output.preempted = preempted;
+                Ok(())
+            }
             Err(error) => Err(self.lose(error.to_string().into())),
         }
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use swarm::{ChainSpan, PeerId};
+use swarm::{ChainSpan, PeerId, RouteError};
 use tokio::time::{sleep, timeout};
 use types::LayerRange;
 
@@ -15,6 +15,8 @@ use crate::wire::{FailureKind, Next, Open, PushKey};
 
 /// How long a session looks for a chain.
 pub const FORM_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a session that was running looks for peers with room, while other sessions of the client wait for it.
+const FULL_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a peer may take to open a session, with the stream to the next peer, if there is no other one.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(8);
 /// The same if there are others. It may be dead; if it is far away, it is connected when its turn comes again.
@@ -70,21 +72,30 @@ pub(super) async fn form(
 ) -> Result<FormedSpans, SessionLoss> {
     let started = Instant::now();
     loop {
-        let why = match session.plan(layers, [before, after]) {
-            Ok(spans) => {
+        let mut has_others = false;
+        let SessionLoss { why, is_full } = match session.plan(layers, [before, after]) {
+            Ok((spans, is_busy)) => {
+                has_others = !is_busy;
                 let waits = open_times(session, &spans, layers, [before, after]);
                 match open_all(session, &spans, &waits, before, after).await {
                     Ok(formed) => return Ok(formed),
-                    Err(why) => why,
+                    Err(loss) => loss,
                 }
             }
-            Err(error) => error.to_string(),
+            Err(error) => {
+                SessionLoss { why: error.to_string().into(), is_full: matches!(error, RouteError::NoRoom { .. }) }
+            }
         };
-        if started.elapsed() > FORM_TIME_MAX {
-            return Err(SessionLoss(format!("no chain of peers for layers {layers}: {why}").into()));
+        // A session that runs makes others wait, which may have what it needs.
+        let max = if is_full && session.is_in_the_way() { FULL_TIME_MAX } else { FORM_TIME_MAX };
+        if started.elapsed() > max {
+            let why = format!("no chain of peers for layers {layers}: {why}").into();
+            return Err(SessionLoss { why, is_full });
         }
-        session.context().view.want();
-        sleep(RETRY).await;
+        if !has_others {
+            session.context().view.want();
+            sleep(RETRY).await;
+        }
     }
 }
 
@@ -107,7 +118,7 @@ async fn open_all(
     waits: &[Duration],
     before: Around<'_>,
     after: Around<'_>,
-) -> Result<FormedSpans, String> {
+) -> Result<FormedSpans, SessionLoss> {
     let is_star = session.context().options.is_star;
     // A key for each span that gets its rows from the one before, and one for the span behind the new ones.
     let keys = if is_star { None } else { (0..=spans.len()).map(|_| push_key()).collect::<Option<Vec<_>>>() };
@@ -144,7 +155,7 @@ async fn open_all(
     let opening = opens.iter().zip(waits);
     let opening = opening.map(|((id, span, open), wait)| open_span(session, *id, span.peer, open.clone(), *wait));
     let results = join_all(opening).await;
-    let (mut opened, mut new, mut why) = (Vec::new(), Vec::new(), None);
+    let (mut opened, mut new, mut failed) = (Vec::new(), Vec::new(), None);
     // The first new span gets its rows from the one before if that can; it tells when it cannot.
     let mut fed_by = previous.as_ref().map(|next| next.key);
     for ((id, ChainSpan { peer, layers }, open), result) in opens.into_iter().zip(results) {
@@ -160,13 +171,14 @@ async fn open_all(
                 opened.push((id, OpenSpan { peer, layers, session: span_session, accepts, next }));
             }
             Err(loss) => {
-                why = Some(format!("peer {peer}: {loss}"));
+                let is_full = matches!(loss, SpanLoss::Failed { kind: FailureKind::Refused, .. });
+                failed = Some(SessionLoss { why: format!("peer {peer}: {loss}").into(), is_full });
                 session.avoid(peer, &loss);
             }
         }
     }
-    match why {
-        Some(why) => Err(why),
+    match failed {
+        Some(loss) => Err(loss),
         None => Ok(FormedSpans { opened, new, previous, following, after_fed_by: fed_by }),
     }
 }

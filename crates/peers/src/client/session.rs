@@ -1,6 +1,7 @@
 //! One session of a client: a task that forms a chain, has it run jobs, and replaces spans that fail.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc as sync};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use engine::Phase;
 use swarm::{ChainSpan, Offence, PeerChain, PeerId};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, info};
 use types::LayerRange;
 
@@ -23,6 +24,8 @@ use crate::wire::{FailureKind, Returned};
 
 /// How often a session looks for replies that are late.
 const TICK: Duration = Duration::from_millis(50);
+/// How long a session keeps a chain on which nothing is run.
+const UNUSED_MAX: Duration = Duration::from_secs(60);
 /// Spot checks of one session that run at once.
 const CHECKS_MAX: usize = 1;
 
@@ -50,8 +53,22 @@ struct WaitingJob {
 
 /// No chain could be had.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct SessionLoss(pub Arc<str>);
+#[error("{why}")]
+pub(super) struct SessionLoss {
+    pub why: Arc<str>,
+    /// There are peers for all layers, and they have no room.
+    pub is_full: bool,
+}
+
+/// Layers of a chain that are computed again, without some peers.
+pub(super) struct CheckedPart {
+    pub range: LayerRange,
+    /// The spans before and after the range.
+    pub outer: [Vec<ChainSpan>; 2],
+    pub excluded: HashSet<PeerId>,
+    /// The peers that were used, for whoever wants to know.
+    pub used: Option<Arc<Mutex<Vec<PeerId>>>>,
+}
 
 pub(super) struct Session {
     context: Arc<ClientContext>,
@@ -63,6 +80,7 @@ pub(super) struct Session {
     avoided: AvoidedPeers,
     state: SessionState,
     spans: Vec<(SpanId, OpenSpan)>,
+    has_had_chain: bool,
     waiting: HashMap<u64, WaitingJob>,
     /// The peers that were used, for whoever wants to know.
     used: Option<Arc<Mutex<Vec<PeerId>>>>,
@@ -71,21 +89,34 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session for all layers of the model. Jobs come until their sender is dropped.
-    pub async fn run(context: Arc<ClientContext>, tokens_max: usize, jobs: mpsc::UnboundedReceiver<Job>) {
-        let layers = u32::try_from(context.layers).ok().and_then(|layers| LayerRange::new(0, layers));
-        let Some(range) = layers else { return };
-        Self::run_range(context, tokens_max, range, [Vec::new(), Vec::new()], HashSet::new(), None, jobs).await;
-    }
-
-    /// A session for some layers of a chain, without some peers.
-    pub async fn run_range(
+    /// A session for all layers of the model. Jobs come until their sender is dropped. `formed` learns whether there is a chain.
+    pub async fn run(
         context: Arc<ClientContext>,
         tokens_max: usize,
-        range: LayerRange,
-        outer: [Vec<ChainSpan>; 2],
-        excluded: HashSet<PeerId>,
-        used: Option<Arc<Mutex<Vec<PeerId>>>>,
+        formed: sync::Sender<Result<(), SessionLoss>>,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) {
+        let layers = u32::try_from(context.layers).ok().and_then(|layers| LayerRange::new(0, layers));
+        let Some(range) = layers else { return };
+        let checked = CheckedPart { range, outer: [Vec::new(), Vec::new()], excluded: HashSet::new(), used: None };
+        Self::run_part(context, tokens_max, checked, Some(formed), jobs).await;
+    }
+
+    /// A session that recomputes what another peer returned.
+    pub async fn run_check(
+        context: Arc<ClientContext>,
+        tokens_max: usize,
+        part: CheckedPart,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) {
+        Self::run_part(context, tokens_max, part, None, jobs).await;
+    }
+
+    async fn run_part(
+        context: Arc<ClientContext>,
+        tokens_max: usize,
+        CheckedPart { range, outer, excluded, used }: CheckedPart,
+        formed: Option<sync::Sender<Result<(), SessionLoss>>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) {
         let (events, received) = mpsc::unbounded_channel();
@@ -99,31 +130,57 @@ impl Session {
             avoided: AvoidedPeers::new(excluded),
             state,
             spans: Vec::new(),
+            has_had_chain: false,
             waiting: HashMap::new(),
             used,
             checks: Arc::new(Semaphore::new(CHECKS_MAX)),
             events,
         };
-        session.serve(jobs, received).await;
+        session.serve(formed, jobs, received).await;
         session.context.counters.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 
     async fn serve(
         &mut self,
+        formed: Option<sync::Sender<Result<(), SessionLoss>>>,
         mut jobs: mpsc::UnboundedReceiver<Job>,
         mut events: mpsc::UnboundedReceiver<(SpanId, SpanEvent)>,
     ) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost = VecDeque::new();
-        let first = self.form(self.range).await;
+        // Jobs wait; their sender may be dropped meanwhile.
+        let mut early = Vec::new();
+        let first = {
+            let mut forming = pin!(self.form(self.range));
+            loop {
+                tokio::select! {
+                    first = &mut forming => break first,
+                    job = jobs.recv() => match job {
+                        Some(job) => early.push(job),
+                        None => return,
+                    },
+                }
+            }
+        };
+        if let Some(formed) = formed {
+            // An error means that nobody wants the session any more, which the channel of jobs tells too.
+            let _ = formed.send(first.clone());
+        }
         let mut ended = first.err();
+        let mut is_used = !early.is_empty();
+        early.into_iter().for_each(|job| self.add(job));
+        let mut unused = pin!(sleep(UNUSED_MAX));
         while ended.is_none() {
             tokio::select! {
                 job = jobs.recv() => match job {
-                    Some(job) => self.add(job),
+                    Some(job) => {
+                        is_used = true;
+                        self.add(job);
+                    }
                     None => return,
                 },
+                () = &mut unused, if !is_used => return,
                 Some((span, event)) = events.recv() => self.handle(span, event, &mut lost),
                 _ = ticks.tick() => self.state.check_deadlines(Instant::now()),
             }
@@ -184,6 +241,11 @@ impl Session {
             let job = job.and_then(|job| self.waiting.get_mut(&job)).map(|job| &mut job.times);
             self.context.times.record_reply(span.peer, returned, job);
         }
+    }
+
+    /// Whether its rows may be in a step, for which other sessions of the client wait.
+    pub(super) fn is_in_the_way(&self) -> bool {
+        !self.is_check() && self.has_had_chain && self.context.counters.sessions.load(Ordering::Relaxed) > 1
     }
 
     /// Whether this session recomputes what another peer returned.
@@ -340,6 +402,7 @@ impl Session {
         }
         self.spans.splice(at..at, opened);
         self.state.replace(layers, new, after_fed_by);
+        self.has_had_chain = true;
         self.context.counters.chains.fetch_add(1, Ordering::Relaxed);
         self.report_chain();
         Ok(())
@@ -377,7 +440,7 @@ impl Session {
         debug!(%peer, %loss, "a peer did not open a session");
         self.context.report_refusal(peer, loss);
         match loss {
-            SpanLoss::Failed { kind: FailureKind::WarmingUp, .. } => self.avoided.add_warming_up(peer),
+            SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Refused, .. } => self.avoided.add_busy(peer),
             _ => self.avoided.add(peer),
         }
     }
@@ -394,16 +457,17 @@ impl Session {
         self.plan_without(&avoided, layers, around).is_ok()
     }
 
-    /// The spans for some layers of the fastest chain that has these spans around them.
+    /// The spans for some layers of the fastest chain that has these spans around them. True if one of them is at a peer that was busy
+    /// a moment ago: there are no others.
     pub(super) fn plan(
         &mut self,
         layers: LayerRange,
         around: [&[(SpanId, OpenSpan)]; 2],
-    ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
+    ) -> Result<(Vec<ChainSpan>, bool), swarm::RouteError> {
         let [avoided, always] = self.avoided.now();
         match self.plan_without(&avoided, layers, around) {
-            Err(_) if avoided != always => self.plan_without(&always, layers, around),
-            planned => planned,
+            Err(_) if avoided != always => Ok((self.plan_without(&always, layers, around)?, true)),
+            planned => Ok((planned?, false)),
         }
     }
 

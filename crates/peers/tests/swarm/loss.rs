@@ -15,24 +15,28 @@ use types::TokenId;
 use crate::models::{Model, peer, qwen3_prompts, range};
 use crate::network::{Fault, Network};
 
-const TOKENS: usize = 24;
+pub const TOKENS: usize = 24;
 
-type SwarmEngine = Engine<SwarmExecutor<CpuBackend>>;
+pub type SwarmEngine = Engine<SwarmExecutor<CpuBackend>>;
 
 /// Five peers: every layer is served by at least two of them.
-struct Swarm {
-    model: Model,
-    network: Arc<Network>,
+pub struct Swarm {
+    pub model: Model,
+    pub network: Arc<Network>,
     blocks: Vec<(PeerId, BlockHandle)>,
 }
 
 impl Swarm {
     fn new() -> Self {
+        Self::with_limits(BlockLimits::default())
+    }
+
+    pub fn with_limits(limits: BlockLimits) -> Self {
         let (model, network) = (Model::qwen3(), Network::new(false));
         let layouts = [(0, 2), (1, 4), (2, 4), (0, 3), (0, 4)];
         let add = |(number, (start, end)): (u8, (usize, usize))| {
             let (layers, peer) = (range(start, end), peer(number));
-            let block = model.block(layers, BlockLimits::default());
+            let block = model.block(layers, limits);
             // The whole model is slow, so that chains have two peers.
             let layer_seconds = if end - start == 4 { 0.5 } else { 1e-4 };
             network.add(peer, model.digest, layers, block.clone(), layer_seconds);
@@ -42,20 +46,20 @@ impl Swarm {
         Self { model, network, blocks }
     }
 
-    fn engine(&self, draft_tokens_max: usize) -> SwarmEngine {
+    pub fn engine(&self, draft_tokens_max: usize) -> SwarmEngine {
         let executor = self.model.client(&self.network, ClientOptions::default());
         let options = EngineOptions { chunk: 16, draft_tokens_max, ..EngineOptions::default() };
         Engine::with_options(executor, options)
     }
 
     /// The answers of one process.
-    fn expected(&self, prompts: &[Vec<TokenId>]) -> Vec<Vec<TokenId>> {
+    pub fn expected(&self, prompts: &[Vec<TokenId>]) -> Vec<Vec<TokenId>> {
         let mut engine = Engine::new(self.model.local(), 16);
         prompts.iter().map(|prompt| inspect::greedy(&mut engine, prompt, TOKENS).unwrap()).collect()
     }
 
     /// Sessions end soon after their clients have closed them.
-    async fn check_nothing_is_left(&self) {
+    pub async fn check_nothing_is_left(&self) {
         for (peer, block) in &self.blocks {
             let server = self.network.server(*peer);
             let is_left = || block.stats().sessions > 0 || server.push_keys() > 0;
@@ -77,7 +81,7 @@ struct Answers {
 }
 
 /// Runs requests to their end. `step` is called before each step with the number of tokens so far.
-fn run(
+pub fn run(
     engine: &mut SwarmEngine,
     requests: Vec<Request>,
     mut step: impl FnMut(usize, &SwarmEngine),

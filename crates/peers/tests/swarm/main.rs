@@ -10,5 +10,6 @@ mod lying;
 mod mangler;
 mod models;
 mod network;
+mod room;
 mod same_bits;
 mod verify;
