@@ -172,7 +172,7 @@ async fn open_all(
             }
             Err(loss) => {
                 let is_full = matches!(loss, SpanLoss::Failed { kind: FailureKind::Refused, .. });
-                failed = Some(SessionLoss { why: format!("peer {peer}: {loss}").into(), is_full });
+                failed = Some(SessionLoss { why: format!("peer {}: {loss}", p2p::peer_text(&peer)).into(), is_full });
                 session.avoid(peer, &loss);
             }
         }
