@@ -61,15 +61,19 @@ impl Peer {
 
     /// Asks until the answer is this one.
     pub fn wait_for(&mut self, command: &str, answer: &str) {
+        assert!(self.becomes(command, answer, HANGS), "{command}: not {answer}");
+    }
+
+    /// Whether the answer is this one within a time.
+    pub fn becomes(&mut self, command: &str, answer: &str, within: Duration) -> bool {
         let start = Instant::now();
-        loop {
-            let found = self.ask(command);
-            if found == answer {
-                return;
+        while self.ask(command) != answer {
+            if start.elapsed() > within {
+                return false;
             }
-            assert!(start.elapsed() < HANGS, "{command}: {found}, not {answer}");
             thread::sleep(Duration::from_millis(100));
         }
+        true
     }
 
     pub fn wait_for_log(&self, words: &str) {
