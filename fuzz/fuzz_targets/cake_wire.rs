@@ -2,12 +2,12 @@
 //! written and read again without a change.
 #![no_main]
 
+use cake::layer_ranges;
 use cake::read_any_packet;
 use cake::wire::{
     CakeChunk, CakeChunkCheck, CakeDType, CakeMessage, CakeOp, CakeTensor, CakeVariant, CakeWorkerInfo,
     FRAME_HEADER_BYTES, activation_rows, payload_bytes,
 };
-use cake::layer_ranges;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(

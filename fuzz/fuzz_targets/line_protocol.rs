@@ -3,9 +3,9 @@
 
 use std::io::BufReader;
 
-use ranks::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, decode, encode};
 use engine::{StepOutput, StepPlan};
 use libfuzzer_sys::fuzz_target;
+use ranks::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, decode, encode};
 
 /// The longest line: short, so that some lines of the inputs are longer.
 const LINE_BYTES_MAX: usize = 1000;

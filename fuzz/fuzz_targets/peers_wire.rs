@@ -3,7 +3,6 @@
 #![no_main]
 
 #[path = "../../crates/peers/src/wire/mod.rs"]
-#[allow(dead_code, unused_imports)]
 mod wire;
 
 use std::cell::RefCell;
@@ -15,7 +14,8 @@ use swarm::{ModelDigest, PeerId};
 use tokio::runtime::{Builder, Runtime};
 use types::LayerRange;
 use wire::{
-    Activations, Encoding, FailureKind, Next, Open, PushKey, Reply, Request, Returned, Run, read_frame, write_frame,
+    Activations, Encoding, FailureKind, FrameError, HIDDEN_MAX, Next, Open, PushKey, ROWS_MAX, Reply, Request,
+    Returned, Run, body_bytes_max, read_frame, write_frame,
 };
 
 /// The longest body that a stream of frames has here.
@@ -45,11 +45,17 @@ fn read_any(input: &[u8]) {
 async fn read_frames(mut input: &[u8]) {
     let (mut body, mut written) = (Vec::new(), Vec::new());
     let whole = input;
-    while let Ok(kind) = read_frame(&mut input, BODY_BYTES_MAX, &mut body).await {
-        assert!(body.len() <= BODY_BYTES_MAX);
-        write_frame(&mut written, kind, &body).await.expect("memory takes everything");
-        read_message(kind, &body);
-    }
+    let error = loop {
+        match read_frame(&mut input, BODY_BYTES_MAX, &mut body).await {
+            Ok(kind) => {
+                assert!(body.len() <= BODY_BYTES_MAX);
+                write_frame(&mut written, kind, &body).await.expect("memory takes everything");
+                read_message(kind, &body);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(!matches!(error, FrameError::TooSlow | FrameError::Wire(_)), "{error}");
     assert!(whole.starts_with(&written), "the frames were the beginning of the stream");
 }
 
@@ -58,6 +64,7 @@ fn read_message(kind: u8, body: &[u8]) {
     let (mut bytes, mut again) = (Vec::new(), Vec::new());
     if let Ok(request) = Request::decode(kind, body) {
         let kind = request.encode(&mut bytes);
+        assert!(bytes.len() <= body_bytes_max(ROWS_MAX, HIDDEN_MAX));
         let read = Request::decode(kind, &bytes).expect("what was read is written as a message");
         assert_eq!((read.encode(&mut again), &again), (kind, &bytes));
     }

@@ -3,8 +3,8 @@
 #![no_main]
 
 use cluster::discovery::Announcement;
-use plan::{CakeTopology, LAYERS_MAX, SavedPlan};
 use libfuzzer_sys::fuzz_target;
+use plan::{CakeTopology, LAYERS_MAX, SavedPlan};
 
 const BASE_BYTES: usize = 4 << 20;
 /// A parser keeps an event or a value for each few bytes.

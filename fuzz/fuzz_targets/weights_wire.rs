@@ -1,8 +1,8 @@
 //! Anything that either side of a connection for weights sends is decoded or refused.
 #![no_main]
 
-use weights::fuzzing::read_any;
 use libfuzzer_sys::fuzz_target;
+use weights::fuzzing::read_any;
 
 fuzz_target!(
     init: fuzz::plant("weights_wire", &seeds()),

@@ -6,6 +6,7 @@ pub mod client;
 pub mod dial;
 pub mod kwaai;
 pub mod node;
+pub mod protocols;
 pub mod serve;
 pub mod view;
 pub mod wire;

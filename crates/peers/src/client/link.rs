@@ -18,9 +18,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::foreign::{ForeignLoss, ForeignPeer};
 use super::session_state::SpanId;
 use crate::dial::{BoxedStream, Dial};
+use crate::protocols::BLOCK_PROTOCOL;
 use crate::wire::{
-    BLOCK_PROTOCOL, FailureKind, FrameError, HIDDEN_MAX, Next, Open, PushKey, Reply, Request, Returned, Run,
-    body_bytes_max, read_frame, write_frame,
+    FailureKind, FrameError, HIDDEN_MAX, Next, Open, PushKey, Reply, Request, Returned, Run, body_bytes_max,
+    read_frame, write_frame,
 };
 
 /// Requests that wait to be sent.

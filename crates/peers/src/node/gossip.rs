@@ -15,10 +15,9 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::EXCHANGE_TIME_MAX;
+use crate::protocols::RECORDS_PROTOCOL;
 use crate::view::{SwarmView, now};
 use crate::wire::{FrameError, WireError, read_frame, write_frame};
-
-pub const RECORDS_PROTOCOL: &str = "/consort/records/1";
 
 /// Records of one direction of an exchange.
 const RECORDS_MAX: usize = 4096;

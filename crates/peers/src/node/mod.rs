@@ -13,12 +13,11 @@ use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::dial::{BoxedStream, Dial, DialError, Dialled};
+use crate::protocols::{BLOCK_PROTOCOL, PUSH_PROTOCOL, RECORDS_PROTOCOL};
 use crate::serve::BlockServer;
 use crate::view::SwarmView;
-use crate::wire::{BLOCK_PROTOCOL, PUSH_PROTOCOL};
 
 pub use announcer::{Announcer, BlockState};
-pub use gossip::RECORDS_PROTOCOL;
 pub use placement::{BlockLoader, LoadedBlock, Placement, PlacementOptions, PlacementState, PlacementWatch};
 
 /// How often a node asks others for records: at first and while it finds no chain, and when it knows some.

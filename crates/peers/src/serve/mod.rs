@@ -63,7 +63,7 @@ impl BlockServer {
         self.0.blocks.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
     }
 
-    /// Serves a stream of [`BLOCK_PROTOCOL`](crate::wire::BLOCK_PROTOCOL) until it ends.
+    /// Serves a stream of [`BLOCK_PROTOCOL`](crate::protocols::BLOCK_PROTOCOL) until it ends.
     pub async fn serve_client(&self, peer: PeerId, stream: BoxedStream) {
         match self.0.places.take(peer) {
             Some(place) => client_stream::serve(&self.0, &place, stream).await,
@@ -71,7 +71,7 @@ impl BlockServer {
         }
     }
 
-    /// Serves a stream of [`PUSH_PROTOCOL`](crate::wire::PUSH_PROTOCOL) until it ends.
+    /// Serves a stream of [`PUSH_PROTOCOL`](crate::protocols::PUSH_PROTOCOL) until it ends.
     pub async fn serve_pushes(&self, peer: PeerId, stream: BoxedStream) {
         match self.0.places.take(peer) {
             Some(place) => push::serve(&self.0, &place, stream).await,

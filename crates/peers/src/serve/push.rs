@@ -15,7 +15,8 @@ use super::account::{StreamPlace, reserve};
 use super::client_stream::bytes_of;
 use super::session::Job;
 use crate::dial::{BoxedStream, Dial, dialable};
-use crate::wire::{FrameError, Next, PUSH_PROTOCOL, PushKey, Request, Run, read_frame, write_frame};
+use crate::protocols::PUSH_PROTOCOL;
+use crate::wire::{FrameError, Next, PushKey, Request, Run, read_frame, write_frame};
 
 /// Keys of all sessions.
 const KEYS_MAX: usize = 16 << 10;

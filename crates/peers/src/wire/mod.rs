@@ -18,11 +18,6 @@ pub use frame::{FrameError, read_frame, write_frame};
 pub use reply::{FailureKind, Reply, Returned};
 pub use request::{Next, Open, PushKey, Request, Run};
 
-/// The protocol of a client's stream.
-pub const BLOCK_PROTOCOL: &str = "/consort/block/1";
-/// The protocol of the streams on which peers pass rows on.
-pub const PUSH_PROTOCOL: &str = "/consort/push/1";
-
 /// Tokens of one session.
 pub const POSITIONS_MAX: usize = 1 << 24;
 /// Rows of one run.

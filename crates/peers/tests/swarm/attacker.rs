@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use engine::Phase;
 use peers::dial::BoxedStream;
-use peers::wire::{
-    Activations, BLOCK_PROTOCOL, Encoding, FailureKind, Open, PUSH_PROTOCOL, PushKey, Reply, Request, Run, read_frame,
-    write_frame,
-};
+use peers::protocols::{BLOCK_PROTOCOL, PUSH_PROTOCOL};
+use peers::wire::{Activations, Encoding, FailureKind, Open, PushKey, Reply, Request, Run, read_frame, write_frame};
 use swarm::{ModelDigest, PeerId};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
