@@ -2,7 +2,7 @@
 //! parsed is written and read again without a change.
 #![no_main]
 
-#[path = "../../crates/kwaai/tests/limits/any_input.rs"]
+#[path = "../../crates/wires/kwaai/tests/limits/any_input.rs"]
 mod any_input;
 
 use any_input::{read_any, seeds};

@@ -2,7 +2,7 @@
 //! message is written and read again without a change. The crate `peers` would bring all of libp2p; its messages need none of it.
 #![no_main]
 
-#[path = "../../crates/peers/src/wire/mod.rs"]
+#[path = "../../crates/swarm/peers/src/wire/mod.rs"]
 mod wire;
 
 use std::cell::RefCell;

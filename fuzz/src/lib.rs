@@ -1,7 +1,7 @@
 //! What the fuzz targets share: seeds, and the promise about memory.
 #![forbid(unsafe_code)]
 
-#[path = "../../crates/model/tests/model/files/writer.rs"]
+#[path = "../../crates/core/model/tests/model/files/writer.rs"]
 pub mod writer;
 
 use std::alloc::System;

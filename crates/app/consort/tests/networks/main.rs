@@ -1,0 +1,310 @@
+//! What needs a network of its own, through the binary: ranks on several hosts (`consort ranks` processes on loopback or in
+//! namespaces, each of which stands for a machine), and coding agents where there is no network.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod agents;
+mod discovery;
+mod host;
+#[path = "../joined_node/mod.rs"]
+mod joined_node;
+mod network;
+#[path = "../serving/mod.rs"]
+mod serving;
+#[path = "../../../../machines/net/tests/streams/watchdog.rs"]
+mod watchdog;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use host::{Host, KEY, addresses};
+use network::{Network, tell};
+use serving::bounded::{self, ended, wait_until};
+use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
+use watchdog::watched;
+
+/// The largest difference of logits (range -8 to 8) from the exact ones when partial sums are rounded to eight bits. The
+/// largest one measured is 0.42.
+const APART_Q8_MAX: f32 = 0.5;
+
+/// Generates tokens with a model on these hosts.
+fn ask(hosts: &str, options: &[&str]) -> Output {
+    let model = oracle("llama/model-f32");
+    let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", "1,2,3", "--tp-hosts", hosts];
+    run(&[&args, options].concat())
+}
+
+const REQUEST: &str =
+    r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
+
+/// The text of a completion without faults.
+fn whole_answer(server: &Server) -> String {
+    let answer = completion(&server.ask("POST /v1/completions", &REQUEST.replace("STREAM", "false")));
+    assert!(!answer.is_empty());
+    answer
+}
+
+/// The same completion as a stream, of which the first event has arrived.
+struct PartialStream {
+    stream: BufReader<TcpStream>,
+    text: String,
+}
+
+fn begun_answer(server: &Server) -> PartialStream {
+    let mut stream = BufReader::new(server.open("POST /v1/completions", &REQUEST.replace("STREAM", "true")));
+    let mut text = String::new();
+    while !text.contains("\"text\"") {
+        assert_ne!(stream.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    PartialStream { stream, text }
+}
+
+impl PartialStream {
+    /// Reads to the end and returns the whole text.
+    fn rest(mut self) -> String {
+        self.stream.read_to_string(&mut self.text).unwrap();
+        completion(&self.text)
+    }
+}
+
+/// Waits until `/ready` reports a loss with these words.
+fn wait_for_loss(server: &Server, words: &str) {
+    wait_until(&format!("the server says: {words}"), || {
+        let ready = server.ask("GET /ready", "");
+        ready.starts_with("HTTP/1.1 503") && ready.contains(words)
+    });
+}
+
+fn refused(output: &Output) -> String {
+    assert!(!output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
+    text(&output.stderr)
+}
+
+#[test]
+fn greedy_tokens_are_the_oracles_on_several_hosts() {
+    watched(|| {
+        let hosts = [Host::start(), Host::start()];
+        for architecture in ["llama", "qwen3_moe"] {
+            let manifest = fs::read(oracle(architecture).join("manifest.json")).unwrap();
+            let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+            let prompt = &manifest["prompts"][0];
+            let greedy: Vec<u32> = serde_json::from_value(prompt["greedy"]["f32"]["tokens"].clone()).unwrap();
+            let model = oracle(architecture).join("model-f32");
+            // Rounded activations sometimes select another expert.
+            let activations = if architecture == "llama" { &["f32", "q8"][..] } else { &["f32"] };
+            for hosts in [addresses(&hosts[..1]), addresses(&hosts)] {
+                for form in activations {
+                    let options = ["--tp-hosts", &hosts, "--cluster-key", KEY, "--tp-activations", form];
+                    let found = tokens(&model, &ids(&prompt["ids"]), greedy.len(), &options);
+                    assert_eq!(found, greedy, "{architecture} {form} {hosts}");
+                }
+            }
+        }
+        assert!(hosts.iter().all(|host| host.ranks().is_empty()), "ranks end with their supervisor");
+    });
+}
+
+#[test]
+fn logits_are_bit_for_bit_those_of_ranks_on_one_host_and_near_them_when_rounded() {
+    watched(|| {
+        let hosts = [Host::start(), Host::start()];
+        let (model, prompt, hosts) = (oracle("llama/model-f32"), "3,1,4,1,5,9,2,6,5,3,5,8,9,7,9,3", addresses(&hosts));
+        let here = logits(&model, prompt, &["--tensor-parallel", "3"]);
+        let options = ["--tp-hosts", &hosts, "--cluster-key", KEY];
+        assert_eq!(logits(&model, prompt, &options), here);
+        let rounded = logits(&model, prompt, &[&options[..], &["--tp-activations", "q8"]].concat());
+        let apart = apart(&rounded, &here);
+        assert!(apart > 0.0 && apart <= APART_Q8_MAX, "{apart}");
+    });
+}
+
+#[test]
+fn another_key_and_none_at_all_are_refused() {
+    watched(|| {
+        let host = Host::start();
+        let log = refused(&ask(&host.address, &["--cluster-key", "another key than the host's"]));
+        assert!(log.contains(&host.address) && log.contains("its key is another"), "{log}");
+        let log = refused(&ask(&host.address, &[]));
+        assert!(log.contains("share a key") && log.contains("--cluster-key-file"), "{log}");
+        let log = refused(&ask(&host.address, &["--cluster-key", "short"]));
+        assert!(log.contains("at least 16 bytes"), "{log}");
+        let log = refused(&run(&["ranks", "--listen", "127.0.0.1:0"]));
+        assert!(log.contains("share a key"), "{log}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("key");
+        fs::write(&file, format!("{KEY}\n")).unwrap();
+        let output = ask(&host.address, &["--cluster-key-file", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    });
+}
+
+#[test]
+fn hosts_that_can_not_help_are_named() {
+    watched(|| {
+        let host = Host::start();
+        let options = ["--cluster-key", KEY];
+        let log = refused(&ask(&host.address, &[&options[..], &["--tensor-parallel", "3"]].concat()));
+        assert!(log.contains("--tensor-parallel 3 does not fit --tp-hosts"), "{log}");
+        let gone = {
+            let mut gone = Host::start();
+            gone.kill();
+            gone.address.clone()
+        };
+        let log = refused(&ask(&gone, &options));
+        assert!(log.contains(&format!("rank 1 on {gone}: it can not be reached")), "{log}");
+
+        // A path that refers to another folder on the host than here.
+        let model = "/proc/self/cwd/model-f32";
+        let elsewhere = Host::start_at("127.0.0.1:0", Path::new("/"));
+        let mut command = consort(&["debug", "tokens", model, "--tokens", "1", "--tp-hosts", &elsewhere.address]);
+        let output = bounded::output(command.args(options).current_dir(oracle("llama")));
+        let log = refused(&output);
+        assert!(log.contains(&elsewhere.address) && log.contains(model), "{log}");
+    });
+}
+
+#[test]
+fn an_answer_goes_on_with_the_same_text_when_a_host_is_lost_and_comes_back() {
+    watched(|| {
+        let mut hosts = [Host::start(), Host::start()];
+        let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+        let whole = whole_answer(&server);
+        for index in [1, 0] {
+            let [own, ranks] = [server.ranks(), hosts[index].ranks()];
+            assert_eq!([own.len(), ranks.len()], [1, 1]);
+            let stream = begun_answer(&server);
+            hosts[index].kill();
+            wait_until("the rank of a killed host is gone", || is_gone(ranks[0]));
+            let address = hosts[index].address.clone();
+            hosts[index] = Host::start_at(&address, Path::new("."));
+            assert_eq!(stream.rest(), whole);
+            server.wait_until_ready();
+            assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+        }
+    });
+}
+
+#[test]
+fn an_answer_goes_on_when_a_rank_elsewhere_is_killed() {
+    watched(|| {
+        let hosts = [Host::start()];
+        let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+        let whole = whole_answer(&server);
+        let stream = begun_answer(&server);
+        kill("KILL", hosts[0].ranks()[0]);
+        assert_eq!(stream.rest(), whole);
+    });
+}
+
+/// Deadlines that are longer than a test, so that losses are not found by them.
+const NEVER: &str = "load=3600,session=3600,step=3600,drain=3600";
+
+#[test]
+fn an_answer_goes_on_when_a_rank_elsewhere_is_stopped() {
+    watched(|| {
+        let hosts = [Host::start(), Host::start()];
+        let deadlines = format!("{NEVER},stopped=0.5,silent=3600");
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
+        let server = Server::start(&options);
+        let (whole, own) = (whole_answer(&server), server.ranks());
+        let stop = |host: &Host| {
+            let rank = host.ranks()[0];
+            kill("STOP", rank);
+            wait_until("a stopped rank is killed", || is_gone(rank));
+        };
+        let stream = begun_answer(&server);
+        stop(&hosts[1]);
+        assert_eq!(stream.rest(), whole);
+        server.wait_until_ready();
+        // No request runs.
+        stop(&hosts[0]);
+        assert_eq!(whole_answer(&server), whole);
+        assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+    });
+}
+
+#[test]
+fn a_host_whose_program_is_stopped_is_lost_until_it_goes_on() {
+    watched(|| {
+        let hosts = [Host::start()];
+        let deadlines = format!("{NEVER},silent=1");
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
+        let server = Server::start(&options);
+        let whole = whole_answer(&server);
+        let stream = begun_answer(&server);
+        kill("STOP", hosts[0].child.id());
+        wait_for_loss(&server, "nothing came from it for 1s");
+        kill("CONT", hosts[0].child.id());
+        assert_eq!(stream.rest(), whole);
+    });
+}
+
+#[test]
+fn no_rank_outlives_its_supervisor_or_its_host() {
+    watched(|| {
+        let mut hosts = [Host::start(), Host::start()];
+        let mut server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
+        let ranks: Vec<u32> = hosts.iter().flat_map(Host::ranks).chain(server.ranks()).collect();
+        assert_eq!(ranks.len(), 3);
+        hosts[0].kill();
+        wait_until("the rank of a killed host is gone", || is_gone(ranks[0]));
+        kill("TERM", hosts[1].child.id());
+        assert!(ended(&mut hosts[1].child).success());
+        assert!(is_gone(ranks[1]), "a host that is told to end ends its ranks first");
+        kill("KILL", server.child.id());
+        ended(&mut server.child);
+        wait_until("the ranks of a killed supervisor are gone", || ranks.iter().all(|&rank| is_gone(rank)));
+    });
+}
+
+/// Delays every packet to a host, if the kernel supports it.
+fn delay_packets(network: &Network, time: &str) {
+    for index in network.others() {
+        let arguments = format!("qdisc add dev host{index} root netem delay {time}");
+        let run = || Command::new("tc").args(arguments.split(' ')).stderr(Stdio::null()).status();
+        if !network.within(0, run).unwrap().success() {
+            tell("packets are not delayed in this test: the kernel has no netem");
+        }
+    }
+}
+
+#[test]
+fn hosts_find_each_other_over_a_network() {
+    watched(|| {
+        let Some(network) = Network::new(2) else { return };
+        delay_packets(&network, "2ms");
+        let hosts = Host::start_all(&network);
+        let (model, prompt) = (oracle("qwen3/model-f32"), "3,1,4,1,5,9,2,6");
+        let here = tokens(&model, prompt, 16, &[]);
+        let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY];
+        assert_eq!(network.within(0, || tokens(&model, prompt, 16, &options)), here);
+    });
+}
+
+#[test]
+fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
+    watched(|| {
+        let Some(network) = Network::new(2) else { return };
+        let hosts = Host::start_all(&network);
+        network.within(0, || {
+            let deadlines = format!("{NEVER},silent=2");
+            let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
+            let server = Server::start(&options);
+            let whole = whole_answer(&server);
+            let own = server.ranks();
+            let stream = begun_answer(&server);
+            network.unplug(1);
+            wait_for_loss(&server, "nothing came from it for 2s");
+            network.plug(1);
+            assert_eq!(stream.rest(), whole);
+            assert_eq!(server.ranks(), own, "the rank here keeps its weights");
+            wait_until("the host has ended the rank that was cut off", || hosts[0].ranks().len() == 1);
+        });
+    });
+}
