@@ -40,6 +40,8 @@ pub const OPEN_TIME_MAX: Duration = Duration::from_secs(30);
 pub const WAITING_OPENS_MAX: usize = 1024;
 /// Calls of handles that wait for the node.
 pub const COMMANDS_MAX: usize = 256;
+/// A node that has just joined looks nobody up before a peer has told it what it is, but waits no longer than this.
+pub const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 /// Look-ups at once.
 pub const LOOKUPS_MAX: usize = 128;
 /// The longest look-up.
@@ -82,6 +84,13 @@ pub const RELAY_CANDIDATES_MAX: usize = 32;
 pub const RELAY_DELAY: Duration = Duration::from_secs(8);
 /// A relay that refused or was lost is asked again after this time.
 pub const RELAY_RETRY_TIME: Duration = Duration::from_secs(15);
+
+/// A direct connection to a peer that is reached through a relay is tried again after this time, which doubles up to the
+/// second.
+pub const UPGRADE_RETRY_TIME_MIN: Duration = Duration::from_secs(15);
+pub const UPGRADE_RETRY_TIME_MAX: Duration = Duration::from_secs(600);
+/// The longest of these attempts: the two peers try it a few times.
+pub const UPGRADE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What a relay server spends on others.
 pub const RELAY_RESERVATIONS_MAX: usize = 128;

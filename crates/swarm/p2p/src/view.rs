@@ -61,13 +61,16 @@ pub struct View {
 pub struct Peer {
     /// In the order in which they were made.
     pub connections: Vec<Connection>,
-    pub agent: String,
+    /// How it describes itself, once it has.
+    pub agent: Option<String>,
 }
 
 pub struct Connection {
     pub id: ConnectionId,
     pub address: Multiaddr,
     pub is_relayed: bool,
+    /// This node made it.
+    pub is_own: bool,
     pub round_trip: Option<Duration>,
     /// Pings in a row without an answer.
     pub ping_failures: u32,
@@ -114,7 +117,7 @@ impl View {
                 address: best.address.clone(),
                 is_relayed: best.is_relayed,
                 round_trip: best.round_trip,
-                agent: peer.agent.clone(),
+                agent: peer.agent.clone().unwrap_or_default(),
             })
         };
         self.peers.iter().filter_map(connected).collect()
@@ -142,7 +145,7 @@ impl Peer {
     /// The connection that the next stream is opened in.
     pub fn best(&self) -> Option<&Connection> {
         let direct = self.connections.iter().rev().find(|connection| !connection.is_relayed);
-        direct.or(self.connections.last())
+        direct.or(self.connections.first())
     }
 }
 

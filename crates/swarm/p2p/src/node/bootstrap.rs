@@ -29,6 +29,10 @@ impl Bootstrap {
         Self { peers: peers.into_iter().map(peer).collect() }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
     pub fn has(&self, peer: &PeerId) -> bool {
         self.peers.iter().any(|bootstrap| bootstrap.peer == *peer)
     }

@@ -1,5 +1,5 @@
 //! Streams that wait for a connection: a peer is dialled where it is known to be, then where a look-up finds it, then through
-//! relays.
+//! relays. A node that has just joined knows neither whom to ask nor a relay before a peer has described itself.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,11 @@ use libp2p_identity::PeerId;
 use libp2p_kad::{PeerInfo, QueryId};
 use libp2p_swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p_swarm::{ConnectionId, DialError};
+use tokio::time::Instant;
 
 use super::{Node, reason};
 use crate::error::OpenError;
-use crate::limits::{ADDRESSES_PER_PEER_MAX, WAITING_OPENS_MAX};
+use crate::limits::{ADDRESSES_PER_PEER_MAX, JOIN_TIME_MAX, WAITING_OPENS_MAX};
 use crate::streams::Opening;
 
 #[derive(Default)]
@@ -31,6 +32,8 @@ struct Dial {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     KnownAddresses,
+    /// Until a peer has described itself, or this moment.
+    Joining(Instant),
     LookUp,
     FoundAddresses,
     Relays,
@@ -80,8 +83,8 @@ impl Node {
 
     pub(super) fn on_dial_failed(&mut self, peer: &PeerId, attempt: ConnectionId, error: &DialError) {
         let Some(dial) = self.dials.peers.get_mut(peer) else { return };
-        // While a look-up runs, attempts of others do not count.
-        if dial.step == Step::LookUp || dial.attempt.is_some_and(|own| own != attempt) {
+        // Before and while a look-up runs, attempts of others do not count.
+        if matches!(dial.step, Step::Joining(_) | Step::LookUp) || dial.attempt.is_some_and(|own| own != attempt) {
             return;
         }
         dial.failures.push(reason(error));
@@ -137,6 +140,11 @@ impl Node {
         dial.attempt = None;
         match dial.step {
             Step::KnownAddresses => {
+                let now = Instant::now();
+                dial.step = Step::Joining(now + JOIN_TIME_MAX);
+                self.look_up_after_joining(now);
+            }
+            Step::Joining(_) => {
                 dial.step = Step::LookUp;
                 let query = self.swarm.behaviour_mut().kademlia.get_closest_peers(peer);
                 self.dials.lookups.insert(query, peer);
@@ -151,6 +159,19 @@ impl Node {
             }
             Step::Relays => self.give_up(peer),
         }
+    }
+
+    /// Begins the look-ups that have waited until the node has joined the others.
+    pub(super) fn look_up_after_joining(&mut self, now: Instant) {
+        let is_joining = {
+            let view = self.view();
+            let has_joined = view.peers.values().any(|peer| peer.agent.is_some());
+            !has_joined && (!view.peers.is_empty() || !self.bootstrap.is_empty())
+        };
+        let is_due = |step: Step| matches!(step, Step::Joining(until) if !is_joining || until <= now);
+        let due = self.dials.peers.iter().filter(|(_, dial)| is_due(dial.step));
+        let due: Vec<PeerId> = due.map(|(peer, _)| *peer).collect();
+        due.into_iter().for_each(|peer| self.go_on(peer));
     }
 
     fn give_up(&mut self, peer: PeerId) {

@@ -85,8 +85,14 @@ impl Node {
 
     fn on_established(&mut self, peer: PeerId, id: ConnectionId, endpoint: &ConnectedPoint) {
         let address = without_peer(endpoint.get_remote_address().clone());
-        let connection =
-            Connection { id, address, is_relayed: endpoint.is_relayed(), round_trip: None, ping_failures: 0 };
+        let connection = Connection {
+            id,
+            address,
+            is_relayed: endpoint.is_relayed(),
+            is_own: endpoint.is_dialer(),
+            round_trip: None,
+            ping_failures: 0,
+        };
         tracing::debug!(%peer, address = %connection.address, "connected");
         let connections = {
             let mut view = self.view();
@@ -144,7 +150,7 @@ impl Node {
             let mut view = self.view();
             view.is_seen_in_public |= is_seen_in_public;
             if let Some(known) = view.peers.get_mut(&peer) {
-                known.agent = agent;
+                known.agent = Some(agent);
             }
             view.connection_mut(&peer, id).filter(|connection| !connection.is_relayed).map(|it| it.address.clone())
         };
@@ -166,6 +172,7 @@ impl Node {
                 self.swarm.behaviour_mut().kademlia.add_address(&peer, address);
             }
         }
+        self.look_up_after_joining(Instant::now());
     }
 
     fn on_ping(&mut self, peer: &PeerId, id: ConnectionId, result: Result<Duration, ping::Failure>) {

@@ -5,6 +5,7 @@ mod dials;
 mod events;
 mod providers;
 mod relays;
+mod upgrades;
 
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +31,7 @@ use bootstrap::Bootstrap;
 use dials::Dials;
 use providers::Providers;
 use relays::Relays;
+use upgrades::Upgrades;
 
 /// How often relays and bootstrap peers are looked after.
 const TICK: Duration = Duration::from_millis(500);
@@ -55,6 +57,7 @@ struct Node {
     dials: Dials,
     providers: Providers,
     relays: Relays,
+    upgrades: Upgrades,
     bootstrap: Bootstrap,
     /// This node's listen addresses count as tested.
     is_relay_server: bool,
@@ -100,6 +103,7 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
         dials: Dials::default(),
         providers: Providers::default(),
         relays: Relays::new(options.listen.is_empty(), Instant::now()),
+        upgrades: Upgrades::default(),
         bootstrap,
         is_relay_server: options.relay_server,
     };
@@ -144,10 +148,13 @@ impl Node {
     fn tick(&mut self) {
         let now = Instant::now();
         self.dials.forget_cancelled();
+        self.look_up_after_joining(now);
         self.bootstrap.dial_lost(&mut self.swarm, now);
         let reachability = self.view().reachability();
         self.relays.reserve(&mut self.swarm, reachability, now);
         self.providers.announce(&mut self.swarm, now);
+        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        self.upgrades.retry(&mut self.swarm, &view, now);
     }
 
     /// Remembers where a peer can be dialled.

@@ -82,12 +82,13 @@ impl Behaviour {
         (behaviour, IncomingStreams { queue })
     }
 
-    /// Opens a stream over the newest direct connection, or else over a relayed one. Gives `opening` back if there is no
+    /// Opens a stream over the newest direct connection, or else over the oldest relayed one: later ones are attempts to get
+    /// a direct one. Gives `opening` back if there is no
     /// connection.
     pub fn open(&mut self, opening: Opening) -> Result<(), Opening> {
         let connections = self.connections.get(&opening.peer).map_or(&[][..], Vec::as_slice);
         let direct = connections.iter().rev().find(|connection| !connection.is_relayed);
-        let Some(connection) = direct.or(connections.last()) else { return Err(opening) };
+        let Some(connection) = direct.or(connections.first()) else { return Err(opening) };
         let handler = NotifyHandler::One(connection.id);
         self.events.push_back(ToSwarm::NotifyHandler { peer_id: opening.peer, handler, event: opening });
         Ok(())

@@ -34,6 +34,8 @@ pub struct Internet {
 
 pub struct Machine {
     namespace: String,
+    /// Its NAT, or itself.
+    outside: String,
     /// Where the internet sees it.
     pub public_address: String,
 }
@@ -88,7 +90,30 @@ impl Internet {
                 masquerade(nat).unwrap();
             });
         }
-        self.machines.push(Machine { namespace, public_address });
+        self.machines.push(Machine { namespace, outside, public_address });
+    }
+
+    /// The NATs of two machines refuse connections from one to the other.
+    pub fn refuse(&self, one: usize, other: usize) {
+        for [from, to] in [[one, other], [other, one]] {
+            let rules = format!(
+                "table ip refused {{
+                    chain forward {{
+                        type filter hook forward priority -1;
+                        ip daddr {} meta l4proto tcp reject with tcp reset;
+                    }}
+                }}",
+                self.machines[to].public_address
+            );
+            within(&self.machines[from].outside, || nft(&rules)).unwrap();
+        }
+    }
+
+    /// They do so no more.
+    pub fn allow(&self, one: usize, other: usize) {
+        for index in [one, other] {
+            within(&self.machines[index].outside, || nft("delete table ip refused")).unwrap();
+        }
     }
 
     fn namespace(&mut self, role: &str) -> String {
@@ -136,6 +161,11 @@ fn masquerade(nat: Nat) -> Result<(), String> {
             chain forward {{ type filter hook forward priority 0; iifname wan ct state new drop; }}
         }}"
     );
+    nft(&rules)
+}
+
+/// Changes the rules of the current namespace.
+fn nft(rules: &str) -> Result<(), String> {
     let run = || {
         let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         nft.stdin.take().expect("it is piped").write_all(rules.as_bytes())?;
