@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Builds the test programs of the workspace and runs them, several at once: many wait more than they compute.
 
-`cargo test --workspace` runs the same programs one after the other."""
+`cargo test --workspace` runs the same programs one after the other. At the end it lists the tests that did not run because
+of what this machine lacks."""
 
+import collections
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,27 +17,34 @@ from pathlib import Path
 PROGRAMS_AT_ONCE = os.cpu_count() + 1
 # These take longest, and so begin first.
 FIRST = "consort"
+# What `testing::needs` prints: program, test, requirement, reason.
+NOT_RUN = re.compile(r"did not run: ([^:\s]+)(?:::(\S+))?: no (\w+) \((.*)\)$", re.MULTILINE)
 
 
 def main() -> None:
-    programs = sorted(build(), key=lambda program: (program["package"] != FIRST, program["name"]))
+    programs, binaries = build()
+    programs.sort(key=lambda program: (program["package"] != FIRST, program["name"]))
     with concurrent.futures.ThreadPoolExecutor(PROGRAMS_AT_ONCE) as pool:
-        results = [pool.submit(run, program) for program in programs]
+        results = [pool.submit(run, program, binaries) for program in programs]
         for result in concurrent.futures.as_completed(results):
             program, _, seconds, output = result.result()
             print(f"\n== {program['package']}: {program['name']}, {seconds:.0f} s\n{output}", end="", flush=True)
+    list_what_did_not_run("".join(result.result()[3] for result in results))
     failed = [f"{program['package']}: {program['name']}" for program, status, *_ in (result.result() for result in results) if status != 0]
     if failed:
         sys.exit("\nfailed: " + ", ".join(failed))
 
 
-def build() -> list[dict]:
+def build() -> tuple[list[dict], dict[str, str]]:
+    """The test programs, and the variables that name the workspace's binaries to them, as cargo sets them."""
     command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
         sys.exit(built.returncode)
-    messages = map(json.loads, built.stdout.splitlines())
-    return [program(message) for message in messages if message.get("executable") and message["profile"]["test"]]
+    built = [message for message in map(json.loads, built.stdout.splitlines()) if message.get("executable")]
+    programs = [program(message) for message in built if message["profile"]["test"]]
+    binaries = [message for message in built if message["target"]["kind"] == ["bin"] and not message["profile"]["test"]]
+    return programs, {f"CARGO_BIN_EXE_{message['target']['name']}": message["executable"] for message in binaries}
 
 
 def program(message: dict) -> dict:
@@ -42,11 +52,20 @@ def program(message: dict) -> dict:
     return {"package": folder.name, "name": message["target"]["name"], "folder": folder, "path": message["executable"]}
 
 
-def run(program: dict) -> tuple[dict, int, float, str]:
+def run(program: dict, binaries: dict[str, str]) -> tuple[dict, int, float, str]:
     begun = time.monotonic()
-    environment = os.environ | {"CARGO_MANIFEST_DIR": str(program["folder"])}
+    environment = os.environ | binaries | {"CARGO_MANIFEST_DIR": str(program["folder"])}
     ended = subprocess.run([program["path"]], cwd=program["folder"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     return program, ended.returncode, time.monotonic() - begun, ended.stdout.decode(errors="replace")
+
+
+def list_what_did_not_run(output: str) -> None:
+    lacking = collections.defaultdict(collections.Counter)
+    for name, _, requirement, reason in sorted(set(NOT_RUN.findall(output))):
+        lacking[requirement, reason][name] += 1
+    for (requirement, reason), counts in lacking.items():
+        tests = ", ".join(f"{count} in {name}" for name, count in counts.items())
+        print(f"\ndid not run, no {requirement} ({reason}): {tests}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 //! For any bytes, a GGUF file is rejected or read, and all that is read is in bounds.
 #![no_main]
 
-use fuzz::writer::{GgufWriter, array, gguf_sample, string};
+use testing::model_files::{GgufWriter, array, gguf_sample, string};
 use libfuzzer_sys::fuzz_target;
 use model::files::{Gguf, Value};
 

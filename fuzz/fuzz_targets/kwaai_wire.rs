@@ -2,11 +2,8 @@
 //! parsed is written and read again without a change.
 #![no_main]
 
-#[path = "../../crates/wires/kwaai/tests/limits/any_input.rs"]
-mod any_input;
-
-use any_input::{read_any, seeds};
 use libfuzzer_sys::fuzz_target;
+use testing::kwaai_input::{read_any, seeds};
 
 fuzz_target!(
     init: fuzz::plant("kwaai_wire", &seeds()),

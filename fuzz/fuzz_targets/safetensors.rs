@@ -1,7 +1,7 @@
 //! For any bytes, a safetensors file is rejected or read, and all that is read is in bounds.
 #![no_main]
 
-use fuzz::writer::{safetensors, safetensors_sample};
+use testing::model_files::{safetensors, safetensors_sample};
 use libfuzzer_sys::fuzz_target;
 use model::files::SafeTensors;
 

@@ -1,9 +1,6 @@
 //! What the fuzz targets share: seeds, and the promise about memory.
 #![forbid(unsafe_code)]
 
-#[path = "../../crates/core/model/tests/model/files/writer.rs"]
-pub mod writer;
-
 use std::alloc::System;
 use std::fs;
 use std::path::Path;

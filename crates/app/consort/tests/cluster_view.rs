@@ -1,16 +1,15 @@
 //! What a server on several machines tells of them: `/v1/cluster` and the metrics of stages, with real nodes on loopback.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod serving;
-
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use serving::bounded::{Log, wait_until};
-use serving::{Server, completion, consort, metric};
+use testing::bounded::{Log, wait_until};
+use testing::oracle;
+use testing::serving::{Server, completion, consort, metric};
 
 const KEY: &str = "a key that only tests have";
 const REQUEST: &str = r#"{"model": "m", "prompt": "a b c", "max_tokens": 30, "temperature": 0, "ignore_eos": true}"#;
@@ -138,7 +137,7 @@ fn a_server_that_waits_for_machines_says_what_it_waits_for() {
     let attic = JoinedNode::start_with("attic", "127.0.0.1:0", &["--memory", "1K"]);
     let unused_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let peers = format!("{},{unused_port}", attic.address);
-    let model = serving::oracle("qwen3/model-f32");
+    let model = oracle("qwen3/model-f32");
     let options = ["--peer", &peers, "--split", "1,0"];
     let server = Server::listen("true", model.to_str().unwrap(), &options, &[("CONSORT_CLUSTER_KEY", KEY)]);
     wait_until("it waits", || cluster(&server)["waiting"].is_string());

@@ -2,18 +2,16 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod joined_node;
-mod serving;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use tempfile::TempDir;
 
-use joined_node::{JoinedNode, KEY};
-use serving::bounded::{self, wait_until};
-use serving::{Server, apart, completion, consort, is_gone, kill, oracle, text};
+use testing::bounded::{self, wait_until};
+use testing::joined_node::{JoinedNode, KEY};
+use testing::oracle;
+use testing::serving::{Server, apart, completion, consort, is_gone, kill, text};
 
 const PROMPT: &str = "3,1,4,1,5,9,2,6,5,3,5,8,9,7,9,3";
 /// The largest difference of logits from those of one process: partial sums are rounded.

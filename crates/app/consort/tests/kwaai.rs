@@ -3,25 +3,17 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../../../swarm/peers/tests/kwaai/listener.rs"]
-mod listener;
-#[path = "../../../swarm/peers/tests/kwaai/node.rs"]
-mod node;
-#[path = "../../../swarm/peers/tests/kwaai/programs.rs"]
-mod programs;
-mod serving;
-mod swarm_peer;
-
 use std::net::SocketAddr;
 use std::path::Path;
 
-use listener::listen;
-use node::Server;
-use programs::{PythonServer, generate};
 use serde_json::{Value, json};
-use serving::bounded::{self, ended};
-use serving::{consort, kill, oracle, text, tokens};
-use swarm_peer::SwarmPeer;
+use testing::bounded::{self, ended};
+use testing::kwaai_programs::listener::listen;
+use testing::kwaai_programs::node::Server;
+use testing::kwaai_programs::{block_server, generate, registry};
+use testing::serving::{consort, kill, text, tokens};
+use testing::swarm_peer::SwarmPeer;
+use testing::{needs, oracle};
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
 const TOKENS: usize = 6;
@@ -47,6 +39,9 @@ fn bypass_of(peer: &SwarmPeer) -> SocketAddr {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_coordinator_generates_on_blocks_that_the_binary_serves() {
+    if !needs::python() {
+        return;
+    }
     let model = oracle("qwen3/model-f32");
     let expected = generated(&model, &[]).await;
     let options = ["--kwaai", "--kwaai-tcp", "127.0.0.1:0"];
@@ -59,9 +54,12 @@ async fn a_coordinator_generates_on_blocks_that_the_binary_serves() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_has_a_server_that_was_named_in_its_chain() {
+    if !needs::python() {
+        return;
+    }
     let model = oracle("qwen3/model-f32");
     let expected = generated(&model, &[]).await;
-    let server = PythonServer::start(&["--model", model.to_str().unwrap(), "--blocks", "0-2", "--local"]);
+    let server = block_server(&["--model", model.to_str().unwrap(), "--blocks", "0-2", "--local"]);
     let peer = SwarmPeer::start(&model, "2..4", &[]);
     let named = format!("0..2@{}", server.address);
     let swarm = ["--swarm", "--no-lan", "--bootstrap", &peer.address, "--kwaai-peer"];
@@ -70,9 +68,12 @@ async fn a_client_has_a_server_that_was_named_in_its_chain() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_that_were_named_are_a_chain_without_any_peer_of_ours() {
+    if !needs::python() {
+        return;
+    }
     let model = oracle("qwen3/model-f32");
     let expected = generated(&model, &[]).await;
-    let server = |blocks| PythonServer::start(&["--model", model.to_str().unwrap(), "--blocks", blocks, "--local"]);
+    let server = |blocks| block_server(&["--model", model.to_str().unwrap(), "--blocks", blocks, "--local"]);
     let (first, last, full) = (server("0-2"), server("2-4"), server("0-4"));
     let both = format!("0..2@{},2..4@{}", first.address, last.address);
     let full = format!("0..4@{}", full.address);
@@ -102,6 +103,9 @@ async fn servers_that_were_named_are_a_chain_without_any_peer_of_ours() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_finds_servers_through_a_registry() {
+    if !needs::python() {
+        return;
+    }
     let model = oracle("qwen3/model-f32");
     let expected = generated(&model, &[]).await;
     let server = Server::start(&model, "1-3").await;
@@ -111,7 +115,7 @@ async fn a_client_finds_servers_through_a_registry() {
         "version": "kwaai-0.4.0", "expires_in": 300,
     });
     let (records, addresses) = (json!([record]).to_string(), json!({ id: addresses }).to_string());
-    let program = PythonServer::start_program("registry.py", &["--records", &records, "--addresses", &addresses]);
+    let program = registry(&["--records", &records, "--addresses", &addresses]);
     let registry = listen(program.address).await.to_string();
     let first = SwarmPeer::start(&model, "0..1", &[]);
     let last = SwarmPeer::start(&model, "3..4", &["--bootstrap", &first.address]);
@@ -125,8 +129,11 @@ async fn a_client_finds_servers_through_a_registry() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_is_announced_at_a_registry_and_withdrawn_at_the_end() {
+    if !needs::python() {
+        return;
+    }
     let model = oracle("qwen3/model-f32");
-    let mut program = PythonServer::start_program("registry.py", &[]);
+    let mut program = registry(&[]);
     let registry = listen(program.address).await.to_string();
     let options = ["--kwaai", "--kwaai-registry", &registry, "--kwaai-name", NAME];
     let mut peer = SwarmPeer::start_unready(&model, "1..3", &options);

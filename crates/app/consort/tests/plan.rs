@@ -1,9 +1,6 @@
 //! `consort plan`, and `--plan` of the other commands, with real nodes on loopback.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod joined_node;
-mod serving;
-
 use std::fs;
 use std::net::TcpListener;
 use std::process::Output;
@@ -11,8 +8,9 @@ use std::process::Output;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use joined_node::{JoinedNode, KEY};
-use serving::{Server, bounded, consort, oracle, text, tokens};
+use testing::joined_node::{JoinedNode, KEY};
+use testing::serving::{Server, consort, text, tokens};
+use testing::{bounded, oracle};
 
 /// Of four layers.
 const MODEL: &str = "qwen3/model-f32";

@@ -3,8 +3,6 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod serving;
-
 use std::io::{Read, Write, stderr};
 use std::net::TcpStream;
 use std::process::Command;
@@ -13,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use serving::{Server, ask, metric, oracle};
+use testing::oracle;
+use testing::serving::{Server, ask, metric};
 
 fn start(options: &[&str]) -> Server {
     start_under("true", options)

@@ -2,8 +2,6 @@
 //! with real processes on loopback.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod serving;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
@@ -11,8 +9,9 @@ use std::process::{Child, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use serving::bounded::{Log, WAIT_MAX, wait_until};
-use serving::{Server, ask, completion, consort, metric};
+use testing::bounded::{Log, WAIT_MAX, wait_until};
+use testing::oracle;
+use testing::serving::{Server, ask, completion, consort, metric};
 
 /// A running `consort swarm serve`.
 struct SwarmPeer {
@@ -28,7 +27,7 @@ struct SwarmPeer {
 impl SwarmPeer {
     fn start(layers: &str, options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (model, identity) = (serving::oracle("qwen3/model-f32"), folder.path().join("identity"));
+        let (model, identity) = (oracle("qwen3/model-f32"), folder.path().join("identity"));
         let mut command = consort(&["swarm", "serve", model.to_str().unwrap(), "--layers", layers]);
         command.args(["--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan", "--admin", "127.0.0.1:0", "--identity"]);
         let mut child = command.arg(identity).args(options).stderr(Stdio::piped()).spawn().unwrap();
@@ -100,7 +99,7 @@ fn chain(told: &Value) -> Vec<&str> {
 #[test]
 fn a_swarm_is_told_before_the_first_chain_while_it_runs_and_after_a_loss() {
     let attic = SwarmPeer::start("0..2", &[]);
-    let model = serving::oracle("qwen3/model-f32");
+    let model = oracle("qwen3/model-f32");
     let options =
         ["--served-model-name", "m", "--swarm", "--no-lan", "--swarm-wait", "120", "--bootstrap", &attic.bootstrap];
     let server = Server::listen("true", model.to_str().unwrap(), &options, &[]);

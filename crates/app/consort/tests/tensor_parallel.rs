@@ -2,10 +2,6 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod serving;
-#[path = "../../../machines/net/tests/streams/watchdog.rs"]
-mod watchdog;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -19,9 +15,10 @@ use ranks::protocol::shard::ShardSpec;
 use serde_json::Value;
 use types::WorldSize;
 
-use serving::bounded::{ended, wait_until};
-use serving::{Server, apart, completion, ids, is_gone, kill, logits, oracle, run, text, tokens};
-use watchdog::watched;
+use testing::bounded::{ended, wait_until};
+use testing::oracle;
+use testing::serving::{Server, apart, completion, ids, is_gone, kill, logits, run, text, tokens};
+use testing::watchdog::watched;
 
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
 /// The largest difference of logits from those of one process: partial sums are rounded.

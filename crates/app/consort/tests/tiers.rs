@@ -3,10 +3,6 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod joined_node;
-mod serving;
-mod swarm_peer;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -14,10 +10,11 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use joined_node::{JoinedNode, KEY};
-use serving::bounded::wait_until;
-use serving::{Server, apart, completion, kill, logits, oracle, text, tokens};
-use swarm_peer::SwarmPeer;
+use testing::bounded::wait_until;
+use testing::joined_node::{JoinedNode, KEY};
+use testing::oracle;
+use testing::serving::{self, Server, apart, completion, kill, logits, text, tokens};
+use testing::swarm_peer::SwarmPeer;
 
 const PROMPT: &str = "3,1,4,1,5,9,2,6,5,3,5,8,9,7,9,3";
 /// The largest difference of logits from those of one process: ranks round partial sums.

@@ -1,13 +1,11 @@
 //! A decode step allocates nothing. This test is alone in its process, because the allocator counts for all threads.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod fixture;
-
 use std::alloc::System;
 
 use cap::Cap;
 use engine::{Engine, EventKind, Request, SamplingParams};
-use fixture::{LIMITS, model_on, prompt};
+use testing::oracle_model::{LIMITS, model_on, prompt};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);

@@ -2,10 +2,6 @@
 //!
 //! `cargo run --release -p kernels --features cuda --example cuda_decode`
 
-#[cfg(feature = "cuda")]
-#[path = "../tests/cuda/stack.rs"]
-mod stack;
-
 #[cfg(not(feature = "cuda"))]
 fn main() {
     println!("built without the feature `cuda`");
@@ -23,7 +19,7 @@ mod bench {
     use kernels::cuda::{CudaBackend, CudaStep};
     use kernels::{Backend, BackendError, PAGE_TOKENS, Span, StepInputs, StepLimits};
 
-    use crate::stack::{Sizes, Stack, Weights};
+    use testing::decoder_stack::{Sizes, Stack, Weights};
 
     const SIZES: Sizes = Sizes {
         layers: 36,

@@ -30,6 +30,8 @@ pub enum BackendError {
     StepTooLarge { rows: usize, sequences: usize, pages: usize, limits: StepLimits },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     TokenOutOfRange { token: u32, vocab: usize },
+    #[error("no CUDA device: {0}")]
+    NoDevice(&'static str),
     #[error("{0}")]
     Device(String),
 }

@@ -404,6 +404,8 @@ mod x86 {
 
 #[cfg(test)]
 mod tests {
+    use testing::needs;
+
     use super::*;
 
     fn check(name: &str, level: Level, rate: Rate) {
@@ -414,7 +416,7 @@ mod tests {
     #[test]
     fn every_level_that_runs_here_has_its_peaks() {
         let short = Duration::from_micros(200);
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             check("int8", level, peak(2, int8_loop(level), short, 3));
             check("bf16", level, peak(2, bf16_loop(level), short, 3));
             check("f32", level, peak(2, f32_loop(level), short, 3));

@@ -6,6 +6,7 @@ use kernels::{
     Activation, Attention, Backend, Heads, KvShape, MatrixSource, NormRope, PAGE_TOKENS, RopeLayout, Rows, Span,
     StepInputs, StepLimits,
 };
+use testing::needs;
 use types::DType;
 
 /// Deterministic pseudorandom numbers between -1 and 1.
@@ -54,7 +55,7 @@ fn norms_follow_their_formula_at_every_length() {
                     x.iter().zip(&weight).map(move |(x, w)| f64::from(*x) * scale * f64::from(*w)).collect::<Vec<_>>()
                 })
                 .collect();
-            for level in Level::available() {
+            for level in needs::levels(Level::ALL, Level::detect()) {
                 let backend = backend(level, 2, KvType::F32);
                 let mut out = backend.buffer(rows, cols).unwrap();
                 let weight = backend.vector(&weight).unwrap();
@@ -74,7 +75,9 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
         let all = rows.all();
         let [sums, terms, scales] = [(all * cols, 2), (all * cols, 3), (cols, 4)].map(|(len, seed)| noise(len, seed));
         let keeps = [DType::F32, DType::BF16, DType::Q8_0];
-        for (level, keep) in Level::available().flat_map(|level| keeps.map(|keep| (level, keep))) {
+        for (level, keep) in
+            needs::levels(Level::ALL, Level::detect()).into_iter().flat_map(|level| keeps.map(|keep| (level, keep)))
+        {
             let backend = backend(level, 2, KvType::F32);
             let source =
                 MatrixSource { dtype: DType::F32, rows: features, cols, row_stride: 4 * cols, bytes: &weights, keep };
@@ -108,7 +111,7 @@ fn a_sum_that_is_normed_for_its_reader_is_read_as_if_it_were_not() {
 fn heads_are_normed_one_by_one_and_the_rest_is_left_alone() {
     let (rows, cols, heads) = (2, 100, Heads { first: 10, count: 3, dim: 24 });
     let (x, weight) = (noise(rows * cols, 3), noise(24, 4));
-    for level in Level::available() {
+    for level in needs::levels(Level::ALL, Level::detect()) {
         let backend = backend(level, 1, KvType::F32);
         let mut buffer = filled(&backend, cols, &x);
         backend.rms_norm_heads(rows, &mut buffer, heads, &backend.vector(&weight).unwrap(), 1e-6);
@@ -140,7 +143,7 @@ fn gates_follow_their_formula_at_every_length() {
                 .chunks_exact(2 * inner)
                 .flat_map(|row| (0..inner).map(|j| gate(row[j].into()) * f64::from(row[inner + j])).collect::<Vec<_>>())
                 .collect();
-            for level in Level::available() {
+            for level in needs::levels(Level::ALL, Level::detect()) {
                 let backend = backend(level, 2, KvType::F32);
                 let mut out = backend.buffer(3, inner).unwrap();
                 backend.gate(3, &mut out, &filled(&backend, 2 * inner, &x), activation);
@@ -337,7 +340,7 @@ fn attention_follows_its_formula_with_and_without_a_window() {
     for (dim, len, window) in whole.into_iter().chain(odd) {
         let all = sequences(dim, &[len]);
         let want = plain(dim, window, &all[0].qkv);
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             for &kv in kv_types(level) {
                 let bound = match kv {
                     KvType::F32 => 1e-5,
@@ -356,7 +359,10 @@ fn attention_follows_its_formula_with_and_without_a_window() {
 #[test]
 fn attention_has_the_same_bits_in_any_chunks_company_and_threads() {
     let window = Some(40);
-    for (dim, level) in HEAD_SIZES.into_iter().flat_map(|dim| Level::available().map(move |level| (dim, level))) {
+    for (dim, level) in HEAD_SIZES
+        .into_iter()
+        .flat_map(|dim| needs::levels(Level::ALL, Level::detect()).into_iter().map(move |level| (dim, level)))
+    {
         let all = sequences(dim, &[90, 7, 64]);
         for &kv in kv_types(level) {
             let alone: Vec<Vec<f32>> = all
@@ -379,7 +385,7 @@ fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
     let whole = [(16, None), (48, Some(70)), (64, None), (128, None), (256, Some(5))];
     for (dim, window) in whole.into_iter().chain(odd) {
         let all = sequences(dim, &[150]);
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             for &kv in kv_types(level) {
                 let at_once = attend(&backend(level, 2, kv), dim, window, &all, &[vec![150]]);
                 let chunks: Vec<Vec<usize>> = [1, 2, 3, 5, 11, 31, 40, 56, 1].map(|count| vec![count]).into();
@@ -392,7 +398,9 @@ fn attention_has_the_same_bits_for_every_head_dimension_and_offset_of_a_tile() {
 
 /// Every level with every KV type, and with one or more threads.
 fn all_backends() -> impl Iterator<Item = (String, CpuBackend)> {
-    let each = Level::available().flat_map(|level| kv_types(level).iter().map(move |&kv| (level, kv)));
+    let each = needs::levels(Level::ALL, Level::detect())
+        .into_iter()
+        .flat_map(|level| kv_types(level).iter().map(move |&kv| (level, kv)));
     each.flat_map(|(level, kv)| {
         [1, 3].map(|threads| (format!("{level} {kv:?} {threads}"), backend(level, threads, kv)))
     })
@@ -453,7 +461,7 @@ fn scores_that_rise_and_fall_by_far_are_weighed_as_the_formula_says() {
         row[attention.query.columns()].fill(1.0);
     }
     let want = plain(dim, None, &all[0].qkv);
-    for level in Level::available() {
+    for level in needs::levels(Level::ALL, Level::detect()) {
         for &kv in kv_types(level) {
             // Scores reach 58 and have the relative error of their type; values reach 2.
             let bound = match kv {
@@ -483,7 +491,7 @@ fn check_what_a_former_owner_left(dim: usize) {
     assert_eq!(fresh.qkv.len(), 40 * cols);
     // The first sequence fills both pages; then the second reuses them, in one chunk and in several.
     for pieces in [vec![40], vec![1, 6, 24, 1, 1, 7]] {
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             for &kv in kv_types(level) {
                 let alone: Vec<Vec<usize>> = pieces.iter().map(|&count| vec![count]).collect();
                 let want = attend(&backend(level, 2, kv), dim, None, std::slice::from_ref(&fresh), &alone);
@@ -499,7 +507,7 @@ fn check_what_a_former_owner_left(dim: usize) {
 
 #[test]
 fn a_cache_for_tiles_is_refused_without_them() {
-    for level in Level::available() {
+    for level in needs::levels(Level::ALL, Level::detect()) {
         for kv in [KvType::Bf16, KvType::Split] {
             let made = CpuBackend::new(CpuOptions { threads: 1, level, kv, ..CpuOptions::default() });
             assert_eq!(made.is_ok(), level == Level::Amx);
@@ -523,7 +531,7 @@ fn a_rotation_turns_pairs_by_the_angle_of_their_position() {
     let (rows, cols, heads) = (3, 40, Heads { first: 4, count: 2, dim: 16 });
     let freqs: Vec<f32> = (0..8).map(|i| 1.0 / 10f32.powi(i)).collect();
     for layout in [RopeLayout::Halves, RopeLayout::Pairs] {
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             let backend = backend(level, 1, KvType::F32);
             let x = noise(rows * cols, 8);
             let mut buffer = filled(&backend, cols, &x);

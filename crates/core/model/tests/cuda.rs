@@ -1,17 +1,16 @@
-//! Whole models on a GPU: compared with the CPU's logits, and decoding with a captured graph. Without a GPU each test prints
-//! that it was skipped and passes.
+//! Whole models on a GPU: compared with the CPU's logits, and decoding with a captured graph. Without a GPU each test says
+//! that it did not run.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used)] // also in the helpers below
 
-mod driver;
-
 use std::error::Error;
 
-use driver::{Driver, Fixture, argmax};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::cuda::{CudaBackend, CudaBuffer, CudaStep};
-use kernels::{Backend, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
+use kernels::{Backend, BackendError, PAGE_TOKENS, Rows, Span, StepInputs, StepLimits};
 use model::{Block, Checkpoint, Embedding, Limits, LmHead, LoadOptions, SingleRank};
+use testing::driver::{Driver, Fixture, argmax};
+use testing::needs;
 use types::{DType, LayerRange, Rank};
 
 /// All fixtures but the mixture of experts, which the CUDA backend does not support.
@@ -22,11 +21,8 @@ const SEQUENCE_PAGES: usize = 8;
 
 fn device() -> Option<CudaBackend> {
     match CudaBackend::open(0) {
-        Ok(backend) => Some(backend),
-        Err(error) => {
-            println!("skipped: no CUDA device ({error})");
-            None
-        }
+        Err(error @ BackendError::NoDevice(_)) => needs::cuda(Err(error)),
+        opened => Some(opened.unwrap()),
     }
 }
 

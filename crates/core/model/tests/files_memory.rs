@@ -1,10 +1,6 @@
 //! Tests the memory use of the file readers. It runs in its own process, because it measures the whole process.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[allow(dead_code)] // it writes more kinds of file than these tests need
-#[path = "model/files/writer.rs"]
-mod writer;
-
 use std::alloc::System;
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +8,7 @@ use std::sync::Mutex;
 
 use cap::Cap;
 use model::files::{Gguf, SafeTensors};
-use writer::{GgufWriter, array, safetensors};
+use testing::model_files::{GgufWriter, array, safetensors};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);

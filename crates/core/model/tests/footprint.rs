@@ -2,17 +2,15 @@
 //! another, because the counting allocator counts all threads.
 #![allow(clippy::unwrap_used)] // also in test helpers
 
-mod driver;
-
 use std::alloc::System;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use cap::Cap;
-use driver::{Fixture, MODELS};
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use kernels::{Backend, KvShape, PAGE_TOKENS, StepLimits};
 use model::{Block, Checkpoint, Embedding, Footprint, Limits, LmHead, LoadError, LoadOptions, ModelPart};
+use testing::driver::{Fixture, MODELS};
 use types::{DType, LayerRange, Rank, WorldSize};
 
 #[global_allocator]

@@ -4,7 +4,6 @@
 
 use cap::Cap;
 use std::alloc::System;
-use std::path::PathBuf;
 use text::{ChatTemplate, Message, RENDERED_BYTES_MAX, RenderOptions};
 
 #[global_allocator]
@@ -16,7 +15,7 @@ const OVERHEAD_BYTES: usize = 32 << 20;
 #[test]
 fn hostile_templates_are_refused_within_their_memory() {
     // The seeds of the fuzz target, each with a byte of flags first.
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/seeds/chat_template");
+    let folder = testing::repository("fuzz/seeds/chat_template");
     let mut attacks = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -239,6 +239,8 @@ fn noise() -> impl Iterator<Item = f32> {
 
 #[cfg(test)]
 mod tests {
+    use testing::needs;
+
     use super::*;
 
     const SMALL: Effort = Effort {
@@ -250,7 +252,7 @@ mod tests {
 
     #[test]
     fn every_level_and_format_has_rates() {
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             for format in [DType::Q8_0, DType::Q4_K, DType::BF16, DType::F16, DType::F32] {
                 let settings = ProbeSettings { threads: 2, level, format, hidden: 256, ..ProbeSettings::default() };
                 let facts = measure_with(&settings, &SMALL).unwrap();

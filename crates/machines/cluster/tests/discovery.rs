@@ -2,57 +2,40 @@
 #![allow(clippy::unwrap_used)] // test helpers
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::net::SocketAddrV4;
-use std::os::fd::AsFd;
-use std::process::{self, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use cluster::discovery::{
     Announcement, Announcer, Browser, BrowserSettings, DiscoveredNode, DiscoveryEvent, Interfaces, MDNS_PORT, Unusable,
 };
 use net::ClusterKey;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use testing::needs;
+use testing::network::{Namespace, ip};
 
-/// If this variable is `required`, a test fails where namespaces cannot be created.
-const REQUIRED: &str = "CONSORT_TEST_NAMESPACES";
 /// A test that waits for longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two machines, `10.78.0.1` and `10.78.0.2`. Dropping the value deletes their namespaces.
-struct Machines([String; 2]);
+/// Two machines, `10.78.0.1` and `10.78.0.2`.
+struct Machines([Namespace; 2]);
 
 impl Machines {
     fn new() -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let machines = Self([1, 2].map(|index| format!("consort-discovery-{}-{number}-{index}", process::id())));
-        let [first, second] = &machines.0;
-        if !ip(&format!("netns add {first}")) || !ip(&format!("netns add {second}")) {
-            assert!(std::env::var_os(REQUIRED).is_none_or(|value| value != "required"), "no network namespaces");
-            let _ = writeln!(std::io::stderr(), "test DID NOT RUN, it needs network namespaces");
+        if !needs::namespaces() {
             return None;
         }
-        assert!(ip(&format!("link add eth0 netns {first} type veth peer name eth0 netns {second}")));
-        for (index, name) in machines.0.iter().enumerate() {
-            assert!(ip(&format!("-n {name} addr add 10.78.0.{}/24 dev eth0", index + 1)));
-            assert!(ip(&format!("-n {name} link set eth0 up")));
-            assert!(ip(&format!("-n {name} link set lo up")));
+        let machines = Self(["1", "2"].map(Namespace::new));
+        let [first, second] = machines.0.each_ref().map(|machine| &machine.name);
+        ip(&format!("link add eth0 netns {first} type veth peer name eth0 netns {second}"));
+        for (index, name) in [first, second].into_iter().enumerate() {
+            ip(&format!("-n {name} addr add 10.78.0.{}/24 dev eth0", index + 1));
+            ip(&format!("-n {name} link set eth0 up"));
         }
         Some(machines)
     }
 
     /// Runs `task` in the namespace of a machine; threads that it starts stay there.
     fn on<T: Send>(&self, machine: usize, task: impl FnOnce() -> T + Send) -> T {
-        let namespace = File::open(format!("/run/netns/{}", self.0[machine])).unwrap();
-        let enter = || {
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-            task()
-        };
-        thread::scope(|scope| scope.spawn(enter).join().unwrap())
+        self.0[machine].within(task)
     }
 
     fn announce(&self, machine: usize, name: &str, key: u8, port: u16, interfaces: &Interfaces) -> Announcer {
@@ -65,18 +48,6 @@ impl Machines {
         let settings = BrowserSettings { fingerprint: fingerprint(1), interfaces, mdns_port: MDNS_PORT, peers };
         self.on(machine, || Browser::start(settings).unwrap())
     }
-}
-
-impl Drop for Machines {
-    fn drop(&mut self) {
-        for name in &self.0 {
-            ip(&format!("netns del {name}"));
-        }
-    }
-}
-
-fn ip(arguments: &str) -> bool {
-    Command::new("ip").args(arguments.split(' ')).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
 fn fingerprint(key: u8) -> net::KeyFingerprint {

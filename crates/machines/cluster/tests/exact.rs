@@ -3,25 +3,19 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "chain/answers.rs"]
-mod answers;
-#[path = "chain/fixture.rs"]
-mod fixture;
-#[path = "rank_stage/setup.rs"]
-mod setup;
-
 use std::path::{Path, PathBuf};
 
 use cluster::coordinator::Arithmetic;
 use engine::Executor;
 use kernels::cpu::Level;
 
-use answers::{Answer, answers, options, requests};
-use setup::{NodeChain, TestNode, chain, oracle, oracle_file, wait_for, whole_at};
+use testing::cluster_chain::answers::{Answer, answers, options, requests};
+use testing::cluster_chain::setup::{NodeChain, TestNode, chain, oracle_model, wait_for, whole_at};
+use testing::{needs, oracle};
 
 /// Formats whose arithmetic depends on the level.
 fn models() -> Vec<PathBuf> {
-    ["llama/model-f32", "llama/model-bf16-sharded", "llama/gguf/tiny-llama-q8_0.gguf"].map(oracle_file).to_vec()
+    ["llama/model-f32", "llama/model-bf16-sharded", "llama/gguf/tiny-llama-q8_0.gguf"].map(oracle).to_vec()
 }
 
 fn all<E: Executor>(executor: E, model: &Path) -> (Vec<Answer>, E) {
@@ -30,8 +24,8 @@ fn all<E: Executor>(executor: E, model: &Path) -> (Vec<Answer>, E) {
 
 /// The lowest and the best level of this CPU, if it has two.
 fn two_levels() -> Option<(Level, Level)> {
-    let levels = (Level::Scalar, Level::detect());
-    (levels.0 != levels.1).then_some(levels)
+    let best = Level::detect();
+    needs::level(Level::Avx2, best).then_some((Level::Scalar, best))
 }
 
 fn stages(chain: &NodeChain) -> usize {
@@ -41,7 +35,7 @@ fn stages(chain: &NodeChain) -> usize {
 #[test]
 fn exact_chains_of_unlike_machines_have_the_bits_of_one_process_with_the_lowest_level() {
     for model in models() {
-        for lowest in Level::available() {
+        for lowest in needs::levels(Level::ALL, Level::detect()) {
             let expected = all(whole_at(&model, lowest), &model).0;
             // The lowest level is that of a node, or the coordinator's.
             for own in [lowest, Level::detect()] {
@@ -73,7 +67,7 @@ fn unlike_machines_work_together_without_exact() {
 #[test]
 fn a_machine_without_the_exact_level_is_not_used_and_the_report_says_why() {
     let Some((lowest, best)) = two_levels() else { return };
-    let model = oracle("llama");
+    let model = oracle_model("llama");
     let node = TestNode::start(1, lowest);
     let chain = chain(&model, &[&node], None, best, Arithmetic::Exact(best));
     let report = wait_for(&chain, |report| report.nodes.iter().any(|node| node.not_used.is_some()));
@@ -86,7 +80,7 @@ fn a_machine_without_the_exact_level_is_not_used_and_the_report_says_why() {
 #[test]
 fn the_level_of_the_first_chain_stays_when_others_come_and_go() {
     let Some((lowest, best)) = two_levels() else { return };
-    let model = oracle("llama");
+    let model = oracle_model("llama");
     let expected = all(whole_at(&model, best), &model).0;
     let mut first = TestNode::start(1, best);
     let chain = chain(&model, &[&first], Some(&[2]), best, Arithmetic::Common);

@@ -2,11 +2,6 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../../net/tests/streams/proxy.rs"]
-mod proxy;
-#[path = "../../net/tests/streams/watchdog.rs"]
-mod watchdog;
-
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -26,8 +21,8 @@ use ranks::remote::{
 };
 use types::{Rank, WorldSize};
 
-use proxy::{TransitFault, proxy};
-use watchdog::watched;
+use testing::proxy::{TransitFault, proxy};
+use testing::watchdog::watched;
 
 /// Far longer than anything that is waited for.
 const LONG: Duration = Duration::from_secs(120);

@@ -4,11 +4,6 @@
 #![cfg_attr(not(target_os = "linux"), allow(unused))]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[cfg(target_os = "linux")]
-#[allow(dead_code)] // it also splits models
-#[path = "../../../core/engine/tests/chain/mod.rs"]
-mod chain;
-
 fn main() {
     #[cfg(target_os = "linux")]
     linux::main();
@@ -32,7 +27,7 @@ mod linux {
     use ranks::worker::{self, COLLECTIVE_TIMEOUT, INIT_TIMEOUT, Options, build_id};
     use types::{LayerRange, TokenId, WorldSize};
 
-    use super::chain::{Chain, local_stage};
+    use testing::local_chain::{Chain, local_stage};
 
     const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
     const LIMITS: Limits =
@@ -82,11 +77,11 @@ mod linux {
     }
 
     fn fixture(inside: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(inside).canonicalize().unwrap()
+        testing::oracle(inside).canonicalize().unwrap()
     }
 
     fn model(name: &str) -> PathBuf {
-        let f32 = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(name).join("model-f32");
+        let f32 = testing::oracle(name).join("model-f32");
         if f32.exists() { f32.canonicalize().unwrap() } else { fixture(&format!("{name}/model-bf16")) }
     }
 

@@ -3,9 +3,6 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../../../core/model/tests/random/mod.rs"]
-mod random;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -23,8 +20,9 @@ use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, CollectiveError, Limits, LoadOptions};
 use net::ClusterKey;
-use random::{ODD_HEADS, PROMPT, Sizes};
 use serde_json::Value;
+use testing::needs;
+use testing::random_model::{ODD_HEADS, PROMPT, Sizes};
 use types::{DType, SessionId, TokenId, WorldSize};
 
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
@@ -145,7 +143,7 @@ impl Executor for Group {
 
 /// The weights of a model with reference results of transformers, and the name of these results.
 fn primary(model: &str) -> (PathBuf, &'static str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(model);
+    let folder = testing::oracle(model);
     match folder.join("model-f32") {
         path if path.exists() => (path, "f32"),
         _ => (folder.join("model-bf16"), "bf16w"),
@@ -245,7 +243,7 @@ fn heads_of_odd_sizes_give_ranks_the_logits_of_the_whole_model_at_every_level() 
     for (size, keep) in ODD_HEADS.into_iter().flat_map(|size| formats.map(|keep| (size, keep))) {
         let folder = tempfile::tempdir().unwrap();
         Sizes::of_heads(size).write(folder.path(), DType::F32);
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             let logits = |world| {
                 logits(&mut Group::load_as(folder.path(), WorldSize::new(world).unwrap(), level, keep), &prompt)
             };

@@ -3,15 +3,12 @@
 //!
 //!     cargo run --release -p swarm --example simulate
 
-#[path = "../tests/simulation/world.rs"]
-mod world;
-
 use std::collections::HashSet;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use swarm::{Reputation, RouteLimits, RoutePlanner};
-use world::{Churn, LAYERS, MINUTE_MS, MODEL, Random, Site, World, request};
+use testing::simulation::{Churn, LAYERS, MINUTE_MS, MODEL, Random, Site, World, request};
 
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 const CLIENTS: usize = 21;

@@ -2,14 +2,11 @@
 //! its process, because the allocator counts for all threads.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "limits/any_input.rs"]
-mod any_input;
-
 use std::alloc::System;
 
-use any_input::{read_any, seeds};
 use cap::Cap;
 use kwaai::{KwaaiInput, KwaaiReply, KwaaiRequest, KwaaiWireError, frame_header, local_frame_header};
+use testing::kwaai_input::{read_any, seeds};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);

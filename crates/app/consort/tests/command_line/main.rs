@@ -9,23 +9,20 @@ mod ps;
 mod pty;
 mod run;
 mod services;
-#[path = "../serving/mod.rs"]
-mod serving;
 mod show;
 mod terminal;
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use serving::bounded;
+use testing::bounded;
 
 fn oracle(path: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(path);
+    let path = testing::oracle(path);
     path.to_str().unwrap().to_owned()
 }
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{bounded, check_refused, succeed};
+use crate::{check_refused, succeed};
+use testing::{bounded, needs};
 
 #[test]
 fn the_completions_are_scripts_with_every_command() {
@@ -19,8 +20,7 @@ fn the_completions_are_scripts_with_every_command() {
         assert!(shell != "zsh" || script.contains(r":HOST\:PORT:"), "{script}");
         let file = folder.path().join(shell);
         fs::write(&file, script).unwrap();
-        // Not every machine has every shell; bash is there.
-        if shell == "bash" || Command::new(shell).arg("--version").output().is_ok() {
+        if needs::shell(shell) {
             let checked = bounded::output(Command::new(shell).arg("-n").arg(&file));
             assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr));
         }

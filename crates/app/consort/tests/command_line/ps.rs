@@ -2,8 +2,8 @@
 
 use std::net::TcpListener;
 
-use crate::serving::Server;
 use crate::{check_refused, succeed};
+use testing::serving::Server;
 
 const KEY: &str = "a-key-for-ps";
 

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::bounded::{WAIT_MAX, ended};
+use testing::bounded::{WAIT_MAX, ended};
 
 pub struct Pty {
     child: Child,

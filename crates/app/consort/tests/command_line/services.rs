@@ -2,18 +2,19 @@
 //! `systemd-analyze` is installed, it checks the unit too.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::bounded::{Log, ended, output};
-use crate::serving::{kill, text};
+use testing::bounded::{Log, ended, output};
+use testing::needs;
+use testing::serving::{kill, text};
 
 fn document(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap()
 }
 
 fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs").join(name)
+    testing::repository("docs").join(name)
 }
 
 /// Runs the command until it is ready, and ends it as a service manager does.
@@ -63,8 +64,7 @@ fn systemd_accepts_the_unit_where_it_is_installed() {
     let program = env!("CARGO_BIN_EXE_consort");
     fs::write(&unit, document("consort-join.service").replace("/usr/local/bin/consort", program)).unwrap();
     command.arg(&unit);
-    if Command::new("systemd-analyze").arg("--version").output().is_err() {
-        eprintln!("systemd-analyze is not installed: it did not check the unit");
+    if !needs::systemd() {
         return;
     }
     let checked = output(command.stdout(Stdio::piped()).stderr(Stdio::piped()));

@@ -4,7 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::{bounded, check_refused, consort, oracle, succeed};
+use crate::{check_refused, consort, oracle, succeed};
+use testing::bounded;
 
 fn report(args: &[&str]) -> Value {
     serde_json::from_str(&succeed(&[&["show", "--json"], args].concat())).unwrap()

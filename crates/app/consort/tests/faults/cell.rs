@@ -16,9 +16,9 @@ use ranks::group::{Deadlines, Group, GroupConfig};
 use ranks::protocol::shard::ShardSpec;
 use types::{TokenId, WorldSize};
 
-use crate::bounded::{WAIT_MAX, wait_until};
 use crate::rank_hosts::LocalRankHosts;
 use crate::traces;
+use testing::bounded::{WAIT_MAX, wait_until};
 
 /// Prompts take several prefill steps, so that a fault can happen within a prefill.
 const CHUNK: usize = 8;
@@ -213,5 +213,5 @@ fn cpu() -> CpuOptions {
 }
 
 fn model_path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle/qwen3/model-f32")
+    testing::oracle("qwen3/model-f32")
 }

@@ -3,8 +3,6 @@
 //! serve again, and no process or memory may be left. A watchdog ends a test that hangs.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../bounded/mod.rs"]
-mod bounded;
 mod cell;
 mod rank_hosts;
 mod traces;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
 use crate::link;
-use crate::network::Network;
-use crate::serving::bounded::{ended, wait_until};
-use crate::serving::{Server, ask, kill};
 use crate::streams;
+use testing::bounded::{ended, wait_until};
+use testing::network::Network;
+use testing::serving::{Server, ask, kill};
 
 /// The places of the fault: the machine with the first layers, and so on.
 pub const STAGES: [usize; 3] = [1, 2, 3];

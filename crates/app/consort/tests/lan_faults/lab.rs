@@ -5,9 +5,10 @@ use std::process::{Child, Stdio};
 
 use tempfile::TempDir;
 
-use crate::network::{Network, address};
-use crate::serving::bounded::{Log, wait_until};
-use crate::serving::{Server, consort, is_gone, kill, oracle};
+use testing::bounded::{Log, wait_until};
+use testing::network::{Network, address};
+use testing::oracle;
+use testing::serving::{Server, consort, is_gone, kill};
 
 /// Machines besides that of the server: three with layers and a spare.
 pub const MACHINES: usize = 4;

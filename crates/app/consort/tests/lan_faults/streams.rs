@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::network::Network;
-use crate::serving::{Server, completion, open, oracle};
+use testing::network::Network;
+use testing::oracle;
+use testing::serving::{Server, completion, open};
 
 /// Streams at once.
 const STREAMS: usize = 3;

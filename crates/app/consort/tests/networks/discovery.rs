@@ -2,10 +2,11 @@
 
 use tempfile::TempDir;
 
-use crate::joined_node::{JoinedNode, KEY};
-use crate::network::{Network, address};
-use crate::serving::{bounded, consort, oracle, text};
-use crate::watchdog::watched;
+use testing::joined_node::{JoinedNode, KEY};
+use testing::network::{Network, address};
+use testing::serving::{consort, text};
+use testing::watchdog::watched;
+use testing::{bounded, oracle};
 
 #[test]
 fn a_plan_has_the_machines_that_announce_themselves_and_says_which_have_another_key() {

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use crate::network::{Network, address};
-use crate::serving::bounded::Log;
-use crate::serving::{children, consort};
+use testing::bounded::Log;
+use testing::network::{Network, address};
+use testing::serving::{children, consort};
 
 const PORT: u16 = 7000;
 pub const KEY: &str = "a key that only tests have";

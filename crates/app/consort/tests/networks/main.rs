@@ -6,27 +6,21 @@
 mod agents;
 mod discovery;
 mod host;
-#[path = "../joined_node/mod.rs"]
-mod joined_node;
-mod network;
-#[path = "../serving/mod.rs"]
-mod serving;
-#[path = "../../../../machines/net/tests/streams/watchdog.rs"]
-mod watchdog;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
 use host::{Host, KEY, addresses};
-use network::{Network, tell};
-use serving::bounded::{self, ended, wait_until};
-use serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, oracle, run, text, tokens};
-use watchdog::watched;
+use testing::bounded::{self, ended, wait_until};
+use testing::network::Network;
+use testing::serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, run, text, tokens};
+use testing::watchdog::watched;
+use testing::{needs, oracle};
 
 /// The largest difference of logits (range -8 to 8) from the exact ones when partial sums are rounded to eight bits. The
 /// largest one measured is 0.42.
@@ -265,13 +259,13 @@ fn no_rank_outlives_its_supervisor_or_its_host() {
 
 /// Delays every packet to a host, if the kernel supports it.
 fn delay_packets(network: &Network, time: &str) {
-    for index in network.others() {
+    let delay = |index: usize| {
         let arguments = format!("qdisc add dev host{index} root netem delay {time}");
-        let run = || Command::new("tc").args(arguments.split(' ')).stderr(Stdio::null()).status();
-        if !network.within(0, run).unwrap().success() {
-            tell("packets are not delayed in this test: the kernel has no netem");
-        }
-    }
+        let output = network.within(0, || Command::new("tc").args(arguments.split(' ')).output());
+        needs::ran("tc", output)
+    };
+    // Without delays, the rest of the test holds too.
+    needs::netem(network.others().try_for_each(delay));
 }
 
 #[test]

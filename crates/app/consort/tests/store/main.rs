@@ -1,8 +1,6 @@
 //! The model store, through the binary: `pull`, `list` and `rm` against a fake hub on loopback.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-#[path = "../bounded/mod.rs"]
-mod bounded;
 mod fake_hub;
 mod parts;
 
@@ -14,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fake_hub::{COMMIT, FakeHub, HubFile, Reply, listing};
 use tempfile::TempDir;
+use testing::bounded;
 
 const REPO: &str = "maker/tiny";
 

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-use super::bounded::Log;
 use super::fake_hub::{FakeHub, HubFile};
 use super::{Home, REPO, outcome};
+use testing::bounded::Log;
 
 const PROMPT: &str = "3,1,4,1,5,9,2,6";
 const INDEX: &str = "model.safetensors.index.json";
 
 fn oracle() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle/qwen3/model-f32")
+    testing::oracle("qwen3/model-f32")
 }
 
 /// The file for each layer, and one for all tensors outside the layers.

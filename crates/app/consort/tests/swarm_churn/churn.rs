@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::coverage::Coverage;
-use crate::network::Network;
 use crate::peer::{LAYERS, Peer};
 use crate::random::Random;
+use testing::network::Network;
 
 /// Peers that are away at once: in most cases there is a chain without them.
 const AWAY_MAX: usize = 3;

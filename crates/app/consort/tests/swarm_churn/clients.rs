@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::coverage::Coverage;
-use crate::network::Network;
-use crate::serving::{Server, completion, open, oracle};
+use testing::network::Network;
+use testing::oracle;
+use testing::serving::{Server, completion, open};
 
 /// Clients at once.
 pub const CLIENTS: usize = 8;

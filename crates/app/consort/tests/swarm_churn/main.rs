@@ -10,12 +10,8 @@
 mod churn;
 mod clients;
 mod coverage;
-#[path = "../networks/network.rs"]
-mod network;
 mod peer;
 mod random;
-#[path = "../serving/mod.rs"]
-mod serving;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -27,11 +23,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use churn::Churn;
 use clients::Tally;
 use coverage::Coverage;
-use network::Network;
 use peer::{BLOCKS, BOOTSTRAP_PEERS, Holdings, KV_TOKENS, MODEL, Peer, field};
 use serde_json::Value;
-use serving::bounded::{ended, wait_until};
-use serving::{Server, consort, oracle, text};
+use testing::bounded::{ended, wait_until};
+use testing::network::Network;
+use testing::oracle;
+use testing::serving::{Server, consort, text};
 
 const SECONDS: u64 = 60;
 /// By how much the memory of a process may have grown: buffers and arenas of the allocator, but nothing that adds up.
@@ -170,7 +167,7 @@ fn check_peers(network: &Network, peers: &mut [Peer], bootstrap: &str) -> Vec<St
 /// Of each block in the swarm, as `consort swarm status` tells.
 fn free_tokens(network: &Network, bootstrap: &str) -> Vec<usize> {
     let args = ["swarm", "status", "--json", "--no-lan", "--bootstrap", bootstrap, "--wait", "3"];
-    let output = network.within(0, || serving::bounded::output(&mut consort(&args)));
+    let output = network.within(0, || testing::bounded::output(&mut consort(&args)));
     assert!(output.status.success(), "{}", text(&output.stderr));
     let status: Value = serde_json::from_slice(&output.stdout).unwrap();
     let free = status["blocks"].as_array().unwrap().iter().map(|block| block["kv_tokens_free"].as_u64().unwrap());

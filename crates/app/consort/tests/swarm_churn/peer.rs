@@ -4,9 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use crate::network::{Network, address};
-use crate::serving::bounded::{Log, ended};
-use crate::serving::{consort, kill, oracle};
+use testing::bounded::{Log, ended};
+use testing::network::{Network, address};
+use testing::oracle;
+use testing::serving::{consort, kill};
 
 pub const MODEL: &str = "gemma3/model-f32";
 pub const LAYERS: usize = 7;

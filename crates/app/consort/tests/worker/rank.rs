@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -135,7 +135,7 @@ pub fn check_all(ranks: &mut [Rank], request: &Value, expected: &Value) {
 }
 
 pub fn model(architecture: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(architecture);
+    let folder = testing::oracle(architecture);
     folder.join("model-f32").canonicalize().unwrap()
 }
 

@@ -268,7 +268,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn encoder(kind: ReplyKind) -> OllamaEncoder {
-        let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../fixtures/oracle/qwen3/model-f32/tokenizer.json");
+        let tokenizer = testing::oracle("qwen3/model-f32/tokenizer.json");
         let header = ReplyHeader { kind, model: "m".to_owned() };
         OllamaEncoder::new(header, Tokenizer::from_file(tokenizer).unwrap(), false, false, Instant::now())
     }

@@ -3,11 +3,11 @@ use serde_json::json;
 use server::{ApiKeys, Config, HeaderValue};
 
 use crate::client::Client;
-use crate::fixture;
+use testing::served_model;
 
 fn guarded() -> Client {
     let keys = ApiKeys::new(["first-key", "second-key"]).unwrap();
-    Client::of(&fixture::ready(Config { keys, ..fixture::config() }, fixture::shared()))
+    Client::of(&served_model::ready(Config { keys, ..served_model::config() }, served_model::shared()))
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn each_key_opens_in_either_header() {
 async fn pages_of_other_origins_may_ask_only_if_they_were_named() {
     let preflight = async |origins: &[&'static str]| {
         let origins = origins.iter().map(|&origin| HeaderValue::from_static(origin)).collect();
-        let app = fixture::ready(Config { origins, ..fixture::config() }, fixture::shared());
+        let app = served_model::ready(Config { origins, ..served_model::config() }, served_model::shared());
         let client = Client::of(&app).with_header("origin", "https://ours.example");
         let client = client.with_header("access-control-request-method", "POST");
         let answer = client.call(Method::OPTIONS, "/v1/chat/completions", "").await;
@@ -71,16 +71,17 @@ async fn pages_of_other_origins_may_ask_only_if_they_were_named() {
 
 #[tokio::test]
 async fn without_keys_only_names_of_the_server_are_answered() {
-    let open = || Config { allowed_hosts: vec!["gpu.lan".to_owned()], ..fixture::config() };
+    let open = || Config { allowed_hosts: vec!["gpu.lan".to_owned()], ..served_model::config() };
     let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
     for (host, status) in [("127.0.0.1:8000", 200), ("localhost", 200), ("gpu.lan", 200), ("rebound.example", 403)] {
-        let client = Client::of(&fixture::ready(open(), fixture::shared())).with_header("host", host);
+        let client = Client::of(&served_model::ready(open(), served_model::shared())).with_header("host", host);
         assert_eq!(client.get("/status").await.status.as_u16(), status, "{host}");
         let answer = client.call(Method::POST, "/v1/completions", body.clone()).await;
         assert_eq!(answer.status.as_u16(), status, "{host}: {}", answer.text());
         assert_eq!(client.get("/health").await.status, StatusCode::OK);
     }
-    let client = Client::of(&fixture::ready(open(), fixture::shared())).with_header("host", "rebound.example");
+    let client =
+        Client::of(&served_model::ready(open(), served_model::shared())).with_header("host", "rebound.example");
     let (_, error) = client.error("/v1/completions", &body).await;
     assert_eq!((&error["type"], &error["code"]), (&json!("permission_error"), &json!("host_not_allowed")));
     let client = guarded().with_header("host", "any.example").with_header("x-api-key", "first-key");
@@ -90,7 +91,7 @@ async fn without_keys_only_names_of_the_server_are_answered() {
 #[tokio::test]
 async fn keys_are_replaced_while_the_server_runs() {
     let keys = ApiKeys::new(["first-key", "second-key"]).unwrap();
-    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    let app = served_model::ready(Config { keys, ..served_model::config() }, served_model::shared());
     app.replace_keys(ApiKeys::new(["second-key", "third-key"]).unwrap());
     for (key, status) in [("first-key", 401), ("second-key", 200), ("third-key", 200)] {
         let client = Client::of(&app).with_header("x-api-key", key);
@@ -104,7 +105,7 @@ async fn keys_are_replaced_while_the_server_runs() {
 #[tokio::test]
 async fn the_admin_port_has_probes_and_metrics_alone() {
     let keys = ApiKeys::new(["first-key"]).unwrap();
-    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    let app = served_model::ready(Config { keys, ..served_model::config() }, served_model::shared());
     for (require_key, status) in [(true, 401), (false, 200)] {
         let client = Client::with(server::admin_router(&app, require_key));
         assert_eq!(client.get("/metrics").await.status.as_u16(), status);

@@ -12,7 +12,7 @@ use server::App;
 use tokio::time::timeout;
 use tower::ServiceExt;
 
-use crate::fixture;
+use testing::served_model;
 
 /// A test that waits longer fails.
 const DEADLINE: Duration = Duration::from_secs(100);
@@ -41,7 +41,7 @@ pub struct Answer {
 impl Client {
     /// A client of the shared model.
     pub fn new() -> Self {
-        Self::of(&fixture::ready(fixture::config(), fixture::shared()))
+        Self::of(&served_model::ready(served_model::config(), served_model::shared()))
     }
 
     pub fn of(app: &Arc<App>) -> Self {

@@ -11,8 +11,8 @@ use server::{
 use types::LayerRange;
 
 use crate::client::{Client, wait_until};
-use crate::fixture;
-use crate::fragile::{Fragile, Switch};
+use testing::fragile::{Fragile, Switch};
+use testing::served_model;
 
 /// A chain that a test sets.
 #[derive(Default)]
@@ -88,7 +88,7 @@ fn two_stages() -> ChainSnapshot {
 
 /// A server with a chain that the test may change.
 pub fn chained(snapshot: ChainSnapshot) -> (Arc<App>, Arc<Scripted>) {
-    let app = fixture::ready(fixture::config(), fixture::shared());
+    let app = served_model::ready(served_model::config(), served_model::shared());
     let monitor = Arc::new(Scripted(Mutex::new(snapshot)));
     app.set_cluster(monitor.clone());
     (app, monitor)
@@ -150,12 +150,12 @@ fn check_schema(document: &Value, schema: &Value, value: &Value, at: &str) {
 
 #[tokio::test]
 async fn one_process_is_one_stage_with_all_layers() {
-    let mut served = fixture::fresh(Default::default());
+    let mut served = served_model::fresh(Default::default());
     served.description.layers = 4;
     (served.memory_bytes, served.kv_bytes) = (1000, 400);
     served.cpu = Some(CpuDescription { level: "avx2".to_owned(), threads: 3 });
     let served = Arc::new(served);
-    let client = Client::of(&fixture::ready(fixture::config(), Arc::clone(&served)));
+    let client = Client::of(&served_model::ready(served_model::config(), Arc::clone(&served)));
     let body = cluster(&client).await;
     assert_eq!((&body["kind"], &body["state"], &body["layers"]), (&json!("process"), &json!("ready"), &json!(4)));
     let stage = json!({
@@ -177,8 +177,8 @@ async fn one_process_is_one_stage_with_all_layers() {
 #[tokio::test]
 async fn ranks_are_listed() {
     let switch = Switch::default();
-    let served = Arc::new(fixture::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
-    let client = Client::of(&fixture::ready(fixture::config(), served));
+    let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
+    let client = Client::of(&served_model::ready(served_model::config(), served));
     let body = cluster(&client).await;
     assert_eq!((&body["kind"], &body["stages"][0]["ranks"]), (&json!("ranks"), &json!(2)));
     assert_eq!(body["ranks"][1]["pid"], 4001);
@@ -227,7 +227,7 @@ async fn a_chain_is_told_stage_by_stage() {
 
 #[tokio::test]
 async fn a_chain_is_told_before_it_is_formed_and_without_times_before_it_ran() {
-    let app = App::new(fixture::config());
+    let app = App::new(served_model::config());
     app.set_stage(LoadStage::Loading(Progress { doing: "waiting for machines".to_owned(), done: 0, total: 1 }));
     let waiting = Some("no machine has room for layer 7".to_owned());
     let monitor = Arc::new(Scripted(Mutex::new(ChainSnapshot {
@@ -272,7 +272,7 @@ async fn what_other_machines_say_is_bounded() {
 #[tokio::test]
 async fn without_a_key_the_cluster_is_not_told() {
     let keys = ApiKeys::new(["first-key"]).unwrap();
-    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    let app = served_model::ready(Config { keys, ..served_model::config() }, served_model::shared());
     let answer = Client::of(&app).get("/v1/cluster").await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
     assert_eq!(answer.json()["error"]["code"], "missing_api_key");

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use server::{App, Config, LoadStage, Progress};
 
 use crate::client::{Client, wait_until};
-use crate::fixture::{self, MODEL};
+use testing::served_model::{self, MODEL};
 
 const CHAT: &str = "/v1/chat/completions";
 const USER: &str = r#"{"role": "user", "content": "x"}"#;
@@ -66,9 +66,9 @@ async fn what_is_wrong_with_a_request_is_said_with_its_field() {
 async fn a_template_that_refuses_is_told_apart_from_one_that_is_broken() {
     let source = "{% set x = messages[0].content %}{% if x == 'no' %}{{ raise_exception('not now') }}{% endif %}\
         {% if x == 'bug' %}{{ x.y.z }}{% endif %}{% if x == 'grow' %}{{ 'x' * 10 ** 12 }}{% endif %}{{ x }}";
-    let mut served = fixture::fresh(engine::EngineOptions::default());
+    let mut served = served_model::fresh(engine::EngineOptions::default());
     served.template = Some(text::ChatTemplate::new(source, "", "").unwrap());
-    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::new(served)));
+    let client = Client::of(&served_model::ready(served_model::config(), std::sync::Arc::new(served)));
     for (content, status, code, message) in [
         ("no", 400, "invalid_value", "not now"),
         ("bug", 500, "chat_template_failed", "undefined"),
@@ -142,7 +142,10 @@ async fn unknown_paths_and_methods_have_an_envelope_too() {
 
 #[tokio::test]
 async fn a_body_must_be_json_and_not_too_long() {
-    let client = Client::of(&fixture::ready(Config { body_bytes_max: 1000, ..fixture::config() }, fixture::shared()));
+    let client = Client::of(&served_model::ready(
+        Config { body_bytes_max: 1000, ..served_model::config() },
+        served_model::shared(),
+    ));
     let (status, error) = client.error(CHAT, &format!(r#"{{"messages": "{}"}}"#, "x".repeat(1000))).await;
     assert_eq!((status, &error["type"]), (413, &json!("invalid_request_error")));
     for (media, status) in [("text/plain", 415), ("", 415), ("Application/JSON; charset=utf-8", 400)] {
@@ -172,7 +175,7 @@ async fn requests_are_told_to_come_back_while_the_model_loads() {
     let answer = client.call(Method::POST, CHAT, format!(r#"{{"messages": [{USER}]}}"#)).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(!answer.text().contains("secret"), "{}", answer.text());
-    app.set_stage(LoadStage::Ready(fixture::shared()));
+    app.set_stage(LoadStage::Ready(served_model::shared()));
     assert_eq!(client.get("/ready").await.status, StatusCode::OK);
     let _: Value = client.post(CHAT, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})).await;
 }
@@ -188,8 +191,8 @@ impl EventSink for Mistake {
 
 #[tokio::test]
 async fn a_server_whose_model_has_stopped_is_not_ready_and_says_so() {
-    let served = std::sync::Arc::new(fixture::fresh(Default::default()));
-    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::clone(&served)));
+    let served = std::sync::Arc::new(served_model::fresh(Default::default()));
+    let client = Client::of(&served_model::ready(served_model::config(), std::sync::Arc::clone(&served)));
     assert_eq!(client.get("/ready").await.status, StatusCode::OK);
     let _ticket =
         served.service.submit(engine::Request::greedy(vec![types::TokenId(1)], 1), Box::new(Mistake)).unwrap();
@@ -202,8 +205,9 @@ async fn a_server_whose_model_has_stopped_is_not_ready_and_says_so() {
 
 #[tokio::test]
 async fn a_full_queue_says_when_to_come_back() {
-    let served = std::sync::Arc::new(fixture::fresh(engine::EngineOptions { waiting_max: 0, ..Default::default() }));
-    let client = Client::of(&fixture::ready(fixture::config(), served));
+    let served =
+        std::sync::Arc::new(served_model::fresh(engine::EngineOptions { waiting_max: 0, ..Default::default() }));
+    let client = Client::of(&served_model::ready(served_model::config(), served));
     let body = json!({"prompt": "x", "n": 128, "max_tokens": 1, "temperature": 1});
     let answer = client.call(Method::POST, "/v1/completions", body.to_string()).await;
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{}", answer.text());
@@ -216,8 +220,8 @@ async fn a_full_queue_says_when_to_come_back() {
 
 #[tokio::test]
 async fn after_the_end_of_the_engine_streams_end_with_an_error() {
-    let served = std::sync::Arc::new(fixture::fresh(Default::default()));
-    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::clone(&served)));
+    let served = std::sync::Arc::new(served_model::fresh(Default::default()));
+    let client = Client::of(&served_model::ready(served_model::config(), std::sync::Arc::clone(&served)));
     let body = json!({"prompt": "x", "max_tokens": 800, "stream": true, "ignore_eos": true});
     let response = client.send(Method::POST, "/v1/completions", body.to_string()).await;
     assert_eq!(response.status(), StatusCode::OK);

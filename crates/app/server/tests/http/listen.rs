@@ -13,13 +13,13 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-use crate::fixture;
+use testing::served_model;
 
 const GRACE: Duration = Duration::from_secs(600);
 
 /// A server on a free port. Dropping the sender stops it.
 async fn serve(tls: Option<Tls>) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<bool>) {
-    let router = server::router(&fixture::ready(fixture::config(), fixture::shared()));
+    let router = server::router(&served_model::ready(served_model::config(), served_model::shared()));
     serve_router(router, tls, CONNECTIONS_MAX).await
 }
 
@@ -49,8 +49,8 @@ const GET: &str = "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\
 
 #[tokio::test]
 async fn a_client_that_first_sends_a_refused_body_whole_gets_its_response() {
-    let config = server::Config { body_bytes_max: 1000, ..fixture::config() };
-    let router = server::router(&fixture::ready(config, fixture::shared()));
+    let config = server::Config { body_bytes_max: 1000, ..served_model::config() };
+    let router = server::router(&served_model::ready(config, served_model::shared()));
     let (address, _stop, _) = serve_router(router, None, CONNECTIONS_MAX).await;
     // More than the buffers of both sockets hold.
     let body = "x".repeat(64 << 20);

@@ -9,8 +9,6 @@ mod completions;
 mod contract;
 mod embeddings;
 mod errors;
-mod fixture;
-mod fragile;
 mod listen;
 mod messages;
 mod monitoring;

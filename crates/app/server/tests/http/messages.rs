@@ -2,7 +2,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use crate::client::{Client, named_events};
-use crate::fixture::MODEL;
+use testing::served_model::MODEL;
 
 const MESSAGES: &str = "/v1/messages";
 

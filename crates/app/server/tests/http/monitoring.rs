@@ -6,14 +6,14 @@ use serde_json::json;
 use server::LoadStage;
 
 use crate::client::{Client, wait_until};
-use crate::fixture;
+use testing::served_model;
 
 #[tokio::test]
 async fn metrics_count_what_happened() {
-    let mut served = fixture::fresh(Default::default());
+    let mut served = served_model::fresh(Default::default());
     served.digest = Some("b3:12".to_owned());
     let served = Arc::new(served);
-    let app = fixture::ready(fixture::config(), Arc::clone(&served));
+    let app = served_model::ready(served_model::config(), Arc::clone(&served));
     let client = Client::of(&app);
     client.post("/v1/completions", json!({"prompt": "a river", "max_tokens": 5, "ignore_eos": true})).await;
     // Counters are updated at the end of a step, just after the last token is sent.
@@ -56,8 +56,8 @@ async fn metrics_count_what_happened() {
 
 #[tokio::test]
 async fn hanging_up_frees_the_pages() {
-    let served = Arc::new(fixture::fresh(Default::default()));
-    let client = Client::of(&fixture::ready(fixture::config(), Arc::clone(&served)));
+    let served = Arc::new(served_model::fresh(Default::default()));
+    let client = Client::of(&served_model::ready(served_model::config(), Arc::clone(&served)));
     let body = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 800, "stream": true, "ignore_eos": true});
     let response = client.send(Method::POST, "/v1/completions", body.to_string()).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -77,8 +77,8 @@ async fn hanging_up_frees_the_pages() {
 
 #[tokio::test]
 async fn a_stop_string_frees_the_pages_of_its_choice() {
-    let served = Arc::new(fixture::fresh(Default::default()));
-    let client = Client::of(&fixture::ready(fixture::config(), Arc::clone(&served)));
+    let served = Arc::new(served_model::fresh(Default::default()));
+    let client = Client::of(&served_model::ready(served_model::config(), Arc::clone(&served)));
     let body = json!({"prompt": "a", "max_tokens": 800, "ignore_eos": true, "logit_bias": {"65": 1e6}, "logprobs": 0});
     let text = client.post("/v1/completions", json!({"prompt": "a", "max_tokens": 3, "logit_bias": {"65": 1e6}})).await;
     let mut body = body;

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use server::{App, Config, LoadStage};
 
 use crate::client::{Answer, Client};
-use crate::fixture::{self, MODEL};
+use testing::served_model::{self, MODEL};
 
 const CHAT: &str = "/api/chat";
 const GENERATE: &str = "/api/generate";
@@ -313,14 +313,14 @@ async fn a_model_that_loads_is_listed_but_does_not_run() {
     assert_eq!(client.get("/api/ps").await.json(), json!({"models": []}));
     let (status, error) = client.error(CHAT, r#"{"model": "soon"}"#).await;
     assert!(status == 503 && error.is_string());
-    app.set_stage(LoadStage::Ready(fixture::shared()));
+    app.set_stage(LoadStage::Ready(served_model::shared()));
     assert_eq!(client.get("/api/ps").await.json()["models"][0]["name"], "soon:latest");
 }
 
 #[tokio::test]
 async fn a_stream_that_fails_ends_with_an_error() {
-    let served = std::sync::Arc::new(fixture::fresh(Default::default()));
-    let client = Client::of(&fixture::ready(fixture::config(), std::sync::Arc::clone(&served)));
+    let served = std::sync::Arc::new(served_model::fresh(Default::default()));
+    let client = Client::of(&served_model::ready(served_model::config(), std::sync::Arc::clone(&served)));
     let long = json!({"type": "array", "items": {"type": "integer"}, "minItems": 300});
     let body = json!({"model": MODEL, "prompt": "x", "raw": true, "format": long});
     let response = client.send(Method::POST, GENERATE, body.to_string()).await;

@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use server::ServedModel;
 
 use crate::client::{Answer, Client, named_events, wait_until};
-use crate::fixture;
-use crate::fragile::{Fragile, Switch, WHY};
+use testing::fragile::{Fragile, Switch, WHY};
+use testing::served_model;
 
 /// A server whose requests wait up to `rebuild_timeout` for lost ranks.
 fn fragile(rebuild_timeout: Duration) -> (Client, Arc<ServedModel>, Switch) {
     let switch = Switch::default();
     let options = EngineOptions { rebuild_timeout, ..EngineOptions::default() };
-    let served = Arc::new(fixture::fresh_on(options, |local| Fragile::new(local, &switch)));
-    (Client::of(&fixture::ready(fixture::config(), Arc::clone(&served))), served, switch)
+    let served = Arc::new(served_model::fresh_on(options, |local| Fragile::new(local, &switch)));
+    (Client::of(&served_model::ready(served_model::config(), Arc::clone(&served))), served, switch)
 }
 
 /// The response of `/ready`, once it has this status.

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use server::{ApiKeys, Config};
 
 use crate::client::{Client, named_events};
-use crate::fixture::{self, MODEL};
+use testing::served_model::{self, MODEL};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -243,8 +243,8 @@ async fn parallel_tool_calls_are_reported_as_they_are_allowed() {
 
 #[tokio::test]
 async fn a_conversation_that_is_longer_than_a_body_is_not_stored() {
-    let config = Config { body_bytes_max: 2000, ..fixture::config() };
-    let client = Client::of(&fixture::ready(config, fixture::shared()));
+    let config = Config { body_bytes_max: 2000, ..served_model::config() };
+    let client = Client::of(&served_model::ready(config, served_model::shared()));
     let body = |more: Value| {
         let mut body = json!({"model": MODEL, "input": "x".repeat(300), "max_output_tokens": 1, "truncation": "auto"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -266,7 +266,7 @@ async fn a_conversation_that_is_longer_than_a_body_is_not_stored() {
 #[tokio::test]
 async fn a_response_is_its_key_s_alone_and_nothing_is_stored_where_the_operator_wants_that() {
     let keys = ApiKeys::new(["one", "two"]).unwrap();
-    let app = fixture::ready(Config { keys, ..fixture::config() }, fixture::shared());
+    let app = served_model::ready(Config { keys, ..served_model::config() }, served_model::shared());
     let client = |key: &str| Client::of(&app).with_header("x-api-key", key);
     let body = json!({"model": MODEL, "input": "Hello", "max_output_tokens": 1});
     let response = client("one").post(RESPONSES, body.clone()).await;
@@ -278,8 +278,8 @@ async fn a_response_is_its_key_s_alone_and_nothing_is_stored_where_the_operator_
         assert_eq!(client(key).call(Method::DELETE, &path, "").await.status.as_u16(), status);
     }
 
-    let config = Config { stores_responses: false, ..fixture::config() };
-    let client = Client::of(&fixture::ready(config, fixture::shared()));
+    let config = Config { stores_responses: false, ..served_model::config() };
+    let client = Client::of(&served_model::ready(config, served_model::shared()));
     let response = client.post(RESPONSES, body).await;
     assert_eq!(response["store"], false);
     assert_eq!(client.get(&format!("{RESPONSES}/{}", response["id"].as_str().unwrap())).await.status.as_u16(), 404);

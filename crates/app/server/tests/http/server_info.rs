@@ -2,7 +2,7 @@ use axum::http::StatusCode;
 use serde_json::json;
 
 use crate::client::Client;
-use crate::fixture::MODEL;
+use testing::served_model::MODEL;
 
 #[tokio::test]
 async fn the_version_is_that_of_the_program() {

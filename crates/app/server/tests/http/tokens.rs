@@ -49,7 +49,7 @@ async fn what_is_far_too_long_is_not_counted() {
     let messages = json!([{"role": "user", "content": long}]);
     let (status, error) = client.error("/tokenize", &json!({"messages": messages}).to_string()).await;
     assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")));
-    let body = json!({"model": crate::fixture::MODEL, "messages": messages});
+    let body = json!({"model": testing::served_model::MODEL, "messages": messages});
     let (status, error) = client.error("/v1/messages/count_tokens", &body.to_string()).await;
     assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{error}");
     // Twice the context is counted.

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::fixture::MODEL;
+use testing::served_model::MODEL;
 
 const CHAT: &str = "/v1/chat/completions";
 

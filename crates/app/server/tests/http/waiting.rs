@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 use server::Config;
 
 use crate::client::Client;
-use crate::fixture::{self, MODEL};
-use crate::fragile::{Fragile, Switch};
+use testing::fragile::{Fragile, Switch};
+use testing::served_model::{self, MODEL};
 
 /// Sends a request to a model that computes nothing, and lets it compute once the stream contains `wait` three times.
 /// Returns all that the client received.
 async fn stream_that_waits(path: &str, mut body: Value, wait: &str) -> String {
     let switch = Switch::default();
     let options = EngineOptions { rebuild_timeout: Duration::from_secs(3600), ..EngineOptions::default() };
-    let served = Arc::new(fixture::fresh_on(options, |local| Fragile::new(local, &switch)));
-    let config = Config { keep_alive: Duration::from_millis(1), ..fixture::config() };
-    let client = Client::of(&fixture::ready(config, served));
+    let served = Arc::new(served_model::fresh_on(options, |local| Fragile::new(local, &switch)));
+    let config = Config { keep_alive: Duration::from_millis(1), ..served_model::config() };
+    let client = Client::of(&served_model::ready(config, served));
     switch.lose();
     body["stream"] = true.into();
     let response = client.send(Method::POST, path, body.to_string()).await;

@@ -3,19 +3,19 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testing::needs;
 
 /// If the browser does not reply for this long, the test fails.
 const HANG: Duration = Duration::from_secs(120);
-const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
 type Reply = Result<Value, String>;
 
@@ -36,23 +36,24 @@ struct Seen {
 }
 
 impl Chromium {
-    /// The browser that all tests share. It ends when the last test drops it.
-    pub fn shared() -> Arc<Self> {
+    /// The browser that all tests share, if there is one. It ends when the last test drops it.
+    pub fn shared() -> Option<Arc<Self>> {
+        let program = needs::browser()?;
         static SHARED: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        shared.upgrade().unwrap_or_else(|| {
-            let browser = Arc::new(Self::start());
+        Some(shared.upgrade().unwrap_or_else(|| {
+            let browser = Arc::new(Self::start(&program));
             *shared = Arc::downgrade(&browser);
             browser
-        })
+        }))
     }
 
-    fn start() -> Self {
+    fn start(program: &Path) -> Self {
         let profile = TempDir::new().unwrap();
         // The protocol uses descriptors 3 and 4; the shell connects the pipes to them.
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1"])
-            .arg(path())
+            .arg(program)
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .args([
                 "--headless=new",
@@ -139,34 +140,5 @@ impl Seen {
             }
         }
         self.waiting.lock().unwrap().clear();
-    }
-}
-
-/// The path of Chromium. Installs Debian's package if it is missing and we are root; otherwise says what to do.
-fn path() -> &'static PathBuf {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        find().unwrap_or_else(|| {
-            install();
-            find().expect("Debian's package chromium brings a command of that name")
-        })
-    })
-}
-
-fn find() -> Option<PathBuf> {
-    let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
-    NAMES.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name))).find(|path| path.is_file())
-}
-
-fn install() {
-    let user = Command::new("id").arg("-u").output().expect("run id");
-    let root = user.stdout.trim_ascii() == b"0";
-    assert!(
-        root,
-        "the page is tested in Chromium, which is not installed: apt-get install chromium, or put it in PATH"
-    );
-    for arguments in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends", "chromium"]] {
-        let status = Command::new("apt-get").args(arguments).stdout(Stdio::null()).status();
-        assert!(status.is_ok_and(|status| status.success()), "apt-get {arguments:?} failed: install chromium by hand");
     }
 }

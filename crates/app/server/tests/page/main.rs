@@ -9,10 +9,6 @@ mod cluster;
 mod context;
 mod failures;
 mod files;
-#[path = "../http/fixture.rs"]
-mod fixture;
-#[path = "../http/fragile.rs"]
-mod fragile;
 mod keeping;
 mod looks;
 mod markdown;
@@ -27,8 +23,8 @@ use tab::Tab;
 
 /// Runs a test on a newly opened page. The console must have no errors but those that the test expects.
 fn on_page(test: impl FnOnce(&Site, &mut Tab)) {
+    let Some(mut tab) = Tab::new() else { return };
     let site = Site::start();
-    let mut tab = Tab::new();
     tab.open(&site.address);
     test(&site, &mut tab);
     tab.assert_quiet();

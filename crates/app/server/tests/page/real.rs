@@ -9,14 +9,14 @@ use server::{ApiKeys, App, Config, LoadStage, Progress};
 use tokio::runtime::Runtime;
 use types::SessionId;
 
-use crate::fixture;
-use crate::fragile::{Fragile, Switch, WHY};
 use crate::site::serve;
 use crate::tab::Tab;
+use testing::fragile::{Fragile, Switch, WHY};
+use testing::served_model;
 
 fn on_real_page(app: &Arc<App>, test: impl FnOnce(&mut Tab)) {
+    let Some(mut tab) = Tab::new() else { return };
     let runtime = Runtime::new().unwrap();
-    let mut tab = Tab::new();
     tab.open(&serve(&runtime, server::router(app)));
     test(&mut tab);
     tab.assert_quiet();
@@ -33,9 +33,9 @@ fn set(tab: &Tab, settings: &[(&str, &str)]) {
 
 #[test]
 fn a_real_model_answers_and_its_work_is_counted() {
-    on_real_page(&fixture::ready(fixture::config(), fixture::shared()), |tab| {
+    on_real_page(&served_model::ready(served_model::config(), served_model::shared()), |tab| {
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
-        assert_eq!(tab.text("#state").trim(), fixture::MODEL);
+        assert_eq!(tab.text("#state").trim(), served_model::MODEL);
         tab.click("#open-settings");
         let applies = tab.eval("fetch('/status').then((r) => r.json()).then((s) => String(s.sampling_defaults.top_k))");
         assert_eq!(tab.eval("document.querySelector('#settings [name=top_k]').placeholder"), applies);
@@ -52,7 +52,7 @@ fn a_real_model_answers_and_its_work_is_counted() {
         tab.click(".assistant [aria-label='Copy message']");
         let shown = tab.wait("window.copied");
         let body = json!({
-            "model": fixture::MODEL, "temperature": 0, "max_tokens": 24,
+            "model": served_model::MODEL, "temperature": 0, "max_tokens": 24,
             "messages": [{ "role": "system", "content": "Be kind." }, { "role": "user", "content": "Hello there" }],
         });
         let script = format!(
@@ -104,7 +104,7 @@ impl<E: Executor> Executor for Slow<E> {
 
 #[test]
 fn stopping_ends_the_request_in_the_engine() {
-    let app = fixture::ready(fixture::config(), Arc::new(fixture::fresh_on(Default::default(), Slow)));
+    let app = served_model::ready(served_model::config(), Arc::new(served_model::fresh_on(Default::default(), Slow)));
     on_real_page(&app, |tab| {
         set(tab, &[("max_tokens", "700"), ("seed", "3")]);
         tab.click("#prompt");
@@ -121,7 +121,7 @@ fn stopping_ends_the_request_in_the_engine() {
 
 #[test]
 fn a_model_that_loads_is_waited_for() {
-    let app = App::new(fixture::config());
+    let app = App::new(served_model::config());
     app.set_stage(LoadStage::Loading(Progress { doing: "reading weights".to_owned(), done: 1, total: 4 }));
     on_real_page(&app, |tab| {
         tab.expect_error("503");
@@ -130,7 +130,7 @@ fn a_model_that_loads_is_waited_for() {
         tab.write("Hello");
         tab.press("Enter");
         tab.wait_text(".error", "not ready yet");
-        app.set_stage(LoadStage::Ready(fixture::shared()));
+        app.set_stage(LoadStage::Ready(served_model::shared()));
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
         set(tab, &[("max_tokens", "8")]);
         tab.click(".error button");
@@ -141,8 +141,8 @@ fn a_model_that_loads_is_waited_for() {
 
 #[test]
 fn a_server_with_keys_lets_nobody_in_without_one() {
-    let config = Config { keys: ApiKeys::new(["open-sesame"]).unwrap(), ..fixture::config() };
-    on_real_page(&fixture::ready(config, fixture::shared()), |tab| {
+    let config = Config { keys: ApiKeys::new(["open-sesame"]).unwrap(), ..served_model::config() };
+    on_real_page(&served_model::ready(config, served_model::shared()), |tab| {
         tab.expect_error("401");
         tab.wait("document.querySelector('#key').open");
         assert_eq!(tab.text("#state").trim(), "API key needed");
@@ -172,7 +172,7 @@ fn a_server_with_keys_lets_nobody_in_without_one() {
 
 #[test]
 fn a_conversation_that_fills_the_context_goes_on() {
-    on_real_page(&fixture::ready(fixture::config(), fixture::shared()), |tab| {
+    on_real_page(&served_model::ready(served_model::config(), served_model::shared()), |tab| {
         tab.wait("document.querySelector('#state').dataset.kind === 'ready'");
         set(tab, &[("max_tokens", "8"), ("seed", "1")]);
         for round in 1..=4 {
@@ -192,9 +192,9 @@ fn a_conversation_that_fills_the_context_goes_on() {
 #[test]
 fn answers_wait_for_a_model_that_is_rebuilt() {
     let switch = Switch::default();
-    let served = Arc::new(fixture::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
+    let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
     switch.lose();
-    on_real_page(&fixture::ready(fixture::config(), served), |tab| {
+    on_real_page(&served_model::ready(served_model::config(), served), |tab| {
         tab.wait_text("#state", "rebuilding tiny-qwen3");
         set(tab, &[("max_tokens", "8")]);
         tab.click("#prompt");

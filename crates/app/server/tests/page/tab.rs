@@ -18,8 +18,9 @@ pub struct Tab {
 }
 
 impl Tab {
-    pub fn new() -> Self {
-        let browser = Chromium::shared();
+    /// A page, if there is a browser.
+    pub fn new() -> Option<Self> {
+        let browser = Chromium::shared()?;
         let call = |session: Option<&str>, method: &str, params| browser.call(session, method, params).expect(method);
         let context = text(&call(None, "Target.createBrowserContext", json!({}))["browserContextId"]);
         let window = json!({ "url": "about:blank", "browserContextId": context, "width": 1200, "height": 800 });
@@ -32,7 +33,7 @@ impl Tab {
         call(Some(&session), "Emulation.setFocusEmulationEnabled", json!({ "enabled": true }));
         let tab = Self { browser, context, session, expected: Vec::new() };
         tab.resize(1200, 800, false);
-        tab
+        Some(tab)
     }
 
     pub fn call(&self, method: &str, params: Value) -> Value {

@@ -1,13 +1,13 @@
 //! With a real model: an answer does not depend on what else runs, on what is cached, on whether the request was
 //! requeued, or on draft tokens. It is the same bit for bit, in tokens and in log probabilities.
 
-use crate::answers::run;
-use crate::fixture::{LIMITS, model, model_kept, prompt, prompts};
 use engine::{
     Engine, EngineOptions, ExecutorError, FinishReason, Logprobs, Pooling, Request, RequestKind, Sampler,
     SamplingParams, inspect,
 };
 use model::Limits;
+use testing::answers::run;
+use testing::oracle_model::{LIMITS, model, model_kept, prompt, prompts};
 use types::{DType, TokenId};
 
 /// 16 requests of mixed lengths, greedy and sampled; several begin alike.

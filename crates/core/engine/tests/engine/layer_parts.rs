@@ -1,13 +1,13 @@
 //! A plan can run a part of a stage's layers: parts that follow each other, each in sessions of its own, give the states of the
 //! whole stage, bit for bit.
 
-use crate::fixture::{LIMITS, oracle_models, oracle_prompts};
 use engine::{
     CoordinatorStage, Executor, ExecutorError, LocalExecutor, Phase, Prefix, RequestedOutput, Stage, StepOutput,
     StepPlan, TenantId, page_hashes,
 };
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, LoadOptions, ModelPart};
+use testing::oracle_model::{LIMITS, oracle_models, oracle_prompts};
 use types::{LayerRange, SessionId, TokenId};
 
 const OPTIONS: LoadOptions = LoadOptions { keep: None, limits: LIMITS };

@@ -1,12 +1,12 @@
 //! The executor of this process, with a real model on the CPU.
 
-use crate::fixture::{LIMITS, model, prompt, prompts};
 use engine::{
     Engine, EventKind, Executor, ExecutorError, LocalExecutor, Phase, Prefix, Request, RequestedOutput, SamplingParams,
     StepOutput, StepPlan, TenantId, inspect, measure, page_hashes,
 };
 use kernels::cpu::CpuBackend;
 use model::Limits;
+use testing::oracle_model::{LIMITS, model, prompt, prompts};
 use types::{SessionId, TokenId};
 
 type Cpu = LocalExecutor<CpuBackend>;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::fake::{Fake, answer, prompt, safe};
 use engine::{
     Capacity, Engine, EngineError, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished,
     Health, OpenedSession, Prefix, Request, SamplingParams, StepOutput, StepPlan,
 };
+use testing::fake_executor::{Fake, answer, prompt, safe};
 use types::{SessionId, TokenId};
 
 /// Far longer than a test takes.

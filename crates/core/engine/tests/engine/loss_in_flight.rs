@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::fake::{Fake, POISON, answer, prompt};
 use engine::{
     Capacity, Engine, EngineOptions, EventKind, Executor, ExecutorError, FinishReason, Finished, Health, OpenedSession,
     Prefix, Request, SamplingParams, StepOutput, StepPlan,
 };
+use testing::fake_executor::{Fake, POISON, answer, prompt};
 use types::{SessionId, TokenId};
 
 /// Far longer than a test takes.

@@ -1,14 +1,6 @@
 //! The engine and its executors, on small models and on a fake executor. One program, because each compiles the executor anew.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../answers/mod.rs"]
-mod answers;
-#[path = "../chain/mod.rs"]
-mod chain;
-#[path = "../fake/mod.rs"]
-mod fake;
-#[path = "../fixture/mod.rs"]
-mod fixture;
 mod invariance;
 mod layer_parts;
 mod local;

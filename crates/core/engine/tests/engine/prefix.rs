@@ -1,10 +1,10 @@
 //! The prefix cache in the decode loop, against a fake executor whose answers depend on the contents of its pages.
 
-use crate::answers::{Answer, Answers, run};
-use crate::fake::{Fake, answer, prompt, safe};
 use engine::{Engine, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
 use kernels::PAGE_TOKENS;
 use proptest::prelude::*;
+use testing::answers::{Answer, Answers, run};
+use testing::fake_executor::{Fake, answer, prompt, safe};
 use types::TokenId;
 
 /// Tokens of the prompt that were found.

@@ -1,12 +1,12 @@
 //! Options of requests: constraints, minimum lengths, log probabilities of the prompt, embeddings, draft tokens.
 //! Against a fake executor.
 
-use crate::answers::run;
-use crate::fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use engine::{
     Constraint, ConstraintError, Engine, EngineError, EngineOptions, FinishReason, Pooling, Request, RequestKind,
     Sampled, Sampler, SamplingParams, SamplingParamsError, TokenMask,
 };
+use testing::answers::run;
+use testing::fake_executor::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::TokenId;
 
 fn greedy() -> SamplingParams {

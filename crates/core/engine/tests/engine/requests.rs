@@ -1,13 +1,13 @@
 //! The decode loop against a fake executor.
 
-use crate::answers::{Answers, run};
-use crate::fake::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use engine::{
     Engine, EngineError, Event, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, Phase, Prefix,
     Request, RequestedOutput, SampleError, Sampled, SamplingParams, SamplingParamsError, StepOutput, StepPlan,
     TenantId, inspect, measure, page_hashes,
 };
 use kernels::PAGE_TOKENS;
+use testing::answers::{Answers, run};
+use testing::fake_executor::{Fake, POISON, VOCAB, answer, logits, prompt, safe};
 use types::{SessionId, TokenId};
 
 fn greedy() -> SamplingParams {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::answers::{Answers, run};
-use crate::fake::{Fake, answer, prompt, safe};
 use engine::{Engine, EngineError, EngineOptions, FinishReason, Request, RequestId, SamplingParams, TenantId};
+use testing::answers::{Answers, run};
+use testing::fake_executor::{Fake, answer, prompt, safe};
 
 fn request(length: usize, seed: u32, tokens_max: usize) -> Request {
     Request { sampling: safe(SamplingParams::default()), ..Request::greedy(prompt(length, seed), tokens_max) }

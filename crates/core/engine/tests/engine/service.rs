@@ -4,11 +4,11 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::fake::{Fake, answer, prompt, safe};
 use engine::{
     Engine, EngineError, EngineOptions, EventKind, EventSink, Failure, FinishReason, Finished, Request, RequestHandle,
     SamplingParams, Service, SubmitError,
 };
+use testing::fake_executor::{Fake, answer, prompt, safe};
 use types::TokenId;
 
 /// Far longer than a test takes.

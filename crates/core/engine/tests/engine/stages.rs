@@ -3,9 +3,6 @@
 
 use std::path::PathBuf;
 
-use crate::answers::run;
-use crate::chain::{Chain, HeadAtEnd, local_stage};
-use crate::fixture::{LIMITS, oracle_models, oracle_prompts};
 use engine::{
     CoordinatorStage, EmbeddingAndHead, Engine, EngineOptions, EntryWithoutStates, Executor, ExecutorError, Failure,
     FinishReason, LocalExecutor, Logprobs, Phase, Pooling, Prefix, Request, RequestKind, RequestedOutput,
@@ -14,6 +11,9 @@ use engine::{
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions, ModelPart};
+use testing::answers::run;
+use testing::local_chain::{Chain, HeadAtEnd, local_stage};
+use testing::oracle_model::{LIMITS, oracle_models, oracle_prompts};
 use types::{DType, LayerRange, SessionId, TokenId};
 
 type Local = LocalExecutor<CpuBackend>;

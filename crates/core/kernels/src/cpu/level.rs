@@ -17,18 +17,13 @@ pub enum Level {
 }
 
 impl Level {
+    /// Lowest first.
     pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The best level that this CPU and operating system support.
     pub fn detect() -> Self {
         static DETECTED: std::sync::OnceLock<Level> = std::sync::OnceLock::new();
         *DETECTED.get_or_init(detect)
-    }
-
-    /// Every level that can run here, lowest first.
-    pub fn available() -> impl Iterator<Item = Self> {
-        let best = Self::detect();
-        Self::ALL.into_iter().filter(move |level| *level <= best)
     }
 
     pub const fn name(self) -> &'static str {

@@ -72,7 +72,10 @@ pub struct Device {
 impl Device {
     pub fn open(ordinal: usize) -> Result<Self, BackendError> {
         check_libraries()?;
-        let context = CudaContext::new(ordinal).map_err(|error| fault("open CUDA device", error))?;
+        let context = CudaContext::new(ordinal).map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => BackendError::NoDevice("the driver finds none"),
+            _ => fault("open CUDA device", error),
+        })?;
         // SAFETY: this backend queues all work on the one stream created below, so no slice is ever used on two streams.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(|error| fault("make CUDA stream", error))?;
@@ -214,7 +217,10 @@ fn check_libraries() -> Result<(), BackendError> {
         use cudarc::{cublaslt, driver, nvrtc};
         (driver::sys::is_culib_present(), nvrtc::sys::is_culib_present(), cublaslt::sys::is_culib_present())
     };
-    for (name, present) in [("libcuda", driver), ("libnvrtc", nvrtc), ("libcublasLt", cublaslt)] {
+    if !driver {
+        return Err(BackendError::NoDevice("libcuda, which comes with the driver, is not on the library path"));
+    }
+    for (name, present) in [("libnvrtc", nvrtc), ("libcublasLt", cublaslt)] {
         if !present {
             return Err(BackendError::Device(format!("{name} is not on this machine's library path")));
         }

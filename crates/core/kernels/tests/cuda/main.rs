@@ -1,15 +1,15 @@
 //! Tests the CUDA backend with whole steps: against a scalar reference, captured and replayed, alone and in batches. Without
-//! a GPU each test prints that it was skipped and passes.
+//! a GPU each test says that it did not run.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used)] // also in the helpers below
 
 mod reference;
-mod stack;
 
 use kernels::cuda::{CudaBackend, CudaStep};
-use kernels::{Backend, MatrixSource, PAGE_TOKENS, Routing, Span, StepInputs, StepLimits};
-use stack::{Sizes, Stack, Weights, noise};
+use kernels::{Backend, BackendError, MatrixSource, PAGE_TOKENS, Routing, Span, StepInputs, StepLimits};
+use testing::decoder_stack::{Sizes, Stack, Weights, noise};
+use testing::needs;
 use types::DType;
 
 const LIMITS: StepLimits = StepLimits { rows: 128, sequences: 4, pages: 64 };
@@ -30,11 +30,8 @@ const TOLERANCE: f64 = 0.08;
 
 fn device() -> Option<CudaBackend> {
     match CudaBackend::open(0) {
-        Ok(backend) => Some(backend),
-        Err(error) => {
-            println!("skipped: no CUDA device ({error})");
-            None
-        }
+        Err(error @ BackendError::NoDevice(_)) => needs::cuda(Err(error)),
+        opened => Some(opened.unwrap()),
     }
 }
 

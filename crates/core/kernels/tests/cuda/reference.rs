@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::stack::{EPS, LayerWeights, Sizes, Table, Weights, frequencies};
+use testing::decoder_stack::{EPS, LayerWeights, Sizes, Table, Weights, frequencies};
 
 /// Logits of every position.
 pub fn logits(sizes: &Sizes, weights: &Weights, tokens: &[u32]) -> Vec<Vec<f64>> {

@@ -5,12 +5,12 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use crate::driver::{ARCHITECTURES, Fixture, MODELS};
-use crate::reference::Reference;
 use kernels::StepLimits;
 use model::{Block, Checkpoint, Description, Embedding, FeedForward, Limits, LmHead, LoadError, LoadOptions, Scaling};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use testing::driver::{ARCHITECTURES, Fixture, MODELS};
+use testing::reference::Reference;
 use types::{DType, LayerRange, Rank};
 
 fn config(architecture: &str) -> Json {

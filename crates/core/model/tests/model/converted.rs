@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use crate::driver::{Driver, Fixture, distance};
-use crate::files::writer::{GgufWriter, string};
-use crate::reference::Reference;
 use kernels::quant;
 use model::files::SafeTensors;
 use model::{Checkpoint, Manifest};
 use serde_json::Value as Json;
+use testing::driver::{Driver, Fixture, distance};
+use testing::model_files::{GgufWriter, string};
+use testing::reference::Reference;
 use types::Rank;
 
 const U32: u32 = 4;

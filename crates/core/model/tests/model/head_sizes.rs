@@ -1,10 +1,11 @@
 //! Models whose head size is not a multiple of the vector size, on every level, with every weight format and KV type.
 
-use crate::driver::{Driver, distance};
-use crate::random::{ODD_HEADS, PROMPT, Sizes};
-use crate::reference::Reference;
 use kernels::cpu::{CpuBackend, CpuOptions, DecodeMath, KvType, Level, PrefillMath};
 use model::Checkpoint;
+use testing::driver::{Driver, distance};
+use testing::needs;
+use testing::random_model::{ODD_HEADS, PROMPT, Sizes};
+use testing::reference::Reference;
 use types::DType;
 
 /// The allowed difference of logits, whose standard deviation is about 1, from those of the reference.
@@ -28,7 +29,7 @@ fn check(sizes: Sizes, stored: DType, keep: Option<DType>) {
     let (want, _) = Driver::new(&Reference, &checkpoint, keep).prefill(&PROMPT, PROMPT.len());
     for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Split] {
         let mut first: Option<Vec<f32>> = None;
-        for level in Level::available().filter(|level| kv.on(*level) == Some(kv)) {
+        for level in needs::levels(Level::ALL, Level::detect()).into_iter().filter(|level| kv.on(*level) == Some(kv)) {
             let (decode, prompt) = (DecodeMath::Int8, PrefillMath::Int8);
             let backend = CpuBackend::new(CpuOptions { threads: 2, level, kv, decode, prompt }).unwrap();
             let mut driver = Driver::new(&backend, &checkpoint, keep);

@@ -3,15 +3,9 @@
 
 mod checkpoint;
 mod converted;
-#[path = "../driver/mod.rs"]
-mod driver;
 mod files;
 mod head_sizes;
 mod manifest;
 mod oracle;
-#[path = "../random/mod.rs"]
-mod random;
-#[path = "../reference/mod.rs"]
-mod reference;
 mod shards;
 mod tensor_parallel;

@@ -5,12 +5,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::driver::{Driver, Fixture, MODELS, load_options};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Block, Checkpoint, Embedding, LmHead, LoadError, Manifest, ModelPart};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use testing::driver::{Driver, Fixture, MODELS, load_options};
 use types::{LayerRange, Rank};
 
 /// A folder with one file for each tensor.

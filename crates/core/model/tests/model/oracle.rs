@@ -1,10 +1,11 @@
 //! Compares every architecture and every variant of its files with the results of Hugging Face transformers in f32.
 
-use crate::driver::{Driver, Fixture, MODELS, Sequence, argmax, distance};
-use crate::reference::Reference;
 use kernels::Backend;
 use kernels::cpu::{CpuBackend, CpuOptions, KvType, Level};
 use model::Checkpoint;
+use testing::driver::{Driver, Fixture, MODELS, Sequence, argmax, distance};
+use testing::needs;
+use testing::reference::Reference;
 use types::{DType, Rank};
 
 /// The allowed difference of logits (standard deviation about 2) when activations, too, are rounded to 8 bits for q8_0.
@@ -141,11 +142,8 @@ fn check_threads(level: Level, architecture: &str, keep: Option<DType>) {
 
 /// The CPU backend on a level, if this machine supports it. It has one thread, because tests already run in parallel.
 fn cpu(level: Level, kv: KvType) -> Option<CpuBackend> {
-    let backend = CpuBackend::new(CpuOptions { threads: 1, level, kv, ..CpuOptions::default() }).ok();
-    if backend.is_none() {
-        println!("skipped: no {level}");
-    }
-    backend
+    let options = CpuOptions { threads: 1, level, kv, ..CpuOptions::default() };
+    needs::level(level, Level::detect()).then(|| CpuBackend::new(options).unwrap())
 }
 
 macro_rules! backends {
@@ -261,7 +259,7 @@ fn bf16_weights_with_split_keys_and_values_give_the_oracles_logits_and_tokens() 
 
 #[test]
 fn a_result_does_not_depend_on_the_number_of_threads() {
-    for level in Level::available() {
+    for level in needs::levels(Level::ALL, Level::detect()) {
         for keep in [None, Some(DType::F32), Some(DType::Q8_0)] {
             check_threads(level, "llama", keep);
         }

@@ -1,9 +1,9 @@
 //! The weights of all ranks together are the model's weights. Only routers, and KV heads if there are more ranks than KV
 //! heads, are replicated.
 
-use crate::driver::{Driver, Fixture, MODELS};
-use crate::reference::Reference;
 use model::{Checkpoint, Description, FeedForward};
+use testing::driver::{Driver, Fixture, MODELS};
+use testing::reference::Reference;
 use types::{Rank, WorldSize};
 
 /// The number of weights of a rank. The reference stores each in four bytes.

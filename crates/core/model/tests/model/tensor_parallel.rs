@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use crate::driver::{Driver, Fixture, MODELS, Sequence, distance};
-use crate::random::{ODD_HEADS, PROMPT, Sizes};
-use crate::reference::{Reference, Table};
 use model::{Checkpoint, Collective, CollectiveError, LoadError};
+use testing::driver::{Driver, Fixture, MODELS, Sequence, distance};
+use testing::random_model::{ODD_HEADS, PROMPT, Sizes};
+use testing::reference::{Reference, Table};
 use types::{DType, Rank, WorldSize};
 
 /// A collective in shared memory that sums in rank order.

@@ -17,7 +17,7 @@ use model::{Checkpoint, ModelPart};
 use net::{ClusterKey, MessageSender, MessageStream, WaitLimit, respond};
 use types::LayerRange;
 
-use crate::fixture::{DEADLINE, OPTIONS};
+use testing::cluster_chain::{DEADLINE, OPTIONS};
 
 pub fn backend() -> CpuBackend {
     CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap()
@@ -29,7 +29,7 @@ pub fn whole(model: &Path) -> LocalExecutor<CpuBackend> {
 
 /// All models of `fixtures/oracle` in f32.
 pub fn oracle_models() -> Vec<PathBuf> {
-    let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle");
+    let oracle = testing::oracle("");
     let folders = std::fs::read_dir(oracle).unwrap().map(|entry| entry.unwrap().path());
     let mut models: Vec<_> = folders.map(|folder| folder.join("model-f32")).filter(|path| path.exists()).collect();
     models.sort();

@@ -7,8 +7,8 @@ use std::time::Duration;
 use engine::{Capacity, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan};
 use types::SessionId;
 
-use crate::answers::{answers, options, requests};
 use crate::loopback::{TestChain, chain, oracle_models, whole};
+use testing::cluster_chain::answers::{answers, options, requests};
 
 /// A chain in which a connection is closed when a number of steps have been submitted.
 struct Breaking {

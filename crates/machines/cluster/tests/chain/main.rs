@@ -3,12 +3,9 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod answers;
-mod fixture;
 mod loopback;
 mod loss;
 mod nodes;
 mod ranges;
 mod request_kinds;
 mod same_bits;
-mod states;

@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::answers::{answers, options, requests};
-use crate::fixture::{DEADLINE, OPTIONS};
 use crate::loopback::{oracle_models, whole};
 use cluster::chain::{Chain, ChainBuilder, FormedChain, StepTimes};
 use cluster::coordinator::{
@@ -23,6 +21,8 @@ use model::{Checkpoint, Footprint, ModelPart};
 use net::ClusterKey;
 use plan::{NodeFacts, Optimise, Workload};
 use tempfile::TempDir;
+use testing::cluster_chain::answers::{answers, options, requests};
+use testing::cluster_chain::{DEADLINE, OPTIONS};
 use types::{LayerRange, Rank};
 use weights::{HashCache, StoreLimits, TensorStore};
 

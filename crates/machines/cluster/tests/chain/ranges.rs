@@ -7,10 +7,10 @@ use model::{Checkpoint, ModelPart};
 use tempfile::TempDir;
 use types::{LayerRange, TokenId};
 
-use crate::fixture::DEADLINE;
 use crate::loopback::oracle_models;
 use crate::nodes::{NodeChain, TestNode, chain, coordinator_for, key, memory_for, used, wait_until_used};
-use crate::states::{Activations, range, stage, states, try_step};
+use testing::cluster_chain::DEADLINE;
+use testing::cluster_chain::states::{Activations, range, stage, states, try_step};
 
 const MEMORY: u64 = u64::MAX >> 1;
 

@@ -9,9 +9,9 @@ use engine::{
 };
 use types::TokenId;
 
-use crate::answers::{answers, options};
-use crate::fixture::prompt;
 use crate::loopback::{chain, oracle_models, whole};
+use testing::cluster_chain::answers::{answers, options};
+use testing::cluster_chain::prompt;
 
 /// Allows tokens of the same remainder as the number of tokens so far, and then no more.
 struct Remainders {

@@ -3,9 +3,9 @@
 use engine::{EngineOptions, Request};
 use model::Checkpoint;
 
-use crate::answers::{answers, options, requests};
-use crate::fixture::prompt;
 use crate::loopback::{chain, oracle_models, whole};
+use testing::cluster_chain::answers::{answers, options, requests};
+use testing::cluster_chain::prompt;
 
 #[test]
 fn chains_of_one_to_four_stages_answer_as_one_process() {

@@ -7,9 +7,9 @@ use engine::{Capacity, Executor, ExecutorError, Health, OpenedSession, Prefix, S
 use kernels::cpu::Level;
 use types::SessionId;
 
-use crate::answers::{answers, options, requests};
 use crate::rank;
-use crate::setup::{NodeChain, TestNode, chain, oracle, wait_for};
+use testing::cluster_chain::answers::{answers, options, requests};
+use testing::cluster_chain::setup::{NodeChain, TestNode, chain, oracle_model, wait_for};
 
 /// A chain of which a rank is killed before a step.
 struct Killing {
@@ -58,7 +58,7 @@ impl Executor for Killing {
 }
 
 pub fn at_work() {
-    let (level, model) = (Level::detect(), oracle("qwen3"));
+    let (level, model) = (Level::detect(), oracle_model("qwen3"));
     let node = TestNode::start(2, level);
     let mut chain = chain(&model, &[&node], Some(&[1]), level, Arithmetic::Best);
     let expected;
@@ -78,7 +78,7 @@ pub fn at_work() {
 }
 
 pub fn idle() {
-    let (level, model) = (Level::detect(), oracle("qwen3"));
+    let (level, model) = (Level::detect(), oracle_model("qwen3"));
     let node = TestNode::start(2, level);
     let chain = chain(&model, &[&node], Some(&[1]), level, Arithmetic::Best);
     let (expected, mut chain) = answers(chain, requests(&model), options(32));

@@ -5,12 +5,6 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 #[cfg(target_os = "linux")]
-#[path = "../chain/answers.rs"]
-mod answers;
-#[cfg(target_os = "linux")]
-#[path = "../chain/fixture.rs"]
-mod fixture;
-#[cfg(target_os = "linux")]
 mod killing;
 #[cfg(target_os = "linux")]
 mod range;
@@ -18,11 +12,6 @@ mod range;
 mod rank;
 #[cfg(target_os = "linux")]
 mod same_tokens;
-#[cfg(target_os = "linux")]
-mod setup;
-#[cfg(target_os = "linux")]
-#[path = "../chain/states.rs"]
-mod states;
 
 fn main() {
     #[cfg(target_os = "linux")]

@@ -7,8 +7,8 @@ use kernels::cpu::Level;
 use std::time::Duration;
 
 use crate::rank;
-use crate::setup::{TestNode, chain_for, cluster_model, oracle};
-use crate::states::{Activations, range, stage, states, try_step};
+use testing::cluster_chain::setup::{TestNode, chain_for, cluster_model, oracle_model};
+use testing::cluster_chain::states::{Activations, range, stage, states, try_step};
 
 /// How far states may differ from those of one process, beside the largest of them: partial sums are rounded.
 const APART_MAX: f32 = 1e-4;
@@ -18,7 +18,7 @@ pub fn middle_layers() {
     let (shared, plain) = (TestNode::start(2, level), TestNode::start(1, level));
     let layers = range(1, 4);
     for name in ["llama", "qwen3_moe", "gemma3"] {
-        let model = oracle(name);
+        let model = oracle_model(name);
         let activations = Activations::before(&model, layers);
         let expected = states(&mut stage(&model, layers), &activations);
         let largest = expected.iter().flatten().fold(0.0_f32, |most, value| most.max(value.abs()));

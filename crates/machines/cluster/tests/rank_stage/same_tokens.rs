@@ -8,10 +8,10 @@ use kernels::cpu::Level;
 use model::Checkpoint;
 use types::TokenId;
 
-use crate::answers::{answers, options, requests};
-use crate::fixture::prompt;
 use crate::rank;
-use crate::setup::{TestNode, chain, oracle, wait_for, whole_at};
+use testing::cluster_chain::answers::{answers, options, requests};
+use testing::cluster_chain::prompt;
+use testing::cluster_chain::setup::{TestNode, chain, oracle_model, wait_for, whole_at};
 
 /// Those that tensor parallelism supports.
 const MODELS: [&str; 7] = ["llama", "qwen2", "qwen3", "mistral", "mistral_odd", "qwen3_moe", "gemma3"];
@@ -59,7 +59,7 @@ fn check(model: &Path, nodes: &[&TestNode], split: &[usize]) {
 pub fn all_models() {
     let node = TestNode::start(2, Level::detect());
     for name in MODELS {
-        let model = oracle(name);
+        let model = oracle_model(name);
         check(&model, &[&node], &[layers(&model) - 1]);
     }
 }
@@ -67,7 +67,7 @@ pub fn all_models() {
 pub fn every_place() {
     let level = Level::detect();
     let (shared, plain) = (TestNode::start(2, level), [(); 2].map(|()| TestNode::start(1, level)));
-    let model = oracle("llama");
+    let model = oracle_model("llama");
     assert_eq!(layers(&model), 4);
     check(&model, &[&shared], &[4]);
     check(&model, &[&shared, &plain[0]], &[1, 3]);
@@ -76,7 +76,7 @@ pub fn every_place() {
 }
 
 pub fn unshared() {
-    let (level, model) = (Level::detect(), oracle("llama"));
+    let (level, model) = (Level::detect(), oracle_model("llama"));
     let node = TestNode::start(9, level);
     let chain = chain(&model, &[&node], None, level, Arithmetic::Best);
     let report = wait_for(&chain, |report| report.nodes.iter().any(|node| node.not_used.is_some()));
@@ -88,7 +88,7 @@ pub fn unshared() {
 }
 
 pub fn exact() {
-    let (level, model) = (Level::detect(), oracle("llama"));
+    let (level, model) = (Level::detect(), oracle_model("llama"));
     let node = TestNode::start(2, level);
     let chain = chain(&model, &[&node], Some(&[3]), level, Arithmetic::Common);
     assert_eq!(rank::pids(), [0_u32; 0], "the node runs its layers itself");

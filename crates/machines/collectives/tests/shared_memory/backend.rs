@@ -8,8 +8,8 @@ use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};
 use types::Rank;
 
-use crate::group::{Group, bits, numbers, sum};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{Group, bits, numbers, sum};
+use testing::watchdog::watched;
 
 const ROWS: usize = 4;
 const COLS: usize = 11;

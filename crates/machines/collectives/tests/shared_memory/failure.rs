@@ -8,8 +8,8 @@ use std::thread;
 use collectives::shared_memory::Epoch;
 use collectives::{CommError, Communicator as _};
 
-use crate::group::{Group, bits, numbers, sum};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{Group, bits, numbers, sum};
+use testing::watchdog::watched;
 
 #[test]
 fn an_abort_ends_the_waits_of_all_ranks() {

@@ -3,10 +3,7 @@
 
 mod backend;
 mod failure;
-mod group;
 mod operations;
 mod processes;
 mod segment;
 mod vocabulary;
-#[path = "../../../net/tests/streams/watchdog.rs"]
-mod watchdog;

@@ -4,8 +4,8 @@ use collectives::Communicator as _;
 use collectives::shared_memory::ShmComm;
 use types::WorldSize;
 
-use crate::group::{Group, bits, numbers, sum};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{Group, bits, numbers, sum};
+use testing::watchdog::watched;
 
 /// Enough elements for three ranks to sum in shards.
 const SHARED: usize = 20_011;

@@ -9,8 +9,8 @@ use collectives::shared_memory::{Epoch, GroupLimits, Segment, ShmComm};
 use collectives::{CommError, Communicator as _};
 use types::WorldSize;
 
-use crate::group::{Group, bits, numbers, sum};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{Group, bits, numbers, sum};
+use testing::watchdog::watched;
 
 /// Set for a child: its rank and its epoch.
 const PART: &str = "CONSORT_TEST_PART";

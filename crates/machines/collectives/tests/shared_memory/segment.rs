@@ -8,7 +8,7 @@ use collectives::shared_memory::{GroupLimits, SEGMENT_BYTES_MAX, Segment, Segmen
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use types::WorldSize;
 
-use crate::group::Group;
+use testing::shared_memory_group::Group;
 
 fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());

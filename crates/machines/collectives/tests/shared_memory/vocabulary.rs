@@ -12,8 +12,8 @@ use model::{Checkpoint, Collective, Embedding, Limits, LmHead, LoadOptions, Sing
 use serde_json::{Value, json};
 use types::{DType, Rank, WorldSize};
 
-use crate::group::{Group, bits, numbers};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{Group, bits, numbers};
+use testing::watchdog::watched;
 
 const HIDDEN: usize = 256;
 const ROWS: usize = 5;
@@ -113,7 +113,7 @@ fn a_vocabulary_sharded_over_ranks_gives_the_bits_of_a_whole_one() {
 #[test]
 fn the_vocabulary_of_stored_formats_is_sharded_too() {
     watched(|| {
-        let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle");
+        let oracle = testing::oracle("");
         for path in ["gemma3/model-bf16", "qwen3_moe/model-bf16", "llama/gguf/tiny-llama-q8_0.gguf"] {
             let checkpoint = Checkpoint::open(&oracle.join(path)).unwrap();
             [3, 4].into_iter().for_each(|world| check(&checkpoint, None, world));

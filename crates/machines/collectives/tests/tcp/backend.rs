@@ -7,8 +7,8 @@ use kernels::cpu::{Buffer, CpuBackend, CpuOptions};
 use model::{Collective, CollectiveError};
 
 use crate::group::{Group, OPTIONS};
-use crate::shared::{bits, numbers, sum};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{bits, numbers, sum};
+use testing::watchdog::watched;
 
 const ROWS: usize = 4;
 const COLS: usize = 11;

@@ -8,7 +8,7 @@ use collectives::tcp::TcpCommOptions;
 use collectives::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, all, each};
-use crate::watchdog::watched;
+use testing::watchdog::watched;
 
 /// Limit of the time until all ranks have left. The time is printed; the goal is 100 ms, the limit is far above it.
 const LEFT: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use collectives::tcp::{ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions
 use net::{ClusterKey, HANDSHAKES_MAX, HandshakeError, RejectReason};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT, each, key};
-use crate::watchdog::watched;
+use testing::watchdog::watched;
 
 #[test]
 fn ranks_may_come_in_any_order_and_late() {

@@ -6,8 +6,8 @@ use collectives::tcp::TcpCommOptions;
 use collectives::{CommError, Communicator as _};
 
 use crate::group::{Group, LONG, OPTIONS, SHORT};
-use crate::proxy::{TransitFault, proxy};
-use crate::watchdog::watched;
+use testing::proxy::{TransitFault, proxy};
+use testing::watchdog::watched;
 
 /// The bytes of a handshake and of the first phase, sent by the initiator and by the responder.
 const INITIATOR_BYTES: usize = 25 + 48 + 18 + 34;

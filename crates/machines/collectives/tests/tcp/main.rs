@@ -9,9 +9,3 @@ mod forming;
 mod garbled;
 mod group;
 mod operations;
-#[path = "../../../net/tests/streams/proxy.rs"]
-mod proxy;
-#[path = "../shared_memory/group.rs"]
-mod shared;
-#[path = "../../../net/tests/streams/watchdog.rs"]
-mod watchdog;

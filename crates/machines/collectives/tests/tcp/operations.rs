@@ -5,8 +5,8 @@ use collectives::{CommError, Communicator as _};
 use types::{Rank, WorldSize};
 
 use crate::group::{OPTIONS, all};
-use crate::shared::{self, bits, numbers, sum};
-use crate::watchdog::watched;
+use testing::shared_memory_group::{self, bits, numbers, sum};
+use testing::watchdog::watched;
 
 /// Enough elements for three ranks to sum in shards.
 const SHARED: usize = 20_011;
@@ -20,7 +20,7 @@ fn every_rank_gets_the_sum_of_shared_memory_bit_for_bit() {
     watched(|| {
         for size in 1..=4 {
             let lengths = [0, 1, 7, 4095, 4096, 4097, 8192, 8193, SHARED];
-            let sums = shared::Group::new(size, SHARED).all(|comm| {
+            let sums = shared_memory_group::Group::new(size, SHARED).all(|comm| {
                 lengths.map(|len| {
                     let mut values = numbers(comm.rank(), len, len);
                     comm.all_reduce(&mut values).unwrap();

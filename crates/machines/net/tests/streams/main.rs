@@ -4,15 +4,13 @@
 
 mod listener;
 mod messages;
-mod proxy;
-mod watchdog;
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use net::{ClusterKey, Hello, PARAMETER_BYTES, Purpose, SILENCE_MIN, SecureStream, WaitLimit, dial, respond};
-use watchdog::watched;
+use testing::watchdog::watched;
 
 /// Far longer than anything that is waited for.
 const LONG: Duration = Duration::from_secs(60);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use net::{MessageError, MessageStream, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, SILENCE_MIN, SecureStream};
 
-use crate::proxy::{TransitFault, proxy};
 use crate::{LONG, secured, watched};
+use testing::proxy::{TransitFault, proxy};
 
 /// The bytes of the handshake that the initiator and the responder send.
 const INITIATOR_BYTES: usize = 25 + 48 + 18;

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use net::MessageStream;
+use testing::needs;
 
 use super::super::wire::{
     DATA, DATA_BYTES_MAX, FailReason, REFUSED, RefuseReason, TensorRequest, ToSender, WireError, data_header, refused,
@@ -125,9 +126,8 @@ fn with_small_disk(megabytes: u64, body: impl FnOnce(&std::path::Path)) {
     let folder = tempfile::tempdir().unwrap();
     let options = format!("size={megabytes}m");
     let mount = ["-t", "tmpfs", "-o", &options, "consort-test"];
-    let mounted = std::process::Command::new("mount").args(mount).arg(folder.path()).status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no permission to mount a small disk");
+    let mounted = std::process::Command::new("mount").args(mount).arg(folder.path()).output();
+    if !needs::mount(needs::ran("mount", mounted)) {
         return;
     }
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(folder.path())));

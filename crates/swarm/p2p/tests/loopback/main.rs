@@ -7,12 +7,10 @@ mod identity;
 mod peer;
 mod relaying;
 mod streams;
-#[path = "../../../../machines/net/tests/streams/watchdog.rs"]
-mod watchdog;
 
 /// Runs a test in a runtime of its own, and fails it when it hangs.
 fn run(test: impl Future<Output = ()> + Send + 'static) {
-    watchdog::watched(|| {
+    testing::watchdog::watched(|| {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(test);
     });

@@ -5,11 +5,10 @@
 
 mod network;
 mod peer;
-#[path = "../../../../machines/net/tests/streams/watchdog.rs"]
-mod watchdog;
 
 use network::{Internet, Nat};
 use peer::{Peer, STAYS_RELAYED};
+use testing::watchdog::watched;
 
 #[derive(Clone, Copy, Debug)]
 enum Over {
@@ -31,13 +30,13 @@ fn main() {
         (Over::Both, Nat::None, Nat::RandomPorts, "direct"),
     ];
     for (over, opener, other, end) in cases {
-        watchdog::watched(move || {
+        watched(move || {
             let Some(internet) = Internet::new(&[Nat::None, opener, other]) else { return };
             check(&internet, over, end);
             println!("over {over:?}, {opener:?} to {other:?}: {end}");
         });
     }
-    watchdog::watched(|| {
+    watched(|| {
         let Some(internet) = Internet::new(&[Nat::None, Nat::KeepsPorts, Nat::KeepsPorts]) else { return };
         check_second_attempt(&internet);
         println!("over Tcp, after an attempt in vain: direct");

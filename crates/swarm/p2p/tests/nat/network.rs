@@ -1,17 +1,11 @@
 //! `Internet`: network namespaces that stand for machines. Some are public, others are behind a NAT of their own, which is
 //! one more namespace with nftables. Needs root and Debian's iproute2 and nftables.
 
-use std::env;
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::fd::AsFd;
-use std::process::{self, Command, Stdio};
-use std::thread;
+use std::fs;
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use testing::needs;
+use testing::network::{Namespace, ip, nft};
 
-/// If this variable is `required`, the test fails where namespaces cannot be created.
-const REQUIRED: &str = "CONSORT_TEST_NAMESPACES";
 /// All machines behind a NAT have this address, as in most homes.
 pub const PRIVATE_ADDRESS: &str = "192.168.1.2";
 const GATEWAY: &str = "192.168.1.1";
@@ -26,35 +20,31 @@ pub enum Nat {
     RandomPorts,
 }
 
-/// Dropping the value deletes the namespaces.
 pub struct Internet {
-    names: Vec<String>,
     machines: Vec<Machine>,
+    switch: Namespace,
 }
 
 pub struct Machine {
-    namespace: String,
-    /// Its NAT, or itself.
-    outside: String,
+    namespace: Namespace,
+    /// Its NAT.
+    router: Option<Namespace>,
     /// Where the internet sees it.
     pub public_address: String,
 }
 
 impl Internet {
-    /// Machines with these NATs in front of them. Where network namespaces or NATs cannot be made, prints a message and
-    /// returns `None`; with `CONSORT_TEST_NAMESPACES=required` it panics.
+    /// Machines with these NATs in front of them; `None` where network namespaces or NATs cannot be made.
     pub fn new(nats: &[Nat]) -> Option<Self> {
-        if let Err(reason) = can_make_nats() {
-            assert!(env::var_os(REQUIRED).is_none_or(|value| value != "required"), "no network namespaces: {reason}");
-            eprintln!("test nat DID NOT RUN, it needs network namespaces: {reason}");
+        if !(needs::namespaces() && needs::nftables()) {
             return None;
         }
-        let mut internet = Self { names: Vec::new(), machines: Vec::new() };
-        let switch = internet.namespace("switch");
-        ip(&format!("-n {switch} link add eth0 type bridge"));
-        ip(&format!("-n {switch} link set eth0 up"));
+        let switch = Namespace::new("switch");
+        ip(&format!("-n {} link add eth0 type bridge", switch.name));
+        ip(&format!("-n {} link set eth0 up", switch.name));
+        let mut internet = Self { machines: Vec::new(), switch };
         for (index, nat) in nats.iter().enumerate() {
-            internet.add_machine(index, *nat, &switch);
+            internet.add_machine(index, *nat);
         }
         Some(internet)
     }
@@ -63,34 +53,33 @@ impl Internet {
         &self.machines[index]
     }
 
-    fn add_machine(&mut self, index: usize, nat: Nat, switch: &str) {
+    fn add_machine(&mut self, index: usize, nat: Nat) {
         // A range for documentation: the node takes it for public.
         let public_address = format!("203.0.113.{}", index + 1);
-        let namespace = self.namespace(&format!("m{index}"));
-        let outside = match nat {
-            Nat::None => namespace.clone(),
-            Nat::KeepsPorts | Nat::RandomPorts => {
-                let router = self.namespace(&format!("nat{index}"));
-                ip(&format!("link add lan netns {router} type veth peer name eth0 netns {namespace}"));
-                ip(&format!("-n {router} addr add {GATEWAY}/24 dev lan"));
-                ip(&format!("-n {router} link set lan up"));
-                ip(&format!("-n {namespace} addr add {PRIVATE_ADDRESS}/24 dev eth0"));
-                ip(&format!("-n {namespace} link set eth0 up"));
-                ip(&format!("-n {namespace} route add default via {GATEWAY}"));
-                router
-            }
-        };
+        let machine = Namespace::new(&format!("m{index}"));
+        let router = (nat != Nat::None).then(|| Namespace::new(&format!("nat{index}")));
+        if let Some(Namespace { name: router }) = &router {
+            let machine = &machine.name;
+            ip(&format!("link add lan netns {router} type veth peer name eth0 netns {machine}"));
+            ip(&format!("-n {router} addr add {GATEWAY}/24 dev lan"));
+            ip(&format!("-n {router} link set lan up"));
+            ip(&format!("-n {machine} addr add {PRIVATE_ADDRESS}/24 dev eth0"));
+            ip(&format!("-n {machine} link set eth0 up"));
+            ip(&format!("-n {machine} route add default via {GATEWAY}"));
+        }
+        let switch = &self.switch.name;
+        let outside = &router.as_ref().unwrap_or(&machine).name;
         ip(&format!("link add port{index} netns {switch} type veth peer name wan netns {outside}"));
         ip(&format!("-n {switch} link set port{index} master eth0 up"));
         ip(&format!("-n {outside} addr add {public_address}/24 dev wan"));
         ip(&format!("-n {outside} link set wan up"));
-        if nat != Nat::None {
-            within(&outside, || {
+        if let Some(router) = &router {
+            router.within(|| {
                 fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
-                masquerade(nat).unwrap();
+                masquerade(nat);
             });
         }
-        self.machines.push(Machine { namespace, outside, public_address });
+        self.machines.push(Machine { namespace: machine, router, public_address });
     }
 
     /// The NATs of two machines refuse connections from one to the other.
@@ -105,52 +94,32 @@ impl Internet {
                 }}",
                 self.machines[to].public_address
             );
-            within(&self.machines[from].outside, || nft(&rules)).unwrap();
+            self.machines[from].outside().within(|| nft(&rules)).unwrap();
         }
     }
 
     /// They do so no more.
     pub fn allow(&self, one: usize, other: usize) {
         for index in [one, other] {
-            within(&self.machines[index].outside, || nft("delete table ip refused")).unwrap();
+            self.machines[index].outside().within(|| nft("delete table ip refused")).unwrap();
         }
-    }
-
-    fn namespace(&mut self, role: &str) -> String {
-        let name = format!("consort-{}-{role}", process::id());
-        self.names.push(name.clone());
-        ip(&format!("netns add {name}"));
-        ip(&format!("-n {name} link set lo up"));
-        name
     }
 }
 
 impl Machine {
+    /// Its NAT, or itself.
+    fn outside(&self) -> &Namespace {
+        self.router.as_ref().unwrap_or(&self.namespace)
+    }
+
     /// Runs `task`, and the processes that it starts, on this machine.
     pub fn within<T: Send>(&self, task: impl FnOnce() -> T + Send) -> T {
-        within(&self.namespace, task)
+        self.namespace.within(task)
     }
-}
-
-impl Drop for Internet {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
-        }
-    }
-}
-
-fn within<T: Send>(namespace: &str, task: impl FnOnce() -> T + Send) -> T {
-    let namespace = File::open(format!("/run/netns/{namespace}")).unwrap();
-    let enter = || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        task()
-    };
-    thread::scope(|scope| scope.spawn(enter).join().unwrap())
 }
 
 /// Makes the current namespace a home's router: what is not an answer does not come in.
-fn masquerade(nat: Nat) -> Result<(), String> {
+fn masquerade(nat: Nat) {
     let ports = if nat == Nat::RandomPorts { "fully-random" } else { "" };
     let rules = format!(
         "table ip nat {{
@@ -161,44 +130,5 @@ fn masquerade(nat: Nat) -> Result<(), String> {
             chain forward {{ type filter hook forward priority 0; iifname wan ct state new drop; }}
         }}"
     );
-    nft(&rules)
-}
-
-/// Changes the rules of the current namespace.
-fn nft(rules: &str) -> Result<(), String> {
-    let run = || {
-        let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        nft.stdin.take().expect("it is piped").write_all(rules.as_bytes())?;
-        nft.wait_with_output()
-    };
-    let output = run().map_err(|error| format!("`nft` can not be run ({error}); Debian has it in nftables"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("`nft`: {}", String::from_utf8_lossy(&output.stderr).trim())),
-    }
-}
-
-fn ip(arguments: &str) {
-    let status = Command::new("ip").args(arguments.split(' ')).status();
-    assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
-}
-
-/// Makes a NAT and deletes it again. The error says what is missing.
-fn can_make_nats() -> Result<(), String> {
-    if !rustix::process::geteuid().is_root() {
-        return Err("only root makes them".to_owned());
-    }
-    let name = format!("consort-{}-probe", process::id());
-    let netns = |action: &str| {
-        let output = Command::new("ip").args(["netns", action, &name]).output();
-        let output = output.map_err(|error| format!("`ip` can not be run ({error}); Debian has it in iproute2"))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(format!("`ip netns {action}`: {}", String::from_utf8_lossy(&output.stderr).trim())),
-        }
-    };
-    netns("add")?;
-    let made = within(&name, || masquerade(Nat::RandomPorts));
-    netns("del")?;
-    made
+    nft(&rules).unwrap();
 }

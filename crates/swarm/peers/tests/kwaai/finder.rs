@@ -18,9 +18,10 @@ use tokio::runtime::Handle;
 use types::{DType, TokenId};
 
 use super::fixture::{Model, OPTIONS, backend, block, layers};
-use super::listener::listen;
-use super::node::{Server, address_of, node_options};
 use super::registry::program;
+use testing::kwaai_programs::listener::listen;
+use testing::kwaai_programs::node::{Server, address_of, node_options};
+use testing::needs;
 
 pub const DIGEST: ModelDigest = ModelDigest([9; 32]);
 const NAME: &str = "owner/qwen3.tiny";
@@ -66,6 +67,9 @@ fn spans(client: &SwarmClient) -> Vec<(PeerId, String)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_uses_the_servers_that_registries_name_until_they_are_withdrawn() {
+    if !needs::python() {
+        return;
+    }
     let model = Model::open("qwen3/model-f32");
     // One begins within the other's block: it is used only from its own start. One has the last layer, as a peer of ours.
     let [server, overlapping, last] = [

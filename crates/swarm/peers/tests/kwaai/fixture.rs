@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use engine::{EmbeddingAndHead, Executor, LocalExecutor, Phase, Prefix, RequestedOutput, Stage, StepOutput, StepPlan};
 use kernels::StepLimits;
@@ -51,7 +51,7 @@ pub struct Model {
 impl Model {
     /// A model within `fixtures/oracle`.
     pub fn open(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(name);
+        let path = testing::oracle(name);
         let checkpoint = Checkpoint::open(&path).unwrap();
         Self { path, checkpoint }
     }

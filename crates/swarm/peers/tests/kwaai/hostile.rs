@@ -9,10 +9,14 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::sleep;
 
 use super::fixture::{FORMS, Model, kwaai_server, layers, listen};
-use super::programs::{python, run};
+use testing::kwaai_programs::{python, run};
+use testing::needs;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attacks_are_refused_and_an_honest_peer_is_served_after_each() {
+    if !needs::python() {
+        return;
+    }
     let model = Model::open("qwen3/model-f32");
     let (sessions_per_client_max, calls_per_client_max) = (32, 40);
     // The program waits until connections that say nothing are ended.

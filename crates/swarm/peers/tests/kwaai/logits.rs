@@ -22,9 +22,10 @@ use types::TokenId;
 
 use super::finder::{DIGEST, record};
 use super::fixture::{Form, Model, OPTIONS, backend, block, layers};
-use super::node::{address_of, node_options};
-use super::programs::PythonServer;
 use super::span::python_server;
+use testing::kwaai_programs::node::{address_of, node_options};
+use testing::needs;
+use testing::python::PythonServer;
 
 const TOKENS: usize = 6;
 const LAYERS: usize = 4;
@@ -125,6 +126,9 @@ fn unchanged(_: &mut Swarm) {}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_of_kwaainet_alone_are_a_chain() {
+    if !needs::python() {
+        return;
+    }
     for blocks in [&[[0, 2], LAST][..], &[[0, 4]]] {
         let mut swarm = Swarm::new().await;
         let servers: Vec<_> = blocks.iter().map(|&range| swarm.add(range, &[])).collect();
@@ -140,6 +144,9 @@ async fn servers_of_kwaainet_alone_are_a_chain() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_that_ends_in_states_is_preferred_and_each_replaces_the_other() {
+    if !needs::python() {
+        return;
+    }
     let mut swarm = Swarm::new().await;
     let (first, last, _whole) = (swarm.add([0, 2], &[]), swarm.add(LAST, &[]), swarm.add([0, 4], &[]));
     let own = swarm.add_own();
@@ -154,6 +161,9 @@ async fn a_chain_that_ends_in_states_is_preferred_and_each_replaces_the_other() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_last_server_that_lies_is_replaced() {
+    if !needs::python() {
+        return;
+    }
     for (lie, is_replaced_by_own) in
         [("nan-logits", true), ("nan-logits", false), ("vocabulary", false), ("states", true)]
     {
@@ -178,6 +188,9 @@ async fn a_last_server_that_lies_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_needs_states_fails_alone_in_a_chain_that_ends_in_logits() {
+    if !needs::python() {
+        return;
+    }
     let mut swarm = Swarm::new().await;
     swarm.add([0, 4], &[]);
     let (mut engine, _client) = swarm.client(ClientOptions::default());
@@ -222,6 +235,9 @@ async fn what_needs_states_fails_alone_in_a_chain_that_ends_in_logits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_states_are_checked_by_others() {
+    if !needs::python() {
+        return;
+    }
     let mut swarm = Swarm::new().await;
     let firsts = [swarm.add([0, 2], &[]), swarm.add([0, 2], &[])];
     let lasts = [swarm.add(LAST, &[]), swarm.add(LAST, &[])];

@@ -10,8 +10,10 @@ use peers::kwaai::{DhtClient, KwaaiAnnouncement, RegistryError};
 use serde_json::{Value, json};
 
 use super::fixture::layers;
-use super::listener::listen;
-use super::programs::PythonServer;
+use testing::kwaai_programs::listener::listen;
+use testing::kwaai_programs::registry;
+use testing::needs;
+use testing::python::PythonServer;
 
 /// The peers of these tests, as text and as bytes.
 fn peer(seed: u8) -> (String, swarm::PeerId) {
@@ -20,7 +22,7 @@ fn peer(seed: u8) -> (String, swarm::PeerId) {
 }
 
 pub fn program(arguments: &[&str]) -> PythonServer {
-    PythonServer::start_program("registry.py", arguments)
+    registry(arguments)
 }
 
 fn announcement(peer: swarm::PeerId) -> KwaaiAnnouncement<'static> {
@@ -38,6 +40,9 @@ fn announcement(peer: swarm::PeerId) -> KwaaiAnnouncement<'static> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_announced_found_and_withdrawn() {
+    if !needs::python() {
+        return;
+    }
     let mut registry = program(&[]);
     let client = DhtClient::new(vec![listen(registry.address).await]);
     let (text, peer) = peer(1);
@@ -76,6 +81,9 @@ async fn a_server_is_announced_found_and_withdrawn() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_servers_that_are_ready_and_make_sense_are_found() {
+    if !needs::python() {
+        return;
+    }
     let name = |seed| peer(seed).0;
     let record = |key: &str, peer: &str, state: i32, range: [u32; 2], version: &str| {
         json!({ "key": key, "peer": peer, "state": state, "throughput": 1.5, "start": range[0], "end": range[1],
@@ -113,6 +121,9 @@ async fn only_servers_that_are_ready_and_make_sense_are_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_that_lies_or_is_another_is_an_error() {
+    if !needs::python() {
+        return;
+    }
     let announcement = announcement(peer(1).1);
     for (lie, why) in [
         ("na", "is not served there"),

@@ -12,7 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use types::TokenId;
 
 use super::fixture::{FORMS, Form, Model, TOLERANCE, distance, kwaai_server, layers, listen, serve_block};
-use super::programs::generate;
+use testing::kwaai_programs::generate;
+use testing::needs;
 
 const TOKENS: usize = 6;
 
@@ -39,6 +40,9 @@ async fn check(name: &str, prompts: &[&str], ends: &[u32], form: Form, arguments
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_coordinator_generates_on_our_blocks_in_every_role() {
+    if !needs::python() {
+        return;
+    }
     for form in FORMS {
         for ends in [&[4][..], &[2, 4], &[1, 3, 4]] {
             let found = check("qwen3/model-f32", &["len1", "short", "mid"], ends, form, &[]).await;
@@ -51,6 +55,9 @@ async fn a_coordinator_generates_on_our_blocks_in_every_role() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_in_parts_and_calls_that_come_twice_change_no_token() {
+    if !needs::python() {
+        return;
+    }
     for arguments in [&["--chunk", "5"][..], &["--twice"], &["--twice", "--chunk", "3", "--bin"]] {
         check("qwen3/model-f32", &["mid"], &[2, 4], Form::Enveloped, arguments).await;
     }

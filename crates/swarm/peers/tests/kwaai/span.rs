@@ -15,7 +15,9 @@ use tokio::net::TcpStream;
 use types::{LayerRange, TokenId};
 
 use super::fixture::{FORMS, Form, LIMITS, Model, TOLERANCE, block, distance, kwaai_server, layers, listen};
-use super::programs::PythonServer;
+use testing::kwaai_programs::block_server;
+use testing::needs;
+use testing::python::PythonServer;
 
 const TOKENS: usize = 6;
 
@@ -125,11 +127,14 @@ fn blocks(range: LayerRange) -> String {
 
 pub fn python_server(model: &Model, range: LayerRange, form: Form, arguments: &[&str]) -> PythonServer {
     let common = ["--model", model.path.to_str().unwrap(), "--blocks", &blocks(range)];
-    PythonServer::start(&[&common[..], form.argument(), arguments].concat())
+    block_server(&[&common[..], form.argument(), arguments].concat())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_server_is_a_span_in_every_role() {
+    if !needs::python() {
+        return;
+    }
     for (name, prompts) in [("qwen3/model-f32", ["len1", "short"]), ("llama/model-bf16", ["len1", "short"])] {
         let model = Model::open(name);
         for form in FORMS {
@@ -164,6 +169,9 @@ fn rows(model: &Model, position: usize, count: usize) -> BlockRows {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_warms_up_or_has_no_room_is_called_again() {
+    if !needs::python() {
+        return;
+    }
     let model = Model::open("qwen3/model-f32");
     for form in FORMS {
         let server = python_server(&model, layers(1, 3), form, &["--warm-up", "3", "--busy", "2"]);
@@ -182,6 +190,9 @@ async fn a_server_that_warms_up_or_has_no_room_is_called_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_do_not_follow_have_to_be_replayed() {
+    if !needs::python() {
+        return;
+    }
     let model = Model::open("qwen3/model-f32");
     let server = python_server(&model, layers(1, 3), Form::Enveloped, &[]);
     let mut span = span(&model, layers(1, 3), Form::Enveloped, server.address);
@@ -197,6 +208,9 @@ async fn rows_that_do_not_follow_have_to_be_replayed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_lies_or_dies_is_told_from_one_that_is_slow() {
+    if !needs::python() {
+        return;
+    }
     let model = Model::open("qwen3/model-f32");
     for (lie, is_misbehaviour, why) in [
         ("silent", false, "no answer within"),

@@ -101,7 +101,7 @@ pub fn range(start: usize, end: usize) -> LayerRange {
 }
 
 fn oracle() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle")
+    testing::oracle("")
 }
 
 /// All models of `fixtures/oracle`: each architecture in the formats that it has.

@@ -1,11 +1,9 @@
 //! A thousand simulated peers in virtual time: coverage, balance, and how often peers move.
 
-mod world;
-
 use std::collections::HashSet;
 
 use swarm::{Reputation, RouteLimits, RoutePlanner};
-use world::{Churn, MINUTE_MS, MODEL, Random, Site, World, request};
+use testing::simulation::{Churn, MINUTE_MS, MODEL, Random, Site, World, request};
 
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 const PEERS: usize = 1000;

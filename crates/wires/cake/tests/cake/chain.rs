@@ -13,7 +13,7 @@ use model::{Checkpoint, ModelPart};
 use types::TokenId;
 
 use super::fixture::{OPTIONS, backend};
-use super::programs::Prompt;
+use testing::cake_programs::Prompt;
 
 /// Longer than any test.
 const DEADLINE: Duration = Duration::from_secs(300);

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
-use crate::serving::oracle;
+use testing::oracle;
 
 const VOCABULARY: usize = 320;
 const HIDDEN: usize = 64;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fixture::MODEL;
+use testing::served_model::MODEL;
 
 /// Paths and bodies.
 pub fn requests() -> Vec<(&'static str, Value)> {

@@ -107,6 +107,8 @@ for_each_level! {
 
 #[cfg(test)]
 mod tests {
+    use testing::needs;
+
     use super::super::super::matrix::SUPER;
     use super::super::super::pool::Pool;
     use super::super::{BLOCK, Q8Activations, Q8KActivations, TILE};
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_largest_magnitude_becomes_127_and_zeros_stay_zeros() {
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             let mut values = [0f32; GROUP];
             let (mut out, mut sums) = ([1i8; GROUP], [1i16; 2]);
             assert_eq!(round(level, &values, 1, &mut out, &mut sums), 0.0);
@@ -144,7 +146,7 @@ mod tests {
     fn two_int8_parts_keep_sixteen_bits_in_both_layouts() {
         let (pool, cols) = (Pool::new(1).unwrap(), 2 * SUPER);
         let x: Vec<f32> = (0..3 * cols).map(|i| (i as f32 * 0.7).sin() * (i % 17) as f32).collect();
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             let mut group = Q8Activations::new(3 * PARTS_MAX, cols).unwrap();
             let mut superblock = Q8KActivations::new(3 * PARTS_MAX, cols).unwrap();
             group.fill(&pool, level, 3, 2, cols, &x);

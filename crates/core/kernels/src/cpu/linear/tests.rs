@@ -1,6 +1,7 @@
 //! Compares every format on every level, at odd sizes, with dequantised weights multiplied in f64; and all levels, row counts
 //! and thread counts with each other, bit for bit.
 
+use testing::needs;
 use types::DType;
 
 use super::super::matrix::Format;
@@ -131,7 +132,10 @@ fn every_format_on_every_level_is_close_to_dequantised_weights() {
             for rows in [1, 2, 3, 5, 8, 9, 16, 33] {
                 let x = noise(rows * k, 11);
                 let (want, lengths) = exact(dtype, n, k, &bytes, &x);
-                for (level, math) in Level::available().flat_map(|level| MATHS.map(|math| (level, math))) {
+                for (level, math) in needs::levels(Level::ALL, Level::detect())
+                    .into_iter()
+                    .flat_map(|level| MATHS.map(|math| (level, math)))
+                {
                     let got = run(&backend_with(level, 2, math), &[source(dtype, n, k, &bytes)], &x, None);
                     // Rounding activations below 1 to 8 bits changes each by at most 1/254, to 16 bits by at most 1/254^2. The
                     // error of a row grows with its norm, and this allows five standard deviations. Float formats round as
@@ -170,7 +174,7 @@ fn quantised_weights_give_the_same_bits_on_every_level() {
                         got.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
                     let want = bits(Level::Scalar);
-                    for level in Level::available() {
+                    for level in needs::levels(Level::ALL, Level::detect()) {
                         assert!(bits(level) == want, "{dtype} {n}x{k}, {rows} rows, {level}, {math:?}");
                     }
                 }
@@ -186,7 +190,10 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads() {
         let (n, k) = (50, if dtype.block_elements() == 1 { 515 } else { 512 });
         let bytes = weights(dtype, n, k, 9);
         let x = noise(40 * k, 13);
-        for (level, math) in Level::available().flat_map(|level| [MATHS[0], MATHS[3]].map(|math| (level, math))) {
+        for (level, math) in needs::levels(Level::ALL, Level::detect())
+            .into_iter()
+            .flat_map(|level| [MATHS[0], MATHS[3]].map(|math| (level, math)))
+        {
             let backend = |threads| backend_with(level, threads, math);
             let one = backend(1);
             let alone: Vec<Vec<f32>> = (0..40)
@@ -210,7 +217,9 @@ fn prompt_rows_are_close_to_dequantised_weights() {
         for (n, k) in sizes(dtype) {
             let bytes = weights(dtype, n, k, 31);
             for (rows, level, math) in [1, 5, 16, 33, 50].into_iter().flat_map(|rows| {
-                Level::available().flat_map(move |level| MATHS[..2].iter().map(move |math| (rows, level, *math)))
+                needs::levels(Level::ALL, Level::detect())
+                    .into_iter()
+                    .flat_map(move |level| MATHS[..2].iter().map(move |math| (rows, level, *math)))
             }) {
                 let x = noise(rows * k, 7);
                 let (want, lengths) = exact(dtype, n, k, &bytes, &x);
@@ -237,7 +246,9 @@ fn a_prompt_row_has_the_same_bits_alone_and_among_others_of_either_role() {
         let bytes = weights(dtype, n, k, 9);
         let x = noise(70 * k, 13);
         let parts = [source(dtype, n, k, &bytes)];
-        for (level, math) in Level::available().flat_map(|level| MATHS.map(|math| (level, math))) {
+        for (level, math) in
+            needs::levels(Level::ALL, Level::detect()).into_iter().flat_map(|level| MATHS.map(|math| (level, math)))
+        {
             let one = backend_with(level, 1, math);
             let row = |row: usize| &x[row * k..(row + 1) * k];
             for (generated, prompt, threads) in [(0, 2, 1), (1, 16, 2), (3, 17, 2), (0, 33, 1), (20, 50, 3)] {
@@ -263,15 +274,18 @@ fn a_feed_forward_is_its_three_ops() {
             [(width, hidden, 1), (width, hidden, 2), (hidden, width, 3)].map(|(n, k, seed)| weights(dtype, n, k, seed));
         let (gate, up) = (source(dtype, width, hidden, &gate), source(dtype, width, hidden, &up));
         let down = source(dtype, hidden, width, &down);
-        for (level, rows, activation, math) in Level::available().flat_map(|level| {
-            [(0, 1), (1, 0), (3, 0), (16, 0), (2, 5), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(
-                move |(generated, prompt)| {
-                    [(Activation::Silu, MATHS[0]), (Activation::GeluTanh, MATHS[0]), (Activation::Silu, MATHS[1])].map(
-                        |(activation, math)| (level, Rows { decode: generated, prefill: prompt }, activation, math),
-                    )
-                },
-            )
-        }) {
+        for (level, rows, activation, math) in
+            needs::levels(Level::ALL, Level::detect()).into_iter().flat_map(|level| {
+                [(0, 1), (1, 0), (3, 0), (16, 0), (2, 5), (2, 19), (0, 40), (0, 77)].into_iter().flat_map(
+                    move |(generated, prompt)| {
+                        [(Activation::Silu, MATHS[0]), (Activation::GeluTanh, MATHS[0]), (Activation::Silu, MATHS[1])]
+                            .map(|(activation, math)| {
+                                (level, Rows { decode: generated, prefill: prompt }, activation, math)
+                            })
+                    },
+                )
+            })
+        {
             let backend = backend_with(level, 2, math);
             let weights =
                 Gated { gate_up: backend.matrix(&[gate, up]).unwrap(), down: backend.matrix(&[down]).unwrap() };
@@ -301,7 +315,7 @@ fn a_stack_of_formats_with_a_bias_equals_its_parts() {
     let (a, b, c) = (weights(DType::Q4_K, 20, k, 1), weights(DType::Q6_K, 7, k, 2), weights(DType::BF16, 33, k, 3));
     let (a, b, c) = (source(DType::Q4_K, 20, k, &a), source(DType::Q6_K, 7, k, &b), source(DType::BF16, 33, k, &c));
     let (x, bias) = (noise(rows * k, 4), noise(60, 5));
-    for level in Level::available() {
+    for level in needs::levels(Level::ALL, Level::detect()) {
         let backend = backend(level, 2);
         let stacked = run(&backend, &[a, b, c], &x, Some(&bias));
         let parts = [a, b, c].map(|part| run(&backend, &[part], &x, None));
@@ -324,7 +338,7 @@ fn parts_of_one_kind_become_one_segment_and_give_the_same_bits() {
         let parts: Vec<MatrixSource<'_>> =
             rows.iter().zip(&bytes).map(|(&rows, bytes)| source(dtype, rows, k, bytes)).collect();
         let x = noise(k, 4);
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             let backend = backend(level, 2);
             let found = backend.matrix(&parts).unwrap().segments.iter().map(|segment| segment.rows).collect::<Vec<_>>();
             assert_eq!(found, segments);
@@ -420,7 +434,7 @@ fn weights_that_only_seem_short_stay_plain() {
     let panels = [&few, &many, &many, &few, &many, &many];
     let bytes: Vec<u8> = panels.into_iter().flatten().copied().collect();
     let (x, part) = (noise(2 * k, 5), source(DType::BF16, n, k, &bytes));
-    for level in Level::available() {
+    for level in needs::levels(Level::ALL, Level::detect()) {
         let backend = backend(level, 2);
         assert_eq!(backend.matrix(&[part]).unwrap().segments[0].format, Format::Bf16, "{level}");
         let together = run(&backend, &[part], &x, None);
@@ -441,7 +455,7 @@ fn short_weights_give_the_same_bits_as_plain_ones() {
         let before = n / 16 * 16;
         let both = [many_powers(before, k), bytes.clone()].concat();
         let (short, plain) = (source(DType::BF16, n, k, &bytes), source(DType::BF16, before + n, k, &both));
-        for level in Level::available() {
+        for level in needs::levels(Level::ALL, Level::detect()) {
             let backend = backend(level, 2);
             let formats = [short, plain].map(|part| backend.matrix(&[part]).unwrap().segments[0].format);
             let expected_format = if level == Level::Amx { Format::Bf16Packed12 } else { Format::Bf16 };

@@ -4,7 +4,7 @@ use model::files::{Gguf, Value};
 use types::DType;
 
 use crate::files::message;
-use crate::files::writer::{GgufWriter, array, floats, gguf_sample, string};
+use testing::model_files::{GgufWriter, array, floats, gguf_sample, string};
 
 /// Checks that `bytes` are refused with a message that contains `expected`.
 #[track_caller]

@@ -5,7 +5,6 @@ mod mutations;
 mod real;
 mod safetensors;
 mod split;
-pub mod writer;
 
 /// The full error message: the error with all its causes.
 fn message(error: impl Into<Box<dyn std::error::Error>>) -> String {

@@ -4,7 +4,7 @@ use model::files::{Gguf, SafeTensors};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::files::writer::{gguf_sample, safetensors_sample};
+use testing::model_files::{gguf_sample, safetensors_sample};
 
 /// Reads all bytes of all tensors of a GGUF file; true if it was accepted.
 fn gguf(bytes: Vec<u8>) -> bool {

@@ -1,19 +1,14 @@
 //! Files written by other programs: the models of `fixtures/oracle`.
 
-use std::path::{Path, PathBuf};
-
 use half::f16;
 use model::files::{Gguf, SafeTensors};
+use testing::oracle;
 use types::DType;
-
-fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fixtures/oracle").join(path)
-}
 
 #[test]
 fn shards_hold_the_same_tensors_as_the_single_file() {
-    let single = SafeTensors::open(&fixture("llama/model-bf16")).unwrap();
-    let shards = SafeTensors::open(&fixture("llama/model-bf16-sharded")).unwrap();
+    let single = SafeTensors::open(&oracle("llama/model-bf16")).unwrap();
+    let shards = SafeTensors::open(&oracle("llama/model-bf16-sharded")).unwrap();
     assert!(single.tensor_names().eq(shards.tensor_names()));
     assert!(single.tensor_names().len() > 30);
     for name in single.tensor_names() {
@@ -25,8 +20,8 @@ fn shards_hold_the_same_tensors_as_the_single_file() {
 
 #[test]
 fn gguf_and_safetensors_agree_on_a_tensor() {
-    let hub = SafeTensors::open(&fixture("llama/model-f32")).unwrap();
-    let gguf = Gguf::open(&fixture("llama/gguf/tiny-llama-f16.gguf")).unwrap();
+    let hub = SafeTensors::open(&oracle("llama/model-f32")).unwrap();
+    let gguf = Gguf::open(&oracle("llama/gguf/tiny-llama-f16.gguf")).unwrap();
     for (hub_name, gguf_name) in [
         ("model.embed_tokens.weight", "token_embd.weight"),
         ("model.layers.2.mlp.down_proj.weight", "blk.2.ffn_down.weight"),
@@ -43,7 +38,7 @@ fn gguf_and_safetensors_agree_on_a_tensor() {
 
 #[test]
 fn a_quantised_file_opens() {
-    let gguf = Gguf::open(&fixture("qwen3/gguf/tiny-qwen3-q8_0.gguf")).unwrap();
+    let gguf = Gguf::open(&oracle("qwen3/gguf/tiny-qwen3-q8_0.gguf")).unwrap();
     assert!(gguf.tensor_names().any(|name| gguf.tensor(name).unwrap().dtype == DType::Q8_0));
     let tokens = gguf.get("tokenizer.ggml.tokens").unwrap().as_strings().unwrap();
     let types = gguf.get("tokenizer.ggml.token_type").unwrap().as_ints().unwrap();

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use types::DType;
 
 use crate::files::message;
-use crate::files::writer::{floats, safetensors, safetensors_sample};
+use testing::model_files::{floats, safetensors, safetensors_sample};
 
 #[track_caller]
 fn refused<E: std::error::Error + 'static>(result: Result<SafeTensors, E>, expected: &str) {

@@ -7,7 +7,7 @@ use model::files::Gguf;
 use tempfile::TempDir;
 
 use crate::files::message;
-use crate::files::writer::GgufWriter;
+use testing::model_files::GgufWriter;
 
 /// A folder with the parts `m-0000N-of-00003.gguf`, numbered and counted as given, and the path of the first.
 fn parts(numbers: [u16; 3], counts: [u16; 3], tensors: [&str; 3]) -> (TempDir, PathBuf) {
@@ -19,7 +19,7 @@ fn parts(numbers: [u16; 3], counts: [u16; 3], tensors: [&str; 3]) -> (TempDir, P
             .key(b"split.tensors.count", 5, &3i32.to_le_bytes())
             .tensor(tensors[part].as_bytes(), &[1], 0, &(part as f32).to_le_bytes());
         if part == 0 {
-            file = file.key(b"general.architecture", 8, &crate::files::writer::string(b"llama"));
+            file = file.key(b"general.architecture", 8, &testing::model_files::string(b"llama"));
         }
         fs::write(folder.path().join(format!("m-{:05}-of-00003.gguf", part + 1)), file.bytes()).unwrap();
     }
