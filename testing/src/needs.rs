@@ -161,8 +161,9 @@ pub fn ran(program: &str, output: io::Result<Output>) -> Result<(), String> {
         return Ok(());
     }
     let log = String::from_utf8_lossy(&output.stderr);
-    let last = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-    Err(format!("`{program}`: {}", last.trim()))
+    let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first_error = lines.clone().find(|line| line.to_ascii_lowercase().contains("error"));
+    Err(format!("`{program}`: {}", first_error.or(lines.next_back()).unwrap_or("it fails without a word")))
 }
 
 fn in_path(program: &str) -> Option<PathBuf> {

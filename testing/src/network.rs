@@ -103,7 +103,7 @@ pub fn ip(arguments: &str) {
 pub fn nft(rules: &str) -> Result<(), String> {
     let run = || {
         let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        nft.stdin.take().expect("it is piped").write_all(rules.as_bytes())?;
+        nft.stdin.take().expect("it is piped").write_all(format!("{rules}\n").as_bytes())?;
         nft.wait_with_output()
     };
     needs::ran("nft", run())
