@@ -42,7 +42,6 @@ mod server_info;
 mod sse;
 mod stream;
 mod text_or_parts;
-mod tool_names;
 
 pub use app::{App, BODY_BYTES_MAX, Config};
 pub use auth::{ApiKeys, KeyError};

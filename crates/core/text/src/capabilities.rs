@@ -16,7 +16,10 @@ pub(crate) struct TemplateCapabilities {
     supports_system: bool,
     /// Instructions may follow other messages.
     supports_late_system: bool,
+    /// Wherever it supports `system`: one that shows a developer's message only in some places would lose the others.
     supports_developer: bool,
+    /// Messages of one role may follow each other. Templates with strict turns refuse that.
+    supports_repeated_roles: bool,
     pub shows_tools: bool,
     arguments: ArgumentsFormat,
     /// Ids of tool calls must be nine letters and digits. Mistral's templates check this.
@@ -33,6 +36,7 @@ impl Default for TemplateCapabilities {
             supports_system: true,
             supports_late_system: true,
             supports_developer: false,
+            supports_repeated_roles: true,
             shows_tools: false,
             arguments: ArgumentsFormat::Object,
             short_ids: false,
@@ -99,12 +103,20 @@ impl TemplateCapabilities {
             false if shows_calls(&written, SHORT_ID, 1) => (ArgumentsFormat::Text, written),
             _ => (ArgumentsFormat::Object, object),
         };
+        let is_late = |role: &str| shows(vec![say("user", "hi"), say(role, NEEDLE)], Vec::new());
+        let supports_late_system = is_late("system");
+        let supports_developer = source.contains("developer")
+            && first("developer")
+            && (!supports_system
+                || shows(vec![say("system", "s"), say("developer", NEEDLE), say("user", "hi")], Vec::new()))
+            && (!supports_late_system || is_late("developer"));
         let short_ids = !shows_calls(&shown, LONG_ID, 1) && shows_calls(&shown, SHORT_ID, 1);
         Self {
             content,
             supports_system,
-            supports_late_system: shows(vec![say("user", "hi"), say("system", NEEDLE)], Vec::new()),
-            supports_developer: source.contains("developer") && first("developer"),
+            supports_late_system,
+            supports_developer,
+            supports_repeated_roles: is_late("user"),
             shows_tools,
             arguments,
             short_ids,
@@ -129,6 +141,9 @@ impl TemplateCapabilities {
         let mut messages = self.merge_system_messages(messages.into_owned());
         if !self.supports_late_system {
             messages = merge_late_instructions(messages);
+        }
+        if !self.supports_repeated_roles {
+            messages = merge_repeated_roles(messages);
         }
         let messages = messages.iter().map(|message| self.adapt_calls(self.content.convert(message).to_json()));
         (messages.collect(), shown)
@@ -188,9 +203,11 @@ impl TemplateCapabilities {
 /// Instructions that follow other messages become text of the user, in one message with what the user says next to them.
 fn merge_late_instructions(messages: Vec<Message>) -> Vec<Message> {
     let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
-    let mut was_late = false;
+    let (mut has_turns, mut was_late) = (false, false);
     for mut message in messages {
-        let is_late = message.role == "system" && !merged.is_empty();
+        let instructs = ["system", "developer"].contains(&message.role.as_str());
+        let is_late = instructs && has_turns;
+        has_turns |= !instructs;
         if is_late {
             message.role = "user".to_owned();
         }
@@ -201,6 +218,24 @@ fn merge_late_instructions(messages: Vec<Message>) -> Vec<Message> {
             _ => merged.push(message),
         }
         was_late = is_late;
+    }
+    merged
+}
+
+/// What one role says in several messages becomes one message. Only the last of them may call tools.
+fn merge_repeated_roles(messages: Vec<Message>) -> Vec<Message> {
+    let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match merged.last_mut() {
+            Some(last)
+                if last.role == message.role
+                    && ["user", "assistant"].contains(&message.role.as_str())
+                    && !last.extra.contains_key("tool_calls") =>
+            {
+                last.append(message);
+            }
+            _ => merged.push(message),
+        }
     }
     merged
 }
@@ -350,6 +385,19 @@ mod tests {
         assert_eq!(render(PLAIN, &messages, &[]), "[system]a[user]hi[system]b[user]and[assistant]c");
     }
 
+    #[test]
+    fn messages_of_one_role_are_one_turn_where_turns_must_alternate() {
+        let strict = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('order') }}{% endif %}\
+            [{{ m.role }}]{{ m.content }}{% endfor %}";
+        let messages =
+            [say("user", "a"), say("user", "b"), say("assistant", "c"), say("assistant", "d"), say("user", "e")];
+        assert_eq!(render(strict, &messages, &[]), "[user]a\n\nb[assistant]c\n\nd[user]e");
+        assert_eq!(render(PLAIN, &messages, &[]), "[user]a[user]b[assistant]c[assistant]d[user]e");
+        // The results of tools are the user's there.
+        let called = [say("user", "hi"), called("a"), result("a"), say("user", "so?")];
+        assert!(render(strict, &called, &[]).ends_with("[user]<tool_response>\nr\n</tool_response>\n\nso?"));
+    }
+
     /// If each of them copied those before it, this would copy gigabytes.
     #[test]
     fn thousands_of_late_instructions_are_merged_in_one_pass() {
@@ -365,6 +413,16 @@ mod tests {
         assert_eq!(render(PLAIN, &[say("developer", "d"), say("user", "hi")], &[]), "[system]d[user]hi");
         let knowing = format!("{{# developer #}}{PLAIN}");
         assert_eq!(render(&knowing, &[say("developer", "d"), say("user", "hi")], &[]), "[developer]d[user]hi");
+        let early = format!(
+            "{{% if 'system' in messages[1:] | map(attribute='role') %}}{{{{ raise_exception('late') }}}}{{% endif %}}{knowing}"
+        );
+        let both = [say("system", "s"), say("developer", "d"), say("user", "hi")];
+        assert_eq!(render(&early, &both, &[]), "[system]s[developer]d[user]hi");
+        // A developer's second message would be lost.
+        let first_only = "{{ '[' ~ messages[0].role ~ ']' ~ messages[0].content if messages[0].role in ['system', 'developer'] }}\
+            {% for m in messages %}{% if m.role == 'user' %}[user]{{ m.content }}{% endif %}{% endfor %}";
+        assert_eq!(render(first_only, &both, &[]), "[system]s\n\nd[user]hi");
+        assert_eq!(render(first_only, &[say("user", "hi"), say("developer", "d")], &[]), "[user]hi\n\nd");
     }
 
     #[test]

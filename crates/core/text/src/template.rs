@@ -30,17 +30,13 @@ pub enum TemplateError {
     /// The template refused the messages, so the error is the client's.
     #[error("chat template refuses these messages: {0}")]
     Refused(String),
+    /// The template fails with the variables of the caller, and only with them.
+    #[error("chat template cannot be given these variables: {0}")]
+    Variables(String),
     #[error("chat template exceeds its limits: {0}")]
     Exceeded(String),
     #[error("chat template failed: {0}")]
     Failed(String),
-}
-
-impl TemplateError {
-    /// True if other messages may succeed; else the template itself is at fault.
-    pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_))
-    }
 }
 
 impl From<Error> for TemplateError {
@@ -65,11 +61,14 @@ pub struct RenderOptions {
     pub continue_final_message: bool,
     /// Tool definitions in OpenAI's format. If the template does not support tools, they are written into the system prompt.
     pub tools: Vec<Json>,
-    /// Further variables, such as `enable_thinking`.
+    /// Further variables, such as `enable_thinking`. None of them may be one of [`OWN_VARIABLES`].
     pub extra: Map<String, Json>,
     /// The current time for the template; `None` uses the clock.
     pub now: Option<SystemTime>,
 }
+
+/// The variables that a rendering sets itself.
+const OWN_VARIABLES: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
 
 /// A compiled template.
 #[derive(Debug)]
@@ -106,6 +105,20 @@ impl ChatTemplate {
 
     /// The prompt of a conversation. Encode it without adding special tokens: the template has already written them.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+        if let Some(name) = OWN_VARIABLES.iter().find(|name| options.extra.contains_key(**name)) {
+            return Err(TemplateError::Variables(format!("`{name}` is set by the conversation itself")));
+        }
+        let rendered = self.render_adapted(messages, options);
+        let Err(error @ (TemplateError::Failed(_) | TemplateError::Exceeded(_))) = rendered else { return rendered };
+        // The variables are at fault if the template renders the conversation without them.
+        let plain = RenderOptions { extra: Map::new(), ..options.clone() };
+        if options.extra.is_empty() || self.render_adapted(messages, &plain).is_err() {
+            return Err(error);
+        }
+        Err(TemplateError::Variables(error.to_string()))
+    }
+
+    fn render_adapted(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         let (mut messages, tools) = self.capabilities.adapt(messages, &options.tools);
         let meter = Meter::new(LIMITS);
         if !options.continue_final_message {
@@ -179,15 +192,14 @@ impl CompiledTemplate {
         options: &RenderOptions,
     ) -> Result<String, TemplateError> {
         let tools = if tools.is_empty() { Json::Null } else { Json::Array(tools.to_vec()) };
-        let variables = [
-            ("messages", Json::Array(messages)),
-            ("tools", tools),
-            ("add_generation_prompt", Json::Bool(options.add_generation_prompt)),
-            ("bos_token", Json::from(self.bos.as_str())),
-            ("eos_token", Json::from(self.eos.as_str())),
+        let values = [
+            Json::Array(messages),
+            tools,
+            Json::Bool(options.add_generation_prompt),
+            Json::from(self.bos.as_str()),
+            Json::from(self.eos.as_str()),
         ];
-        let variables = variables.into_iter().map(|(name, json)| (Arc::from(name), json));
-        // Variables of the caller have precedence, even over `bos_token`.
+        let variables = OWN_VARIABLES.into_iter().map(Arc::from).zip(values);
         let extra = options.extra.iter().map(|(name, json)| (Arc::from(name.as_str()), json.clone()));
         let value = |(name, json)| Ok((name, Value::from_json(meter, json)?));
         let variables: Result<Vec<(Arc<str>, Value)>, Error> = variables.chain(extra).map(value).collect();
@@ -266,6 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn variables_of_the_caller_that_make_the_template_fail_are_told_apart_too() {
+        let with = |source: &str, extra: Json| {
+            let options = RenderOptions { extra: extra.as_object().unwrap().clone(), ..RenderOptions::default() };
+            render(source, &[Message::new("user", "hi")], &options)
+        };
+        for name in OWN_VARIABLES {
+            let error = with("{{ messages[0].content }}", json!({name: []})).unwrap_err();
+            assert!(matches!(&error, TemplateError::Variables(message) if message.contains(name)), "{error}");
+        }
+        let lists = "{% for d in documents or [] %}{{ d.title }}{% endfor %}";
+        assert_eq!(with(lists, json!({"documents": [{"title": "a"}]})).unwrap(), "a");
+        for documents in [json!(5), json!([{"title": "x"}, null])] {
+            let failed = with(lists, json!({"documents": documents}));
+            assert!(matches!(failed, Err(TemplateError::Variables(_))), "{failed:?}");
+        }
+        let failed = with("{{ nothing.at.all }}", json!({"documents": []}));
+        assert!(matches!(failed, Err(TemplateError::Failed(_))));
+    }
+
+    #[test]
     fn a_template_that_grows_without_bound_is_refused_when_it_is_loaded_or_when_it_is_rendered() {
         let grows = "{% set x = 'x' * 10000000 %}{% for i in range(100) %}{{ x }}{% endfor %}";
         assert!(matches!(ChatTemplate::new(grows, "", ""), Err(TemplateError::Exceeded(_))));
@@ -274,7 +306,7 @@ mod tests {
         let options = RenderOptions::default();
         assert_eq!(template.render(&[Message::new("user", "later")], &options).unwrap(), "later");
         let error = template.render(&[Message::new("user", "now")], &options).unwrap_err();
-        assert!(matches!(error, TemplateError::Exceeded(_)) && !error.is_refusal());
+        assert!(matches!(error, TemplateError::Exceeded(_)));
         let long = " ".repeat(TEMPLATE_BYTES_MAX + 1);
         assert!(matches!(ChatTemplate::new(&long, "", ""), Err(TemplateError::TooLong { .. })));
     }

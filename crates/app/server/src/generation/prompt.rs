@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
-use serde_json::Value;
-use text::{Grammar, GrammarError, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, Tool, ToolChoice};
+use text::{
+    Grammar, GrammarError, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, TemplateError, Tool,
+    ToolChoice,
+};
 use types::TokenId;
 
 use super::constraint::GrammarConstraint;
@@ -125,6 +127,7 @@ impl EncodedInput {
                 return Ok(Self { prompts, grammar, reply: None });
             }
         };
+        chat.tools.check_choice(&chat.tool_choice)?;
         let render = |messages: &[Message]| {
             let prompt = render_chat(model, &chat, messages)?;
             let tokens = encode_if_fits(model, &prompt, false, "messages")?;
@@ -136,7 +139,8 @@ impl EncodedInput {
         } else {
             render(&chat.messages)?
         };
-        let tools: Arc<[Tool]> = if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { tools(&chat) };
+        let tools: Arc<[Tool]> =
+            if chat.tool_choice == ToolChoice::None { Arc::new([]) } else { chat.tools.callable() };
         let single_tool_call = chat.is_single_tool_call();
         let calls = model.format.tool_grammar(&model.tokenizer, &tools, &chat.tool_choice, !single_tool_call);
         let calls = calls.map_err(|error| ApiError::invalid("tools", error_chain(&error)))?;
@@ -158,20 +162,6 @@ impl EncodedInput {
         })?;
         Ok(Some(Box::new(GrammarConstraint(matcher))))
     }
-}
-
-fn tools(chat: &ChatInput) -> Arc<[Tool]> {
-    let tool = |tool: &Value| {
-        let function = &tool["function"];
-        let name = function["name"].as_str().unwrap_or_default();
-        Tool {
-            name: name.to_owned(),
-            parameters: function.get("parameters").cloned(),
-            strict: function["strict"].as_bool().unwrap_or(false),
-            input: chat.input_grammars.get(name).cloned(),
-        }
-    };
-    chat.tools.iter().map(tool).collect()
 }
 
 /// An error with its causes, on one line.
@@ -228,21 +218,26 @@ fn render_chat(model: &ServedModel, chat: &ChatInput, messages: &[Message]) -> R
         let message = "this model has no chat template: it continues texts, at /v1/completions";
         return Err(ApiError::invalid("messages", message).code("no_chat_template"));
     };
-    // System messages without content are left out.
+    // Messages without content are left out.
     if messages.is_empty() {
         return Err(ApiError::invalid("messages", "no message has content"));
     }
-    let tools = if chat.tool_choice == ToolChoice::None { Vec::new() } else { chat.tools.clone() };
+    let tools = if chat.tool_choice == ToolChoice::None { Vec::new() } else { chat.tools.definitions() };
+    let mut extra = chat.reasoning.template_args();
+    extra.extend(chat.template_args.clone());
     let options = RenderOptions {
         add_generation_prompt: chat.ending == PromptEnding::GenerationPrompt,
         continue_final_message: chat.ending == PromptEnding::ContinueFinalMessage,
         tools,
-        extra: chat.template_args.clone(),
+        extra,
         now: None,
     };
-    template.render(messages, &options).map_err(|error| match error.is_refusal() {
-        true => ApiError::invalid("messages", error.to_string()),
-        false => ApiError::internal(error.to_string()).code("chat_template_failed"),
+    template.render(messages, &options).map_err(|error| match error {
+        TemplateError::Refused(_) => ApiError::invalid("messages", error.to_string()),
+        TemplateError::Variables(_) if !chat.template_args.is_empty() => {
+            ApiError::invalid("chat_template_kwargs", error.to_string())
+        }
+        _ => ApiError::internal(error.to_string()).code("chat_template_failed"),
     })
 }
 

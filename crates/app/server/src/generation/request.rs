@@ -1,11 +1,11 @@
 //! `GenerationRequest`: a request to a model, in one format for all APIs.
 
-use std::collections::HashMap;
-
 use engine::SamplingParams;
 use serde_json::{Map, Value};
-use text::{Grammar, InputGrammar, Message, SamplingDefaults, ToolChoice};
+use text::{Grammar, Message, SamplingDefaults, ToolChoice};
 use types::TokenId;
+
+use crate::conversation::{Conversation, Reasoning, Tools};
 
 /// The maximum choices of one request: prompts times choices for each.
 pub const CHOICES_MAX: usize = 128;
@@ -76,18 +76,17 @@ pub enum Prompt {
 }
 
 /// A conversation and the tools that the model may call in it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ChatInput {
+    /// Of a [`Conversation`].
     pub messages: Vec<Message>,
-    /// In OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
-    pub tools: Vec<Value>,
-    /// The grammars of the tools that take a text, by the tool's name.
-    pub input_grammars: HashMap<String, InputGrammar>,
+    pub tools: Tools,
     pub tool_choice: ToolChoice,
     /// Whether the output may have several tool calls. `None`: only if no call is forced, because the grammar of a forced
     /// call would let the model call for ever.
     pub parallel_tool_calls: Option<bool>,
-    /// Further variables of the template, such as `enable_thinking`.
+    pub reasoning: Reasoning,
+    /// Variables of the template that the client gives. They have precedence over those of `reasoning`.
     pub template_args: Map<String, Value>,
     pub ending: PromptEnding,
     /// Leave out the oldest messages if the conversation does not fit into the context.
@@ -102,21 +101,6 @@ impl ChatInput {
     }
 }
 
-impl Default for ChatInput {
-    fn default() -> Self {
-        Self {
-            messages: Vec::new(),
-            tools: Vec::new(),
-            input_grammars: HashMap::new(),
-            tool_choice: ToolChoice::Auto,
-            parallel_tool_calls: None,
-            template_args: Map::new(),
-            ending: PromptEnding::GenerationPrompt,
-            truncates: false,
-        }
-    }
-}
-
 /// What the rendered prompt ends with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptEnding {
@@ -127,6 +111,13 @@ pub enum PromptEnding {
     ContinueFinalMessage,
     /// The last message, closed: the model itself starts the next one.
     None,
+}
+
+impl PromptEnding {
+    /// For APIs that continue a final message of the assistant.
+    pub fn continuing(conversation: &Conversation) -> Self {
+        if conversation.is_open() { Self::ContinueFinalMessage } else { Self::GenerationPrompt }
+    }
 }
 
 /// The sampling settings that a request gives.

@@ -1,16 +1,14 @@
 //! Converts a request of `/v1/messages` into a [`GenerationRequest`].
 
-use std::collections::HashMap;
-
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use text::{Grammar, ToolChoice};
 
 use super::request::{
-    InputBlock, InputMessage, MessagesCountRequest, MessagesEffort, MessagesOutputFormat, MessagesRequest,
-    MessagesResultBlock, MessagesRole, MessagesTextBlock, MessagesThinking, MessagesToolChoice,
+    InputBlock, InputMessage, MessagesCountRequest, MessagesOutputFormat, MessagesRequest, MessagesResultBlock,
+    MessagesRole, MessagesTextBlock, MessagesThinking, MessagesToolChoice,
 };
 use super::tools;
-use crate::conversation::ConversationBuilder;
+use crate::conversation::{Conversation, Effort, Reasoning, Role};
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding, SamplingOverrides};
 use crate::text_or_parts::TextOrParts;
@@ -44,32 +42,28 @@ fn chat_input(request: MessagesRequest) -> Result<ChatInput, ApiError> {
         return Err(ApiError::invalid("messages", "there must be at least one message"));
     }
     let tools = tools::offered(request.tools.unwrap_or_default(), &request.messages)?;
-    let mut conversation = ConversationBuilder::default();
+    let mut conversation = Conversation::default();
     for text in request.system.into_iter().flat_map(system_texts) {
-        conversation.system(text);
+        conversation.say(Role::System, text);
     }
     for (index, message) in request.messages.into_iter().enumerate() {
         add_message(&mut conversation, message, index)?;
     }
     let (tool_choice, parallel_tool_calls) = tool_choice(request.tool_choice);
-    let ending = if conversation.ends_with_assistant() {
-        PromptEnding::ContinueFinalMessage
-    } else {
-        PromptEnding::GenerationPrompt
-    };
     Ok(ChatInput {
+        ending: PromptEnding::continuing(&conversation),
         messages: conversation.into_messages(),
         tools,
-        input_grammars: HashMap::new(),
         tool_choice,
         parallel_tool_calls,
-        template_args: template_args(request.thinking, request.output_config.and_then(|config| config.effort)),
-        ending,
+        reasoning: reasoning(request.thinking, request.output_config.and_then(|config| config.effort)),
+        template_args: Map::new(),
         truncates: false,
     })
 }
 
-fn add_message(conversation: &mut ConversationBuilder, message: InputMessage, index: usize) -> Result<(), ApiError> {
+fn add_message(conversation: &mut Conversation, message: InputMessage, index: usize) -> Result<(), ApiError> {
+    conversation.begin(None);
     let blocks = match message.content {
         TextOrParts::Text(text) => vec![InputBlock::Text { text }],
         TextOrParts::Parts(blocks) => blocks,
@@ -78,15 +72,17 @@ fn add_message(conversation: &mut ConversationBuilder, message: InputMessage, in
     for (number, block) in blocks.into_iter().enumerate() {
         match (role, block) {
             (_, InputBlock::Text { text } | InputBlock::Compaction { content: Some(text) }) => {
-                say(conversation, role, text);
+                conversation.say(role.into(), text);
             }
-            (_, InputBlock::SearchResult { title, content }) => say(conversation, role, search_result(title, content)),
+            (_, InputBlock::SearchResult { title, content }) => {
+                conversation.say(role.into(), search_result(title, content));
+            }
             (MessagesRole::User, InputBlock::ToolResult { tool_use_id, content }) => {
-                conversation.tool_result(&tool_use_id, result_text(content));
+                conversation.tool_result(Some(tool_use_id), None, result_text(content));
             }
             (MessagesRole::Assistant, InputBlock::Thinking { thinking }) => conversation.reasoning(&thinking),
             (MessagesRole::Assistant, InputBlock::ToolUse { id, name, input }) => {
-                conversation.tool_call(&id, &name, Value::Object(input));
+                conversation.tool_call(Some(id), name, Value::Object(input));
             }
             (_, block @ (InputBlock::ToolResult { .. } | InputBlock::Thinking { .. } | InputBlock::ToolUse { .. })) => {
                 let at = format!("messages[{index}].content[{number}]");
@@ -101,11 +97,13 @@ fn add_message(conversation: &mut ConversationBuilder, message: InputMessage, in
     Ok(())
 }
 
-fn say(conversation: &mut ConversationBuilder, role: MessagesRole, text: String) {
-    match role {
-        MessagesRole::System => conversation.system(text),
-        MessagesRole::User => conversation.user(text),
-        MessagesRole::Assistant => conversation.assistant(text),
+impl From<MessagesRole> for Role {
+    fn from(role: MessagesRole) -> Self {
+        match role {
+            MessagesRole::System => Self::System,
+            MessagesRole::User => Self::User,
+            MessagesRole::Assistant => Self::Assistant,
+        }
     }
 }
 
@@ -157,16 +155,20 @@ fn tool_choice(choice: Option<MessagesToolChoice>) -> (ToolChoice, Option<bool>)
     (choice, disable_parallel.map(|disable| !disable))
 }
 
-/// The template variables for these settings. Absent settings keep the template's default.
-fn template_args(thinking: Option<MessagesThinking>, effort: Option<MessagesEffort>) -> Map<String, Value> {
-    let thinks = thinking.map(|thinking| !matches!(thinking, MessagesThinking::Disabled {}));
-    let thinks = thinks.map(|thinks| ("enable_thinking".to_owned(), json!(thinks)));
-    thinks.into_iter().chain(effort.map(|effort| ("reasoning_effort".to_owned(), json!(effort)))).collect()
+/// An effort without `thinking` is one to think with, as in the other APIs.
+fn reasoning(thinking: Option<MessagesThinking>, effort: Option<Effort>) -> Reasoning {
+    match (thinking, effort) {
+        (Some(MessagesThinking::Disabled {}), _) => Reasoning::Off,
+        (_, Some(effort)) => effort.into(),
+        (Some(_), None) => Reasoning::On(None),
+        (None, None) => Reasoning::Default,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn read(json: Value) -> Result<ChatInput, ApiError> {
         let GenerationInput::Chat(chat) = generation_request(serde_json::from_value(json).unwrap())?.input else {
@@ -219,10 +221,25 @@ mod tests {
         .unwrap();
         assert_eq!(serde_json::to_value(&chat.messages[0]).unwrap(), json!({"role": "system", "content": "be kind"}));
         let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
-        assert_eq!(chat.tools, [json!({"type": "function", "function": function})]);
+        assert_eq!(chat.tools.definitions(), [json!({"type": "function", "function": function})]);
         assert_eq!((chat.tool_choice, chat.parallel_tool_calls), (ToolChoice::Named("f".to_owned()), Some(false)));
-        assert_eq!(Value::Object(chat.template_args), json!({"enable_thinking": false, "reasoning_effort": "low"}));
+        assert_eq!(chat.reasoning, Reasoning::Off);
         assert_eq!(chat.ending, PromptEnding::GenerationPrompt);
+    }
+
+    #[test]
+    fn thinking_and_effort_are_how_much_to_reason() {
+        let check = |fields: Value, expected: Reasoning| {
+            let mut request = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]});
+            request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            assert_eq!(read(request).unwrap().reasoning, expected, "{fields}");
+        };
+        let high = json!({"effort": "high"});
+        check(json!({}), Reasoning::Default);
+        check(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), Reasoning::On(None));
+        check(json!({"thinking": {"type": "adaptive"}, "output_config": high}), Effort::High.into());
+        check(json!({"output_config": high}), Effort::High.into());
+        check(json!({"thinking": {"type": "disabled"}, "output_config": high}), Reasoning::Off);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::conversation::Effort;
 use crate::text_or_parts::TextOrParts;
 
 /// Request of `/v1/messages`.
@@ -236,18 +237,8 @@ pub enum MessagesThinkingDisplay {
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct MessagesOutputConfig {
-    pub effort: Option<MessagesEffort>,
+    pub effort: Option<Effort>,
     pub format: Option<MessagesOutputFormat>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum MessagesEffort {
-    Low,
-    Medium,
-    High,
-    Xhigh,
-    Max,
 }
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]

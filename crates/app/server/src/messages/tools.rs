@@ -2,19 +2,17 @@
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value, json};
-
 use super::request::{InputBlock, InputMessage, MessagesResultBlock, MessagesTool};
+use crate::conversation::{ToolDefinition, Tools};
 use crate::error::ApiError;
 use crate::hosted_tools::HostedTools;
 use crate::text_or_parts::TextOrParts;
-use crate::tool_names::ToolNames;
 
-/// The tools that the client runs, in OpenAI's format. A tool with `defer_loading` is offered once the conversation refers to
+/// The tools that the client runs. A tool with `defer_loading` is offered once the conversation refers to
 /// it. Tools that need Anthropic's services are left out.
-pub fn offered(tools: Vec<MessagesTool>, messages: &[InputMessage]) -> Result<Vec<Value>, ApiError> {
+pub fn offered(tools: Vec<MessagesTool>, messages: &[InputMessage]) -> Result<Tools, ApiError> {
     let loaded = loaded(messages);
-    let (mut offered, mut names, mut hosted) = (Vec::new(), ToolNames::default(), HostedTools::default());
+    let (mut offered, mut hosted) = (Tools::default(), HostedTools::default());
     for (index, tool) in tools.into_iter().enumerate() {
         if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != "custom") {
             hosted.add(kind);
@@ -26,11 +24,9 @@ pub fn offered(tools: Vec<MessagesTool>, messages: &[InputMessage]) -> Result<Ve
         if tool.defer_loading == Some(true) && !loaded.contains(name.as_str()) {
             continue;
         }
-        names.add(&name, &format!("tools[{index}].name"))?;
-        let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
-        function.extend(tool.description.map(|description| ("description".to_owned(), json!(description))));
-        function.insert("parameters".to_owned(), Value::Object(schema));
-        offered.push(json!({"type": "function", "function": function}));
+        let (description, parameters) = (tool.description, Some(schema));
+        let tool = ToolDefinition { name, description, parameters, strict: None, input: None };
+        offered.add(tool, &format!("tools[{index}].name"))?;
     }
     hosted.log();
     Ok(offered)
@@ -60,11 +56,12 @@ fn loaded(messages: &[InputMessage]) -> HashSet<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn names(tools: Value, messages: Value) -> Result<Vec<String>, ApiError> {
         let messages: Vec<InputMessage> = serde_json::from_value(messages).unwrap();
         let offered = offered(serde_json::from_value(tools).unwrap(), &messages)?;
-        Ok(offered.iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect())
+        Ok(offered.definitions().iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect())
     }
 
     fn tools() -> Value {

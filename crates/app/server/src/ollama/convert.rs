@@ -1,28 +1,27 @@
 //! Converts requests of `/api/chat` and `/api/generate` into [`GenerationRequest`]s.
 
-use std::collections::{HashMap, VecDeque};
-
-use serde_json::{Map, Value, json};
-use text::{Content, Grammar, Message};
+use serde_json::Value;
+use text::Grammar;
 use types::TokenId;
 
 use super::request::{
     OllamaChatRequest, OllamaFormat, OllamaFormatKeyword, OllamaGenerateRequest, OllamaMessage, OllamaOptions,
-    OllamaRole, OllamaSchema, OllamaThink, OllamaThinkLevel, OllamaToolCallInput,
+    OllamaRole, OllamaSchema, OllamaThink, OllamaToolCallInput,
 };
+use crate::conversation::{Conversation, Reasoning, Role};
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, Prompt, PromptEnding, SamplingOverrides};
 use crate::openai::tools;
 use crate::served_model::ServedModel;
 
 pub fn chat_request(model: &ServedModel, request: OllamaChatRequest) -> Result<GenerationRequest, ApiError> {
-    let template_args = template_args(model, &request.model, request.think)?;
-    let messages = messages(request.messages.unwrap_or_default())?;
+    let reasoning = reasoning(model, &request.model, request.think)?;
+    let conversation = conversation(request.messages.unwrap_or_default())?;
     let chat = ChatInput {
-        ending: ending(&messages),
-        messages,
+        ending: PromptEnding::continuing(&conversation),
+        messages: conversation.into_messages(),
         tools: tools(request.tools.unwrap_or_default())?,
-        template_args,
+        reasoning,
         truncates: request.truncate.unwrap_or(true),
         ..ChatInput::default()
     };
@@ -40,16 +39,18 @@ pub fn generate_request(model: &ServedModel, request: OllamaGenerateRequest) -> 
     if raw && (system.is_some() || !context.is_empty()) {
         return Err(ApiError::invalid("raw", "a raw prompt takes neither `system` nor `context`"));
     }
-    let template_args = template_args(model, &request.model, request.think)?;
+    let reasoning = reasoning(model, &request.model, request.think)?;
     let input = match (raw || model.template.is_none(), system) {
         (true, None) => GenerationInput::Prompts(vec![Prompt::Text(prompt)]),
         (true, Some(_)) => {
             return Err(ApiError::invalid("system", "this model has no chat template, so it takes no system prompt"));
         }
         (false, system) => {
-            let system = system.map(|text| message("system", text));
-            let messages = system.into_iter().chain([message("user", prompt)]).collect();
-            GenerationInput::Chat(ChatInput { messages, template_args, ..ChatInput::default() })
+            let mut conversation = Conversation::default();
+            system.into_iter().for_each(|text| conversation.say(Role::System, text));
+            conversation.say(Role::User, prompt);
+            let messages = conversation.into_messages();
+            GenerationInput::Chat(ChatInput { messages, reasoning, ..ChatInput::default() })
         }
     };
     let mut generation = GenerationRequest::new(input);
@@ -80,108 +81,52 @@ fn refuse_images(at: &str, images: Option<&[Value]>) -> Result<(), ApiError> {
     }
 }
 
-/// The template variables for `think`. Absent, the template's default holds.
-fn template_args(model: &ServedModel, name: &str, think: Option<OllamaThink>) -> Result<Map<String, Value>, ApiError> {
-    let thinks = !matches!(think, None | Some(OllamaThink::Switch(false)));
-    if thinks && !model.format.has_reasoning() {
+/// Absent, the template's default holds. Ollama's clients rely on the error for a model that cannot think.
+fn reasoning(model: &ServedModel, name: &str, think: Option<OllamaThink>) -> Result<Reasoning, ApiError> {
+    let reasoning = match think {
+        None => Reasoning::Default,
+        Some(OllamaThink::Switch(false)) => Reasoning::Off,
+        Some(OllamaThink::Switch(true)) => Reasoning::On(None),
+        Some(OllamaThink::Level(effort)) => effort.into(),
+    };
+    if matches!(reasoning, Reasoning::On(_)) && !model.format.has_reasoning() {
         return Err(ApiError::invalid("think", format!("\"{name}\" does not support thinking")));
     }
-    let args = match think {
-        None => json!({}),
-        Some(OllamaThink::Switch(thinks)) => json!({"enable_thinking": thinks}),
-        // Templates know three levels.
-        Some(OllamaThink::Level(OllamaThinkLevel::Max)) => json!({"enable_thinking": true, "reasoning_effort": "high"}),
-        Some(OllamaThink::Level(level)) => json!({"enable_thinking": true, "reasoning_effort": level}),
-    };
-    let Value::Object(args) = args else { return Ok(Map::new()) };
-    Ok(args)
+    Ok(reasoning)
 }
 
-/// A final message of the assistant is continued.
-fn ending(messages: &[Message]) -> PromptEnding {
-    let continues = |last: &Message| last.role == "assistant" && !last.extra.contains_key("tool_calls");
-    if messages.last().is_some_and(continues) {
-        PromptEnding::ContinueFinalMessage
-    } else {
-        PromptEnding::GenerationPrompt
-    }
-}
-
-fn messages(messages: Vec<OllamaMessage>) -> Result<Vec<Message>, ApiError> {
-    let mut unanswered = UnansweredCalls::default();
-    let convert = |(index, message): (usize, OllamaMessage)| {
+fn conversation(messages: Vec<OllamaMessage>) -> Result<Conversation, ApiError> {
+    let mut conversation = Conversation::default();
+    for (index, message) in messages.into_iter().enumerate() {
         let OllamaMessage { role, content, thinking, tool_calls, tool_name, tool_call_id, images } = message;
         refuse_images(&format!("messages[{index}].images"), images.as_deref())?;
-        let mut extra = Map::new();
+        if role == OllamaRole::Tool {
+            conversation.tool_result(tool_call_id, tool_name, content.unwrap_or_default());
+            continue;
+        }
+        conversation.begin(None);
+        if role == OllamaRole::Assistant {
+            thinking.iter().for_each(|text| conversation.reasoning(text));
+        }
+        conversation.say(role.into(), content.unwrap_or_default());
+        for OllamaToolCallInput { id, function } in
+            tool_calls.into_iter().flatten().filter(|_| role == OllamaRole::Assistant)
+        {
+            conversation.tool_call(id, function.name, Value::Object(function.arguments.unwrap_or_default()));
+        }
+    }
+    Ok(conversation)
+}
+
+impl From<OllamaRole> for Role {
+    fn from(role: OllamaRole) -> Self {
         match role {
-            OllamaRole::Assistant => {
-                extra.extend(thinking.map(|text| ("reasoning_content".to_owned(), Value::from(text))));
-                let calls = tool_calls.filter(|calls| !calls.is_empty());
-                extra.extend(calls.map(|calls| ("tool_calls".to_owned(), unanswered.add(calls))));
-            }
-            OllamaRole::Tool => {
-                let id = tool_call_id.or_else(|| unanswered.answer(tool_name.as_deref()));
-                extra.extend(tool_name.map(|name| ("name".to_owned(), Value::from(name))));
-                extra.extend(id.map(|id| ("tool_call_id".to_owned(), Value::from(id))));
-            }
-            OllamaRole::System | OllamaRole::User => {}
-        }
-        Ok(Message { extra, ..self::message(role.name(), content.unwrap_or_default()) })
-    };
-    messages.into_iter().enumerate().map(convert).collect()
-}
-
-/// Tool calls without a result. Ollama's clients name a tool with its result, where templates may need an id.
-#[derive(Default)]
-struct UnansweredCalls {
-    /// The ids of all calls; `None` once a call has its result.
-    ids: Vec<Option<String>>,
-    /// Indices of `ids`, by the tool's name, oldest first.
-    by_tool: HashMap<String, VecDeque<usize>>,
-    /// All calls before this index have their results.
-    first: usize,
-}
-
-impl UnansweredCalls {
-    /// The calls of a message, in OpenAI's format.
-    fn add(&mut self, calls: Vec<OllamaToolCallInput>) -> Value {
-        let add = |OllamaToolCallInput { id, function }: OllamaToolCallInput| {
-            let index = self.ids.len();
-            let id = id.unwrap_or_else(|| format!("call_{index}"));
-            self.ids.push(Some(id.clone()));
-            self.by_tool.entry(function.name.clone()).or_default().push_back(index);
-            let function = json!({"name": function.name, "arguments": function.arguments.unwrap_or_default()});
-            json!({"id": id, "type": "function", "function": function})
-        };
-        calls.into_iter().map(add).collect()
-    }
-
-    /// The id of the oldest call of this tool, or of any tool. Each call is looked at twice at most, however many results come.
-    fn answer(&mut self, name: Option<&str>) -> Option<String> {
-        let Some(name) = name else {
-            let left = &self.ids[self.first..];
-            let at = left.iter().position(Option::is_some).unwrap_or(left.len());
-            self.first += at;
-            return self.ids.get_mut(self.first)?.take();
-        };
-        let calls = self.by_tool.get_mut(name)?;
-        std::iter::from_fn(|| calls.pop_front()).find_map(|index| self.ids[index].take())
-    }
-}
-
-impl OllamaRole {
-    fn name(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
+            OllamaRole::System => Self::System,
+            OllamaRole::User => Self::User,
+            OllamaRole::Assistant => Self::Assistant,
+            OllamaRole::Tool => Self::Tool,
         }
     }
-}
-
-fn message(role: &str, text: String) -> Message {
-    Message { role: role.to_owned(), content: Content::Text(text), extra: Map::new() }
 }
 
 fn grammar(format: OllamaFormat) -> Option<Grammar> {
@@ -220,10 +165,11 @@ fn apply(options: OllamaOptions, request: &mut GenerationRequest) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn check(conversation: Value, expected: Value) {
         let conversation = serde_json::from_value(conversation).unwrap();
-        assert_eq!(serde_json::to_value(messages(conversation).unwrap()).unwrap(), expected);
+        assert_eq!(serde_json::to_value(super::conversation(conversation).unwrap().into_messages()).unwrap(), expected);
     }
 
     #[test]
@@ -244,26 +190,10 @@ mod tests {
                     [called("find", "call_0"), called("stop", "own"), called("find", "call_2")]},
                 {"role": "tool", "content": "stopped", "name": "stop", "tool_call_id": "own"},
                 {"role": "tool", "content": "found", "name": "find", "tool_call_id": "call_0"},
-                {"role": "tool", "content": "found too", "tool_call_id": "call_2"},
+                {"role": "tool", "content": "found too", "name": "find", "tool_call_id": "call_2"},
                 {"role": "tool", "content": "nobody asked", "name": "fly"},
             ]),
         );
-    }
-
-    /// Fails by its time: a search per result takes minutes.
-    #[test]
-    fn many_results_are_matched_with_their_calls_in_linear_time() {
-        let count = 100_000;
-        let calls: Vec<_> = (0..count).map(|_| json!({"function": {"name": "f"}})).collect();
-        let mut conversation = vec![json!({"role": "assistant", "tool_calls": calls})];
-        conversation.extend((0..count).map(|number| match number % 3 {
-            0 => json!({"role": "tool", "tool_name": "g"}),
-            1 => json!({"role": "tool", "tool_name": "f"}),
-            _ => json!({"role": "tool"}),
-        }));
-        let messages = messages(serde_json::from_value(json!(conversation)).unwrap()).unwrap();
-        let id = |index: usize| messages[index].extra.get("tool_call_id").cloned();
-        assert_eq!((id(1), id(2), id(3)), (None, Some(json!("call_0")), Some(json!("call_1"))));
     }
 
     #[test]
@@ -283,7 +213,9 @@ mod tests {
 
     #[test]
     fn the_last_message_is_continued_if_it_is_the_assistant_s() {
-        let ending = |conversation: Value| ending(&messages(serde_json::from_value(conversation).unwrap()).unwrap());
+        let ending = |messages: Value| {
+            PromptEnding::continuing(&conversation(serde_json::from_value(messages).unwrap()).unwrap())
+        };
         let user = json!({"role": "user", "content": "a"});
         assert_eq!(ending(json!([user])), PromptEnding::GenerationPrompt);
         let begun = json!({"role": "assistant", "content": "The"});

@@ -2,12 +2,13 @@
 //!
 //! Unknown fields and options are ignored: those that tune Ollama's own runner mean nothing here.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::conversation::Effort;
 use crate::openai::ChatTool;
 
 /// A conversation to continue. Without messages, the reply says that the model is loaded.
@@ -138,16 +139,7 @@ pub struct OllamaSchema(pub Map<String, Value>);
 #[serde(untagged, expecting = "expected true, false, low, medium, high or max")]
 pub enum OllamaThink {
     Switch(bool),
-    Level(OllamaThinkLevel),
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum OllamaThinkLevel {
-    Low,
-    Medium,
-    High,
-    Max,
+    Level(Effort),
 }
 
 /// Seconds, or a duration such as `5m`. The model stays loaded in any case.

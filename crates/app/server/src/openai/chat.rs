@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 
-pub use message::{ChatMessage, messages};
+pub use message::{ChatMessage, conversation};
 pub use request::{ChatRequest, prompt_ending};
 pub use response::{ChatCompletion, LogprobsBody, TokenLogprob};
 pub use tool::{ChatTool, tools};

@@ -10,7 +10,7 @@ use text::{ChatTemplate, SpecialTokens};
 use types::TokenId;
 use utoipa::ToSchema;
 
-use super::chat::{ChatMessage, ChatTool, messages, prompt_ending, tools};
+use super::chat::{ChatMessage, ChatTool, conversation, prompt_ending, tools};
 use crate::app::SharedApp;
 use crate::blocking;
 use crate::error::{ApiError, OpenAiErrorBody};
@@ -106,7 +106,7 @@ fn tokenized(model: &ServedModel, request: TokenizeRequest) -> Result<Tokenized,
         (Some(text), None) => text_tokens(model, &text, request.add_special_tokens.unwrap_or(true))?,
         (None, Some(list)) => {
             let chat = ChatInput {
-                messages: messages(list)?,
+                messages: conversation(list)?.into_messages(),
                 tools,
                 template_args: request.chat_template_kwargs.unwrap_or_default(),
                 ending: prompt_ending(request.add_generation_prompt, request.continue_final_message)?,

@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use text::{Grammar, ToolChoice};
 
 use super::request::{
-    InputItem, ResponsesEffort, ResponsesInputItem, ResponsesInputPart, ResponsesOutputPart, ResponsesReasoningPart,
-    ResponsesRequest, ResponsesRole, ResponsesTextFormat, ResponsesTruncation,
+    InputItem, ResponsesInputItem, ResponsesInputPart, ResponsesOutputPart, ResponsesReasoningPart, ResponsesRequest,
+    ResponsesRole, ResponsesTextFormat, ResponsesTruncation,
 };
 use super::tool_types::{ResponsesAllowedTool, ResponsesNamedChoice, ResponsesToolChoice, ResponsesToolMode};
 use super::tools::{OfferedTools, SHELL, custom_arguments, shell_arguments, visible_name};
-use crate::conversation::ConversationBuilder;
+use crate::conversation::{Conversation, Role};
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding, SamplingOverrides};
 use crate::text_or_parts::TextOrParts;
@@ -96,16 +96,16 @@ fn chat_input(
     if history.len() + own > ITEMS_MAX {
         return Err(ApiError::invalid("input", format!("a conversation has at most {ITEMS_MAX} items")));
     }
-    let mut conversation = ConversationBuilder::default();
+    let mut conversation = Conversation::default();
     if let Some(instructions) = &request.instructions {
-        conversation.system(instructions);
+        conversation.say(Role::System, instructions);
     }
     let mut add_all = |items: &[ResponsesInputItem]| {
         items.iter().for_each(|item| add_item(&mut conversation, &item.item));
     };
     add_all(history);
     match &request.input {
-        TextOrParts::Text(text) => conversation.user(text),
+        TextOrParts::Text(text) => add_message(&mut conversation, Role::User, std::iter::once(text.as_str())),
         TextOrParts::Parts(items) => add_all(items),
     }
     let messages = conversation.into_messages();
@@ -113,44 +113,41 @@ fn chat_input(
         return Err(ApiError::invalid("input", "there must be at least one item"));
     }
     let (tool_choice, allowed) = tool_choice(request.tool_choice.as_ref());
+    let effort = request.reasoning.and_then(|reasoning| reasoning.effort);
     Ok(ChatInput {
         messages,
-        tools: tools.definitions(allowed.as_ref()),
-        input_grammars: tools.input_grammars(),
+        tools: tools.allowed(allowed.as_ref()),
         tool_choice,
         parallel_tool_calls: request.parallel_tool_calls,
-        template_args: template_args(request.reasoning.and_then(|reasoning| reasoning.effort)),
+        reasoning: effort.map(Into::into).unwrap_or_default(),
+        template_args: Map::new(),
         // The API has no way to continue a message: after an assistant's message a new one starts.
         ending: PromptEnding::GenerationPrompt,
         truncates: request.truncation == Some(ResponsesTruncation::Auto),
     })
 }
 
-fn add_item(conversation: &mut ConversationBuilder, item: &InputItem) {
+fn add_item(conversation: &mut Conversation, item: &InputItem) {
+    let mut call = |id: &String, name: String, arguments: Value| {
+        conversation.tool_call(Some(id.clone()), name, arguments);
+    };
     match item {
         InputItem::Message { role, content } => {
-            for text in texts(content, ResponsesInputPart::text) {
-                match role {
-                    ResponsesRole::User => conversation.user(text),
-                    ResponsesRole::Assistant => conversation.assistant(text),
-                    ResponsesRole::System | ResponsesRole::Developer => conversation.system(text),
-                }
-            }
+            add_message(conversation, (*role).into(), texts(content, ResponsesInputPart::text));
         }
         InputItem::FunctionCall { call_id, name, namespace, arguments } => {
-            conversation.tool_call(call_id, &visible_name(namespace.as_deref(), name), json!(arguments));
+            call(call_id, visible_name(namespace.as_deref(), name), arguments.as_str().into());
         }
         InputItem::CustomToolCall { call_id, name, namespace, input } => {
-            conversation.tool_call(call_id, &visible_name(namespace.as_deref(), name), custom_arguments(input));
+            call(call_id, visible_name(namespace.as_deref(), name), custom_arguments(input));
         }
-        InputItem::LocalShellCall { call_id, action } => {
-            conversation.tool_call(call_id, SHELL, shell_arguments(action));
-        }
+        InputItem::LocalShellCall { call_id, action } => call(call_id, SHELL.to_owned(), shell_arguments(action)),
         InputItem::FunctionCallOutput { call_id, output } | InputItem::CustomToolCallOutput { call_id, output } => {
-            conversation.tool_result(call_id, texts(output, ResponsesOutputPart::text).collect::<Vec<_>>().join("\n"));
+            let text = texts(output, ResponsesOutputPart::text).collect::<Vec<_>>().join("\n");
+            conversation.tool_result(Some(call_id.clone()), None, text);
         }
         InputItem::LocalShellCallOutput { id, call_id, output } => {
-            conversation.tool_result(call_id.as_ref().or(id.as_ref()).map_or("", String::as_str), output);
+            conversation.tool_result(call_id.as_ref().or(id.as_ref()).cloned(), Some(SHELL.to_owned()), output);
         }
         InputItem::Reasoning { content } => {
             for part in content.iter().flatten() {
@@ -160,6 +157,25 @@ fn add_item(conversation: &mut ConversationBuilder, item: &InputItem) {
         }
         // Of no use to the model.
         _ => {}
+    }
+}
+
+/// The items of the assistant's turn are one message: its reasoning, texts and calls.
+fn add_message<'a>(conversation: &mut Conversation, role: Role, texts: impl Iterator<Item = &'a str>) {
+    if role != Role::Assistant {
+        conversation.begin(None);
+    }
+    texts.for_each(|text| conversation.say(role, text));
+}
+
+impl From<ResponsesRole> for Role {
+    fn from(role: ResponsesRole) -> Self {
+        match role {
+            ResponsesRole::User => Self::User,
+            ResponsesRole::Assistant => Self::Assistant,
+            ResponsesRole::System => Self::System,
+            ResponsesRole::Developer => Self::Developer,
+        }
     }
 }
 
@@ -194,16 +210,11 @@ impl From<ResponsesToolMode> for ToolChoice {
     }
 }
 
-/// The template variables for the reasoning effort. Without an effort the template's default is used.
-fn template_args(effort: Option<ResponsesEffort>) -> Map<String, Value> {
-    let Some(effort) = effort else { return Map::new() };
-    let reasons = ("enable_thinking".to_owned(), json!(effort != ResponsesEffort::None));
-    Map::from_iter([reasons, ("reasoning_effort".to_owned(), json!(effort))])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conversation::{Effort, Reasoning};
+    use serde_json::json;
 
     fn read(mut json: Value) -> Result<GenerationRequest, ApiError> {
         json["model"] = json!("m");
@@ -242,7 +253,7 @@ mod tests {
                 {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
             ]}),
             json!([
-                {"role": "system", "content": "be kind"},
+                {"role": "developer", "content": "be kind"},
                 {"role": "user", "content": "weather?"},
                 {"role": "assistant", "content": "I look.", "reasoning_content": "look", "tool_calls": [
                     {"id": "c1", "type": "function", "function": {"name": "sky", "arguments": "{\"city\":\"Rome\"}"}},
@@ -289,7 +300,7 @@ mod tests {
         let chat = chat_of(read(request).unwrap());
         assert_eq!(chat.tool_choice, ToolChoice::Required);
         let b = json!({"type": "function", "function": {"name": "b", "parameters": {"type": "object"}}});
-        assert_eq!(chat.tools, [b]);
+        assert_eq!(chat.tools.definitions(), [b]);
     }
 
     #[test]
@@ -338,10 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn effort_is_told_to_the_template() {
-        let effort = |effort: &str| chat_of(read(json!({"input": "hi", "reasoning": {"effort": effort}})).unwrap());
-        let args = Value::Object(effort("none").template_args);
-        assert_eq!(args, json!({"enable_thinking": false, "reasoning_effort": "none"}));
-        assert_eq!(effort("high").template_args["enable_thinking"], true);
+    fn an_effort_is_how_much_to_reason() {
+        let reasoning = |fields: Value| chat_of(read(json!({"input": "hi", "reasoning": fields})).unwrap()).reasoning;
+        assert_eq!(reasoning(json!(null)), Reasoning::Default);
+        assert_eq!(reasoning(json!({"summary": "auto"})), Reasoning::Default);
+        assert_eq!(reasoning(json!({"effort": "none"})), Reasoning::Off);
+        assert_eq!(reasoning(json!({"effort": "xhigh"})), Effort::High.into());
     }
 }

@@ -14,6 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::tool_types::{ResponsesTool, ResponsesToolChoice};
 use crate::contract;
+use crate::conversation::Effort;
 use crate::text_or_parts::TextOrParts;
 
 /// Request of `/v1/responses`.
@@ -253,19 +254,7 @@ pub enum ResponsesTextFormat {
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct ResponsesReasoning {
-    pub effort: Option<ResponsesEffort>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ResponsesEffort {
-    None,
-    Minimal,
-    Low,
-    Medium,
-    High,
-    Xhigh,
-    Max,
+    pub effort: Option<Effort>,
 }
 
 /// What to do with a conversation that is too long: refuse it, or leave out its oldest turns.

@@ -10,9 +10,9 @@ use text::{InputGrammar, TEXT_INPUT};
 
 use super::request::ResponsesShellAction;
 use super::tool_types::{ResponsesCustomFormat, ResponsesGrammarSyntax, ResponsesTool};
+use crate::conversation::{NAME_BYTES_MAX, ToolDefinition, Tools, no_name};
 use crate::error::ApiError;
 use crate::hosted_tools::HostedTools;
-use crate::tool_names::{NAME_BYTES_MAX, ToolNames, no_name};
 
 /// The name under which the model sees the shell.
 pub const SHELL: &str = "local_shell";
@@ -20,20 +20,9 @@ pub const SHELL: &str = "local_shell";
 /// The tools that the model is offered.
 #[derive(Debug, Default)]
 pub struct OfferedTools {
-    tools: Vec<OfferedTool>,
-    names: ToolNames,
+    tools: Tools,
+    forms: CallForms,
     hosted: HostedTools,
-}
-
-#[derive(Debug)]
-struct OfferedTool {
-    /// The name that the model sees.
-    name: String,
-    /// In OpenAI's format for chats.
-    definition: Value,
-    form: CallForm,
-    /// For a custom tool.
-    input_grammar: Option<InputGrammar>,
 }
 
 /// How a call is written in a response.
@@ -65,20 +54,17 @@ impl OfferedTools {
         Ok(offered)
     }
 
-    /// The definitions of the tools; with `allowed`, only of those with these names.
-    pub fn definitions(&self, allowed: Option<&HashSet<&str>>) -> Vec<Value> {
-        let is_allowed = |tool: &&OfferedTool| allowed.is_none_or(|names| names.contains(tool.name.as_str()));
-        self.tools.iter().filter(is_allowed).map(|tool| tool.definition.clone()).collect()
-    }
-
-    /// The grammars of custom tools, by the names that the model sees.
-    pub fn input_grammars(&self) -> HashMap<String, InputGrammar> {
-        let grammar = |tool: &OfferedTool| Some((tool.name.clone(), tool.input_grammar.clone()?));
-        self.tools.iter().filter_map(grammar).collect()
+    /// The tools; with `allowed`, only those with these names.
+    pub fn allowed(&self, allowed: Option<&HashSet<&str>>) -> Tools {
+        let mut tools = self.tools.clone();
+        if let Some(names) = allowed {
+            tools.retain(names);
+        }
+        tools
     }
 
     pub fn into_forms(self) -> CallForms {
-        CallForms(self.tools.into_iter().map(|tool| (tool.name, tool.form)).collect())
+        self.forms
     }
 
     /// `at` is the field that contains `tools`.
@@ -103,37 +89,25 @@ impl OfferedTools {
         if let ResponsesTool::Namespace { tools, .. } = tool {
             return self.add_all(tools, Some(&visible), &format!("{at}.tools"));
         }
-        self.names.add(&visible, &format!("{at}.name"))?;
-        self.tools.push(OfferedTool::new(tool, visible, namespace.map(str::to_owned)));
-        Ok(())
+        let (definition, form) = definition(tool, visible, namespace.map(str::to_owned));
+        self.forms.0.insert(definition.name.clone(), form);
+        self.tools.add(definition, &format!("{at}.name"))
     }
 }
 
-impl OfferedTool {
-    /// `visible` is the name that the model sees.
-    fn new(tool: &ResponsesTool, visible: String, namespace: Option<String>) -> Self {
-        let mut input_grammar = None;
-        let (definition, form) = match tool {
-            ResponsesTool::Function { name, description, parameters, strict } => {
-                let mut definition = function(&visible, description.as_deref(), parameters.clone());
-                if let Some(strict) = strict {
-                    definition["function"]["strict"] = json!(strict);
-                }
-                (definition, CallForm::Function { namespace, name: name.clone() })
-            }
-            ResponsesTool::Custom { name, description, format } => {
-                if let Some(ResponsesCustomFormat::Grammar { syntax, definition }) = format {
-                    input_grammar = Some(match syntax {
-                        ResponsesGrammarSyntax::Lark => InputGrammar::Lark(definition.clone()),
-                        ResponsesGrammarSyntax::Regex => InputGrammar::Regex(definition.clone()),
-                    });
-                }
-                let definition = custom(&visible, description.as_deref(), format.as_ref());
-                (definition, CallForm::Custom { namespace, name: name.clone() })
-            }
-            _ => (shell(), CallForm::Shell),
-        };
-        Self { name: visible, definition, form, input_grammar }
+/// `visible` is the name that the model sees.
+fn definition(tool: &ResponsesTool, visible: String, namespace: Option<String>) -> (ToolDefinition, CallForm) {
+    match tool {
+        ResponsesTool::Function { name, description, parameters, strict } => {
+            let (description, parameters) = (description.clone(), parameters.clone());
+            let tool = ToolDefinition { name: visible, description, parameters, strict: *strict, input: None };
+            (tool, CallForm::Function { namespace, name: name.clone() })
+        }
+        ResponsesTool::Custom { name, description, format } => {
+            let tool = custom(visible, description.clone(), format.as_ref());
+            (tool, CallForm::Custom { namespace, name: name.clone() })
+        }
+        _ => (shell(visible), CallForm::Shell),
     }
 }
 
@@ -183,46 +157,42 @@ pub fn shell_action(arguments: &str) -> ResponsesShellAction {
     serde_json::from_value(Value::Object(arguments)).unwrap_or_else(|_| empty())
 }
 
-fn function(name: &str, description: Option<&str>, parameters: Option<Map<String, Value>>) -> Value {
-    let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
-    function.extend(description.map(|text| ("description".to_owned(), json!(text))));
-    function.extend(parameters.map(|schema| ("parameters".to_owned(), json!(schema))));
-    json!({"type": "function", "function": function})
-}
-
-fn custom(name: &str, description: Option<&str>, format: Option<&ResponsesCustomFormat>) -> Value {
-    let mut input = json!({"type": "string"});
-    match format {
+fn custom(name: String, description: Option<String>, format: Option<&ResponsesCustomFormat>) -> ToolDefinition {
+    let mut text = json!({"type": "string"});
+    let input = match format {
         Some(ResponsesCustomFormat::Grammar { syntax: ResponsesGrammarSyntax::Regex, definition }) => {
-            input["pattern"] = json!(format!("^(?:{definition})$"));
+            text["pattern"] = json!(format!("^(?:{definition})$"));
+            Some(InputGrammar::Regex(definition.clone()))
         }
         Some(ResponsesCustomFormat::Grammar { syntax: ResponsesGrammarSyntax::Lark, definition }) => {
-            input["description"] = json!(format!("Text that follows this Lark grammar:\n{definition}"));
+            text["description"] = json!(format!("Text that follows this Lark grammar:\n{definition}"));
+            Some(InputGrammar::Lark(definition.clone()))
         }
-        Some(ResponsesCustomFormat::Text {}) | None => {}
-    }
-    let parameters = json!({
-        "type": "object", "properties": {TEXT_INPUT: input}, "required": [TEXT_INPUT], "additionalProperties": false,
-    });
-    let mut tool = function(name, description, None);
-    tool["function"]["parameters"] = parameters;
-    tool
+        Some(ResponsesCustomFormat::Text {}) | None => None,
+    };
+    let parameters = object(json!({TEXT_INPUT: text}), TEXT_INPUT);
+    ToolDefinition { name, description, parameters: Some(parameters), strict: None, input }
 }
 
-fn shell() -> Value {
-    let parameters = json!({
-        "type": "object",
-        "properties": {
-            "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments"},
-            "working_directory": {"type": "string"},
-            "timeout_ms": {"type": "number"},
-        },
-        "required": ["command"],
-        "additionalProperties": false,
+fn shell(name: String) -> ToolDefinition {
+    let properties = json!({
+        "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments"},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "number"},
     });
-    let mut tool = function(SHELL, Some("Runs a command and returns its output."), None);
-    tool["function"]["parameters"] = parameters;
-    tool
+    let description = Some("Runs a command and returns its output.".to_owned());
+    ToolDefinition { name, description, parameters: Some(object(properties, "command")), strict: None, input: None }
+}
+
+/// The schema of an object with these properties, of which one is required.
+fn object(properties: Value, required: &str) -> Map<String, Value> {
+    let keywords = [
+        ("type", json!("object")),
+        ("properties", properties),
+        ("required", json!([required])),
+        ("additionalProperties", json!(false)),
+    ];
+    keywords.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 #[cfg(test)]
@@ -243,8 +213,12 @@ mod tests {
             {"type": "function", "name": "spawn", "parameters": {"type": "object"}},
             {"type": "custom", "name": "patch", "description": "edits files"},
         ]}]));
-        let names: Vec<_> =
-            tools.definitions(None).iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect();
+        let names: Vec<_> = tools
+            .allowed(None)
+            .definitions()
+            .iter()
+            .map(|tool| tool["function"]["name"].as_str().unwrap().to_owned())
+            .collect();
         assert_eq!(names, ["agents.spawn", "agents.patch"]);
         let (namespace, name) = (Some("agents".to_owned()), "spawn".to_owned());
         let tools = tools.into_forms();
@@ -257,7 +231,7 @@ mod tests {
     fn a_custom_tool_has_one_parameter_and_shows_its_grammar() {
         let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"x\""});
         let tools = offered(json!([{"type": "custom", "name": "patch", "description": "d", "format": format}]));
-        let function = &tools.definitions(None)[0]["function"];
+        let function = &tools.allowed(None).definitions()[0]["function"];
         assert_eq!((&function["name"], &function["description"]), (&json!("patch"), &json!("d")));
         let input = &function["parameters"]["properties"]["input"];
         assert!(input["description"].as_str().unwrap().ends_with("start: \"x\""), "{input}");
@@ -267,8 +241,8 @@ mod tests {
     fn tools_that_the_server_cannot_have_are_left_out() {
         let tools =
             offered(json!([{"type": "web_search", "external_web_access": false}, {"type": "function", "name": "f"}]));
-        assert_eq!(tools.definitions(None).len(), 1);
-        assert_eq!(tools.definitions(Some(&HashSet::from(["g"]))), [] as [Value; 0]);
+        assert_eq!(tools.allowed(None).definitions().len(), 1);
+        assert_eq!(tools.allowed(Some(&HashSet::from(["g"]))).definitions(), [] as [Value; 0]);
     }
 
     #[test]

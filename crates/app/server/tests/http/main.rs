@@ -15,6 +15,7 @@ mod monitoring;
 mod ollama;
 mod ranks;
 mod responses;
+mod same_prompt;
 mod server_info;
 mod structured;
 mod swarm;

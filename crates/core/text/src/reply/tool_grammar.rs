@@ -7,9 +7,10 @@ use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 /// Whether and which tools the model must call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
+    #[default]
     Auto,
     /// Call no tool.
     None,

@@ -1,24 +1,20 @@
 //! The messages in OpenAI's format.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use text::{Content, Message};
 use utoipa::ToSchema;
 
+use crate::conversation::{Conversation, Role};
 use crate::error::ApiError;
-
-/// The maximum messages of one request.
-pub const MESSAGES_MAX: usize = 8192;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatMessage {
     pub role: ChatRole,
     pub content: Option<MessageContent>,
-    /// Name of the speaker, if several have the same role
+    /// Name of the speaker, if several have the same role, or of the tool whose result this is
     pub name: Option<String>,
     /// Tool calls that the assistant made
     pub tool_calls: Option<Vec<AssistantToolCall>>,
-    /// The tool call that this message is the result of
+    /// The tool call that this message is the result of; by default the oldest one without a result
     pub tool_call_id: Option<String>,
     /// Reasoning of the assistant
     pub reasoning_content: Option<String>,
@@ -64,20 +60,17 @@ pub struct FunctionCalled {
     pub arguments: Option<String>,
 }
 
-/// Checks the messages and converts them to the internal format.
-pub fn messages(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
-    if messages.is_empty() || messages.len() > MESSAGES_MAX {
-        return Err(ApiError::invalid("messages", format!("there must be 1 to {MESSAGES_MAX} messages")));
+/// The messages as the inner form of a conversation.
+pub fn conversation(messages: Vec<ChatMessage>) -> Result<Conversation, ApiError> {
+    let mut conversation = Conversation::default();
+    for (index, message) in messages.into_iter().enumerate() {
+        message.add_to(&mut conversation, &format!("messages[{index}]"))?;
     }
-    messages
-        .into_iter()
-        .enumerate()
-        .map(|(index, message)| message.into_message(&format!("messages[{index}]")))
-        .collect()
+    Ok(conversation)
 }
 
 impl ChatMessage {
-    fn into_message(self, at: &str) -> Result<Message, ApiError> {
+    fn add_to(self, conversation: &mut Conversation, at: &str) -> Result<(), ApiError> {
         let calls = self.tool_calls.unwrap_or_default();
         let is_empty = self.content.is_none();
         if is_empty && (self.role != ChatRole::Assistant || (calls.is_empty() && self.reasoning_content.is_none())) {
@@ -86,44 +79,50 @@ impl ChatMessage {
         if !calls.is_empty() && self.role != ChatRole::Assistant {
             return Err(ApiError::invalid(format!("{at}.tool_calls"), "only the assistant calls tools"));
         }
-        let content = match self.content {
-            None => Content::None,
-            Some(MessageContent::Text(text)) => Content::Text(text),
-            Some(MessageContent::Parts(parts)) => {
-                let part = |(index, part): (usize, ContentPart)| part.into_json(&format!("{at}.content[{index}]"));
-                Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
-            }
-        };
-        let mut extra = Map::new();
-        let texts =
-            [("name", self.name), ("tool_call_id", self.tool_call_id), ("reasoning_content", self.reasoning_content)];
-        for (key, text) in texts {
-            if let Some(text) = text {
-                extra.insert(key.to_owned(), text.into());
-            }
+        let texts = self.content.map_or_else(|| Ok(Vec::new()), |content| content.into_texts(at))?;
+        if self.role == ChatRole::Tool {
+            conversation.tool_result(self.tool_call_id, self.name, texts.join("\n"));
+            return Ok(());
         }
-        if !calls.is_empty() {
-            let calls: Vec<_> = calls.into_iter().map(AssistantToolCall::into_json).collect();
-            extra.insert("tool_calls".to_owned(), calls.into());
+        conversation.begin(self.name);
+        if self.role == ChatRole::Assistant {
+            self.reasoning_content.iter().for_each(|text| conversation.reasoning(text));
         }
-        Ok(Message { role: self.role.name().to_owned(), content, extra })
+        texts.into_iter().for_each(|text| conversation.say(self.role.into(), text));
+        for AssistantToolCall { id, function } in calls {
+            conversation.tool_call(id, function.name, function.arguments.unwrap_or_default().into());
+        }
+        Ok(())
     }
 }
 
-impl ChatRole {
-    fn name(self) -> &'static str {
+impl From<ChatRole> for Role {
+    fn from(role: ChatRole) -> Self {
+        match role {
+            ChatRole::System => Self::System,
+            ChatRole::Developer => Self::Developer,
+            ChatRole::User => Self::User,
+            ChatRole::Assistant => Self::Assistant,
+            ChatRole::Tool => Self::Tool,
+        }
+    }
+}
+
+impl MessageContent {
+    /// `at` is the message.
+    fn into_texts(self, at: &str) -> Result<Vec<String>, ApiError> {
         match self {
-            Self::System => "system",
-            Self::Developer => "developer",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
+            Self::Text(text) => Ok(vec![text]),
+            Self::Parts(parts) => {
+                let text = |(index, part): (usize, ContentPart)| part.into_text(&format!("{at}.content[{index}]"));
+                parts.into_iter().enumerate().map(text).collect()
+            }
         }
     }
 }
 
 impl ContentPart {
-    fn into_json(self, at: &str) -> Result<Value, ApiError> {
+    fn into_text(self, at: &str) -> Result<String, ApiError> {
         let text = match self.r#type.as_str() {
             "text" => self.text,
             "refusal" => self.refusal,
@@ -132,17 +131,6 @@ impl ContentPart {
                 return Err(ApiError::unsupported(format!("{at}.type"), message).code("unsupported_content"));
             }
         };
-        let text = text.ok_or_else(|| ApiError::invalid(format!("{at}.text"), "the part has no text"))?;
-        Ok(json!({"type": "text", "text": text}))
-    }
-}
-
-impl AssistantToolCall {
-    /// The arguments may be incomplete JSON, if the call was cut off.
-    fn into_json(self) -> Value {
-        let arguments = self.function.arguments.filter(|json| !json.trim().is_empty());
-        let arguments = arguments.unwrap_or_else(|| "{}".to_owned());
-        let function = json!({"name": self.function.name, "arguments": arguments});
-        json!({"id": self.id, "type": "function", "function": function})
+        text.ok_or_else(|| ApiError::invalid(format!("{at}.text"), "the part has no text"))
     }
 }

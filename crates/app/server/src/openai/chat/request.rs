@@ -1,14 +1,13 @@
 //! The body of `/v1/chat/completions`, and its conversion to a [`GenerationRequest`].
 
-use std::collections::HashMap;
-
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::format::ResponseFormat;
-use super::message::{ChatMessage, messages};
-use super::tool::{ChatTool, ToolChoiceField, tool_choice, tools};
+use super::message::{ChatMessage, conversation};
+use super::tool::{ChatTool, ToolChoiceField, tools};
+use crate::conversation::{Effort, Reasoning};
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding};
 use crate::openai::common_fields::generation_request;
@@ -39,7 +38,7 @@ generation_request! {
         /// Variables of the chat template, such as `enable_thinking`
         #[schema(value_type = Option<Object>)]
         pub chat_template_kwargs: Option<Map<String, Value>>,
-        /// Variable of chat templates that support it; `none` also disables thinking
+        /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`; another word is a variable of the chat template
         pub reasoning_effort: Option<String>,
         /// False: do not start the assistant's message
         pub add_generation_prompt: Option<bool>,
@@ -68,14 +67,14 @@ generation_request! {
 impl ChatRequest {
     pub fn into_generation_request(mut self) -> Result<GenerationRequest, ApiError> {
         self.refuse_unsupported()?;
-        let tools = tools(self.tools.take().unwrap_or_default())?;
+        let (reasoning, template_args) = self.reasoning();
         let mut request = GenerationRequest::new(GenerationInput::Chat(ChatInput {
-            messages: messages(std::mem::take(&mut self.messages))?,
-            tool_choice: tool_choice(self.tool_choice.take(), &tools)?,
-            tools,
-            input_grammars: HashMap::new(),
+            messages: conversation(std::mem::take(&mut self.messages))?.into_messages(),
+            tools: tools(self.tools.take().unwrap_or_default())?,
+            tool_choice: self.tool_choice.take().map(Into::into).unwrap_or_default(),
             parallel_tool_calls: self.parallel_tool_calls,
-            template_args: self.template_args(),
+            reasoning,
+            template_args,
             ending: prompt_ending(self.add_generation_prompt, self.continue_final_message)?,
             truncates: false,
         }));
@@ -115,15 +114,18 @@ impl ChatRequest {
         given.map_or(Ok(()), |(name, _, message)| Err(ApiError::unsupported(name, message)))
     }
 
-    fn template_args(&mut self) -> Map<String, Value> {
+    /// How much to reason, and the variables of the template. A word for an effort that only the template may know is one of
+    /// them.
+    fn reasoning(&mut self) -> (Reasoning, Map<String, Value>) {
         let mut args = self.chat_template_kwargs.take().unwrap_or_default();
-        if let Some(effort) = self.reasoning_effort.take() {
-            if effort == "none" {
-                args.entry("enable_thinking").or_insert(Value::Bool(false));
+        let Some(word) = self.reasoning_effort.take() else { return (Reasoning::Default, args) };
+        match Effort::from_word(&word) {
+            Some(effort) => (effort.into(), args),
+            None => {
+                args.entry("reasoning_effort").or_insert(Value::String(word));
+                (Reasoning::Default, args)
             }
-            args.entry("reasoning_effort").or_insert(Value::String(effort));
         }
-        args
     }
 }
 

@@ -1,12 +1,12 @@
 //! The tools in OpenAI's format, and the tool choice.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use text::ToolChoice;
 use utoipa::ToSchema;
 
+use crate::conversation::{ToolDefinition, Tools};
 use crate::error::ApiError;
-use crate::tool_names::ToolNames;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = Tool)]
@@ -61,38 +61,24 @@ pub struct NamedFunction {
     pub name: String,
 }
 
-/// Checks the tools and converts them to the internal format.
-pub fn tools(tools: Vec<ChatTool>) -> Result<Vec<Value>, ApiError> {
-    let mut names = ToolNames::default();
-    let check = |(index, ChatTool { r#type: ToolType::Function, function }): (usize, ChatTool)| {
+/// The tools as the inner form, checked.
+pub fn tools(tools: Vec<ChatTool>) -> Result<Tools, ApiError> {
+    let mut offered = Tools::default();
+    for (index, ChatTool { r#type: ToolType::Function, function }) in tools.into_iter().enumerate() {
         let ChatFunction { name, description, parameters, strict } = function;
-        names.add(&name, &format!("tools[{index}].function.name"))?;
-        let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
-        function.extend(description.map(|text| ("description".to_owned(), Value::from(text))));
-        function.extend(parameters.map(|schema| ("parameters".to_owned(), Value::from(schema))));
-        function.extend(strict.map(|strict| ("strict".to_owned(), Value::from(strict))));
-        Ok(json!({"type": "function", "function": function}))
-    };
-    tools.into_iter().enumerate().map(check).collect()
+        let tool = ToolDefinition { name, description, parameters, strict, input: None };
+        offered.add(tool, &format!("tools[{index}].function.name"))?;
+    }
+    Ok(offered)
 }
 
-/// The tool choice. A named tool must exist.
-pub fn tool_choice(field: Option<ToolChoiceField>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
-    let choice = match field {
-        None | Some(ToolChoiceField::Mode(ToolMode::Auto)) => ToolChoice::Auto,
-        Some(ToolChoiceField::Mode(ToolMode::None)) => ToolChoice::None,
-        Some(ToolChoiceField::Mode(ToolMode::Required)) => ToolChoice::Required,
-        Some(ToolChoiceField::Named(NamedTool { r#type: ToolType::Function, function })) => {
-            ToolChoice::Named(function.name)
+impl From<ToolChoiceField> for ToolChoice {
+    fn from(field: ToolChoiceField) -> Self {
+        match field {
+            ToolChoiceField::Mode(ToolMode::Auto) => Self::Auto,
+            ToolChoiceField::Mode(ToolMode::None) => Self::None,
+            ToolChoiceField::Mode(ToolMode::Required) => Self::Required,
+            ToolChoiceField::Named(NamedTool { r#type: ToolType::Function, function }) => Self::Named(function.name),
         }
-    };
-    match &choice {
-        ToolChoice::Required if tools.is_empty() => {
-            Err(ApiError::invalid("tool_choice", "there are no tools to choose from"))
-        }
-        ToolChoice::Named(name) if !tools.iter().any(|tool| tool["function"]["name"] == **name) => {
-            Err(ApiError::invalid("tool_choice", format!("there is no tool with the name `{name}`")))
-        }
-        _ => Ok(choice),
     }
 }
