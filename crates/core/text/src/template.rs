@@ -289,7 +289,7 @@ mod tests {
         }
         let lists = "{% for d in documents or [] %}{{ d.title }}{% endfor %}";
         assert_eq!(with(lists, json!({"documents": [{"title": "a"}]})).unwrap(), "a");
-        for documents in [json!(5), json!([{"title": "x"}, null])] {
+        for documents in [json!(5), json!(true)] {
             let failed = with(lists, json!({"documents": documents}));
             assert!(matches!(failed, Err(TemplateError::Variables(_))), "{failed:?}");
         }

@@ -15,6 +15,9 @@ pub use reasoning::{Effort, Reasoning};
 use tool_calls::ToolCalls;
 pub use tools::{NAME_BYTES_MAX, ToolDefinition, Tools, no_name};
 
+/// What the model is told of an image in a tool's result.
+pub const UNSEEN_IMAGE: &str = "(an image, which this model cannot see)";
+
 #[derive(Debug, Default)]
 pub struct Conversation {
     messages: Vec<ConversationMessage>,

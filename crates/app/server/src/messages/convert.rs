@@ -8,7 +8,7 @@ use super::request::{
     MessagesRole, MessagesTextBlock, MessagesThinking, MessagesToolChoice,
 };
 use super::tools;
-use crate::conversation::{Conversation, Effort, Reasoning, Role};
+use crate::conversation::{Conversation, Effort, Reasoning, Role, UNSEEN_IMAGE};
 use crate::error::ApiError;
 use crate::generation::{ChatInput, GenerationInput, GenerationRequest, PromptEnding, SamplingOverrides};
 use crate::text_or_parts::TextOrParts;
@@ -128,7 +128,7 @@ fn result_text(content: Option<TextOrParts<MessagesResultBlock>>) -> String {
         MessagesResultBlock::Text { text } => Some(text),
         MessagesResultBlock::SearchResult { title, content } => Some(search_result(title, content)),
         MessagesResultBlock::ToolReference { tool_name } => Some(format!("The tool {tool_name} can be called now.")),
-        MessagesResultBlock::Image {} => Some("(an image, which this model cannot see)".to_owned()),
+        MessagesResultBlock::Image {} => Some(UNSEEN_IMAGE.to_owned()),
         MessagesResultBlock::Document {} => Some("(a document, which this model cannot read)".to_owned()),
         MessagesResultBlock::BrowserState {} => None,
     };

@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::tool_types::{ResponsesTool, ResponsesToolChoice};
 use crate::contract;
-use crate::conversation::Effort;
+use crate::conversation::{Effort, UNSEEN_IMAGE};
 use crate::text_or_parts::TextOrParts;
 
 /// Request of `/v1/responses`.
@@ -218,7 +218,7 @@ impl ResponsesOutputPart {
     pub fn text(&self) -> &str {
         match self {
             Self::InputText { text } | Self::OutputText { text } => text,
-            Self::InputImage {} => "(an image, which this model cannot see)",
+            Self::InputImage {} => UNSEEN_IMAGE,
             Self::InputFile {} => "(a file, which this model cannot read)",
         }
     }

@@ -17,8 +17,7 @@ use crate::fixture::{self, MODEL};
 const PRINTS_ALL: &str = "{%- for t in tools or [] %}{{ t | tojson }}\n{% endfor -%}
 {%- for m in messages %}<{{ m.role }}{{ ' ' ~ m.name if m.name }}{{ ' of ' ~ m.tool_call_id if m.tool_call_id }}>\
 {{ '(' ~ m.reasoning_content ~ ')' if m.reasoning_content }}{{ m.content }}\
-{%- for c in m.tool_calls or [] %}[{{ c.id }}: {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}
-{% endfor -%}
+{%- for c in m.tool_calls or [] %}[{{ c.id }}: {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{{ '\n' }}{% endfor -%}
 {%- if enable_thinking is defined %}{{ '<think>' if enable_thinking else '<think></think>' }}{% endif -%}
 {{ reasoning_effort if reasoning_effort is defined }}{{ '<assistant>' if add_generation_prompt }}";
 
