@@ -2,16 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use engine::{
-    Capacity, EngineOptions, Executor, ExecutorError, LocalExecutor, OpenedSession, Prefix, StepOutput, StepPlan,
-};
-use kernels::cpu::CpuBackend;
+use engine::{Capacity, EngineOptions, Executor, ExecutorError, OpenedSession, Prefix, StepOutput, StepPlan};
 use serde_json::{Value, json};
+use testing::served_model::{self, MODEL};
 use text::{ChatTemplate, SpecialTokens, Tokenizer};
 use types::{SessionId, TokenId};
 
 use crate::client::Client;
-use crate::fixture::{self, MODEL};
 
 /// Prints all that a template is told. The tags show that it reasons.
 const PRINTS_ALL: &str = "{%- for t in tools or [] %}{{ t | tojson }}\n{% endfor -%}
@@ -41,12 +38,12 @@ impl Recorded {
     fn new(template: &str) -> Self {
         let tokens = Arc::new(Mutex::new(Vec::new()));
         let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
-        let mut served = fixture::fresh_on(options, |local| Recorder { local, tokens: Arc::clone(&tokens) });
+        let mut served = served_model::fresh_on(options, |local| Recorder { local, tokens: Arc::clone(&tokens) });
         let template = ChatTemplate::new(template, "", "").unwrap();
         served.format = template.reply_format().clone();
         served.template = Some(template);
         let tokenizer = served.tokenizer.clone();
-        let client = Client::of(&fixture::ready(fixture::config(), Arc::new(served)));
+        let client = Client::of(&served_model::ready(served_model::config(), Arc::new(served)));
         Self { client, tokens, tokenizer }
     }
 
@@ -407,12 +404,12 @@ async fn variables_that_a_template_cannot_be_given_are_the_client_s_mistake() {
 }
 
 /// Keeps the tokens that it is given.
-struct Recorder {
-    local: LocalExecutor<CpuBackend>,
+struct Recorder<E> {
+    local: E,
     tokens: Arc<Mutex<Vec<TokenId>>>,
 }
 
-impl Executor for Recorder {
+impl<E: Executor> Executor for Recorder<E> {
     fn depth(&self) -> usize {
         self.local.depth()
     }
