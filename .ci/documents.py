@@ -14,7 +14,7 @@ README_LINES_MAX = 150
 ARCHITECTURE_WORDS_MAX = 2000
 FENCE = re.compile(r"\s*(```|~~~)")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
-CODE = re.compile(r"(`+).*?\1")
+CODE = re.compile(r"(`+)[^`]+\1")
 
 
 def main() -> None:
@@ -33,17 +33,17 @@ def main() -> None:
 
 
 def check(path: Path) -> list[str]:
-    problems, in_code = [], False
+    problems, prose, in_code = [], [], False
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if len(line) > COLUMNS_MAX and not line.startswith("|"):
             problems.append(f"{path}:{number}: {len(line)} characters: {COLUMNS_MAX} are the limit")
         if FENCE.match(line):
             in_code = not in_code
         elif not in_code:
-            targets = ("".join(groups) for groups in LINK.findall(CODE.sub("", line)))
-            broken = [target for target in targets if not resolves(path, target)]
-            problems += [f"{path}:{number}: {target} does not exist" for target in broken]
-    return problems
+            prose.append(line)
+    # A link may go on in the next line.
+    targets = ["".join(groups) for groups in LINK.findall(CODE.sub("", "\n".join(prose)))]
+    return problems + [f"{path}: {target} does not exist" for target in targets if not resolves(path, target)]
 
 
 def resolves(source: Path, target: str) -> bool:

@@ -36,6 +36,8 @@ def main() -> None:
         # The model is fetched before anything is recorded.
         subprocess.run([options.consort, "run", "Hello", "--max-tokens", "1", "--stats=never"], check=True, stdin=subprocess.DEVNULL,
                        stdout=subprocess.DEVNULL)  # fmt: skip
+    if "cluster" in names and os.geteuid() != 0:
+        sys.exit("cluster makes network namespaces, which needs root")
     for name in names:
         path = PICTURES[name](options.consort)
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB", flush=True)

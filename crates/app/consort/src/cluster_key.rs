@@ -21,6 +21,7 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 const KEY_BYTES: usize = 20;
 
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "The key that machines share")]
 pub struct KeyOptions {
     /// Shared secret of the machines in a cluster, at least 16 characters; a file is safer, because process lists show
     /// arguments

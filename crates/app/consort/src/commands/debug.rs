@@ -24,19 +24,19 @@ pub struct DebugArgs {
 enum DebugCommand {
     /// Write the logits of every position to a file: little-endian f32, [tokens, vocab]
     Logits {
-        #[command(flatten)]
-        input: DebugInput,
         /// Output file
         #[arg(long)]
         out: PathBuf,
+        #[command(flatten)]
+        input: DebugInput,
     },
     /// Print the greedy continuation as a JSON array of token ids
     Tokens {
-        #[command(flatten)]
-        input: DebugInput,
         /// Tokens to generate; end-of-sequence tokens do not stop the generation
         #[arg(long, default_value_t = 32)]
         max_tokens: usize,
+        #[command(flatten)]
+        input: DebugInput,
     },
 }
 

@@ -69,13 +69,13 @@ pub struct JoinArgs {
     /// Time limits after which a rank counts as lost; limits that are not named keep their default
     #[arg(long, value_name = "NAME=SECONDS,…", default_value_t)]
     rank_deadlines: Deadlines,
+    /// Log format, on standard error
+    #[arg(long, value_enum, default_value_t)]
+    log: LogFormat,
     #[command(flatten)]
     cake: CakeJoinOptions,
     #[command(flatten)]
     key: KeyOptions,
-    /// Log format, on standard error
-    #[arg(long, value_enum, default_value_t)]
-    log: LogFormat,
 }
 
 impl JoinArgs {

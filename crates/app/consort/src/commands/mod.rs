@@ -3,6 +3,8 @@
 mod chat;
 mod completions;
 mod debug;
+#[cfg(test)]
+mod document;
 mod join;
 mod list;
 mod man;

@@ -27,9 +27,9 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     #[command(flatten)]
-    capacity: CapacityOptions,
-    #[command(flatten)]
     threads: ThreadOption,
+    #[command(flatten)]
+    capacity: CapacityOptions,
     #[command(flatten)]
     options: ModelOptions,
 }

@@ -37,11 +37,11 @@ pub struct RanksArgs {
     /// Maximum compute threads of a rank [default: one per CPU]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
     threads: Option<NonZeroUsize>,
-    #[command(flatten)]
-    key: KeyOptions,
     /// Log format, on standard error
     #[arg(long, value_enum, default_value_t)]
     log: LogFormat,
+    #[command(flatten)]
+    key: KeyOptions,
 }
 
 impl RanksArgs {

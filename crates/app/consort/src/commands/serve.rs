@@ -41,11 +41,11 @@ pub struct ServeArgs {
     /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
     model: Option<String>,
     #[command(flatten)]
+    threads: ThreadOption,
+    #[command(flatten)]
     http: HttpOptions,
     #[command(flatten)]
     cache: CacheOptions,
-    #[command(flatten)]
-    threads: ThreadOption,
     #[command(flatten)]
     options: ModelOptions,
 }

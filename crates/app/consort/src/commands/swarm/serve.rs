@@ -75,15 +75,15 @@ pub struct SwarmServeArgs {
     /// An address for /health and /metrics, over HTTP
     #[arg(long, value_name = "ADDRESS:PORT")]
     admin: Option<HostAndPort>,
+    /// Log format, on standard error
+    #[arg(long, value_enum, default_value_t)]
+    log: LogFormat,
     #[command(flatten)]
     kwaai: KwaaiServerOptions,
     #[command(flatten)]
     threads: ThreadOption,
     #[command(flatten)]
     options: ModelOptions,
-    /// Log format, on standard error
-    #[arg(long, value_enum, default_value_t)]
-    log: LogFormat,
 }
 
 impl SwarmServeArgs {
