@@ -1,17 +1,16 @@
-//! The options for the cluster key, the secret that all machines of a cluster share.
+//! The cluster key, the secret that all machines of a cluster share: given by [`KeyOptions`], or saved on this machine.
 
-use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::Args;
 use net::ClusterKey;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::bounded_file;
+use crate::options::{KeyOptions, Passphrase};
 use crate::store::Settings;
 use crate::usage::UsageError;
 
@@ -19,33 +18,6 @@ use crate::usage::UsageError;
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Random bytes of a key that is made here.
 const KEY_BYTES: usize = 20;
-
-#[derive(Args, Clone, Debug, Default)]
-pub struct KeyOptions {
-    /// Shared secret of the machines in a cluster, at least 16 characters; a file is safer, because process lists show
-    /// arguments
-    #[arg(long, value_name = "KEY", env = "CONSORT_CLUSTER_KEY", hide_env_values = true)]
-    cluster_key: Option<Passphrase>,
-    /// File that contains the cluster key
-    #[arg(long, value_name = "FILE")]
-    cluster_key_file: Option<PathBuf>,
-}
-
-#[derive(Clone)]
-struct Passphrase(String);
-
-impl From<String> for Passphrase {
-    fn from(text: String) -> Self {
-        Self(text)
-    }
-}
-
-/// Does not print the secret.
-impl fmt::Debug for Passphrase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Passphrase")
-    }
-}
 
 impl KeyOptions {
     pub fn key(&self) -> Result<ClusterKey> {

@@ -3,18 +3,17 @@
 mod chat;
 mod completions;
 mod debug;
-mod join;
+pub mod join;
 mod list;
 mod man;
 mod plan;
 mod ps;
 mod pull;
-mod ranks;
+pub mod ranks;
 mod rm;
-mod run;
-mod serve;
+pub mod run;
+pub mod serve;
 mod show;
-mod swarm;
 mod worker;
 
 use std::process::ExitCode;
@@ -23,6 +22,7 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::swarm::SwarmArgs;
 
 /// One large language model on the machines you already have.
 #[derive(Debug, Parser)]
@@ -44,7 +44,7 @@ enum Command {
     Join(join::JoinArgs),
     Plan(Box<plan::PlanArgs>),
     Ranks(ranks::RanksArgs),
-    Swarm(swarm::SwarmArgs),
+    Swarm(SwarmArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),
     Rm(rm::RmArgs),
