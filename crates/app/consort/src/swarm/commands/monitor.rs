@@ -1,26 +1,26 @@
-//! `PlacementMonitor`: what a peer serves, as its admin port shows it.
+//! `BlockHostMonitor`: what a peer serves, as its admin port shows it.
 
-use peers::node::{PlacementState, PlacementWatch, SwarmNode};
+use peers::node::{BlockHostState, BlockHostWatch, SwarmNode};
 use server::{BlockMonitor, BlockSnapshot};
 
-pub struct PlacementMonitor {
-    pub placement: PlacementWatch,
+pub struct BlockHostMonitor {
+    pub host: BlockHostWatch,
     pub node: SwarmNode,
 }
 
-impl BlockMonitor for PlacementMonitor {
+impl BlockMonitor for BlockHostMonitor {
     fn snapshot(&self) -> BlockSnapshot {
-        let state = self.placement.state();
-        let stats = self.placement.block().map(|block| block.stats()).unwrap_or_default();
+        let state = self.host.state();
+        let stats = self.host.block().map(|block| block.stats()).unwrap_or_default();
         BlockSnapshot {
             layers: match state {
-                PlacementState::Choosing => None,
-                PlacementState::Loading(layers)
-                | PlacementState::Serving(layers)
-                | PlacementState::Draining { layers, .. }
-                | PlacementState::Failed { layers, .. } => Some(layers),
+                BlockHostState::Choosing => None,
+                BlockHostState::Loading(layers)
+                | BlockHostState::Serving(layers)
+                | BlockHostState::Draining { layers, .. }
+                | BlockHostState::Failed { layers, .. } => Some(layers),
             },
-            is_serving: matches!(state, PlacementState::Serving(_)),
+            is_serving: matches!(state, BlockHostState::Serving(_)),
             sessions: stats.sessions,
             clients: stats.clients,
             tokens_free: stats.tokens_free,

@@ -10,7 +10,7 @@ use clap::builder::ValueParser;
 use model::{Checkpoint, ModelPart, StoredFormat};
 use p2p::{Identity, Multiaddr};
 use peers::block::BlockLimits;
-use peers::node::{Placement, PlacementOptions, PlacementState, SwarmNode};
+use peers::node::{BlockHost, BlockHostOptions, BlockHostState, SwarmNode};
 use tracing::{error, info};
 use types::{DType, LayerRange};
 
@@ -21,7 +21,7 @@ use super::super::kwaai_options::{KwaaiServerOptions, layer_range};
 use super::super::model_digest::model_digest;
 use super::super::options::SwarmClientOptions;
 use super::loader::Loader;
-use super::monitor::PlacementMonitor;
+use super::monitor::BlockHostMonitor;
 use crate::commands::ranks::{is_shutting_down, watch_signals};
 use crate::commands::serve::http::HostAndPort;
 use crate::commands::serve::logs::{self, LogFormat};
@@ -142,7 +142,7 @@ impl SwarmServeArgs {
         let slot = KwaaiSlot::default();
         let node = SwarmNode::start(node_options, self.kwaai.handlers(&slot)).context("join the swarm")?;
         info!(peer = p2p::peer_text(&node.handle().peer()), model = files.name, "joined the swarm");
-        let options = PlacementOptions {
+        let options = BlockHostOptions {
             model: digest,
             layers,
             dtype,
@@ -154,19 +154,19 @@ impl SwarmServeArgs {
             consider: CONSIDER,
             drain: DRAIN,
         };
-        let placement = Placement::start(node.clone(), identity, options, loader, |state| match state {
-            PlacementState::Failed { layers, why } => error!(%layers, "the block cannot be served: {why}"),
-            PlacementState::Loading(layers) => info!(%layers, "loading"),
+        let host = BlockHost::start(node.clone(), identity, options, loader, |state| match state {
+            BlockHostState::Failed { layers, why } => error!(%layers, "the block cannot be served: {why}"),
+            BlockHostState::Loading(layers) => info!(%layers, "loading"),
             _ => {}
         });
         if let Some(at) = self.admin.clone() {
-            let monitor = PlacementMonitor { placement: placement.watch(), node: node.clone() };
+            let monitor = BlockHostMonitor { host: host.watch(), node: node.clone() };
             start_admin(at, monitor, short_name(&files.name))?;
         }
         let mut announced = None;
         if let Some(range) = served {
             let block = loop {
-                match placement.watch().block() {
+                match host.watch().block() {
                     Some(block) => break block,
                     None => std::thread::sleep(Duration::from_millis(10)),
                 }
@@ -195,14 +195,14 @@ impl SwarmServeArgs {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        let sessions = placement.watch().block().map_or(0, |block| block.stats().sessions);
+        let sessions = host.watch().block().map_or(0, |block| block.stats().sessions);
         let (streams, push_keys) = (node.server().streams(), node.server().push_keys());
         info!(sessions, streams, push_keys, "leaving the swarm");
         if let Some(block) = announced {
             // An error means that a registry does not answer; its record expires.
             let _ = runtime.block_on(tokio::time::timeout(WITHDRAW_TIME_MAX, block.withdraw()));
         }
-        drop(placement);
+        drop(host);
         Ok(())
     }
 }
@@ -233,7 +233,7 @@ impl SwarmServeArgs {
     }
 }
 
-fn start_admin(at: HostAndPort, monitor: PlacementMonitor, model: String) -> Result<()> {
+fn start_admin(at: HostAndPort, monitor: BlockHostMonitor, model: String) -> Result<()> {
     let hosts = vec![at.host.clone()];
     admin::start_with(at, None, move |address| {
         if !address.ip().is_loopback() {
