@@ -3,6 +3,7 @@
 
 mod bench;
 mod bounded_file;
+#[cfg_attr(not(feature = "cake"), path = "without_cake.rs")]
 mod cake;
 mod cluster_key;
 mod commands;
@@ -17,6 +18,7 @@ mod progress;
 mod sampling;
 mod stats;
 mod store;
+#[cfg_attr(not(feature = "swarm"), path = "without_swarm.rs")]
 mod swarm;
 mod terminal;
 mod text_assets;
