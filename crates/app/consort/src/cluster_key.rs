@@ -21,18 +21,13 @@ const KEY_BYTES: usize = 20;
 
 impl KeyOptions {
     pub fn key(&self) -> Result<ClusterKey> {
-        match &self.cluster_key_file {
-            Some(file) => Ok(ClusterKey::from_passphrase(&read(file)?)?),
-            None => self.key_from_text(),
-        }
+        Ok(ClusterKey::from_passphrase(&self.given_text()?)?)
     }
 
     /// Checks that there is a key. A file is not read: it may be a pipe, which gives its content once.
     pub fn check(&self) -> Result<()> {
-        match &self.cluster_key_file {
-            Some(file) => file.metadata().map(drop).with_context(|| reading(file)),
-            None => self.key_from_text().map(drop),
-        }
+        self.check_given()?;
+        if self.cluster_key_file.is_none() { self.key().map(drop) } else { Ok(()) }
     }
 
     /// Checks that a key is given, whatever it is. A file is not read.
@@ -83,11 +78,6 @@ impl KeyOptions {
 
     fn is_given(&self) -> bool {
         self.cluster_key.is_some() || self.cluster_key_file.is_some()
-    }
-
-    fn key_from_text(&self) -> Result<ClusterKey> {
-        let Passphrase(text) = self.cluster_key.as_ref().ok_or_else(missing)?;
-        Ok(ClusterKey::from_passphrase(text)?)
     }
 }
 

@@ -24,7 +24,8 @@ use types::{LayerRange, Rank};
 use super::chain::cake_key;
 use crate::commands::join::{DISK_FREE_MIN, JoinArgs, host_name};
 use crate::commands::ranks::is_shutting_down;
-use crate::options::{ModelMath, cpus, kv_default};
+use crate::options::execution::kv_default;
+use crate::options::{ModelMath, cpus};
 use crate::store::Settings;
 use crate::usage::UsageError;
 

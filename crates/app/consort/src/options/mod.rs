@@ -2,7 +2,7 @@
 //! [`ExecutionOptions`], where it runs is what a [`Placement`](crate::placement::Placement) is made of.
 
 mod cluster;
-mod execution;
+pub mod execution;
 mod key;
 mod model_math;
 mod ranks;
@@ -16,7 +16,7 @@ use crate::cake::CakeOptions;
 use crate::swarm::SwarmOptions;
 
 pub use cluster::ClusterOptions;
-pub use execution::{CONTEXT_DEFAULT, ExecutionOptions, kv_default};
+pub use execution::{CONTEXT_DEFAULT, ExecutionOptions};
 pub use key::{KeyOptions, Passphrase};
 pub use model_math::ModelMath;
 pub use ranks::RankOptions;
