@@ -38,13 +38,13 @@ pub struct PlacementOptions {
     #[command(flatten)]
     pub ranks: RankOptions,
     #[command(flatten)]
+    pub key: KeyOptions,
+    #[command(flatten)]
     pub cluster: ClusterOptions,
     #[command(flatten)]
     pub cake: CakeOptions,
     #[command(flatten)]
     pub swarm: SwarmOptions,
-    #[command(flatten)]
-    pub key: KeyOptions,
 }
 
 /// The number of compute threads.

@@ -119,3 +119,71 @@ impl Placement {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: PlacementOptions,
+    }
+
+    fn placement(line: &str) -> Result<Placement, UsageError> {
+        let words = ["consort"].into_iter().chain(line.split_whitespace());
+        Placement::new(&Line::parse_from(words).options)
+    }
+
+    fn refused(line: &str, why: &str) {
+        let error = placement(line).unwrap_err().to_string();
+        assert!(error.contains(why), "{line}: {error}");
+    }
+
+    #[test]
+    fn options_of_one_place_make_it() {
+        assert!(matches!(placement("").unwrap(), Placement::Here));
+        assert!(matches!(placement("--tensor-parallel 1").unwrap(), Placement::Here));
+        let ranks = placement("--tensor-parallel 3").unwrap();
+        assert_eq!((ranks.ranks(), ranks.local_ranks()), (3, 3));
+        let hosts = placement("--tp-hosts a:1,b:1 --tensor-parallel 3").unwrap();
+        assert_eq!((hosts.ranks(), hosts.local_ranks()), (3, 1));
+        let Placement::Cluster(machines) = placement("--peer a:1,b:1 --split 2,3").unwrap() else { panic!() };
+        assert!(!machines.discovers && matches!(&machines.layout, RequestedLayout::Split(counts) if counts == &[2, 3]));
+    }
+
+    #[test]
+    fn what_names_no_place_or_two_is_refused() {
+        refused("--exact", "it needs --cluster, --peer or --plan");
+        refused("--split 1", "--split has 1 numbers for 0 times --peer");
+        refused("--split 1 --tensor-parallel 2", "--split has 1 numbers for 0 times --peer");
+        refused("--peer a:1 --split 1,2", "--split has 2 numbers for 1 times --peer");
+        refused("--tp-hosts a:1 --tensor-parallel 4", "one rank here and one on each host are 2");
+        refused("--cluster --tensor-parallel 2", "do not go with --cluster, --peer and --plan");
+        refused("--cluster --tp-hosts a:1", "do not go with --cluster, --peer and --plan");
+    }
+
+    #[cfg(all(feature = "swarm", feature = "cake"))]
+    #[test]
+    fn a_swarm_and_cake_workers_exclude_all_else() {
+        assert!(matches!(placement("--swarm --verify 0.5").unwrap(), Placement::Swarm(_)));
+        assert!(matches!(placement("--cake-worker a:1,b:1 --split 2,3").unwrap(), Placement::Cake(_)));
+        for others in ["--cluster", "--peer a:1", "--tensor-parallel 2", "--tp-hosts a:1", "--cake-discover"] {
+            refused(&format!("--swarm {others}"), "--swarm does not go with");
+        }
+        refused("--cake-worker a:1 --cluster", "all machines of a chain speak one protocol");
+        refused("--cake-discover --tensor-parallel 2", "do not work together with --tensor-parallel and --tp-hosts");
+        refused("--cake-older", "--cake-older needs");
+        refused("--no-lan --verify 0.5", "are for --swarm");
+    }
+
+    #[cfg(not(any(feature = "swarm", feature = "cake")))]
+    #[test]
+    fn what_is_not_built_in_says_so() {
+        refused("--swarm", "build it with `--features swarm`");
+        refused("--cake-worker a:1", "build it with `--features cake`");
+        refused("--cake-discover", "build it with `--features cake`");
+    }
+}

@@ -42,3 +42,31 @@ impl BlockPlacement {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: PlacementOptions,
+    }
+
+    fn block(line: &str) -> Result<BlockPlacement, UsageError> {
+        let words = ["consort"].into_iter().chain(line.split_whitespace());
+        BlockPlacement::new(&Line::parse_from(words).options)
+    }
+
+    #[test]
+    fn a_block_runs_here_on_ranks_or_on_a_cluster() {
+        assert!(matches!(block("--no-lan --bootstrap /ip4/192.0.2.1/tcp/1").unwrap(), BlockPlacement::Here));
+        assert_eq!(block("--tensor-parallel 2").unwrap().world().get(), 2);
+        assert!(matches!(block("--peer a:1").unwrap(), BlockPlacement::Cluster(_)));
+        for refused in ["--swarm", "--kwaai-peer 0..2@127.0.0.1:1", "--tp-hosts a:1", "--cluster --tensor-parallel 2"] {
+            block(refused).unwrap_err();
+        }
+    }
+}
