@@ -17,9 +17,10 @@ use model::Checkpoint;
 use serde::Serialize;
 use types::TokenId;
 
-use crate::chain_monitor::ChainMonitor;
-use crate::load_observer::LoadObserver;
-use crate::options::{ModelOptions, RequestedCapacity, ThreadOption, thread_count};
+use crate::executors::cluster::ChainMonitor;
+use crate::executors::{LoadObserver, LoadedModel};
+use crate::model_config::{ModelConfig, RequestedCapacity};
+use crate::options::{ModelOptions, ThreadOption, thread_count};
 use crate::store::Store;
 use crate::usage::UsageError;
 use chain_result::ChainResult;
@@ -61,24 +62,24 @@ impl BenchArgs {
         if tests.is_empty() {
             return Err(UsageError::new("nothing to measure: -p and -n are both 0").into());
         }
-        self.options.check()?;
+        let config = ModelConfig::new(&self.options)?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
         if let Some(text) = &self.accuracy {
-            let default = || self.options.threads(&ThreadOption::default());
+            let default = || config.threads(&ThreadOption::default());
             let threads = self.threads.first().map_or_else(default, |count| count.get());
-            return accuracy::run(&self.options, &files, text, threads, self.json);
+            return accuracy::run(&config, &files, text, threads, self.json);
         }
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let threads = match self.threads.is_empty() {
-            true => vec![self.options.threads(&ThreadOption::default())],
+            true => vec![config.threads(&ThreadOption::default())],
             false => self.threads.iter().map(|count| count.get()).collect(),
         };
         for (index, threads) in threads.into_iter().enumerate() {
             // The probe runs before the model is loaded, because both need memory.
-            let machine = Machine::measure(threads * self.options.local_ranks(), self.options.level()?);
+            let machine = Machine::measure(threads * config.placement.local_ranks(), config.execution.level()?);
             let mut chain = ObservedChain::default();
-            let mut loaded = self.options.load_with(&files.path, &checkpoint, threads, capacity(&tests), &mut chain)?;
-            let cost = self.token_cost(&checkpoint, loaded.layer_bytes(), loaded.head_bytes())?;
+            let mut loaded = config.load_with(&files.path, &checkpoint, threads, capacity(&tests), &mut chain)?;
+            let cost = token_cost(&config, &checkpoint, &*loaded)?;
             if !self.json {
                 if index == 0 {
                     writeln!(
@@ -88,18 +89,22 @@ impl BenchArgs {
                         cost.weight_bytes() / 1e6
                     )?;
                 }
-                let ranks = match self.options.ranks() {
+                let ranks = match config.placement.ranks() {
                     1 => String::new(),
                     ranks => format!("{ranks} ranks with "),
                 };
-                writeln!(stdout(), "\n{ranks}{threads} threads, {}: {machine}\n{TABLE_HEAD}", self.options.level()?)?;
+                writeln!(
+                    stdout(),
+                    "\n{ranks}{threads} threads, {}: {machine}\n{TABLE_HEAD}",
+                    config.execution.level()?
+                )?;
             }
-            let chunk = self.options.chunk();
-            let results = run_tests(loaded.executor(), &tests, chunk, self.rounds.get(), &|| chain.restart())?;
+            let chunk = config.execution.chunk();
+            let results = run_tests(&mut *loaded, &tests, chunk, self.rounds.get(), &|| chain.restart())?;
             for (test, tokens_per_s) in tests.iter().zip(results) {
                 let mut limit = test.limit(&cost, &machine, chunk);
                 // Other hosts are assumed to be as fast as this one.
-                limit.tokens_per_s *= self.options.ranks() as f64 / self.options.local_ranks() as f64;
+                limit.tokens_per_s *= config.placement.ranks() as f64 / config.placement.local_ranks() as f64;
                 let report = Report::new(*test, threads, tokens_per_s, limit);
                 match self.json {
                     true => writeln!(stdout(), "{}", serde_json::to_string(&report)?)?,
@@ -129,11 +134,11 @@ impl BenchArgs {
             .flat_map(|&generate| self.batch.iter().map(move |batch| Test::Decode { generate, batch: batch.get() }));
         prefills.chain(decodes).collect()
     }
+}
 
-    fn token_cost(&self, checkpoint: &Checkpoint, layer_bytes: usize, head_bytes: usize) -> Result<TokenCost> {
-        let kept = self.options.effective_kv_type(checkpoint)?;
-        Ok(TokenCost::new(checkpoint.description(), layer_bytes, head_bytes, kept.bytes()))
-    }
+fn token_cost(config: &ModelConfig, checkpoint: &Checkpoint, loaded: &dyn LoadedModel) -> Result<TokenCost> {
+    let kept = config.execution.effective_kv_type(checkpoint)?;
+    Ok(TokenCost::new(checkpoint.description(), loaded.layer_bytes(), loaded.head_bytes(), kept.bytes()))
 }
 
 /// The chain of machines that runs the model, if there is one.
@@ -143,8 +148,8 @@ struct ObservedChain(Option<ChainMonitor>);
 impl LoadObserver for ObservedChain {
     fn layers(&mut self, _done: usize) {}
 
-    fn cluster(&mut self, monitor: ChainMonitor) {
-        self.0 = Some(monitor);
+    fn chain(&mut self, monitor: &ChainMonitor) {
+        self.0 = Some(monitor.clone());
     }
 }
 

@@ -1,17 +1,16 @@
-//! The options for the cluster key, the secret that all machines of a cluster share.
+//! The cluster key, the secret that all machines of a cluster share: given by [`KeyOptions`], or saved on this machine.
 
-use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::Args;
 use net::ClusterKey;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::bounded_file;
+use crate::options::{KeyOptions, Passphrase};
 use crate::store::Settings;
 use crate::usage::UsageError;
 
@@ -20,48 +19,15 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Random bytes of a key that is made here.
 const KEY_BYTES: usize = 20;
 
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "The key that machines share")]
-pub struct KeyOptions {
-    /// Shared secret of the machines in a cluster, at least 16 characters; a file is safer, because process lists show
-    /// arguments
-    #[arg(long, value_name = "KEY", env = "CONSORT_CLUSTER_KEY", hide_env_values = true)]
-    cluster_key: Option<Passphrase>,
-    /// File that contains the cluster key
-    #[arg(long, value_name = "FILE")]
-    cluster_key_file: Option<PathBuf>,
-}
-
-#[derive(Clone)]
-struct Passphrase(String);
-
-impl From<String> for Passphrase {
-    fn from(text: String) -> Self {
-        Self(text)
-    }
-}
-
-/// Does not print the secret.
-impl fmt::Debug for Passphrase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Passphrase")
-    }
-}
-
 impl KeyOptions {
     pub fn key(&self) -> Result<ClusterKey> {
-        match &self.cluster_key_file {
-            Some(file) => Ok(ClusterKey::from_passphrase(&read(file)?)?),
-            None => self.key_from_text(),
-        }
+        Ok(ClusterKey::from_passphrase(&self.given_text()?)?)
     }
 
     /// Checks that there is a key. A file is not read: it may be a pipe, which gives its content once.
     pub fn check(&self) -> Result<()> {
-        match &self.cluster_key_file {
-            Some(file) => file.metadata().map(drop).with_context(|| reading(file)),
-            None => self.key_from_text().map(drop),
-        }
+        self.check_given()?;
+        if self.cluster_key_file.is_none() { self.key().map(drop) } else { Ok(()) }
     }
 
     /// Checks that a key is given, whatever it is. A file is not read.
@@ -112,11 +78,6 @@ impl KeyOptions {
 
     fn is_given(&self) -> bool {
         self.cluster_key.is_some() || self.cluster_key_file.is_some()
-    }
-
-    fn key_from_text(&self) -> Result<ClusterKey> {
-        let Passphrase(text) = self.cluster_key.as_ref().ok_or_else(missing)?;
-        Ok(ClusterKey::from_passphrase(text)?)
     }
 }
 

@@ -3,26 +3,23 @@
 
 mod bench;
 mod bounded_file;
-mod cake_options;
-mod chain_monitor;
+#[cfg_attr(not(feature = "cake"), path = "without_cake.rs")]
+mod cake;
 mod cluster_key;
-mod cluster_options;
 mod commands;
+mod executors;
 mod generate;
 mod interrupt;
-mod kwaai_options;
-mod load_observer;
-mod loaded_model;
-mod model_digest;
-mod node_discovery;
+mod model_config;
 mod options;
+mod placement;
 mod plan_file;
 mod progress;
 mod sampling;
 mod stats;
 mod store;
-mod swarm_monitor;
-mod swarm_options;
+#[cfg_attr(not(feature = "swarm"), path = "without_swarm.rs")]
+mod swarm;
 mod terminal;
 mod text_assets;
 mod usage;

@@ -185,9 +185,9 @@ fn what_is_wrong_in_a_plan_is_said_before_anything_starts() {
     let file = write(&folder, "b.toml", &overlapping.replace("1..4", "2..4"));
     check(&["--plan", &file, "--peer", "127.0.0.1:1", "--split", "4"], 2, "cannot be used with");
     check(&["--plan", &file, "--tensor-parallel", "2"], 2, "do not go with --cluster, --peer and --plan");
-    check(
-        &["--plan", &file, "--cake-worker", "127.0.0.1:1"],
-        2,
-        "do not work together with --cluster, --peer and --plan",
-    );
+    let why = match cfg!(feature = "cake") {
+        true => "do not work together with --cluster, --peer and --plan",
+        false => "build it with `--features cake`",
+    };
+    check(&["--plan", &file, "--cake-worker", "127.0.0.1:1"], 2, why);
 }

@@ -10,15 +10,13 @@
 #![cfg(target_os = "linux")]
 
 mod build;
-mod dense;
 #[cfg(debug_assertions)]
 mod fault;
-mod peers;
+#[cfg_attr(not(feature = "neuron"), path = "worker/without_neuron.rs")]
+mod neuron;
 mod process;
 mod queue;
-mod rank_zero;
 mod reader;
-mod rendezvous;
 mod replies;
 mod request_error;
 mod shard;

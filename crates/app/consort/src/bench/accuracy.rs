@@ -11,7 +11,7 @@ use serde::Serialize;
 use types::TokenId;
 
 use crate::bounded_file;
-use crate::options::{ModelOptions, RequestedCapacity};
+use crate::model_config::{ModelConfig, RequestedCapacity};
 use crate::progress;
 use crate::store::ModelFiles;
 use crate::text_assets::TextAssets;
@@ -23,23 +23,23 @@ const SEQUENCE_TOKENS: usize = 512;
 /// Tokens of a step. The logits of all of them are kept twice.
 const CHUNK: usize = 64;
 
-/// Compares the model as `options` run it with f32 arithmetic, and prints a table or JSON.
-pub fn run(options: &ModelOptions, files: &ModelFiles, text: &Path, threads: usize, json: bool) -> Result<()> {
+/// Compares the model as `config` runs it with f32 arithmetic, and prints a table or JSON.
+pub fn run(config: &ModelConfig, files: &ModelFiles, text: &Path, threads: usize, json: bool) -> Result<()> {
     let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
     let tokens = tokens(&files.path, &checkpoint, text)?;
-    let longest = options.context(&checkpoint, SEQUENCE_TOKENS)?.min(tokens.len());
+    let longest = config.execution.context(&checkpoint, SEQUENCE_TOKENS)?.min(tokens.len());
     let capacity = RequestedCapacity::full(1, longest, CHUNK.min(longest));
-    let mut loaded = options.load_with(&files.path, &checkpoint, threads, capacity, &mut |_| {})?;
-    let mut reference = options.load_reference(&checkpoint, threads, capacity)?;
+    let mut loaded = config.load_with(&files.path, &checkpoint, threads, capacity, &mut |_| {})?;
+    let mut reference = config.load_reference(&checkpoint, threads, capacity)?;
     if !json {
         let compared = format!("{} tokens of {}, compared with f32 arithmetic", tokens.len(), text.display());
-        writeln!(stdout(), "{}, {}: {compared}\n{TABLE_HEAD}", files.name, options.level()?)?;
+        writeln!(stdout(), "{}, {}: {compared}\n{TABLE_HEAD}", files.name, config.execution.level()?)?;
     }
     for (role, phase) in [("prompt", Phase::Prefill), ("generated", Phase::Decode)] {
         let bar = progress::steps(tokens.len() as u64, role);
         let mut tally = Tally::default();
         for sequence in tokens.chunks(longest) {
-            let executors = (loaded.executor(), &mut reference as &mut dyn Executor);
+            let executors = (&mut *loaded as &mut dyn Executor, &mut reference as &mut dyn Executor);
             let mut next = sequence.iter().skip(1);
             inspect::compare::<_, _, anyhow::Error>(executors, sequence, phase, CHUNK, |found, expected| {
                 tally.add(found, expected, next.next().copied());

@@ -15,7 +15,8 @@ use engine::{Engine, Executor};
 use model::Checkpoint;
 
 use crate::interrupt;
-use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
+use crate::model_config::{ModelConfig, RequestedCapacity};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::terminal;
@@ -47,15 +48,15 @@ pub struct ChatArgs {
 
 impl ChatArgs {
     pub fn run(self) -> Result<ExitCode> {
-        self.options.check()?;
+        let model = ModelConfig::new(&self.options)?;
         interrupt::install()?;
-        let files = self.options.resolve(self.model.as_deref())?;
+        let files = model.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
-        let positions = self.options.context(&checkpoint, CONTEXT_DEFAULT)?;
+        let positions = model.execution.context(&checkpoint, CONTEXT_DEFAULT)?;
         let capacity = RequestedCapacity::full(1, positions, 1);
-        let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
-        let engine = Engine::new(executor, self.options.chunk());
+        let executor: Box<dyn Executor> = model.load(&files.path, &checkpoint, &self.threads, capacity)?;
+        let engine = Engine::new(executor, model.execution.chunk());
         terminal::note(&format!("{}. Ctrl-C stops an answer, /help lists the commands, /exit leaves.", files.name));
 
         let mut conversation = Conversation::new(engine, text, self.sampling, self.stats, self.system);

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use engine::{Engine, inspect};
+use engine::{Engine, Executor, inspect};
 use model::Checkpoint;
 use types::TokenId;
 
-use crate::options::{ModelOptions, RequestedCapacity, ThreadOption};
+use crate::model_config::{ModelConfig, RequestedCapacity};
+use crate::options::{ModelOptions, ThreadOption};
 use crate::store::ModelFiles;
 
 /// Print what a model computes, for tests
@@ -64,11 +65,11 @@ impl DebugArgs {
 
 impl DebugInput {
     fn logits(&self, out: &PathBuf) -> Result<()> {
-        let (files, checkpoint) = self.open()?;
-        let (tokens, chunk) = (self.ids(), self.options.chunk());
-        let positions = self.options.context(&checkpoint, tokens.len())?;
+        let (config, files, checkpoint) = self.open()?;
+        let (tokens, chunk) = (self.ids(), config.execution.chunk());
+        let positions = config.execution.context(&checkpoint, tokens.len())?;
         let capacity = RequestedCapacity::full(1, positions, chunk.min(tokens.len()));
-        let mut executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
+        let mut executor: Box<dyn Executor> = config.load(&files.path, &checkpoint, &self.threads, capacity)?;
         let file = File::create(out).with_context(|| format!("create {}", out.display()))?;
         let mut file = BufWriter::new(file);
         inspect::logits::<_, anyhow::Error>(&mut executor, &tokens, chunk, |row| {
@@ -79,23 +80,24 @@ impl DebugInput {
     }
 
     fn greedy(&self, tokens_max: usize) -> Result<()> {
-        let (files, checkpoint) = self.open()?;
+        let (config, files, checkpoint) = self.open()?;
         let tokens = self.ids();
-        let positions = self.options.context(&checkpoint, tokens.len().saturating_add(tokens_max).saturating_add(1))?;
+        let positions =
+            config.execution.context(&checkpoint, tokens.len().saturating_add(tokens_max).saturating_add(1))?;
         let capacity = RequestedCapacity::full(1, positions, 1);
-        let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
-        let mut engine = Engine::new(executor, self.options.chunk());
+        let executor: Box<dyn Executor> = config.load(&files.path, &checkpoint, &self.threads, capacity)?;
+        let mut engine = Engine::new(executor, config.execution.chunk());
         let answer = inspect::greedy(&mut engine, &tokens, tokens_max)?;
         let ids: Vec<u32> = answer.iter().map(|token| token.0).collect();
         writeln!(stdout(), "{}", serde_json::to_string(&ids)?)?;
         Ok(())
     }
 
-    fn open(&self) -> Result<(ModelFiles, Checkpoint)> {
-        self.options.check()?;
-        let files = self.options.resolve(Some(&self.model))?;
+    fn open(&self) -> Result<(ModelConfig, ModelFiles, Checkpoint)> {
+        let config = ModelConfig::new(&self.options)?;
+        let files = config.resolve(Some(&self.model))?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        Ok((files, checkpoint))
+        Ok((config, files, checkpoint))
     }
 
     fn ids(&self) -> Vec<TokenId> {

@@ -1,6 +1,5 @@
 //! `consort join`: lends this machine to the cluster of its network.
 
-mod cake;
 mod weights_progress;
 
 use std::net::SocketAddr;
@@ -21,15 +20,15 @@ use weights::{StoreLimits, TensorStore};
 
 use super::ranks::{is_shutting_down, watch_signals};
 use super::serve::logs::{self, LogFormat};
-use crate::cluster_key::KeyOptions;
-use crate::cluster_options::SILENCE;
-use crate::options::{CpuLevelOption, bytes, cpus, current_executable, rank_count, thread_count};
+use crate::cake::CakeJoinOptions;
+use crate::executors::cluster::SILENCE;
+use crate::executors::group::current_executable;
+use crate::options::{CpuLevelOption, KeyOptions, bytes, cpus, rank_count, thread_count};
 use crate::store::Settings;
-use cake::{CakeJoin, CakeJoinOptions};
 use weights_progress::WeightsProgress;
 
 /// What stays free on the disk of the store.
-const DISK_FREE_MIN: u64 = 1 << 30;
+pub const DISK_FREE_MIN: u64 = 1 << 30;
 
 /// Lend this machine to the cluster on this network
 ///
@@ -41,25 +40,25 @@ pub struct JoinArgs {
     /// Address to listen on; 0.0.0.0 is every address of this machine, port 0 any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7420")]
     #[arg(default_value_if("protocol", "cake", "0.0.0.0:10128"))]
-    listen: SocketAddr,
+    pub listen: SocketAddr,
     /// Name of this machine, for people [default: its host name]
     #[arg(long, value_name = "NAME")]
-    name: Option<NodeName>,
+    pub name: Option<NodeName>,
     /// Memory that layers may take, such as 8G [default: what is free]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    memory: Option<u64>,
+    pub memory: Option<u64>,
     /// Folder for weights that were received [default: consort's cache]
     #[arg(long, value_name = "FOLDER")]
-    store: Option<PathBuf>,
+    pub store: Option<PathBuf>,
     /// The most that the store may hold; what was used least recently is removed first
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "100G")]
-    store_max: u64,
+    pub store_max: u64,
     /// Do not announce this machine by mDNS; others have to name it with --peer
     #[arg(long)]
     no_mdns: bool,
     /// Compute threads of each rank [default: one per CPU, divided among the ranks]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]
-    threads: Option<NonZeroUsize>,
+    pub threads: Option<NonZeroUsize>,
     /// Use no better CPU instructions than these
     #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
     cpu_level: CpuLevelOption,
@@ -75,17 +74,18 @@ pub struct JoinArgs {
     #[command(flatten)]
     cake: CakeJoinOptions,
     #[command(flatten)]
-    key: KeyOptions,
+    pub key: KeyOptions,
 }
 
 impl JoinArgs {
     pub fn run(self) -> Result<()> {
-        self.cake.check(self.no_mdns)?;
+        let cake = self.cake.service(self.no_mdns)?;
         logs::install(self.log, "info")?;
         #[cfg(debug_assertions)]
         install_fault()?;
-        if self.cake.is_used() {
-            return self.serve_cake();
+        if let Some(cake) = cake {
+            watch_signals()?;
+            return cake.serve(self);
         }
         let key = self.key.key_if_saved()?;
         let folder = match self.store {
@@ -130,23 +130,6 @@ impl JoinArgs {
         info!(name = name.as_str(), ranks, threads, cpu = level.name(), "ready to run layers: listening on {address}");
         node.serve(is_shutting_down).context("serve coordinators")
     }
-
-    fn serve_cake(self) -> Result<()> {
-        let store = match &self.store {
-            Some(folder) => folder.join("cake"),
-            None => Settings::from_environment()?.own_cache.join("cake"),
-        };
-        watch_signals()?;
-        self.cake.serve(CakeJoin {
-            key: &self.key,
-            listen: self.listen,
-            name: self.name.map_or_else(host_name, Ok)?.as_str().to_owned(),
-            store,
-            store_max: self.store_max,
-            memory_max: self.memory,
-            threads: self.threads.map_or_else(cpus, NonZeroUsize::get),
-        })
-    }
 }
 
 /// The fault that a test injects with `CONSORT_FAULT`: see `cluster::node::NodeFault`.
@@ -175,7 +158,7 @@ fn facts(name: &NodeName, threads: usize, ranks: u16, level: Level) -> Result<Wi
     })
 }
 
-fn host_name() -> Result<NodeName> {
+pub fn host_name() -> Result<NodeName> {
     let name = rustix::system::uname();
     let name = name.nodename().to_string_lossy();
     name.parse().with_context(|| format!("the host name {name:?} cannot be used: give another with --name"))

@@ -3,20 +3,20 @@
 mod chat;
 mod completions;
 mod debug;
-#[cfg(test)]
+// The document describes a build with all features.
+#[cfg(all(test, feature = "swarm", feature = "cake", feature = "neuron"))]
 mod document;
-mod join;
+pub mod join;
 mod list;
 mod man;
 mod plan;
 mod ps;
 mod pull;
-mod ranks;
+pub mod ranks;
 mod rm;
-mod run;
-mod serve;
+pub mod run;
+pub mod serve;
 mod show;
-mod swarm;
 mod worker;
 
 use std::process::ExitCode;
@@ -25,6 +25,7 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::swarm::SwarmArgs;
 
 /// One large language model on the machines you already have.
 #[derive(Debug, Parser)]
@@ -46,7 +47,7 @@ enum Command {
     Join(join::JoinArgs),
     Plan(Box<plan::PlanArgs>),
     Ranks(ranks::RanksArgs),
-    Swarm(swarm::SwarmArgs),
+    Swarm(SwarmArgs),
     Pull(pull::PullArgs),
     List(list::ListArgs),
     Rm(rm::RmArgs),

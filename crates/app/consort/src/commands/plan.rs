@@ -11,6 +11,7 @@ use model::Checkpoint;
 use plan::{Comparison, Plan, PlanTable, SavedPlan, UnusableNode};
 
 use super::serve::capacity::CapacityOptions;
+use crate::model_config::ModelConfig;
 use crate::options::{ModelOptions, ThreadOption};
 use crate::store::Store;
 use crate::terminal;
@@ -36,12 +37,12 @@ pub struct PlanArgs {
 
 impl PlanArgs {
     pub fn run(mut self) -> Result<()> {
-        self.options.imply_cluster();
-        self.options.check()?;
+        self.options.placement.cluster.imply_cluster();
+        let config = ModelConfig::new(&self.options)?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let (capacity, _) = self.capacity.capacity(&self.options, &checkpoint, 0)?;
-        let (survey, unusable) = self.options.survey(&files.path, &checkpoint, &self.threads, capacity)?;
+        let (capacity, _) = self.capacity.capacity(&config, &checkpoint, 0)?;
+        let (survey, unusable) = config.survey(&files.path, &checkpoint, &self.threads, capacity)?;
         let (plan, comparison) = survey.plan().inspect_err(|_| {
             unusable.iter().for_each(|node| terminal::note(&format!("not used: {node}")));
         })?;

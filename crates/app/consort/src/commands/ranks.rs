@@ -17,8 +17,8 @@ use types::Rank;
 
 use super::serve::logs::{self, LogFormat};
 use super::serve::shutdown::Signals;
-use crate::cluster_key::KeyOptions;
-use crate::options::{cpus, current_executable, thread_count};
+use crate::executors::group::current_executable;
+use crate::options::{KeyOptions, cpus, thread_count};
 
 /// The CUDA device of a rank that is alone on its host.
 const CUDA_DEVICE: usize = 0;
@@ -57,12 +57,12 @@ impl RanksArgs {
 }
 
 /// Whether the process was asked to end.
-pub(super) fn is_shutting_down() -> bool {
+pub fn is_shutting_down() -> bool {
     SHUTDOWN.load(Ordering::SeqCst)
 }
 
 /// Starts a thread that waits for SIGINT (Ctrl-C) or SIGTERM: see [`is_shutting_down`].
-pub(super) fn watch_signals() -> Result<()> {
+pub fn watch_signals() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("listen for signals")?;
     let mut signals = {
         let _entered = runtime.enter();

@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use engine::{Engine, EngineOptions};
+use engine::{Engine, EngineOptions, Executor};
 use model::Checkpoint;
 use serde_json::json;
 use text::Message;
 
 use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
 use crate::interrupt::{self, InterruptGuard};
-use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity, ThreadOption};
+use crate::model_config::{ModelConfig, RequestedCapacity};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions, ThreadOption};
+use crate::placement::Placement;
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::terminal;
@@ -51,20 +53,15 @@ pub struct RunArgs {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
-    options: ModelOptions,
+    pub options: ModelOptions,
 }
 
 impl RunArgs {
-    /// As with `--swarm`.
-    pub fn use_swarm(&mut self) {
-        self.options.use_swarm();
-    }
-
     pub fn run(self) -> Result<ExitCode> {
-        self.options.check()?;
+        let config = ModelConfig::new(&self.options)?;
         let RunInput { model, prompt } = RunInput::read(&self.words)?;
         interrupt::install()?;
-        let files = self.options.resolve(model.as_deref())?;
+        let files = config.resolve(model.as_deref())?;
 
         let start = Instant::now();
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
@@ -74,18 +71,14 @@ impl RunArgs {
             Some(max) => tokens.len().saturating_add(max),
             None => CONTEXT_DEFAULT.max(tokens.len() + ANSWER_TOKENS_RESERVED),
         };
-        let positions = self.options.context(&checkpoint, default_context.max(tokens.len() + 1))?;
+        let positions = config.execution.context(&checkpoint, default_context.max(tokens.len() + 1))?;
         // A step never has more tokens than the prompt, so a larger working memory would be wasted. After the loss of a
         // rank or a machine, however, the tokens of the answer are computed again as well.
-        let is_alone = self.options.ranks() == 1 && !self.options.uses_cluster();
-        let most = if is_alone { tokens.len().max(1) } else { positions };
-        let chunk = self.options.chunk().min(most);
-        let capacity = RequestedCapacity {
-            rows: chunk,
-            ..RequestedCapacity::full(1, positions, 1 + self.options.draft_tokens_default())
-        };
-        let executor = self.options.load(&files.path, &checkpoint, &self.threads, capacity)?.into_executor();
-        let draft_tokens_max = self.options.draft_tokens_default();
+        let most = if matches!(config.placement, Placement::Here) { tokens.len().max(1) } else { positions };
+        let chunk = config.execution.chunk().min(most);
+        let draft_tokens_max = config.placement.draft_tokens_default();
+        let capacity = RequestedCapacity { rows: chunk, ..RequestedCapacity::full(1, positions, 1 + draft_tokens_max) };
+        let executor: Box<dyn Executor> = config.load(&files.path, &checkpoint, &self.threads, capacity)?;
         let mut engine =
             Engine::with_options(executor, EngineOptions { chunk, draft_tokens_max, ..EngineOptions::default() });
         let loaded = start.elapsed();

@@ -1,12 +1,12 @@
 //! `consort serve`: serves a model over HTTP.
 
-pub(super) mod admin;
-pub(super) mod capacity;
-pub(super) mod http;
+pub mod admin;
+pub mod capacity;
+pub mod http;
 mod key_reload;
 mod load;
-pub(super) mod logs;
-pub(super) mod shutdown;
+pub mod logs;
+pub mod shutdown;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,6 +20,7 @@ use server::{App, Config, ConnectionLimits, DescriptorLimit, Listener, Tls};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
+use crate::model_config::ModelConfig;
 use crate::options::{ModelOptions, ThreadOption, cpus};
 use crate::store::DEFAULT_REPO;
 use http::HttpOptions;
@@ -52,14 +53,14 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
-        self.options.check()?;
-        self.cache.check(&self.options)?;
+        let model = ModelConfig::new(&self.options)?;
+        self.cache.check(&model.placement)?;
         logs::install(self.http.log, "info")?;
         let app = App::new(self.config()?);
         let tls = self.http.tls()?;
         let admin = self.http.admin.clone();
         let admin_connections = if admin.is_some() { admin::ADMIN_CONNECTIONS_MAX } else { 0 };
-        let limit = DescriptorLimit::raise(self.options.ranks(), admin_connections);
+        let limit = DescriptorLimit::raise(model.placement.ranks(), admin_connections);
         if let Some(at) = admin {
             admin::start(&app, at, tls.clone())?;
         }
@@ -70,13 +71,19 @@ impl ServeArgs {
             .enable_all()
             .build()
             .context("start the threads of the server")?;
-        let result = runtime.block_on(self.serve(app, tls, limit));
+        let result = runtime.block_on(self.serve(model, app, tls, limit));
         // Does not wait for a model that is still loading.
         runtime.shutdown_background();
         result
     }
 
-    async fn serve(self, app: Arc<App>, tls: Option<Tls>, limit: DescriptorLimit) -> Result<ExitCode> {
+    async fn serve(
+        self,
+        model: ModelConfig,
+        app: Arc<App>,
+        tls: Option<Tls>,
+        limit: DescriptorLimit,
+    ) -> Result<ExitCode> {
         let grace = Duration::from_secs(self.http.grace);
         let scheme = if tls.is_some() { "https" } else { "http" };
         let mut signals = Signals::listen()?;
@@ -93,7 +100,7 @@ impl ServeArgs {
         key_reload::spawn(Arc::clone(&app), self.http.keys.clone())?;
 
         let (failed, failure) = oneshot::channel();
-        load::spawn_loader(self, Arc::clone(&app), url, failed)?;
+        load::spawn_loader(self, model, Arc::clone(&app), url, failed)?;
         shutdown::run(listener, &app, &mut signals, failure, grace).await
     }
 
@@ -125,7 +132,7 @@ fn open_warning(app: &App, address: SocketAddr) -> Option<String> {
 }
 
 /// The name of a model that is a local file or folder. Clients do not see its path.
-pub(super) fn short_name(given: &str) -> String {
+pub fn short_name(given: &str) -> String {
     let path = Path::new(given);
     let Ok(real) = path.canonicalize() else { return given.to_owned() };
     // A path such as `.` has no name. A link has one, which tells more than what it points to.

@@ -11,7 +11,8 @@ use ranks::memory_available;
 use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 
-use crate::options::{CONTEXT_DEFAULT, ModelOptions, RequestedCapacity};
+use crate::model_config::{ModelConfig, RequestedCapacity};
+use crate::options::{CONTEXT_DEFAULT, ModelOptions};
 use crate::store::{ModelFiles, Store};
 use crate::terminal;
 use crate::text_assets::{TextAssets, template_source};
@@ -48,7 +49,7 @@ pub struct ShowArgs {
 
 impl ShowArgs {
     pub fn run(self) -> Result<()> {
-        self.options.check_values()?;
+        let config = ModelConfig::without_key(&self.options)?;
         let files = Store::from_environment()?.find(&self.model)?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         if self.template {
@@ -56,63 +57,63 @@ impl ShowArgs {
             let template = template.context("the model has no chat template")?;
             return Ok(terminal::print_line(template)?);
         }
-        let report = self.report(files, &checkpoint)?;
+        let report = report(&config, files, &checkpoint)?;
         match self.json {
             true => terminal::print_line(serde_json::to_string(&report)?)?,
             false => write!(stdout(), "{report}")?,
         }
         Ok(())
     }
+}
 
-    fn report(&self, files: ModelFiles, checkpoint: &Checkpoint) -> Result<ModelReport> {
-        let description = checkpoint.description();
-        let stored = checkpoint.stored_formats();
-        let parameters = stored.iter().map(|format| format.elements).sum();
-        let (feed_forward, experts, experts_used) = match description.layers[0].feed_forward {
-            FeedForward::Dense { inner } => (inner, None, None),
-            FeedForward::Experts { inner, routing } => (inner, Some(routing.experts), Some(routing.chosen)),
-        };
-        let text = TextAssets::open(&files.path, checkpoint);
-        let tokens = |ids: fn(&Tokenizer) -> &[TokenId]| {
-            text.as_ref().map_or_else(|_| Vec::new(), |text| named(&text.tokenizer, ids(&text.tokenizer)))
-        };
-        let capacity = RequestedCapacity::full(1, self.options.context(checkpoint, CONTEXT_DEFAULT)?, 1);
-        let need = self.memory_need(checkpoint, capacity);
-        Ok(ModelReport {
-            architecture: description.architecture.name,
-            parameters,
-            active_parameters: experts.map(|_| parameters.saturating_sub(idle_parameters(description))),
-            layers: description.layers.len(),
-            hidden: description.hidden,
-            heads: description.heads,
-            kv_heads: description.kv_heads,
-            head_dim: description.head_dim,
-            feed_forward,
-            experts,
-            experts_used,
-            vocabulary: description.vocab,
-            context: description.positions_max,
-            sliding_window: description.layers.iter().find_map(|layer| layer.window),
-            tied_embeddings: description.tied,
-            weights: stored.into_iter().map(WeightFormat::from).collect(),
-            chat_template: text.as_ref().is_ok_and(|text| text.template.is_some()),
-            bos_tokens: tokens(Tokenizer::prefix_ids),
-            eos_tokens: tokens(Tokenizer::eos_ids),
-            generation_defaults: text.as_ref().map(|text| text.defaults.clone()).unwrap_or_default(),
-            metadata: metadata(checkpoint),
-            text_problem: text.as_ref().err().map(|error| format!("{error:#}")),
-            load_problem: need.as_ref().err().map(|error| format!("{error:#}")),
-            need: need.ok(),
-            ranks: self.options.possible_ranks(checkpoint, capacity, RANKS_SHOWN_MAX)?,
-            name: files.name,
-            path: files.path,
-        })
-    }
+fn report(config: &ModelConfig, files: ModelFiles, checkpoint: &Checkpoint) -> Result<ModelReport> {
+    let description = checkpoint.description();
+    let stored = checkpoint.stored_formats();
+    let parameters = stored.iter().map(|format| format.elements).sum();
+    let (feed_forward, experts, experts_used) = match description.layers[0].feed_forward {
+        FeedForward::Dense { inner } => (inner, None, None),
+        FeedForward::Experts { inner, routing } => (inner, Some(routing.experts), Some(routing.chosen)),
+    };
+    let text = TextAssets::open(&files.path, checkpoint);
+    let tokens = |ids: fn(&Tokenizer) -> &[TokenId]| {
+        text.as_ref().map_or_else(|_| Vec::new(), |text| named(&text.tokenizer, ids(&text.tokenizer)))
+    };
+    let capacity = RequestedCapacity::full(1, config.execution.context(checkpoint, CONTEXT_DEFAULT)?, 1);
+    let need = memory_need(config, checkpoint, capacity);
+    Ok(ModelReport {
+        architecture: description.architecture.name,
+        parameters,
+        active_parameters: experts.map(|_| parameters.saturating_sub(idle_parameters(description))),
+        layers: description.layers.len(),
+        hidden: description.hidden,
+        heads: description.heads,
+        kv_heads: description.kv_heads,
+        head_dim: description.head_dim,
+        feed_forward,
+        experts,
+        experts_used,
+        vocabulary: description.vocab,
+        context: description.positions_max,
+        sliding_window: description.layers.iter().find_map(|layer| layer.window),
+        tied_embeddings: description.tied,
+        weights: stored.into_iter().map(WeightFormat::from).collect(),
+        chat_template: text.as_ref().is_ok_and(|text| text.template.is_some()),
+        bos_tokens: tokens(Tokenizer::prefix_ids),
+        eos_tokens: tokens(Tokenizer::eos_ids),
+        generation_defaults: text.as_ref().map(|text| text.defaults.clone()).unwrap_or_default(),
+        metadata: metadata(checkpoint),
+        text_problem: text.as_ref().err().map(|error| format!("{error:#}")),
+        load_problem: need.as_ref().err().map(|error| format!("{error:#}")),
+        need: need.ok(),
+        ranks: config.possible_ranks(checkpoint, capacity, RANKS_SHOWN_MAX)?,
+        name: files.name,
+        path: files.path,
+    })
+}
 
-    fn memory_need(&self, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<MemoryNeed> {
-        let shares = self.options.footprint(checkpoint, capacity)?;
-        Ok(MemoryNeed::new(&shares, capacity.positions, self.options.ranks(), memory_available()))
-    }
+fn memory_need(config: &ModelConfig, checkpoint: &Checkpoint, capacity: RequestedCapacity) -> Result<MemoryNeed> {
+    let shares = config.footprint(checkpoint, capacity)?;
+    Ok(MemoryNeed::new(&shares, capacity.positions, config.placement.ranks(), memory_available()))
 }
 
 /// The weights of the experts that a token does not use.

@@ -1,6 +1,7 @@
 //! The values of options, and how they are parsed.
 
 use std::num::{NonZeroU16, NonZeroUsize};
+use std::thread;
 
 use anyhow::ensure;
 use clap::ValueEnum;
@@ -9,10 +10,13 @@ use ranks::protocol::join::Activations;
 use ranks::protocol::limits::RANKS_MAX;
 use types::DType;
 
-use super::cpus;
-
 /// The upper limit of `--threads` per CPU: more threads only wait for each other.
 const THREADS_PER_CPU_MAX: usize = 32;
+
+/// The CPUs that this process may use.
+pub fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
 
 /// Parses a number that is not zero.
 pub fn positive(text: &str) -> Result<NonZeroUsize, String> {

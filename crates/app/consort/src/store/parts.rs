@@ -1,10 +1,6 @@
 //! Parts of models with shards: only the shards with a part's tensors are downloaded. The others are linked to blobs that are
 //! missing. The names of these are their hashes, by which machines with different shards can tell that they have the same model.
 
-use std::ffi::OsStr;
-use std::fs;
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use model::{Checkpoint, ModelPart};
 
@@ -33,18 +29,6 @@ pub fn fetch_part(cache: &RepoCache, source: &Source<'_>, files: &[&RemoteFile],
         shards.into_iter().filter(|shard| missing.iter().any(|name| name == shard.name.as_str())).collect();
     ensure!(needed.len() == missing.len(), "{} does not have all of {}", source.repo, missing.join(", "));
     super::fetch(cache, source, &needed)
-}
-
-/// The SHA-256 of a file of a snapshot, as the hub gave it, whether the file is there or not; `None` if it is not a link to a blob.
-pub fn linked_sha256(file: &Path) -> Option<[u8; 32]> {
-    let target = fs::read_link(file).ok()?;
-    let is_blob = target.parent()?.file_name() == Some(OsStr::new("blobs"));
-    let name = target.file_name()?.to_str().filter(|name| is_blob && name.len() == 64 && name.is_ascii())?;
-    let mut hash = [0; 32];
-    for (byte, at) in hash.iter_mut().zip((0..64).step_by(2)) {
-        *byte = u8::from_str_radix(&name[at..at + 2], 16).ok()?;
-    }
-    Some(hash)
 }
 
 fn is_shard(file: &RemoteFile) -> bool {

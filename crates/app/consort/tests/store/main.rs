@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod fake_hub;
+#[cfg(feature = "swarm")]
 mod parts;
 
 use std::fs;

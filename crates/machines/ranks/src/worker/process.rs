@@ -5,7 +5,6 @@
 mod faults;
 mod group;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
 use std::num::NonZeroUsize;
@@ -16,10 +15,9 @@ use tracing::{debug, info, warn};
 use types::Rank;
 
 use super::Options;
-use super::dense::{DenseModel, DenseSource};
 #[cfg(debug_assertions)]
 use super::fault::{Fault, Point};
-use super::peers::{Peers, RequestDigest};
+use super::neuron::NeuronState;
 use super::queue::{QueuedLine, RequestQueue};
 use super::replies::ReplyWriter;
 use super::request_error::RequestError;
@@ -35,22 +33,18 @@ use collectives::shared_memory::Epoch;
 const LOADING_EVERY: Duration = Duration::from_millis(100);
 
 pub struct RankServer {
-    rank: Rank,
+    pub(super) rank: Rank,
     cuda_device: u32,
     build: String,
     #[cfg(debug_assertions)]
     fault: Option<Fault>,
     replies: ReplyWriter,
-    collective: GroupCollective,
+    pub(super) collective: GroupCollective,
     /// The model of `load`.
     shard: Option<LoadedShard>,
-    /// The models of `load_dense_shard`, by `model_id`.
-    dense: BTreeMap<String, DenseModel>,
-    /// The other ranks of an `init`.
-    peers: Option<Peers>,
-    init_timeout: Duration,
-    collective_timeout: Duration,
-    threads_max: usize,
+    /// What a foreign leader has asked for.
+    pub(super) neuron: NeuronState,
+    pub(super) threads_max: usize,
     /// Where ranks on other hosts connect, until the group is joined.
     listener: Option<TcpListener>,
     steps: u64,
@@ -71,10 +65,7 @@ impl RankServer {
             replies,
             collective,
             shard: None,
-            dense: BTreeMap::new(),
-            peers: None,
-            init_timeout,
-            collective_timeout,
+            neuron: NeuronState::new(init_timeout, collective_timeout),
             threads_max: threads_max.map_or(usize::MAX, NonZeroUsize::get),
             listener: None,
             steps: 0,
@@ -152,32 +143,12 @@ impl RankServer {
     fn handle(&mut self, request: &RankRequest) -> Result<RankReply, RequestError> {
         match *request {
             RankRequest::Ping => Ok(pong(self.rank, self.cuda_device)),
-            RankRequest::Init { ref comm_id } => self.init(comm_id),
-            RankRequest::NcclSanityCheck => self.sanity_check(),
-            RankRequest::LoadDenseShard { ref model_id, ref config_json, ref safetensors_paths, ref quant } => {
-                let source = DenseSource { config: config_json, files: safetensors_paths, quant: quant.as_deref() };
-                self.load_dense(model_id, &source)
-            }
-            RankRequest::GenerateStep { ref model_id, ref tokens, offset } => {
-                let digest = step_digest(model_id, tokens, offset);
-                let prepared = self.dense(model_id).and_then(|dense| dense.prepare(tokens, offset));
-                let tokens = self.agree(digest, prepared)?;
-                self.step(|process| process.dense(model_id)?.step(&tokens))?;
-                Ok(RankReply::GenerateStepOk)
-            }
-            RankRequest::GenerateStepWithImages { ref model_id, ref tokens, offset, .. } => {
-                let unsupported = || RequestError::new(ErrorKind::ForwardFailed, "images are not supported");
-                let refused = self.dense(model_id).and_then(|_| Err(unsupported()));
-                self.agree(step_digest(model_id, tokens, offset), refused)
-            }
-            RankRequest::ClearKvCache { ref model_id } => {
-                if let Some(peers) = &mut self.peers {
-                    peers.leave_epoch();
-                }
-                let collective = self.collective.clone();
-                self.dense(model_id)?.clear(collective);
-                Ok(RankReply::KvCacheCleared)
-            }
+            RankRequest::Init { .. }
+            | RankRequest::NcclSanityCheck
+            | RankRequest::LoadDenseShard { .. }
+            | RankRequest::GenerateStep { .. }
+            | RankRequest::GenerateStepWithImages { .. }
+            | RankRequest::ClearKvCache { .. } => self.handle_neuron(request),
             RankRequest::UnloadModel { ref model_id } => self.unload(model_id),
             RankRequest::Shutdown => Ok(RankReply::Bye),
 
@@ -220,21 +191,9 @@ impl RankServer {
         }
     }
 
-    fn load_dense(&mut self, model_id: &str, source: &DenseSource<'_>) -> Result<RankReply, RequestError> {
-        self.check_unused(model_id)?;
-        let dense = DenseModel::load(source, self.rank, self.threads_max, self.collective.clone())?;
-        info!(rank = self.rank.index(), model = model_id, "loaded");
-        self.dense.insert(model_id.to_owned(), dense);
-        Ok(RankReply::LoadDenseShardOk)
-    }
-
-    fn dense(&mut self, model_id: &str) -> Result<&mut DenseModel, RequestError> {
-        self.dense.get_mut(model_id).ok_or_else(|| not_loaded(model_id))
-    }
-
-    fn check_unused(&self, model_id: &str) -> Result<(), RequestError> {
+    pub(super) fn check_unused(&self, model_id: &str) -> Result<(), RequestError> {
         let is_shard = self.shard.as_ref().is_some_and(|shard| shard.model_id() == model_id);
-        if is_shard || self.dense.contains_key(model_id) {
+        if is_shard || self.neuron.has_model(model_id) {
             return Err(RequestError::new(ErrorKind::AlreadyLoaded, format!("model {model_id} is loaded")));
         }
         Ok(())
@@ -271,11 +230,7 @@ impl RankServer {
 
     fn unload(&mut self, model_id: &str) -> Result<RankReply, RequestError> {
         let was_shard = self.shard.take_if(|shard| shard.model_id() == model_id).is_some();
-        if was_shard || self.dense.remove(model_id).is_some() {
-            Ok(RankReply::Unloaded)
-        } else {
-            Err(not_loaded(model_id))
-        }
+        if was_shard || self.neuron.unload(model_id) { Ok(RankReply::Unloaded) } else { Err(not_loaded(model_id)) }
     }
 
     fn shard(&mut self) -> Result<&mut LoadedShard, RequestError> {
@@ -284,39 +239,43 @@ impl RankServer {
 
     /// Runs a step and counts its time. If it fails, the epoch is aborted, so that the other ranks do not wait for this
     /// one.
-    fn step<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RequestError>) -> Result<T, RequestError> {
+    pub(super) fn step<T>(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
         if !self.collective.is_complete() {
             return Err(RequestError::new(ErrorKind::NcclNotInitialised, "the rank is in no group"));
         }
         let begun = Instant::now();
-        let stepping = self.peers.as_ref().map(Peers::stepping);
-        let result = run(self);
-        drop(stepping);
+        let result = {
+            let _stepping = self.neuron.stepping();
+            run(self)
+        };
         self.steps += 1;
         self.stepping += begun.elapsed();
         if result.is_err() {
             self.collective.abandon();
         }
-        match (result, &self.peers) {
-            (Err(RequestError { kind: ErrorKind::Aborted, .. }), Some(peers)) => Err(peers.why_ended().into()),
-            (result, _) => result,
-        }
+        result.map_err(|error| match error.kind {
+            ErrorKind::Aborted => self.neuron.why_ended().unwrap_or(error),
+            _ => error,
+        })
     }
 
-    fn forget_sessions(&mut self) {
+    pub(super) fn forget_sessions(&mut self) {
         if let Some(shard) = &mut self.shard {
             shard.regroup(self.collective.clone());
         }
-        self.dense.values_mut().for_each(|dense| dense.regroup(self.collective.clone()));
+        self.neuron.regroup(&self.collective);
     }
 
     fn stats(&self) -> RankStats {
         let (collectives, collective_us) = self.collective.spent();
         RankStats {
             epoch: self.collective.epoch().map_or(0, |epoch| epoch.0),
-            sessions: self.sum(LoadedShard::sessions, DenseModel::sessions),
-            weight_bytes: self.sum(LoadedShard::weight_bytes, DenseModel::weight_bytes),
-            kv_bytes: self.sum(LoadedShard::kv_bytes, DenseModel::kv_bytes),
+            sessions: self.of_shard(LoadedShard::sessions) + self.neuron.sessions(),
+            weight_bytes: self.of_shard(LoadedShard::weight_bytes) + self.neuron.weight_bytes(),
+            kv_bytes: self.of_shard(LoadedShard::kv_bytes) + self.neuron.kv_bytes(),
             resident_bytes: resident_bytes().unwrap_or(0),
             steps: self.steps,
             collectives,
@@ -326,9 +285,9 @@ impl RankServer {
         }
     }
 
-    /// Sum over all models.
-    fn sum(&self, shard: impl Fn(&LoadedShard) -> u64, dense: impl Fn(&DenseModel) -> u64) -> u64 {
-        self.shard.as_ref().map_or(0, shard) + self.dense.values().map(dense).sum::<u64>()
+    /// Of the model of `load`.
+    fn of_shard(&self, shard: impl Fn(&LoadedShard) -> u64) -> u64 {
+        self.shard.as_ref().map_or(0, shard)
     }
 
     #[cfg(debug_assertions)]
@@ -348,17 +307,7 @@ pub fn pong(rank: Rank, cuda_device: u32) -> RankReply {
     RankReply::Pong { rank: rank.index() as u16, world_size: rank.world().get() as u16, cuda_device }
 }
 
-/// A hash of a step's arguments.
-fn step_digest(model_id: &str, tokens: &[u32], offset: u64) -> RequestDigest {
-    let mut hash = blake3::Hasher::new_derive_key("consort 2026 a step of one sequence");
-    hash.update(&(model_id.len() as u64).to_le_bytes()).update(model_id.as_bytes()).update(&offset.to_le_bytes());
-    for token in tokens {
-        hash.update(&token.to_le_bytes());
-    }
-    hash.finalize().into()
-}
-
-fn not_loaded(model_id: &str) -> RequestError {
+pub(super) fn not_loaded(model_id: &str) -> RequestError {
     RequestError::new(ErrorKind::ModelNotLoaded, format!("model {model_id} is not loaded"))
 }
 

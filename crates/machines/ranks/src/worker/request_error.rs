@@ -6,8 +6,6 @@ use engine::ExecutorError;
 use kernels::BackendError;
 use model::{CollectiveError, DescriptionError, LoadError};
 
-use super::peers::PeerError;
-use super::rendezvous::RendezvousError;
 use crate::protocol::ErrorKind;
 use crate::protocol::limits::LimitError;
 use collectives::CommError;
@@ -60,23 +58,6 @@ impl From<CommError> for RequestError {
     }
 }
 
-impl From<RendezvousError> for RequestError {
-    fn from(error: RendezvousError) -> Self {
-        Self::of(ErrorKind::NcclInitFailed, &error)
-    }
-}
-
-impl From<PeerError> for RequestError {
-    fn from(error: PeerError) -> Self {
-        let kind = match &error {
-            PeerError::Refused(_) => ErrorKind::ForwardFailed,
-            PeerError::Group(source) => group_kind(source).unwrap_or(ErrorKind::NcclInitFailed),
-            _ => ErrorKind::Aborted,
-        };
-        Self::of(kind, &error)
-    }
-}
-
 impl From<ConnectError> for RequestError {
     fn from(error: ConnectError) -> Self {
         let kind = match &error {
@@ -125,7 +106,7 @@ fn collective_kind(error: &CollectiveError) -> ErrorKind {
     }
 }
 
-fn group_kind(error: &CommError) -> Option<ErrorKind> {
+pub fn group_kind(error: &CommError) -> Option<ErrorKind> {
     match error {
         CommError::Aborted | CommError::Lost(_) => Some(ErrorKind::Aborted),
         CommError::Stale { .. } => Some(ErrorKind::Stale),

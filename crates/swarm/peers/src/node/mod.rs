@@ -1,8 +1,8 @@
 //! `SwarmNode`: this process in the swarm: a libp2p node, the blocks that it serves, and what it knows of others.
 
 mod announcer;
+mod block_host;
 mod gossip;
-mod placement;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::serve::BlockServer;
 use crate::view::SwarmView;
 
 pub use announcer::{Announcer, BlockState};
-pub use placement::{BlockLoader, LoadedBlock, Placement, PlacementOptions, PlacementState, PlacementWatch};
+pub use block_host::{BlockHost, BlockHostOptions, BlockHostState, BlockHostWatch, BlockLoader, LoadedBlock};
 
 /// How often a node asks others for records: at first and while it finds no chain, and when it knows some.
 const FIRST_ROUND: Duration = Duration::from_millis(500);

@@ -8,7 +8,9 @@ use kernels::PAGE_TOKENS;
 use model::{Checkpoint, Footprint};
 use ranks::memory_available;
 
-use crate::options::{ModelOptions, RequestedCapacity, bytes};
+use crate::model_config::{ModelConfig, RequestedCapacity};
+use crate::options::bytes;
+use crate::placement::Placement;
 use crate::usage::UsageError;
 
 /// The default context, if the model supports that many tokens.
@@ -41,11 +43,11 @@ impl CapacityOptions {
     /// beside the weights allows.
     pub fn capacity(
         &self,
-        options: &ModelOptions,
+        model: &ModelConfig,
         checkpoint: &Checkpoint,
         draft_tokens: usize,
     ) -> Result<(RequestedCapacity, u64)> {
-        if self.kv_memory.is_some() && options.uses_swarm() {
+        if self.kv_memory.is_some() && matches!(model.placement, Placement::Swarm(_)) {
             return Err(UsageError::new("--kv-memory does not go with --swarm: peers keep the KV cache").into());
         }
         let sequences = self.max_running.get();
@@ -57,7 +59,7 @@ impl CapacityOptions {
             rows: positions,
             logit_rows,
         };
-        let least = options.footprint(checkpoint, capacity(PAGE_TOKENS, PAGE_TOKENS))?;
+        let least = model.footprint(checkpoint, capacity(PAGE_TOKENS, PAGE_TOKENS))?;
         let sum = |part: fn(&Footprint) -> u64| least.iter().map(part).sum::<u64>();
         // With a swarm, peers have the pages.
         let (fixed, page_bytes) =
@@ -65,14 +67,16 @@ impl CapacityOptions {
         let fits =
             |memory: u64| usize::try_from(memory / page_bytes.max(1)).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
         let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
-        let spare = match options.uses_cluster() {
+        let spare = match model.placement {
+            Placement::Here | Placement::Ranks(_) => fits(rest / KV_MEMORY_DIVISOR),
             // Every machine has keys and values of its own layers; the plan counts them.
-            true => CONTEXT_DEFAULT.min(checkpoint.description().positions_max).saturating_mul(CLUSTER_CONTEXTS),
-            false => fits(rest / KV_MEMORY_DIVISOR),
+            Placement::Cluster(_) | Placement::Cake(_) | Placement::Swarm(_) => {
+                CONTEXT_DEFAULT.min(checkpoint.description().positions_max).saturating_mul(CLUSTER_CONTEXTS)
+            }
         };
         let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
         let default_context = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
-        let positions = options.context(checkpoint, default_context)?;
+        let positions = model.execution.context(checkpoint, default_context)?;
         let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
         if tokens < positions {
             return Err(UsageError::new(format!(

@@ -7,19 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use engine::{Engine, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
+use engine::{Engine, EngineOptions, Executor, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::cpu::Level;
 use model::{Checkpoint, StoredFormat};
-use server::{App, CpuDescription, LoadStage, ModelDescription, Progress, ServedModel};
+use server::{App, ClusterMonitor, CpuDescription, LoadStage, ModelDescription, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
 
 use super::ServeArgs;
 use super::capacity::CapacityOptions;
-use crate::chain_monitor::ChainMonitor;
-use crate::load_observer::{LoadObserver, WeightsBar};
-use crate::options::ModelOptions;
-use crate::swarm_monitor::SwarmMonitor;
+use crate::executors::{LoadObserver, WeightsBar};
+use crate::model_config::ModelConfig;
+use crate::placement::Placement;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
 
@@ -51,13 +50,14 @@ pub struct CacheOptions {
 /// `failed`.
 pub fn spawn_loader(
     serve: ServeArgs,
+    model: ModelConfig,
     app: Arc<App>,
     url: String,
     failed: oneshot::Sender<anyhow::Error>,
 ) -> Result<()> {
     let begun = Instant::now();
-    let load = move || match load(&serve, &app) {
-        Ok((served, Placement { ranks, threads, level, kv_tokens, kv_bytes })) => {
+    let load = move || match load(&serve, &model, &app) {
+        Ok((served, LoadSummary { ranks, threads, level, kv_tokens, kv_bytes })) => {
             let (context, memory_bytes) = (served.context, served.memory_bytes);
             app.set_stage(LoadStage::Ready(Arc::new(served)));
             let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
@@ -88,7 +88,7 @@ pub fn spawn_loader(
 }
 
 /// How a model runs, for the log.
-struct Placement {
+struct LoadSummary {
     ranks: usize,
     /// Of each rank.
     threads: usize,
@@ -97,42 +97,42 @@ struct Placement {
     kv_bytes: u64,
 }
 
-fn load(serve: &ServeArgs, app: &App) -> Result<(ServedModel, Placement)> {
+fn load(serve: &ServeArgs, model: &ModelConfig, app: &App) -> Result<(ServedModel, LoadSummary)> {
     set_progress(app, "finding its files", 0, 1);
-    let files = serve.options.resolve(serve.model.as_deref())?;
+    let files = model.resolve(serve.model.as_deref())?;
     let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
     let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 
     let digest = checkpoint.digest().to_string();
     let description = describe(&files.path, &checkpoint);
-    let (capacity, kv_bytes) = serve.cache.capacity.capacity(&serve.options, &checkpoint, serve.cache.speculate)?;
+    let (capacity, kv_bytes) = serve.cache.capacity.capacity(model, &checkpoint, serve.cache.speculate)?;
     let layers = checkpoint.description().layers.len();
     info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
-    let threads = serve.options.threads(&serve.threads);
+    let threads = model.threads(&serve.threads);
     let mut observer = ServeObserver { app, layers, quarters: 0, weights: WeightsBar::default() };
-    let loaded = serve.options.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
+    let loaded = model.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
     drop(observer);
     let weights = loaded.layer_bytes() + loaded.head_bytes();
     set_progress(app, "preparing its vocabulary", 0, 1);
     let options = EngineOptions {
-        chunk: serve.options.chunk(),
+        chunk: model.execution.chunk(),
         prefill_step: Some(Duration::from_millis(serve.cache.prefill_step_ms)).filter(|limit| !limit.is_zero()),
         waiting_max: serve.cache.max_waiting,
         prefix_cache: !serve.cache.no_prefix_cache,
         draft_tokens_max: serve.cache.speculate,
         rebuild_timeout: Duration::from_secs(serve.cache.replay),
     };
-    let engine = Engine::with_options(loaded.into_executor(), options);
+    let engine = Engine::with_options(loaded as Box<dyn Executor>, options);
     let service = Service::start(engine).context("start the engine's thread")?;
     let TextAssets { tokenizer, defaults, template } = text;
     let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
     served.digest = Some(digest);
-    let (ranks, level) = (serve.options.ranks(), serve.options.level()?);
+    let (ranks, level) = (model.placement.ranks(), model.execution.level()?);
     served.memory_bytes = weights as u64 + kv_bytes;
     served.kv_bytes = kv_bytes;
     served.cpu = Some(CpuDescription { level: level.name().to_owned(), threads });
     served.description = description;
-    Ok((served, Placement { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
+    Ok((served, LoadSummary { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
 }
 
 fn set_progress(app: &App, doing: &str, done: usize, total: usize) {
@@ -160,14 +160,9 @@ impl LoadObserver for ServeObserver<'_> {
         }
     }
 
-    fn cluster(&mut self, monitor: ChainMonitor) {
-        set_progress(self.app, "looking for machines", 0, 1);
-        self.app.set_cluster(Arc::new(monitor));
-    }
-
-    fn swarm(&mut self, monitor: SwarmMonitor) {
-        set_progress(self.app, "looking for peers", 0, 1);
-        self.app.set_cluster(Arc::new(monitor));
+    fn others(&mut self, what: &str, monitor: Arc<dyn ClusterMonitor>) {
+        set_progress(self.app, &format!("looking for {what}"), 0, 1);
+        self.app.set_cluster(monitor);
     }
 
     fn waiting(&mut self, why: &str) {
@@ -220,10 +215,10 @@ const GGUF_MIXTURES: [(u64, &str); 7] =
     [(11, "Q3_K_S"), (12, "Q3_K_M"), (13, "Q3_K_L"), (14, "Q4_K_S"), (15, "Q4_K_M"), (16, "Q5_K_S"), (17, "Q5_K_M")];
 
 impl CacheOptions {
-    pub fn check(&self, options: &ModelOptions) -> Result<(), UsageError> {
-        let refused = match self.speculate > 0 {
-            true if options.uses_cake() => "cake workers",
-            true if options.kwaai().has_servers() => "servers of KwaaiNet",
+    pub fn check(&self, placement: &Placement) -> Result<(), UsageError> {
+        let refused = match placement {
+            Placement::Cake(_) if self.speculate > 0 => "cake workers",
+            Placement::Swarm(swarm) if self.speculate > 0 && swarm.has_kwaai_servers() => "servers of KwaaiNet",
             _ => return Ok(()),
         };
         Err(UsageError::new(format!("--speculate does not work with {refused}: they cannot take tokens back")))

@@ -1,15 +1,12 @@
-//! The options of KwaaiNet: its block servers as peers of a chain, and serving its coordinators.
+//! KwaaiNet beside a swarm: its block servers as peers of a chain, and a block that is served to its coordinators.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use ::swarm::{ModelDigest, PeerId, Reach, ServiceState};
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use engine::EmbeddingAndHead;
 use kernels::cpu::CpuBackend;
 use p2p::Multiaddr;
@@ -25,7 +22,7 @@ use tokio::net::TcpListener;
 use tracing::{debug, info, warn};
 use types::LayerRange;
 
-use crate::store::hub_name;
+use super::kwaai_options::{KwaaiOptions, KwaaiPeerOption, KwaaiPlace, KwaaiServerOptions};
 
 /// How long records of servers that the user named are renewed before they expire.
 const RENEW: Duration = Duration::from_secs(300);
@@ -33,72 +30,7 @@ const RENEW: Duration = Duration::from_secs(300);
 const ANNOUNCE: Duration = Duration::from_secs(300);
 const ANNOUNCE_JOINING: Duration = Duration::from_secs(2);
 
-/// A block server of KwaaiNet: `FIRST..END@HOST:PORT` for its TCP bypass, or `FIRST..END@MULTIADDRESS/p2p/ID`.
-#[derive(Clone, Debug)]
-pub struct KwaaiPeerOption {
-    layers: LayerRange,
-    place: Place,
-}
-
-#[derive(Clone, Debug)]
-enum Place {
-    Local(SocketAddr),
-    Peer { peer: PeerId, address: String },
-}
-
-impl FromStr for KwaaiPeerOption {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (layers, place) = text.split_once('@').ok_or("it is not FIRST..END@ADDRESS")?;
-        let layers = layer_range(layers)?;
-        if let Ok(address) = place.parse() {
-            return Ok(Self { layers, place: Place::Local(address) });
-        }
-        let (address, peer) =
-            place.rsplit_once("/p2p/").ok_or("its address is not HOST:PORT, nor does it end in /p2p/ID")?;
-        address.parse::<Multiaddr>().map_err(|error| error.to_string())?;
-        let peer = p2p::parse_peer(peer).ok_or_else(|| format!("{peer} is no peer"))?;
-        Ok(Self { layers, place: Place::Peer { peer, address: address.to_owned() } })
-    }
-}
-
-pub fn layer_range(text: &str) -> Result<LayerRange, String> {
-    let (start, end) = text.split_once("..").ok_or_else(|| format!("{text} is not FIRST..END"))?;
-    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text} is not a number of a layer"));
-    LayerRange::new(number(start)?, number(end)?).ok_or_else(|| format!("{text} has no layers"))
-}
-
-/// How KwaaiNet is used, by clients and by those who serve.
-#[derive(Args, Clone, Debug, Default)]
-pub struct KwaaiOptions {
-    /// A block server of KwaaiNet and its layers, FIRST..END@HOST:PORT or FIRST..END@MULTIADDRESS/p2p/ID. Its numbers are f16. One with
-    /// the model's last layer returns logits of one position: it is used if no other peer has that layer
-    #[arg(long, value_name = "LAYERS@ADDRESS", value_delimiter = ',')]
-    pub kwaai_peer: Vec<KwaaiPeerOption>,
-    /// A registry of KwaaiNet, such as /dns/NAME/tcp/8000/p2p/ID. With --swarm, block servers of the model are looked for there; with
-    /// `swarm serve --kwaai` the block is announced there
-    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
-    pub kwaai_registry: Vec<Multiaddr>,
-    /// The model's name in KwaaiNet's registries, such as unsloth/Llama-3.1-8B-Instruct [default: its name on the hub]
-    #[arg(long, value_name = "OWNER/NAME", requires = "kwaai_registry")]
-    pub kwaai_name: Option<String>,
-}
-
 impl KwaaiOptions {
-    /// Whether a client may have servers of KwaaiNet in its chains.
-    pub fn has_servers(&self) -> bool {
-        !self.kwaai_peer.is_empty() || !self.kwaai_registry.is_empty()
-    }
-
-    /// The name of the model at `path` in the registries.
-    pub fn model_name(&self, path: &Path) -> Result<String> {
-        let name = self.kwaai_name.clone().or_else(|| hub_name(path));
-        name.with_context(|| {
-            format!("{} is not from the hub: say its name in KwaaiNet with --kwaai-name", path.display())
-        })
-    }
-
     /// The servers that were named, and in the background those that registries name.
     pub fn servers(&self, path: &Path, node: &SwarmNode, model: KwaaiModel) -> Result<ForeignPeers> {
         let servers = ForeignPeers::from(self.named(node, &model)?);
@@ -116,12 +48,12 @@ impl KwaaiOptions {
         for (number, KwaaiPeerOption { layers, place }) in (0_u16..).zip(&self.kwaai_peer) {
             let (peer, route) = match place {
                 // It has no identity, so it gets a name that no peer of the network has.
-                Place::Local(address) => {
+                KwaaiPlace::Local(address) => {
                     let [a, b] = number.to_le_bytes();
                     let peer = PeerId::new(&[0, a, b]).context("three bytes are a name")?;
                     (peer, KwaaiRoute::Local(*address))
                 }
-                Place::Peer { peer, address } => {
+                KwaaiPlace::Peer { peer, address } => {
                     (*peer, KwaaiRoute::Peer { peer: *peer, addresses: vec![address.clone()], dial: node.dial() })
                 }
             };
@@ -153,25 +85,10 @@ fn renew(view: &SwarmView, model: ModelDigest, blocks: &[(PeerId, LayerRange)]) 
     }
 }
 
-/// Serving KwaaiNet's coordinators beside the swarm.
-#[derive(Args, Clone, Debug, Default)]
-pub struct KwaaiServerOptions {
-    /// Serve KwaaiNet's coordinators too, under its own protocol
-    #[arg(long, requires = "layers")]
-    pub kwaai: bool,
-    /// Serve them over KwaaiNet's local TCP bypass at this address. Whoever reaches it can use it, unencrypted
-    #[arg(long, value_name = "ADDRESS:PORT", requires = "layers")]
-    pub kwaai_tcp: Option<SocketAddr>,
-}
-
 /// The server, once there is a block.
 pub type KwaaiSlot = Arc<OnceLock<KwaaiServer>>;
 
 impl KwaaiServerOptions {
-    pub fn is_used(&self) -> bool {
-        self.kwaai || self.kwaai_tcp.is_some()
-    }
-
     /// Handles streams of KwaaiNet's protocol when there is a server.
     pub fn handlers(&self, slot: &KwaaiSlot) -> Vec<(&'static str, StreamHandler)> {
         if !self.kwaai {

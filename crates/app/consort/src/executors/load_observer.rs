@@ -1,21 +1,23 @@
 //! `LoadObserver`: what happens while a model is loaded.
 
-use indicatif::ProgressBar;
+use std::sync::Arc;
 
-use crate::chain_monitor::ChainMonitor;
+use indicatif::ProgressBar;
+use server::ClusterMonitor;
+
+use super::cluster::ChainMonitor;
 use crate::progress;
-use crate::swarm_monitor::SwarmMonitor;
 use crate::terminal;
 
 pub trait LoadObserver {
     /// So many layers are loaded.
     fn layers(&mut self, done: usize);
 
-    /// Other machines will run layers: what is known of them from now on.
-    fn cluster(&mut self, _monitor: ChainMonitor) {}
+    /// Others will run layers: what is known of them from now on. `what` they are: machines, or peers of a swarm.
+    fn others(&mut self, _what: &str, _monitor: Arc<dyn ClusterMonitor>) {}
 
-    /// Peers of a swarm will run layers: what is known of them from now on.
-    fn swarm(&mut self, _monitor: SwarmMonitor) {}
+    /// They are a chain of machines.
+    fn chain(&mut self, _monitor: &ChainMonitor) {}
 
     /// The first chain of machines cannot be formed yet.
     fn waiting(&mut self, why: &str) {

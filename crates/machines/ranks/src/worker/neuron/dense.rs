@@ -10,11 +10,11 @@ use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use types::{DType, Rank, SessionId, TokenId, WorldSize};
 
-use super::process::count;
-use super::request_error::RequestError;
-use super::shard;
 use crate::memory::memory_available;
 use crate::protocol::ErrorKind;
+use crate::worker::process::count;
+use crate::worker::request_error::RequestError;
+use crate::worker::shard;
 use collectives::GroupCollective;
 
 /// Tokens of a prefill chunk.

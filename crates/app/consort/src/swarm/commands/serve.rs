@@ -10,21 +10,24 @@ use clap::builder::ValueParser;
 use model::{Checkpoint, ModelPart, StoredFormat};
 use p2p::{Identity, Multiaddr};
 use peers::block::BlockLimits;
-use peers::node::{Placement, PlacementOptions, PlacementState, SwarmNode};
+use peers::node::{BlockHost, BlockHostOptions, BlockHostState, SwarmNode};
 use tracing::{error, info};
 use types::{DType, LayerRange};
 
-use super::super::ranks::{is_shutting_down, watch_signals};
-use super::super::serve::http::HostAndPort;
-use super::super::serve::logs::{self, LogFormat};
-use super::super::serve::{admin, short_name};
+use super::super::block_placement::BlockPlacement;
+use super::super::chain::network_runtime;
+use super::super::kwaai::{AnnouncedBlock, KwaaiSlot};
+use super::super::kwaai_options::{KwaaiServerOptions, layer_range};
+use super::super::model_digest::model_digest;
+use super::super::options::SwarmClientOptions;
 use super::loader::Loader;
-use super::monitor::PlacementMonitor;
-use crate::kwaai_options::{AnnouncedBlock, KwaaiServerOptions, KwaaiSlot, layer_range};
-use crate::model_digest::model_digest;
+use super::monitor::BlockHostMonitor;
+use crate::commands::ranks::{is_shutting_down, watch_signals};
+use crate::commands::serve::http::HostAndPort;
+use crate::commands::serve::logs::{self, LogFormat};
+use crate::commands::serve::{admin, short_name};
 use crate::options::{ModelOptions, ThreadOption, bytes};
 use crate::store::{ModelFiles, Settings, Store};
-use crate::swarm_options::network_runtime;
 use crate::usage::UsageError;
 
 /// How long this machine learns of others before it chooses a block.
@@ -87,21 +90,30 @@ pub struct SwarmServeArgs {
 }
 
 impl SwarmServeArgs {
-    pub fn run(mut self) -> Result<()> {
-        self.options.serve_swarm();
-        self.options.check()?;
-        self.check()?;
+    pub fn run(self) -> Result<()> {
+        let block = BlockPlacement::new(&self.options.placement)?;
+        self.check(&block)?;
+        self.options.execution.keep()?;
+        let SwarmClientOptions { network, kwaai, .. } = &self.options.placement.swarm.client;
         logs::install(self.log, "info,libp2p_swarm=warn,libp2p_kad=error")?;
         let files = self.files()?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let layers = checkpoint.description().layers.len();
-        let is_announced = !self.options.kwaai().kwaai_registry.is_empty();
-        let announced_name = if is_announced { Some(self.options.kwaai().model_name(&files.path)?) } else { None };
+        let is_announced = !kwaai.kwaai_registry.is_empty();
+        let announced_name = if is_announced { Some(kwaai.model_name(&files.path)?) } else { None };
         if let Some(fixed) = self.layers.filter(|fixed| fixed.end() > layers) {
             anyhow::bail!("--layers {fixed}: the model has {layers} layers");
         }
         let (digest, dtype) = (model_digest(&files.path, &checkpoint)?, weight_format(&checkpoint));
-        let loader = Loader::new(&files.path, checkpoint, &self.options, &self.threads, self.kv_tokens, self.sessions)?;
+        let loader = Loader::new(
+            &files.path,
+            checkpoint,
+            &self.options.execution,
+            block,
+            &self.threads,
+            self.kv_tokens,
+            self.sessions,
+        )?;
         // `--layers` is required with it.
         let served = self.layers.filter(|_| self.kwaai.is_used());
         let embed_and_head = match served.filter(|range| range.start() == 0 || range.end() == layers) {
@@ -117,7 +129,7 @@ impl SwarmServeArgs {
             None => Settings::own_configuration()?.join("swarm.key"),
         };
         let identity = Identity::load_or_create(&identity_file)?;
-        let mut node_options = self.options.swarm_network().node_options(identity.clone())?;
+        let mut node_options = network.node_options(identity.clone())?;
         // A private swarm has no QUIC, which is among the defaults.
         let is_private = node_options.network_key.is_some();
         let is_tcp = |address: &Multiaddr| !address.to_string().contains("/quic");
@@ -130,7 +142,7 @@ impl SwarmServeArgs {
         let slot = KwaaiSlot::default();
         let node = SwarmNode::start(node_options, self.kwaai.handlers(&slot)).context("join the swarm")?;
         info!(peer = p2p::peer_text(&node.handle().peer()), model = files.name, "joined the swarm");
-        let options = PlacementOptions {
+        let options = BlockHostOptions {
             model: digest,
             layers,
             dtype,
@@ -142,26 +154,26 @@ impl SwarmServeArgs {
             consider: CONSIDER,
             drain: DRAIN,
         };
-        let placement = Placement::start(node.clone(), identity, options, loader, |state| match state {
-            PlacementState::Failed { layers, why } => error!(%layers, "the block cannot be served: {why}"),
-            PlacementState::Loading(layers) => info!(%layers, "loading"),
+        let host = BlockHost::start(node.clone(), identity, options, loader, |state| match state {
+            BlockHostState::Failed { layers, why } => error!(%layers, "the block cannot be served: {why}"),
+            BlockHostState::Loading(layers) => info!(%layers, "loading"),
             _ => {}
         });
         if let Some(at) = self.admin.clone() {
-            let monitor = PlacementMonitor { placement: placement.watch(), node: node.clone() };
+            let monitor = BlockHostMonitor { host: host.watch(), node: node.clone() };
             start_admin(at, monitor, short_name(&files.name))?;
         }
         let mut announced = None;
         if let Some(range) = served {
             let block = loop {
-                match placement.watch().block() {
+                match host.watch().block() {
                     Some(block) => break block,
                     None => std::thread::sleep(Duration::from_millis(10)),
                 }
             };
             runtime.block_on(self.kwaai.clone().serve(slot, block, layers, embed_and_head))?;
             if let Some(repository) = announced_name {
-                let registries = self.options.kwaai().kwaai_registry.clone();
+                let registries = kwaai.kwaai_registry.clone();
                 let (node, model_layers) = (node.clone(), layers as u32);
                 let block = AnnouncedBlock { registries, node, repository, digest, model_layers, layers: range };
                 let block = announced.insert(Arc::new(block));
@@ -183,25 +195,25 @@ impl SwarmServeArgs {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        let sessions = placement.watch().block().map_or(0, |block| block.stats().sessions);
+        let sessions = host.watch().block().map_or(0, |block| block.stats().sessions);
         let (streams, push_keys) = (node.server().streams(), node.server().push_keys());
         info!(sessions, streams, push_keys, "leaving the swarm");
         if let Some(block) = announced {
             // An error means that a registry does not answer; its record expires.
             let _ = runtime.block_on(tokio::time::timeout(WITHDRAW_TIME_MAX, block.withdraw()));
         }
-        drop(placement);
+        drop(host);
         Ok(())
     }
 }
 
 impl SwarmServeArgs {
-    fn check(&self) -> Result<(), UsageError> {
-        if !self.options.kwaai().kwaai_registry.is_empty() && !self.kwaai.kwaai {
+    fn check(&self, block: &BlockPlacement) -> Result<(), UsageError> {
+        if !self.options.placement.swarm.client.kwaai.kwaai_registry.is_empty() && !self.kwaai.kwaai {
             return Err(UsageError::new("--kwaai-registry needs --kwaai: others find only what is served"));
         }
         // How much the machines of a cluster have room for is known when they are there.
-        if self.options.uses_cluster() && self.layers.is_none() {
+        if matches!(block, BlockPlacement::Cluster(_)) && self.layers.is_none() {
             return Err(UsageError::new("--cluster, --peer and --plan need --layers: which layers run on the cluster"));
         }
         Ok(())
@@ -221,7 +233,7 @@ impl SwarmServeArgs {
     }
 }
 
-fn start_admin(at: HostAndPort, monitor: PlacementMonitor, model: String) -> Result<()> {
+fn start_admin(at: HostAndPort, monitor: BlockHostMonitor, model: String) -> Result<()> {
     let hosts = vec![at.host.clone()];
     admin::start_with(at, None, move |address| {
         if !address.ip().is_loopback() {

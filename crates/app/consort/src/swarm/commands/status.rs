@@ -10,7 +10,8 @@ use p2p::{ConnectedPeer, Identity};
 use peers::node::SwarmNode;
 use serde_json::json;
 
-use crate::swarm_options::{SwarmNetworkOptions, network_runtime};
+use super::super::chain::network_runtime;
+use super::super::options::SwarmNetworkOptions;
 use crate::terminal;
 
 /// Show the peers of a swarm, how they are reached, and the layers that they serve

@@ -10,9 +10,11 @@ use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
 use peers::block::BlockShape;
 use peers::node::{BlockLoader, LoadedBlock};
 use ranks::{check_memory, memory_available};
-use types::{LayerRange, Rank};
+use types::LayerRange;
 
-use crate::options::{CONTEXT_DEFAULT, ModelOptions, ThreadOption};
+use super::super::block_placement::BlockPlacement;
+use crate::executors::{OpenedModel, cluster, footprints, group};
+use crate::options::{CONTEXT_DEFAULT, ExecutionOptions, ThreadOption};
 
 /// Rows of one step, of all clients together, and of one run of a client.
 const STEP_ROWS: usize = 512;
@@ -22,7 +24,7 @@ const MEMORY_PERCENT: u64 = 80;
 pub struct Loader {
     path: PathBuf,
     checkpoint: Checkpoint,
-    model: ModelOptions,
+    placement: BlockPlacement,
     options: LoadOptions,
     cpu: CpuOptions,
 }
@@ -31,20 +33,22 @@ impl Loader {
     pub fn new(
         path: &Path,
         checkpoint: Checkpoint,
-        model: &ModelOptions,
+        execution: &ExecutionOptions,
+        placement: BlockPlacement,
         threads: &ThreadOption,
         kv_tokens: Option<usize>,
         sessions: usize,
     ) -> Result<Self> {
-        let positions = model.context(&checkpoint, CONTEXT_DEFAULT)?;
+        let positions = execution.context(&checkpoint, CONTEXT_DEFAULT)?;
         let tokens = kv_tokens.unwrap_or(4 * positions).max(positions);
         let kv_pages = tokens.div_ceil(PAGE_TOKENS);
         let sequences = sessions.max(1);
         let step = StepLimits { rows: STEP_ROWS.max(sequences), sequences, pages: 2 * kv_pages };
         // A block returns states, and no logits; the limit bounds the sequences of a step.
         let limits = Limits { step, logit_rows: sequences, kv_pages, positions };
-        let (options, cpu) = model.block_options(&checkpoint, limits, threads)?;
-        Ok(Self { path: path.to_owned(), checkpoint, model: model.clone(), options, cpu })
+        let options = LoadOptions { keep: execution.keep()?, limits };
+        let cpu = execution.cpu(&checkpoint, threads.per_rank(placement.world().get()))?;
+        Ok(Self { path: path.to_owned(), checkpoint, placement, options, cpu })
     }
 
     /// The most layers that fit into this machine's memory, on all of its ranks together.
@@ -54,8 +58,7 @@ impl Loader {
         let all = self.checkpoint.description().layers.len();
         let fits = |count: usize| -> Result<bool> {
             let layers = LayerRange::new(0, u32::try_from(count)?).expect("one layer at least");
-            let ranks = self.model.block_footprints(&self.checkpoint, &self.options, layers)?;
-            Ok(ranks.iter().map(Footprint::total).sum::<u64>() <= available)
+            Ok(self.footprints(layers)?.iter().map(Footprint::total).sum::<u64>() <= available)
         };
         let (mut most, mut too_many) = (0, all + 1);
         while too_many - most > 1 {
@@ -72,27 +75,39 @@ impl Loader {
         Ok(EmbeddingAndHead::load(backend, &self.checkpoint, &self.options)?)
     }
 
-    fn load_stage(&self, layers: LayerRange) -> Result<Box<dyn Executor>> {
-        let backend = CpuBackend::new(self.cpu)?;
-        let part = ModelPart::stage(layers);
-        check_memory(&[Footprint::new(&backend, &self.checkpoint, &self.options, part, Rank::SINGLE)?])?;
-        let stage = Stage::load(backend, &self.checkpoint, &self.options, layers, &mut |_| {})?;
-        self.checkpoint.release();
-        Ok(Box::new(stage))
+    /// The memory that each rank needs for a block.
+    fn footprints(&self, layers: LayerRange) -> Result<Vec<Footprint>> {
+        let (part, ranks) = (ModelPart::stage(layers), self.placement.world().ranks());
+        footprints(&self.checkpoint, &self.options, self.cpu, part, ranks)
+    }
+
+    fn load_block(&self, layers: LayerRange) -> Result<Box<dyn Executor>> {
+        let Self { path, checkpoint, options, cpu, .. } = self;
+        let model = OpenedModel { path, checkpoint, options: *options, cpu: *cpu };
+        Ok(match &self.placement {
+            BlockPlacement::Here => {
+                check_memory(&self.footprints(layers)?)?;
+                let stage = Stage::load(CpuBackend::new(*cpu)?, checkpoint, options, layers, &mut |_| {})?;
+                checkpoint.release();
+                Box::new(stage)
+            }
+            BlockPlacement::Ranks(ranks) => {
+                check_memory(&self.footprints(layers)?)?;
+                Box::new(group::start(ranks, &model, Some(layers), &mut |_| {})?)
+            }
+            BlockPlacement::Cluster(machines) => {
+                Box::new(cluster::form(machines, &model, Some(layers), &mut |_: usize| {})?)
+            }
+        })
     }
 }
 
 impl BlockLoader for Loader {
     fn load(&mut self, layers: LayerRange) -> Result<LoadedBlock, String> {
-        let loaded = match self.model.load_block(&self.path, &self.checkpoint, &self.options, self.cpu, layers) {
-            Ok(None) => self.load_stage(layers).map(|stage| (stage, true)),
-            Ok(Some(executor)) => Ok((executor, false)),
-            Err(error) => Err(error),
-        };
-        let (executor, has_parts) = loaded.map_err(|error| format!("{error:#}"))?;
+        let executor = self.load_block(layers).map_err(|error| format!("{error:#}"))?;
         let shape = BlockShape {
             layers,
-            has_parts,
+            has_parts: matches!(self.placement, BlockPlacement::Here),
             hidden: self.checkpoint.description().hidden,
             positions_max: self.options.limits.positions,
             rows_max: executor.capacity().rows_max,

@@ -1,17 +1,13 @@
-//! The options for cake workers that run layers, and how a chain of them is formed.
+//! A chain of cake workers: how they are found, and how the chain is formed.
 
-use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use cake::wire::CakeVariant;
-use cake::{
+use ::cake::{
     CakeChainBuilder, CakeChainConfig, CakeKey, CakeLayerPrefix, CakeSetupProgress, CakeStagePlan, WORKERS_MAX,
     broadcast_addresses, discover, split_by_memory,
 };
-use clap::Args;
+use anyhow::{Context, Result, bail};
 use cluster::chain::{Chain, ChainTimes};
 use engine::CoordinatorStage;
 use indicatif::ProgressBar;
@@ -22,7 +18,9 @@ use ranks::{check_memory, memory_available};
 use tracing::{info, warn};
 use types::{LayerRange, Rank};
 
-use crate::cluster_key::KeyOptions;
+use super::options::{CakeDiscovery, CakePlacement};
+use crate::executors::{LoadedModel, OpenedModel};
+use crate::options::KeyOptions;
 use crate::progress;
 use crate::terminal;
 use crate::usage::UsageError;
@@ -34,33 +32,6 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 /// A key that is shorter can be guessed from what discovery broadcasts.
 const KEY_BYTES_GOOD: usize = 16;
 
-/// Where layers run, on workers of cake.
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Layers on cake workers")]
-pub struct CakeOptions {
-    /// A cake worker that runs layers, with the same --cluster-key. What is sent to it is not encrypted
-    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
-    cake_worker: Vec<PeerAddress>,
-    /// Use cake workers of this network that wait for layers. Queries are broadcast, or sent to an address
-    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true)]
-    cake_discover: Option<Option<SocketAddr>>,
-    /// The cake workers expect weights in the form of cake's older versions
-    #[arg(long)]
-    cake_older: bool,
-}
-
-/// The executor of a model with layers on cake workers.
-pub type CakeChain = Chain<CpuBackend, CakeChainBuilder<CpuBackend>>;
-
-/// How the model is loaded.
-pub struct CakeModel<'a> {
-    /// A folder with config.json and safetensors.
-    pub path: &'a Path,
-    pub checkpoint: &'a Checkpoint,
-    pub options: LoadOptions,
-    pub cpu: CpuOptions,
-}
-
 /// A worker that was named or has answered.
 struct FoundWorker {
     host: String,
@@ -68,36 +39,14 @@ struct FoundWorker {
     memory: Option<u64>,
 }
 
-impl CakeOptions {
-    pub fn is_used(&self) -> bool {
-        !self.cake_worker.is_empty() || self.cake_discover.is_some()
-    }
-
-    /// Checks the options beside `--split`.
-    pub fn check(&self, split: &[usize]) -> Result<(), UsageError> {
-        let workers = self.cake_worker.len();
-        match split.len() {
-            _ if self.cake_older && !self.is_used() => {
-                Err(UsageError::new("--cake-older needs --cake-worker or --cake-discover"))
-            }
-            0 => Ok(()),
-            _ if self.cake_discover.is_some() => {
-                Err(UsageError::new("--split needs an order of the workers: name them with --cake-worker"))
-            }
-            counts if counts != workers => {
-                Err(UsageError::new(format!("--split has {counts} numbers for {workers} times --cake-worker")))
-            }
-            _ => Ok(()),
-        }
-    }
-
+impl CakePlacement {
     /// Finds workers, gives them layers, and forms a chain.
-    pub fn form(&self, key: &KeyOptions, split: &[usize], model: &CakeModel<'_>) -> Result<CakeChain> {
-        let key = cake_key(key)?;
+    pub fn form(&self, model: &OpenedModel<'_>) -> Result<Box<dyn LoadedModel>> {
+        let key = cake_key(&self.key)?;
         note_plaintext();
         let workers = self.find_workers(&key)?;
         let layers = model.checkpoint.description().layers.len();
-        let counts = match split {
+        let counts = match &self.split[..] {
             [] => {
                 let memories: Vec<_> = workers.iter().map(|worker| worker.memory).collect();
                 split_by_memory(layers, memory_available().unwrap_or_default(), &memories)
@@ -109,8 +58,13 @@ impl CakeOptions {
     }
 
     /// Forms a chain of these workers, in the order of their layers. Those before the first worker's are this machine's.
-    pub fn form_stages(&self, key: CakeKey, stages: Vec<CakeStagePlan>, model: &CakeModel<'_>) -> Result<CakeChain> {
-        let CakeModel { path, checkpoint, options, cpu } = *model;
+    fn form_stages(
+        &self,
+        key: CakeKey,
+        stages: Vec<CakeStagePlan>,
+        model: &OpenedModel<'_>,
+    ) -> Result<Box<dyn LoadedModel>> {
+        let OpenedModel { path, checkpoint, options, cpu } = *model;
         if checkpoint.gguf().is_some() {
             bail!("cake workers run models of config.json and safetensors, and this one is a GGUF file");
         }
@@ -123,7 +77,7 @@ impl CakeOptions {
         let config = CakeChainConfig {
             stages,
             key,
-            variant: if self.cake_older { CakeVariant::Older } else { CakeVariant::Head },
+            variant: self.variant,
             prefix: layer_prefix(checkpoint)?,
             folder: path.to_owned(),
             layers: description.layers.len(),
@@ -135,15 +89,15 @@ impl CakeOptions {
         };
         let (builder, formed) =
             SetupBar::new(config.stages.len()).show(|tell| CakeChainBuilder::start(config, tell))?;
-        Ok(Chain::new(builder, formed, Arc::<ChainTimes>::default(), deadline))
+        Ok(Box::new(Chain::new(builder, formed, Arc::<ChainTimes>::default(), deadline)))
     }
 
     fn find_workers(&self, key: &CakeKey) -> Result<Vec<FoundWorker>> {
-        let mut workers: Vec<_> = self.cake_worker.iter().map(FoundWorker::named).collect();
-        let Some(destination) = self.cake_discover else { return Ok(workers) };
-        let destinations = match destination {
-            Some(address) => vec![address],
-            None => broadcast_addresses().context("find the interfaces of this machine")?,
+        let mut workers: Vec<_> = self.workers.iter().map(FoundWorker::named).collect();
+        let destinations = match self.discovery {
+            CakeDiscovery::None => return Ok(workers),
+            CakeDiscovery::At(address) => vec![address],
+            CakeDiscovery::Network => broadcast_addresses().context("find the interfaces of this machine")?,
         };
         let found = discover(key, &destinations, DISCOVERY, WORKERS_MAX, &|| false).context("look for cake workers")?;
         for worker in found {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::run::RunArgs;
+use crate::commands::run::RunArgs;
 
 /// Serve layers to a swarm of peers, or use them
 ///
@@ -33,7 +33,8 @@ impl SwarmArgs {
         match self.command {
             SwarmCommand::Serve(serve) => serve.run()?,
             SwarmCommand::Run(mut run) => {
-                run.use_swarm();
+                // As with `--swarm`.
+                run.options.placement.swarm.swarm = true;
                 return run.run();
             }
             SwarmCommand::Status(status) => status.run()?,

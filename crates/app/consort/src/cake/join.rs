@@ -1,16 +1,17 @@
 //! `consort join --protocol cake`: lends this machine to cake masters.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use anyhow::{Context, Result};
-use cake::{
+use ::cake::{
     CakeAnnouncement, CakeGpu, CakeKey, CakeStageError, CakeStoreLimits, CakeWorker, CakeWorkerSettings,
     DISCOVERY_PORT, ExecutorLoader, answer_queries,
 };
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use engine::{CHUNK_DEFAULT, Executor, Stage};
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
@@ -20,11 +21,12 @@ use ranks::{check_memory, memory_available};
 use tracing::{info, warn};
 use types::{LayerRange, Rank};
 
-use super::DISK_FREE_MIN;
-use crate::cake_options::cake_key;
-use crate::cluster_key::KeyOptions;
+use super::chain::cake_key;
+use crate::commands::join::{DISK_FREE_MIN, JoinArgs, host_name};
 use crate::commands::ranks::is_shutting_down;
-use crate::options::{ModelMath, kv_default};
+use crate::options::execution::kv_default;
+use crate::options::{ModelMath, cpus};
+use crate::store::Settings;
 use crate::usage::UsageError;
 
 /// Tokens of the longest sequence, if the model supports that many.
@@ -50,7 +52,7 @@ enum ProtocolOption {
 }
 
 #[derive(Args, Debug)]
-pub(super) struct CakeJoinOptions {
+pub struct CakeJoinOptions {
     /// Protocol to speak
     #[arg(long, value_enum, default_value_t)]
     protocol: ProtocolOption,
@@ -62,51 +64,54 @@ pub(super) struct CakeJoinOptions {
     cake_discovery_port: u16,
 }
 
-/// What the other options of `join` say.
-pub(super) struct CakeJoin<'a> {
-    pub key: &'a KeyOptions,
-    pub listen: SocketAddr,
-    pub name: String,
-    /// Folder for received models.
-    pub store: PathBuf,
-    pub store_max: u64,
-    pub memory_max: Option<u64>,
-    pub threads: usize,
+/// Serving masters of cake.
+pub struct CakeService {
+    model: Option<PathBuf>,
+    discovery_port: u16,
 }
 
 impl CakeJoinOptions {
-    pub fn is_used(&self) -> bool {
-        self.protocol == ProtocolOption::Cake
-    }
-
-    pub fn check(&self, no_mdns: bool) -> Result<(), UsageError> {
+    /// `None` if our own protocol is spoken.
+    pub fn service(&self, no_mdns: bool) -> Result<Option<CakeService>, UsageError> {
         match self.protocol {
             ProtocolOption::Cake if no_mdns => Err(UsageError::new("--no-mdns does not apply to --protocol cake")),
+            ProtocolOption::Cake => {
+                Ok(Some(CakeService { model: self.model.clone(), discovery_port: self.cake_discovery_port }))
+            }
             ProtocolOption::Consort if self.model.is_some() => {
                 Err(UsageError::new("--model needs --protocol cake: other machines send what their plan needs"))
             }
             ProtocolOption::Consort if self.cake_discovery_port != DISCOVERY_PORT => {
                 Err(UsageError::new("--cake-discovery-port needs --protocol cake"))
             }
-            _ => Ok(()),
+            ProtocolOption::Consort => Ok(None),
         }
     }
+}
 
+impl CakeService {
     /// Serves masters until the process is asked to end.
-    pub fn serve(self, join: CakeJoin<'_>) -> Result<()> {
-        let CakeJoin { key, listen, name, store, store_max, memory_max, threads } = join;
-        let key = cake_key(key)?;
+    pub fn serve(self, join: JoinArgs) -> Result<()> {
+        let JoinArgs { listen, store_max, memory: memory_max, .. } = join;
+        let folder = match join.store {
+            Some(folder) => folder,
+            None => Settings::from_environment()?.own_cache,
+        };
+        let (name, threads) =
+            (join.name.map_or_else(host_name, Ok)?, join.threads.map_or_else(cpus, NonZeroUsize::get));
+        let key = cake_key(&join.key)?;
         let store_limits = CakeStoreLimits { bytes_max: store_max, free_bytes_min: DISK_FREE_MIN };
+        let store = folder.join("cake");
         let settings = CakeWorkerSettings { key: Some(key.clone()), store, store_limits, model: self.model };
         let loader = StageLoader { threads, level: Level::detect(), memory_max };
         let worker = CakeWorker::new(settings, Arc::new(loader.into_loader())).context("serve the model")?;
         let listener = TcpListener::bind(listen).with_context(|| format!("listen on {listen}"))?;
         let address = listener.local_addr().context("find out the address")?;
-        let announcement = announcement(&key, name, address.port(), memory_max);
+        let announcement = announcement(&key, name.as_str().to_owned(), address.port(), memory_max);
         let has_ended = AtomicBool::new(false);
         let is_over = || has_ended.load(Ordering::Relaxed) || is_shutting_down();
         thread::scope(|scope| {
-            scope.spawn(|| answer_masters(self.cake_discovery_port, &announcement, &is_over));
+            scope.spawn(|| answer_masters(self.discovery_port, &announcement, &is_over));
             info!(threads, cpu = loader.level.name(), "ready to run layers for cake masters: listening on {address}");
             let served = worker.serve(&listener, &is_over).context("serve cake masters");
             has_ended.store(true, Ordering::Relaxed);

@@ -1,15 +1,16 @@
 //! The digest by which peers of a swarm tell that they have the same model, also if each has only some of its files.
 
-use std::fs::File;
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::path::Path;
 
+use ::swarm::ModelDigest;
 use anyhow::{Context, Result};
 use model::Checkpoint;
 use sha2::{Digest as _, Sha256};
-use swarm::ModelDigest;
 
 use crate::progress;
-use crate::store::{copy_blocks, linked_sha256};
+use crate::store::download::copy_blocks;
 
 /// Of a model with shards: a hash of config.json, and of the names and the SHA-256 hashes of all files that its index lists. The hub
 /// gives these hashes, and they are the names of the blobs in its cache; files elsewhere are read. Of another model it is
@@ -34,6 +35,18 @@ pub fn model_digest(path: &Path, checkpoint: &Checkpoint) -> Result<ModelDigest>
         });
     }
     Ok(ModelDigest(hash.finalize().into()))
+}
+
+/// The SHA-256 of a file of a snapshot, as the hub gave it, whether the file is there or not; `None` if it is not a link to a blob.
+fn linked_sha256(file: &Path) -> Option<[u8; 32]> {
+    let target = fs::read_link(file).ok()?;
+    let is_blob = target.parent()?.file_name() == Some(OsStr::new("blobs"));
+    let name = target.file_name()?.to_str().filter(|name| is_blob && name.len() == 64 && name.is_ascii())?;
+    let mut hash = [0; 32];
+    for (byte, at) in hash.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(&name[at..at + 2], 16).ok()?;
+    }
+    Some(hash)
 }
 
 /// Hashes a field so that it cannot be confused with the one after it.

@@ -1,17 +1,14 @@
-//! The options of the swarm: how this machine joins it, and how a model is run by its peers.
+//! `SwarmChain`: a model whose layers are served by a swarm.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
 use engine::{
     Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
 };
-use kernels::cpu::{CpuBackend, CpuOptions};
-use model::{Checkpoint, LoadOptions, ModelPart};
-use p2p::{Identity, Multiaddr, NetworkKey, NodeOptions};
+use kernels::cpu::CpuBackend;
+use p2p::{Identity, NetworkKey, NodeOptions};
 use peers::client::{ClientOptions, SwarmClient, SwarmExecutor};
 use peers::kwaai::KwaaiModel;
 use peers::node::{Following, SwarmNode};
@@ -19,72 +16,16 @@ use peers::wire::Encoding;
 use tokio::runtime::Runtime;
 use types::SessionId;
 
-use crate::kwaai_options::KwaaiOptions;
-use crate::load_observer::LoadObserver;
-use crate::model_digest::model_digest;
-use crate::swarm_monitor::SwarmMonitor;
-use crate::usage::UsageError;
+use super::model_digest::model_digest;
+use super::monitor::SwarmMonitor;
+use super::options::{SwarmActivations, SwarmClientOptions, SwarmNetworkOptions, SwarmPlacement};
+use crate::executors::{LoadObserver, LoadedModel, OpenedModel};
+use crate::placement::SWARM_CLIENT_PART;
 
 /// Worker threads of the network.
 const NETWORK_THREADS: usize = 2;
 /// How long the first chain waits for a better one, once there is one: peers are still being found.
 const SETTLE: Duration = Duration::from_secs(1);
-
-/// What a client of a swarm has of the model: the embedding and the head.
-pub const SWARM_CLIENT_PART: ModelPart = ModelPart { layers: None, has_embedding_and_head: true };
-
-/// How this machine joins a swarm.
-#[derive(Args, Clone, Debug, Default)]
-pub struct SwarmNetworkOptions {
-    /// A peer to join the swarm through, such as /ip4/203.0.113.7/tcp/4101/p2p/12D3Koo…; can be repeated. On one LAN peers find
-    /// each other
-    #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
-    pub bootstrap: Vec<Multiaddr>,
-    /// File with the key of a private swarm: 64 hexadecimal digits. Others cannot connect
-    #[arg(long, value_name = "FILE")]
-    pub swarm_key: Option<PathBuf>,
-    /// Neither announce this machine on the LAN nor look for others there
-    #[arg(long)]
-    pub no_lan: bool,
-}
-
-/// A model whose layers are served by a swarm.
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Layers served by a swarm")]
-pub struct SwarmOptions {
-    /// Run the layers on peers of a swarm that run `consort swarm serve` with the same model
-    #[arg(long)]
-    pub swarm: bool,
-    #[command(flatten)]
-    pub network: SwarmNetworkOptions,
-    /// The part of the steps, 0 to 1, of which another peer recomputes some layers, to find peers that lie
-    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part)]
-    pub verify: f64,
-    /// How activations travel; f16 halves the bytes, and changes the last bits
-    #[arg(long, value_enum, default_value_t)]
-    pub swarm_activations: SwarmActivations,
-    /// Carry all activations to and from each peer, rather than have peers pass them on
-    #[arg(long)]
-    pub swarm_star: bool,
-    #[command(flatten)]
-    pub kwaai: KwaaiOptions,
-    /// Seconds to wait for peers that serve all layers
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub swarm_wait: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum SwarmActivations {
-    /// Without loss
-    #[default]
-    F32,
-    F16,
-}
-
-fn part(text: &str) -> Result<f64, String> {
-    let part: f64 = text.parse().map_err(|_| format!("{text} is not a number"))?;
-    if (0.0..=1.0).contains(&part) { Ok(part) } else { Err(format!("{text} is not between 0 and 1")) }
-}
 
 impl SwarmNetworkOptions {
     /// Without an address to listen on, the node only dials.
@@ -98,59 +39,40 @@ impl SwarmNetworkOptions {
     }
 }
 
-impl SwarmOptions {
-    pub fn check(&self) -> Result<(), UsageError> {
-        let is_given = !self.network.bootstrap.is_empty()
-            || self.network.swarm_key.is_some()
-            || self.verify > 0.0
-            || self.swarm_star
-            || self.kwaai.has_servers();
-        match is_given && !self.swarm {
-            true => Err(UsageError::new(
-                "--bootstrap, --swarm-key, --verify, --swarm-star, --kwaai-peer and --kwaai-registry are for --swarm",
-            )),
-            false => Ok(()),
-        }
-    }
-
+impl SwarmPlacement {
     /// Joins the swarm, and waits until its peers serve all layers.
-    pub fn connect(
-        &self,
-        path: &Path,
-        checkpoint: &Checkpoint,
-        options: &LoadOptions,
-        cpu: CpuOptions,
-        observer: &mut dyn LoadObserver,
-    ) -> Result<SwarmChain> {
+    pub fn connect(&self, model: &OpenedModel<'_>, observer: &mut dyn LoadObserver) -> Result<Box<dyn LoadedModel>> {
+        let SwarmClientOptions { network, verify, swarm_activations, swarm_star, kwaai, swarm_wait } = &self.0;
+        let OpenedModel { path, checkpoint, options, cpu } = *model;
         let backend = CpuBackend::new(cpu)?;
-        let ends = CoordinatorStage::load(backend, checkpoint, options, SWARM_CLIENT_PART, &mut |_| {});
+        let ends = CoordinatorStage::load(backend, checkpoint, &options, SWARM_CLIENT_PART, &mut |_| {});
         let ends = ends.context("load the embedding and the head")?;
         checkpoint.release();
         let layers = checkpoint.description().layers.len();
-        let model = model_digest(path, checkpoint)?;
+        let digest = model_digest(path, checkpoint)?;
         let runtime = network_runtime()?;
         let _entered = runtime.enter();
-        let node = SwarmNode::start(self.network.node_options(Identity::ephemeral())?, Vec::new())
-            .context("join the swarm")?;
-        let following = node.follow(Some(model));
+        let node =
+            SwarmNode::start(network.node_options(Identity::ephemeral())?, Vec::new()).context("join the swarm")?;
+        let following = node.follow(Some(digest));
         let description = checkpoint.description();
-        let kwaai_model = KwaaiModel { digest: model, layers, hidden: description.hidden, vocab: description.vocab };
-        let foreign = self.kwaai.servers(path, &node, kwaai_model)?;
-        let encoding = match self.swarm_activations {
+        let kwaai_model = KwaaiModel { digest, layers, hidden: description.hidden, vocab: description.vocab };
+        let foreign = kwaai.servers(path, &node, kwaai_model)?;
+        let encoding = match swarm_activations {
             SwarmActivations::F32 => Encoding::F32,
             SwarmActivations::F16 => Encoding::F16,
         };
-        let client_options = ClientOptions { encoding, is_star: self.swarm_star, verify: self.verify };
+        let client_options = ClientOptions { encoding, is_star: *swarm_star, verify: *verify };
         let view = Arc::clone(node.view());
         let handle = runtime.handle().clone();
-        let executor = SwarmExecutor::new(ends, layers, model, node.dial(), view, client_options, foreign, handle);
+        let executor = SwarmExecutor::new(ends, layers, digest, node.dial(), view, client_options, foreign, handle);
         let client = executor.client();
         drop(_entered);
         let tokens_min = executor.capacity().page_tokens;
-        observer.swarm(SwarmMonitor::new(client.clone(), node.clone(), cpu, tokens_min));
+        observer.others("peers", Arc::new(SwarmMonitor::new(client.clone(), node.clone(), cpu, tokens_min)));
         let chain = SwarmChain { executor, client, node, _following: following, _runtime: runtime };
-        chain.wait(Duration::from_secs(self.swarm_wait), observer)?;
-        Ok(chain)
+        chain.wait(Duration::from_secs(*swarm_wait), observer)?;
+        Ok(Box::new(chain))
     }
 }
 
@@ -162,7 +84,7 @@ pub fn network_runtime() -> Result<Runtime> {
 }
 
 /// The executor of a model in a swarm, with all that it needs.
-pub struct SwarmChain {
+struct SwarmChain {
     executor: SwarmExecutor<CpuBackend>,
     client: SwarmClient,
     node: SwarmNode,
@@ -172,10 +94,6 @@ pub struct SwarmChain {
 }
 
 impl SwarmChain {
-    pub fn head_bytes(&self) -> usize {
-        self.executor.head_bytes()
-    }
-
     /// What may be the reason that no chain is found.
     fn surroundings(&self) -> String {
         let handle = self.node.handle();
@@ -249,5 +167,15 @@ impl Executor for SwarmChain {
 
     fn poll_health(&mut self, wait: Duration) -> Health {
         self.executor.poll_health(wait)
+    }
+}
+
+impl LoadedModel for SwarmChain {
+    fn layer_bytes(&self) -> usize {
+        0
+    }
+
+    fn head_bytes(&self) -> usize {
+        self.executor.head_bytes()
     }
 }

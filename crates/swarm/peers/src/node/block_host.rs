@@ -1,4 +1,4 @@
-//! `Placement`: which block this node serves. It takes the one that the swarm needs most, or the one that it is told, and moves
+//! `BlockHost`: which block this node serves. It takes the one that the swarm needs most, or the one that it is told, and moves
 //! when another one needs it clearly more.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +40,7 @@ pub trait BlockLoader: Send + 'static {
 }
 
 #[derive(Clone, Debug)]
-pub struct PlacementOptions {
+pub struct BlockHostOptions {
     pub model: ModelDigest,
     /// All layers of the model.
     pub layers: usize,
@@ -62,7 +62,7 @@ pub struct PlacementOptions {
 
 /// What a node serves, for people.
 #[derive(Clone, Debug, PartialEq)]
-pub enum PlacementState {
+pub enum BlockHostState {
     Choosing,
     Loading(LayerRange),
     Serving(LayerRange),
@@ -71,46 +71,46 @@ pub enum PlacementState {
 }
 
 /// Serves blocks until it is dropped.
-pub struct Placement {
-    watch: PlacementWatch,
+pub struct BlockHost {
+    watch: BlockHostWatch,
     _task: Following,
 }
 
-/// What a [`Placement`] serves, also when that has ended.
+/// What a [`BlockHost`] serves, also when that has ended.
 #[derive(Clone)]
-pub struct PlacementWatch {
-    state: Arc<Mutex<PlacementState>>,
+pub struct BlockHostWatch {
+    state: Arc<Mutex<BlockHostState>>,
     block: Arc<Mutex<Option<BlockHandle>>>,
 }
 
-impl Placement {
+impl BlockHost {
     pub fn start(
         node: SwarmNode,
         identity: Identity,
-        options: PlacementOptions,
+        options: BlockHostOptions,
         loader: impl BlockLoader,
-        changed: impl Fn(&PlacementState) + Send + 'static,
+        changed: impl Fn(&BlockHostState) + Send + 'static,
     ) -> Self {
-        let state = Arc::new(Mutex::new(PlacementState::Choosing));
+        let state = Arc::new(Mutex::new(BlockHostState::Choosing));
         let block = Arc::<Mutex<Option<BlockHandle>>>::default();
         let (shared, shared_block) = (Arc::clone(&state), Arc::clone(&block));
-        let set = move |new: PlacementState| {
+        let set = move |new: BlockHostState| {
             changed(&new);
             *shared.lock().unwrap_or_else(PoisonError::into_inner) = new;
         };
         let set_block =
             move |new: BlockHandle| *shared_block.lock().unwrap_or_else(PoisonError::into_inner) = Some(new);
         let task = tokio::spawn(serve(node, identity, options, Box::new(loader), set, set_block));
-        Self { watch: PlacementWatch { state, block }, _task: Following(task) }
+        Self { watch: BlockHostWatch { state, block }, _task: Following(task) }
     }
 
-    pub fn watch(&self) -> PlacementWatch {
+    pub fn watch(&self) -> BlockHostWatch {
         self.watch.clone()
     }
 }
 
-impl PlacementWatch {
-    pub fn state(&self) -> PlacementState {
+impl BlockHostWatch {
+    pub fn state(&self) -> BlockHostState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -123,12 +123,12 @@ impl PlacementWatch {
 async fn serve(
     node: SwarmNode,
     identity: Identity,
-    options: PlacementOptions,
+    options: BlockHostOptions,
     mut loader: Box<dyn BlockLoader>,
-    set: impl Fn(PlacementState),
+    set: impl Fn(BlockHostState),
     set_block: impl Fn(BlockHandle),
 ) {
-    let PlacementOptions { model, layers: all, .. } = options;
+    let BlockHostOptions { model, layers: all, .. } = options;
     let _following = node.follow(Some(model));
     let own = node.handle().peer();
     let mut capacity = PeerCapacity {
@@ -143,7 +143,7 @@ async fn serve(
     loop {
         let chosen = next.or_else(|| choose_block(&node.view().coverage(&model, all, Some(&own)), capacity, random()));
         let Some(layers) = chosen else { return };
-        set(PlacementState::Loading(layers));
+        set(BlockHostState::Loading(layers));
         let block = BlockHandle::warming_up();
         node.server().set_block(model, block.clone());
         set_block(block.clone());
@@ -167,7 +167,7 @@ async fn serve(
             (loader, loaded)
         });
         let Ok((again, loaded)) = loaded.await else {
-            set(PlacementState::Failed { layers, why: "the loading thread ended".to_owned() });
+            set(BlockHostState::Failed { layers, why: "the loading thread ended".to_owned() });
             return;
         };
         loader = again;
@@ -185,7 +185,7 @@ async fn serve(
             (Ok(shape), Ok(speed)) => (shape, speed),
             (_, Err(why)) | (Err(why), _) => {
                 warn!(%layers, %why, "the block could not be loaded");
-                set(PlacementState::Failed { layers, why });
+                set(BlockHostState::Failed { layers, why });
                 sleep(RETRY).await;
                 continue;
             }
@@ -196,7 +196,7 @@ async fn serve(
             BlockState { layers, state: ServiceState::Serving, block: Some(block.clone()), block_use, speed };
         announcer.set(serving.clone());
         info!(%layers, layer_ms = speed.layer_seconds * 1e3, "the block is served");
-        set(PlacementState::Serving(layers));
+        set(BlockHostState::Serving(layers));
 
         let (since, mut considered, mut rebuilds) = (now(), Instant::now(), 0);
         let to = loop {
@@ -219,7 +219,7 @@ async fn serve(
             }
         };
         info!(%layers, %to, "the node moves to layers that need it more");
-        set(PlacementState::Draining { layers, next: to });
+        set(BlockHostState::Draining { layers, next: to });
         block.drain();
         announcer.set(BlockState { state: ServiceState::Draining { next: Some(to) }, ..serving });
         let started = Instant::now();

@@ -1,0 +1,33 @@
+//! The options for the cluster key. What they name is read in [`cluster_key`](crate::cluster_key).
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::Args;
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct KeyOptions {
+    /// Shared secret of the machines in a cluster, at least 16 characters; a file is safer, because process lists show
+    /// arguments
+    #[arg(long, value_name = "KEY", env = "CONSORT_CLUSTER_KEY", hide_env_values = true)]
+    pub cluster_key: Option<Passphrase>,
+    /// File that contains the cluster key
+    #[arg(long, value_name = "FILE")]
+    pub cluster_key_file: Option<PathBuf>,
+}
+
+#[derive(Clone)]
+pub struct Passphrase(pub String);
+
+impl From<String> for Passphrase {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+/// Does not print the secret.
+impl fmt::Debug for Passphrase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Passphrase")
+    }
+}
