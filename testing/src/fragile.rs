@@ -1,4 +1,4 @@
-//! `Fragile`: an executor that a test can make fail, as if a group had lost a rank.
+//! `Fragile`: an executor that a test can make fail, as if a group had lost a rank, or hold up.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -20,6 +20,8 @@ struct State {
     lost: bool,
     /// Steps that succeed before the loss.
     steps_left: Option<usize>,
+    /// Steps that run before one waits until it is released.
+    held_after: Option<usize>,
     losses: u64,
 }
 
@@ -31,6 +33,16 @@ impl Switch {
     /// Makes the step after the next `steps` steps fail.
     pub fn lose_after(&self, steps: usize) {
         self.lock().steps_left = Some(steps);
+    }
+
+    /// The step after the next `steps` steps waits for [`Self::release`].
+    pub fn hold_after(&self, steps: usize) {
+        self.lock().held_after = Some(steps);
+    }
+
+    pub fn release(&self) {
+        self.lock().held_after = None;
+        self.0.1.notify_all();
     }
 
     pub fn mend(&self) {
@@ -96,7 +108,9 @@ impl Executor for Fragile {
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let mut state = self.switch.lock();
+        let (_, changed) = &*self.switch.0;
+        let mut state = changed.wait_while(self.switch.lock(), |state| state.held_after == Some(0)).unwrap();
+        state.held_after = state.held_after.map(|steps| steps - 1);
         match state.steps_left {
             Some(0) => {
                 state.steps_left = None;
@@ -118,8 +132,8 @@ impl Executor for Fragile {
         if self.check_whole().is_ok() {
             return Health::Ready;
         }
-        let (state, mended) = &*self.switch.0;
-        let state = mended.wait_timeout_while(state.lock().unwrap(), wait, |state| state.lost).unwrap().0;
+        let (state, changed) = &*self.switch.0;
+        let state = changed.wait_timeout_while(state.lock().unwrap(), wait, |state| state.lost).unwrap().0;
         if state.lost { Health::Rebuilding { why: WHY.into() } } else { Health::Ready }
     }
 

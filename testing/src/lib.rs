@@ -41,6 +41,10 @@ pub mod python;
 pub mod random_model;
 #[cfg(feature = "model")]
 pub mod reference;
+#[cfg(unix)]
+pub mod reserved_port;
+#[cfg(all(feature = "binary", target_os = "linux"))]
+pub mod running_answer;
 #[cfg(feature = "server")]
 pub mod served_model;
 #[cfg(feature = "binary")]

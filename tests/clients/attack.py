@@ -2,7 +2,8 @@
 
     python attack.py --url http://127.0.0.1:8000 --model NAME --key KEY --pid PID --seconds 600
 
-Connections that send nothing, or half of a preface, or that give an answer no window; bodies of megabytes, in one text, in many
+With `--evicts` it goes on until the server has closed a connection because it had too many, which it does only where it may have
+fewer than the attack opens. Connections that send nothing, or half of a preface, or that give an answer no window; bodies of megabytes, in one text, in many
 parts or values, in a name, in names that multiply, in settings that an answer repeats, in a conversation that is stored, or in
 drops; with `--template`, messages that make the model's chat template double a string until it is stopped. Prints
 the longest gap between two tokens of the honest stream, the slowest `/health`, and the memory before, at its peak and after. Fails when
@@ -23,6 +24,8 @@ import time
 
 from soak import Client, Wrong, busy
 
+HANGS_S = 600
+"""Far longer than it takes until the attack has opened its connections."""
 REST_S = 60
 """The longest that a server may take to give memory back."""
 GROWTH_MIB = 128
@@ -35,15 +38,17 @@ ONLY_LATER = ("put off", "cut off", "WRONG")
 
 
 class Attack:
-    def __init__(self, client, model, pid, until):
+    def __init__(self, client, model, pid, until, needs_eviction):
         self.client, self.model, self.pid, self.until = client, model, pid, until
+        self.needs_eviction, self.hangs = needs_eviction, until + HANGS_S
         self.counts = collections.Counter()
         self.wrong = []
         self.longest_gap_s = self.slowest_health_s = 0.0
         self.peak_mib = 0
 
     def runs(self):
-        return time.monotonic() < self.until and len(self.wrong) < 20
+        now = time.monotonic()
+        return (now < self.until or self.needs_eviction and now < self.hangs) and len(self.wrong) < 20
 
     def repeat(self, kind):
         """Runs one kind of client until the time is over."""
@@ -124,6 +129,8 @@ def health(attack):
         raise Wrong(f"status {status}: {text[:300]}")
     attack.slowest_health_s = max(attack.slowest_health_s, time.monotonic() - began)
     attack.peak_mib = max(attack.peak_mib, attack.rss_mib())
+    if attack.needs_eviction and attack.client.metrics()["connections_evicted_total"] > 0:
+        attack.needs_eviction = False
     time.sleep(0.1)
     return "well"
 
@@ -219,7 +226,7 @@ def no_window(attack):
             sock.sendall(frame(1, 4, 1, head) + frame(0, 1, 1, body))
             file, got_head = sock.makefile("rb"), False
             while attack.runs():
-                sock.settimeout(max(attack.until - time.monotonic(), 0.1))
+                sock.settimeout(max(attack.until - time.monotonic(), 1))
                 start = file.read(9)
                 if len(start) < 9:
                     return "cut off"
@@ -300,8 +307,10 @@ def main():
         options.add_argument(f"--{name}", required=True)
     options.add_argument("--seconds", type=float, default=600)
     options.add_argument("--template", action="store_true", help="the template answers the message `double` with an attack")
+    options.add_argument("--evicts", action="store_true", help="go on until a connection is evicted")
     given = options.parse_args()
-    attack = Attack(Client(given.url, given.key), given.model, given.pid, time.monotonic() + given.seconds)
+    until = time.monotonic() + given.seconds
+    attack = Attack(Client(given.url, given.key), given.model, given.pid, until, given.evicts)
     before = attack.rss_mib()
     answered = ANSWERED + [template] * given.template
     kinds = KINDS + [template] * given.template
@@ -310,16 +319,16 @@ def main():
         thread.start()
     for thread in threads:
         thread.join()
+    if attack.needs_eviction:
+        attack.wrong.append("no connection was evicted")
+        attack.needs_eviction = False
 
     # Those that were only put off get their answers now that the server has time.
-    attack.until = time.monotonic() + REST_S
-    for kind in answered:
-        while attack.runs() and not attack.is_answered(kind):
-            attack.once(kind)
-    if not attack.is_answered(no_window):
-        attack.until = time.monotonic() + 5
-        attack.once(no_window)
     for kind in [*answered, no_window]:
+        rested = time.monotonic() + REST_S
+        while time.monotonic() < rested and not attack.is_answered(kind):
+            attack.until = time.monotonic() + 5
+            attack.once(kind)
         if not attack.is_answered(kind):
             attack.wrong.append(f"{kind.__name__} never got its answer")
 

@@ -26,7 +26,8 @@ use weights::{HashCache, StoreLimits, TensorStore};
 use super::{DEADLINE, OPTIONS};
 use crate::oracle;
 
-const SILENCE: Duration = Duration::from_secs(5);
+/// Nodes are lost when they end. A busy machine may delay their signs of life.
+const SILENCE: Duration = Duration::from_secs(60);
 
 pub type NodeChain = Chain<CpuBackend, Coordinator>;
 

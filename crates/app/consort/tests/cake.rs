@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -12,6 +10,7 @@ use tempfile::tempdir;
 use testing::bounded::{Log, ended};
 use testing::cake_programs::{Prompt, TOKENS, prompts, python, run_master, worker};
 use testing::python::PythonServer;
+use testing::reserved_port::ReservedPort;
 use testing::serving::{Server, completion, consort, kill, logits, run, text, tokens};
 use testing::watchdog::watched;
 use testing::{needs, oracle};
@@ -250,11 +249,6 @@ fn machines_of_ours_that_speak_cakes_protocol_change_no_bit() {
     });
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
-}
-
 #[test]
 fn an_answer_goes_on_with_the_same_text_when_a_worker_is_killed_and_comes_back() {
     if !needs::python() {
@@ -268,25 +262,20 @@ fn an_answer_goes_on_with_the_same_text_when_a_worker_is_killed_and_comes_back()
         let folder = cache.path().to_str().unwrap();
         // With weights of its own; and set up by us, again after it comes back.
         for weights in [["--model", &model], ["--cache", folder]] {
-            let port = free_port();
+            let reserved = ReservedPort::new();
+            let port = reserved.address().port().to_string();
             let start = || python_worker(&[&weights[..], &["--port", &port]].concat());
             let mut worker = start();
             let address = worker.address.to_string();
             let server = Server::start(&["--cake-worker", &address, "--cluster-key", KEY, "--split", "2"]);
             server.log.line_with("is not encrypted");
             for _ in 0..2 {
-                let body = request.replace("STREAM", "true");
-                let mut stream = BufReader::new(server.open("POST /v1/completions", &body));
-                let mut answer = String::new();
-                while !answer.contains("\"text\"") {
-                    assert_ne!(stream.read_line(&mut answer).unwrap(), 0, "{answer}");
-                }
-                worker.kill();
+                let mut answer = server.begin_answer(&request.replace("STREAM", "true"));
+                answer.interrupt(|| worker.kill());
                 server.log.line_with("the chain is lost, and is formed again");
                 server.log.line_with("the chain cannot be formed yet");
                 worker = start();
-                stream.read_to_string(&mut answer).unwrap();
-                assert_eq!(completion(&answer), whole, "{answer}");
+                assert_eq!(answer.finish(), whole);
             }
             server.wait_until_ready();
         }
@@ -300,7 +289,8 @@ fn workers_that_cannot_be_used_are_named_with_the_reason() {
     }
     let model = model();
     let worker = python_worker(&["--model", &model]);
-    let (address, nowhere) = (worker.address.to_string(), format!("127.0.0.1:{}", free_port()));
+    let unused = ReservedPort::new();
+    let (address, nowhere) = (worker.address.to_string(), unused.address().to_string());
     let gguf = oracle("llama/gguf/tiny-llama-q8_0.gguf");
     for (model, worker, key, why) in [
         (model.as_str(), &address, "another key", "the other side has another cluster key"),

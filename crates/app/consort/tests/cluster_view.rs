@@ -1,7 +1,7 @@
 //! What a server on several machines tells of them: `/v1/cluster` and the metrics of stages, with real nodes on loopback.
+#![cfg(unix)]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use std::net::TcpListener;
 use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use testing::bounded::{Log, wait_until};
 use testing::oracle;
+use testing::reserved_port::ReservedPort;
 use testing::serving::{Server, completion, consort, metric};
 
 const KEY: &str = "a key that only tests have";
@@ -135,8 +136,8 @@ fn a_lost_node_is_told_with_the_reason_and_the_next_chain_without_it() {
 fn a_server_that_waits_for_machines_says_what_it_waits_for() {
     // It lends less than a layer takes.
     let attic = JoinedNode::start_with("attic", "127.0.0.1:0", &["--memory", "1K"]);
-    let unused_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let peers = format!("{},{unused_port}", attic.address);
+    let unused = ReservedPort::new();
+    let peers = format!("{},{}", attic.address, unused.address());
     let model = oracle("qwen3/model-f32");
     let options = ["--peer", &peers, "--split", "1,0"];
     let server = Server::listen("true", model.to_str().unwrap(), &options, &[("CONSORT_CLUSTER_KEY", KEY)]);
@@ -144,7 +145,7 @@ fn a_server_that_waits_for_machines_says_what_it_waits_for() {
     let told = cluster(&server);
     assert_eq!((&told["kind"], &told["state"], &told["stages"]), (&json!("chain"), &json!("loading"), &json!([])));
     let absent = &told["nodes"][1];
-    assert_eq!((&absent["address"], &absent["name"]), (&json!(unused_port.to_string()), &Value::Null));
+    assert_eq!((&absent["address"], &absent["name"]), (&json!(unused.address().to_string()), &Value::Null));
     assert_eq!(told["nodes"][0]["name"], "attic");
     assert_eq!(told["nodes"][0]["state"], "spare", "{told}");
 }

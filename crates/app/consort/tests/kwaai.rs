@@ -62,7 +62,7 @@ async fn a_client_has_a_server_that_was_named_in_its_chain() {
     let server = block_server(&["--model", model.to_str().unwrap(), "--blocks", "0-2", "--local"]);
     let peer = SwarmPeer::start(&model, "2..4", &[]);
     let named = format!("0..2@{}", server.address);
-    let swarm = ["--swarm", "--no-lan", "--bootstrap", &peer.address, "--kwaai-peer"];
+    let swarm = ["--swarm", "--swarm-wait", "120", "--no-lan", "--bootstrap", &peer.address, "--kwaai-peer"];
     assert_eq!(generated(&model, &[&swarm[..], &[&named]].concat()).await, expected);
 }
 
@@ -77,7 +77,7 @@ async fn servers_that_were_named_are_a_chain_without_any_peer_of_ours() {
     let (first, last, full) = (server("0-2"), server("2-4"), server("0-4"));
     let both = format!("0..2@{},2..4@{}", first.address, last.address);
     let full = format!("0..4@{}", full.address);
-    let swarm = ["--swarm", "--no-lan", "--kwaai-peer"];
+    let swarm = ["--swarm", "--swarm-wait", "120", "--no-lan", "--kwaai-peer"];
     for named in [&both, &full] {
         assert_eq!(generated(&model, &[&swarm[..], &[named]].concat()).await, expected);
     }
@@ -120,7 +120,8 @@ async fn a_client_finds_servers_through_a_registry() {
     let first = SwarmPeer::start(&model, "0..1", &[]);
     let last = SwarmPeer::start(&model, "3..4", &["--bootstrap", &first.address]);
     let bootstrap = [first.address.as_str(), &last.address].join(",");
-    let swarm = ["--swarm", "--no-lan", "--bootstrap", &bootstrap, "--kwaai-registry", &registry];
+    let swarm =
+        ["--swarm", "--swarm-wait", "120", "--no-lan", "--bootstrap", &bootstrap, "--kwaai-registry", &registry];
     assert_eq!(generated(&model, &[&swarm[..], &["--kwaai-name", NAME]].concat()).await, expected);
     let args = ["debug", "tokens", model.to_str().unwrap(), "--tokens", "1"];
     let output = bounded::output(&mut consort(&[&args[..], &swarm].concat()));

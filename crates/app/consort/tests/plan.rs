@@ -1,14 +1,15 @@
 //! `consort plan`, and `--plan` of the other commands, with real nodes on loopback.
+#![cfg(unix)]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::fs;
-use std::net::TcpListener;
 use std::process::Output;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use testing::joined_node::{JoinedNode, KEY};
+use testing::reserved_port::ReservedPort;
 use testing::serving::{Server, consort, text, tokens};
 use testing::{bounded, oracle};
 
@@ -51,11 +52,6 @@ fn write(folder: &TempDir, name: &str, text: &str) -> String {
 /// The table of a stage in a plan.
 fn stage(node: &str, address: &str, layers: &str) -> String {
     format!("\n[[stage]]\nnode = \"{node}\"\naddress = \"{address}\"\nlayers = \"{layers}\"\n")
-}
-
-/// An address of loopback where nobody listens.
-fn unused_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 #[test]
@@ -129,7 +125,8 @@ fn a_topology_of_cake_says_what_runs() {
 #[test]
 fn a_machine_that_is_missing_gives_way_to_another_plan() {
     let node = JoinedNode::start(&["--name", "attic"]);
-    let (folder, missing) = (TempDir::new().unwrap(), unused_address());
+    let (folder, unused) = (TempDir::new().unwrap(), ReservedPort::new());
+    let missing = unused.address().to_string();
     let head = "version = 1\nmodel = \"m\"\nlayers = 4\n";
     let stages = [stage("attic", &node.address, "0..2"), stage("cellar", &missing, "2..4")].concat();
     let file = write(&folder, "plan.toml", &format!("{head}{stages}"));
@@ -145,7 +142,8 @@ fn a_machine_that_is_missing_gives_way_to_another_plan() {
 
 #[test]
 fn without_another_machine_the_plan_is_for_this_one() {
-    let missing = unused_address();
+    let unused = ReservedPort::new();
+    let missing = unused.address().to_string();
     let table = planned(&["--peer", &missing, "--context", "64", "--max-running", "2", "--optimise", "throughput"]);
     assert!(table.contains("planned for the throughput of 2 sequences"), "{table}");
     assert!(table.contains("this machine *  0..4 "), "{table}");

@@ -1,8 +1,9 @@
 //! What a server whose layers are served by a swarm tells of its peers, and what a peer tells of itself: `/v1/cluster` and metrics,
 //! with real processes on loopback.
+#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
 
@@ -49,6 +50,10 @@ impl SwarmPeer {
 
     fn metrics(&self) -> String {
         body_of(&ask(&self.admin, "GET /metrics", "", ""))
+    }
+
+    fn has_sessions(&self) -> bool {
+        metric(&self.metrics(), "consort_block_sessions{") > 0.0
     }
 
     fn kill(&mut self) {
@@ -149,8 +154,8 @@ fn a_swarm_is_told_before_the_first_chain_while_it_runs_and_after_a_loss() {
     for (stage, range) in [(&stages[1], [0, 2]), (&stages[2], [2, 4])] {
         assert_eq!(stage["layers"], json!({"start": range[0], "end": range[1]}));
         assert!(is_positive(&stage["compute_s"]) && stage["peer"]["queue_s"].is_number(), "{stage}");
-        // A reply that comes after the step is done is not counted.
-        assert!(stage["peer"]["runs"].as_u64().unwrap() >= tokens as u64 / 2, "{stage}");
+        // Not the number of tokens: a reply that comes after the step is done is not counted.
+        assert!(is_positive(&stage["peer"]["runs"]), "{stage}");
         assert!(is_positive(&stage["hop"]["bytes"]) && is_positive(&stage["peer"]["returned_bytes"]), "{stage}");
         assert_eq!((&stage["hop"]["way"], &stage["peer"]["failures"]), (&json!("direct"), &json!(0)), "{stage}");
         assert!(stage["address"].as_str().unwrap().starts_with("/ip4/127.0.0.1/tcp/"), "{stage}");
@@ -177,17 +182,17 @@ fn a_swarm_is_told_before_the_first_chain_while_it_runs_and_after_a_loss() {
     }
     assert!(!metrics.contains(others[spare].name()), "peers that are not in the chain have no series:\n{metrics}");
 
-    // A peer is killed while it runs; the answer stays the same.
-    let mut answer = BufReader::new(server.open("POST /v1/completions", &request(tokens, true)));
-    // Others make it slow enough for that.
-    let _others = [(); 7].map(|()| server.open("POST /v1/completions", &request(tokens, true)));
-    let mut received = String::new();
-    while !received.contains("\"text\"") {
-        assert!(answer.read_line(&mut received).unwrap() > 0, "{received}");
-    }
-    others[lost].kill();
-    answer.read_to_string(&mut received).unwrap();
-    assert_eq!(completion(&received), text);
+    wait_until("the session is closed", || !others.iter().any(SwarmPeer::has_sessions));
+
+    // A peer is killed while it runs; the answer stays the same. Another peer may be in the chain now.
+    let mut answer = server.begin_answer(&request(tokens, true));
+    let lost = answer.interrupt(|| {
+        let lost = others.iter().position(SwarmPeer::has_sessions).unwrap();
+        others[lost].kill();
+        lost
+    });
+    let spare = 1 - lost;
+    assert_eq!(answer.finish(), text);
     let told = cluster(&server);
     assert_eq!(chain(&told), [&*attic.id, &*others[spare].id]);
     assert!(told["swarm"]["replaced"].as_u64().unwrap() >= 1 && is_positive(&told["swarm"]["replace_s"]), "{told}");

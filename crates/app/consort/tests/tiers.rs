@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -20,7 +19,7 @@ const PROMPT: &str = "3,1,4,1,5,9,2,6,5,3,5,8,9,7,9,3";
 /// The largest difference of logits from those of one process: ranks round partial sums.
 const APART_MAX: f32 = 1e-3;
 const REQUEST: &str =
-    r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
+    r#"{"model": "m", "prompt": "a b c", "max_tokens": 200, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
 
 /// Layer 0 in one process, layer 1 on two ranks, and layers 2 and 3 on a LAN: one on the peer's machine, one on a node with ranks.
 struct Tiers {
@@ -56,24 +55,19 @@ impl Tiers {
 fn a_chain_of_peers_ranks_and_lan_machines_gives_the_tokens_of_one_process() {
     let tiers = Tiers::start();
     let bootstrap = tiers.bootstrap();
-    let swarm = ["--swarm", "--no-lan", "--bootstrap", &bootstrap];
+    let swarm = ["--swarm", "--swarm-wait", "120", "--no-lan", "--bootstrap", &bootstrap];
     assert_eq!(tokens(&tiers.model, PROMPT, 32, &swarm), tokens(&tiers.model, PROMPT, 32, &[]));
     let (whole, shared) = (logits(&tiers.model, PROMPT, &[]), logits(&tiers.model, PROMPT, &swarm));
     assert!(whole != shared, "the ranks take part");
     assert!(apart(&whole, &shared) <= APART_MAX, "{}", apart(&whole, &shared));
 }
 
-/// Runs `lose` in the middle of a stream. Returns the whole text.
-fn text_with_loss(server: &Server, lose: impl FnOnce()) -> String {
-    let mut stream = BufReader::new(server.open("POST /v1/completions", &REQUEST.replace("STREAM", "true")));
-    let mut answer = String::new();
-    while !answer.contains("\"text\"") {
-        assert_ne!(stream.read_line(&mut answer).unwrap(), 0, "{answer}");
-    }
-    lose();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("[DONE]"), "{answer}");
-    completion(&answer)
+/// Runs `lose` in the middle of a stream, and `help` as soon as the server goes on. Returns the whole text.
+fn text_with_loss(server: &Server, lose: impl FnOnce(), help: impl FnOnce()) -> String {
+    let mut answer = server.begin_answer(&REQUEST.replace("STREAM", "true"));
+    answer.interrupt(lose);
+    help();
+    answer.finish()
 }
 
 #[test]
@@ -85,26 +79,25 @@ fn answers_go_on_with_the_same_text_when_each_tier_loses_something() {
         completion(&server.ask("POST /v1/completions", &REQUEST.replace("STREAM", "false")))
     };
     assert!(!expected.is_empty());
-    let server = Server::start_under("true", &tiers.model, &["--swarm", "--no-lan", "--bootstrap", &bootstrap], &[]);
-    assert_eq!(text_with_loss(&server, || {}), expected, "nothing is lost");
+    let swarm = ["--swarm", "--swarm-wait", "120", "--no-lan", "--bootstrap", &bootstrap];
+    let server = Server::start_under("true", &tiers.model, &swarm, &[]);
+    assert_eq!(text_with_loss(&server, || {}, || {}), expected, "nothing is lost");
 
     let before = tiers.ranks.ranks();
-    assert_eq!(text_with_loss(&server, || kill("KILL", before[1])), expected, "a rank of a peer is killed");
+    assert_eq!(text_with_loss(&server, || kill("KILL", before[1]), || {}), expected, "a rank of a peer is killed");
     wait_until("the lost rank is replaced", || tiers.ranks.ranks().len() == 2);
     assert!(tiers.ranks.ranks().contains(&before[0]), "the other rank stays");
 
     let rank = tiers.nodes[0].ranks()[0];
-    assert_eq!(text_with_loss(&server, || kill("KILL", rank)), expected, "a rank of a LAN machine is killed");
+    assert_eq!(text_with_loss(&server, || kill("KILL", rank), || {}), expected, "a rank of a LAN machine is killed");
 
     let node = tiers.nodes[0].child.id();
-    assert_eq!(text_with_loss(&server, || kill("KILL", node)), expected, "a LAN machine is killed");
+    assert_eq!(text_with_loss(&server, || kill("KILL", node), || {}), expected, "a LAN machine is killed");
 
     let mut replacement = None;
-    let lose = || {
-        tiers.single.kill();
-        replacement = Some(SwarmPeer::start(&tiers.model, "0..1", &["--bootstrap", &tiers.ranks.address]));
-    };
-    assert_eq!(text_with_loss(&server, lose), expected, "a peer is killed, and another one has its layer");
+    let replace = || replacement = Some(SwarmPeer::start(&tiers.model, "0..1", &["--bootstrap", &tiers.ranks.address]));
+    let text = text_with_loss(&server, || tiers.single.kill(), replace);
+    assert_eq!(text, expected, "a peer is killed, and another one has its layer");
     let log = server.log.so_far();
     assert!(log.matches("a span of a chain is replaced").count() >= 4, "{log}");
 }
@@ -127,7 +120,7 @@ fn a_block_that_is_being_rebuilt_is_announced_as_such() {
         fs::copy(file.path(), model.join(file.file_name())).unwrap();
     }
     let peer = SwarmPeer::start(&model, "0..4", &["--tensor-parallel", "2"]);
-    assert_eq!(announced_state(&peer), "serving");
+    wait_until("the block is announced", || announced_state(&peer) == "serving");
     // A rank that is killed cannot come back without its files.
     fs::rename(&model, &aside).unwrap();
     kill("KILL", peer.ranks()[0]);
@@ -138,5 +131,5 @@ fn a_block_that_is_being_rebuilt_is_announced_as_such() {
     assert!(text(&lacking.stderr).contains("no peer serves layers 0..4"), "{}", text(&lacking.stderr));
     fs::rename(&aside, &model).unwrap();
     wait_until("the block is announced again", || announced_state(&peer) == "serving");
-    assert_eq!(tokens(&model, PROMPT, 8, &[&swarm[..], &["30"]].concat()), tokens(&model, PROMPT, 8, &[]));
+    assert_eq!(tokens(&model, PROMPT, 8, &[&swarm[..], &["120"]].concat()), tokens(&model, PROMPT, 8, &[]));
 }

@@ -1,8 +1,7 @@
 //! `ps` against a real server.
 
-use std::net::TcpListener;
-
 use crate::{check_refused, succeed};
+use testing::reserved_port::ReservedPort;
 use testing::serving::Server;
 
 const KEY: &str = "a-key-for-ps";
@@ -26,8 +25,7 @@ fn it_shows_what_a_server_serves() {
 
 #[test]
 fn without_a_server_it_says_so() {
-    // A port that was free a moment ago.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    check_refused(&["ps", "--url", &format!("http://127.0.0.1:{port}")], 1, "`consort serve` starts one");
+    let unused = ReservedPort::new();
+    check_refused(&["ps", "--url", &format!("http://{}", unused.address())], 1, "`consort serve` starts one");
     check_refused(&["ps", "--url", "nonsense"], 2, "write it as http://HOST:PORT");
 }

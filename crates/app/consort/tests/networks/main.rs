@@ -8,8 +8,6 @@ mod discovery;
 mod host;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -18,6 +16,8 @@ use serde_json::Value;
 use host::{Host, KEY, addresses};
 use testing::bounded::{self, ended, wait_until};
 use testing::network::Network;
+use testing::reserved_port::ReservedPort;
+use testing::running_answer::RunningAnswer;
 use testing::serving::{Server, apart, completion, consort, ids, is_gone, kill, logits, run, text, tokens};
 use testing::watchdog::watched;
 use testing::{needs, oracle};
@@ -34,7 +34,7 @@ fn ask(hosts: &str, options: &[&str]) -> Output {
 }
 
 const REQUEST: &str =
-    r#"{"model": "m", "prompt": "a b c", "max_tokens": 60, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
+    r#"{"model": "m", "prompt": "a b c", "max_tokens": 200, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
 
 /// The text of a completion without faults.
 fn whole_answer(server: &Server) -> String {
@@ -43,27 +43,9 @@ fn whole_answer(server: &Server) -> String {
     answer
 }
 
-/// The same completion as a stream, of which the first event has arrived.
-struct PartialStream {
-    stream: BufReader<TcpStream>,
-    text: String,
-}
-
-fn begun_answer(server: &Server) -> PartialStream {
-    let mut stream = BufReader::new(server.open("POST /v1/completions", &REQUEST.replace("STREAM", "true")));
-    let mut text = String::new();
-    while !text.contains("\"text\"") {
-        assert_ne!(stream.read_line(&mut text).unwrap(), 0, "{text}");
-    }
-    PartialStream { stream, text }
-}
-
-impl PartialStream {
-    /// Reads to the end and returns the whole text.
-    fn rest(mut self) -> String {
-        self.stream.read_to_string(&mut self.text).unwrap();
-        completion(&self.text)
-    }
+/// The same completion as a stream.
+fn begin_answer(server: &Server) -> RunningAnswer<'_> {
+    server.begin_answer(&REQUEST.replace("STREAM", "true"))
 }
 
 /// Waits until `/ready` reports a loss with these words.
@@ -145,11 +127,8 @@ fn hosts_that_can_not_help_are_named() {
         let options = ["--cluster-key", KEY];
         let log = refused(&ask(&host.address, &[&options[..], &["--tensor-parallel", "3"]].concat()));
         assert!(log.contains("--tensor-parallel 3 does not fit --tp-hosts"), "{log}");
-        let gone = {
-            let mut gone = Host::start();
-            gone.kill();
-            gone.address.clone()
-        };
+        let unused = ReservedPort::new();
+        let gone = unused.address().to_string();
         let log = refused(&ask(&gone, &options));
         assert!(log.contains(&format!("rank 1 on {gone}: it can not be reached")), "{log}");
 
@@ -166,18 +145,19 @@ fn hosts_that_can_not_help_are_named() {
 #[test]
 fn an_answer_goes_on_with_the_same_text_when_a_host_is_lost_and_comes_back() {
     watched(|| {
-        let mut hosts = [Host::start(), Host::start()];
+        let ports = [ReservedPort::new(), ReservedPort::new()];
+        let start = |port: &ReservedPort| Host::start_at(&port.address().to_string(), Path::new("."));
+        let mut hosts = ports.each_ref().map(start);
         let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
         let whole = whole_answer(&server);
         for index in [1, 0] {
             let [own, ranks] = [server.ranks(), hosts[index].ranks()];
             assert_eq!([own.len(), ranks.len()], [1, 1]);
-            let stream = begun_answer(&server);
-            hosts[index].kill();
+            let mut answer = begin_answer(&server);
+            answer.interrupt(|| hosts[index].kill());
             wait_until("the rank of a killed host is gone", || is_gone(ranks[0]));
-            let address = hosts[index].address.clone();
-            hosts[index] = Host::start_at(&address, Path::new("."));
-            assert_eq!(stream.rest(), whole);
+            hosts[index] = start(&ports[index]);
+            assert_eq!(answer.finish(), whole);
             server.wait_until_ready();
             assert_eq!(server.ranks(), own, "the rank here keeps its weights");
         }
@@ -190,9 +170,9 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_killed() {
         let hosts = [Host::start()];
         let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
         let whole = whole_answer(&server);
-        let stream = begun_answer(&server);
-        kill("KILL", hosts[0].ranks()[0]);
-        assert_eq!(stream.rest(), whole);
+        let (rank, mut answer) = (hosts[0].ranks()[0], begin_answer(&server));
+        answer.interrupt(|| kill("KILL", rank));
+        assert_eq!(answer.finish(), whole);
     });
 }
 
@@ -207,17 +187,15 @@ fn an_answer_goes_on_when_a_rank_elsewhere_is_stopped() {
         let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
         let server = Server::start(&options);
         let (whole, own) = (whole_answer(&server), server.ranks());
-        let stop = |host: &Host| {
-            let rank = host.ranks()[0];
-            kill("STOP", rank);
-            wait_until("a stopped rank is killed", || is_gone(rank));
-        };
-        let stream = begun_answer(&server);
-        stop(&hosts[1]);
-        assert_eq!(stream.rest(), whole);
+        let (rank, mut answer) = (hosts[1].ranks()[0], begin_answer(&server));
+        answer.interrupt(|| kill("STOP", rank));
+        wait_until("a stopped rank is killed", || is_gone(rank));
+        assert_eq!(answer.finish(), whole);
         server.wait_until_ready();
         // No request runs.
-        stop(&hosts[0]);
+        let rank = hosts[0].ranks()[0];
+        kill("STOP", rank);
+        wait_until("a stopped rank is killed", || is_gone(rank));
         assert_eq!(whole_answer(&server), whole);
         assert_eq!(server.ranks(), own, "the rank here keeps its weights");
     });
@@ -231,11 +209,11 @@ fn a_host_whose_program_is_stopped_is_lost_until_it_goes_on() {
         let options = ["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY, "--rank-deadlines", &deadlines];
         let server = Server::start(&options);
         let whole = whole_answer(&server);
-        let stream = begun_answer(&server);
-        kill("STOP", hosts[0].child.id());
+        let mut answer = begin_answer(&server);
+        answer.interrupt(|| kill("STOP", hosts[0].child.id()));
         wait_for_loss(&server, "nothing came from it for 1s");
         kill("CONT", hosts[0].child.id());
-        assert_eq!(stream.rest(), whole);
+        assert_eq!(answer.finish(), whole);
     });
 }
 
@@ -292,11 +270,11 @@ fn an_answer_goes_on_when_a_host_is_unreachable_for_a_while() {
             let server = Server::start(&options);
             let whole = whole_answer(&server);
             let own = server.ranks();
-            let stream = begun_answer(&server);
-            network.unplug(1);
+            let mut answer = begin_answer(&server);
+            answer.interrupt(|| network.unplug(1));
             wait_for_loss(&server, "nothing came from it for 2s");
             network.plug(1);
-            assert_eq!(stream.rest(), whole);
+            assert_eq!(answer.finish(), whole);
             assert_eq!(server.ranks(), own, "the rank here keeps its weights");
             wait_until("the host has ended the rank that was cut off", || hosts[0].ranks().len() == 1);
         });

@@ -6,6 +6,7 @@ use serde_json::json;
 use server::LoadStage;
 
 use crate::client::{Client, wait_until};
+use testing::fragile::{Fragile, Switch};
 use testing::served_model;
 
 #[tokio::test]
@@ -56,8 +57,11 @@ async fn metrics_count_what_happened() {
 
 #[tokio::test]
 async fn hanging_up_frees_the_pages() {
-    let served = Arc::new(served_model::fresh(Default::default()));
+    let switch = Switch::default();
+    let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
     let client = Client::of(&served_model::ready(served_model::config(), Arc::clone(&served)));
+    // The answers do not end before the client hangs up.
+    switch.hold_after(5);
     let body = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 800, "stream": true, "ignore_eos": true});
     let response = client.send(Method::POST, "/v1/completions", body.to_string()).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -67,6 +71,7 @@ async fn hanging_up_frees_the_pages() {
     // The engine publishes its numbers after the step whose tokens it has sent.
     wait_until("it runs", async || served.service.stats().pages_free < total).await;
     drop(frames);
+    switch.release();
     let is_idle = async || {
         let stats = served.service.stats();
         stats.running == 0 && stats.waiting == 0 && stats.pages_free == total

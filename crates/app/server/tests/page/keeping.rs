@@ -31,7 +31,7 @@ fn an_answer_that_a_reload_cut_off_keeps_its_beginning() {
         let kept = "new Promise((resolve) => { const open = indexedDB.open('consort', 1); open.onsuccess = () => {
             const all = open.result.transaction('conversations').objectStore('conversations').getAll();
             all.onsuccess = () => resolve(all.result[0].messages[1].content); }; })";
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while tab.eval(kept) == "" {
             assert!(Instant::now() < deadline, "nothing was kept");
             answer.write(".");

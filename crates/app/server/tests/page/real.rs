@@ -1,13 +1,10 @@
 //! The page with the real server and a small model with random weights.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use engine::{Capacity, Executor, ExecutorError, OpenedSession, Prefix, StepOutput, StepPlan};
 use serde_json::json;
 use server::{ApiKeys, App, Config, LoadStage, Progress};
 use tokio::runtime::Runtime;
-use types::SessionId;
 
 use crate::site::serve;
 use crate::tab::Tab;
@@ -68,44 +65,13 @@ fn a_real_model_answers_and_its_work_is_counted() {
     });
 }
 
-/// Delays every step, so that a test can stop a generation in time.
-struct Slow<E>(E);
-
-impl<E: Executor> Executor for Slow<E> {
-    fn depth(&self) -> usize {
-        self.0.depth()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.0.capacity()
-    }
-
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
-        self.0.open(tokens_max, prefix)
-    }
-
-    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        self.0.truncate(session, tokens)
-    }
-
-    fn close(&mut self, session: SessionId) {
-        self.0.close(session);
-    }
-
-    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.0.submit(plan)
-    }
-
-    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        std::thread::sleep(Duration::from_millis(50));
-        self.0.collect(output)
-    }
-}
-
 #[test]
 fn stopping_ends_the_request_in_the_engine() {
-    let app = served_model::ready(served_model::config(), Arc::new(served_model::fresh_on(Default::default(), Slow)));
-    on_real_page(&app, |tab| {
+    let switch = Switch::default();
+    let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
+    // The answer does not end before it is stopped.
+    switch.hold_after(20);
+    on_real_page(&served_model::ready(served_model::config(), served), |tab| {
         set(tab, &[("max_tokens", "700"), ("seed", "3")]);
         tab.click("#prompt");
         tab.write("Go on and on");
@@ -113,6 +79,7 @@ fn stopping_ends_the_request_in_the_engine() {
         tab.wait("document.querySelector('.message.running .body')");
         tab.press("Escape");
         tab.wait("document.querySelector('.facts')?.textContent.includes('stopped')");
+        switch.release();
         tab.click("#tab-status");
         tab.wait("document.querySelector('#status-finished').textContent === '1'");
         assert_eq!(tab.text("#status-running"), "0");

@@ -2,16 +2,12 @@
 
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use collectives::tcp::TcpCommOptions;
 use collectives::{CommError, Communicator as _};
 
-use crate::group::{Group, LONG, OPTIONS, SHORT, all, each};
+use crate::group::{ENOUGH, Group, LONG, OPTIONS, all, each};
 use testing::watchdog::watched;
-
-/// Limit of the time until all ranks have left. The time is printed; the goal is 100 ms, the limit is far above it.
-const LEFT: Duration = Duration::from_secs(30);
 
 #[test]
 fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
@@ -27,13 +23,11 @@ fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
                     let waits = waits.clone();
                     thread::spawn(move || {
                         waits.send(()).unwrap();
-                        let first = comm.all_reduce(&mut [1.0; 8]);
-                        (first, comm.all_reduce(&mut [1.0; 8]), Instant::now())
+                        [comm.all_reduce(&mut [1.0; 8]), comm.all_reduce(&mut [1.0; 8])]
                     })
                 })
                 .collect();
             is_waiting.iter().take(2).for_each(drop);
-            let ended = Instant::now();
             if is_stop {
                 abort.clone().stop()
             } else {
@@ -41,10 +35,7 @@ fn an_abort_of_one_rank_ends_the_waits_of_all_and_says_why() {
             }
             let error = if is_stop { CommError::Aborted } else { CommError::Lost(group.rank(2)) };
             for rank in ranks {
-                let (first, second, left) = rank.join().unwrap();
-                assert_eq!((first, second), (Err(error), Err(error)));
-                println!("left {:?} after the abort", left - ended);
-                assert!(left - ended < LEFT);
+                assert_eq!(rank.join().unwrap(), [Err(error), Err(error)]);
             }
             abort.lost(group.rank(0));
             assert_eq!(abort.cause(), Some(error), "the first cause stays");
@@ -133,7 +124,8 @@ fn a_rank_that_is_silent_for_too_long_is_lost_for_all() {
     watched(|| {
         let group = Group::new(3);
         let patient = TcpCommOptions { stall_deadline: LONG, ..OPTIONS };
-        let hasty = TcpCommOptions { stall_deadline: SHORT, ..OPTIONS };
+        // Before it ends, the patient rank has sent its numbers.
+        let hasty = TcpCommOptions { stall_deadline: ENOUGH, ..OPTIONS };
         let comms = thread::scope(|scope| {
             let group = &group;
             let ranks = [(0, hasty), (1, patient), (2, patient)]

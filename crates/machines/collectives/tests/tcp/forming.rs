@@ -1,30 +1,34 @@
 //! How groups form or fail to form: a typed error before the deadline, whatever the other ranks do.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use collectives::Communicator as _;
 use collectives::shared_memory::Epoch;
 use collectives::tcp::{ConnectError, Encoding, TcpAbort, TcpComm, TcpCommOptions, TcpGroup};
 use net::{ClusterKey, HANDSHAKES_MAX, HandshakeError, RejectReason};
+use rustix::net::{AddressFamily, SocketType};
 
-use crate::group::{Group, LONG, OPTIONS, SHORT, each, key};
+use crate::group::{ENOUGH, Group, LONG, OPTIONS, SHORT, each, key};
 use testing::watchdog::watched;
 
 #[test]
 fn ranks_may_come_in_any_order_and_late() {
     watched(|| {
         let mut group = Group::new(3);
-        // Connections are refused at first: no socket listens there yet.
-        drop(std::mem::replace(&mut group.listeners[0], TcpListener::bind("127.0.0.1:0").unwrap()));
+        // Connections are refused at first: the socket does not listen yet.
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let listener = TcpListener::from(socket);
+        group.addresses[0] = listener.local_addr().unwrap();
         thread::scope(|scope| {
             let others = [2, 1].map(|index| {
                 let group = &group;
                 scope.spawn(move || group.connect(index, OPTIONS, LONG).unwrap())
             });
-            let listener = TcpListener::bind(group.addresses[0]).unwrap();
+            rustix::net::listen(&listener, 8).unwrap();
             let place = TcpGroup { listener: &listener, ..group.place(0) };
             let comm = TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + LONG).unwrap();
             let comms = others.map(|other| other.join().unwrap()).into_iter().chain([comm]).collect();
@@ -56,13 +60,14 @@ fn ranks_that_do_not_come_are_named_at_the_deadline() {
 /// Checks the errors of the initiator, rank 1, and the responder, rank 0, when their parameters differ.
 fn check_refused(reason: RejectReason, called: &Group, caller: &Group, caller_key: &ClusterKey) {
     thread::scope(|scope| {
-        let absent = scope.spawn(|| called.connect(0, OPTIONS, 2 * SHORT).unwrap_err());
+        // It is there until the caller gives up.
+        let absent = scope.spawn(|| called.connect(0, OPTIONS, 2 * ENOUGH).unwrap_err());
         let mut place = caller.place(1);
         let mut addresses = called.addresses.clone();
         addresses.resize(caller.world.get(), called.addresses[0]);
         place.addresses = &addresses;
         let error =
-            TcpComm::connect(place, caller_key, OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err();
+            TcpComm::connect(place, caller_key, OPTIONS, &TcpAbort::default(), Instant::now() + ENOUGH).unwrap_err();
         let ConnectError::Unreachable { source: HandshakeError::RejectedByPeer(found), .. } = error else {
             panic!("{error}")
         };
@@ -79,22 +84,22 @@ fn check_refused(reason: RejectReason, called: &Group, caller: &Group, caller_ke
 fn another_key_size_place_or_generation_is_refused_with_the_reason() {
     watched(|| {
         let group = || Group::new(2);
-        check_refused(
-            RejectReason::Key,
-            &group(),
-            &group(),
-            &ClusterKey::from_passphrase("another passphrase").unwrap(),
-        );
-        check_refused(RejectReason::World, &group(), &Group::new(3), &key());
-        check_refused(RejectReason::Epoch, &group(), &Group { epoch: Epoch(2), ..group() }, &key());
+        let other_key = ClusterKey::from_passphrase("another passphrase").unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| check_refused(RejectReason::Key, &group(), &group(), &other_key));
+            scope.spawn(|| check_refused(RejectReason::World, &group(), &Group::new(3), &key()));
+            scope.spawn(|| {
+                check_refused(RejectReason::Epoch, &group(), &Group { epoch: Epoch(2), ..group() }, &key());
+            });
+        });
         // Rank 2 takes the address of rank 1 for that of rank 0.
         let called = Group::new(3);
         let error = thread::scope(|scope| {
-            scope.spawn(|| called.connect(1, OPTIONS, 2 * SHORT).unwrap_err());
+            scope.spawn(|| called.connect(1, OPTIONS, 2 * ENOUGH).unwrap_err());
             let mut place = called.place(2);
             let addresses = [1, 0, 2].map(|index| called.addresses[index]);
             place.addresses = &addresses;
-            TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
+            TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + ENOUGH).unwrap_err()
         });
         let ConnectError::Unreachable { source: HandshakeError::RejectedByPeer(RejectReason::Rank), .. } = error else {
             panic!("{error}")
@@ -170,14 +175,14 @@ fn a_recorded_call_played_again_takes_no_place() {
         let recorded = thread::scope(|scope| {
             scope.spawn(|| {
                 let place = TcpGroup { addresses: &addresses, ..group.place(1) };
-                TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + SHORT).unwrap_err()
+                TcpComm::connect(place, &key(), OPTIONS, &TcpAbort::default(), Instant::now() + ENOUGH).unwrap_err()
             });
             let mut recorded = [0; 73];
             ear.accept().unwrap().0.read_exact(&mut recorded).unwrap();
             recorded
         });
         thread::scope(|scope| {
-            let called = scope.spawn(|| group.connect(0, OPTIONS, SHORT).unwrap_err());
+            let called = scope.spawn(|| group.connect(0, OPTIONS, ENOUGH).unwrap_err());
             let mut again = stranger(group.addresses[0], &recorded);
             let mut answer = [0; 49];
             again.read_exact(&mut answer).unwrap();
@@ -200,11 +205,9 @@ fn an_abort_ends_the_forming() {
             });
             // The connection to rank 0, which does no handshake, shows that connecting has begun.
             let _call = group.listeners[0].accept().unwrap();
-            let stopped = Instant::now();
             abort.stop();
             let error = forming.join().unwrap();
             assert!(matches!(error, ConnectError::Aborted), "{error}");
-            assert!(stopped.elapsed() < LONG - Duration::from_secs(10));
         });
     });
 }

@@ -11,8 +11,10 @@ use types::{Rank, WorldSize};
 
 /// Far longer than a test takes.
 pub const LONG: Duration = Duration::from_secs(120);
-/// For waits that have to end by a deadline.
+/// For waits that have to end by a deadline, and before which nothing has to happen.
 pub const SHORT: Duration = Duration::from_millis(700);
+/// For waits that end by a deadline before which something happens, also on a busy machine.
+pub const ENOUGH: Duration = Duration::from_secs(5);
 
 pub const OPTIONS: TcpCommOptions =
     TcpCommOptions { elements_max: 1 << 20, encoding: Encoding::F32, stall_deadline: LONG, silence_deadline: LONG };

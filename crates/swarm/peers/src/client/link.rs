@@ -261,6 +261,7 @@ async fn send(
     let is_silent = || micros().saturating_sub(last.load(Ordering::Relaxed)) > SILENCE_MAX.as_micros() as u64;
     let mut ticks = interval(PING_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticked = Instant::now();
     let mut body = Vec::new();
     // Their numbers cannot be guessed: a peer that answered before it was asked would seem to be near.
     let mut pings: VecDeque<(u64, Instant)> = VecDeque::new();
@@ -279,6 +280,11 @@ async fn send(
                 continue;
             }
             _ = ticks.tick() => {
+                // This process stood still, and may have the peer's bytes unread.
+                if ticked.elapsed() > 2 * PING_INTERVAL {
+                    last.fetch_max(micros(), Ordering::Relaxed);
+                }
+                ticked = Instant::now();
                 if is_silent() {
                     return SpanLoss::Lost { why: format!("it was silent for {SILENCE_MAX:?}").into() };
                 }

@@ -1,7 +1,6 @@
 //! `Attacker`: a client that writes whatever bytes it likes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use engine::Phase;
 use peers::dial::BoxedStream;
@@ -13,9 +12,8 @@ use tokio::time::timeout;
 use types::LayerRange;
 
 use crate::network::Network;
+use crate::waiting::PATIENCE;
 
-/// Long enough for whatever has to happen.
-const PATIENCE: Duration = Duration::from_secs(120);
 const BODY_MAX: usize = 1 << 24;
 
 pub struct Attacker {

@@ -15,6 +15,7 @@ use crate::attacker::{Attacker, guessed_key, open, rows};
 use crate::hostile::Target;
 use crate::mangler::frame;
 use crate::models::{Model, peer, range};
+use crate::waiting::until;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_opens_meets_every_limit_and_is_released() {
@@ -49,16 +50,11 @@ async fn a_flood_of_opens_meets_every_limit_and_is_released() {
     last.send(&Request::Open(target.open(1))).await;
     assert_eq!(last.failure().await, FailureKind::Refused);
     drop((streams, others));
-    for _ in 0..600 {
-        if target.block.stats().sessions == 0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until(|| target.block.stats().sessions == 0, || format!("{:?}", target.block.stats()));
     assert!(last.open(target.open(1)).await, "what was taken is there again");
     drop(last);
     target.check_honest_client();
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }
 
 /// A client that opens and closes sessions, and reads no reply, makes no tasks pile up.
@@ -68,21 +64,32 @@ async fn sessions_that_were_closed_leave_no_tasks_behind() {
     let mut attacker = target.attacker().await;
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = tasks();
-    let most = AtomicUsize::new(0);
+    let (most, sent) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let flood = async {
         for session in 0..4000 {
             attacker.send(&Request::Open(target.open(session))).await;
             attacker.send(&Request::Close { session }).await;
             most.fetch_max(tasks(), Ordering::Relaxed);
+            sent.fetch_add(1, Ordering::Relaxed);
         }
     };
     // When the pipes are full the flood stops; until then much more came than there may be tasks.
-    let _ = tokio::time::timeout(Duration::from_secs(2), flood).await;
+    let stops = async {
+        let mut before = 0;
+        while before < 4 * SESSIONS_PER_STREAM_MAX || before != sent.load(Ordering::Relaxed) {
+            before = sent.load(Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::select! {
+        () = flood => {}
+        () = stops => {}
+    }
     let most = most.load(Ordering::Relaxed) - before;
     assert!(most <= SESSIONS_PER_STREAM_MAX + 8, "{most} tasks");
     target.check_honest_client();
     drop(attacker);
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +126,7 @@ async fn a_client_with_many_runs_that_wait_does_not_keep_others_from_theirs() {
     for flood in floods {
         flood.await.unwrap();
     }
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }
 
 /// Connects to nobody, and counts who tries.
@@ -209,5 +216,5 @@ async fn streams_that_send_no_whole_message_keep_nobody_waiting() {
     }
     target.check_honest_client();
     drop(attackers);
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }

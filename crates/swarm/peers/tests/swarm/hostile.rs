@@ -1,7 +1,6 @@
 //! Hostile clients: a server stays within its limits, and the sessions of others give the tokens of one process.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use engine::{Engine, inspect};
 use peers::block::{BlockHandle, BlockLimits};
@@ -14,6 +13,7 @@ use crate::attacker::{Attacker, guessed_key, open, rows};
 use crate::mangler::frame;
 use crate::models::{LIMITS, Model, peer, qwen3_prompts, range};
 use crate::network::Network;
+use crate::waiting::until;
 
 const TOKENS: usize = 12;
 
@@ -62,7 +62,7 @@ impl Target {
     }
 
     /// Everything is released soon after those who used it have left.
-    pub async fn check_nothing_is_left(&self) {
+    pub fn check_nothing_is_left(&self) {
         let used = || {
             let (stats, server) = (self.block.stats(), &self.server);
             [
@@ -75,13 +75,8 @@ impl Target {
                 server.links(),
             ]
         };
-        for _ in 0..1200 {
-            if used() == [0; 7] {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("sessions, clients, tokens, streams, keys, KiB and links are left: {:?}", used());
+        let left = || format!("sessions, clients, tokens, streams, keys, KiB and links are left: {:?}", used());
+        until(|| used() == [0; 7], left);
     }
 }
 
@@ -111,7 +106,7 @@ async fn bytes_that_are_no_message_cost_their_own_stream() {
     attacker.finish().await;
     assert!(attacker.is_ended().await);
     target.check_honest_client();
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -170,7 +165,7 @@ async fn runs_of_wrong_shapes_and_numbers_end_their_session() {
     attacker.send(&target.run(101, Run { state_rows: 9, ..rows(0, 1, hidden) })).await;
     while attacker.reply().await.is_some() {}
     target.check_honest_client();
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }
 
 /// What rows leave behind in the pages of the cache does not reach sessions that get these pages later.
@@ -193,7 +188,7 @@ async fn huge_values_of_one_session_do_not_reach_the_next() {
     }
     target.check_honest_client();
     drop(attacker);
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -248,5 +243,5 @@ async fn sessions_of_others_cannot_be_used_guessed_or_closed() {
     assert!(pusher.is_ended().await);
     target.check_honest_client();
     drop((victim, pusher));
-    target.check_nothing_is_left().await;
+    target.check_nothing_is_left();
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use engine::{Engine, EngineOptions, EventKind, Executor, FinishReason, Request, RequestId, inspect};
 use kernels::cpu::CpuBackend;
@@ -14,6 +13,7 @@ use types::TokenId;
 
 use crate::models::{Model, peer, qwen3_prompts, range};
 use crate::network::{Fault, Network};
+use crate::waiting::until;
 
 pub const TOKENS: usize = 24;
 
@@ -59,17 +59,11 @@ impl Swarm {
     }
 
     /// Sessions end soon after their clients have closed them.
-    pub async fn check_nothing_is_left(&self) {
+    pub fn check_nothing_is_left(&self) {
         for (peer, block) in &self.blocks {
             let server = self.network.server(*peer);
             let is_left = || block.stats().sessions > 0 || server.push_keys() > 0;
-            for _ in 0..600 {
-                if !is_left() {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            assert!(!is_left(), "{peer}: {:?}, {} keys", block.stats(), server.push_keys());
+            until(|| !is_left(), || format!("{peer}: {:?}, {} keys", block.stats(), server.push_keys()));
         }
     }
 }
@@ -135,7 +129,7 @@ async fn a_lost_peer_of_any_kind_is_replaced_and_the_tokens_stay() {
                 for (peer, _) in &swarm.blocks {
                     swarm.network.fail(*peer, Fault::Cut);
                 }
-                swarm.check_nothing_is_left().await;
+                swarm.check_nothing_is_left();
             }
         }
     }
@@ -174,7 +168,7 @@ async fn random_faults_under_eight_requests_change_no_token() {
     println!("{faults} faults, {} spans replaced", counters.replaced.load(Ordering::Relaxed));
     drop(engine);
     swarm.blocks.iter().for_each(|(peer, _)| swarm.network.fail(*peer, Fault::Cut));
-    swarm.check_nothing_is_left().await;
+    swarm.check_nothing_is_left();
 }
 
 /// A request waits for a chain, and goes on when there is one.
@@ -187,9 +181,11 @@ async fn without_a_chain_a_request_waits_for_one() {
     let prompts = &qwen3_prompts()[..1];
     let expected = inspect::greedy(&mut Engine::new(model.local(), 16), &prompts[0], TOKENS).unwrap();
     let mut engine = Engine::new(model.client(&network, ClientOptions::default()), 16);
-    let loading = tokio::task::spawn_blocking(move || {
-        std::thread::sleep(Duration::from_millis(700));
-        model.load(&block, range(0, 4), BlockLimits::default());
+    let view = Arc::clone(network.view());
+    let loading = tokio::spawn(async move {
+        // The client has looked for a chain in vain.
+        view.wanted().await;
+        tokio::task::block_in_place(|| model.load(&block, range(0, 4), BlockLimits::default()));
     });
     let requests = vec![Request::greedy(prompts[0].clone(), TOKENS)];
     let found = tokio::task::block_in_place(|| run(&mut engine, requests, |_, _| {}));

@@ -13,3 +13,4 @@ mod network;
 mod room;
 mod same_bits;
 mod verify;
+mod waiting;

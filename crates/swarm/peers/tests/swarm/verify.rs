@@ -1,7 +1,6 @@
 //! Spot checks find a peer that computes something else, and the client goes on without it.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use engine::{Engine, inspect};
 use peers::block::BlockLimits;
@@ -10,6 +9,7 @@ use swarm::EXCLUDED_AT;
 
 use crate::models::{Model, peer, qwen3_prompts, range};
 use crate::network::Network;
+use crate::waiting::until;
 
 const TOKENS: usize = 24;
 
@@ -27,17 +27,14 @@ async fn honest_peers_agree() {
     let mut engine = Engine::new(model.client(&network, options()), 16);
     let client = engine.executor().client();
     let prompt = &qwen3_prompts()[0];
-    let found = tokio::task::block_in_place(|| inspect::greedy(&mut engine, prompt, TOKENS).unwrap());
-    assert_eq!(found, inspect::greedy(&mut Engine::new(model.local(), 16), prompt, TOKENS).unwrap());
+    let expected = inspect::greedy(&mut Engine::new(model.local(), 16), prompt, TOKENS).unwrap();
     let counters = client.counters();
-    // Checks run beside the steps that they are about.
-    for _ in 0..200 {
-        if counters.checks.load(Ordering::Relaxed) > 0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(counters.checks.load(Ordering::Relaxed) > 0);
+    // Checks run beside the steps that they are about, and there are only so many at once.
+    let is_checked = || {
+        assert_eq!(inspect::greedy(&mut engine, prompt, TOKENS).unwrap(), expected);
+        counters.checks.load(Ordering::Relaxed) > 0
+    };
+    until(is_checked, || format!("{counters:?}"));
     assert_eq!(counters.differences.load(Ordering::Relaxed), 0);
 }
 
@@ -55,15 +52,12 @@ async fn a_peer_that_lies_is_found_and_not_used_again() {
     let client = engine.executor().client();
     let prompt = &qwen3_prompts()[0];
     let expected = inspect::greedy(&mut Engine::new(model.local(), 16), prompt, TOKENS).unwrap();
-    let _ = tokio::task::block_in_place(|| inspect::greedy(&mut engine, prompt, TOKENS).unwrap());
-    // Checks run beside the steps that they are about.
-    for _ in 0..200 {
-        if client.counters().differences.load(Ordering::Relaxed) > 0 && network.view().score(&peer(1)) > EXCLUDED_AT {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(network.view().score(&peer(1)) > EXCLUDED_AT, "{:?}", client.counters());
+    // Checks run beside the steps that they are about, and each is about one of the two peers.
+    let is_found = || {
+        let _ = inspect::greedy(&mut engine, prompt, TOKENS).unwrap();
+        client.counters().differences.load(Ordering::Relaxed) > 0 && network.view().score(&peer(1)) > EXCLUDED_AT
+    };
+    until(is_found, || format!("{:?}", client.counters()));
     // On a busy machine an honest peer may have been late.
     for honest in [2, 3].map(peer) {
         assert!(network.view().score(&honest) < EXCLUDED_AT, "{}", network.view().score(&honest));
