@@ -9,7 +9,6 @@ mod generation;
 mod gguf;
 mod grammar;
 mod hermes;
-mod jinja;
 mod json;
 mod merge;
 mod merge_list;

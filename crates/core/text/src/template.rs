@@ -1,16 +1,15 @@
 //! Chat templates: render messages to the prompt format that a model was trained on.
 //!
-//! Templates are Jinja for Hugging Face's environment, which `jinja` implements. They come with the model, so they are limited
+//! Templates are Jinja for Hugging Face's environment, which the crate `jinja` implements. They come with the model, so they are limited
 //! in size, steps, time and memory.
 
 use crate::capabilities::TemplateCapabilities;
-use crate::jinja::{Error, ErrorKind, Limits, Meter, Template, Value};
 use crate::message::Message;
 use crate::reply::ReplyFormat;
+use jinja::{Error, ErrorKind, Limits, Meter, Template, Variables};
 use serde_json::{Map, Value as Json};
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The maximum size of a template, and the memory of one rendering: its text, and the values that it makes and is given.
@@ -199,13 +198,13 @@ impl CompiledTemplate {
             Json::from(self.bos.as_str()),
             Json::from(self.eos.as_str()),
         ];
-        let variables = OWN_VARIABLES.into_iter().map(Arc::from).zip(values);
-        let extra = options.extra.iter().map(|(name, json)| (Arc::from(name.as_str()), json.clone()));
-        let value = |(name, json)| Ok((name, Value::from_json(meter, json)?));
-        let variables: Result<Vec<(Arc<str>, Value)>, Error> = variables.chain(extra).map(value).collect();
+        let extra = options.extra.iter().map(|(name, json)| (name.as_str(), json.clone()));
+        let variables = Variables::new(meter)?;
+        let own = OWN_VARIABLES.into_iter().zip(values);
+        let set = own.chain(extra).try_for_each(|(name, json)| variables.set(name, json));
         // What the caller passes does not fit: no fault of the template.
-        let variables = variables.map_err(|error| refused(&error.to_string()))?;
-        Ok(self.template.render(meter, variables, options.now.unwrap_or_else(SystemTime::now))?)
+        set.map_err(|error| refused(&error.to_string()))?;
+        Ok(self.template.render(variables, options.now.unwrap_or_else(SystemTime::now))?)
     }
 }
 

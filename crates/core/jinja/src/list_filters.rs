@@ -9,7 +9,7 @@ use super::operators::{arithmetic, equals, item, items, order, to_text};
 use super::print::write_str;
 use super::renderer::Renderer;
 use super::value::Value;
-use crate::jinja::ast::Operator;
+use crate::ast::Operator;
 use std::cmp::Ordering;
 use std::rc::Rc;
 
@@ -104,7 +104,10 @@ pub(super) fn apply(
             let [path, start] = arguments.bind(["attribute", "start"])?;
             let mut sum = start.cloned().unwrap_or(Value::Int(0));
             for item in items(meter, value)?.iter() {
-                let item = path.map_or_else(|| Ok(item.clone()), |path| attribute(meter, item, path))?;
+                let item = match path {
+                    None | Some(Value::None) => item.clone(),
+                    Some(path) => attribute(meter, item, path)?,
+                };
                 sum = arithmetic(meter, &sum, Operator::Add, &item)?;
             }
             sum
@@ -112,13 +115,15 @@ pub(super) fn apply(
         "min" | "max" => {
             let [case_sensitive, path] = arguments.bind(["case_sensitive", "attribute"])?;
             let case_sensitive = case_sensitive.is_some_and(Value::is_true);
-            let sorted = sorted(meter, &items(meter, value)?, path, case_sensitive, name == "max")?;
+            let key = |item: &Value| sort_key(meter, item, path, case_sensitive);
+            let sorted = sorted(meter, &items(meter, value)?, key, name == "max")?;
             sorted.pairs.first().map_or(Value::Undefined(None), |(_, item)| item.clone())
         }
         "sort" => {
             let [reverse, case_sensitive, path] = arguments.bind(["reverse", "case_sensitive", "attribute"])?;
             let [reverse, case_sensitive] = [reverse, case_sensitive].map(|flag| flag.is_some_and(Value::is_true));
-            in_order(meter, &sorted(meter, &items(meter, value)?, path, case_sensitive, reverse)?)?
+            let key = |item: &Value| sort_keys(meter, item, path, case_sensitive);
+            in_order(meter, &sorted(meter, &items(meter, value)?, key, reverse)?)?
         }
         "dictsort" => dict_sort(meter, value, arguments)?,
         "unique" => unique(meter, value, arguments)?,
@@ -148,8 +153,8 @@ fn join(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Value
     for (index, item) in items(meter, value)?.iter().enumerate() {
         joined.push_str(if index == 0 { "" } else { separator })?;
         match path {
-            Some(path) => write_str(&mut joined, &attribute(meter, item, path)?)?,
-            None => write_str(&mut joined, item)?,
+            Some(path) if !matches!(path, Value::None) => write_str(&mut joined, &attribute(meter, item, path)?)?,
+            _ => write_str(&mut joined, item)?,
         }
     }
     Ok(joined.finish())
@@ -161,13 +166,30 @@ fn sort_key(meter: &Rc<Meter>, item: &Value, path: Option<&Value>, case_sensitiv
         None | Some(Value::None) => item.clone(),
         Some(path) => attribute(meter, item, path)?,
     };
-    match &key {
+    in_one_case(meter, key, case_sensitive)
+}
+
+/// A text in lower case, unless case counts.
+fn in_one_case(meter: &Rc<Meter>, value: Value, case_sensitive: bool) -> Result<Value, Error> {
+    match &value {
         Value::Str(text) if !case_sensitive => {
             let lower = text_method(meter, text, "lower", &Arguments::new(meter)?)?;
             Ok(lower.unwrap_or(Value::None))
         }
-        _ => Ok(key),
+        _ => Ok(value),
     }
+}
+
+/// The same for several attributes: `sort(attribute='age,name')`.
+fn sort_keys(meter: &Rc<Meter>, item: &Value, paths: Option<&Value>, case_sensitive: bool) -> Result<Value, Error> {
+    let Some(names) = paths.and_then(Value::as_str).filter(|names| names.contains(',')) else {
+        return sort_key(meter, item, paths, case_sensitive);
+    };
+    let mut keys = ListBuilder::new(meter)?;
+    for name in names.split(',') {
+        keys.push(sort_key(meter, item, Some(&Value::text(meter, name)?), case_sensitive)?)?;
+    }
+    Ok(keys.finish())
 }
 
 /// Items with the keys that they are sorted by.
@@ -180,13 +202,12 @@ struct Sorted {
 fn sorted(
     meter: &Rc<Meter>,
     list: &[Value],
-    path: Option<&Value>,
-    case_sensitive: bool,
+    key: impl Fn(&Value) -> Result<Value, Error>,
     reverse: bool,
 ) -> Result<Sorted, Error> {
     // Merging takes a second copy.
     let charge = meter.charge(2 * size_of_val(list) * 2)?;
-    let keyed = list.iter().map(|item| Ok((sort_key(meter, item, path, case_sensitive)?, item.clone())));
+    let keyed = list.iter().map(|item| Ok((key(item)?, item.clone())));
     let pairs = merge_sort(meter, keyed.collect::<Result<_, Error>>()?, reverse)?;
     Ok(Sorted { pairs, _charge: charge })
 }
@@ -229,7 +250,7 @@ fn dict_sort(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<
     let by = Value::Int(i128::from(by.and_then(Value::as_str) == Some("value")));
     let pairs = items(meter, &pairs.finish())?;
     let [reverse, case_sensitive] = [reverse, case_sensitive].map(|flag| flag.is_some_and(Value::is_true));
-    in_order(meter, &sorted(meter, &pairs, Some(&by), case_sensitive, reverse)?)
+    in_order(meter, &sorted(meter, &pairs, |pair| sort_key(meter, pair, Some(&by), case_sensitive), reverse)?)
 }
 
 fn unique(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Value, Error> {
@@ -254,8 +275,13 @@ fn unique(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Val
 fn group_by(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Value, Error> {
     let [path, default, case_sensitive] = arguments.bind(["attribute", "default", "case_sensitive"])?;
     let path = path.ok_or_else(|| missing("attribute"))?;
-    let sorted = sorted(meter, &items(meter, value)?, Some(path), case_sensitive.is_some_and(Value::is_true), false)?;
-    let sorted = &sorted.pairs;
+    let name_of = |item: &Value| {
+        let name = attribute(meter, item, path)?;
+        Ok(default.filter(|_| name.is_undefined()).cloned().unwrap_or(name))
+    };
+    let case_sensitive = case_sensitive.is_some_and(Value::is_true);
+    let key = |item: &Value| in_one_case(meter, name_of(item)?, case_sensitive);
+    let sorted = &sorted(meter, &items(meter, value)?, key, false)?.pairs;
     let mut groups = ListBuilder::new(meter)?;
     let mut at = 0;
     while at < sorted.len() {
@@ -265,9 +291,7 @@ fn group_by(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<V
             members.push(sorted[at].1.clone())?;
             at += 1;
         }
-        let name = attribute(meter, first, path)?;
-        let name = default.filter(|_| name.is_undefined()).cloned().unwrap_or(name);
-        groups.push(pair(meter, name, members.finish())?)?;
+        groups.push(pair(meter, name_of(first)?, members.finish())?)?;
     }
     Ok(groups.finish())
 }
@@ -300,7 +324,7 @@ fn slices(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Val
         let end = at + length + usize::from(index < longer);
         let mut part = ListBuilder::new(meter)?;
         part.extend(list[at..end].iter().cloned())?;
-        if let Some(fill) = fill.filter(|_| longer > 0 && index >= longer) {
+        if let Some(fill) = fill.filter(|_| index >= longer) {
             part.push(fill.clone())?;
         }
         lists.push(part.finish())?;

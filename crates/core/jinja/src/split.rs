@@ -65,13 +65,26 @@ fn split_words(text: &str, parts_max: usize, from_end: bool) -> Vec<&str> {
     words
 }
 
+/// What ends a line, besides `\r\n`.
+const LINE_ENDS: [char; 10] =
+    ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+
 pub(super) fn lines(meter: &Rc<Meter>, text: &str, keep_ends: bool) -> Result<Value, Error> {
     let mut list = ListBuilder::new(meter)?;
-    for line in text.split_inclusive('\n') {
-        let bare = line.strip_suffix('\n').map_or(line, |line| line.strip_suffix('\r').unwrap_or(line));
-        list.push(Value::text(meter, if keep_ends { line } else { bare })?)?;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (length, end) = line_length(rest);
+        list.push(Value::text(meter, &rest[..if keep_ends { length + end } else { length }])?)?;
+        rest = &rest[length + end..];
     }
     Ok(list.finish())
+}
+
+/// The bytes of the first line, and of what ends it.
+pub(super) fn line_length(text: &str) -> (usize, usize) {
+    let length = text.find(LINE_ENDS).unwrap_or(text.len());
+    let end = &text[length..];
+    (length, if end.starts_with("\r\n") { 2 } else { end.chars().next().map_or(0, char::len_utf8) })
 }
 
 pub(super) fn partition(meter: &Rc<Meter>, text: &str, separator: &str, from_end: bool) -> Result<Value, Error> {

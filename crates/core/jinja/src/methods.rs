@@ -1,6 +1,7 @@
 //! The methods of texts, lists and dicts, as Python has them.
 
 use super::arguments::Arguments;
+use super::characters::{change_case, is_decimal, is_digit, is_in_case, is_letter, is_numeric};
 use super::containers::{Dict, List, ListBuilder, Text, TextBuilder};
 use super::error::Error;
 use super::format::braces;
@@ -140,13 +141,14 @@ pub(super) fn text_method(
     meter.read(text.len())?;
     let all = |test: fn(char) -> bool| Value::Bool(!text.is_empty() && text.chars().all(test));
     Ok(Some(match name {
-        "isalnum" => all(char::is_alphanumeric),
-        "isalpha" => all(char::is_alphabetic),
-        "isdigit" | "isnumeric" | "isdecimal" => all(char::is_numeric),
+        "isalnum" => all(|c| is_letter(c) || is_numeric(c)),
+        "isalpha" => all(is_letter),
+        "isdecimal" => all(is_decimal),
+        "isdigit" => all(is_digit),
+        "isnumeric" => all(is_numeric),
         "isspace" => all(char::is_whitespace),
         "isascii" => Value::Bool(text.is_ascii()),
-        "islower" => Value::Bool(text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)),
-        "isupper" => Value::Bool(text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)),
+        "islower" | "isupper" => Value::Bool(is_in_case(text, name == "islower")),
         "upper" | "lower" | "casefold" | "capitalize" | "title" | "swapcase" => change_case(meter, text, name)?,
         "strip" | "lstrip" | "rstrip" => {
             let [characters] = arguments.bind(["chars"])?;
@@ -197,26 +199,6 @@ pub(super) fn text_method(
         }
         _ => return Ok(None),
     }))
-}
-
-fn change_case(meter: &Rc<Meter>, text: &str, name: &str) -> Result<Value, Error> {
-    let mut changed = TextBuilder::new(meter)?;
-    let mut in_word = false;
-    for character in text.chars() {
-        let upper = match name {
-            "upper" => true,
-            "lower" | "casefold" => false,
-            "swapcase" => character.is_lowercase(),
-            _ => !in_word,
-        };
-        in_word = if name == "title" { character.is_alphanumeric() || character == '\'' } else { true };
-        if upper {
-            character.to_uppercase().try_for_each(|c| changed.push(c))?;
-        } else {
-            character.to_lowercase().try_for_each(|c| changed.push(c))?;
-        }
-    }
-    Ok(changed.finish())
 }
 
 pub(super) fn strip(

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// The limits of one rendering.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     pub steps_max: u64,
     /// Values and output together.
     pub bytes_max: usize,
@@ -25,7 +25,7 @@ const STEPS_PER_CLOCK: u64 = 1 << 14;
 
 /// What is left of the limits.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub struct Meter {
     limits: Limits,
     steps: Cell<u64>,
     bytes: Cell<usize>,
@@ -39,7 +39,7 @@ impl Meter {
     }
 
     /// Takes `count` steps.
-    pub fn steps(&self, count: usize) -> Result<(), Error> {
+    pub(crate) fn steps(&self, count: usize) -> Result<(), Error> {
         let left = self.steps.get();
         let Some(rest) = left.checked_sub(count as u64) else {
             self.steps.set(0);
@@ -53,22 +53,22 @@ impl Meter {
     }
 
     #[cfg(test)]
-    pub fn steps_taken(&self) -> u64 {
+    pub(crate) fn steps_taken(&self) -> u64 {
         self.limits.steps_max - self.steps.get()
     }
 
     #[cfg(test)]
-    pub fn bytes_taken(&self) -> usize {
+    pub(crate) fn bytes_taken(&self) -> usize {
         self.limits.bytes_max - self.bytes.get()
     }
 
     /// Takes the steps of reading or copying this many bytes.
-    pub fn read(&self, bytes: usize) -> Result<(), Error> {
+    pub(crate) fn read(&self, bytes: usize) -> Result<(), Error> {
         self.steps(1 + bytes / BYTES_PER_STEP)
     }
 
     /// Takes memory, until the charge is dropped.
-    pub fn charge(self: &Rc<Self>, bytes: usize) -> Result<Charge, Error> {
+    pub(crate) fn charge(self: &Rc<Self>, bytes: usize) -> Result<Charge, Error> {
         let mut charge = Charge { meter: Rc::clone(self), bytes: 0 };
         charge.grow(bytes)?;
         Ok(charge)

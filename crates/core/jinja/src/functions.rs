@@ -3,6 +3,7 @@
 use super::arguments::Arguments;
 use super::containers::{DictBuilder, ListBuilder, Text};
 use super::error::{Error, ErrorKind};
+use super::meter::Meter;
 use super::methods::missing;
 use super::objects::{Cycler, Joiner};
 use super::operators::{items, to_text};
@@ -31,9 +32,7 @@ impl Renderer {
             }
             Function::Dict => {
                 let mut dict = DictBuilder::new(meter)?;
-                if let Some(Value::Dict(first)) = arguments.positional.first() {
-                    first.entries().iter().try_for_each(|(key, value)| dict.insert(key.clone(), value.clone()))?;
-                }
+                each_entry(meter, arguments, |key, value| dict.insert(key, value))?;
                 for (name, value) in &arguments.keywords {
                     dict.insert(Value::Str(name.clone()), value.clone())?;
                 }
@@ -41,14 +40,10 @@ impl Renderer {
             }
             Function::Namespace => {
                 let namespace = self.namespaces.make()?;
-                if let Some(Value::Dict(first)) = arguments.positional.first() {
-                    for (key, value) in first.entries() {
-                        let Value::Str(name) = key else {
-                            return Err(Error::failed("the name of a variable is a text"));
-                        };
-                        namespace.set(name.clone(), value.clone())?;
-                    }
-                }
+                each_entry(meter, arguments, |key, value| match key {
+                    Value::Str(name) => namespace.set(name, value),
+                    _ => Err(Error::failed("the name of a variable is a text")),
+                })?;
                 arguments.keywords.iter().try_for_each(|(name, value)| namespace.set(name.clone(), value.clone()))?;
                 Ok(Value::Namespace(namespace))
             }
@@ -81,6 +76,23 @@ impl Renderer {
             at = at.saturating_add(step);
         }
         Ok(list.finish())
+    }
+}
+
+/// Visits the entries of the dict, or of the pairs, that a dict or a namespace is made of.
+fn each_entry(
+    meter: &Rc<Meter>,
+    arguments: &Arguments,
+    mut visit: impl FnMut(Value, Value) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match &arguments.positional[..] {
+        [] => Ok(()),
+        [Value::Dict(dict)] => dict.entries().iter().try_for_each(|(key, value)| visit(key.clone(), value.clone())),
+        [pairs] => items(meter, pairs)?.iter().try_for_each(|pair| match &items(meter, pair)?[..] {
+            [key, value] => visit(key.clone(), value.clone()),
+            _ => Err(Error::failed("a dict is made of pairs")),
+        }),
+        _ => Err(Error::failed("a dict is made of one value")),
     }
 }
 

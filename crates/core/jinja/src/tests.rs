@@ -1,17 +1,20 @@
 use super::*;
 use serde_json::{Map, Value as Json, json};
-use std::time::Duration;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
 
 mod metering;
 
 const LIMITS: Limits = Limits { steps_max: 300_000, bytes_max: 2 << 20, time_max: Duration::from_secs(600) };
 
 fn render_with(limits: Limits, source: &str, variables: &Map<String, Json>) -> Result<String, Error> {
-    let meter = Meter::new(limits);
-    let value =
-        |(name, json): (&String, &Json)| Ok((Arc::from(name.as_str()), Value::from_json(&meter, json.clone())?));
-    let variables: Vec<_> = variables.iter().map(value).collect::<Result<_, Error>>()?;
-    Template::parse(source)?.render(&meter, variables, SystemTime::UNIX_EPOCH)
+    render_metered(&Meter::new(limits), source, variables)
+}
+
+fn render_metered(meter: &Rc<Meter>, source: &str, values: &Map<String, Json>) -> Result<String, Error> {
+    let variables = Variables::new(meter)?;
+    values.iter().try_for_each(|(name, value)| variables.set(name, value.clone()))?;
+    Template::parse(source)?.render(variables, SystemTime::UNIX_EPOCH)
 }
 
 fn render(source: &str) -> Result<String, Error> {
@@ -99,7 +102,7 @@ fn namespaces_may_hold_themselves_and_end_with_the_rendering() {
         {% set ns.x = cycler(ns) %}";
     for source in [itself, within, chain, "{% set ns = namespace() %}{% set ns.x = ns %}{{ raise_exception(1) }}"] {
         let meter = Meter::new(Limits { bytes_max: 16 << 20, ..LIMITS });
-        let text = Template::parse(source).unwrap().render(&meter, [], SystemTime::UNIX_EPOCH);
+        let text = render_metered(&meter, source, &Map::new());
         assert_eq!(text.is_err(), source.contains("raise"), "{source}: {text:?}");
         assert_eq!(meter.bytes_taken(), 0, "{source}");
     }

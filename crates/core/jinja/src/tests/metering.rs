@@ -1,7 +1,7 @@
 //! Work takes steps in proportion to the texts that it reads, and names are charged like other texts.
 
 use super::*;
-use crate::jinja::methods::TEXT_METHODS;
+use crate::methods::TEXT_METHODS;
 
 /// A text that takes many steps to read, and fits into memory a few times.
 const BYTES: usize = 256 << 10;
@@ -10,10 +10,9 @@ const STEPS: u64 = (BYTES / 64) as u64;
 /// The steps of evaluating an expression, in which `big` is a long text.
 fn steps(expression: &str) -> u64 {
     let meter = Meter::new(Limits { steps_max: 100_000_000, bytes_max: 256 << 20, ..LIMITS });
-    let big = Value::from_json(&meter, Json::String("x".repeat(BYTES))).unwrap();
-    let template = Template::parse(&format!("{{% set y = {expression} %}}")).unwrap();
+    let big = json!({"big": "x".repeat(BYTES)});
     // Some of them are errors, which come after the work.
-    let _ = template.render(&meter, [(Arc::from("big"), big)], SystemTime::UNIX_EPOCH);
+    let _ = render_metered(&meter, &format!("{{% set y = {expression} %}}"), big.as_object().unwrap());
     meter.steps_taken()
 }
 
@@ -46,7 +45,7 @@ fn arguments_and_assignments_take_steps_for_each_of_them() {
     let numbers = numbers.join(", ");
     let count = |source: &str| {
         let meter = Meter::new(LIMITS);
-        Template::parse(source).unwrap().render(&meter, [], SystemTime::UNIX_EPOCH).unwrap();
+        render_metered(&meter, source, &Map::new()).unwrap();
         meter.steps_taken()
     };
     let assigned = |times: usize| {
@@ -62,7 +61,7 @@ fn arguments_and_assignments_take_steps_for_each_of_them() {
     assert!(called(11) - called(1) >= 10_000);
     let passed = |times: usize| {
         count(&format!(
-            "{{% set l = range(1000) %}}{{% for i in range({times}) %}}{{% set d = dict(*l) %}}{{% endfor %}}"
+            "{{% set l = range(1000) %}}{{% for i in range({times}) %}}{{% set d = cycler(*l) %}}{{% endfor %}}"
         ))
     };
     assert!(passed(11) - passed(1) >= 10_000);

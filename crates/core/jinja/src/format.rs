@@ -19,7 +19,8 @@ struct Style {
     width: usize,
     precision: Option<usize>,
     kind: Option<char>,
-    grouping: bool,
+    /// What stands between thousands.
+    grouping: Option<char>,
 }
 
 /// `pattern % values`. Values are a tuple, a dict for `%(name)s`, or a single value.
@@ -69,8 +70,18 @@ pub(super) fn percent_with(meter: &Rc<Meter>, pattern: &str, values: &[Value], n
 
 /// `pattern.format(…)`.
 pub(super) fn braces(meter: &Rc<Meter>, pattern: &str, arguments: &Arguments) -> Result<Value, Error> {
+    Ok(fields(meter, pattern, arguments, &mut 0, true)?.finish())
+}
+
+/// The pattern with its fields replaced. The style of a field may contain fields, but not those of another one.
+fn fields(
+    meter: &Rc<Meter>,
+    pattern: &str,
+    arguments: &Arguments,
+    automatic: &mut usize,
+    may_nest: bool,
+) -> Result<TextBuilder, Error> {
     let mut out = TextBuilder::new(meter)?;
-    let mut automatic = 0;
     let mut rest = pattern;
     while let Some(start) = rest.find(['{', '}']) {
         out.push_str(&rest[..start])?;
@@ -80,14 +91,21 @@ pub(super) fn braces(meter: &Rc<Meter>, pattern: &str, arguments: &Arguments) ->
             rest = after;
             continue;
         }
-        let end = after.find('}').filter(|_| brace == "{").ok_or_else(|| Error::failed("a format has an odd brace"))?;
+        let end =
+            field_end(after).filter(|_| brace == "{").ok_or_else(|| Error::failed("a format has an odd brace"))?;
         let field = &after[..end];
         rest = &after[end + 1..];
         let (path, spec) = field.split_once(':').unwrap_or((field, ""));
         let (path, as_repr) = path.strip_suffix("!r").map_or((path, false), |path| (path, true));
         let path = path.strip_suffix("!s").unwrap_or(path);
-        let value = field_value(meter, path, arguments, &mut automatic)?;
-        let style = Style::parse(spec)?;
+        let value = match field_value(meter, path, arguments, automatic)? {
+            Value::Bool(value) if !spec.is_empty() => Value::Int(value.into()),
+            value => value,
+        };
+        let style = match spec.contains('{') {
+            true if may_nest => Style::parse(fields(meter, spec, arguments, automatic, false)?.as_str())?,
+            _ => Style::parse(spec)?,
+        };
         if as_repr {
             let mut text = TextBuilder::new(meter)?;
             write_repr(&mut text, &value)?;
@@ -97,7 +115,20 @@ pub(super) fn braces(meter: &Rc<Meter>, pattern: &str, arguments: &Arguments) ->
         }
     }
     out.push_str(rest)?;
-    Ok(out.finish())
+    Ok(out)
+}
+
+/// Where a field ends, which may contain others.
+fn field_end(text: &str) -> Option<usize> {
+    let mut open = 1_usize;
+    text.bytes().position(|byte| {
+        match byte {
+            b'{' => open += 1,
+            b'}' => open -= 1,
+            _ => {}
+        }
+        open == 0
+    })
 }
 
 /// The value of `0`, `name`, `name.attribute` or `name[key]`.
@@ -154,8 +185,8 @@ impl Style {
         }
         rest = style.read_flags(rest);
         rest = read_number(rest, &mut style.width);
-        if let Some(after) = rest.strip_prefix(',') {
-            style.grouping = true;
+        if let Some(after) = rest.strip_prefix([',', '_']) {
+            style.grouping = rest.chars().next();
             rest = after;
         }
         rest = style.read_precision(rest);
@@ -226,13 +257,15 @@ impl Style {
             Some('X') => self.signed(out, value.as_int().ok_or_else(expected)?, |number| format!("{number:X}"), "0X"),
             Some('o') => self.signed(out, value.as_int().ok_or_else(expected)?, |number| format!("{number:o}"), "0o"),
             Some('b') => self.signed(out, value.as_int().ok_or_else(expected)?, |number| format!("{number:b}"), "0b"),
-            Some(kind @ ('f' | 'F' | 'e' | 'E' | 'g' | 'G' | '%')) => {
-                self.float(out, kind, value.as_float().ok_or_else(expected)?)
+            Some('f' | 'F' | 'e' | 'E' | 'g' | 'G' | '%') => self.float(out, value.as_float().ok_or_else(expected)?),
+            Some('c') if value.as_int().is_some() => {
+                let character = value.as_int().and_then(|number| u32::try_from(number).ok()).and_then(char::from_u32);
+                out.push(character.ok_or_else(|| Error::failed("a number is no character"))?)
             }
             Some('r') => write_repr(out, value),
             Some('c' | 's') | None => match (value, self.precision) {
                 (Value::Int(number), _) if self.kind.is_none() => self.signed(out, *number, |n| n.to_string(), ""),
-                (Value::Float(number), Some(_)) if self.kind.is_none() => self.float(out, 'g', *number),
+                (Value::Float(number), _) if self.kind.is_none() => self.float(out, *number),
                 (value, Some(precision)) => {
                     let mut text = TextBuilder::new(out.meter())?;
                     write_str(&mut text, value)?;
@@ -261,46 +294,81 @@ impl Style {
             out.push_str(prefix)?;
         }
         let digits = digits(number.unsigned_abs());
-        out.push_str(&if self.grouping { grouped(&digits) } else { digits })
+        out.repeat("0", self.precision.unwrap_or(0).saturating_sub(digits.len()))?;
+        out.push_str(&self.grouped(&digits))
     }
 
-    fn float(&self, out: &mut TextBuilder, kind: char, value: f64) -> Result<(), Error> {
+    fn float(&self, out: &mut TextBuilder, value: f64) -> Result<(), Error> {
+        match (value.is_sign_negative() && !value.is_nan(), self.sign) {
+            (true, _) => out.push('-')?,
+            (false, Some(sign)) => out.push(sign)?,
+            _ => {}
+        }
+        let text = self.digits(value.abs());
+        let whole = text.bytes().take_while(u8::is_ascii_digit).count();
+        let text = format!("{}{}", self.grouped(&text[..whole]), &text[whole..]);
+        out.push_str(&if matches!(self.kind, Some('F' | 'E' | 'G')) { text.to_uppercase() } else { text })
+    }
+
+    /// A number without its sign, as `f`, `e`, `g` and `%` write it.
+    fn digits(&self, value: f64) -> String {
         // More digits than a float has; longer ones would be zeros.
         const PRECISION_MAX: usize = 400;
         let precision = self.precision.unwrap_or(6).min(PRECISION_MAX);
-        if let (false, Some(sign)) = (value.is_sign_negative(), self.sign) {
-            out.push(sign)?;
+        let point = if self.alternate && precision == 0 { "." } else { "" };
+        match self.kind {
+            _ if !value.is_finite() => number(value),
+            Some('f' | 'F') => format!("{value:.precision$}{point}"),
+            Some('%') => format!("{:.precision$}{point}%", value * 100.0),
+            Some('e' | 'E') => {
+                let (digits, exponent) = scientific(value, precision);
+                format!("{digits}{point}{}", exponent_text(exponent))
+            }
+            None if self.precision.is_none() => number(value),
+            _ => self.general(value, precision.max(1)),
         }
-        let text = match kind {
-            'f' | 'F' => format!("{value:.precision$}"),
-            '%' => format!("{:.precision$}%", value * 100.0),
-            'e' | 'E' => match format!("{value:.precision$e}").split_once('e') {
-                Some((digits, exponent)) => {
-                    let exponent: i32 = exponent.parse().unwrap_or(0);
-                    let sign = if exponent < 0 { '-' } else { '+' };
-                    format!("{digits}e{sign}{:02}", exponent.abs())
-                }
-                None => number(value),
-            },
-            _ => number(value),
+    }
+
+    /// `precision` digits in all, with an exponent where that is shorter. Without a kind, there is a digit after the point.
+    fn general(&self, value: f64, precision: usize) -> String {
+        let (digits, exponent) = scientific(value, precision - 1);
+        let exponent_max = precision as i32 - if self.kind.is_none() { 1 } else { 0 };
+        let (mut digits, exponent) = match (-4..exponent_max).contains(&exponent) {
+            true => (format!("{value:.0$}", (precision as i32 - 1 - exponent).max(0) as usize), String::new()),
+            false => (digits, exponent_text(exponent)),
         };
-        let text = if kind == 'E' { text.to_uppercase() } else { text };
-        match text.split_once('.').filter(|_| self.grouping) {
-            Some((whole, fraction)) => out.push_str(&format!("{}.{fraction}", grouped(whole))),
-            None => out.push_str(&text),
+        match (digits.contains('.'), self.alternate) {
+            (true, false) => digits.truncate(digits.trim_end_matches('0').trim_end_matches('.').len()),
+            (false, true) => digits.push('.'),
+            _ => {}
         }
+        if self.kind.is_none() && exponent.is_empty() && !digits.contains('.') {
+            digits.push_str(".0");
+        }
+        digits + &exponent
+    }
+
+    /// Digits in groups of three.
+    fn grouped(&self, digits: &str) -> String {
+        let Some(separator) = self.grouping else { return digits.to_owned() };
+        let mut text = String::new();
+        for (index, digit) in digits.chars().enumerate() {
+            if index > 0 && (digits.len() - index).is_multiple_of(3) {
+                text.push(separator);
+            }
+            text.push(digit);
+        }
+        text
     }
 }
 
-/// Digits with a comma between thousands.
-fn grouped(digits: &str) -> String {
-    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |digits| ("-", digits));
-    let mut text = String::from(sign);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+/// The digits of a finite number with one before the point, and the exponent.
+fn scientific(value: f64, precision: usize) -> (String, i32) {
+    let text = format!("{value:.precision$e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    (digits.to_owned(), exponent.parse().unwrap_or(0))
+}
+
+fn exponent_text(exponent: i32) -> String {
+    format!("e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }

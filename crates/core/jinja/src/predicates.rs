@@ -1,10 +1,11 @@
 //! The tests: `value is defined`.
 
 use super::arguments::Arguments;
-use super::ast::Comparison;
+use super::ast::{Comparison, Operator};
+use super::characters::is_in_case;
 use super::error::{Error, quoted};
 use super::methods::{missing, text_of};
-use super::operators::compare;
+use super::operators::{arithmetic, compare, text};
 use super::renderer::Renderer;
 use super::value::Value;
 use std::rc::Rc;
@@ -17,7 +18,10 @@ impl Renderer {
             let [other] = arguments.bind(["other"])?;
             return compare(&meter, value, comparison, other.ok_or_else(|| missing("other"))?);
         }
-        let integer = || value.as_int().ok_or_else(|| Error::failed(format!("a {} is no integer", value.type_name())));
+        let remainder = |divisor: &Value| match value.as_float().and(divisor.as_float()) {
+            Some(_) => arithmetic(&meter, value, Operator::Remainder, divisor),
+            None => Err(Error::failed(format!("a {} is divided by a {}", value.type_name(), divisor.type_name()))),
+        };
         Ok(match name {
             "defined" => !value.is_undefined(),
             "undefined" => value.is_undefined(),
@@ -30,29 +34,29 @@ impl Renderer {
             // In Python a bool is a number.
             "number" => value.as_float().is_some(),
             "string" => matches!(value, Value::Str(_)),
-            "mapping" => matches!(value, Value::Dict(_) | Value::Namespace(_)),
+            "mapping" => matches!(value, Value::Dict(_)),
             "sequence" => matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Dict(_)),
             "iterable" => matches!(value, Value::Undefined(_) | Value::Str(_) | Value::List(_) | Value::Dict(_)),
+            // As in Jinja, what is undefined can be called, which is then an error.
             "callable" => matches!(
                 value,
-                Value::Macro(_) | Value::Function(_) | Value::Loop(_) | Value::Method(_) | Value::Joiner(_)
+                Value::Undefined(_)
+                    | Value::Macro(_)
+                    | Value::Function(_)
+                    | Value::Loop(_)
+                    | Value::Method(_)
+                    | Value::Joiner(_)
             ),
-            "odd" => integer()?.rem_euclid(2) == 1,
-            "even" => integer()?.rem_euclid(2) == 0,
+            "odd" => remainder(&Value::Int(2))?.as_float() == Some(1.0),
+            "even" => remainder(&Value::Int(2))?.as_float() == Some(0.0),
             "divisibleby" => {
                 let [number] = arguments.bind(["num"])?;
-                match number.and_then(Value::as_int) {
-                    None | Some(0) => return Err(Error::failed("it is divided by an integer other than zero")),
-                    Some(number) => integer()?.checked_rem(number) == Some(0),
-                }
+                remainder(number.ok_or_else(|| missing("num"))?)?.as_float() == Some(0.0)
             }
             "lower" | "upper" => {
-                let text = text_of(Some(value), "value")?;
+                let text = text(&meter, value)?;
                 meter.read(text.len())?;
-                match name {
-                    "lower" => !text.chars().any(char::is_uppercase),
-                    _ => !text.chars().any(char::is_lowercase),
-                }
+                is_in_case(&text, name == "lower")
             }
             "startingwith" | "endingwith" => {
                 let [affix] = arguments.bind(["affix"])?;

@@ -111,6 +111,14 @@ pub(super) fn to_text(meter: &Rc<Meter>, value: &Value) -> Result<Value, Error> 
     Ok(text.finish())
 }
 
+/// The value as a text.
+pub(super) fn text(meter: &Rc<Meter>, value: &Value) -> Result<Text, Error> {
+    match to_text(meter, value)? {
+        Value::Str(text) => Ok(text),
+        other => Err(Error::failed(format!("a {} is no text", other.type_name()))),
+    }
+}
+
 pub(super) fn compare(meter: &Rc<Meter>, left: &Value, by: Comparison, right: &Value) -> Result<bool, Error> {
     Ok(match by {
         Comparison::Equal => equals(meter, left, right)?,
@@ -181,9 +189,9 @@ pub(super) fn order(meter: &Rc<Meter>, left: &Value, right: &Value) -> Result<Or
         }
         (Value::List(a), Value::List(b)) => {
             for (a, b) in a.iter().zip(b.iter()) {
-                let order = order(meter, a, b)?;
-                if order.is_ne() {
-                    return Ok(order);
+                // The first pair that differs decides; the others need no order.
+                if !equals(meter, a, b)? {
+                    return order(meter, a, b);
                 }
             }
             Ok(a.len().cmp(&b.len()))
@@ -287,7 +295,7 @@ pub(super) fn slice(meter: &Rc<Meter>, value: &Value, bounds: &[Option<Value>; 3
         }
         Value::Str(text) => slice_text(meter, text, start, stop, step),
         Value::Undefined(name) => Err(undefined(name)),
-        _ => Err(Error::failed(format!("a {} has no slices", value.type_name()))),
+        _ => Ok(Value::Undefined(None)),
     }
 }
 

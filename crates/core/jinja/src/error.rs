@@ -2,14 +2,14 @@
 
 /// An error, with the line of the template where it occurred.
 #[derive(Debug)]
-pub(crate) struct Error {
+pub struct Error {
     pub kind: ErrorKind,
     pub message: String,
     pub line: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
+pub enum ErrorKind {
     Syntax,
     /// The template called `raise_exception`.
     Raised,

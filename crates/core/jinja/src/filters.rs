@@ -1,16 +1,17 @@
 //! The filters that transform one value. Those over lists are in `list_filters`.
 
 use super::arguments::Arguments;
+use super::characters::{count_words, title_of_words};
 use super::containers::{DictBuilder, ListBuilder, Text, TextBuilder};
 use super::error::{Error, quoted};
 use super::format::percent_with;
 use super::list_filters;
 use super::meter::Meter;
-use super::methods::{attribute, count_of, missing, pad, pair, replace, strip, text_method, text_of};
-use super::operators::{concat, items, to_text};
+use super::methods::{attribute, count_of, has_method, missing, pad, pair, replace, strip, text_method, text_of};
+use super::operators::{concat, items, text, to_text, undefined};
 use super::print::{JsonStyle, write_repr};
 use super::renderer::Renderer;
-use super::split::split;
+use super::split::{line_length, split};
 use super::value::Value;
 use std::rc::Rc;
 
@@ -35,9 +36,14 @@ impl Renderer {
 fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) -> Result<Option<Value>, Error> {
     Ok(Some(match name {
         "safe" | "string" => to_text(meter, value)?,
-        "upper" | "lower" | "capitalize" | "title" => {
+        "upper" | "lower" | "capitalize" => {
             let text = text(meter, value)?;
             text_method(meter, &text, name, arguments)?.unwrap_or(Value::None)
+        }
+        "title" => {
+            let text = text(meter, value)?;
+            meter.read(text.len())?;
+            title_of_words(meter, &text)?
         }
         "trim" => {
             let [characters] = arguments.bind(["chars"])?;
@@ -71,7 +77,7 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
         "wordcount" => {
             let text = text(meter, value)?;
             meter.read(text.len())?;
-            Value::Int(text.split_whitespace().count() as i128)
+            Value::Int(count_words(&text) as i128)
         }
         "length" | "count" => Value::Int(length(meter, value)? as i128),
         "default" | "d" => {
@@ -101,7 +107,14 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
         "bool" => Value::Bool(value.is_true()),
         "attr" => {
             let [name] = arguments.bind(["name"])?;
-            attribute(meter, value, name.ok_or_else(|| missing("name"))?)?
+            let name = name.ok_or_else(|| missing("name"))?;
+            meter.read(name.as_str().map_or(0, str::len))?;
+            match (value, name) {
+                (Value::Undefined(missing), _) => return Err(undefined(missing)),
+                // The entries of a dict are no attributes.
+                (Value::Dict(_), Value::Str(name)) if !has_method(value, name) => Value::Undefined(Some(name.clone())),
+                _ => attribute(meter, value, name)?,
+            }
         }
         "items" => {
             let mut list = ListBuilder::new(meter)?;
@@ -124,14 +137,6 @@ fn apply(meter: &Rc<Meter>, name: &str, value: &Value, arguments: &Arguments) ->
         }
         _ => return Ok(None),
     }))
-}
-
-/// The value as a text.
-fn text(meter: &Rc<Meter>, value: &Value) -> Result<Text, Error> {
-    match to_text(meter, value)? {
-        Value::Str(text) => Ok(text),
-        other => Err(Error::failed(format!("a {} is no text", other.type_name()))),
-    }
 }
 
 fn argument_text(meter: &Rc<Meter>, value: Option<&Value>, name: &str) -> Result<Text, Error> {
@@ -161,14 +166,19 @@ fn indent(meter: &Rc<Meter>, text: &str, arguments: &Arguments) -> Result<Value,
     };
     let (first, blank) = (first.is_some_and(Value::is_true), blank.is_some_and(Value::is_true));
     let mut indented = TextBuilder::new(meter)?;
-    for (index, line) in text.split_inclusive('\n').enumerate() {
-        let is_blank = line.trim_end_matches('\n').is_empty();
-        if if index == 0 { first } else { blank || !is_blank } {
+    let (mut rest, mut is_first) = (text, true);
+    loop {
+        let (length, end) = line_length(rest);
+        if if is_first { first } else { blank || length > 0 } {
             indented.repeat(prefix, count)?;
         }
-        indented.push_str(line)?;
+        indented.push_str(&rest[..length])?;
+        if end == 0 {
+            return Ok(indented.finish());
+        }
+        indented.push_str("\n")?;
+        (rest, is_first) = (&rest[length + end..], false);
     }
-    Ok(indented.finish())
 }
 
 /// Cuts a text that is longer than `length` by more than `leeway`, between words unless `killwords`.
@@ -225,10 +235,18 @@ fn integer(value: &Value, arguments: &Arguments) -> Result<Value, Error> {
 fn round(value: &Value, arguments: &Arguments) -> Result<Value, Error> {
     let [precision, method] = arguments.bind(["precision", "method"])?;
     let precision = precision.and_then(Value::as_int).unwrap_or(0).clamp(-300, 300) as i32;
+    let method = method.and_then(Value::as_str).unwrap_or("common");
+    if let (Some(number), "common", 0..) = (value.as_int(), method, precision) {
+        return Ok(Value::Int(number));
+    }
     let number = value.as_float().ok_or_else(|| no_number(value))?;
+    if let ("common", Ok(digits)) = (method, usize::try_from(precision)) {
+        // Rounds the exact value, which a product with a power of ten is not.
+        return Ok(Value::Float(format!("{number:.digits$}").parse().unwrap_or(number)));
+    }
     let scale = 10_f64.powi(precision);
     let scaled = number * scale;
-    let rounded = match method.and_then(Value::as_str).unwrap_or("common") {
+    let rounded = match method {
         "ceil" => scaled.ceil(),
         "floor" => scaled.floor(),
         _ => scaled.round_ties_even(),
@@ -240,19 +258,17 @@ fn round(value: &Value, arguments: &Arguments) -> Result<Value, Error> {
 fn to_json(meter: &Rc<Meter>, value: &Value, arguments: &Arguments) -> Result<Value, Error> {
     /// Wider indentation is not used by any template.
     const INDENT_MAX: usize = 16;
-    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    // Jinja's own filter takes `indent` first.
-    let [indent_first, ..] = arguments.bind(["indent", names[0], names[2], names[3]])?;
-    let indent = arguments.keyword("indent")?.or(indent_first).filter(|indent| !matches!(indent, Value::None));
+    let [ensure_ascii, indent, separators, sort_keys] =
+        arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
+    let indent = indent.filter(|indent| !matches!(indent, Value::None));
     let indent = indent.map(|indent| count_of(Some(indent), "indent", 0)).transpose()?;
-    let flag = |name: &str| Ok::<_, Error>(arguments.keyword(name)?.is_some_and(Value::is_true));
+    let [sort_keys, ensure_ascii] = [sort_keys, ensure_ascii].map(|flag| flag.is_some_and(Value::is_true));
     let (mut item_separator, mut key_separator) = (", ".to_owned(), ": ".to_owned());
-    if let Some(Value::List(separators)) = arguments.keyword("separators")? {
+    if let Some(Value::List(separators)) = separators {
         item_separator = text_of(separators.first(), "separators")?.chars().take(INDENT_MAX).collect();
         key_separator = text_of(separators.get(1), "separators")?.chars().take(INDENT_MAX).collect();
     }
     let indent = indent.map(|indent| indent.min(INDENT_MAX));
-    let (sort_keys, ensure_ascii) = (flag("sort_keys")?, flag("ensure_ascii")?);
     let mut json = TextBuilder::new(meter)?;
     JsonStyle { indent, item_separator, key_separator, sort_keys, ensure_ascii }.write(&mut json, value)?;
     Ok(json.finish())
