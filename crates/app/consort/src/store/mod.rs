@@ -8,6 +8,7 @@ mod hub;
 pub mod name;
 mod parts;
 mod settings;
+mod zip_member;
 
 use std::path::PathBuf;
 
