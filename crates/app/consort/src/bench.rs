@@ -22,9 +22,10 @@ use crate::executors::{LoadObserver, LoadedModel};
 use crate::model_config::{ModelConfig, RequestedCapacity};
 use crate::options::{ModelOptions, ThreadOption, thread_count};
 use crate::store::Store;
+use crate::terminal;
 use crate::usage::UsageError;
 use chain_result::ChainResult;
-use limits::{Limit, Machine, TokenCost};
+use limits::{Limit, Machine, TokenCost, build_fault};
 
 /// Measure how fast a model runs on this machine, and compare with the machine's limits; or measure how exact it is
 #[derive(Args, Debug)]
@@ -74,6 +75,9 @@ impl BenchArgs {
             true => vec![config.threads(&ThreadOption::default())],
             false => self.threads.iter().map(|count| count.get()).collect(),
         };
+        if let Some(fault) = build_fault(self.options.execution.level()?)? {
+            terminal::note(&fault);
+        }
         for (index, threads) in threads.into_iter().enumerate() {
             // The probe runs before the model is loaded, because both need memory.
             let machine = Machine::measure(threads * config.placement.local_ranks(), config.execution.level()?);

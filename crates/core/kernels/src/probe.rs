@@ -1,11 +1,15 @@
 //! Measures the limits of this machine: memory read bandwidth and peak arithmetic, in a fraction of a second each.
 //! Benchmark results are compared with these limits; no model code uses them.
 
+mod product;
+
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::cpu::Level;
+
+pub use product::int8_product;
 
 /// The rates of several short samples, in units per second. The best is the limit, because disturbances only slow a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -420,6 +424,7 @@ mod tests {
             check("int8", level, peak(2, int8_loop(level), short, 3));
             check("bf16", level, peak(2, bf16_loop(level), short, 3));
             check("f32", level, peak(2, f32_loop(level), short, 3));
+            check("int8 product", level, product::product(level, short, 3).expect("this level runs here"));
         }
     }
 

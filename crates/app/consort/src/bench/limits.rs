@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use kernels::BackendError;
 use kernels::cpu::Level;
 use kernels::probe::{self, Rate};
 use model::{Description, FeedForward};
@@ -25,6 +26,23 @@ impl Machine {
             f32: probe::f32_peak(threads, level),
         }
     }
+}
+
+/// The part of the machine's arithmetic that a kernel reaches at least if its functions are inlined.
+const INLINED_KERNEL_MIN: f64 = 0.2;
+
+/// What is wrong with this build, if its kernels reach so little of the machine's arithmetic that they cannot be inlined.
+pub fn build_fault(level: Level) -> Result<Option<String>, BackendError> {
+    let share = probe::int8_product(level)?.best / probe::int8_peak(1, level).best;
+    // The loop that measures plain code is not made of the instructions that its kernel uses.
+    if level == Level::Scalar || share >= INLINED_KERNEL_MIN {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "this build is slow: its int8 kernel reaches {:.0} % of what the {level} instructions of this CPU do; build with the \
+         profiles of consort's Cargo.toml, which compile `kernels` as one codegen unit",
+        100.0 * share
+    )))
 }
 
 impl fmt::Display for Machine {
