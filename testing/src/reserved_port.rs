@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketType, bind, socket};
 pub struct ReservedPort(TcpListener);
 
 impl ReservedPort {
-    pub fn new() -> Self {
+    pub fn reserve() -> Self {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         // So programs that say the same may listen there.
         set_socket_reuseaddr(&socket, true).unwrap();

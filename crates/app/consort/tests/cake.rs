@@ -262,7 +262,7 @@ fn an_answer_goes_on_with_the_same_text_when_a_worker_is_killed_and_comes_back()
         let folder = cache.path().to_str().unwrap();
         // With weights of its own; and set up by us, again after it comes back.
         for weights in [["--model", &model], ["--cache", folder]] {
-            let reserved = ReservedPort::new();
+            let reserved = ReservedPort::reserve();
             let port = reserved.address().port().to_string();
             let start = || python_worker(&[&weights[..], &["--port", &port]].concat());
             let mut worker = start();
@@ -289,7 +289,7 @@ fn workers_that_cannot_be_used_are_named_with_the_reason() {
     }
     let model = model();
     let worker = python_worker(&["--model", &model]);
-    let unused = ReservedPort::new();
+    let unused = ReservedPort::reserve();
     let (address, nowhere) = (worker.address.to_string(), unused.address().to_string());
     let gguf = oracle("llama/gguf/tiny-llama-q8_0.gguf");
     for (model, worker, key, why) in [

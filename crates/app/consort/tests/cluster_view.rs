@@ -136,7 +136,7 @@ fn a_lost_node_is_told_with_the_reason_and_the_next_chain_without_it() {
 fn a_server_that_waits_for_machines_says_what_it_waits_for() {
     // It lends less than a layer takes.
     let attic = JoinedNode::start_with("attic", "127.0.0.1:0", &["--memory", "1K"]);
-    let unused = ReservedPort::new();
+    let unused = ReservedPort::reserve();
     let peers = format!("{},{}", attic.address, unused.address());
     let model = oracle("qwen3/model-f32");
     let options = ["--peer", &peers, "--split", "1,0"];

@@ -125,7 +125,7 @@ fn a_topology_of_cake_says_what_runs() {
 #[test]
 fn a_machine_that_is_missing_gives_way_to_another_plan() {
     let node = JoinedNode::start(&["--name", "attic"]);
-    let (folder, unused) = (TempDir::new().unwrap(), ReservedPort::new());
+    let (folder, unused) = (TempDir::new().unwrap(), ReservedPort::reserve());
     let missing = unused.address().to_string();
     let head = "version = 1\nmodel = \"m\"\nlayers = 4\n";
     let stages = [stage("attic", &node.address, "0..2"), stage("cellar", &missing, "2..4")].concat();
@@ -142,7 +142,7 @@ fn a_machine_that_is_missing_gives_way_to_another_plan() {
 
 #[test]
 fn without_another_machine_the_plan_is_for_this_one() {
-    let unused = ReservedPort::new();
+    let unused = ReservedPort::reserve();
     let missing = unused.address().to_string();
     let table = planned(&["--peer", &missing, "--context", "64", "--max-running", "2", "--optimise", "throughput"]);
     assert!(table.contains("planned for the throughput of 2 sequences"), "{table}");

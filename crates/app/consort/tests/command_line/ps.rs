@@ -25,7 +25,7 @@ fn it_shows_what_a_server_serves() {
 
 #[test]
 fn without_a_server_it_says_so() {
-    let unused = ReservedPort::new();
+    let unused = ReservedPort::reserve();
     check_refused(&["ps", "--url", &format!("http://{}", unused.address())], 1, "`consort serve` starts one");
     check_refused(&["ps", "--url", "nonsense"], 2, "write it as http://HOST:PORT");
 }

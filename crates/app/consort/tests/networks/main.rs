@@ -127,7 +127,7 @@ fn hosts_that_can_not_help_are_named() {
         let options = ["--cluster-key", KEY];
         let log = refused(&ask(&host.address, &[&options[..], &["--tensor-parallel", "3"]].concat()));
         assert!(log.contains("--tensor-parallel 3 does not fit --tp-hosts"), "{log}");
-        let unused = ReservedPort::new();
+        let unused = ReservedPort::reserve();
         let gone = unused.address().to_string();
         let log = refused(&ask(&gone, &options));
         assert!(log.contains(&format!("rank 1 on {gone}: it can not be reached")), "{log}");
@@ -145,7 +145,7 @@ fn hosts_that_can_not_help_are_named() {
 #[test]
 fn an_answer_goes_on_with_the_same_text_when_a_host_is_lost_and_comes_back() {
     watched(|| {
-        let ports = [ReservedPort::new(), ReservedPort::new()];
+        let ports = [ReservedPort::reserve(), ReservedPort::reserve()];
         let start = |port: &ReservedPort| Host::start_at(&port.address().to_string(), Path::new("."));
         let mut hosts = ports.each_ref().map(start);
         let server = Server::start(&["--tp-hosts", &addresses(&hosts), "--cluster-key", KEY]);
