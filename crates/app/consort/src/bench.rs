@@ -75,9 +75,6 @@ impl BenchArgs {
             true => vec![config.threads(&ThreadOption::default())],
             false => self.threads.iter().map(|count| count.get()).collect(),
         };
-        if let Some(fault) = build_fault(self.options.execution.level()?)? {
-            terminal::note(&fault);
-        }
         for (index, threads) in threads.into_iter().enumerate() {
             // The probe runs before the model is loaded, because both need memory.
             let machine = Machine::measure(threads * config.placement.local_ranks(), config.execution.level()?);
@@ -86,6 +83,9 @@ impl BenchArgs {
             let cost = token_cost(&config, &checkpoint, &*loaded)?;
             if !self.json {
                 if index == 0 {
+                    if let Some(fault) = build_fault(config.execution.level()?)? {
+                        terminal::note(&fault);
+                    }
                     writeln!(
                         stdout(),
                         "{}: {:.0} MB of weights are read for a token",
