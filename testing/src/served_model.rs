@@ -55,7 +55,7 @@ pub fn fresh_on<E: Executor + 'static>(
 }
 
 pub fn config() -> Config {
-    Config { aliases: vec!["tiny".to_owned()], ..Config::new(MODEL) }
+    Config { aliases: vec!["tiny".to_owned()], strict_names: true, ..Config::new(MODEL) }
 }
 
 /// A server whose model is ready.

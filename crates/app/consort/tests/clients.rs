@@ -67,10 +67,29 @@ fn a_short_attack_disturbs_no_stream() {
     run_client(&server, python(packages, &[&args[..], &["--template", "--evicts"]].concat()));
 }
 
+#[test]
+fn mixed_requests_for_more_models_than_fit_all_get_their_own() {
+    let Some(packages) = packages() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["llama", "qwen2", "qwen3"];
+    let paths = names.map(|name| {
+        let path = folder.path().join(name);
+        std::os::unix::fs::symlink(oracle(&format!("{name}/model-f32")), &path).unwrap();
+        path.display().to_string()
+    });
+    // Each takes its weights, buffers and a cache of 512 tokens: 24 to 29 MiB.
+    let options = [&paths[1], &paths[2], "--api-key", KEY, "--memory", "64M", "--context", "512", "--max-running", "8"];
+    let server = Server::listen("true", &paths[0], &options, &[CACHE]);
+    server.wait_until_ready();
+    let pid = server.child.id().to_string();
+    let args = ["mixed.py", "--url", &url(&server), "--key", KEY, "--pid", &pid, "--models", &names.join(",")];
+    run_client(&server, python(packages, &args));
+}
+
 /// Starts a server that needs a key, and waits until it is ready. `limits`: see [`Server::listen`].
 fn start(limits: &str, model: &str, options: &[&str]) -> Server {
     let threads = thread::available_parallelism().unwrap().to_string();
-    let common = ["--api-key", KEY, "--served-model-name", NAME, "--threads", &threads];
+    let common = ["--api-key", KEY, "--served-model-name", NAME, "--strict-model", "--threads", &threads];
     let server = Server::listen(limits, model, &[&common, options].concat(), &[CACHE]);
     server.wait_until_ready();
     server

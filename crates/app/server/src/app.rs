@@ -4,16 +4,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
-use engine::Health;
 
 use crate::auth::ApiKeys;
+use crate::blocking;
 use crate::body_budget::BodyBudget;
 use crate::cluster::SharedMonitor;
 use crate::error::ApiError;
 use crate::load_stage::LoadStage;
-use crate::metrics::{ConnectionMetrics, Metrics};
+use crate::metrics::{ConnectionMetrics, ServerMetrics};
+use crate::models::{LibraryModel, LibraryOptions, ModelLibrary, ModelSlot, ModelUse, Models};
 use crate::responses::{ResponseStore, StoreLimits};
-use crate::served_model::ServedModel;
+use crate::served_model::ModelDescription;
 
 /// The default of [`Config::body_bytes_max`].
 pub const BODY_BYTES_MAX: usize = 8 << 20;
@@ -25,10 +26,12 @@ pub(crate) type SharedApp = Arc<App>;
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The name under which the model is served.
+    /// The name under which the one model is served. With a library its models have names of their own.
     pub model: String,
-    /// Further names that requests may give.
+    /// Further names of the one model.
     pub aliases: Vec<String>,
+    /// Whether a request has to name a model that is here. Otherwise a server of one model answers it whatever the name.
+    pub strict_names: bool,
     /// The first keys; see [`App::replace_keys`].
     pub keys: ApiKeys,
     pub body_bytes_max: usize,
@@ -49,6 +52,7 @@ impl Config {
         Self {
             model: model.into(),
             aliases: Vec::new(),
+            strict_names: false,
             keys: ApiKeys::default(),
             body_bytes_max: BODY_BYTES_MAX,
             trim_memory: || {},
@@ -60,13 +64,12 @@ impl Config {
     }
 }
 
-/// One served model, its load stage, and the metrics of its requests.
+/// The models of a server, and what all requests share.
 pub struct App {
     config: Config,
     keys: RwLock<Arc<ApiKeys>>,
-    stage: RwLock<LoadStage>,
-    cluster: RwLock<Option<SharedMonitor>>,
-    metrics: Metrics,
+    models: Arc<Models>,
+    metrics: ServerMetrics,
     bodies: Arc<BodyBudget>,
     responses: Arc<ResponseStore>,
     started: Instant,
@@ -74,48 +77,49 @@ pub struct App {
 }
 
 impl App {
+    /// A server of one model, which is loading.
     pub fn new(config: Config) -> Arc<Self> {
-        let metrics = Metrics::new(&config.model);
+        let models = Models::single(&config.model);
+        Self::with_models(config, models)
+    }
+
+    /// A server of the models of a library.
+    pub fn with_library(config: Config, library: Arc<dyn ModelLibrary>, options: LibraryOptions) -> Arc<Self> {
+        let models = Models::of_library(library, options, config.trim_memory);
+        Self::with_models(config, models)
+    }
+
+    fn with_models(config: Config, models: Models) -> Arc<Self> {
         let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty(), config.trim_memory);
-        let stage = RwLock::new(LoadStage::Loading(Default::default()));
         let store_limits = StoreLimits { conversation_bytes_max: config.body_bytes_max, ..StoreLimits::DEFAULT };
         let responses = Arc::new(ResponseStore::new(store_limits));
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
-        let cluster = RwLock::default();
-        Arc::new(Self { config, keys, stage, cluster, metrics, bodies, responses, started, created })
+        let (models, metrics) = (Arc::new(models), ServerMetrics::new());
+        Arc::new(Self { config, keys, models, metrics, bodies, responses, started, created })
     }
 
+    /// Sets the stage of the one model.
     pub fn set_stage(&self, stage: LoadStage) {
-        *self.stage.write().unwrap_or_else(PoisonError::into_inner) = stage;
+        self.models.slots().iter().for_each(|slot| slot.set_stage(stage.clone()));
     }
 
-    /// The stage that was set, updated by the health of the engine.
+    /// The stage of the model that requests without a name get.
     pub fn stage(&self) -> LoadStage {
-        let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let LoadStage::Ready(model) = stage else { return stage };
-        if model.service.has_stopped() {
-            let reason = "the model has stopped by a mistake of this program: start the server again";
-            return LoadStage::Failed(reason.to_owned());
-        }
-        match model.service.health() {
-            Health::Ready => LoadStage::Ready(model),
-            Health::Rebuilding { why } => LoadStage::Rebuilding { model, why },
-        }
+        self.models.default_slot().map_or(LoadStage::Unloaded, |slot| slot.stage())
     }
 
-    /// Sets who knows the machines that run the model.
+    /// Sets who knows the machines that run the one model.
     pub fn set_cluster(&self, monitor: SharedMonitor) {
-        *self.cluster.write().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
-    }
-
-    /// `None` if the model runs on this machine alone.
-    pub(crate) fn cluster(&self) -> Option<SharedMonitor> {
-        self.cluster.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.models.slots().iter().for_each(|slot| slot.set_cluster(Arc::clone(&monitor)));
     }
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    pub fn models(&self) -> &Arc<Models> {
+        &self.models
     }
 
     /// The keys that are accepted now.
@@ -134,7 +138,7 @@ impl App {
         self.metrics.http().connections.clone()
     }
 
-    pub(crate) fn metrics(&self) -> &Metrics {
+    pub(crate) fn metrics(&self) -> &ServerMetrics {
         &self.metrics
     }
 
@@ -155,15 +159,69 @@ impl App {
         self.created
     }
 
-    pub(crate) fn has_model(&self, model: &str) -> bool {
-        self.config.model == model || self.config.aliases.iter().any(|alias| alias == model)
+    /// The models that requests may name.
+    pub(crate) async fn list(&self) -> Result<Vec<LibraryModel>, ApiError> {
+        if let Some(library) = self.models.library().cloned() {
+            return blocking::run(move || Ok(library.list())).await;
+        }
+        let model = |slot: Arc<ModelSlot>| {
+            let description = slot.stage().model().map_or_else(|_| ModelDescription::default(), |m| m.description.clone());
+            LibraryModel {
+                name: slot.name().to_owned(),
+                bytes: description.file_bytes,
+                modified: description.modified,
+                description,
+            }
+        };
+        Ok(self.models.slots().into_iter().map(model).collect())
     }
 
-    /// The model with this name; `None` selects the served model.
-    pub fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
-        match name {
-            Some(name) if !self.has_model(name) => Err(ApiError::unknown_model(name)),
-            _ => self.stage().model(),
+    /// The slot of the model with this name; `None` selects the default one. Whether it is loaded does not matter.
+    pub(crate) async fn slot(&self, name: Option<&str>) -> Result<Arc<ModelSlot>, ApiError> {
+        let Some(name) = name else { return self.default_slot().await };
+        if let Some(slot) = self.models.slot(name) {
+            return Ok(slot);
         }
+        match self.models.library().cloned() {
+            None if self.config.strict_names && !self.config.aliases.iter().any(|alias| alias == name) => {
+                Err(ApiError::unknown_model(name))
+            }
+            None => self.default_slot().await,
+            Some(library) => {
+                let asked = name.to_owned();
+                let found = blocking::run(move || Ok(library.resolve(&asked))).await?;
+                found.map(|found| self.models.slot_of(&found)).ok_or_else(|| ApiError::unknown_model(name))
+            }
+        }
+    }
+
+    /// Whether there is a model with this name.
+    pub(crate) async fn has_model(&self, name: &str) -> Result<bool, ApiError> {
+        let is_known = self.models.slot(name).is_some() || self.config.aliases.iter().any(|alias| alias == name);
+        match self.models.library().cloned() {
+            Some(library) if !is_known => {
+                let asked = name.to_owned();
+                blocking::run(move || Ok(library.resolve(&asked).is_some())).await
+            }
+            _ => Ok(is_known),
+        }
+    }
+
+    async fn default_slot(&self) -> Result<Arc<ModelSlot>, ApiError> {
+        if let Some(slot) = self.models.default_slot() {
+            return Ok(slot);
+        }
+        let first = self.list().await?.into_iter().next();
+        let first = first.ok_or_else(|| {
+            let message = "there is no model here: `consort pull NAME`, or Ollama's /api/pull, fetches one";
+            ApiError::new(crate::ApiErrorKind::NotFound, message).code("model_not_found")
+        })?;
+        Ok(self.models.slot_of(&first.name))
+    }
+
+    /// The model with this name, loaded; `None` selects the default one.
+    pub async fn model(&self, name: Option<&str>) -> Result<ModelUse, ApiError> {
+        let slot = self.slot(name).await?;
+        self.models.acquire(&slot).await
     }
 }

@@ -68,19 +68,15 @@ impl<T: DeserializeOwned + ToSchema + Send + 'static> FromRequest<SharedApp> for
     }
 }
 
+/// Scripts need not say that they send JSON: `curl -d` calls it a form. Pages have to: from another origin they can send a
+/// form, but not `application/json`, without asking first.
 fn check_media_type(request: &Request) -> Result<(), ApiError> {
     let media = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media = media.split(';').next().unwrap_or_default().trim();
-    if media.eq_ignore_ascii_case("application/json") || is_from_ollama_script(request) {
+    if media.eq_ignore_ascii_case("application/json") || !request.headers().contains_key(ORIGIN) {
         return Ok(());
     }
     Err(ApiError::new(ApiErrorKind::MediaType, "the body must be application/json"))
-}
-
-/// Ollama does not look at the type of a body, and scripts that call it send none, or curl's default. Pages do not get this
-/// exception: from another origin they can send such a body, but not `application/json`, without asking first.
-fn is_from_ollama_script(request: &Request) -> bool {
-    request.uri().path().starts_with("/api/") && !request.headers().contains_key(ORIGIN)
 }
 
 async fn read_in_time(body: &mut BodyDataStream, max: usize, permit: &mut BodyPermit) -> Result<Vec<u8>, ApiError> {

@@ -8,6 +8,8 @@ use crate::served_model::ServedModel;
 /// The state of the model that a server serves.
 #[derive(Clone)]
 pub enum LoadStage {
+    /// It is loaded when a request asks for it.
+    Unloaded,
     Loading(Progress),
     Ready(Arc<ServedModel>),
     /// A rank was lost and is being replaced, with the reason. Requests are accepted, and wait.
@@ -39,6 +41,7 @@ impl Progress {
 impl LoadStage {
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Unloaded => "unloaded",
             Self::Loading(_) => "loading",
             Self::Ready(_) => "ready",
             Self::Rebuilding { .. } => "rebuilding",
@@ -63,6 +66,7 @@ impl LoadStage {
                 let message = format!("the model is not ready yet: {doing}, {done} of {total}");
                 Err(ApiError::unavailable(message, RETRY_AFTER).code("model_loading"))
             }
+            Self::Unloaded => Err(ApiError::unavailable("the model is not loaded", RETRY_AFTER).code("model_loading")),
             Self::Failed(reason) => Err(ApiError::unavailable(reason, RETRY_AFTER).code("model_failed")),
             Self::Draining(_) => Err(ApiError::shutting_down()),
         }

@@ -1,9 +1,11 @@
-//! Prometheus metrics: the state of the engine and of the HTTP server, and the times and finish reasons of requests.
+//! Prometheus metrics: of the HTTP server, and of each model: the state of its engine, the times and finish reasons of its
+//! requests.
 //!
 //! Times are measured on the engine's thread, so that a slow client does not look like a slow model. The engine's own
 //! counters are read when `/metrics` is requested.
 
 mod http;
+mod merge;
 mod ranks;
 mod stages;
 mod swarm;
@@ -24,6 +26,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 pub use http::ConnectionMetrics;
 use http::HttpMetrics;
+pub use merge::merge;
 use ranks::RankMetrics;
 use stages::StageMetrics;
 use swarm::SwarmMetrics;
@@ -32,17 +35,41 @@ pub use token_rate::TokenRates;
 
 use crate::cluster::ChainSnapshot;
 
+const PREFIX: &str = "consort";
 /// In seconds: from a cached prompt on a GPU to a long prompt on an old machine.
 const FIRST_TOKEN_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 const BETWEEN_TOKENS_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 const REQUEST_BUCKETS: [f64; 12] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
 
+/// The metrics of the server, whatever its models.
+pub struct ServerMetrics {
+    registry: Registry,
+    http: HttpMetrics,
+}
+
+impl ServerMetrics {
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let http = HttpMetrics::new(&mut registry);
+        Self { registry, http }
+    }
+
+    pub fn http(&self) -> &HttpMetrics {
+        &self.http
+    }
+
+    /// The metrics in Prometheus' text format.
+    pub fn text(&self) -> String {
+        self.http.update();
+        text_of(&self.registry)
+    }
+}
+
 /// The metrics of one model.
-pub struct Metrics {
+pub struct ModelMetrics {
     registry: Registry,
     requests: RequestMetrics,
-    http: HttpMetrics,
     engine: EngineMetrics,
     ranks: RankMetrics,
     stages: StageMetrics,
@@ -90,12 +117,11 @@ struct EngineMetrics {
     steps: Counter,
 }
 
-impl Metrics {
+impl ModelMetrics {
     pub fn new(model: &str) -> Self {
         let labels = [("model".into(), model.to_owned().into())];
-        let mut registry = Registry::with_prefix_and_labels("consort", labels.into_iter());
+        let mut registry = Registry::with_prefix_and_labels(PREFIX, labels.into_iter());
         let requests = RequestMetrics::new(&mut registry);
-        let http = HttpMetrics::new(&mut registry);
         let engine = EngineMetrics::default();
         engine.register(&mut registry);
         let ranks = RankMetrics::default();
@@ -104,11 +130,15 @@ impl Metrics {
         stages.register(&mut registry);
         let swarm = SwarmMetrics::default();
         swarm.register(&mut registry);
-        Self { registry, requests, http, engine, ranks, stages, swarm, reported: Mutex::default() }
+        Self { registry, requests, engine, ranks, stages, swarm, reported: Mutex::default() }
     }
 
-    pub fn http(&self) -> &HttpMetrics {
-        &self.http
+    /// The engine that was reported on has ended: the next one begins to count at zero.
+    pub fn end_engine(&self) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        *reported = LastExported::default();
+        self.engine.update(&reported.stats, &reported.stats);
+        self.ranks.update(&[], &[]);
     }
 
     /// Starts to time one request.
@@ -142,11 +172,14 @@ impl Metrics {
             self.stages.update(chain);
             self.swarm.update(chain);
         }
-        self.http.update();
-        let mut text = String::new();
-        encode(&mut text, &self.registry).expect("writing to a string does not fail");
-        text
+        text_of(&self.registry)
     }
+}
+
+fn text_of(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).expect("writing to a string does not fail");
+    text
 }
 
 impl RequestMetrics {

@@ -1,24 +1,28 @@
 //! `/health`, `/ready`, `/metrics` and `/status`, and the tracing span of each request.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use engine::RankReport;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use text::SamplingDefaults;
 use tracing::{Instrument, debug, info, info_span};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
-use crate::app::SharedApp;
+use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::excerpt::excerpt;
 use crate::ids;
 use crate::load_stage::{LoadStage, Progress};
+use crate::metrics::merge;
+use crate::models::ModelSlot;
 
 /// Routes without authentication.
 pub fn public_router() -> Router<SharedApp> {
@@ -57,9 +61,14 @@ impl HealthBody {
     )
 )]
 async fn ready(State(app): State<SharedApp>) -> Response {
-    let stage = app.stage();
-    let readiness = Readiness::new(&app.config().model, &stage);
-    match stage.check_ready() {
+    let (name, stage) = app.models().default_slot().map_or_else(
+        || (String::new(), LoadStage::Unloaded),
+        |slot| (slot.name().to_owned(), slot.stage()),
+    );
+    let readiness = Readiness::new(&name, &stage);
+    // A server that loads models when they are asked for can take requests as long as it does not shut down.
+    let loads_itself = app.models().library().is_some() && !matches!(stage, LoadStage::Draining(_));
+    match if loads_itself { Ok(()) } else { stage.check_ready() } {
         Ok(()) => Json(readiness).into_response(),
         Err(error) => {
             let wait = error.retry_after.map_or(1, |wait| wait.as_secs());
@@ -72,7 +81,7 @@ async fn ready(State(app): State<SharedApp>) -> Response {
 #[derive(Serialize, ToSchema)]
 pub struct Readiness {
     model: String,
-    /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
+    /// `unloaded`, `loading`, `ready`, `rebuilding`, `failed` or `draining`
     #[schema(value_type = String)]
     state: &'static str,
     /// Why the model is not ready
@@ -117,32 +126,49 @@ impl From<&Progress> for ProgressBody {
     )
 )]
 async fn metrics(State(app): State<SharedApp>) -> Response {
-    let model = app.stage().loaded_model();
-    let chain = app.cluster().map(|monitor| monitor.snapshot());
-    let text = app.metrics().text(model.as_ref().map(|model| &model.service), chain.as_ref());
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+    let of_model = |slot: Arc<ModelSlot>| {
+        let model = slot.stage().loaded_model();
+        let chain = slot.cluster().map(|monitor| monitor.snapshot());
+        slot.metrics().text(model.as_ref().map(|model| &model.service), chain.as_ref())
+    };
+    let models = app.models().slots().into_iter().map(of_model);
+    let texts: Vec<_> = [app.metrics().text()].into_iter().chain(models).collect();
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], merge(&texts)).into_response()
 }
 
 pub(crate) const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The state of the server, for the chat page
+/// Which model a question is about
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct ModelQuery {
+    /// Its name; by default the model that requests without a name get
+    pub model: Option<String>,
+}
+
+/// The state of the server and of one model, for the chat page
 #[utoipa::path(
     get, path = "/status", tag = "server", security(("key" = []), ("x-api-key" = [])),
+    params(ModelQuery),
     responses(
         (status = 200, description = "The current state", body = ServerStatus),
         (status = 401, description = "No key, or an unknown one", body = crate::error::OpenAiErrorBody),
+        (status = 404, description = "There is no such model", body = crate::error::OpenAiErrorBody),
     )
 )]
-async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
-    let stage = app.stage();
-    let readiness = Readiness::new(&app.config().model, &stage);
+async fn status(
+    State(app): State<SharedApp>,
+    query: Result<Query<ModelQuery>, QueryRejection>,
+) -> Result<Json<ServerStatus>, ApiError> {
+    let slot = slot_of(&app, query).await?;
+    let stage = slot.as_ref().map_or(LoadStage::Unloaded, |slot| slot.stage());
+    let readiness = Readiness::new(slot.as_ref().map_or("", |slot| slot.name()), &stage);
     let model = stage.loaded_model();
     let (stats, page_tokens) = model
         .as_ref()
         .map_or_else(Default::default, |model| (model.service.stats(), model.service.capacity().page_tokens));
     let ranks: Vec<_> =
         model.as_ref().map_or_else(Vec::new, |model| model.service.ranks().iter().map(RankStatus::from).collect());
-    Json(ServerStatus {
+    Ok(Json(ServerStatus {
         model: readiness.model,
         state: readiness.state,
         reason: readiness.reason,
@@ -161,7 +187,19 @@ async fn status(State(app): State<SharedApp>) -> Json<ServerStatus> {
         tokens: TokenStatus { prompt_total: stats.prefix_lookup_tokens, generated_total: stats.decoded_tokens },
         ranks,
         uptime_s: app.uptime().as_secs_f64(),
-    })
+    }))
+}
+
+/// The model that a question is about; `None` if none is named, and none was used yet.
+pub async fn slot_of(
+    app: &App,
+    query: Result<Query<ModelQuery>, QueryRejection>,
+) -> Result<Option<Arc<ModelSlot>>, ApiError> {
+    let Query(ModelQuery { model }) = query.map_err(|error| ApiError::invalid("model", error.body_text()))?;
+    match model {
+        Some(name) => app.slot(Some(&name)).await.map(Some),
+        None => Ok(app.models().default_slot()),
+    }
 }
 
 /// The resident set size of this process; unknown where there is no `/proc`.
@@ -176,7 +214,7 @@ fn resident_bytes() -> Option<u64> {
 #[schema(as = Status)]
 pub struct ServerStatus {
     model: String,
-    /// `loading`, `ready`, `rebuilding`, `failed` or `draining`
+    /// `unloaded`, `loading`, `ready`, `rebuilding`, `failed` or `draining`
     #[schema(value_type = String)]
     state: &'static str,
     reason: Option<String>,

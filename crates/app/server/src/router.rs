@@ -7,7 +7,7 @@ use axum::http::HeaderValue;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{Any, CorsLayer};
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
@@ -34,8 +34,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(api_docs::router())
         .merge(page::router());
     let router = with_common_layers(router, app).layer(compression::layer());
-    let origins = &app.config().origins;
-    if origins.is_empty() { router } else { router.layer(cors(origins)) }
+    router.layer(cors(&app.config().origins))
 }
 
 /// The service of the admin port: `/health`, `/ready`, `/metrics` and `/status`. Where no key is required, the `Host` is
@@ -58,9 +57,42 @@ fn with_common_layers(router: Router<SharedApp>, app: &Arc<App>) -> Router {
         .layer(from_fn(error_body::write))
 }
 
-/// Allows pages of these origins to call the server.
+/// Allows pages of this machine, as Ollama does, and of these origins to call the server.
 fn cors(origins: &[HeaderValue]) -> CorsLayer {
     let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any).expose_headers(Any);
-    let any = origins.iter().any(|origin| origin == "*");
-    if any { layer.allow_origin(Any) } else { layer.allow_origin(origins.to_vec()) }
+    if origins.iter().any(|origin| origin == "*") {
+        return layer.allow_origin(Any);
+    }
+    let origins = origins.to_vec();
+    layer.allow_origin(AllowOrigin::predicate(move |origin, _| is_of_this_machine(origin) || origins.contains(origin)))
+}
+
+/// Whether an origin is a server on this machine, or an application on it that is made of pages.
+fn is_of_this_machine(origin: &HeaderValue) -> bool {
+    const APPLICATIONS: [&str; 5] = ["app", "file", "tauri", "vscode-webview", "vscode-file"];
+    const HOSTS: [&str; 4] = ["localhost", "127.0.0.1", "0.0.0.0", "[::1]"];
+    let Some((scheme, rest)) = origin.to_str().ok().and_then(|origin| origin.split_once("://")) else { return false };
+    let is_port = |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let is_local = || HOSTS.iter().any(|host| rest.strip_prefix(host).is_some_and(is_port));
+    APPLICATIONS.contains(&scheme) || (["http", "https"].contains(&scheme) && is_local())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_this_machine_are_known_by_their_origin() {
+        let is_own = |origin: &'static str| is_of_this_machine(&HeaderValue::from_static(origin));
+        for origin in
+            ["http://localhost", "http://localhost:3000", "https://127.0.0.1:1", "http://[::1]:5173", "app://obsidian.md"]
+        {
+            assert!(is_own(origin), "{origin}");
+        }
+        for origin in
+            ["null", "https://a.example", "http://localhost.a.example", "http://localhost:x", "http://127.0.0.1.a.example"]
+        {
+            assert!(!is_own(origin), "{origin}");
+        }
+    }
 }

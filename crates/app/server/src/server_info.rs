@@ -95,12 +95,12 @@ pub struct Modalities {
     )
 )]
 async fn props(State(app): State<SharedApp>) -> Result<Json<ServerProps>, ApiError> {
-    let model = app.model(None)?;
+    let model = app.model(None).await?;
     let sampling = SamplingOverrides::default().params(&model.defaults.sampling(), None, 0);
     let token = |ids: &[TokenId]| {
         ids.first().map_or_else(String::new, |&id| model.tokenizer.decode(&[id], SpecialTokens::Show))
     };
-    let name = &app.config().model;
+    let name = model.name().to_owned();
     Ok(Json(ServerProps {
         default_generation_settings: DefaultSettings {
             n_ctx: model.context,
@@ -117,7 +117,7 @@ async fn props(State(app): State<SharedApp>) -> Result<Json<ServerProps>, ApiErr
         },
         total_slots: model.service.capacity().sequences_max,
         model_alias: name.clone(),
-        model_path: name.clone(),
+        model_path: name,
         chat_template: model.template.as_ref().map_or_else(String::new, |template| template.source().to_owned()),
         bos_token: token(model.tokenizer.prefix_ids()),
         eos_token: token(model.tokenizer.eos_ids()),

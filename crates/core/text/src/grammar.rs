@@ -4,6 +4,7 @@
 //! parsed, the cost of compiling, and the cost of each step. They are compiled on a thread with a large stack, because the
 //! compiler recurses.
 
+mod closed_objects;
 mod formats;
 mod limits;
 
@@ -44,7 +45,7 @@ const LIMITS: ParserLimits = ParserLimits {
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
-    /// JSON that the schema accepts, with properties in the schema's order. Unsupported keywords are refused, unknown formats
+    /// JSON that the schema accepts, with properties in the schema's order, and no others unless it says so. Unsupported keywords are refused, unknown formats
     /// ignored; `oneOf` is treated as `anyOf`.
     JsonSchema(Value),
     /// Text that the whole expression matches, in Rust's regex syntax.
@@ -181,6 +182,7 @@ impl ReasoningTags {
 pub(crate) fn prepare_schema(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
     let mut prepared = schema.as_object().ok_or(GrammarError::NoObject)?.clone();
     formats::remove_unknown(&mut prepared);
+    closed_objects::close(&mut prepared);
     let settings = json!({
         "whitespace_pattern": format!(r"[\x20\x0A\x09]{{1,{WHITE_SPACE_MAX}}}"),
         "coerce_one_of": true,

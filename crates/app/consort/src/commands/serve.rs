@@ -1,9 +1,10 @@
-//! `consort serve`: serves a model over HTTP.
+//! `consort serve`: serves one model or several over HTTP.
 
 pub mod admin;
 pub mod capacity;
 pub mod http;
 mod key_reload;
+mod library;
 mod load;
 pub mod logs;
 pub mod shutdown;
@@ -14,17 +15,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
-use server::{App, Config, ConnectionLimits, DescriptorLimit, Listener, Tls};
+use server::{
+    App, Config, ConnectionLimits, DescriptorLimit, LibraryOptions, Listener, ModelLibrary, Tls,
+};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::model_config::ModelConfig;
-use crate::options::{ModelOptions, ThreadOption, cpus};
+use crate::options::{ModelOptions, ThreadOption, bytes, cpus, duration};
 use crate::store::DEFAULT_REPO;
+use crate::usage::UsageError;
 use http::HttpOptions;
-use load::CacheOptions;
+use library::StoreLibrary;
+use load::{CacheOptions, ModelLoader};
 use shutdown::Signals;
 
 /// Threads of the HTTP server. The model has compute threads of its own.
@@ -33,14 +38,17 @@ const HTTP_THREADS: usize = 2;
 /// hundreds of megabytes for a hostile body.
 const PROMPT_THREADS_MAX: usize = 8;
 
-/// Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs, metrics, and a chat page
+/// Serve models over HTTP: OpenAI's, Anthropic's and Ollama's APIs, metrics, and a chat page
 ///
-/// The server listens at once; `/ready` tells when the model is loaded. Ctrl-C lets running requests finish, a second one
-/// ends at once.
+/// Without a model, all that are on this machine are offered, and loaded when a request names them. The server listens at
+/// once; `/ready` tells when it can answer. Ctrl-C lets running requests finish, a second one ends at once.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
-    model: Option<String>,
+    /// Models: names, folders or .gguf files [default: all that are here]
+    #[arg(value_name = "MODEL")]
+    models: Vec<String>,
+    #[command(flatten)]
+    library: LibraryArgs,
     #[command(flatten)]
     threads: ThreadOption,
     #[command(flatten)]
@@ -51,16 +59,45 @@ pub struct ServeArgs {
     options: ModelOptions,
 }
 
+/// Several models behind one server.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Several models")]
+struct LibraryArgs {
+    /// Memory for all models together, such as 12G [default: what is free]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
+    /// Unload a model that had no request for so long, such as 5m [default: when another one needs its memory]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    keep: Option<Duration>,
+    /// Never unload this model; may be repeated
+    #[arg(long, value_name = "MODEL")]
+    pin: Vec<String>,
+    /// Refuse requests that name another model. Without this, a server of one model answers whatever the name
+    #[arg(long)]
+    strict_model: bool,
+}
+
+/// What a server offers.
+enum Offer {
+    /// One model, which is loaded at once.
+    One(Option<String>),
+    /// Those that are loaded when they are asked for.
+    Library(Arc<StoreLibrary>),
+}
+
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let model = ModelConfig::new(&self.options)?;
-        self.cache.check(&model.placement)?;
+        let config = ModelConfig::new(&self.options)?;
+        self.cache.check(&config.placement)?;
         logs::install(self.http.log, "info")?;
-        let app = App::new(self.config()?);
+        let ranks = config.placement.ranks();
+        let loader = ModelLoader { config, threads: self.threads.clone(), cache: self.cache.clone() };
+        let offer = self.offer(&loader)?;
+        let app = self.app(&offer)?;
         let tls = self.http.tls()?;
         let admin = self.http.admin.clone();
         let admin_connections = if admin.is_some() { admin::ADMIN_CONNECTIONS_MAX } else { 0 };
-        let limit = DescriptorLimit::raise(model.placement.ranks(), admin_connections);
+        let limit = DescriptorLimit::raise(ranks, admin_connections);
         if let Some(at) = admin {
             admin::start(&app, at, tls.clone())?;
         }
@@ -71,7 +108,7 @@ impl ServeArgs {
             .enable_all()
             .build()
             .context("start the threads of the server")?;
-        let result = runtime.block_on(self.serve(model, app, tls, limit));
+        let result = runtime.block_on(self.serve(loader, offer, app, tls, limit));
         // Does not wait for a model that is still loading.
         runtime.shutdown_background();
         result
@@ -79,7 +116,8 @@ impl ServeArgs {
 
     async fn serve(
         self,
-        model: ModelConfig,
+        loader: ModelLoader,
+        offer: Offer,
         app: Arc<App>,
         tls: Option<Tls>,
         limit: DescriptorLimit,
@@ -93,30 +131,93 @@ impl ServeArgs {
         let address = listener.address().context("find out the address")?;
         let url = format!("{scheme}://{address}");
         let (connections, open_files) = (limit.connections, limit.descriptors);
-        info!(model = app.config().model, connections, open_files, "listening on {url}");
+        info!(connections, open_files, "listening on {url}");
         if let Some(warning) = open_warning(&app, address) {
             warn!("{warning}");
         }
         key_reload::spawn(Arc::clone(&app), self.http.keys.clone())?;
 
         let (failed, failure) = oneshot::channel();
-        load::spawn_loader(self, model, Arc::clone(&app), url, failed)?;
+        match offer {
+            Offer::One(model) => load::spawn_loader(loader, model, &app, url, failed)?,
+            Offer::Library(library) => {
+                info!("models: {}", library.names().join(", "));
+                tokio::spawn(Arc::clone(app.models()).unload_idle());
+                tokio::spawn(preload(Arc::clone(&app), self.library.pin.clone()));
+            }
+        }
         shutdown::run(listener, &app, &mut signals, failure, grace).await
     }
 
-    fn config(&self) -> Result<Config> {
-        let given = self.model.as_deref().unwrap_or(DEFAULT_REPO);
-        let own = short_name(given);
-        let mut names = self.http.names.iter().cloned();
-        let mut config = Config::new(names.next().unwrap_or_else(|| own.clone()));
-        config.aliases = names.chain((own != given && self.http.names.is_empty()).then(|| given.to_owned())).collect();
+    /// One model if one is named, or if there is none yet: the default one. Else the library.
+    fn offer(&self, loader: &ModelLoader) -> Result<Offer> {
+        if let [model] = &*self.models {
+            return Ok(Offer::One(Some(model.clone())));
+        }
+        let (memory, strict) = (self.library.memory, self.library.strict_model);
+        let library = StoreLibrary::new(loader.clone(), &self.models, memory, strict)?;
+        let is_empty = library.names().is_empty();
+        Ok(if is_empty { Offer::One(None) } else { Offer::Library(Arc::new(library)) })
+    }
+
+    fn app(&self, offer: &Offer) -> Result<Arc<App>> {
+        let mut config = Config::new("");
         config.keys = self.http.keys.keys()?;
-        config.allowed_hosts = self.http.allowed_hosts();
+        config.allowed_hosts = self.http.allowed_hosts().into_iter().chain(own_names()).collect();
         config.body_bytes_max = self.http.max_body;
         config.trim_memory = kernels::cpu::trim_allocator;
         config.origins = self.http.cors.clone();
         config.stores_responses = !self.http.no_store;
-        Ok(config)
+        config.strict_names = self.library.strict_model;
+        match offer {
+            Offer::One(model) => {
+                let given = model.as_deref().unwrap_or(DEFAULT_REPO);
+                let own = short_name(given);
+                let mut names = self.http.names.iter().cloned();
+                config.model = names.next().unwrap_or_else(|| own.clone());
+                let is_other = own != given && self.http.names.is_empty();
+                config.aliases = names.chain(is_other.then(|| given.to_owned())).collect();
+                Ok(App::new(config))
+            }
+            Offer::Library(library) => {
+                let names = &self.http.names;
+                ensure!(names.is_empty(), UsageError::new("--served-model-name goes with one model"));
+                let pinned = self.library.pin.iter().map(|name| {
+                    let known = library.resolve(name);
+                    known.ok_or_else(|| UsageError::new(format!("--pin {name}: this server does not offer it")))
+                });
+                let options = LibraryOptions {
+                    keep: self.library.keep,
+                    pinned: pinned.collect::<Result<_, _>>()?,
+                    default: self.models.first().and_then(|first| library.resolve(first)),
+                };
+                Ok(App::with_library(config, Arc::clone(library) as Arc<dyn ModelLibrary>, options))
+            }
+        }
+    }
+}
+
+/// The names by which machines of this network call this one.
+fn own_names() -> Vec<String> {
+    #[cfg(unix)]
+    {
+        let system = rustix::system::uname();
+        let host = system.nodename().to_string_lossy();
+        let name = host.split('.').next().unwrap_or_default();
+        if !name.is_empty() {
+            return vec![host.to_string(), name.to_owned(), format!("{name}.local")];
+        }
+    }
+    Vec::new()
+}
+
+/// Loads the pinned models, and the first one, before they are asked for.
+async fn preload(app: Arc<App>, pinned: Vec<String>) {
+    let names = pinned.iter().map(|name| Some(name.as_str())).chain([None]);
+    for name in names {
+        if let Err(error) = app.model(name).await {
+            warn!("{error}");
+        }
     }
 }
 

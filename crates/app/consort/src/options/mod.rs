@@ -20,7 +20,7 @@ pub use execution::{CONTEXT_DEFAULT, ExecutionOptions};
 pub use key::{KeyOptions, Passphrase};
 pub use model_math::ModelMath;
 pub use ranks::RankOptions;
-pub use values::{CpuLevelOption, bytes, cpus, rank_count, thread_count};
+pub use values::{CpuLevelOption, bytes, cpus, duration, rank_count, thread_count};
 
 /// Where and how a model runs.
 #[derive(Args, Clone, Debug)]

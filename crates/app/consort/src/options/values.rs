@@ -2,6 +2,7 @@
 
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::ensure;
 use clap::ValueEnum;
@@ -161,6 +162,20 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     };
     let number: u64 = number.parse().map_err(|_| "write it as 512M or 2G".to_owned())?;
     number.checked_mul(1 << shift).ok_or_else(|| "that is more than any machine has".to_owned())
+}
+
+/// Parses a time with a unit, such as `90s`, `5m` or `1h`; a number alone is seconds.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "write it as 90s, 5m or 1h".to_owned();
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let seconds = match unit {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wrong)
 }
 
 #[cfg(test)]

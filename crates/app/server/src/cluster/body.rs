@@ -9,7 +9,7 @@ use super::snapshot::{
 };
 use super::swarm::{NodePeerBody, StagePeerBody, SwarmBody};
 use super::text::{bounded_address, bounded_name, bounded_reason};
-use crate::app::App;
+use crate::models::ModelSlot;
 use crate::load_stage::LoadStage;
 use crate::metrics::TokenRates;
 use crate::monitoring::RankStatus;
@@ -162,14 +162,15 @@ pub struct NodeBody {
 }
 
 impl ClusterBody {
-    pub fn new(app: &App) -> Self {
-        let load_stage = app.stage();
+    /// `None`: no model was used yet.
+    pub fn new(slot: Option<&ModelSlot>) -> Self {
+        let load_stage = slot.map_or(LoadStage::Unloaded, ModelSlot::stage);
         let model = load_stage.loaded_model();
         let ranks: Vec<_> =
             model.as_ref().map_or_else(Vec::new, |model| model.service.ranks().iter().map(RankStatus::from).collect());
-        let rates = app.metrics().token_rates();
-        let common = Common { app, load_stage: &load_stage, rates };
-        match (app.cluster(), model) {
+        let rates = slot.map_or_else(TokenRates::default, |slot| slot.metrics().token_rates());
+        let common = Common { name: slot.map_or("", ModelSlot::name), load_stage: &load_stage, rates };
+        match (slot.and_then(ModelSlot::cluster), model) {
             (Some(monitor), _) => common.chain(&monitor.snapshot(), ranks),
             (None, Some(model)) => common.own(&model, ranks),
             (None, None) => common.body("process", None, Vec::new(), ranks),
@@ -179,7 +180,8 @@ impl ClusterBody {
 
 /// What all kinds have.
 struct Common<'a> {
-    app: &'a App,
+    /// Of the model.
+    name: &'a str,
     load_stage: &'a LoadStage,
     rates: TokenRates,
 }
@@ -197,7 +199,7 @@ impl Common<'_> {
             state: self.load_stage.name(),
             reason: self.load_stage.check_ready().err().map(|error| error.message),
             waiting: None,
-            model: self.app.config().model.clone(),
+            model: self.name.to_owned(),
             layers,
             chains: 0,
             bits: None,

@@ -10,13 +10,15 @@ mod text;
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::routing::get;
 use axum::{Json, Router};
 use utoipa::OpenApi;
 
 use crate::app::SharedApp;
-use crate::error::OpenAiErrorBody;
+use crate::error::{ApiError, OpenAiErrorBody};
+use crate::monitoring::{ModelQuery, slot_of};
 use body::ClusterBody;
 
 pub use snapshot::{
@@ -44,11 +46,17 @@ pub struct ClusterPaths;
 /// Where the layers of the model run
 #[utoipa::path(
     get, path = "/v1/cluster", tag = "server", security(("key" = []), ("x-api-key" = [])),
+    params(ModelQuery),
     responses(
         (status = 200, description = "The machines and processes of the model", body = ClusterBody),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
+        (status = 404, description = "There is no such model", body = OpenAiErrorBody),
     )
 )]
-async fn cluster(State(app): State<SharedApp>) -> Json<ClusterBody> {
-    Json(ClusterBody::new(&app))
+async fn cluster(
+    State(app): State<SharedApp>,
+    query: Result<Query<ModelQuery>, QueryRejection>,
+) -> Result<Json<ClusterBody>, ApiError> {
+    let slot = slot_of(&app, query).await?;
+    Ok(Json(ClusterBody::new(slot.as_deref())))
 }

@@ -10,11 +10,10 @@ use types::TokenId;
 use super::prompt;
 use super::request::{CHOICES_MAX, Prompt};
 use super::sink::{ChannelSink, EVENTS_MAX};
-use crate::app::App;
 use crate::blocking;
 use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
-use crate::served_model::ServedModel;
+use crate::models::ModelUse;
 
 /// The embeddings of a request's prompts.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +25,7 @@ pub struct EmbeddingOutput {
 
 /// The vectors of `prompts`. Dropping the future cancels the requests that still run.
 pub async fn embed(
-    app: &App,
-    model: Arc<ServedModel>,
+    model: ModelUse,
     prompts: Vec<Prompt>,
     pooling: Pooling,
     permit: BodyPermit,
@@ -37,7 +35,7 @@ pub async fn embed(
     }
     let tenant = permit.tenant();
     let prompts: Vec<_> = {
-        let model = Arc::clone(&model);
+        let model = model.clone();
         let encode = move |prompt| prompt::encode(&model, prompt, "input");
         blocking::run(move || {
             let _permit = permit;
@@ -45,13 +43,12 @@ pub async fn embed(
         })
         .await?
     };
-    embed_tokens(app, &model, prompts, pooling, tenant).await
+    embed_tokens(&model, prompts, pooling, tenant).await
 }
 
 /// The same, for prompts of tokens.
 pub async fn embed_tokens(
-    app: &App,
-    model: &ServedModel,
+    model: &ModelUse,
     prompts: Vec<Vec<TokenId>>,
     pooling: Pooling,
     tenant: TenantId,
@@ -61,7 +58,7 @@ pub async fn embed_tokens(
     let (sender, mut events) = channel(EVENTS_MAX);
     let mut tickets = Vec::with_capacity(prompts.len());
     for (index, prompt) in prompts.into_iter().enumerate() {
-        let timer = app.metrics().request(prompt.len());
+        let timer = model.slot().metrics().request(prompt.len());
         let sink = ChannelSink::new(index, sender.clone(), Arc::<AtomicBool>::default(), timer);
         let request = Request { tenant, kind: RequestKind::Embed(pooling), ..Request::greedy(prompt, 0) };
         tickets.push(model.service.submit(request, Box::new(sink))?);

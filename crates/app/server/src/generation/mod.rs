@@ -35,6 +35,7 @@ use crate::app::App;
 use crate::blocking;
 use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
+use crate::models::ModelUse;
 use crate::served_model::ServedModel;
 use decoder::ChoiceDecoder;
 use sink::{ChannelSink, EVENTS_MAX};
@@ -97,8 +98,8 @@ impl Usage {
 
 /// A generation in progress.
 pub struct Generation {
-    /// Keeps the engine alive while the generation runs, even if the server has dropped the model.
-    model: Arc<ServedModel>,
+    /// Keeps the model loaded while the generation runs.
+    model: ModelUse,
     events: Receiver<(usize, EventKind)>,
     /// Set when the channel of events was full.
     overrun: Arc<AtomicBool>,
@@ -124,13 +125,13 @@ impl Generation {
     /// is released when the prompt is encoded.
     pub async fn start<E: Send + 'static>(
         app: &App,
-        model: Arc<ServedModel>,
+        model: ModelUse,
         permit: BodyPermit,
         convert: impl FnOnce(&ServedModel) -> Result<(GenerationRequest, E), ApiError> + Send + 'static,
     ) -> Result<(Self, E), ApiError> {
         let started = Instant::now();
         let (choices_per_prompt, prepared, encoder) = {
-            let model = Arc::clone(&model);
+            let model = model.clone();
             let prepare = move || {
                 let (request, encoder) = convert(&model)?;
                 let choices = request.choices.max(1);
@@ -160,7 +161,7 @@ impl Generation {
             if generation.is_first_of_prompt(index) {
                 generation.usage.prompt_tokens += request.prompt.len();
             }
-            let timer = app.metrics().request(request.prompt.len());
+            let timer = generation.model.slot().metrics().request(request.prompt.len());
             let completed = timer.completed();
             let sink = ChannelSink::new(index, sender.clone(), Arc::clone(&generation.overrun), timer);
             decoder.run(generation.model.service.submit(request, Box::new(sink))?, completed);

@@ -85,7 +85,7 @@ async fn connected_for(reads: bool) -> (Http2Client, Duration) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let serving = tokio::spawn(async move {
         let connection = connections.admit([127, 0, 0, 1].into()).await.unwrap();
-        server.serve_http(ours, &connection).await
+        server.serve_http(ours, std::net::Ipv4Addr::LOCALHOST.into(), &connection).await
     });
     let (mut client, begun) = (Http2Client::new(theirs).await, Instant::now());
     // An error is the end of the connection.

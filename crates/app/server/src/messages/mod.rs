@@ -49,7 +49,7 @@ async fn create(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<MessagesRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.model(Some(&request.model))?;
+    let model = app.model(Some(&request.model)).await?;
     let streams = request.stream == Some(true);
     let convert = move |_: &ServedModel| {
         let encoder = MessagesEncoder::new(&request);
@@ -69,7 +69,7 @@ async fn count_tokens(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<MessagesCountRequest>,
 ) -> Result<Json<MessagesTokenCount>, ApiError> {
-    let model = app.model(Some(&request.model))?;
+    let model = app.model(Some(&request.model)).await?;
     let count = move || {
         let _permit = permit;
         let prompt = chat_tokens(&model, &convert::count_input(request)?)?;

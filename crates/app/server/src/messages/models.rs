@@ -46,7 +46,8 @@ pub struct MessagesModel {
 
 impl MessagesModel {
     pub fn new(app: &App, name: &str) -> Self {
-        let context = app.stage().model().ok().map(|model| model.context);
+        let slot = app.models().slot(name);
+        let context = slot.and_then(|slot| slot.stage().model().ok()).map(|model| model.context);
         let created = i64::try_from(app.created()).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
         Self {
             r#type: "model",
@@ -57,5 +58,11 @@ impl MessagesModel {
             max_input_tokens: context,
             max_tokens: context,
         }
+    }
+
+    /// The same under the name that the client gave.
+    pub fn called(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.id);
+        self
     }
 }

@@ -1,6 +1,5 @@
 //! `/api/embed`, and its older form `/api/embeddings`.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
@@ -11,15 +10,15 @@ use utoipa::ToSchema;
 
 use super::encoder::nanoseconds;
 use super::request::OllamaKeepAlive;
-use super::{check_keep_alive, served_model};
-use crate::app::{App, SharedApp};
+use super::{KeepAlive, slot};
+use crate::app::SharedApp;
 use crate::blocking;
 use crate::body_budget::BodyPermit;
 use crate::error::ApiError;
 use crate::error_responses::OllamaErrors;
 use crate::generation::{CHOICES_MAX, EmbeddingOutput, embed_tokens, normalized, truncated_tokens};
 use crate::json_body::JsonBody;
-use crate::served_model::ServedModel;
+use crate::models::ModelUse;
 
 /// The maximum texts of one request.
 const TEXTS_MAX: usize = 2048;
@@ -83,8 +82,8 @@ pub async fn create(
     JsonBody(request, permit): JsonBody<OllamaEmbedRequest>,
 ) -> Result<Json<OllamaEmbeddings>, ApiError> {
     let started = Instant::now();
-    let model = served_model(&app, &request.model)?;
-    check_keep_alive(request.keep_alive.as_ref())?;
+    let slot = slot(&app, &request.model).await?;
+    let model = KeepAlive::new(request.keep_alive.as_ref())?.acquire(&app, &slot).await?;
     let texts = match request.input {
         None => Vec::new(),
         Some(OllamaEmbedInput::Text(text)) if text.is_empty() => Vec::new(),
@@ -94,7 +93,7 @@ pub async fn create(
     if texts.len() > TEXTS_MAX {
         return Err(ApiError::invalid("input", format!("there are more than {TEXTS_MAX} texts")));
     }
-    let mut embedded = embed_texts(&app, model, texts, request.truncate.unwrap_or(true), permit).await?;
+    let mut embedded = embed_texts(model, texts, request.truncate.unwrap_or(true), permit).await?;
     if let Some(dimensions) = request.dimensions.filter(|&dimensions| dimensions > 0) {
         let shorten = |mut vector: Vec<f32>| {
             vector.truncate(dimensions as usize);
@@ -121,24 +120,23 @@ pub async fn create_one(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<OllamaEmbeddingRequest>,
 ) -> Result<Json<OllamaEmbedding>, ApiError> {
-    let model = served_model(&app, &request.model)?;
-    check_keep_alive(request.keep_alive.as_ref())?;
+    let slot = slot(&app, &request.model).await?;
+    let model = KeepAlive::new(request.keep_alive.as_ref())?.acquire(&app, &slot).await?;
     let texts = request.prompt.into_iter().filter(|prompt| !prompt.is_empty()).collect();
-    let mut embedded = embed_texts(&app, model, texts, true, permit).await?;
+    let mut embedded = embed_texts(model, texts, true, permit).await?;
     Ok(Json(OllamaEmbedding { embedding: embedded.vectors.pop().unwrap_or_default() }))
 }
 
 /// The vectors of `texts`, of which there may be more than the engine takes at once.
 async fn embed_texts(
-    app: &App,
-    model: Arc<ServedModel>,
+    model: ModelUse,
     texts: Vec<String>,
     truncate: bool,
     permit: BodyPermit,
 ) -> Result<EmbeddingOutput, ApiError> {
     let tenant = permit.tenant();
     let prompts: Vec<_> = {
-        let model = Arc::clone(&model);
+        let model = model.clone();
         // The engine takes prompts that are shorter than the context. One token more is refused.
         let tokens_max = if truncate { model.context - 1 } else { model.context };
         blocking::run(move || {
@@ -149,7 +147,7 @@ async fn embed_texts(
     };
     let mut all = EmbeddingOutput { vectors: Vec::with_capacity(prompts.len()), prompt_tokens: 0 };
     for prompts in prompts.chunks(CHOICES_MAX) {
-        let embedded = embed_tokens(app, &model, prompts.to_vec(), Pooling::Mean, tenant).await?;
+        let embedded = embed_tokens(&model, prompts.to_vec(), Pooling::Mean, tenant).await?;
         all.vectors.extend(embedded.vectors);
         all.prompt_tokens += embedded.prompt_tokens;
     }

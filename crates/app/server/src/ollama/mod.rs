@@ -1,6 +1,6 @@
-//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and the routes that describe the one model.
+//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and the routes that describe and manage models.
 //!
-//! Names are those of the served model, with or without the tag `:latest`, which Ollama's clients add.
+//! Names may have the tag `:latest`, which Ollama's clients add.
 
 mod convert;
 mod embed;
@@ -25,6 +25,7 @@ use crate::error_responses::OllamaErrors;
 use crate::excerpt::excerpt;
 use crate::generation::{ChoiceOutput, Generation};
 use crate::json_body::JsonBody;
+use crate::models::{ModelSlot, ModelUse};
 use crate::served_model::ServedModel;
 use crate::sse;
 use crate::stream::{self, StreamEncoder};
@@ -43,10 +44,10 @@ pub fn router() -> Router<SharedApp> {
         .route("/api/show", post(models::show))
         .route("/api/version", get(models::version))
         .route("/api/pull", post(manage::pull))
-        .route("/api/create", post(manage::refuse))
-        .route("/api/copy", post(manage::refuse))
-        .route("/api/push", post(manage::refuse))
-        .route("/api/delete", delete(manage::refuse))
+        .route("/api/create", post(manage::create))
+        .route("/api/copy", post(manage::copy))
+        .route("/api/push", post(manage::push))
+        .route("/api/delete", delete(manage::delete))
 }
 
 #[derive(OpenApi)]
@@ -60,7 +61,10 @@ pub fn router() -> Router<SharedApp> {
         models::running,
         models::show,
         models::version,
-        manage::pull
+        manage::pull,
+        manage::create,
+        manage::copy,
+        manage::delete
     ),
     components(schemas(OllamaErrorBody))
 )]
@@ -84,12 +88,13 @@ async fn chat(
     JsonBody(request, permit): JsonBody<OllamaChatRequest>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let model = served_model(&app, &request.model)?;
+    let slot = slot(&app, &request.model).await?;
     let header = ReplyHeader { kind: ReplyKind::Chat, model: request.model.clone() };
-    let unloads = check_keep_alive(request.keep_alive.as_ref())?;
+    let keep = KeepAlive::new(request.keep_alive.as_ref())?;
     if request.messages.as_ref().is_none_or(Vec::is_empty) {
-        return Ok(idle(&header, unloads));
+        return idle(&app, &slot, &header, keep).await;
     }
+    let model = keep.acquire(&app, &slot).await?;
     let streams = request.stream.unwrap_or(true);
     let convert = move |model: &ServedModel| {
         let request = convert::chat_request(model, request)?;
@@ -118,12 +123,13 @@ async fn generate(
     JsonBody(request, permit): JsonBody<OllamaGenerateRequest>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let model = served_model(&app, &request.model)?;
+    let slot = slot(&app, &request.model).await?;
     let header = ReplyHeader { kind: ReplyKind::Generate, model: request.model.clone() };
-    let unloads = check_keep_alive(request.keep_alive.as_ref())?;
+    let keep = KeepAlive::new(request.keep_alive.as_ref())?;
     if request.prompt.as_ref().is_none_or(String::is_empty) {
-        return Ok(idle(&header, unloads));
+        return idle(&app, &slot, &header, keep).await;
     }
+    let model = keep.acquire(&app, &slot).await?;
     let streams = request.stream.unwrap_or(true);
     let convert = move |model: &ServedModel| {
         let request = convert::generate_request(model, request)?;
@@ -153,35 +159,69 @@ async fn respond(
     Ok(Json(encoder.into_body(vec![output], generation.usage())).into_response())
 }
 
-/// The reply to a request without a prompt. In Ollama it loads or unloads the model; here the model is always loaded.
-fn idle(header: &ReplyHeader, unloads: bool) -> Response {
-    let reason = if unloads { OllamaDoneReason::Unload } else { OllamaDoneReason::Load };
-    Json(header.idle(reason)).into_response()
+/// The reply to a request without a prompt, which loads or unloads the model.
+async fn idle(
+    app: &App,
+    slot: &Arc<ModelSlot>,
+    header: &ReplyHeader,
+    keep: KeepAlive,
+) -> Result<Response, ApiError> {
+    let reason = if keep == KeepAlive::For(Duration::ZERO) {
+        app.models().unload(slot).await;
+        OllamaDoneReason::Unload
+    } else {
+        keep.acquire(app, slot).await?;
+        OllamaDoneReason::Load
+    };
+    Ok(Json(header.idle(reason)).into_response())
 }
 
-/// The served model, if it has this name.
-fn served_model(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+/// The slot of the model with this name.
+async fn slot(app: &App, name: &str) -> Result<Arc<ModelSlot>, ApiError> {
     if name.is_empty() {
         return Err(ApiError::invalid("model", "model is required"));
     }
-    if !is_served(app, name) {
-        let message = format!("model '{}' not found", excerpt(name));
-        return Err(ApiError::new(ApiErrorKind::NotFound, message).code("model_not_found").param("model"));
-    }
-    app.model(None)
-}
-
-fn is_served(app: &App, name: &str) -> bool {
-    let untagged = name.strip_suffix(LATEST);
-    app.has_model(name) || untagged.is_some_and(|name| app.has_model(name)) || app.has_model(&format!("{name}{LATEST}"))
+    let untagged = name.strip_suffix(LATEST).unwrap_or(name);
+    let known = if app.has_model(name).await? { name } else { untagged };
+    // Ollama's clients look for these words.
+    app.slot(Some(known)).await.map_err(|error| match error.code {
+        Some("model_not_found") => {
+            let message = format!("model '{}' not found", excerpt(name));
+            ApiError::new(ApiErrorKind::NotFound, message).code("model_not_found").param("model")
+        }
+        _ => error,
+    })
 }
 
 /// The tag of names that have none.
 const LATEST: &str = ":latest";
 
-/// Whether the client asks to unload the model. An error if it is no duration.
-fn check_keep_alive(keep_alive: Option<&OllamaKeepAlive>) -> Result<bool, ApiError> {
-    let Some(keep_alive) = keep_alive else { return Ok(false) };
-    let unreadable = || ApiError::invalid("keep_alive", "`keep_alive` must be seconds, or a duration such as `5m`");
-    keep_alive.is_zero().ok_or_else(unreadable)
+/// What a request says of how long its model stays loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeepAlive {
+    /// Nothing: as the server was started.
+    Default,
+    /// Until another model needs the memory.
+    UntilNeeded,
+    For(Duration),
+}
+
+impl KeepAlive {
+    fn new(given: Option<&OllamaKeepAlive>) -> Result<Self, ApiError> {
+        let Some(given) = given else { return Ok(Self::Default) };
+        let unreadable = || ApiError::invalid("keep_alive", "`keep_alive` must be seconds, or a duration such as `5m`");
+        let seconds = given.seconds().ok_or_else(unreadable)?;
+        Ok(Duration::try_from_secs_f64(seconds).map_or(Self::UntilNeeded, Self::For))
+    }
+
+    /// The model, loaded, which is to be kept so long.
+    async fn acquire(self, app: &App, slot: &Arc<ModelSlot>) -> Result<ModelUse, ApiError> {
+        let model = app.models().acquire(slot).await?;
+        match self {
+            Self::Default => {}
+            Self::UntilNeeded => slot.set_keep(None),
+            Self::For(time) => slot.set_keep(Some(time)),
+        }
+        Ok(model)
+    }
 }

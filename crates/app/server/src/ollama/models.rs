@@ -1,6 +1,7 @@
-//! `/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the one model, as Ollama describes models.
+//! `/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the models, as Ollama describes them.
 
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::Json;
 use axum::extract::State;
@@ -10,12 +11,14 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-use super::{LATEST, served_model};
+use super::{LATEST, slot};
 use crate::app::{App, SharedApp};
+use crate::blocking;
 use crate::error::{ApiError, OllamaErrorBody};
 use crate::error_responses::OllamaErrors;
 use crate::json_body::JsonBody;
-use crate::served_model::{ModelDescription, ServedModel};
+use crate::models::{LibraryModel, ModelDetails, ModelSlot};
+use crate::served_model::ModelDescription;
 
 /// The release of Ollama whose API this is. Clients require a certain one, so it is not the version of this server.
 const OLLAMA_VERSION: &str = "0.32.15";
@@ -54,7 +57,7 @@ pub struct OllamaRunningModel {
     /// SHA-256 of the model's description, not of its weights
     digest: String,
     details: OllamaModelDetails,
-    /// A distant date: the model stays loaded
+    /// When the model is unloaded if no request comes; a distant date: when another one needs the memory
     expires_at: String,
     /// Always 0
     size_vram: u64,
@@ -109,52 +112,57 @@ pub struct OllamaVersion {
     version: &'static str,
 }
 
-/// List the model
+/// List the models
 #[utoipa::path(
     get, path = "/api/tags", tag = "ollama", security(("key" = []), ("x-api-key" = [])),
     responses(
-        (status = 200, description = "The model", body = OllamaModels),
+        (status = 200, description = "The models", body = OllamaModels),
         (status = 401, description = "No key, or an unknown one", body = OllamaErrorBody),
     )
 )]
-pub async fn list(State(app): State<SharedApp>) -> Json<OllamaModels> {
-    let description = app.stage().model().map(|model| model.description.clone()).unwrap_or_default();
-    let name = tagged_name(&app);
-    let model = OllamaModel {
-        model: name.clone(),
-        modified_at: modified_at(&app, &description),
-        size: description.file_bytes,
-        digest: digest(&name, &description),
-        details: OllamaModelDetails::from(&description),
-        name,
+pub async fn list(State(app): State<SharedApp>) -> Result<Json<OllamaModels>, ApiError> {
+    let model = |LibraryModel { name, bytes, modified, description }: LibraryModel| {
+        let name = tagged_name(&name);
+        OllamaModel {
+            model: name.clone(),
+            modified_at: modified_at(&app, modified),
+            size: bytes,
+            digest: digest(&name, &description),
+            details: OllamaModelDetails::from(&description),
+            name,
+        }
     };
-    Json(OllamaModels { models: vec![model] })
+    Ok(Json(OllamaModels { models: app.list().await?.into_iter().map(model).collect() }))
 }
 
-/// List the model if it is loaded
+/// List the models that are loaded
 #[utoipa::path(
     get, path = "/api/ps", tag = "ollama", security(("key" = []), ("x-api-key" = [])),
     responses(
-        (status = 200, description = "The loaded model", body = OllamaRunningModels),
+        (status = 200, description = "The loaded models", body = OllamaRunningModels),
         (status = 401, description = "No key, or an unknown one", body = OllamaErrorBody),
     )
 )]
 pub async fn running(State(app): State<SharedApp>) -> Json<OllamaRunningModels> {
-    let model = app.stage().model().map(|model| {
-        let name = tagged_name(&app);
-        let expires = Duration::from_secs(app.created()).saturating_add(KEPT);
-        OllamaRunningModel {
+    let model = |slot: Arc<ModelSlot>| {
+        let model = slot.stage().model().ok()?;
+        let name = tagged_name(slot.name());
+        let expires = match slot.expires_at() {
+            Some(at) => SystemTime::now() + at.saturating_duration_since(Instant::now()),
+            None => SystemTime::UNIX_EPOCH + Duration::from_secs(app.created()).saturating_add(KEPT),
+        };
+        Some(OllamaRunningModel {
             model: name.clone(),
             size: model.memory_bytes,
             digest: digest(&name, &model.description),
             details: OllamaModelDetails::from(&model.description),
-            expires_at: rfc3339(SystemTime::UNIX_EPOCH + expires),
+            expires_at: rfc3339(expires),
             size_vram: 0,
             context_length: model.context,
             name,
-        }
-    });
-    Json(OllamaRunningModels { models: model.into_iter().collect() })
+        })
+    };
+    Json(OllamaRunningModels { models: app.models().slots().into_iter().filter_map(model).collect() })
 }
 
 /// Describe the model
@@ -167,16 +175,23 @@ pub async fn show(
     State(app): State<SharedApp>,
     JsonBody(request, _): JsonBody<OllamaModelName>,
 ) -> Result<Json<OllamaModelInfo>, ApiError> {
-    let model = served_model(&app, &model_name(request)?)?;
-    let description = &model.description;
+    let slot = slot(&app, &model_name(request)?).await?;
+    let details = match (slot.stage().loaded_model(), app.models().library()) {
+        (Some(model), _) => ModelDetails::from(&*model),
+        (None, Some(library)) => {
+            let (library, slot) = (Arc::clone(library), Arc::clone(&slot));
+            blocking::run(move || Ok(library.details(slot.name())?)).await?
+        }
+        (None, None) => ModelDetails::from(&*slot.stage().model()?),
+    };
     Ok(Json(OllamaModelInfo {
-        modelfile: format!("FROM {}\n", tagged_name(&app)),
-        parameters: parameters(&model),
-        template: model.template.as_ref().map_or_else(String::new, |template| template.source().to_owned()),
-        details: OllamaModelDetails::from(description),
-        model_info: model_info(&model),
-        capabilities: capabilities(&model),
-        modified_at: modified_at(&app, description),
+        modelfile: format!("FROM {}\n", tagged_name(slot.name())),
+        parameters: parameters(&details),
+        details: OllamaModelDetails::from(&details.description),
+        model_info: model_info(&details),
+        capabilities: capabilities(&details),
+        modified_at: modified_at(&app, details.description.modified),
+        template: details.template.unwrap_or_default(),
     }))
 }
 
@@ -198,16 +213,14 @@ pub fn model_name(OllamaModelName { model, name }: OllamaModelName) -> Result<St
     given.ok_or_else(|| ApiError::invalid("model", "model is required"))
 }
 
-/// The served name, with a tag.
-fn tagged_name(app: &App) -> String {
-    let name = &app.config().model;
+/// The name, with a tag.
+fn tagged_name(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
-    if last.contains(':') { name.clone() } else { format!("{name}{LATEST}") }
+    if last.contains(':') { name.to_owned() } else { format!("{name}{LATEST}") }
 }
 
-fn modified_at(app: &App, description: &ModelDescription) -> String {
-    let created = || SystemTime::UNIX_EPOCH + Duration::from_secs(app.created());
-    rfc3339(description.modified.unwrap_or_else(created))
+fn modified_at(app: &App, modified: Option<SystemTime>) -> String {
+    rfc3339(modified.unwrap_or_else(|| SystemTime::UNIX_EPOCH + Duration::from_secs(app.created())))
 }
 
 fn rfc3339(time: SystemTime) -> String {
@@ -220,15 +233,15 @@ fn digest(name: &str, description: &ModelDescription) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn capabilities(model: &ServedModel) -> Vec<&'static str> {
+fn capabilities(model: &ModelDetails) -> Vec<&'static str> {
     // Every chat template can be given tools: where it has no place for them, they are written into the system prompt.
     let tools = model.template.is_some().then_some("tools");
-    let thinking = model.format.has_reasoning().then_some("thinking");
+    let thinking = model.has_reasoning.then_some("thinking");
     ["completion"].into_iter().chain(tools).chain(thinking).collect()
 }
 
 /// The settings of requests that give none, as lines of a Modelfile.
-fn parameters(model: &ServedModel) -> String {
+fn parameters(model: &ModelDetails) -> String {
     let defaults = model.defaults.sampling();
     let lines = [
         ("temperature", defaults.temperature.to_string()),
@@ -241,7 +254,7 @@ fn parameters(model: &ServedModel) -> String {
     lines.map(|(name, value)| format!("{name:<30} {value}")).join("\n")
 }
 
-fn model_info(model: &ServedModel) -> Map<String, Value> {
+fn model_info(model: &ModelDetails) -> Map<String, Value> {
     let description = &model.description;
     let architecture = &description.architecture;
     let sizes = [
@@ -250,7 +263,7 @@ fn model_info(model: &ServedModel) -> Map<String, Value> {
         ("block_count", description.layers),
         ("attention.head_count", description.heads),
         ("attention.head_count_kv", description.kv_heads),
-        ("vocab_size", model.tokenizer.vocab_size()),
+        ("vocab_size", model.vocab),
     ];
     let general = [
         ("general.architecture".to_owned(), json!(architecture)),
@@ -286,14 +299,13 @@ fn rounded(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::Config;
 
     #[test]
     fn names_have_a_tag() {
         for (name, expected) in
             [("m", "m:latest"), ("owner/m:Q4_K_M", "owner/m:Q4_K_M"), ("host:80/m", "host:80/m:latest")]
         {
-            assert_eq!(tagged_name(&App::new(Config::new(name))), expected);
+            assert_eq!(tagged_name(name), expected);
         }
     }
 

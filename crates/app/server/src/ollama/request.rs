@@ -185,32 +185,34 @@ pub struct OllamaOptions {
 }
 
 impl OllamaKeepAlive {
-    /// Whether the client asks to unload the model at once. `None` if the duration cannot be read.
-    pub fn is_zero(&self) -> Option<bool> {
+    /// The seconds; negative: for ever. `None` if the duration cannot be read.
+    pub fn seconds(&self) -> Option<f64> {
         match self {
-            Self::Seconds(seconds) => Some(*seconds == 0.0),
-            Self::Text(text) => is_zero_duration(text),
+            Self::Seconds(seconds) => Some(*seconds).filter(|seconds| seconds.is_finite()),
+            Self::Text(text) => seconds(text),
         }
     }
 }
 
 /// Reads a duration of Go: `0`, or numbers with units, such as `1h30m` or `-1.5s`.
-fn is_zero_duration(text: &str) -> Option<bool> {
+fn seconds(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 8] =
+        [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("μs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let sign = if text.starts_with('-') { -1.0 } else { 1.0 };
     if rest == "0" {
-        return Some(true);
+        return Some(0.0);
     }
-    let mut zero = true;
+    let mut total = None;
     while !rest.is_empty() {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let (number, unit) = rest.split_at(end);
-        zero &= number.parse::<f64>().ok()? == 0.0;
-        let units = ["ns", "us", "µs", "μs", "ms", "s", "m", "h"];
         let end = unit.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(unit.len());
-        units.contains(&&unit[..end]).then_some(())?;
+        let (_, factor) = UNITS.iter().find(|(name, _)| *name == &unit[..end])?;
+        total = Some(total.unwrap_or(0.0) + number.parse::<f64>().ok()? * factor);
         rest = &unit[end..];
     }
-    (!text.is_empty() && !text.ends_with(['+', '-'])).then_some(zero)
+    total.map(|total| sign * total)
 }
 
 #[cfg(test)]
@@ -220,12 +222,13 @@ mod tests {
     #[test]
     fn durations_are_those_of_go() {
         for (text, expected) in [
-            ("0", Some(true)),
-            ("0s", Some(true)),
-            ("0h0m0.0s", Some(true)),
-            ("5m", Some(false)),
-            ("-1s", Some(false)),
-            ("1h30m", Some(false)),
+            ("0", Some(0.0)),
+            ("0s", Some(0.0)),
+            ("0h0m0.0s", Some(0.0)),
+            ("5m", Some(300.0)),
+            ("-1s", Some(-1.0)),
+            ("1h30m", Some(5400.0)),
+            ("1.5s", Some(1.5)),
             ("", None),
             ("-", None),
             ("5", None),
@@ -233,7 +236,7 @@ mod tests {
             ("5 minutes", None),
             ("1.2.3s", None),
         ] {
-            assert_eq!(is_zero_duration(text), expected, "{text:?}");
+            assert_eq!(seconds(text), expected, "{text:?}");
         }
     }
 }

@@ -48,10 +48,10 @@ pub async fn complete(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.model(request.model.as_deref())?;
+    let model = app.model(request.model.as_deref()).await?;
     let (streams, options) = (request.stream.unwrap_or(false), request.stream_options.unwrap_or_default());
     let echo = request.echo.unwrap_or(false);
-    let name = app.config().model.clone();
+    let name = model.name().to_owned();
     let convert = move |model: &ServedModel| {
         let request = request.into_generation_request()?;
         let (logprobs, tokenizer) = (request.logprobs.is_some(), model.tokenizer.clone());

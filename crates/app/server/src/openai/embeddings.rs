@@ -97,7 +97,7 @@ pub async fn create(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<EmbeddingRequest>,
 ) -> Result<Json<EmbeddingList>, ApiError> {
-    let model = app.model(request.model.as_deref())?;
+    let model = app.model(request.model.as_deref()).await?;
     if request.dimensions.is_some() {
         return Err(ApiError::unsupported("dimensions", "vectors are as long as the model makes them"));
     }
@@ -106,7 +106,8 @@ pub async fn create(
         PoolingField::Last => Pooling::Last,
     };
     let prompts = request.input.into_prompts("input")?;
-    let embedded = embed(&app, model, prompts, pooling, permit).await?;
+    let name = model.name().to_owned();
+    let embedded = embed(model, prompts, pooling, permit).await?;
     let format = request.encoding_format.unwrap_or_default();
     let embedding = |(index, vector)| EmbeddingObject {
         object: "embedding",
@@ -117,7 +118,7 @@ pub async fn create(
     Ok(Json(EmbeddingList {
         object: "list",
         data: embedded.vectors.into_iter().enumerate().map(embedding).collect(),
-        model: app.config().model.clone(),
+        model: name,
         usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
     }))
 }

@@ -34,6 +34,8 @@ pub fn router() -> Router<SharedApp> {
         embeddings::create,
         models::list,
         models::one,
+        models::load,
+        models::unload,
         tokenize::tokenize,
         tokenize::detokenize,
         tokenize::describe,

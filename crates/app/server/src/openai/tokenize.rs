@@ -91,7 +91,7 @@ pub async fn tokenize(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<TokenizeRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.model(request.model.as_deref())?;
+    let model = app.model(request.model.as_deref()).await?;
     blocking::run(move || {
         let _permit = permit;
         Ok(Json(tokenized(&model, request)?).into_response())
@@ -135,7 +135,7 @@ pub async fn detokenize(
     State(app): State<SharedApp>,
     JsonBody(request, permit): JsonBody<DetokenizeRequest>,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let model = app.model(request.model.as_deref())?;
+    let model = app.model(request.model.as_deref()).await?;
     let (tokens, vocab) = (request.tokens, model.tokenizer.vocab_size());
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
         return Err(ApiError::invalid("tokens", format!("token {token} is outside the vocabulary of {vocab}")));
@@ -160,7 +160,7 @@ pub async fn detokenize(
     )
 )]
 pub async fn describe(State(app): State<SharedApp>) -> Result<Json<TokenizerInfo>, ApiError> {
-    let model = app.model(None)?;
+    let model = app.model(None).await?;
     let named = |name: fn(&ChatTemplate) -> Option<&str>| model.template.as_ref().and_then(name).map(str::to_owned);
     // Without a chat template the token names are unknown, but the ids are known.
     let token_text = |ids: &[TokenId]| ids.first().map(|&id| model.tokenizer.decode(&[id], SpecialTokens::Show));

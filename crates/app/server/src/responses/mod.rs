@@ -68,7 +68,7 @@ async fn create(
     State(app): State<SharedApp>,
     JsonBody(request, mut permit): JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.model(Some(&request.model))?;
+    let model = app.model(Some(&request.model)).await?;
     let previous = previous_response(&app, &request, permit.tenant())?;
     if let Some(previous) = &previous {
         // What is stored is read like a body, so it counts like one.

@@ -11,6 +11,7 @@ mod embeddings;
 mod errors;
 mod listen;
 mod messages;
+mod models;
 mod monitoring;
 mod ollama;
 mod ranks;

@@ -15,6 +15,8 @@ use crate::usage::UsageError;
 
 /// The default context, if the model supports that many tokens.
 const CONTEXT_DEFAULT: usize = 32 << 10;
+/// The default context of a model that shares the memory with others.
+const SHARED_CONTEXT_DEFAULT: usize = 8 << 10;
 /// By default the KV cache holds no more than this many full contexts.
 const CONTEXTS_MAX: usize = 16;
 /// The default size of the KV cache of a cluster, in full contexts.
@@ -23,6 +25,15 @@ const CLUSTER_CONTEXTS: usize = 2;
 const KV_MEMORY_DIVISOR: u64 = 3;
 /// Assumed where the system does not report its free memory.
 const MEMORY_DEFAULT: u64 = 8 << 30;
+
+/// How much of the memory a model is given by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// It is the only one: a part of what the weights leave.
+    Most,
+    /// There are others: one context.
+    Least,
+}
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How much runs at once")]
@@ -46,6 +57,7 @@ impl CapacityOptions {
         model: &ModelConfig,
         checkpoint: &Checkpoint,
         draft_tokens: usize,
+        share: Share,
     ) -> Result<(RequestedCapacity, u64)> {
         if self.kv_memory.is_some() && matches!(model.placement, Placement::Swarm(_)) {
             return Err(UsageError::new("--kv-memory does not go with --swarm: peers keep the KV cache").into());
@@ -67,17 +79,24 @@ impl CapacityOptions {
         let fits =
             |memory: u64| usize::try_from(memory / page_bytes.max(1)).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
         let rest = memory_available().unwrap_or(MEMORY_DEFAULT).saturating_sub(fixed);
+        let trained = checkpoint.description().positions_max;
         let spare = match model.placement {
+            _ if share == Share::Least => {
+                let positions = model.execution.context(checkpoint, SHARED_CONTEXT_DEFAULT)?;
+                positions.div_ceil(PAGE_TOKENS) * PAGE_TOKENS
+            }
             Placement::Here | Placement::Ranks(_) => fits(rest / KV_MEMORY_DIVISOR),
             // Every machine has keys and values of its own layers; the plan counts them.
             Placement::Cluster(_) | Placement::Cake(_) | Placement::Swarm(_) => {
-                CONTEXT_DEFAULT.min(checkpoint.description().positions_max).saturating_mul(CLUSTER_CONTEXTS)
+                CONTEXT_DEFAULT.min(trained).saturating_mul(CLUSTER_CONTEXTS)
             }
         };
         let asked = self.kv_tokens.map(NonZeroUsize::get).or(self.kv_memory.map(fits));
-        let default_context = CONTEXT_DEFAULT.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
+        let longest = if share == Share::Least { SHARED_CONTEXT_DEFAULT } else { CONTEXT_DEFAULT };
+        let default_context = longest.min(asked.unwrap_or(spare)).max(PAGE_TOKENS);
         let positions = model.execution.context(checkpoint, default_context)?;
-        let tokens = asked.unwrap_or_else(|| spare.clamp(positions, positions.saturating_mul(CONTEXTS_MAX)));
+        let most = if share == Share::Least { spare } else { positions.saturating_mul(CONTEXTS_MAX) };
+        let tokens = asked.unwrap_or_else(|| spare.clamp(positions, most.max(positions)));
         if tokens < positions {
             return Err(UsageError::new(format!(
                 "the KV cache holds {tokens} tokens, which is less than the context of {positions}: \

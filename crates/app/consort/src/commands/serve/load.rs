@@ -1,4 +1,4 @@
-//! Loads the model while the server already accepts connections, and reports progress.
+//! Loads models while the server already accepts connections, and reports progress.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,15 +10,18 @@ use clap::Args;
 use engine::{Engine, EngineOptions, Executor, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::cpu::Level;
 use model::{Checkpoint, StoredFormat};
-use server::{App, ClusterMonitor, CpuDescription, LoadStage, ModelDescription, Progress, ServedModel};
+use server::{
+    App, ClusterMonitor, CpuDescription, LoadStage, ModelDescription, ModelDetails, ModelSlot, Progress, ServedModel,
+};
 use tokio::sync::oneshot;
 use tracing::info;
 
-use super::ServeArgs;
-use super::capacity::CapacityOptions;
+use super::capacity::{CapacityOptions, Share};
 use crate::executors::{LoadObserver, WeightsBar};
 use crate::model_config::ModelConfig;
+use crate::options::ThreadOption;
 use crate::placement::Placement;
+use crate::store::ModelFiles;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
 
@@ -46,41 +49,55 @@ pub struct CacheOptions {
     replay: u64,
 }
 
-/// Loads the model on a thread of its own and reports progress to `app`, which is served at `url`. An error is sent to
-/// `failed`.
+/// How models are loaded, as the options say.
+#[derive(Clone)]
+pub struct ModelLoader {
+    pub config: ModelConfig,
+    pub threads: ThreadOption,
+    pub cache: CacheOptions,
+}
+
+/// Loads the one model of a server on a thread of its own, and reports progress to `app`, which is served at `url`. An error
+/// is sent to `failed`.
 pub fn spawn_loader(
-    serve: ServeArgs,
-    model: ModelConfig,
-    app: Arc<App>,
+    loader: ModelLoader,
+    model: Option<String>,
+    app: &App,
     url: String,
     failed: oneshot::Sender<anyhow::Error>,
 ) -> Result<()> {
     let begun = Instant::now();
-    let load = move || match load(&serve, &model, &app) {
-        Ok((served, LoadSummary { ranks, threads, level, kv_tokens, kv_bytes })) => {
-            let (context, memory_bytes) = (served.context, served.memory_bytes);
-            app.set_stage(LoadStage::Ready(Arc::new(served)));
-            let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
-            let cpu = level.name();
-            info!(
-                url,
-                context,
-                kv_tokens,
-                kv_bytes,
-                memory_bytes,
-                ranks,
-                threads,
-                cpu,
-                seconds,
-                "ready: {}",
-                app.config().model
-            );
-        }
-        Err(error) => {
-            // The error has paths of this machine; it is printed when the process ends.
-            app.set_stage(LoadStage::Failed("the model could not be loaded: the server's log says why".to_owned()));
-            // The receiver is gone if the server is shutting down.
-            let _ = failed.send(error);
+    let slot = app.models().default_slot().context("a server has a model")?;
+    let load = move || {
+        set_progress(&slot, "finding its files", 0, 1);
+        let loaded = loader.config.resolve(model.as_deref()).and_then(|files| loader.load(&files, Share::Most, &slot));
+        match loaded {
+            Ok((served, LoadSummary { ranks, threads, level, kv_tokens, kv_bytes })) => {
+                let (context, memory_bytes) = (served.context, served.memory_bytes);
+                slot.set_stage(LoadStage::Ready(Arc::new(served)));
+                let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
+                let cpu = level.name();
+                info!(
+                    url,
+                    context,
+                    kv_tokens,
+                    kv_bytes,
+                    memory_bytes,
+                    ranks,
+                    threads,
+                    cpu,
+                    seconds,
+                    "ready: {}",
+                    slot.name()
+                );
+            }
+            Err(error) => {
+                // The error has paths of this machine; it is printed when the process ends.
+                let why = "the model could not be loaded: the server's log says why";
+                slot.set_stage(LoadStage::Failed(why.to_owned()));
+                // The receiver is gone if the server is shutting down.
+                let _ = failed.send(error);
+            }
         }
     };
     thread::Builder::new().name("load".to_owned()).spawn(load).context("start a thread to load the model")?;
@@ -88,7 +105,7 @@ pub fn spawn_loader(
 }
 
 /// How a model runs, for the log.
-struct LoadSummary {
+pub struct LoadSummary {
     ranks: usize,
     /// Of each rank.
     threads: usize,
@@ -97,52 +114,76 @@ struct LoadSummary {
     kv_bytes: u64,
 }
 
-fn load(serve: &ServeArgs, model: &ModelConfig, app: &App) -> Result<(ServedModel, LoadSummary)> {
-    set_progress(app, "finding its files", 0, 1);
-    let files = model.resolve(serve.model.as_deref())?;
-    let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-    let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
+impl ModelLoader {
+    /// Loads a model, and tells its slot how far that is.
+    pub fn load(&self, files: &ModelFiles, share: Share, slot: &ModelSlot) -> Result<(ServedModel, LoadSummary)> {
+        let (model, cache) = (&self.config, &self.cache);
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
+        let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 
-    let digest = checkpoint.digest().to_string();
-    let description = describe(&files.path, &checkpoint);
-    let (capacity, kv_bytes) = serve.cache.capacity.capacity(model, &checkpoint, serve.cache.speculate)?;
-    let layers = checkpoint.description().layers.len();
-    info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
-    let threads = model.threads(&serve.threads);
-    let mut observer = ServeObserver { app, layers, quarters: 0, weights: WeightsBar::default() };
-    let loaded = model.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
-    drop(observer);
-    let weights = loaded.layer_bytes() + loaded.head_bytes();
-    set_progress(app, "preparing its vocabulary", 0, 1);
-    let options = EngineOptions {
-        chunk: model.execution.chunk(),
-        prefill_step: Some(Duration::from_millis(serve.cache.prefill_step_ms)).filter(|limit| !limit.is_zero()),
-        waiting_max: serve.cache.max_waiting,
-        prefix_cache: !serve.cache.no_prefix_cache,
-        draft_tokens_max: serve.cache.speculate,
-        rebuild_timeout: Duration::from_secs(serve.cache.replay),
-    };
-    let engine = Engine::with_options(loaded as Box<dyn Executor>, options);
-    let service = Service::start(engine).context("start the engine's thread")?;
-    let TextAssets { tokenizer, defaults, template } = text;
-    let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
-    served.digest = Some(digest);
-    let (ranks, level) = (model.placement.ranks(), model.execution.level()?);
-    served.memory_bytes = weights as u64 + kv_bytes;
-    served.kv_bytes = kv_bytes;
-    served.cpu = Some(CpuDescription { level: level.name().to_owned(), threads });
-    served.description = description;
-    Ok((served, LoadSummary { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
+        let digest = checkpoint.digest().to_string();
+        let description = describe(&files.path, &checkpoint);
+        let (capacity, kv_bytes) = cache.capacity.capacity(model, &checkpoint, cache.speculate, share)?;
+        let layers = checkpoint.description().layers.len();
+        info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
+        let threads = model.threads(&self.threads);
+        let mut observer = ServeObserver { slot, layers, quarters: 0, weights: WeightsBar::default() };
+        let loaded = model.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
+        drop(observer);
+        let weights = loaded.layer_bytes() + loaded.head_bytes();
+        set_progress(slot, "preparing its vocabulary", 0, 1);
+        let options = EngineOptions {
+            chunk: model.execution.chunk(),
+            prefill_step: Some(Duration::from_millis(cache.prefill_step_ms)).filter(|limit| !limit.is_zero()),
+            waiting_max: cache.max_waiting,
+            prefix_cache: !cache.no_prefix_cache,
+            draft_tokens_max: cache.speculate,
+            rebuild_timeout: Duration::from_secs(cache.replay),
+        };
+        let engine = Engine::with_options(loaded as Box<dyn Executor>, options);
+        let service = Service::start(engine).context("start the engine's thread")?;
+        let TextAssets { tokenizer, defaults, template } = text;
+        let mut served = ServedModel::new(service, tokenizer, template, defaults)?;
+        served.digest = Some(digest);
+        let (ranks, level) = (model.placement.ranks(), model.execution.level()?);
+        served.memory_bytes = weights as u64 + kv_bytes;
+        served.kv_bytes = kv_bytes;
+        served.cpu = Some(CpuDescription { level: level.name().to_owned(), threads });
+        served.description = description;
+        Ok((served, LoadSummary { ranks, threads, level, kv_tokens: capacity.tokens, kv_bytes }))
+    }
+
+    /// The memory that a model takes on this machine once it is loaded beside others.
+    pub fn memory_needed(&self, checkpoint: &Checkpoint) -> Result<u64> {
+        let (capacity, _) = self.cache.capacity.capacity(&self.config, checkpoint, self.cache.speculate, Share::Least)?;
+        let footprints = self.config.footprint(checkpoint, capacity)?;
+        Ok(footprints.iter().map(|footprint| footprint.weights + footprint.working + footprint.kv).sum())
+    }
+
+    /// What the files of a model say. `context` is that of the model if it was loaded beside others.
+    pub fn details(&self, path: &Path) -> Result<ModelDetails> {
+        let checkpoint = Checkpoint::open(path).context("open the model")?;
+        let text = TextAssets::open(path, &checkpoint).context("read the tokenizer and template")?;
+        let capacity = self.cache.capacity.capacity(&self.config, &checkpoint, self.cache.speculate, Share::Least);
+        Ok(ModelDetails {
+            description: describe(path, &checkpoint),
+            template: text.template.as_ref().map(|template| template.source().to_owned()),
+            has_reasoning: text.template.as_ref().is_some_and(|template| template.reply_format().has_reasoning()),
+            context: capacity?.0.positions,
+            vocab: text.tokenizer.vocab_size(),
+            defaults: text.defaults,
+        })
+    }
 }
 
-fn set_progress(app: &App, doing: &str, done: usize, total: usize) {
+fn set_progress(slot: &ModelSlot, doing: &str, done: usize, total: usize) {
     let progress = Progress { doing: doing.to_owned(), done: done as u64, total: total as u64 };
-    app.set_stage(LoadStage::Loading(progress));
+    slot.set_stage(LoadStage::Loading(progress));
 }
 
 /// Tells clients and the log how far loading is.
 struct ServeObserver<'a> {
-    app: &'a App,
+    slot: &'a ModelSlot,
     /// Of the model.
     layers: usize,
     /// Quarters of them that the log knows of.
@@ -152,7 +193,7 @@ struct ServeObserver<'a> {
 
 impl LoadObserver for ServeObserver<'_> {
     fn layers(&mut self, done: usize) {
-        set_progress(self.app, "loading its layers", done, self.layers);
+        set_progress(self.slot, "loading its layers", done, self.layers);
         let quarters = done * 4 / self.layers.max(1);
         if quarters > self.quarters {
             self.quarters = quarters;
@@ -161,18 +202,19 @@ impl LoadObserver for ServeObserver<'_> {
     }
 
     fn others(&mut self, what: &str, monitor: Arc<dyn ClusterMonitor>) {
-        set_progress(self.app, &format!("looking for {what}"), 0, 1);
-        self.app.set_cluster(monitor);
+        set_progress(self.slot, &format!("looking for {what}"), 0, 1);
+        self.slot.set_cluster(monitor);
     }
 
     fn waiting(&mut self, why: &str) {
         info!("waiting for machines: {why}");
-        set_progress(self.app, "waiting for machines", 0, 1);
+        set_progress(self.slot, "waiting for machines", 0, 1);
     }
 
     fn weights(&mut self, received: u64, total: u64) {
         self.weights.update(received, total);
-        self.app.set_stage(LoadStage::Loading(Progress { doing: "sending weights".to_owned(), done: received, total }));
+        let progress = Progress { doing: "sending weights".to_owned(), done: received, total };
+        self.slot.set_stage(LoadStage::Loading(progress));
     }
 
     fn note(&mut self, text: &str) {
@@ -181,7 +223,7 @@ impl LoadObserver for ServeObserver<'_> {
 }
 
 /// What the files say about the model, for clients.
-fn describe(path: &Path, checkpoint: &Checkpoint) -> ModelDescription {
+pub fn describe(path: &Path, checkpoint: &Checkpoint) -> ModelDescription {
     let (description, stored) = (checkpoint.description(), checkpoint.stored_formats());
     ModelDescription {
         architecture: description.architecture.name.to_owned(),

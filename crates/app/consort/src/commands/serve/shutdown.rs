@@ -2,11 +2,11 @@
 
 use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use server::{App, Listener, LoadStage};
+use server::{App, Listener, ServedModel};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
@@ -36,19 +36,21 @@ pub async fn run(
         Ok(error) = failure => return Err(error),
         () = signals.next() => {}
     }
-    let served = app.stage().model().ok();
     // `/ready` says so from now on. The listener answers probes until the last request has ended.
-    app.set_stage(LoadStage::Draining(served.as_ref().map_or_else(Weak::new, Arc::downgrade)));
+    let served = app.models().close();
     drop(stop);
-    let Some(served) = served else { return Ok(ExitCode::SUCCESS) };
+    if served.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
     info!(grace_s = grace.as_secs(), "shutting down: answers may finish; once more ends at once");
-    let thread_exit = served.service.thread_exit();
-    let drain = tokio::task::spawn_blocking(move || served.service.drain(grace));
+    let exits: Vec<_> = served.iter().map(|model| model.service.thread_exit()).collect();
+    let drain = tokio::task::spawn_blocking(move || drain(served, grace));
     let finishing = async {
         let (all_ended, unfinished) = tokio::join!(serving, drain);
         if all_ended {
             // Gives the ranks time to shut down cleanly.
-            let _ = tokio::task::spawn_blocking(move || thread_exit.wait(ENGINE_EXIT_TIMEOUT)).await;
+            let wait = move || exits.iter().all(|exit| exit.wait(ENGINE_EXIT_TIMEOUT));
+            let _ = tokio::task::spawn_blocking(wait).await;
         }
         (all_ended, unfinished.unwrap_or(0))
     };
@@ -61,6 +63,13 @@ pub async fn run(
         }
         () = signals.next() => Ok(ExitCode::from(interrupt::EXIT_CODE)),
     }
+}
+
+/// Lets the answers of all models finish within `grace`. Returns how many were cut off.
+fn drain(models: Vec<Arc<ServedModel>>, grace: Duration) -> usize {
+    let end = Instant::now() + grace;
+    let drain = |model: Arc<ServedModel>| model.service.drain(end.saturating_duration_since(Instant::now()));
+    models.into_iter().map(drain).sum()
 }
 
 /// SIGINT (Ctrl-C) and SIGTERM.

@@ -1,0 +1,228 @@
+//! `ModelSlot`: one model of a server, loaded or not, and who uses it.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::Health;
+use tokio::sync::watch;
+
+use crate::cluster::SharedMonitor;
+use crate::load_stage::LoadStage;
+use crate::metrics::ModelMetrics;
+use crate::served_model::ServedModel;
+
+/// A model that is named, its load stage, and its metrics.
+pub struct ModelSlot {
+    name: String,
+    state: Mutex<SlotState>,
+    /// How long the model stays loaded without a request, unless a request says otherwise; `None`: until another one needs
+    /// the memory.
+    keep: Option<Duration>,
+    /// Counts the changes of the state.
+    changes: watch::Sender<u64>,
+    metrics: ModelMetrics,
+    /// Held by the one task that loads the model.
+    pub(super) loading: Arc<tokio::sync::Mutex<()>>,
+}
+
+struct SlotState {
+    stage: LoadStage,
+    cluster: Option<SharedMonitor>,
+    /// Requests that use the model now.
+    uses: usize,
+    used_at: Instant,
+    /// What the last request said of this.
+    keep: Option<Duration>,
+    /// Chosen to be unloaded: no further request may use it.
+    is_retiring: bool,
+    failed_at: Option<Instant>,
+}
+
+impl ModelSlot {
+    pub fn new(name: &str, stage: LoadStage, keep: Option<Duration>) -> Arc<Self> {
+        let state = SlotState {
+            stage,
+            cluster: None,
+            uses: 0,
+            used_at: Instant::now(),
+            keep,
+            is_retiring: false,
+            failed_at: None,
+        };
+        Arc::new(Self {
+            name: name.to_owned(),
+            keep,
+            state: Mutex::new(state),
+            changes: watch::Sender::new(0),
+            metrics: ModelMetrics::new(name),
+            loading: Arc::default(),
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn metrics(&self) -> &ModelMetrics {
+        &self.metrics
+    }
+
+    /// The stage that was set, updated by the health of the engine.
+    pub fn stage(&self) -> LoadStage {
+        let LoadStage::Ready(model) = self.lock().stage.clone() else { return self.lock().stage.clone() };
+        if model.service.has_stopped() {
+            let reason = "the model has stopped by a mistake of this program: start the server again";
+            return LoadStage::Failed(reason.to_owned());
+        }
+        match model.service.health() {
+            Health::Ready => LoadStage::Ready(model),
+            Health::Rebuilding { why } => LoadStage::Rebuilding { model, why },
+        }
+    }
+
+    pub fn set_stage(&self, stage: LoadStage) {
+        self.change(|state| {
+            state.failed_at = matches!(stage, LoadStage::Failed(_)).then(Instant::now);
+            state.stage = stage;
+        });
+    }
+
+    /// `None` if the model runs on this machine alone.
+    pub fn cluster(&self) -> Option<SharedMonitor> {
+        self.lock().cluster.clone()
+    }
+
+    pub fn set_cluster(&self, monitor: SharedMonitor) {
+        self.change(|state| state.cluster = Some(monitor));
+    }
+
+    /// Notices every change of the state from now on.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// The model, if it is loaded and may be used.
+    pub(super) fn begin_use(self: &Arc<Self>) -> Option<ModelUse> {
+        let mut state = self.lock();
+        let LoadStage::Ready(model) = &state.stage else { return None };
+        if state.is_retiring || model.service.has_stopped() {
+            return None;
+        }
+        let model = Arc::clone(model);
+        (state.uses, state.keep) = (state.uses + 1, self.keep);
+        Some(ModelUse { slot: Arc::clone(self), model })
+    }
+
+    /// Why loading failed, if that was less than `age` ago.
+    pub(super) fn recent_failure(&self, age: Duration) -> Option<String> {
+        let state = self.lock();
+        let is_recent = state.failed_at.is_some_and(|at| at.elapsed() < age);
+        match &state.stage {
+            LoadStage::Failed(why) if is_recent => Some(why.clone()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_loaded(&self) -> bool {
+        matches!(self.lock().stage, LoadStage::Ready(_))
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        match &self.lock().stage {
+            LoadStage::Ready(model) => model.memory_bytes,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.lock().uses == 0
+    }
+
+    /// When the last request ended.
+    pub(super) fn used_at(&self) -> Instant {
+        self.lock().used_at
+    }
+
+    pub(crate) fn set_keep(&self, keep: Option<Duration>) {
+        self.change(|state| state.keep = keep);
+    }
+
+    /// When the model is to be unloaded; `None`: when another one needs the memory, or not before its requests have ended.
+    pub(crate) fn expires_at(&self) -> Option<Instant> {
+        let state = self.lock();
+        state.used_at.checked_add(state.keep?)
+    }
+
+    /// Whether further requests have to wait until the model is loaded again.
+    pub(super) fn set_retiring(&self, is_retiring: bool) {
+        self.change(|state| state.is_retiring = is_retiring);
+    }
+
+    /// Takes the model out, if nobody uses it.
+    pub(super) fn take_idle(&self) -> Option<Arc<ServedModel>> {
+        let mut taken = None;
+        self.change(|state| {
+            if state.uses == 0
+                && let LoadStage::Ready(model) = &state.stage
+            {
+                taken = Some(Arc::clone(model));
+                state.stage = LoadStage::Unloaded;
+                self.metrics.end_engine();
+                state.cluster = None;
+            }
+            state.is_retiring &= state.uses > 0;
+        });
+        taken
+    }
+
+    fn change(&self, change: impl FnOnce(&mut SlotState)) {
+        change(&mut self.lock());
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A model that a request uses: it stays loaded as long.
+pub struct ModelUse {
+    slot: Arc<ModelSlot>,
+    model: Arc<ServedModel>,
+}
+
+impl ModelUse {
+    pub fn slot(&self) -> &Arc<ModelSlot> {
+        &self.slot
+    }
+
+    /// The name by which the server calls the model.
+    pub fn name(&self) -> &str {
+        &self.slot.name
+    }
+}
+
+impl Deref for ModelUse {
+    type Target = ServedModel;
+
+    fn deref(&self) -> &ServedModel {
+        &self.model
+    }
+}
+
+impl Clone for ModelUse {
+    fn clone(&self) -> Self {
+        self.slot.lock().uses += 1;
+        Self { slot: Arc::clone(&self.slot), model: Arc::clone(&self.model) }
+    }
+}
+
+impl Drop for ModelUse {
+    fn drop(&mut self) {
+        self.slot.change(|state| {
+            state.uses -= 1;
+            state.used_at = Instant::now();
+        });
+    }
+}
