@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 use crate::model_config::ModelConfig;
 use crate::options::{ModelOptions, ThreadOption, cpus};
-use crate::store::DEFAULT_REPO;
+use crate::store::{DEFAULT_NAME, Store};
 use http::HttpOptions;
 use load::CacheOptions;
 use shutdown::Signals;
@@ -105,8 +105,8 @@ impl ServeArgs {
     }
 
     fn config(&self) -> Result<Config> {
-        let given = self.model.as_deref().unwrap_or(DEFAULT_REPO);
-        let own = short_name(given);
+        let given = self.model.as_deref().unwrap_or(DEFAULT_NAME);
+        let own = Store::from_environment()?.canonical(given).unwrap_or_else(|| given.to_owned());
         let mut names = self.http.names.iter().cloned();
         let mut config = Config::new(names.next().unwrap_or_else(|| own.clone()));
         config.aliases = names.chain((own != given && self.http.names.is_empty()).then(|| given.to_owned())).collect();
