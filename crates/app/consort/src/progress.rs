@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+/// How often a bar that nobody moves is drawn.
+const TICK: Duration = Duration::from_millis(100);
+
 /// The bars that are shown while lines are written to standard error.
 static BESIDE_LOG: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
@@ -34,9 +37,17 @@ impl Write for LogWriter {
     }
 }
 
-/// A bar for bytes, with speed and remaining time. The message names the current file.
+/// A bar for bytes, with rate and time left. The message names the current file.
 pub fn bytes(total: u64) -> ProgressBar {
-    ProgressBar::new(total).with_style(style("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}"))
+    let template = "{bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}, {eta} left  {wide_msg}";
+    ProgressBar::new(total).with_style(style(template))
+}
+
+/// The same for a download, whose time left is counted also while no bytes come.
+pub fn download(total: u64) -> ProgressBar {
+    let bar = bytes(total);
+    bar.enable_steady_tick(TICK);
+    bar
 }
 
 /// A bar for `total` equal steps.
@@ -47,7 +58,7 @@ pub fn steps(total: u64, message: impl Into<Cow<'static, str>>) -> ProgressBar {
 /// For work of unknown length.
 pub fn spinner(message: impl Into<Cow<'static, str>>) -> ProgressBar {
     let spinner = ProgressBar::new_spinner().with_message(message);
-    spinner.enable_steady_tick(Duration::from_millis(100));
+    spinner.enable_steady_tick(TICK);
     spinner
 }
 

@@ -15,6 +15,7 @@ mod pull;
 pub mod ranks;
 mod rm;
 pub mod run;
+mod search;
 pub mod serve;
 mod show;
 mod worker;
@@ -49,6 +50,7 @@ enum Command {
     Ranks(ranks::RanksArgs),
     Swarm(SwarmArgs),
     Pull(pull::PullArgs),
+    Search(search::SearchArgs),
     List(list::ListArgs),
     Rm(rm::RmArgs),
     Show(show::ShowArgs),
@@ -85,6 +87,7 @@ impl Cli {
             Command::Ranks(command) => command.run()?,
             Command::Swarm(command) => return command.run(),
             Command::Pull(command) => command.run()?,
+            Command::Search(command) => command.run()?,
             Command::List(command) => command.run()?,
             Command::Rm(command) => command.run()?,
             Command::Show(command) => command.run()?,

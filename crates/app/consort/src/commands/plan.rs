@@ -10,7 +10,7 @@ use cluster::coordinator::{Layout, Survey};
 use model::Checkpoint;
 use plan::{Comparison, Plan, PlanTable, SavedPlan, UnusableNode};
 
-use super::serve::capacity::CapacityOptions;
+use super::serve::capacity::{CapacityOptions, Share};
 use crate::model_config::ModelConfig;
 use crate::options::{ModelOptions, ThreadOption};
 use crate::store::Store;
@@ -41,7 +41,7 @@ impl PlanArgs {
         let config = ModelConfig::new(&self.options)?;
         let files = Store::from_environment()?.resolve(self.model.as_deref())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let (capacity, _) = self.capacity.capacity(&config, &checkpoint, 0)?;
+        let (capacity, _) = self.capacity.capacity(&config, &checkpoint, 0, Share::Most)?;
         let (survey, unusable) = config.survey(&files.path, &checkpoint, &self.threads, capacity)?;
         let (plan, comparison) = survey.plan().inspect_err(|_| {
             unusable.iter().for_each(|node| terminal::note(&format!("not used: {node}")));

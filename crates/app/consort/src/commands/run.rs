@@ -29,13 +29,13 @@ const ANSWER_TOKENS_RESERVED: usize = 2048;
 
 /// Generate an answer to one prompt
 ///
-/// MODEL is a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF files), a folder or a .gguf file; the default
-/// is a small model. PROMPT is a text. Standard input, unless it is a terminal, is the prompt, or follows the one given.
+/// MODEL is a name of the catalogue (qwen3:4b), a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF files), a
+/// folder or a .gguf file; the default is the best that suits this machine. PROMPT is a text. Standard input, unless it is a terminal, is the prompt, or follows the one given.
 #[derive(Args, Debug)]
 #[command(override_usage = "consort run [OPTIONS] [MODEL] [PROMPT]")]
 pub struct RunArgs {
-    /// One argument is the prompt, two are the model and the prompt.
-    #[arg(num_args = 0..=2, value_name = "PROMPT", hide = true)]
+    /// One argument is the prompt, two are the model and the prompt. More are refused in words.
+    #[arg(num_args = 0.., value_name = "PROMPT", hide = true)]
     words: Vec<String>,
     /// System prompt
     #[arg(long)]

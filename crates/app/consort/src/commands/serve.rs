@@ -10,7 +10,6 @@ pub mod logs;
 pub mod shutdown;
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::model_config::ModelConfig;
 use crate::options::{ModelOptions, ThreadOption, bytes, cpus, duration};
-use crate::store::DEFAULT_REPO;
+use crate::store::Store;
 use crate::usage::UsageError;
 use http::HttpOptions;
 use library::StoreLibrary;
@@ -80,7 +79,7 @@ struct LibraryArgs {
 /// What a server offers.
 enum Offer {
     /// One model, which is loaded at once.
-    One(Option<String>),
+    One(String),
     /// Those that are loaded when they are asked for.
     Library(Arc<StoreLibrary>),
 }
@@ -149,15 +148,17 @@ impl ServeArgs {
         shutdown::run(listener, &app, &mut signals, failure, grace).await
     }
 
-    /// One model if one is named, or if there is none yet: the default one. Else the library.
+    /// One model if one is named, else the library. If there is no model yet, the default one is fetched first.
     fn offer(&self, loader: &ModelLoader) -> Result<Offer> {
         if let [model] = &*self.models {
-            return Ok(Offer::One(Some(model.clone())));
+            return Ok(Offer::One(model.clone()));
         }
         let (memory, strict) = (self.library.memory, self.library.strict_model);
         let library = StoreLibrary::new(loader.clone(), &self.models, memory, strict)?;
-        let is_empty = library.names().is_empty();
-        Ok(if is_empty { Offer::One(None) } else { Offer::Library(Arc::new(library)) })
+        Ok(match library.names().is_empty() {
+            true => Offer::One(loader.config.resolve(None)?.name),
+            false => Offer::Library(Arc::new(library)),
+        })
     }
 
     fn app(&self, offer: &Offer) -> Result<Arc<App>> {
@@ -170,13 +171,12 @@ impl ServeArgs {
         config.stores_responses = !self.http.no_store;
         config.strict_names = self.library.strict_model;
         match offer {
-            Offer::One(model) => {
-                let given = model.as_deref().unwrap_or(DEFAULT_REPO);
-                let own = short_name(given);
+            Offer::One(given) => {
+                let own = Store::from_environment()?.canonical(given).unwrap_or_else(|| given.clone());
                 let mut names = self.http.names.iter().cloned();
                 config.model = names.next().unwrap_or_else(|| own.clone());
-                let is_other = own != given && self.http.names.is_empty();
-                config.aliases = names.chain(is_other.then(|| given.to_owned())).collect();
+                let is_other = own != *given && self.http.names.is_empty();
+                config.aliases = names.chain(is_other.then(|| given.clone())).collect();
                 Ok(App::new(config))
             }
             Offer::Library(library) => {
@@ -227,18 +227,9 @@ fn open_warning(app: &App, address: SocketAddr) -> Option<String> {
     is_open.then(|| {
         format!(
             "everybody who can reach {address} can use the model: use --api-key or --api-key-file. Clients that call this \
-             machine by a name need --allowed-host NAME"
+             machine by another name than its own need --allowed-host NAME"
         )
     })
-}
-
-/// The name of a model that is a local file or folder. Clients do not see its path.
-pub fn short_name(given: &str) -> String {
-    let path = Path::new(given);
-    let Ok(real) = path.canonicalize() else { return given.to_owned() };
-    // A path such as `.` has no name. A link has one, which tells more than what it points to.
-    let name = path.file_name().or(real.file_name()).and_then(|name| name.to_str()).unwrap_or(given);
-    name.strip_suffix(".gguf").unwrap_or(name).to_owned()
 }
 
 #[cfg(test)]
@@ -257,21 +248,5 @@ mod tests {
             assert_eq!(open_warning(&open, address).is_some(), warns, "{address}");
             assert!(open_warning(&guarded, address).is_none(), "{address}");
         }
-    }
-
-    #[test]
-    fn a_model_on_disk_is_called_by_its_last_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("tiny-q8_0.gguf");
-        std::fs::write(&file, "").unwrap();
-        assert_eq!(short_name(file.to_str().unwrap()), "tiny-q8_0");
-        let own = folder.path().canonicalize().unwrap();
-        let own = own.file_name().unwrap().to_str().unwrap();
-        std::fs::create_dir(folder.path().join("within")).unwrap();
-        for path in [".", "within/.."].map(|path| folder.path().join(path)) {
-            assert_eq!(short_name(path.to_str().unwrap()), own);
-        }
-        assert_eq!(short_name("."), "consort");
-        assert_eq!(short_name("owner/name:Q4_K_M"), "owner/name:Q4_K_M");
     }
 }

@@ -12,9 +12,11 @@ use anyhow::{Context, Result, bail};
 use model::{Checkpoint, ModelPart};
 use serde::Deserialize;
 
-use super::choose::{ChoiceError, ChosenFiles, GgufParts, choose};
+use super::ModelFiles;
+use super::catalogue::catalogue;
+use super::choose::{ChoiceError, ChosenFiles, GgufParts, choice_of, choose};
 use super::hub::Digest;
-use super::name::{FileName, RepoId};
+use super::name::{self, FileName, RepoId};
 
 pub const INDEX: &str = "model.safetensors.index.json";
 const REF_BYTES_MAX: u64 = 256;
@@ -26,7 +28,7 @@ const SNAPSHOT_DEPTH_MAX: usize = 4;
 /// One `models--…` folder. It may not exist yet.
 pub struct RepoCache {
     pub repo: RepoId,
-    folder: PathBuf,
+    pub folder: PathBuf,
     locks: PathBuf,
 }
 
@@ -40,11 +42,17 @@ pub struct CachedFile {
 /// A model in the cache. It may be incomplete.
 #[derive(Debug)]
 pub struct StoredModel {
-    /// As a user would write it: `owner/name`, with `:Q4_K_M` appended for a GGUF.
+    /// Its one name: see [`super::name`].
     pub name: String,
     pub bytes: u64,
     pub complete: bool,
     pub path: PathBuf,
+}
+
+impl StoredModel {
+    pub fn files(&self) -> ModelFiles {
+        ModelFiles { name: self.name.clone(), path: self.path.clone() }
+    }
 }
 
 impl RepoCache {
@@ -72,19 +80,37 @@ impl RepoCache {
         self.folder.join("blobs").join(digest.hex())
     }
 
-    /// The path of a complete model in the snapshot of `refs/main`; `None` if the model or a part of it is missing.
-    pub fn find(&self, choice: Option<&str>) -> Option<PathBuf> {
+    /// A complete model in the snapshot of `refs/main`; `None` if the model or a part of it is missing.
+    pub fn find(&self, choice: Option<&str>) -> Option<ModelFiles> {
         let (snapshot, files) = self.snapshot()?;
         let offered: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
-        match choose(&offered, choice) {
-            Ok(ChosenFiles::Folder(_)) => is_complete_snapshot(&snapshot).then_some(snapshot),
-            Ok(ChosenFiles::Gguf(parts)) => Some(snapshot.join(&files[parts[0]].name)),
-            Err(_) => None,
+        let chosen = choose(&offered, choice).ok()?;
+        match chosen {
+            ChosenFiles::Folder(_) if !is_complete_snapshot(&snapshot) => None,
+            chosen => Some(self.files(&offered, &chosen, snapshot)),
         }
     }
 
+    /// The name and the path of a model whose files are among those offered.
+    pub fn files(&self, offered: &[(&str, u64)], chosen: &ChosenFiles, snapshot: PathBuf) -> ModelFiles {
+        match chosen {
+            ChosenFiles::Folder(_) => ModelFiles { name: name::of_hub(&self.repo, None), path: snapshot },
+            ChosenFiles::Gguf(parts) => {
+                let first = offered[parts[0]].0;
+                ModelFiles { name: self.gguf_name(offered, first), path: snapshot.join(first) }
+            }
+        }
+    }
+
+    /// The name of the model that has this file.
+    fn gguf_name(&self, offered: &[(&str, u64)], file: &str) -> String {
+        let ggufs = GgufParts::all(offered);
+        let one = ggufs.iter().find(|gguf| gguf.has(offered, file));
+        name::of_hub(&self.repo, one.map(|one| choice_of(&ggufs, one)).as_deref())
+    }
+
     /// The path of a model in the snapshot of `refs/main` whose shards may be missing, but not those that a part needs.
-    pub fn find_part(&self, part: ModelPart) -> Option<PathBuf> {
+    pub fn find_part(&self, part: ModelPart) -> Option<ModelFiles> {
         if let Some(whole) = self.find(None) {
             return Some(whole);
         }
@@ -92,7 +118,7 @@ impl RepoCache {
         let has = |name: &str| files.iter().any(|file| file.name == name);
         let is_there = has("config.json") && has(INDEX) && has("tokenizer.json");
         let missing = Checkpoint::open(&snapshot).ok().filter(|_| is_there)?.missing_files(part).ok()?;
-        missing.is_empty().then_some(snapshot)
+        missing.is_empty().then(|| ModelFiles { name: name::of_hub(&self.repo, None), path: snapshot })
     }
 
     /// Creates the folders and locks one blob, as Hugging Face's tools do. Dropping the file releases the lock.
@@ -146,8 +172,9 @@ impl RepoCache {
                 let complete = is_complete_snapshot(&snapshot);
                 stored.push(StoredModel { name: self.repo.to_string(), bytes, complete, path: snapshot.clone() });
             }
-            for gguf in GgufParts::all(&offered) {
-                let name = format!("{}:{}", self.repo, gguf.tag());
+            let ggufs = GgufParts::all(&offered);
+            for gguf in &ggufs {
+                let name = name::of_hub(&self.repo, Some(&choice_of(&ggufs, gguf)));
                 let parts = gguf.complete();
                 let first = parts.as_ref().ok().and_then(|parts| parts.first());
                 let path = first.map_or(snapshot.clone(), |&first| snapshot.join(&files[first].name));
@@ -155,7 +182,9 @@ impl RepoCache {
             }
         }
         if stored.is_empty() {
-            let (name, path) = (self.repo.to_string(), self.folder.clone());
+            // Which file of an entry's page was begun is not known, but it is most likely the entry's.
+            let name = catalogue().of_repo(&self.repo).map_or_else(|| self.repo.to_string(), |(entry, _)| entry.name.clone());
+            let path = self.folder.clone();
             stored.push(StoredModel { name, bytes: self.bytes(), complete: false, path });
         }
         stored
@@ -167,7 +196,8 @@ impl RepoCache {
             bail!("{} is not in the cache; `consort list` shows what is", self.repo);
         }
         let before = self.bytes();
-        if let Some(choice) = choice {
+        // Without a snapshot there is only what was begun.
+        if let Some(choice) = choice.filter(|_| !self.snapshots().is_empty()) {
             self.unlink(choice)?;
             if !self.snapshots().iter().any(|snapshot| has_weights(snapshot)) {
                 return self.remove(None);
@@ -220,6 +250,11 @@ impl RepoCache {
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing of a model is here.
+    pub fn is_empty(&self) -> bool {
+        self.snapshots().is_empty() && self.bytes() == 0
     }
 
     fn bytes(&self) -> u64 {

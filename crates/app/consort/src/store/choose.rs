@@ -144,6 +144,11 @@ impl<'a> GgufParts<'a> {
         tag.map_or(own_name, |start| &own_name[start..])
     }
 
+    /// Whether one of its parts is this file.
+    pub fn has(&self, offered: &[(&str, u64)], file: &str) -> bool {
+        self.parts.values().any(|&index| offered[index].0 == file)
+    }
+
     pub fn is_named(&self, choice: &str) -> bool {
         let choice = choice.strip_suffix(".gguf").unwrap_or(choice);
         let choice = split_of(choice).map_or(choice, |(base, _, _)| base);
@@ -168,8 +173,16 @@ impl<'a> GgufParts<'a> {
     }
 }
 
+/// The name that chooses one GGUF of several: its quantisation, or its file name where that names another one.
+pub fn choice_of(ggufs: &[GgufParts<'_>], one: &GgufParts<'_>) -> String {
+    match named(ggufs, one.tag()) {
+        Ok(found) if (found.base, found.count) == (one.base, one.count) => one.tag().to_owned(),
+        _ => format!("{}.gguf", one.base),
+    }
+}
+
 /// `name-00002-of-00005` is part 2 of 5 of `name`.
-fn split_of(stem: &str) -> Option<(&str, u32, u32)> {
+pub fn split_of(stem: &str) -> Option<(&str, u32, u32)> {
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (base, part) = rest.rsplit_once('-')?;
     let number = |digits: &str| {
@@ -180,7 +193,7 @@ fn split_of(stem: &str) -> Option<(&str, u32, u32)> {
     (1..=count).contains(&part).then_some((base, part, count))
 }
 
-fn is_quantisation(segment: &str) -> bool {
+pub fn is_quantisation(segment: &str) -> bool {
     let upper = segment.to_ascii_uppercase();
     let digit_after = |prefix: &str| {
         upper.strip_prefix(prefix).is_some_and(|rest| rest.bytes().next().is_some_and(|b| b.is_ascii_digit()))
@@ -277,6 +290,14 @@ mod tests {
         assert_eq!(error.to_string(), "no `Q4_0` there; it has Q8_0, UD-Q4_K_XL");
         assert_eq!(choose(&[("config.json", 1)], Some("Q4_0")), Err(ChoiceError::NothingToChoose("Q4_0".into())));
         assert_eq!(choose(&[("config.json", 1), ("x.bin", 1)], None), Err(ChoiceError::NoModel));
+    }
+
+    #[test]
+    fn a_quantisation_that_names_two_files_is_no_name() {
+        let names = ["a-Q8_0.gguf", "large-b-Q8_0.gguf", "a-Q4_0.gguf"];
+        let ggufs = GgufParts::all(&names.map(|name| (name, 1)));
+        let choices: Vec<_> = ggufs.iter().map(|one| choice_of(&ggufs, one)).collect();
+        assert_eq!(choices, ["Q4_0", "Q8_0", "large-b-Q8_0.gguf"]);
     }
 
     #[test]

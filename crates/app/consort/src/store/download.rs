@@ -3,11 +3,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use indicatif::ProgressBar;
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 use ureq::http::StatusCode;
@@ -35,6 +35,8 @@ pub enum DownloadError {
     WrongRange { name: FileName },
     #[error("{name} does not match its checksum, so it was deleted: expected {want}, got {got}")]
     Checksum { name: FileName, want: String, got: String },
+    #[error("the download of {name} was stopped at {got} of {want} bytes; the next pull goes on from there")]
+    Cancelled { name: FileName, got: u64, want: u64 },
     #[error("write {path}", path = .path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -56,21 +58,33 @@ pub struct Source<'a> {
     pub commit: &'a str,
 }
 
-/// Downloads `file` to the path `blob`. The bar counts the file's bytes, including those of an earlier attempt.
-pub fn download(source: &Source<'_>, file: &RemoteFile, blob: &Path, bar: &ProgressBar) -> Result<(), DownloadError> {
-    let path = blob.with_extension("incomplete");
-    let at_start = bar.position();
+/// Told of the bytes of a file that are here, including those of an earlier attempt. `Break` ends the download.
+pub type Report<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
+
+/// Downloads `file` to the path `blob`.
+pub fn download(
+    source: &Source<'_>,
+    file: &RemoteFile,
+    blob: &Path,
+    report: &mut Report<'_>,
+) -> Result<(), DownloadError> {
+    let path = partial(blob);
     loop {
         let mut part = Partial::open(file, &path)?;
         let resumed = part.len > 0;
-        bar.set_position(at_start + part.len);
-        part.fill(source, bar, at_start)?;
+        part.report(report)?;
+        part.fill(source, report)?;
         match part.finish(blob) {
             // The bytes of the earlier attempt may be the wrong ones, so the download starts again.
-            Err(DownloadError::Checksum { .. }) if resumed => bar.set_position(at_start),
+            Err(DownloadError::Checksum { .. }) if resumed => {}
             done => return done,
         }
     }
+}
+
+/// Where the beginning of a blob is until all of it is here.
+pub fn partial(blob: &Path) -> PathBuf {
+    blob.with_extension("incomplete")
 }
 
 /// The downloaded beginning of a file, with its running hash.
@@ -102,11 +116,11 @@ impl<'a> Partial<'a> {
     }
 
     /// Sends requests until no bytes are missing.
-    fn fill(&mut self, source: &Source<'_>, bar: &ProgressBar, at_start: u64) -> Result<(), DownloadError> {
+    fn fill(&mut self, source: &Source<'_>, report: &mut Report<'_>) -> Result<(), DownloadError> {
         let mut fruitless = 0;
         while self.len < self.file.bytes {
             let before = self.len;
-            let Err(error) = self.receive(source, bar, at_start) else { break };
+            let Err(error) = self.receive(source, report) else { break };
             fruitless = if self.len >= before + PROGRESS_BYTES_MIN { 1 } else { fruitless + 1 };
             if !error.is_retryable() || fruitless == STALLED_ATTEMPTS_MAX {
                 return Err(error);
@@ -117,7 +131,7 @@ impl<'a> Partial<'a> {
     }
 
     /// Sends one request for all missing bytes.
-    fn receive(&mut self, source: &Source<'_>, bar: &ProgressBar, at_start: u64) -> Result<(), DownloadError> {
+    fn receive(&mut self, source: &Source<'_>, report: &mut Report<'_>) -> Result<(), DownloadError> {
         let want = self.file.bytes;
         let response = source.hub.file(source.repo, source.commit, &self.file.name, self.len)?;
         match response.status() {
@@ -130,7 +144,6 @@ impl<'a> Partial<'a> {
             // The server does not support ranges and sends the whole file: starts again.
             StatusCode::OK => {
                 self.restart().map_err(|source| DownloadError::Write { path: self.path.to_owned(), source })?;
-                bar.set_position(at_start);
             }
             _ => return Err(DownloadError::WrongRange { name: self.file.name.clone() }),
         }
@@ -154,7 +167,16 @@ impl<'a> Partial<'a> {
             written.map_err(|source| DownloadError::Write { path: self.path.to_owned(), source })?;
             self.hash.update(&block[..got]);
             self.len += got as u64;
-            bar.inc(got as u64);
+            self.report(report)?;
+        }
+    }
+
+    fn report(&self, report: &mut Report<'_>) -> Result<(), DownloadError> {
+        match report(self.len) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => {
+                Err(DownloadError::Cancelled { name: self.file.name.clone(), got: self.len, want: self.file.bytes })
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! A client for a Hugging Face hub, with two requests: list a repository, and download a file.
+//! A client for a Hugging Face hub, with three requests: list a repository, download a file, and search.
 //!
 //! Responses of a hub are not trusted: listings are bounded and their names checked, redirects are limited and never leave
 //! HTTPS, and the token is sent to the hub only, not to redirect targets.
@@ -11,15 +11,18 @@ use ureq::config::RedirectAuthHeaders;
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
-use super::name::{FileName, RepoId};
+use super::name::{FileName, RepoId, percent_encoded};
 use super::settings::HubAccess;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time until the first byte of a body, and between two reads.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time for the whole of a listing that is not worth a longer wait, because there is another way.
+const QUICK_TIMEOUT: Duration = Duration::from_secs(5);
 const REDIRECTS_MAX: u32 = 5;
 const LISTING_BYTES_MAX: u64 = 16 << 20;
 const LISTING_FILES_MAX: usize = 20_000;
+const SEARCH_BYTES_MAX: u64 = 4 << 20;
 /// No file of any model is this large; a listing with such a size is wrong.
 const FILE_BYTES_MAX: u64 = 1 << 40;
 
@@ -43,6 +46,8 @@ pub enum HubError {
     Status { endpoint: String, status: u16 },
     #[error("{endpoint} sent a listing of {repo} that makes no sense: {reason}")]
     BadListing { endpoint: String, repo: RepoId, reason: String },
+    #[error("{endpoint} sent search results that make no sense: {reason}")]
+    BadResults { endpoint: String, reason: String },
 }
 
 impl HubError {
@@ -54,6 +59,22 @@ impl HubError {
             _ => false,
         }
     }
+
+    /// Whether the hub has answered, and has no such repository for this user.
+    pub fn is_about_repository(&self) -> bool {
+        use HubError::{Gated, Hidden, NotFound, TokenRefused};
+        matches!(self, Hidden { .. } | TokenRefused { .. } | Gated { .. } | NotFound { .. })
+    }
+}
+
+/// A model that a search found.
+#[derive(Debug, PartialEq, Eq)]
+pub struct FoundModel {
+    pub repo: RepoId,
+    pub downloads: u64,
+    pub likes: u64,
+    /// Of its GGUF, if the hub says it.
+    pub architecture: Option<String>,
 }
 
 /// The files of a repository at one commit.
@@ -116,29 +137,61 @@ impl Hub {
         Self { agent, endpoint, token, offline }
     }
 
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
     pub fn listing(&self, repo: &RepoId) -> Result<Listing, HubError> {
+        self.listing_within(repo, None)
+    }
+
+    /// The same, or an error after a few seconds.
+    pub fn quick_listing(&self, repo: &RepoId) -> Result<Listing, HubError> {
+        self.listing_within(repo, Some(QUICK_TIMEOUT))
+    }
+
+    fn listing_within(&self, repo: &RepoId, limit: Option<Duration>) -> Result<Listing, HubError> {
         let url = format!("{}/api/models/{repo}/revision/main?blobs=true", self.endpoint);
-        let response = self.get(&url, None)?;
+        let response = self.get(&url, None, limit)?;
         self.check(response.status().as_u16(), &response, repo, || format!("repository {repo}"))?;
         let bad = |reason: String| HubError::BadListing { endpoint: self.endpoint.clone(), repo: repo.clone(), reason };
-        let mut text = Vec::new();
-        let mut body = response.into_body().into_reader().take(LISTING_BYTES_MAX + 1);
-        body.read_to_end(&mut text).map_err(|error| self.unreachable(error))?;
-        if text.len() as u64 > LISTING_BYTES_MAX {
-            return Err(bad(format!("it is longer than {} MiB", LISTING_BYTES_MAX >> 20)));
+        parse_listing(&self.body(response, LISTING_BYTES_MAX)?.map_err(bad)?).map_err(bad)
+    }
+
+    /// Models with GGUF files that have the word in their names, those with the most downloads first.
+    pub fn search(&self, word: &str, count_max: usize) -> Result<Vec<FoundModel>, HubError> {
+        let word = percent_encoded(word);
+        let what = "filter=gguf&sort=downloads&direction=-1&expand[]=downloads&expand[]=likes&expand[]=gguf";
+        let url = format!("{}/api/models?search={word}&{what}&limit={count_max}", self.endpoint);
+        let response = self.get(&url, None, Some(STALL_TIMEOUT))?;
+        let (endpoint, status) = (self.endpoint.clone(), response.status().as_u16());
+        match status {
+            200..=299 => {}
+            429 => return Err(HubError::TooManyRequests { endpoint }),
+            status => return Err(HubError::Status { endpoint, status }),
         }
-        parse_listing(&text).map_err(bad)
+        let bad = |reason| HubError::BadResults { endpoint: self.endpoint.clone(), reason };
+        parse_results(&self.body(response, SEARCH_BYTES_MAX)?.map_err(bad)?, count_max).map_err(bad)
+    }
+
+    /// The body of a response; the inner error is that it is too long.
+    fn body(&self, response: Response<Body>, bytes_max: u64) -> Result<Result<Vec<u8>, String>, HubError> {
+        let mut text = Vec::new();
+        let mut body = response.into_body().into_reader().take(bytes_max + 1);
+        body.read_to_end(&mut text).map_err(|error| self.unreachable(error))?;
+        let is_long = text.len() as u64 > bytes_max;
+        Ok(if is_long { Err(format!("it is longer than {} MiB", bytes_max >> 20)) } else { Ok(text) })
     }
 
     /// Requests a file's bytes from `start` on. Returns any status that is not an error.
     pub fn file(&self, repo: &RepoId, commit: &str, name: &FileName, start: u64) -> Result<Response<Body>, HubError> {
         let url = format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, name.url_path());
-        let response = self.get(&url, (start > 0).then(|| format!("bytes={start}-")))?;
+        let response = self.get(&url, (start > 0).then(|| format!("bytes={start}-")), None)?;
         self.check(response.status().as_u16(), &response, repo, || format!("file {name} in {repo}"))?;
         Ok(response)
     }
 
-    fn get(&self, url: &str, range: Option<String>) -> Result<Response<Body>, HubError> {
+    fn get(&self, url: &str, range: Option<String>, limit: Option<Duration>) -> Result<Response<Body>, HubError> {
         if self.offline {
             return Err(HubError::Offline(self.endpoint.clone()));
         }
@@ -150,6 +203,7 @@ impl Hub {
         if let Some(token) = &self.token {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
+        let request = request.config().timeout_global(limit).build();
         request.call().map_err(|error| self.unreachable(error))
     }
 
@@ -237,6 +291,39 @@ fn file(wire: WireFile) -> Result<RemoteFile, String> {
     Ok(RemoteFile { name, bytes, digest })
 }
 
+/// A model in the hub's format. What else there is does not matter.
+#[derive(Deserialize)]
+struct WireModel {
+    id: String,
+    #[serde(default)]
+    downloads: Option<u64>,
+    #[serde(default)]
+    likes: Option<u64>,
+    #[serde(default)]
+    gguf: Option<WireGguf>,
+}
+
+#[derive(Deserialize)]
+struct WireGguf {
+    #[serde(default)]
+    architecture: Option<String>,
+}
+
+/// The models whose names can be fetched, at most `count_max`.
+fn parse_results(text: &[u8], count_max: usize) -> Result<Vec<FoundModel>, String> {
+    const ARCHITECTURE_CHARS_MAX: usize = 40;
+    let wire: Vec<WireModel> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let is_word = |text: &String| {
+        text.len() <= ARCHITECTURE_CHARS_MAX && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    let found = wire.into_iter().filter_map(|model| {
+        let architecture = model.gguf.and_then(|gguf| gguf.architecture).filter(is_word);
+        let (downloads, likes) = (model.downloads.unwrap_or(0), model.likes.unwrap_or(0));
+        Some(FoundModel { repo: model.id.parse().ok()?, downloads, likes, architecture })
+    });
+    Ok(found.take(count_max).collect())
+}
+
 fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -261,6 +348,18 @@ mod tests {
         .unwrap();
         assert_eq!(listing.files[0].digest, Digest::GitBlob(COMMIT.into()));
         assert_eq!((listing.files[1].bytes, listing.files[1].digest.hex()), (9, sha256.as_str()));
+    }
+
+    #[test]
+    fn search_results_are_bounded_and_have_names_that_can_be_fetched() {
+        let text = r#"[{"id":"a/b","downloads":7,"likes":1,"gguf":{"architecture":"llama","total":9},"x":[]},
+                       {"id":"../x"},{"id":"c/d","gguf":{"architecture":"ev\u001bil"}},{"id":"e/f"}]"#;
+        let found = parse_results(text.as_bytes(), 2).unwrap();
+        let repos: Vec<_> = found.iter().map(|model| model.repo.to_string()).collect();
+        assert_eq!(repos, ["a/b", "c/d"]);
+        assert_eq!((found[0].downloads, found[0].likes, found[0].architecture.as_deref()), (7, 1, Some("llama")));
+        assert_eq!((found[1].downloads, found[1].architecture.as_deref()), (0, None));
+        assert!(parse_results(b"{}", 2).is_err());
     }
 
     #[test]

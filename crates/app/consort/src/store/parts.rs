@@ -6,7 +6,9 @@ use model::{Checkpoint, ModelPart};
 
 use super::cache::{INDEX, RepoCache};
 use super::download::Source;
+use super::fetch::fetch;
 use super::hub::{Digest, RemoteFile};
+use super::observer::PullObserver;
 
 /// Whether a model has shards that can be left out: the hub has to say what their SHA-256 is, and links have to be symbolic.
 pub fn has_shards(files: &[&RemoteFile]) -> bool {
@@ -16,9 +18,15 @@ pub fn has_shards(files: &[&RemoteFile]) -> bool {
 }
 
 /// Downloads the files of a model, of its shards only those that the part needs.
-pub fn fetch_part(cache: &RepoCache, source: &Source<'_>, files: &[&RemoteFile], part: ModelPart) -> Result<()> {
+pub fn fetch_part(
+    cache: &RepoCache,
+    source: &Source<'_>,
+    files: &[&RemoteFile],
+    part: ModelPart,
+    observer: &mut dyn PullObserver,
+) -> Result<()> {
     let (shards, others): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_shard(file));
-    super::fetch(cache, source, &others)?;
+    fetch(cache, source, &others, observer)?;
     for shard in &shards {
         cache.link(source.commit, &shard.name, &shard.digest)?;
     }
@@ -28,7 +36,7 @@ pub fn fetch_part(cache: &RepoCache, source: &Source<'_>, files: &[&RemoteFile],
     let needed: Vec<_> =
         shards.into_iter().filter(|shard| missing.iter().any(|name| name == shard.name.as_str())).collect();
     ensure!(needed.len() == missing.len(), "{} does not have all of {}", source.repo, missing.join(", "));
-    super::fetch(cache, source, &needed)
+    fetch(cache, source, &needed, observer)
 }
 
 fn is_shard(file: &RemoteFile) -> bool {

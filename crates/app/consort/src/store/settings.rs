@@ -15,7 +15,19 @@ pub struct Settings {
     pub hub_cache: PathBuf,
     /// consort's own cache, for models that do not come from a hub.
     pub own_cache: PathBuf,
-    token_file: PathBuf,
+    /// The file of aliases.
+    pub aliases: PathBuf,
+    pub token_file: PathBuf,
+    /// The hub, as the environment names it. Checked only when it is needed.
+    pub hub: HubVariables,
+}
+
+/// What the environment says of the hub.
+#[derive(Debug, Default)]
+pub struct HubVariables {
+    pub endpoint: Option<String>,
+    pub token: Option<String>,
+    pub offline: bool,
 }
 
 /// How to reach the hub. Read only when the hub is needed, so that wrong settings do not matter for a cached model.
@@ -39,7 +51,13 @@ impl Settings {
         Ok(Self {
             hub_cache: hub_cache.unwrap_or_else(|| hf_home.join("hub")),
             own_cache: cache.join("consort"),
+            aliases: Self::own_configuration().unwrap_or_else(|_| cache.join("consort")).join("aliases.json"),
             token_file: path("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token")),
+            hub: HubVariables {
+                endpoint: variable("HF_ENDPOINT"),
+                token: variable("HF_TOKEN"),
+                offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
+            },
         })
     }
 
@@ -54,9 +72,9 @@ impl Settings {
 
     pub fn access(&self) -> Result<HubAccess> {
         Ok(HubAccess {
-            endpoint: endpoint(variable("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT))?,
-            token: token(variable("HF_TOKEN"), &self.token_file)?,
-            offline: variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value)),
+            endpoint: endpoint(self.hub.endpoint.as_deref().unwrap_or(ENDPOINT))?,
+            token: token(self.hub.token.clone(), &self.token_file)?,
+            offline: self.hub.offline,
         })
     }
 }

@@ -34,6 +34,10 @@ fn a_prompt_that_is_missing_is_wrong_usage() {
     check_refused(&["run", &model], 2, "`consort chat");
     check_refused(&["run", "owner/name"], 2, "owner/name is a model, and a prompt is missing");
     check_refused(&["run", &model, "-"], 2, "the prompt is empty");
+    let superfluous = ["run", &model, "question", "--temperature", "0", "another"];
+    check_refused(&superfluous, 2, "`another` is one word too many: the prompt is `question`");
+    check_refused(&["run", "Why", "is", "the", "sky", "blue?"], 2, "`the` is one word too many");
+    check_refused(&["chat", &model, "--temperature", "0", "another"], 2, "another");
     let binary = piped(&["run", &model, "x"], b"\xff\xfe");
     assert_eq!(binary.status.code(), Some(1));
     assert!(text(&binary.stderr).contains("not text in UTF-8"), "{}", text(&binary.stderr));

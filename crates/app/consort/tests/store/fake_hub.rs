@@ -1,9 +1,12 @@
-//! A fake hub on loopback that serves one repository. Tests can replace single responses with wrong ones.
+//! A fake hub on loopback that serves repositories, sends slowly what it is told to, and answers searches. Tests can replace
+//! single responses with wrong ones.
+#![allow(clippy::unwrap_used, dead_code)] // helpers of tests, of which each program uses some
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -25,11 +28,13 @@ pub struct Reply {
     pub declared: Option<usize>,
     /// Sends the body repeatedly, until the client closes the connection.
     pub endless: bool,
+    /// The time between two pieces of an endless body.
+    pub pause: Duration,
 }
 
 impl Reply {
     pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
-        Self { status, headers: Vec::new(), body: body.into(), declared: None, endless: false }
+        Self { status, headers: Vec::new(), body: body.into(), declared: None, endless: false, pause: Duration::ZERO }
     }
 
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -43,17 +48,19 @@ pub struct HubFile {
     pub name: String,
     pub bytes: Vec<u8>,
     pub large: bool,
+    /// The size that is stated of a file that comes slowly and never ends.
+    pub slow: Option<usize>,
 }
 
 impl HubFile {
     pub fn large(name: &str, len: usize) -> Self {
         let seed: usize = name.bytes().map(usize::from).sum();
         let bytes = (0..len).map(|i| (i * 31 + i / 251 + seed) as u8).collect();
-        Self { name: name.to_owned(), bytes, large: true }
+        Self { name: name.to_owned(), bytes, large: true, slow: None }
     }
 
     pub fn small(name: &str, text: &str) -> Self {
-        Self { name: name.to_owned(), bytes: text.as_bytes().to_vec(), large: false }
+        Self { name: name.to_owned(), bytes: text.as_bytes().to_vec(), large: false, slow: None }
     }
 
     /// The name of the file's blob in the cache.
@@ -67,14 +74,16 @@ impl HubFile {
     }
 
     fn listed(&self) -> String {
-        let (name, len, digest) = (&self.name, self.bytes.len(), self.digest());
+        let (name, len, digest) = (&self.name, self.slow.unwrap_or(self.bytes.len()), self.digest());
         let lfs = format!(r#","lfs":{{"sha256":"{digest}","size":{len},"pointerSize":134}}"#);
         let (id, lfs) = if self.large { (COMMIT.to_owned(), lfs) } else { (digest, String::new()) };
         format!(r#"{{"rfilename":"{name}","size":{len},"blobId":"{id}"{lfs}}}"#)
     }
 }
 
-type Lie = Box<dyn Fn(&Request) -> Option<Reply> + Send + Sync>;
+type Lie = dyn Fn(&Request) -> Option<Reply> + Send + Sync;
+/// Repositories and their files.
+type Repos = Vec<(String, Vec<HubFile>)>;
 
 pub struct FakeHub {
     pub endpoint: String,
@@ -92,18 +101,30 @@ impl FakeHub {
         files: &[HubFile],
         lie: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static,
     ) -> Self {
+        Self::serve(vec![(repo.to_owned(), files.to_vec())], Arc::new(lie))
+    }
+
+    /// Serves several repositories.
+    pub fn of(repos: impl IntoIterator<Item = (impl Into<String>, Vec<HubFile>)>) -> Self {
+        let repos = repos.into_iter().map(|(repo, files)| (repo.into(), files)).collect();
+        Self::serve(repos, Arc::new(|_: &Request| None))
+    }
+
+    fn serve(repos: Repos, lie: Arc<Lie>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
-        let (repo, files, seen) = (repo.to_owned(), files.to_vec(), requests.clone());
-        let lie: Lie = Box::new(lie);
-        // The thread ends with the test process.
+        let (repos, seen) = (Arc::new(repos), requests.clone());
+        // The threads end with the test process, or when the client closes the connection.
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let Some(request) = read_request(&stream) else { continue };
-                seen.lock().unwrap().push(request.clone());
-                let reply = lie(&request).unwrap_or_else(|| truth(&repo, &files, &request));
-                let _ = send(stream, &reply);
+                let (repos, seen, lie) = (repos.clone(), seen.clone(), lie.clone());
+                thread::spawn(move || {
+                    let Some(request) = read_request(&stream) else { return };
+                    seen.lock().unwrap().push(request.clone());
+                    let reply = lie(&request).unwrap_or_else(|| truth(&repos, &request));
+                    let _ = send(stream, &reply);
+                });
             }
         });
         Self { endpoint, requests }
@@ -125,19 +146,54 @@ pub fn listing(files: &[HubFile]) -> String {
     format!(r#"{{"id":"x","sha":"{COMMIT}","siblings":[{}]}}"#, listed.join(","))
 }
 
-fn truth(repo: &str, files: &[HubFile], request: &Request) -> Reply {
-    if request.path == format!("/api/models/{repo}/revision/main?blobs=true") {
-        return Reply::new(200, listing(files));
+fn truth(repos: &Repos, request: &Request) -> Reply {
+    if let Some(query) = request.path.strip_prefix("/api/models?search=") {
+        return Reply::new(200, results(repos, query));
     }
-    let prefix = format!("/{repo}/resolve/{COMMIT}/");
-    let file = request.path.strip_prefix(&prefix).and_then(|name| files.iter().find(|file| file.name == name));
-    let Some(file) = file else { return Reply::new(404, "").header("X-Error-Code", "EntryNotFound") };
+    let mut found = None;
+    for (repo, files) in repos {
+        if request.path == format!("/api/models/{repo}/revision/main?blobs=true") {
+            return Reply::new(200, listing(files));
+        }
+        let name = request.path.strip_prefix(&format!("/{repo}/resolve/{COMMIT}/"));
+        found = found.or(name.and_then(|name| files.iter().find(|file| file.name == name)));
+    }
+    let Some(file) = found else { return Reply::new(404, "").header("X-Error-Code", "EntryNotFound") };
+    if let Some(stated) = file.slow {
+        return slowly(request, stated);
+    }
     let start = request.range.as_deref().map(|r| r["bytes=".len()..].trim_end_matches('-').parse::<usize>().unwrap());
     match start {
         None => Reply::new(200, file.bytes.clone()),
         Some(start) => Reply::new(206, &file.bytes[start..])
             .header("Content-Range", format!("bytes {start}-{}/{}", file.bytes.len() - 1, file.bytes.len())),
     }
+}
+
+/// At most 3.2 MB/s.
+fn slowly(request: &Request, stated: usize) -> Reply {
+    let slow = |status| Reply { endless: true, pause: Duration::from_millis(20), ..Reply::new(status, vec![7; 64_000]) };
+    match &request.range {
+        None => slow(200),
+        Some(range) => {
+            let start = range["bytes=".len()..].trim_end_matches('-');
+            slow(206).header("Content-Range", format!("bytes {start}-{}/{stated}", stated - 1))
+        }
+    }
+}
+
+/// The repositories that have the word in their names, in the hub's format.
+fn results(repos: &Repos, query: &str) -> String {
+    let (word, rest) = query.split_once('&').unwrap();
+    assert!(rest.contains("filter=gguf") && rest.contains("sort=downloads"), "{rest}");
+    let limit = rest.split_once("limit=").unwrap().1.parse().unwrap();
+    let found = repos.iter().filter(|(repo, _)| repo.to_lowercase().contains(&word.to_lowercase())).take(limit);
+    let rows: Vec<_> = found
+        .map(|(repo, files)| {
+            format!(r#"{{"id":"{repo}","downloads":{},"likes":2,"gguf":{{"architecture":"llama"}}}}"#, files.len())
+        })
+        .collect();
+    format!("[{}]", rows.join(","))
 }
 
 fn read_request(stream: &TcpStream) -> Option<Request> {
@@ -172,5 +228,6 @@ fn send(mut stream: TcpStream, reply: &Reply) -> std::io::Result<()> {
         if !reply.endless {
             return Ok(());
         }
+        thread::sleep(reply.pause);
     }
 }

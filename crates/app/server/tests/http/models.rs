@@ -121,6 +121,13 @@ fn three() -> (Arc<Library>, Client) {
     (library, client)
 }
 
+/// A client on the machine of a server of these models, which may change what is stored.
+pub fn client_of_operator(names: &[&str]) -> Client {
+    let router = server::router(&app_with(&Library::new(names, 25), LibraryOptions::default()));
+    let local = RemoteAddress(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    Client::with(router.layer(axum::Extension(local)))
+}
+
 fn chat(model: &str, tokens: usize) -> Value {
     let messages = json!([{"role": "user", "content": "x"}]);
     json!({"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0})
@@ -276,10 +283,7 @@ async fn the_store_is_changed_by_programs_on_this_machine_only() {
 
 #[tokio::test]
 async fn models_are_pulled_named_and_deleted() {
-    let library = Library::new(&["a"], 25);
-    let router = server::router(&app_with(&library, LibraryOptions::default()));
-    let local = RemoteAddress(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let client = Client::with(router.layer(axum::Extension(local)));
+    let client = client_of_operator(&["a"]);
     let lines = client.call(Method::POST, "/api/pull", r#"{"model": "new:latest"}"#).await.text();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0], json!({"status": "pulling manifest"}));

@@ -253,9 +253,9 @@ async fn what_cannot_be_done_is_said_in_one_sentence() {
         (GENERATE, generate(json!({"images": ["aGk="]})), "images"),
         (GENERATE, generate(json!({"raw": true, "system": "x"})), "raw"),
         (GENERATE, generate(json!({"context": [99_999_999]})), "99999999"),
-        ("/api/create", json!({"model": "x"}), "one model"),
+        ("/api/create", json!({"model": "x", "from": "y"}), "one model"),
         ("/api/copy", json!({"source": "x", "destination": "y"}), "one model"),
-        ("/api/push", json!({"model": MODEL}), "one model"),
+        ("/api/push", json!({"model": MODEL}), "uploads nothing"),
         ("/api/pull", json!({"model": "llama3"}), "one model"),
         ("/api/show", json!({}), "model is required"),
     ] {
@@ -342,8 +342,10 @@ async fn scripts_need_not_name_the_type_of_a_body_and_pages_must() {
         send(form().with_header("origin", "https://a.example")).await.status,
         StatusCode::UNSUPPORTED_MEDIA_TYPE
     );
-    let (status, _) = form().error("/v1/completions", r#"{"prompt": "x"}"#).await;
-    assert_eq!(status, 415);
+    let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
+    let from_page = form().with_header("origin", "https://a.example");
+    assert_eq!(form().call(Method::POST, "/v1/completions", body.clone()).await.status, StatusCode::OK);
+    assert_eq!(from_page.error("/v1/completions", &body).await.0, 415);
 }
 
 #[tokio::test]

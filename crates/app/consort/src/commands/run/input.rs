@@ -22,6 +22,7 @@ impl RunInput {
     /// `words` are the arguments: the prompt, or the model and the prompt, or the model alone if the prompt is on standard
     /// input. Standard input is read unless it is a terminal, or if the prompt is `-`.
     pub fn read(words: &[String]) -> Result<Self> {
+        check_count(words)?;
         let (model, prompt) = split(words);
         let piped =
             if prompt == Some("-") || !stdin().is_terminal() { read_stdin(stdin().lock())? } else { String::new() };
@@ -38,6 +39,14 @@ impl RunInput {
         }
         Ok(Self { model: model.map(str::to_owned), prompt })
     }
+}
+
+/// A word that is neither the model nor the prompt would change nothing, so it is refused.
+fn check_count(words: &[String]) -> Result<(), UsageError> {
+    let [_, prompt, superfluous, ..] = words else { return Ok(()) };
+    Err(UsageError::new(format!(
+        "`{superfluous}` is one word too many: the prompt is `{prompt}`. A prompt of several words needs quotes"
+    )))
 }
 
 /// The model and the prompt among the arguments.
@@ -103,6 +112,21 @@ mod tests {
         // This package has a folder of that name.
         check(&["src"], (None, Some("src")));
         check(&["any", "thing"], (Some("any"), Some("thing")));
+    }
+
+    #[test]
+    fn a_name_of_the_catalogue_is_a_model_even_if_it_has_no_such_size() {
+        for model in ["qwen3", "Gemma3:1B", "qwen3:5b", "hf.co/owner/name", "https://huggingface.co/owner/name"] {
+            check(&[model], (Some(model), None));
+        }
+    }
+
+    #[test]
+    fn a_superfluous_word_is_named() {
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        assert!(check_count(&words(&["m.gguf", "question"])).is_ok());
+        let refused = check_count(&words(&["m.gguf", "question", "another"])).unwrap_err().to_string();
+        assert!(refused.starts_with("`another` is one word too many: the prompt is `question`"), "{refused}");
     }
 
     #[test]

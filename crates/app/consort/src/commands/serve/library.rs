@@ -17,9 +17,8 @@ use tracing::debug;
 
 use super::capacity::Share;
 use super::load::{ModelLoader, describe};
-use super::short_name;
 use crate::placement::Placement;
-use crate::store::{ModelFiles, Store};
+use crate::store::{ModelFiles, PullObserver, Store};
 use crate::usage::UsageError;
 
 /// Where the system does not report its free memory.
@@ -58,7 +57,7 @@ impl StoreLibrary {
     pub fn new(loader: ModelLoader, named: &[String], memory: Option<u64>, strict_names: bool) -> Result<Self> {
         let store = Store::from_environment()?;
         let of_given = |given: &String| NamedModel {
-            name: store.canonical(given).unwrap_or_else(|| short_name(given)),
+            name: store.canonical(given).unwrap_or_else(|| given.clone()),
             given: given.clone(),
         };
         let named: Vec<_> = named.iter().map(of_given).collect();
@@ -204,11 +203,21 @@ impl ModelLibrary for StoreLibrary {
 
     fn delete(&self, name: &str) -> Result<(), LibraryError> {
         let store = Store::from_environment().map_err(failed)?;
-        if store.aliases().iter().any(|(alias, _)| alias == name) {
-            return store.remove_alias(name).map_err(failed);
+        if store.remove_alias(name).map_err(failed)? {
+            return Ok(());
         }
         store.find(name).map_err(|_| not_here(name))?;
         store.remove(name).map(drop).map_err(invalid)
+    }
+}
+
+/// Passes the progress of a download on.
+struct Observer<'a>(&'a mut dyn FnMut(PullProgress) -> ControlFlow<()>);
+
+impl PullObserver for Observer<'_> {
+    fn progress(&mut self, progress: &crate::store::PullProgress) -> ControlFlow<()> {
+        let crate::store::PullProgress { file, digest, done, total } = progress.clone();
+        (self.0)(PullProgress { file, digest, done, total })
     }
 }
 

@@ -61,7 +61,7 @@ pub struct ModelLoader {
 /// is sent to `failed`.
 pub fn spawn_loader(
     loader: ModelLoader,
-    model: Option<String>,
+    model: String,
     app: &App,
     url: String,
     failed: oneshot::Sender<anyhow::Error>,
@@ -70,7 +70,7 @@ pub fn spawn_loader(
     let slot = app.models().default_slot().context("a server has a model")?;
     let load = move || {
         set_progress(&slot, "finding its files", 0, 1);
-        let loaded = loader.config.resolve(model.as_deref()).and_then(|files| loader.load(&files, Share::Most, &slot));
+        let loaded = loader.config.resolve(Some(&model)).and_then(|files| loader.load(&files, Share::Most, &slot));
         match loaded {
             Ok((served, LoadSummary { ranks, threads, level, kv_tokens, kv_bytes })) => {
                 let (context, memory_bytes) = (served.context, served.memory_bytes);

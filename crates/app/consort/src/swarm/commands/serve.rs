@@ -25,7 +25,7 @@ use super::monitor::BlockHostMonitor;
 use crate::commands::ranks::{is_shutting_down, watch_signals};
 use crate::commands::serve::http::HostAndPort;
 use crate::commands::serve::logs::{self, LogFormat};
-use crate::commands::serve::{admin, short_name};
+use crate::commands::serve::admin;
 use crate::options::{ModelOptions, ThreadOption, bytes};
 use crate::store::{ModelFiles, Settings, Store};
 use crate::usage::UsageError;
@@ -161,7 +161,7 @@ impl SwarmServeArgs {
         });
         if let Some(at) = self.admin.clone() {
             let monitor = BlockHostMonitor { host: host.watch(), node: node.clone() };
-            start_admin(at, monitor, short_name(&files.name))?;
+            start_admin(at, monitor, files.name.clone())?;
         }
         let mut announced = None;
         if let Some(range) = served {

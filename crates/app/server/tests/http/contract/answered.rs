@@ -23,7 +23,18 @@ pub fn requests() -> Vec<(&'static str, Value)> {
     add("/api/embeddings", vec![json!({"model": MODEL, "prompt": "x", "keep_alive": "5m"})]);
     add("/api/show", vec![json!({"model": MODEL, "name": "tiny"})]);
     add("/api/pull", vec![json!({"model": MODEL, "name": "tiny", "stream": false})]);
+    add("/models/load", vec![json!({"model": "a", "stream": false})]);
+    add("/models/unload", vec![json!({"model": "a", "stream": false})]);
+    let unchanged = json!({"system": "", "template": "", "parameters": {}, "files": {}, "adapters": {}, "messages": []});
+    let named = json!({"model": "m", "name": "m", "from": "a", "modelfile": "FROM a", "quantize": "", "stream": false});
+    add("/api/create", vec![with(named, unchanged)]);
+    add("/api/copy", vec![json!({"source": "a", "destination": "b"})]);
     requests
+}
+
+/// Whether only a server of several models answers requests to this path.
+pub fn needs_library(path: &str) -> bool {
+    ["/models/load", "/models/unload", "/api/create", "/api/copy"].contains(&path)
 }
 
 fn chat() -> Vec<Value> {
