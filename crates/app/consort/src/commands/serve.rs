@@ -2,10 +2,12 @@
 
 pub mod admin;
 pub mod capacity;
+mod greeting;
 pub mod http;
 mod key_reload;
 mod load;
 pub mod logs;
+mod preflight;
 pub mod shutdown;
 
 use std::net::SocketAddr;
@@ -18,11 +20,14 @@ use anyhow::{Context, Result};
 use clap::Args;
 use server::{App, Config, ConnectionLimits, DescriptorLimit, Listener, Tls};
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
+use crate::listening;
 use crate::model_config::ModelConfig;
-use crate::options::{ModelOptions, ThreadOption, cpus};
+use crate::options::{ModelName, ModelOptions, ThreadOption, cpus};
+use crate::running_servers;
 use crate::store::DEFAULT_REPO;
+use greeting::Greeting;
 use http::HttpOptions;
 use load::CacheOptions;
 use shutdown::Signals;
@@ -39,8 +44,8 @@ const PROMPT_THREADS_MAX: usize = 8;
 /// ends at once.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
-    model: Option<String>,
+    #[command(flatten)]
+    model: ModelName,
     #[command(flatten)]
     threads: ThreadOption,
     #[command(flatten)]
@@ -55,7 +60,10 @@ impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
         let model = ModelConfig::new(&self.options)?;
         self.cache.check(&model.placement)?;
-        logs::install(self.http.log, "info")?;
+        logs::install_for_server(self.http.log, self.http.verbose)?;
+        if let Some(model) = self.model.get() {
+            preflight::check_model(model)?;
+        }
         let app = App::new(self.config()?);
         let tls = self.http.tls()?;
         let admin = self.http.admin.clone();
@@ -87,15 +95,24 @@ impl ServeArgs {
         let grace = Duration::from_secs(self.http.grace);
         let scheme = if tls.is_some() { "https" } else { "http" };
         let mut signals = Signals::listen()?;
-        let listener = Listener::bind(&self.http.host, self.http.port, tls).await?;
+        let listener = Listener::bind(&self.http.host, self.http.port, tls).await;
+        let listener = listener.map_err(|error| listening::explain(error.address(), "--port", error.io()))?;
         let listener =
             listener.with_limits(ConnectionLimits::new(limit.connections)).with_metrics(app.connection_metrics());
         let address = listener.address().context("find out the address")?;
         let url = format!("{scheme}://{address}");
         let (connections, open_files) = (limit.connections, limit.descriptors);
-        info!(model = app.config().model, connections, open_files, "listening on {url}");
-        if let Some(warning) = open_warning(&app, address) {
-            warn!("{warning}");
+        let registration = running_servers::register(&greeting::local_url(scheme, address));
+        let _registration = registration
+            .inspect_err(|error| debug!("`consort ps` and `consort stop` do not find this server: {error:#}"));
+        if logs::has_person() {
+            let (has_keys, models) = (!app.config().keys.is_empty(), vec![app.config().model.clone()]);
+            Greeting::new(scheme, address, has_keys, models).print();
+        } else {
+            info!(model = app.config().model, connections, open_files, "listening on {url}");
+            if let Some(warning) = open_warning(&app, address) {
+                warn!("{warning}");
+            }
         }
         key_reload::spawn(Arc::clone(&app), self.http.keys.clone())?;
 
@@ -105,7 +122,7 @@ impl ServeArgs {
     }
 
     fn config(&self) -> Result<Config> {
-        let given = self.model.as_deref().unwrap_or(DEFAULT_REPO);
+        let given = self.model.get().unwrap_or(DEFAULT_REPO);
         let own = short_name(given);
         let mut names = self.http.names.iter().cloned();
         let mut config = Config::new(names.next().unwrap_or_else(|| own.clone()));

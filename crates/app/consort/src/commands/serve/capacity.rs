@@ -9,7 +9,7 @@ use model::{Checkpoint, Footprint};
 use ranks::memory_available;
 
 use crate::model_config::{ModelConfig, RequestedCapacity};
-use crate::options::bytes;
+use crate::options::{bytes, heading};
 use crate::placement::Placement;
 use crate::usage::UsageError;
 
@@ -25,7 +25,7 @@ const KV_MEMORY_DIVISOR: u64 = 3;
 const MEMORY_DEFAULT: u64 = 8 << 30;
 
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "How much runs at once")]
+#[command(next_help_heading = heading::MACHINE)]
 pub struct CapacityOptions {
     /// Size of the KV cache in tokens, all requests together [default: a third of the memory that the weights leave]
     #[arg(long, value_name = "TOKENS")]

@@ -16,14 +16,16 @@ use tracing::info;
 
 use super::ServeArgs;
 use super::capacity::CapacityOptions;
+use super::{greeting, logs};
 use crate::executors::{LoadObserver, WeightsBar};
 use crate::model_config::ModelConfig;
+use crate::options::heading;
 use crate::placement::Placement;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
 
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "How much runs at once")]
+#[command(next_help_heading = heading::MACHINE)]
 pub struct CacheOptions {
     #[command(flatten)]
     capacity: CapacityOptions,
@@ -62,6 +64,10 @@ pub fn spawn_loader(
             app.set_stage(LoadStage::Ready(Arc::new(served)));
             let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
             let cpu = level.name();
+            if logs::has_person() {
+                greeting::tell_ready(&app.config().model, begun.elapsed(), context);
+                return;
+            }
             info!(
                 url,
                 context,
@@ -99,7 +105,7 @@ struct LoadSummary {
 
 fn load(serve: &ServeArgs, model: &ModelConfig, app: &App) -> Result<(ServedModel, LoadSummary)> {
     set_progress(app, "finding its files", 0, 1);
-    let files = model.resolve(serve.model.as_deref())?;
+    let files = model.resolve(serve.model.get())?;
     let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
     let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
 
@@ -107,7 +113,9 @@ fn load(serve: &ServeArgs, model: &ModelConfig, app: &App) -> Result<(ServedMode
     let description = describe(&files.path, &checkpoint);
     let (capacity, kv_bytes) = serve.cache.capacity.capacity(model, &checkpoint, serve.cache.speculate)?;
     let layers = checkpoint.description().layers.len();
-    info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
+    if !logs::has_person() {
+        info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
+    }
     let threads = model.threads(&serve.threads);
     let mut observer = ServeObserver { app, layers, quarters: 0, weights: WeightsBar::default() };
     let loaded = model.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
@@ -156,7 +164,9 @@ impl LoadObserver for ServeObserver<'_> {
         let quarters = done * 4 / self.layers.max(1);
         if quarters > self.quarters {
             self.quarters = quarters;
-            info!("{done} of {} layers are loaded", self.layers);
+            if !logs::has_person() {
+                info!("{done} of {} layers are loaded", self.layers);
+            }
         }
     }
 
