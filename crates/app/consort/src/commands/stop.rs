@@ -56,10 +56,9 @@ impl StopArgs {
             None if servers.is_empty() => vec![DEFAULT_URL],
             None => servers.iter().map(|server| server.url.as_str()).collect(),
         };
-        let ask = if target.starts_with(RESPONSE_PREFIX) { Self::cancel } else { Self::unload };
         let mut failure = None;
         for url in urls {
-            match ask(&self, &ServerClient { url, api_key: self.api_key.as_deref() }, target) {
+            match end_within(&ServerClient { url, api_key: self.api_key.as_deref() }, target) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => failure = Some(error),
@@ -68,7 +67,7 @@ impl StopArgs {
         match failure {
             Some(error) => Err(error),
             None if target.starts_with(RESPONSE_PREFIX) => bail!("no server has the answer {target}"),
-            None => bail!("the model {target} is not loaded: `consort ps` shows what is"),
+            None => bail!("{target} is neither a model that is loaded nor a running answer: `consort ps` shows the models"),
         }
     }
 
@@ -98,30 +97,38 @@ impl StopArgs {
         }
         Ok(terminal::print_line(format!("{} has ended", name(server)))?)
     }
+}
 
-    /// Whether the server had the model loaded, and has unloaded it.
-    fn unload(&self, server: &ServerClient<'_>, model: &str) -> Result<bool> {
-        let Some(name) = loaded(server, model)? else { return Ok(false) };
-        let asked = server.post("/api/generate", &json!({ "model": name, "keep_alive": 0 }))?;
-        if asked.is_none() || loaded(server, model)?.is_some() {
-            let url = server.url;
-            bail!("the server at {url} keeps {model}: `consort stop {}` ends the server", port(url)?);
-        }
-        terminal::print_line(format!("{model} is unloaded at {}", server.url))?;
-        Ok(true)
+/// Whether the server had the model loaded, or had the answer. It has neither any more.
+fn end_within(server: &ServerClient<'_>, target: &str) -> Result<bool> {
+    if target.starts_with(RESPONSE_PREFIX) {
+        return cancel(server, "/v1/responses", target);
     }
+    Ok(unload(server, target)? || cancel(server, "/v1/answers", target)?)
+}
 
-    /// Whether the server had the answer, and has ended it.
-    fn cancel(&self, server: &ServerClient<'_>, id: &str) -> Result<bool> {
-        if !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
-            return Err(UsageError::new(format!("{id} is no id of an answer")).into());
-        }
-        let ended = server.post(&format!("/v1/responses/{id}/cancel"), &json!({}))?.is_some();
-        if ended {
-            terminal::print_line(format!("{id} is ended at {}", server.url))?;
-        }
-        Ok(ended)
+/// Whether the server had the model loaded, and has unloaded it.
+fn unload(server: &ServerClient<'_>, model: &str) -> Result<bool> {
+    let Some(name) = loaded(server, model)? else { return Ok(false) };
+    let asked = server.post("/api/generate", &json!({ "model": name, "keep_alive": 0 }))?;
+    if asked.is_none() || loaded(server, model)?.is_some() {
+        let url = server.url;
+        bail!("the server at {url} keeps {model}: `consort stop {}` ends the server", port(url)?);
     }
+    terminal::print_line(format!("{model} is unloaded at {}", server.url))?;
+    Ok(true)
+}
+
+/// Whether the server had the answer, and has ended it.
+fn cancel(server: &ServerClient<'_>, answers: &str, id: &str) -> Result<bool> {
+    if !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
+        return Ok(false);
+    }
+    let ended = server.post(&format!("{answers}/{id}/cancel"), &json!({}))?.is_some();
+    if ended {
+        terminal::print_line(format!("{id} is ended at {}", server.url))?;
+    }
+    Ok(ended)
 }
 
 /// The name by which the server has the model loaded.

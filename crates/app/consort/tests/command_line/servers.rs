@@ -100,9 +100,9 @@ fn a_server_that_was_killed_is_not_listed() {
 fn a_model_is_named_by_its_own_name() {
     let user = User::new();
     let server = user.serve(&[]);
-    user.refused(&["stop", "unheard-of"], 1, "the model unheard-of is not loaded");
+    user.refused(&["stop", "unheard-of"], 1, "unheard-of is neither a model that is loaded nor a running answer");
     user.refused(&["stop", "resp_0"], 1, "no server has the answer resp_0");
-    user.refused(&["stop", "resp_0/../x"], 2, "no id of an answer");
+    user.refused(&["stop", "resp_0/../x"], 1, "no server has the answer");
     assert!(ask(&server.address, "GET /ready", "", "").starts_with("HTTP/1.1 200"));
 }
 
