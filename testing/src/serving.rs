@@ -24,7 +24,10 @@ pub fn consort(args: &[&str]) -> Command {
 }
 
 fn with_environment(command: &mut Command) {
-    command.env("CONSORT_THREADS", "1").env_remove("CONSORT_LOG").stdin(Stdio::null());
+    command.env("CONSORT_THREADS", "1").env_remove("CONSORT_LOG").env_remove("RUST_LOG").stdin(Stdio::null());
+    // What the person who runs the tests has is not for them.
+    let state = Path::new(&binary()).ancestors().nth(2).expect("a folder of the target").join("tmp/state");
+    command.env("CONSORT_CONFIG", "").env("XDG_STATE_HOME", state);
 }
 
 pub fn run(args: &[&str]) -> Output {

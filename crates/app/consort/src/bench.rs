@@ -20,7 +20,7 @@ use types::TokenId;
 use crate::executors::cluster::ChainMonitor;
 use crate::executors::{LoadObserver, LoadedModel};
 use crate::model_config::{ModelConfig, RequestedCapacity};
-use crate::options::{ModelOptions, ThreadOption, thread_count};
+use crate::options::{ModelName, ModelOptions, ThreadOption, thread_count};
 use crate::store::Store;
 use crate::terminal;
 use crate::usage::UsageError;
@@ -30,8 +30,8 @@ use limits::{Limit, Machine, TokenCost, build_fault};
 /// Measure how fast a model runs on this machine, and compare with the machine's limits; or measure how exact it is
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// A hub model (owner/name, owner/name:Q4_K_M), a folder or a .gguf file [default: a small model]
-    model: Option<String>,
+    #[command(flatten)]
+    model: ModelName,
     /// Prompt lengths for prefill tests; 0 for none
     #[arg(short, long, value_name = "TOKENS", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
@@ -64,7 +64,7 @@ impl BenchArgs {
             return Err(UsageError::new("nothing to measure: -p and -n are both 0").into());
         }
         let config = ModelConfig::new(&self.options)?;
-        let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        let files = Store::from_environment()?.resolve(self.model.get())?;
         if let Some(text) = &self.accuracy {
             let default = || config.threads(&ThreadOption::default());
             let threads = self.threads.first().map_or_else(default, |count| count.get());

@@ -7,15 +7,19 @@ mod bounded_file;
 mod cake;
 mod cluster_key;
 mod commands;
+mod configuration;
 mod executors;
 mod generate;
 mod interrupt;
+mod listening;
 mod model_config;
 mod options;
 mod placement;
 mod plan_file;
 mod progress;
+mod running_servers;
 mod sampling;
+mod server_client;
 mod stats;
 mod store;
 #[cfg_attr(not(feature = "swarm"), path = "without_swarm.rs")]
@@ -27,10 +31,8 @@ mod usage;
 use std::io;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    match commands::Cli::parse().run() {
+    match commands::run() {
         Ok(code) => code,
         // The reader closed the output, as `head` does. That is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

@@ -6,11 +6,13 @@ use clap::Args;
 use engine::{SamplingParams, fresh_seed};
 use text::GenerationDefaults;
 
+use crate::options::heading;
+
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "How the answer is chosen")]
+#[command(next_help_heading = heading::SAMPLING)]
 pub struct SamplingOptions {
     /// Sampling temperature; 0 is greedy [default: the model's own, else 0.7]
-    #[arg(long, allow_negative_numbers = true, value_parser = value::temperature)]
+    #[arg(long, allow_negative_numbers = true, value_parser = value::temperature, visible_alias = "temp")]
     pub temperature: Option<f32>,
     /// Sample from the most probable tokens that together have this probability; 1 is off [default: the model's own, else
     /// 0.95]
@@ -27,7 +29,8 @@ pub struct SamplingOptions {
     #[arg(long, allow_negative_numbers = true, value_parser = value::whole::<u64>)]
     pub seed: Option<u64>,
     /// Maximum tokens of an answer [default: what the context holds]
-    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = value::whole::<usize>)]
+    #[arg(short = 'n', long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = value::whole::<usize>)]
+    #[arg(alias = "n-predict", alias = "predict")]
     pub max_tokens: Option<usize>,
 }
 

@@ -33,7 +33,7 @@ fn consort(args: &[&str]) -> Command {
     command.args(args).env("HF_HOME", nowhere).env("XDG_CACHE_HOME", nowhere).env("XDG_STATE_HOME", nowhere);
     command.env("HF_HUB_OFFLINE", "1").env("PATH", nowhere).stdin(Stdio::null());
     // Many of these processes run at once.
-    command.env("CONSORT_THREADS", "1");
+    command.env("CONSORT_THREADS", "1").env("CONSORT_CONFIG", "");
     command
 }
 

@@ -23,7 +23,8 @@ impl HostedTools {
     /// Writes one line for all tools of the request that were left out.
     pub fn log(&self) {
         if !self.kinds.is_empty() {
-            tracing::info!(kinds = ?self.kinds, "tools of other services are not offered to the model");
+            let kinds = self.kinds.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            tracing::info!(kinds, "tools of other services are not offered to the model");
         }
     }
 }

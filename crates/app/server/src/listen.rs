@@ -67,6 +67,18 @@ pub struct ListenError {
     source: io::Error,
 }
 
+impl ListenError {
+    /// Host and port.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Why.
+    pub fn io(&self) -> &io::Error {
+        &self.source
+    }
+}
+
 /// A bound socket.
 pub struct Listener {
     tcp: TcpListener,

@@ -6,6 +6,7 @@ mod assignment;
 mod cost;
 mod error;
 mod facts;
+mod names;
 mod orders;
 mod prediction;
 mod saved;
@@ -17,6 +18,8 @@ mod tests;
 mod topology;
 mod units;
 
+use std::fmt;
+
 use kernels::cpu::Level;
 use types::LayerRange;
 
@@ -26,6 +29,7 @@ pub use facts::{
     COORDINATOR, Cluster, HeadFacts, LAYERS_MAX, LayerFacts, Link, Links, ModelFacts, NODES_MAX, NodeFacts, Optimise,
     Workload,
 };
+pub use names::distinct_names;
 pub use prediction::{HopTime, MemoryUse, Prediction, StageTime};
 pub use saved::{PLAN_BYTES_MAX, SavedNode, SavedPlan, SavedPlanError, SavedStage};
 pub use search::EXACT_NODES_MAX;
@@ -54,6 +58,16 @@ pub enum Bits {
     SameWhileUsed(Level),
     /// The nodes of the plan have different levels.
     Unlike { lowest: Level, highest: Level },
+}
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Same(level) => write!(f, "the same on all nodes ({level})"),
+            Self::SameWhileUsed(level) => write!(f, "the same on these nodes ({level})"),
+            Self::Unlike { lowest, highest } => write!(f, "unlike ({lowest} to {highest})"),
+        }
+    }
 }
 
 /// The speed of the best plan with a node and of the best without it.

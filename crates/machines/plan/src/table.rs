@@ -10,7 +10,7 @@ use super::{Bits, Comparison, NotUsed, Plan};
 use net::PeerAddress;
 
 /// The widest name of a node. Longer ones are cut.
-const NAME_WIDTH_MAX: usize = 18;
+const NAME_WIDTH_MAX: usize = 44;
 /// The widest reason that another machine gave.
 const WHY_WIDTH_MAX: usize = 300;
 
@@ -38,6 +38,8 @@ impl fmt::Display for UnusableNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.as_deref().map(|name| printable(name, NAME_WIDTH_MAX));
         match (name, &self.address) {
+            // It tells the node from others with this name.
+            (Some(name), Some(address)) if name.contains(host(address)) => f.write_str(&name)?,
             (Some(name), Some(address)) => write!(f, "{name} ({address})")?,
             (Some(name), None) => f.write_str(&name)?,
             (None, Some(address)) => write!(f, "{address}")?,
@@ -45,6 +47,10 @@ impl fmt::Display for UnusableNode {
         }
         write!(f, ": {}", printable(&self.why, WHY_WIDTH_MAX))
     }
+}
+
+fn host(address: &PeerAddress) -> &str {
+    address.as_str().rsplit_once(':').map_or(address.as_str(), |(host, _)| host.trim_matches(['[', ']']))
 }
 
 /// `GB/s` is how fast the node reads weights, `trip` the round trip to the node before it, `tok/s` the speed of the best

@@ -157,7 +157,7 @@ impl SwarmView {
     }
 
     pub fn report(&self, peer: PeerId, offence: Offence) {
-        debug!(%peer, ?offence, "a peer did not do its part");
+        debug!(%peer, %offence, "a peer did not do its part");
         self.lock().reputation.report(peer, offence, now());
     }
 

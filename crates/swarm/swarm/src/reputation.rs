@@ -1,6 +1,7 @@
 //! Misbehaviour of peers as this process saw it, fading with time. Nobody else's opinion is asked: it could be a lie.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use crate::identity::{PeerId, UnixTime};
 
@@ -31,6 +32,18 @@ pub enum Offence {
     Malformed,
     /// A result that was recomputed and is wrong.
     WrongResult,
+}
+
+impl fmt::Display for Offence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Slow => "much slower than announced",
+            Self::Refused => "a session was refused",
+            Self::Lost => "no reply",
+            Self::Malformed => "a malformed message",
+            Self::WrongResult => "a wrong result",
+        })
+    }
 }
 
 impl Offence {

@@ -170,18 +170,18 @@ impl CakeWorker {
         let peer = stream.peer_addr().ok();
         let registered = match registry.add(&stream) {
             Ok(Some(registered)) => registered,
-            Ok(None) => return debug!(?peer, "{CONNECTIONS_MAX} connections are open, so another was closed"),
-            Err(error) => return debug!(?peer, "a connection failed: {error}"),
+            Ok(None) => return debug!(peer = peer.map(display), "{CONNECTIONS_MAX} connections are open, so another was closed"),
+            Err(error) => return debug!(peer = peer.map(display), "a connection failed: {error}"),
         };
         match self.serve_connection(stream, &registered) {
             Ok(()) | Err(CakeConnectionError::Closed) => {}
             Err(CakeConnectionError::Auth(error @ (CakeAuthError::Key | CakeAuthError::Reflected))) => {
                 let count = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now());
                 if let Some(count) = count {
-                    info!(?peer, count, "callers were refused, the last one because: {error}");
+                    info!(peer = peer.map(display), count, "callers were refused, the last one because: {error}");
                 }
             }
-            Err(error) => debug!(?peer, "a connection ended: {error}"),
+            Err(error) => debug!(peer = peer.map(display), "a connection ended: {error}"),
         }
     }
 

@@ -24,6 +24,7 @@ use types::{LayerRange, Rank};
 use super::chain::cake_key;
 use crate::commands::join::{DISK_FREE_MIN, JoinArgs, host_name};
 use crate::commands::ranks::is_shutting_down;
+use crate::listening;
 use crate::options::execution::kv_default;
 use crate::options::{ModelMath, cpus};
 use crate::store::Settings;
@@ -105,7 +106,8 @@ impl CakeService {
         let settings = CakeWorkerSettings { key: Some(key.clone()), store, store_limits, model: self.model };
         let loader = StageLoader { threads, level: Level::detect(), memory_max };
         let worker = CakeWorker::new(settings, Arc::new(loader.into_loader())).context("serve the model")?;
-        let listener = TcpListener::bind(listen).with_context(|| format!("listen on {listen}"))?;
+        let listener = TcpListener::bind(listen)
+            .map_err(|error| listening::explain(&listen.to_string(), "--listen", &error))?;
         let address = listener.local_addr().context("find out the address")?;
         let announcement = announcement(&key, name.as_str().to_owned(), address.port(), memory_max);
         let has_ended = AtomicBool::new(false);

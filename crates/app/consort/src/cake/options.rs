@@ -7,12 +7,12 @@ use anyhow::Result;
 use clap::Args;
 use net::PeerAddress;
 
-use crate::options::KeyOptions;
+use crate::options::{KeyOptions, heading};
 use crate::usage::UsageError;
 
 /// Where layers run, on workers of cake.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Layers on cake workers")]
+#[command(next_help_heading = heading::CLUSTER)]
 pub struct CakeOptions {
     /// A cake worker that runs layers, with the same --cluster-key. What is sent to it is not encrypted
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]

@@ -16,7 +16,7 @@ use model::Checkpoint;
 
 use crate::interrupt;
 use crate::model_config::{ModelConfig, RequestedCapacity};
-use crate::options::{CONTEXT_DEFAULT, ModelOptions, ThreadOption};
+use crate::options::{CONTEXT_DEFAULT, ModelName, ModelOptions, ThreadOption};
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::terminal;
@@ -31,8 +31,8 @@ use transcript::Transcripts;
 /// Ctrl-C stops an answer, Ctrl-D or /exit leaves, /clear begins a new conversation, /help lists all commands.
 #[derive(Args, Debug)]
 pub struct ChatArgs {
-    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
-    model: Option<String>,
+    #[command(flatten)]
+    model: ModelName,
     /// System prompt
     #[arg(long)]
     system: Option<String>,
@@ -50,7 +50,7 @@ impl ChatArgs {
     pub fn run(self) -> Result<ExitCode> {
         let model = ModelConfig::new(&self.options)?;
         interrupt::install()?;
-        let files = model.resolve(self.model.as_deref())?;
+        let files = model.resolve(self.model.get())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
         let positions = model.execution.context(&checkpoint, CONTEXT_DEFAULT)?;

@@ -50,6 +50,10 @@ fn render() -> String {
         let title = full_name(command);
         parts.push(format!("## {title}"));
         parts.push(paragraphs(command));
+        let aliases: Vec<_> = command.get_visible_aliases().map(|alias| format!("`consort {alias}`")).collect();
+        if !aliases.is_empty() {
+            parts.push(format!("The same: {}.", aliases.join(", ")));
+        }
         if !command.has_subcommands() {
             parts.push(format!("```text\n{}\n```", usage(command)));
         }
@@ -131,8 +135,10 @@ fn is_same(one: &OptionGroup, other: &OptionGroup) -> bool {
     one.heading == other.heading && one.text == other.text
 }
 
+/// Those that every command has are in the notes.
 fn shown_args(command: &Command) -> impl Iterator<Item = &Arg> {
-    command.get_arguments().filter(|arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str()))
+    let is_own = |arg: &&Arg| !arg.is_global_set() && !["help", "version"].contains(&arg.get_id().as_str());
+    command.get_arguments().filter(|arg| !arg.is_hide_set()).filter(is_own)
 }
 
 fn option(arg: &Arg) -> String {
@@ -151,6 +157,11 @@ fn option(arg: &Arg) -> String {
     if !values.is_empty() && !has_help {
         let names: Vec<_> = values.iter().map(|value| value.get_name()).collect();
         text += &format!(" [possible values: {}]", names.join(", "));
+    }
+    let aliases: Vec<_> =
+        arg.get_all_aliases().unwrap_or_default().iter().map(|alias| format!("--{alias}")).collect();
+    if !aliases.is_empty() {
+        text += &format!(" [also: {}]", aliases.join(", "));
     }
     if let Some(variable) = arg.get_env().filter(|_| !arg.is_hide_env_set()) {
         text += &format!(" [env: {}]", variable.to_string_lossy());

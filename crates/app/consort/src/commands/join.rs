@@ -23,6 +23,7 @@ use super::serve::logs::{self, LogFormat};
 use crate::cake::CakeJoinOptions;
 use crate::executors::cluster::SILENCE;
 use crate::executors::group::current_executable;
+use crate::listening;
 use crate::options::{CpuLevelOption, KeyOptions, bytes, cpus, rank_count, thread_count};
 use crate::store::Settings;
 use weights_progress::WeightsProgress;
@@ -113,7 +114,8 @@ impl JoinArgs {
             facts,
             observer,
         };
-        let node = Node::bind(self.listen, options).with_context(|| format!("listen on {}", self.listen))?;
+        let node = Node::bind(self.listen, options)
+            .map_err(|error| listening::explain(&self.listen.to_string(), "--listen", &error))?;
         watch_signals()?;
         let address = node.address()?;
         let announcement = Announcement::new(fingerprint, name.clone());
@@ -122,7 +124,7 @@ impl JoinArgs {
         let _announcer = match announced.transpose() {
             Ok(announcer) => announcer,
             Err(error) => {
-                warn!("others have to name this machine with --peer: {error:?}");
+                warn!("others have to name this machine with --peer: {error}");
                 None
             }
         };

@@ -50,7 +50,8 @@ fn write_all(root: &Command, folder: &Path) -> Result<()> {
 fn write_pages(command: &Command, folder: &Path) -> Result<()> {
     let path = folder.join(format!("{}.1", full_name(command)));
     fs::write(&path, page(command)?).with_context(|| format!("write {}", path.display()))?;
-    command.get_subcommands().try_for_each(|subcommand| write_pages(subcommand, folder))
+    let mut shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    shown.try_for_each(|subcommand| write_pages(subcommand, folder))
 }
 
 fn page(command: &Command) -> Result<Vec<u8>> {

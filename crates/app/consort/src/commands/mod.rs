@@ -6,6 +6,7 @@ mod debug;
 // The document describes a build with all features.
 #[cfg(all(test, feature = "swarm", feature = "cake", feature = "neuron"))]
 mod document;
+mod help;
 pub mod join;
 mod list;
 mod man;
@@ -18,26 +19,29 @@ pub mod run;
 mod search;
 pub mod serve;
 mod show;
+mod stop;
 mod worker;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use clap::{CommandFactory, Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::configuration::{self, ConfigurationOptions, ExtendedArguments};
 use crate::swarm::SwarmArgs;
 
 /// One large language model on the machines you already have.
 #[derive(Debug, Parser)]
 #[command(name = "consort", version, propagate_version = true)]
-#[command(override_usage = "consort <COMMAND>", arg_required_else_help = true)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(override_usage = "consort <COMMAND>", arg_required_else_help = true, subcommand_required = true)]
 pub struct Cli {
     #[command(flatten)]
-    worker: Option<worker::WorkerArgs>,
+    _configuration: ConfigurationOptions,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
@@ -51,34 +55,45 @@ enum Command {
     Swarm(SwarmArgs),
     Pull(pull::PullArgs),
     Search(search::SearchArgs),
+    #[command(visible_alias = "ls")]
     List(list::ListArgs),
     Rm(rm::RmArgs),
     Show(show::ShowArgs),
     Ps(ps::PsArgs),
+    Stop(stop::StopArgs),
     Bench(BenchArgs),
+    #[command(hide = true)]
     Debug(debug::DebugArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
 
+/// Runs the command that the arguments of this process name.
+pub fn run() -> Result<ExitCode> {
+    let given: Vec<OsString> = env::args_os().collect();
+    if worker::is_called_by(&given) {
+        return worker::run(given);
+    }
+    let mut command = Cli::documented();
+    let ExtendedArguments { arguments, file } = configuration::extend(&command, given.clone())?;
+    let matches = match (command.try_get_matches_from_mut(arguments), file) {
+        (Ok(matches), _) => matches,
+        (Err(error), Some(file)) if command.try_get_matches_from_mut(given).is_ok() => {
+            return Err(configuration::blamed(&file, &error).into());
+        }
+        (Err(error), _) => error.exit(),
+    };
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).run()
+}
+
 impl Cli {
     /// The command line as users know it: without the options of rank processes.
     fn documented() -> clap::Command {
-        let full = Self::command();
-        clap::Command::new("consort")
-            .version(env!("CARGO_PKG_VERSION"))
-            .propagate_version(true)
-            .about(full.get_about().cloned().unwrap_or_default())
-            .subcommand_required(true)
-            .subcommands(full.get_subcommands().cloned())
+        help::shortened(Self::command())
     }
 
-    pub fn run(self) -> Result<ExitCode> {
-        let Some(command) = self.command else {
-            let worker = self.worker.context("name a command")?;
-            return worker.run();
-        };
-        match command {
+    fn run(self) -> Result<ExitCode> {
+        match self.command {
             Command::Run(command) => return command.run(),
             Command::Chat(command) => return command.run(),
             Command::Serve(command) => return command.run(),
@@ -92,6 +107,7 @@ impl Cli {
             Command::Rm(command) => command.run()?,
             Command::Show(command) => command.run()?,
             Command::Ps(command) => command.run()?,
+            Command::Stop(command) => command.run()?,
             Command::Bench(command) => command.run()?,
             Command::Debug(command) => command.run()?,
             Command::Completions(command) => command.run()?,

@@ -12,7 +12,7 @@ use plan::{Comparison, Plan, PlanTable, SavedPlan, UnusableNode};
 
 use super::serve::capacity::{CapacityOptions, Share};
 use crate::model_config::ModelConfig;
-use crate::options::{ModelOptions, ThreadOption};
+use crate::options::{ModelName, ModelOptions, ThreadOption};
 use crate::store::Store;
 use crate::terminal;
 
@@ -22,8 +22,8 @@ use crate::terminal;
 /// is the one that `consort serve` makes with the same options.
 #[derive(Args, Debug)]
 pub struct PlanArgs {
-    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
-    model: Option<String>,
+    #[command(flatten)]
+    model: ModelName,
     /// Write the plan to a file, to be edited and given to --plan; - is standard output, without the table
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -39,7 +39,7 @@ impl PlanArgs {
     pub fn run(mut self) -> Result<()> {
         self.options.placement.cluster.imply_cluster();
         let config = ModelConfig::new(&self.options)?;
-        let files = Store::from_environment()?.resolve(self.model.as_deref())?;
+        let files = Store::from_environment()?.resolve(self.model.get())?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let (capacity, _) = self.capacity.capacity(&config, &checkpoint, 0, Share::Most)?;
         let (survey, unusable) = config.survey(&files.path, &checkpoint, &self.threads, capacity)?;

@@ -1,105 +1,113 @@
-//! `consort ps`: the model that a running server serves, and what it is doing.
+//! `consort ps`: what running servers serve, what they are doing, and on which machines.
 
+mod machines;
 mod status;
 
-use std::io::{self, Read, Write, stdout};
-use std::time::Duration;
+use std::io::{Write, stdout};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
-use ureq::Agent;
-use ureq::http::Uri;
+use serde_json::{Value, json};
 
+use crate::running_servers::{self, RunningServer};
+use crate::server_client::{DEFAULT_URL, ServerClient, server_url};
 use crate::terminal;
+use machines::MachinesReply;
 use status::StatusReply;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-const REPLY_BYTES_MAX: u64 = 4 << 20;
-
-/// Show what a running server serves: model, state, memory, requests
+/// Show what servers serve: model, state, memory, requests, and the machines, ranks and peers that run it
+///
+/// Without --url: the servers that you started on this machine, else the one at http://127.0.0.1:8000.
 #[derive(Args, Debug)]
 pub struct PsArgs {
-    /// Address of the server
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000", value_parser = server_url)]
-    url: String,
+    /// Address of a server
+    #[arg(long, value_name = "URL", value_parser = server_url)]
+    url: Option<String>,
     /// API key, if the server has keys
     #[arg(long, value_name = "KEY", env = "CONSORT_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Print the server's /status as JSON
+    /// Print a line of JSON for each model: its /status, and its /v1/cluster as `cluster`
     #[arg(long)]
     json: bool,
 }
 
 impl PsArgs {
     pub fn run(self) -> Result<()> {
-        let reply = self.request()?;
-        let not_ours = || format!("{} is no consort server: its /status is something else", self.url);
-        if self.json {
-            let json: serde_json::Value = serde_json::from_slice(&reply).with_context(not_ours)?;
-            terminal::print_line(json)?;
-        } else {
-            let status: StatusReply = serde_json::from_slice(&reply).with_context(not_ours)?;
-            write!(stdout(), "{status}")?;
+        let servers = match self.url {
+            // Where there are no such files, the usual address may still have a server.
+            None => running_servers::list().unwrap_or_default(),
+            Some(_) => Vec::new(),
+        };
+        let servers: Vec<(&str, Option<&RunningServer>)> = match &self.url {
+            Some(url) => vec![(url, None)],
+            None if servers.is_empty() => vec![(DEFAULT_URL, None)],
+            None => servers.iter().map(|server| (server.url.as_str(), Some(server))).collect(),
+        };
+        let mut failed = 0;
+        for (index, (url, server)) in servers.iter().enumerate() {
+            match self.show(url, *server, index) {
+                Err(error) if servers.len() > 1 => {
+                    failed += 1;
+                    terminal::note(&format!("{error:#}"));
+                }
+                shown => shown?,
+            }
         }
+        ensure!(failed < servers.len(), "no server of yours told what it serves");
         Ok(())
     }
 
-    /// The body of `/status`.
-    fn request(&self) -> Result<Vec<u8>> {
-        let agent = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // A server on this machine or in this network is not behind a proxy.
-            .proxy(None)
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(REPLY_TIMEOUT))
-            .timeout_recv_body(Some(REPLY_TIMEOUT))
-            .user_agent(concat!("consort/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .new_agent();
-        let mut request = agent.get(format!("{}/status", self.url));
-        if let Some(key) = &self.api_key {
-            request = request.header("Authorization", format!("Bearer {key}"));
+    /// The server that is `index` in the list.
+    fn show(&self, url: &str, server: Option<&RunningServer>, index: usize) -> Result<()> {
+        let client = ServerClient { url, api_key: self.api_key.as_deref() };
+        // Before anything is printed: the server may want a key.
+        let queries = queries(&client)?;
+        let mut out = stdout();
+        if let Some(server) = server.filter(|_| !self.json) {
+            let space = if index > 0 { "\n" } else { "" };
+            writeln!(out, "{space}{url}, process {}", server.pid)?;
         }
-        let response = request.call().map_err(|error| self.unreachable(error))?;
-        match response.status().as_u16() {
-            200 => {}
-            401 | 403 if self.api_key.is_none() => {
-                bail!("the server at {} wants a key: give it by --api-key or CONSORT_API_KEY", self.url)
+        for query in queries {
+            let status = client.get(&format!("/status{query}"))?;
+            let cluster = client.find(&format!("/v1/cluster{query}"))?;
+            if self.json {
+                let mut line = status;
+                if let Value::Object(fields) = &mut line {
+                    fields.insert("url".to_owned(), json!(url));
+                    fields.insert("process".to_owned(), json!(server.map(|server| server.pid)));
+                    fields.insert("cluster".to_owned(), cluster.unwrap_or_default());
+                }
+                terminal::print_line(line)?;
+                continue;
             }
-            401 | 403 => bail!("the server at {} does not know this key", self.url),
-            status => bail!("{} is no consort server: it answered /status with HTTP {status}", self.url),
+            let not_ours = || format!("{url} is no consort server: its /status is something else");
+            let status: StatusReply = serde_json::from_value(status).with_context(not_ours)?;
+            // A server of another version may have another form of it.
+            let machines = cluster.and_then(|cluster| serde_json::from_value::<MachinesReply>(cluster).ok());
+            write!(out, "{status}{}", machines.unwrap_or_default())?;
         }
-        let mut body = Vec::new();
-        let mut reader = response.into_body().into_reader().take(REPLY_BYTES_MAX + 1);
-        reader.read_to_end(&mut body).map_err(|error| self.unreachable(error))?;
-        ensure!(body.len() as u64 <= REPLY_BYTES_MAX, "{} is no consort server: its /status has no end", self.url);
-        Ok(body)
-    }
-
-    fn unreachable(&self, error: impl Into<ureq::Error>) -> anyhow::Error {
-        let reason = match error.into() {
-            ureq::Error::HostNotFound => "there is no such host".to_owned(),
-            ureq::Error::Timeout(_) => "no answer in time".to_owned(),
-            ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                "connection refused; `consort serve` starts one".to_owned()
-            }
-            ureq::Error::Io(error) => error.to_string(),
-            error => error.to_string(),
-        };
-        anyhow::anyhow!("no server answers at {}: {reason}", self.url)
+        Ok(())
     }
 }
 
-/// Parses the address of a server: scheme and host, perhaps a port and a path before `/status`.
-fn server_url(text: &str) -> Result<String, String> {
-    let wrong = || "write it as http://HOST:PORT or https://HOST:PORT".to_owned();
-    let uri: Uri = text.parse().map_err(|_| wrong())?;
-    let known = matches!(uri.scheme_str(), Some("http" | "https"));
-    let plain = known && uri.host().is_some_and(|host| !host.is_empty()) && uri.query().is_none();
-    if plain { Ok(text.trim_end_matches('/').to_owned()) } else { Err(wrong()) }
+/// What to add to paths for each model that is loaded. A server of one model is asked without a name.
+fn queries(client: &ServerClient<'_>) -> Result<Vec<String>> {
+    let loaded = client.find("/api/ps")?.unwrap_or_default();
+    let names = loaded["models"].as_array().into_iter().flatten().filter_map(|model| model["name"].as_str());
+    let names: Vec<_> = names.collect();
+    Ok(match &names[..] {
+        [] | [_] => vec![String::new()],
+        names => names.iter().map(|name| format!("?model={}", in_query(name))).collect(),
+    })
+}
+
+/// A text as the value of a query.
+fn in_query(text: &str) -> String {
+    let encoded = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encoded).collect()
 }
 
 #[cfg(test)]
@@ -107,11 +115,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_needs_a_scheme_and_loses_its_slash() {
-        assert_eq!(server_url("http://127.0.0.1:8000/"), Ok("http://127.0.0.1:8000".to_owned()));
-        assert_eq!(server_url("https://a.example/llm"), Ok("https://a.example/llm".to_owned()));
-        for text in ["", "localhost:8000", "127.0.0.1", "ftp://x", "http://", "http://a b", "http://a/?x=1"] {
-            assert!(server_url(text).is_err(), "{text}");
-        }
+    fn a_name_of_a_model_is_one_value_of_a_query() {
+        assert_eq!(in_query("owner/name:Q4_K_M"), "owner%2Fname%3AQ4_K_M");
+        assert_eq!(in_query("a b&c=ü"), "a%20b%26c%3D%C3%BC");
     }
 }

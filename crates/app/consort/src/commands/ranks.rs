@@ -18,6 +18,7 @@ use types::Rank;
 use super::serve::logs::{self, LogFormat};
 use super::serve::shutdown::Signals;
 use crate::executors::group::current_executable;
+use crate::listening;
 use crate::options::{KeyOptions, cpus, thread_count};
 
 /// The CUDA device of a rank that is alone on its host.
@@ -48,7 +49,7 @@ impl RanksArgs {
     pub fn run(self) -> Result<()> {
         logs::install(self.log, "info")?;
         let key = self.key.key()?;
-        let listener = TcpListener::bind(&self.listen).with_context(|| format!("listen on {}", self.listen))?;
+        let listener = TcpListener::bind(&self.listen).map_err(|error| listening::explain(&self.listen, "--listen", &error))?;
         watch_signals()?;
         info!("ready to start ranks for supervisors with the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);

@@ -16,13 +16,13 @@ use text::Message;
 use crate::generate::{GeneratedAnswer, GenerationEnd, generate};
 use crate::interrupt::{self, InterruptGuard};
 use crate::model_config::{ModelConfig, RequestedCapacity};
-use crate::options::{CONTEXT_DEFAULT, ModelOptions, ThreadOption};
+use crate::options::{CONTEXT_DEFAULT, ModelOption, ModelOptions, ThreadOption};
 use crate::placement::Placement;
 use crate::sampling::SamplingOptions;
 use crate::stats::StatsOption;
 use crate::terminal;
 use crate::text_assets::TextAssets;
-use input::RunInput;
+use input::{NamedInput, RunInput};
 
 /// The tokens reserved for the answer when the prompt needs a larger context than the default one.
 const ANSWER_TOKENS_RESERVED: usize = 2048;
@@ -37,6 +37,14 @@ pub struct RunArgs {
     /// One argument is the prompt, two are the model and the prompt. More are refused in words.
     #[arg(num_args = 0.., value_name = "PROMPT", hide = true)]
     words: Vec<String>,
+    #[command(flatten)]
+    model: ModelOption,
+    /// The same as PROMPT
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// The model if none is named: see `configuration`.
+    #[arg(long, hide = true)]
+    default_model: Option<String>,
     /// System prompt
     #[arg(long)]
     system: Option<String>,
@@ -59,7 +67,9 @@ pub struct RunArgs {
 impl RunArgs {
     pub fn run(self) -> Result<ExitCode> {
         let config = ModelConfig::new(&self.options)?;
-        let RunInput { model, prompt } = RunInput::read(&self.words)?;
+        let named = NamedInput { model: self.model.model_option.as_deref(), prompt: self.prompt.as_deref() };
+        let RunInput { model, prompt } = RunInput::read(named, &self.words)?;
+        let model = model.or_else(|| self.default_model.clone());
         interrupt::install()?;
         let files = config.resolve(model.as_deref())?;
 

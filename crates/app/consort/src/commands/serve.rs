@@ -2,11 +2,13 @@
 
 pub mod admin;
 pub mod capacity;
+mod greeting;
 pub mod http;
 mod key_reload;
 mod library;
 mod load;
 pub mod logs;
+mod preflight;
 pub mod shutdown;
 
 use std::net::SocketAddr;
@@ -20,12 +22,15 @@ use server::{
     App, Config, ConnectionLimits, DescriptorLimit, LibraryOptions, Listener, ModelLibrary, Tls,
 };
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
+use crate::listening;
 use crate::model_config::ModelConfig;
-use crate::options::{ModelOptions, ThreadOption, bytes, cpus, duration};
+use crate::options::{ModelOption, ModelOptions, ThreadOption, bytes, cpus, duration, heading};
+use crate::running_servers;
 use crate::store::Store;
 use crate::usage::UsageError;
+use greeting::Greeting;
 use http::HttpOptions;
 use library::StoreLibrary;
 use load::{CacheOptions, ModelLoader};
@@ -44,8 +49,10 @@ const PROMPT_THREADS_MAX: usize = 8;
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// Models: names, folders or .gguf files [default: all that are here]
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", conflicts_with = "model_option")]
     models: Vec<String>,
+    #[command(flatten)]
+    model: ModelOption,
     #[command(flatten)]
     library: LibraryArgs,
     #[command(flatten)]
@@ -60,7 +67,7 @@ pub struct ServeArgs {
 
 /// Several models behind one server.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Several models")]
+#[command(next_help_heading = heading::MODEL)]
 struct LibraryArgs {
     /// Memory for all models together, such as 12G [default: what is free]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
@@ -84,11 +91,24 @@ enum Offer {
     Library(Arc<StoreLibrary>),
 }
 
+impl Offer {
+    /// The names of the models that requests may ask for.
+    fn names(&self) -> Vec<String> {
+        match self {
+            Self::One(name) => vec![name.clone()],
+            Self::Library(library) => library.names(),
+        }
+    }
+}
+
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
         let config = ModelConfig::new(&self.options)?;
         self.cache.check(&config.placement)?;
-        logs::install(self.http.log, "info")?;
+        logs::install_for_server(self.http.log, self.http.verbose)?;
+        for model in self.named() {
+            preflight::check_model(model)?;
+        }
         let ranks = config.placement.ranks();
         let loader = ModelLoader { config, threads: self.threads.clone(), cache: self.cache.clone() };
         let offer = self.offer(&loader)?;
@@ -124,23 +144,32 @@ impl ServeArgs {
         let grace = Duration::from_secs(self.http.grace);
         let scheme = if tls.is_some() { "https" } else { "http" };
         let mut signals = Signals::listen()?;
-        let listener = Listener::bind(&self.http.host, self.http.port, tls).await?;
+        let listener = Listener::bind(&self.http.host, self.http.port, tls).await;
+        let listener = listener.map_err(|error| listening::explain(error.address(), "--port", error.io()))?;
         let listener =
             listener.with_limits(ConnectionLimits::new(limit.connections)).with_metrics(app.connection_metrics());
         let address = listener.address().context("find out the address")?;
         let url = format!("{scheme}://{address}");
         let (connections, open_files) = (limit.connections, limit.descriptors);
-        info!(connections, open_files, "listening on {url}");
-        if let Some(warning) = open_warning(&app, address) {
-            warn!("{warning}");
+        let registration = running_servers::register(&greeting::local_url(scheme, address));
+        let _registration = registration
+            .inspect_err(|error| debug!("`consort ps` and `consort stop` do not find this server: {error:#}"));
+        if logs::has_person() {
+            let has_keys = !app.config().keys.is_empty();
+            Greeting::new(scheme, address, has_keys, offer.names()).print();
+        } else {
+            info!(connections, open_files, "listening on {url}");
+            info!("models: {}", offer.names().join(", "));
+            if let Some(warning) = open_warning(&app, address) {
+                warn!("{warning}");
+            }
         }
         key_reload::spawn(Arc::clone(&app), self.http.keys.clone())?;
 
         let (failed, failure) = oneshot::channel();
         match offer {
             Offer::One(model) => load::spawn_loader(loader, model, &app, url, failed)?,
-            Offer::Library(library) => {
-                info!("models: {}", library.names().join(", "));
+            Offer::Library(_) => {
                 tokio::spawn(Arc::clone(app.models()).unload_idle());
                 tokio::spawn(preload(Arc::clone(&app), self.library.pin.clone()));
             }
@@ -148,13 +177,21 @@ impl ServeArgs {
         shutdown::run(listener, &app, &mut signals, failure, grace).await
     }
 
+    /// The models that were named.
+    fn named(&self) -> &[String] {
+        match &self.model.model_option {
+            Some(model) => std::slice::from_ref(model),
+            None => &self.models,
+        }
+    }
+
     /// One model if one is named, else the library. If there is no model yet, the default one is fetched first.
     fn offer(&self, loader: &ModelLoader) -> Result<Offer> {
-        if let [model] = &*self.models {
+        if let [model] = self.named() {
             return Ok(Offer::One(model.clone()));
         }
         let (memory, strict) = (self.library.memory, self.library.strict_model);
-        let library = StoreLibrary::new(loader.clone(), &self.models, memory, strict)?;
+        let library = StoreLibrary::new(loader.clone(), self.named(), memory, strict)?;
         Ok(match library.names().is_empty() {
             true => Offer::One(loader.config.resolve(None)?.name),
             false => Offer::Library(Arc::new(library)),

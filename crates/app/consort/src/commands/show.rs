@@ -12,7 +12,7 @@ use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 
 use crate::model_config::{ModelConfig, RequestedCapacity};
-use crate::options::{CONTEXT_DEFAULT, ModelOptions};
+use crate::options::{CONTEXT_DEFAULT, ModelOption, ModelOptions};
 use crate::store::{ModelFiles, Store};
 use crate::terminal;
 use crate::text_assets::{TextAssets, template_source};
@@ -36,7 +36,10 @@ const METADATA: [&str; 6] = [
 #[derive(Args, Debug)]
 pub struct ShowArgs {
     /// Model on this machine: a name as `consort list` prints it, a folder or a .gguf file
-    model: String,
+    #[arg(required_unless_present = "model_option", conflicts_with = "model_option")]
+    model: Option<String>,
+    #[command(flatten)]
+    option: ModelOption,
     /// Print the chat template and nothing else
     #[arg(long, conflicts_with = "json")]
     template: bool,
@@ -50,7 +53,8 @@ pub struct ShowArgs {
 impl ShowArgs {
     pub fn run(self) -> Result<()> {
         let config = ModelConfig::without_key(&self.options)?;
-        let files = Store::from_environment()?.find(&self.model)?;
+        let model = self.model.or(self.option.model_option).context("name a model")?;
+        let files = Store::from_environment()?.find(&model)?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         if self.template {
             let template = template_source(&files.path, &checkpoint)?;

@@ -1,15 +1,27 @@
 //! `consort --worker`: a rank process of a tensor-parallel group. Programs start it, not users: it serves a line protocol on
 //! standard input and output, and ends with the process that started it.
 
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Args;
+use clap::Parser;
 
-#[derive(Args, Debug)]
-pub struct WorkerArgs {
+/// Whether these arguments of the program, the first of which is its name, are those of a rank process.
+pub fn is_called_by(arguments: &[OsString]) -> bool {
+    let begins_with_option = arguments.get(1).is_some_and(|first| first.as_encoded_bytes().starts_with(b"-"));
+    begins_with_option && arguments.iter().any(|argument| argument == "--worker")
+}
+
+pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
+    WorkerArgs::parse_from(arguments).run()
+}
+
+#[derive(Debug, Parser)]
+#[command(name = "consort", version)]
+struct WorkerArgs {
     /// Serve as a rank process, driven over standard input and output
     #[arg(long, hide = true, required = true)]
     worker: bool,
@@ -47,12 +59,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl WorkerArgs {
     #[cfg(not(target_os = "linux"))]
-    pub fn run(self) -> Result<ExitCode> {
+    fn run(self) -> Result<ExitCode> {
         anyhow::bail!("tensor parallelism needs Linux");
     }
 
     #[cfg(target_os = "linux")]
-    pub fn run(self) -> Result<ExitCode> {
+    fn run(self) -> Result<ExitCode> {
         linux::run(self)
     }
 }

@@ -5,12 +5,12 @@ use clap::{Args, ValueEnum};
 use net::PeerAddress;
 use plan::Optimise;
 
-use super::CpuLevelOption;
+use super::{CpuLevelOption, heading};
 use crate::plan_file::PlanFile;
 
 /// Where layers run, on several machines.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Layers on several machines")]
+#[command(next_help_heading = heading::CLUSTER)]
 pub struct ClusterOptions {
     /// Run layers on machines of this network that run `consort join` with the same key
     #[arg(long)]

@@ -9,7 +9,7 @@ use kernels::cpu::{CpuOptions, KvType, Level};
 use model::Checkpoint;
 use types::DType;
 
-use super::ModelMath;
+use super::{ModelMath, heading};
 use super::values::{
     ComputeOption, CpuLevelOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation,
 };
@@ -21,19 +21,22 @@ pub const CONTEXT_DEFAULT: usize = 8192;
 const CHUNK_MAX: usize = 1 << 16;
 
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = heading::MODEL)]
 pub struct ExecutionOptions {
+    /// Context size: the tokens of prompt and output together
+    #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(visible_alias = "ctx-size", alias = "max-model-len")]
+    context: Option<NonZeroUsize>,
     /// Quantise the weights of a safetensors model at load: q8_0, q6_k, q5_k, q4_k or q4_0
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     quant: Option<DType>,
     /// Use no better CPU instructions than these
-    #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU")]
+    #[arg(long, value_enum, default_value_t, env = "CONSORT_CPU", help_heading = heading::MACHINE)]
     cpu_level: CpuLevelOption,
     /// Prompt tokens that are computed in one step
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(help_heading = heading::MACHINE)]
     chunk: Option<NonZeroUsize>,
-    /// Context size: the tokens of prompt and output together
-    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = positive)]
-    context: Option<NonZeroUsize>,
     /// Data type to compute in; f32 converts all weights to f32 at load, for exact checks
     #[arg(long, value_enum, default_value_t)]
     compute: ComputeOption,

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::heading;
+
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = heading::CLUSTER)]
 pub struct KeyOptions {
     /// Shared secret of the machines in a cluster, at least 16 characters; a file is safer, because process lists show
     /// arguments

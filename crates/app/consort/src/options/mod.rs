@@ -3,7 +3,9 @@
 
 mod cluster;
 pub mod execution;
+pub mod heading;
 mod key;
+mod model;
 mod model_math;
 mod ranks;
 mod values;
@@ -18,13 +20,13 @@ use crate::swarm::SwarmOptions;
 pub use cluster::ClusterOptions;
 pub use execution::{CONTEXT_DEFAULT, ExecutionOptions};
 pub use key::{KeyOptions, Passphrase};
+pub use model::{ModelName, ModelOption};
 pub use model_math::ModelMath;
 pub use ranks::RankOptions;
 pub use values::{CpuLevelOption, bytes, cpus, duration, rank_count, thread_count};
 
 /// Where and how a model runs.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Where and how the model runs")]
 pub struct ModelOptions {
     #[command(flatten)]
     pub execution: ExecutionOptions,
@@ -49,6 +51,7 @@ pub struct PlacementOptions {
 
 /// The number of compute threads.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = heading::MACHINE)]
 pub struct ThreadOption {
     /// Compute threads of each rank [default: one per CPU, divided among the ranks]
     #[arg(short, long, value_name = "COUNT", env = "CONSORT_THREADS", value_parser = thread_count)]

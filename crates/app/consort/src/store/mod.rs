@@ -46,8 +46,6 @@ pub use hub::FoundModel;
 // Also for those who watch a download.
 pub use observer::{PullObserver, PullProgress};
 
-/// The name of the default model until it is chosen.
-pub const DEFAULT_NAME: &str = "default";
 /// The names of models that an error lists.
 const NAMES_LISTED_MAX: usize = 8;
 

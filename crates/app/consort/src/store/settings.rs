@@ -70,6 +70,15 @@ impl Settings {
         Ok(configuration.join("consort"))
     }
 
+    /// The folder of what is kept between runs and can be lost.
+    pub fn own_state() -> Result<PathBuf> {
+        let state = match path("XDG_STATE_HOME").filter(|path| path.is_absolute()) {
+            Some(state) => state,
+            None => env::home_dir().context("no home folder: set HOME or XDG_STATE_HOME")?.join(".local/state"),
+        };
+        Ok(state.join("consort"))
+    }
+
     pub fn access(&self) -> Result<HubAccess> {
         Ok(HubAccess {
             endpoint: endpoint(self.hub.endpoint.as_deref().unwrap_or(ENDPOINT))?,

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use p2p::Multiaddr;
 
 use super::kwaai_options::KwaaiOptions;
+use crate::options::heading;
 use crate::usage::UsageError;
 
 /// How this machine joins a swarm.
@@ -25,7 +26,7 @@ pub struct SwarmNetworkOptions {
 
 /// A model whose layers are served by a swarm.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Layers served by a swarm")]
+#[command(next_help_heading = heading::SWARM)]
 pub struct SwarmOptions {
     /// Run the layers on peers of a swarm that run `consort swarm serve` with the same model
     #[arg(long)]

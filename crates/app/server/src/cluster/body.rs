@@ -85,7 +85,7 @@ pub struct StepsBody {
 #[derive(Serialize, ToSchema)]
 pub struct StageBody {
     index: usize,
-    /// The machine's own name for itself: not unique, and not checked
+    /// The machine's own name for itself, which is not checked; with its address where several have the same
     name: String,
     /// Null for the machine that serves, and for a peer that is not connected
     address: Option<String>,
@@ -142,7 +142,7 @@ pub struct HopBody {
 /// A machine that was found
 #[derive(Serialize, ToSchema)]
 pub struct NodeBody {
-    /// The machine's own name for itself: not unique, and not checked. Null until it is connected
+    /// The machine's own name for itself, which is not checked; with its address where several have the same. Null until it is connected
     name: Option<String>,
     /// Null for a peer that is not connected
     address: Option<String>,

@@ -54,9 +54,11 @@ impl Worker {
         let candidates = self.candidates(exact).map_err(|error| FormError::Plan(error.into()))?;
         let plan = self.plan(&candidates).map_err(FormError::Plan)?;
         let (stages, report) = (candidates.stages(&plan), candidates.report(&plan));
-        let numbered = |&(node, planned): &(usize, LayerRange)| (node, candidates.numbered(planned));
-        let layers: Vec<_> = plan.assignment.stages().iter().map(numbered).collect();
-        info!(?layers, tokens_per_s = plan.prediction.tokens_per_s(), bits = ?plan.bits, "planned");
+        let on_node = |&(node, planned): &(usize, LayerRange)| {
+            format!("{} on {}", candidates.numbered(planned), candidates.cluster.nodes()[node].name)
+        };
+        let layers: Vec<_> = plan.assignment.stages().iter().map(on_node).collect();
+        info!(tokens_per_s = plan.prediction.tokens_per_s(), bits = %plan.bits, "planned: layers {}", layers.join(", "));
         self.load_stages(&stages, exact)?;
         let own = self.model.own_part(plan.assignment.layers_of(COORDINATOR).map_or(0, LayerRange::count));
         let stage = self.own_stage(own, exact)?;

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use net::ClusterKey;
+use plan::distinct_names;
 use tracing::info;
 
 use super::CoordinatorEvent;
@@ -33,7 +34,9 @@ pub(super) struct NodeTable {
 
 struct NodeEntry {
     address: SocketAddr,
-    /// Known once it has connected.
+    /// What it calls itself. Known once it has connected.
+    own_name: Option<String>,
+    /// The same, or more where others call themselves so too.
     name: Option<String>,
     state: EntryState,
     /// The last reason why it could not be connected, as the log has it.
@@ -74,6 +77,7 @@ impl NodeTable {
             None => {
                 self.entries.push(NodeEntry {
                     address,
+                    own_name: None,
                     name: None,
                     state: EntryState::Connecting,
                     logged: None,
@@ -100,9 +104,24 @@ impl NodeTable {
     pub fn connected(&mut self, link: NodeLink) {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == link.address) else { return };
         info!(node = link.facts.name, address = %link.address, "a node has joined");
-        entry.name = Some(link.facts.name.clone());
+        entry.own_name = Some(link.facts.name.clone());
         entry.logged = None;
         entry.state = EntryState::Connected(Box::new(link));
+        self.tell_apart();
+    }
+
+    /// Gives all nodes names that are different. Whatever names a node has its name from here.
+    fn tell_apart(&mut self) {
+        let named = |entry: &NodeEntry| Some((entry.own_name.clone()?, entry.address));
+        let named: Vec<_> = self.entries.iter().filter_map(named).collect();
+        let named: Vec<_> = named.iter().map(|(name, address)| (name.as_str(), *address)).collect();
+        let entries = self.entries.iter_mut().filter(|entry| entry.own_name.is_some());
+        for (entry, name) in entries.zip(distinct_names(&named)) {
+            if let EntryState::Connected(link) = &mut entry.state {
+                link.facts.name.clone_from(&name);
+            }
+            entry.name = Some(name);
+        }
     }
 
     pub fn not_connected(&mut self, address: SocketAddr, why: &str, is_permanent: bool) {
@@ -138,7 +157,7 @@ impl NodeTable {
         let Some(repeated) = entry.blames.checked_sub(BLAMES_MAX) else { return };
         let pause = (BLAME_PAUSE * 2u32.pow(repeated.min(4))).min(BLAME_MEMORY);
         let why = format!("it cost {} chains in short order", entry.blames);
-        info!(node = entry.name, address = %entry.address, "a node is not used for {pause:?}: {why}");
+        info!(node = entry.name, address = %entry.address, "a node is not used for {} s: {why}", pause.as_secs());
         entry.state = EntryState::Failed { why, retry_at: Some(now + pause) };
     }
 

@@ -103,7 +103,7 @@ impl RankServer {
     fn answer(&mut self, request: RankRequest, queue: &RequestQueue) -> Result<(), WriteError> {
         let (op, id, kind, begun) = (request.op(), request.id(), panic_kind(&request), Instant::now());
         let done = self.guard(kind, |process| process.handle(&request));
-        debug!(rank = self.rank.index(), op, id, took = ?begun.elapsed(), "served");
+        debug!(rank = self.rank.index(), op, id, seconds = begun.elapsed().as_secs_f64(), "served");
         // Before the reply, because the next request may arrive right after it.
         queue.recycle(request);
         self.write(queue, op, id, done)
@@ -117,7 +117,7 @@ impl RankServer {
         done: Result<RankReply, RequestError>,
     ) -> Result<(), WriteError> {
         let reply = done.unwrap_or_else(|RequestError { kind, message }| {
-            warn!(rank = self.rank.index(), op, id, ?kind, message, "refused");
+            warn!(rank = self.rank.index(), op, id, "refused: {message}");
             RankReply::error(id, kind, &message)
         });
         let written = self.replies.write_after(|| queue.finish(), &reply);
@@ -222,7 +222,7 @@ impl RankServer {
         let mut spec = spec.clone();
         spec.cpu.threads = spec.cpu.threads.min(self.threads_max as u64);
         let loaded = LoadedShard::load(model_id.to_owned(), &spec, self.rank, self.collective.clone(), &mut progress)?;
-        info!(rank = self.rank.index(), model = loaded.model_id(), took = ?begun.elapsed(), "loaded");
+        info!(rank = self.rank.index(), model = loaded.model_id(), seconds = begun.elapsed().as_secs_f64(), "loaded");
         let reply = loaded.load_ok(id);
         self.shard = Some(loaded);
         Ok(reply)

@@ -74,11 +74,11 @@ impl Node {
                 Err(error) => tracing::debug!(peer = %event.remote_peer_id, %error, "a peer stays relayed"),
             },
             BehaviourEvent::AutonatClient(event) => {
-                let result = event.result.map_err(|error| error.to_string());
-                tracing::debug!(address = %event.tested_addr, server = %event.server, ?result, "an own address is tested");
+                let result = event.result.map_or_else(|error| error.to_string(), |()| "others reach it".to_owned());
+                tracing::debug!(address = %event.tested_addr, server = %event.server, result, "an own address is tested");
             }
-            BehaviourEvent::RelayClient(event) => tracing::debug!(?event, "relay client"),
-            BehaviourEvent::RelayServer(event) => tracing::debug!(?event, "relay server"),
+            BehaviourEvent::RelayClient(event) => tracing::trace!(?event, "relay client"),
+            BehaviourEvent::RelayServer(event) => tracing::trace!(?event, "relay server"),
             _ => {}
         }
     }

@@ -83,7 +83,14 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
         view.lock().unwrap_or_else(PoisonError::into_inner).confirm(address.clone());
     }
     for address in &options.listen {
-        let failed = |error| NodeError::Listen { address: address.clone(), reason: reason(&error) };
+        let failed = |error: std::io::Error| {
+            let reason = match error.kind() {
+                std::io::ErrorKind::AddrInUse => "the port is in use, so choose another".to_owned(),
+                std::io::ErrorKind::PermissionDenied => "this user may not listen on that port".to_owned(),
+                _ => reason(&error),
+            };
+            NodeError::Listen { address: address.clone(), reason }
+        };
         check_port(address).map_err(failed)?;
     }
     for address in &options.listen {

@@ -55,6 +55,7 @@ impl Check {
         context.counters.differences.fetch_add(1, Ordering::Relaxed);
         used.extend(&checkers);
         let third = self.recompute(&context, &used).await.map(|(third, _)| third);
+        let checked_by = checkers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let agrees = |with: &[f32]| third.as_deref().is_some_and(|third| is_same(third, with));
         if agrees(&second) {
             warn!(peer = %self.peer, layers = %self.layers, "a peer returned wrong results");
@@ -64,10 +65,10 @@ impl Check {
                 context.view.report(self.peer, Offence::WrongResult);
             }
         } else if agrees(&self.after) {
-            warn!(?checkers, layers = %self.layers, "a peer that was to check another one returned wrong results");
+            warn!(checkers = checked_by, layers = %self.layers, "a peer that was to check another one returned wrong results");
             checkers.iter().for_each(|peer| context.view.report(*peer, Offence::WrongResult));
         } else {
-            warn!(peer = %self.peer, ?checkers, layers = %self.layers, "peers returned different results");
+            warn!(peer = %self.peer, checkers = checked_by, layers = %self.layers, "peers returned different results");
             checkers.iter().chain([&self.peer]).for_each(|peer| context.view.report(*peer, Offence::Slow));
         }
     }

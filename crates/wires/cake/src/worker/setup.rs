@@ -113,7 +113,8 @@ impl CakeWorker {
     fn begin_serving(&self, assignment: &Assignment, found: Found) -> Result<CakeVariant, CakeWorkerError> {
         let Found { checkpoint, config, variant } = found;
         let model = ServedModel::load(checkpoint, Arc::clone(&self.loader), Some(assignment.layers.clone()))?;
-        info!(layers = ?assignment.layers.iter().map(ToString::to_string).collect::<Vec<_>>(), "serve a cake master");
+        let layers = assignment.layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        info!(layers, "serve a cake master");
         *self.serving() = Some(Serving { model: Arc::new(model), config, variant });
         Ok(variant)
     }

@@ -113,7 +113,7 @@ fn or_dash(value: Option<impl fmt::Display>) -> String {
 }
 
 /// Text from the server, without control characters.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 

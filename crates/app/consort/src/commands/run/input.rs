@@ -18,12 +18,19 @@ pub struct RunInput {
     pub prompt: String,
 }
 
+/// What options name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NamedInput<'a> {
+    pub model: Option<&'a str>,
+    pub prompt: Option<&'a str>,
+}
+
 impl RunInput {
     /// `words` are the arguments: the prompt, or the model and the prompt, or the model alone if the prompt is on standard
-    /// input. Standard input is read unless it is a terminal, or if the prompt is `-`.
-    pub fn read(words: &[String]) -> Result<Self> {
-        check_count(words)?;
-        let (model, prompt) = split(words);
+    /// input. What is named by an option is not among them. Standard input is read unless it is a terminal, or if the prompt
+    /// is `-`.
+    pub fn read(named: NamedInput<'_>, words: &[String]) -> Result<Self> {
+        let (model, prompt) = named.join(words)?;
         let piped =
             if prompt == Some("-") || !stdin().is_terminal() { read_stdin(stdin().lock())? } else { String::new() };
         let prompt = join(prompt.filter(|&prompt| prompt != "-").unwrap_or_default(), &piped);
@@ -47,6 +54,26 @@ fn check_count(words: &[String]) -> Result<(), UsageError> {
     Err(UsageError::new(format!(
         "`{superfluous}` is one word too many: the prompt is `{prompt}`. A prompt of several words needs quotes"
     )))
+}
+
+impl<'a> NamedInput<'a> {
+    /// The model and the prompt: those that are named, the others among the arguments.
+    fn join(self, words: &'a [String]) -> Result<(Option<&'a str>, Option<&'a str>), UsageError> {
+        let (named, rest) = match (self.model, self.prompt) {
+            (None, None) => {
+                check_count(words)?;
+                return Ok(split(words));
+            }
+            (Some(_), None) => ("--model", words.get(1)),
+            (None, Some(_)) => ("--prompt", words.get(1)),
+            (Some(_), Some(_)) => ("--model and --prompt", words.first()),
+        };
+        if let Some(word) = rest {
+            return Err(UsageError::new(format!("with {named}, `{word}` is one word too many")));
+        }
+        let word = words.first().map(String::as_str);
+        Ok((self.model.or(word.filter(|_| self.prompt.is_some())), self.prompt.or(word)))
+    }
 }
 
 /// The model and the prompt among the arguments.
@@ -118,6 +145,24 @@ mod tests {
     fn a_name_of_the_catalogue_is_a_model_even_if_it_has_no_such_size() {
         for model in ["qwen3", "Gemma3:1B", "qwen3:5b", "hf.co/owner/name", "https://huggingface.co/owner/name"] {
             check(&[model], (Some(model), None));
+        }
+    }
+
+    #[test]
+    fn what_an_option_names_is_not_among_the_arguments() {
+        let (model, prompt) = (Some("m"), Some("p"));
+        for (named, words, expected) in [
+            (NamedInput { model, prompt: None }, &["a/b"][..], Some((model, Some("a/b")))),
+            (NamedInput { model, prompt: None }, &[], Some((model, None))),
+            (NamedInput { model, prompt: None }, &["a", "b"], None),
+            (NamedInput { model: None, prompt }, &["a/b"], Some((Some("a/b"), prompt))),
+            (NamedInput { model: None, prompt }, &[], Some((None, prompt))),
+            (NamedInput { model: None, prompt }, &["a", "b"], None),
+            (NamedInput { model, prompt }, &[], Some((model, prompt))),
+            (NamedInput { model, prompt }, &["a"], None),
+        ] {
+            let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
+            assert_eq!(named.join(&words).ok(), expected, "{named:?} {words:?}");
         }
     }
 

@@ -13,6 +13,7 @@ use server::{App, ConnectionLimits, Listener, Router, Tls, admin_router};
 use tracing::{info, warn};
 
 use super::http::HostAndPort;
+use crate::listening;
 
 /// Maximum connections to the admin port.
 pub const ADMIN_CONNECTIONS_MAX: usize = 32;
@@ -59,7 +60,8 @@ pub fn start_with(
 }
 
 async fn bind(at: &HostAndPort, tls: Option<Tls>) -> Result<(Listener, SocketAddr)> {
-    let listener = Listener::bind(&at.host, at.port, None).await?;
+    let listener = Listener::bind(&at.host, at.port, None).await;
+    let listener = listener.map_err(|error| listening::explain(error.address(), "--admin", error.io()))?;
     let address = listener.address().context("find out the address of the admin port")?;
     let tls = tls.filter(|_| !address.ip().is_loopback());
     Ok((listener.with_tls(tls).with_limits(ConnectionLimits::new(ADMIN_CONNECTIONS_MAX)), address))

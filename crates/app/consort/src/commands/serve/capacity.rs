@@ -9,7 +9,7 @@ use model::{Checkpoint, Footprint};
 use ranks::memory_available;
 
 use crate::model_config::{ModelConfig, RequestedCapacity};
-use crate::options::bytes;
+use crate::options::{bytes, heading};
 use crate::placement::Placement;
 use crate::usage::UsageError;
 
@@ -36,7 +36,7 @@ pub enum Share {
 }
 
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "How much runs at once")]
+#[command(next_help_heading = heading::MACHINE)]
 pub struct CapacityOptions {
     /// Size of the KV cache in tokens, all requests together [default: a third of the memory that the weights leave]
     #[arg(long, value_name = "TOKENS")]

@@ -8,12 +8,13 @@ use server::{ApiKeys, HeaderValue, Tls};
 
 use super::logs::LogFormat;
 use crate::bounded_file;
+use crate::options::heading;
 
 /// The maximum size of a file of API keys, certificates or a private key.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Who may ask, and where")]
+#[command(next_help_heading = heading::SERVER)]
 pub struct HttpOptions {
     /// Address to listen on; 0.0.0.0 is every address of this machine
     #[arg(long, default_value = "127.0.0.1")]
@@ -51,6 +52,9 @@ pub struct HttpOptions {
     /// Seconds that running requests get to finish at shutdown
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub grace: u64,
+    /// Show every request in a terminal, with times, as the log has them elsewhere
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Log format, on standard error
     #[arg(long, value_enum, default_value_t)]
     pub log: LogFormat,

@@ -5,7 +5,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use model::Checkpoint;
@@ -16,6 +16,7 @@ use server::{
 use tracing::debug;
 
 use super::capacity::Share;
+use super::greeting;
 use super::load::{ModelLoader, describe};
 use crate::placement::Placement;
 use crate::store::{ModelFiles, PullObserver, Store};
@@ -181,7 +182,9 @@ impl ModelLibrary for StoreLibrary {
 
     fn load(&self, slot: &ModelSlot) -> Result<ServedModel, LibraryError> {
         let files = self.files(slot.name()).map_err(failed)?;
+        let begun = Instant::now();
         let (served, _) = self.loader.load(&files, Share::Least, slot).map_err(failed)?;
+        greeting::tell_ready(slot.name(), begun.elapsed(), served.context);
         Ok(served)
     }
 

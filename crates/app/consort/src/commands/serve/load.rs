@@ -17,16 +17,17 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use super::capacity::{CapacityOptions, Share};
+use super::{greeting, logs};
 use crate::executors::{LoadObserver, WeightsBar};
 use crate::model_config::ModelConfig;
-use crate::options::ThreadOption;
+use crate::options::{ThreadOption, heading};
 use crate::placement::Placement;
 use crate::store::ModelFiles;
 use crate::text_assets::TextAssets;
 use crate::usage::UsageError;
 
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "How much runs at once")]
+#[command(next_help_heading = heading::MACHINE)]
 pub struct CacheOptions {
     #[command(flatten)]
     capacity: CapacityOptions,
@@ -77,6 +78,10 @@ pub fn spawn_loader(
                 slot.set_stage(LoadStage::Ready(Arc::new(served)));
                 let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
                 let cpu = level.name();
+                if logs::has_person() {
+                    greeting::tell_ready(slot.name(), begun.elapsed(), context);
+                    return;
+                }
                 info!(
                     url,
                     context,
@@ -125,7 +130,9 @@ impl ModelLoader {
         let description = describe(&files.path, &checkpoint);
         let (capacity, kv_bytes) = cache.capacity.capacity(model, &checkpoint, cache.speculate, share)?;
         let layers = checkpoint.description().layers.len();
-        info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
+        if !logs::has_person() {
+            info!(layers, context = capacity.positions, kv_tokens = capacity.tokens, "loading {}", files.name);
+        }
         let threads = model.threads(&self.threads);
         let mut observer = ServeObserver { slot, layers, quarters: 0, weights: WeightsBar::default() };
         let loaded = model.load_with(&files.path, &checkpoint, threads, capacity, &mut observer)?;
@@ -197,7 +204,9 @@ impl LoadObserver for ServeObserver<'_> {
         let quarters = done * 4 / self.layers.max(1);
         if quarters > self.quarters {
             self.quarters = quarters;
-            info!("{done} of {} layers are loaded", self.layers);
+            if !logs::has_person() {
+                info!("{done} of {} layers are loaded", self.layers);
+            }
         }
     }
 

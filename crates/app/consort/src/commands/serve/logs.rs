@@ -1,11 +1,48 @@
-//! The log: one event per line, as text or JSON.
+//! The log: one event per line, for a person at a terminal, as text, or as JSON.
+
+use std::env;
+use std::fmt;
+use std::io::{IsTerminal, stderr};
+use std::sync::OnceLock;
 
 use anyhow::{Result, anyhow};
 use clap::ValueEnum;
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::progress::LogWriter;
+
+/// The variables that select events, the first one that is set.
+const VARIABLES: [&str; 2] = ["CONSORT_LOG", "RUST_LOG"];
+/// The crates of this workspace. Events of others are for those who look for a fault, so only the variables select them.
+const CRATES: [&str; 19] = [
+    "cake",
+    "cluster",
+    "collectives",
+    "consort",
+    "engine",
+    "jinja",
+    "kernels",
+    "kwaai",
+    "model",
+    "net",
+    "p2p",
+    "peers",
+    "plan",
+    "ranks",
+    "server",
+    "swarm",
+    "text",
+    "types",
+    "weights",
+];
+/// The crates whose events tell a person what became of machines.
+const TOLD: [&str; 5] = ["consort", "cluster", "cake", "peers", "swarm"];
+
+static HAS_PERSON: OnceLock<bool> = OnceLock::new();
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -14,14 +51,123 @@ pub enum LogFormat {
     Json,
 }
 
-/// Writes events to standard error: those that `CONSORT_LOG` selects, else those of `level` and above. Call once per
-/// process.
+/// Writes events to standard error: those that a variable selects, else those of `level` and above of our crates. Call once
+/// per process.
 pub fn install(format: LogFormat, level: &str) -> Result<()> {
-    let filter = EnvFilter::try_from_env("CONSORT_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let log = fmt().with_env_filter(filter).with_writer(LogWriter::default).with_target(false);
+    let filter = selected().unwrap_or_else(|| EnvFilter::new(directives(&CRATES, level)));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default).with_target(false);
     let installed = match format {
-        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
+        LogFormat::Text => log.with_ansi(stderr().is_terminal()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
     installed.map_err(|error| anyhow!("start the log: {error}"))
+}
+
+/// The log of a server. In a terminal, where a person reads it, it has few lines and no times, unless everything is asked for:
+/// see [`has_person`].
+pub fn install_for_server(format: LogFormat, verbose: bool) -> Result<()> {
+    let is_quiet = format == LogFormat::Text && stderr().is_terminal() && !verbose && selected().is_none();
+    HAS_PERSON.get_or_init(|| is_quiet);
+    if !is_quiet {
+        return install(format, "info");
+    }
+    let filter = EnvFilter::new(format!("{},{}", directives(&CRATES, "warn"), directives(&TOLD, "info")));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default).event_format(PersonFormat);
+    log.try_init().map_err(|error| anyhow!("start the log: {error}"))
+}
+
+/// Whether a person reads the log of this server as it runs.
+pub fn has_person() -> bool {
+    HAS_PERSON.get().is_some_and(|has| *has)
+}
+
+/// What the variables select.
+fn selected() -> Option<EnvFilter> {
+    let set = VARIABLES.iter().find(|variable| env::var_os(variable).is_some_and(|value| !value.is_empty()))?;
+    EnvFilter::try_from_env(set).ok()
+}
+
+fn directives(crates: &[&str], level: &str) -> String {
+    crates.iter().map(|name| format!("{name}={level}")).collect::<Vec<_>>().join(",")
+}
+
+/// The message and its fields, after a word if something is odd.
+struct PersonFormat;
+
+impl<S, N> FormatEvent<S, N> for PersonFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        match *event.metadata().level() {
+            Level::ERROR => writer.write_str("error: ")?,
+            Level::WARN => writer.write_str("warning: ")?,
+            _ => {}
+        }
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn entries(folder: &Path) -> Vec<PathBuf> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// The folders of the workspace's crates.
+    fn crates() -> Vec<PathBuf> {
+        let groups = entries(&testing::repository("crates")).into_iter().filter(|path| path.is_dir());
+        groups.flat_map(|group| entries(&group)).filter(|path| path.join("Cargo.toml").exists()).collect()
+    }
+
+    /// A crate that is missing in the list would log nothing.
+    #[test]
+    fn every_crate_of_the_workspace_is_known() {
+        let names: BTreeSet<_> =
+            crates().iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+        assert_eq!(names, CRATES.iter().map(|name| (*name).to_owned()).collect());
+    }
+
+    /// The calls in a source file that write to the log, up to their last parenthesis.
+    fn log_calls(source: &str) -> Vec<&str> {
+        let starts = ["error!(", "warn!(", "info!(", "debug!("]
+            .iter()
+            .flat_map(|name| source.match_indices(name).map(|(at, name)| (at, at + name.len())));
+        let ends = |from: usize| {
+            let mut depth = 1;
+            let close = |c: char| {
+                depth += i32::from(c == '(') - i32::from(c == ')');
+                depth == 0
+            };
+            source[from..].find(close).map_or(source.len(), |length| from + length)
+        };
+        starts.map(|(start, from)| &source[start..ends(from)]).collect()
+    }
+
+    /// `Some("…")` and the like are for programmers.
+    #[test]
+    fn no_event_has_debug_text() {
+        let is_debug_text = |call: &str| [":?}", "(?", "= ?", ", ?", "    ?"].iter().any(|form| call.contains(form));
+        assert!(is_debug_text(log_calls("x; warn!(peer = ?a, \"b\");")[0]));
+        let mut folders: Vec<PathBuf> = crates().iter().map(|path| path.join("src")).collect();
+        while let Some(folder) = folders.pop() {
+            for path in entries(&folder) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("serve/logs.rs") {
+                    let source = fs::read_to_string(&path).unwrap();
+                    let wrong: Vec<_> = log_calls(&source).into_iter().filter(|call| is_debug_text(call)).collect();
+                    assert!(wrong.is_empty(), "{}: {wrong:?}", path.display());
+                }
+            }
+        }
+    }
 }

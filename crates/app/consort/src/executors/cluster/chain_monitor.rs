@@ -73,7 +73,8 @@ fn stages(plan: &PlanReport, report: &ClusterReport, times: &StageTimes, row_byt
         let rows = if is_last { times.state_rows } else { times.rows };
         let compute = |of: &[f64]| of.get(index).copied().unwrap_or(0.0);
         StageSnapshot {
-            name: stage.name.clone(),
+            // Another node may have the same name since the plan was made.
+            name: facts.and_then(|node| node.name.clone()).unwrap_or_else(|| stage.name.clone()),
             is_coordinator: stage.address.is_none(),
             address: stage.address.map(|address| address.to_string()),
             layers: stage.layers,

@@ -26,7 +26,7 @@ use crate::commands::ranks::{is_shutting_down, watch_signals};
 use crate::commands::serve::http::HostAndPort;
 use crate::commands::serve::logs::{self, LogFormat};
 use crate::commands::serve::admin;
-use crate::options::{ModelOptions, ThreadOption, bytes};
+use crate::options::{ModelName, ModelOptions, ThreadOption, bytes};
 use crate::store::{ModelFiles, Settings, Store};
 use crate::usage::UsageError;
 
@@ -45,8 +45,8 @@ const WITHDRAW_TIME_MAX: Duration = Duration::from_secs(5);
 /// use them see no text. Ctrl-C or SIGTERM ends it.
 #[derive(Args, Debug)]
 pub struct SwarmServeArgs {
-    /// Hub model (owner/name, owner/name:Q4_K_M), folder or .gguf file [default: a small model]
-    model: Option<String>,
+    #[command(flatten)]
+    model: ModelName,
     /// The layers to serve, such as 8..16 [default: those that the swarm needs most]
     #[arg(long, value_name = "FIRST..END", value_parser = ValueParser::new(layer_range))]
     layers: Option<LayerRange>,
@@ -95,7 +95,7 @@ impl SwarmServeArgs {
         self.check(&block)?;
         self.options.execution.keep()?;
         let SwarmClientOptions { network, kwaai, .. } = &self.options.placement.swarm.client;
-        logs::install(self.log, "info,libp2p_swarm=warn,libp2p_kad=error")?;
+        logs::install(self.log, "info")?;
         let files = self.files()?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
         let layers = checkpoint.description().layers.len();
@@ -226,9 +226,9 @@ impl SwarmServeArgs {
             Some(layers) => {
                 // Coordinators of KwaaiNet send tokens to the first block, and want logits from the last one.
                 let part = ModelPart { layers: Some(layers), has_embedding_and_head: self.kwaai.is_used() };
-                store.resolve_part(self.model.as_deref(), part)
+                store.resolve_part(self.model.get(), part)
             }
-            None => store.resolve(self.model.as_deref()),
+            None => store.resolve(self.model.get()),
         }
     }
 }
