@@ -15,12 +15,14 @@ mod options;
 mod placement;
 mod plan_file;
 mod progress;
+mod rendering;
 mod sampling;
 mod stats;
 mod store;
 #[cfg_attr(not(feature = "swarm"), path = "without_swarm.rs")]
 mod swarm;
 mod terminal;
+mod terminal_mode;
 mod text_assets;
 mod usage;
 
