@@ -21,8 +21,6 @@ const PASTE_MARKS_ON: &[u8] = b"\x1b[?2004h";
 const PASTE_MARKS_OFF: &[u8] = b"\x1b[?2004l";
 /// The status of a process that a signal ended is this and the signal's number, by the convention of shells.
 const SIGNAL_EXIT_CODE: i32 = 128;
-/// Disables the key of a signal.
-const NO_KEY: u8 = 0;
 
 /// The mode that the terminal had at first.
 static ORIGINAL: OnceLock<Termios> = OnceLock::new();
@@ -102,14 +100,12 @@ pub fn restore_at_end() -> Result<()> {
 
 fn apply() -> Option<()> {
     let mut quiet = ORIGINAL.get()?.clone();
-    quiet.local_modes &= !(LocalModes::ECHO | LocalModes::ICANON | LocalModes::IEXTEN);
+    // Ctrl-C and Ctrl-Z arrive as keys: the mode is restored before the program stops, and ranks do not get the signal.
+    quiet.local_modes &= !(LocalModes::ECHO | LocalModes::ICANON | LocalModes::IEXTEN | LocalModes::ISIG);
     // Enter and Ctrl-J stay two keys.
     quiet.input_modes &= !(InputModes::ICRNL | InputModes::INLCR | InputModes::IGNCR);
     quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
     quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
-    // Ctrl-Z and Ctrl-\ arrive as keys: the mode is restored before the program stops. Ctrl-C stays a signal.
-    quiet.special_codes[SpecialCodeIndex::VSUSP] = NO_KEY;
-    quiet.special_codes[SpecialCodeIndex::VQUIT] = NO_KEY;
     tcsetattr(stdin(), OptionalActions::Now, &quiet).ok()?;
     write_marks(PASTE_MARKS_ON);
     Some(())

@@ -4,9 +4,11 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod chat;
+mod chat_server;
 mod pages;
 mod ps;
 mod pty;
+mod remote_chat;
 mod run;
 mod services;
 mod show;
@@ -45,7 +47,7 @@ fn consort(args: &[&str]) -> Command {
     let nowhere = env!("CARGO_TARGET_TMPDIR");
     command.args(args).env("HF_HOME", nowhere).env("XDG_CACHE_HOME", nowhere).env("XDG_STATE_HOME", nowhere);
     command.env("HF_HUB_OFFLINE", "1").env("PATH", nowhere).env("CONSORT_THREADS", "1");
-    command.env_remove("CONSORT_API_KEY").env_remove("NO_COLOR");
+    command.env_remove("CONSORT_API_KEY").env_remove("NO_COLOR").env_remove("OPENAI_API_KEY");
     command
 }
 

@@ -1,4 +1,5 @@
-//! `QuietInput`: the keyboard while the chat is busy. Keys are read and kept instead of being echoed; Esc cancels the answer.
+//! `QuietInput`: the keyboard while the chat is busy. Keys are read and kept instead of being echoed; Esc and
+//! Ctrl-C cancel the answer.
 
 use std::io::{PipeWriter, pipe};
 use std::thread::{self, JoinHandle};
@@ -6,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, kill_current_process_group};
 use rustix::stdio::stdin;
 
 use super::type_ahead::{ActionKey, TypeAhead};
@@ -96,6 +98,12 @@ fn act(key: ActionKey, mode: &QuietMode) {
     match key {
         ActionKey::Cancel => {
             interrupt::cancel();
+        }
+        ActionKey::Interrupt => {
+            if !interrupt::cancel() {
+                // As the terminal does when it has not been told otherwise.
+                let _ = kill_current_process_group(Signal::INT);
+            }
         }
         ActionKey::Suspend => mode.suspend(),
     }

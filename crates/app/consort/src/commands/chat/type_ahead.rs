@@ -23,6 +23,8 @@ pub enum Typed {
 pub enum ActionKey {
     /// Esc.
     Cancel,
+    /// Ctrl-C.
+    Interrupt,
     /// Ctrl-Z.
     Suspend,
 }
@@ -130,6 +132,7 @@ impl TypeAhead {
             0x17 => self.erase_word(),
             0x15 => self.line.clear(),
             0x04 if self.line.is_empty() && self.bytes() < TYPED_BYTES_MAX => self.messages.push_back(Typed::End),
+            0x03 => return Some(ActionKey::Interrupt),
             0x1a => return Some(ActionKey::Suspend),
             0x20.. => self.append(byte),
             _ => {}
@@ -225,7 +228,7 @@ mod tests {
     fn some_keys_act_at_once() {
         check(b"a\x1b", &[], "a", &[ActionKey::Cancel]);
         check(b"a\x1b\x1b[Ab", &[], "ab", &[ActionKey::Cancel]);
-        check(b"a\x1ab", &[], "ab", &[ActionKey::Suspend]);
+        check(b"a\x1ab\x03", &[], "ab", &[ActionKey::Suspend, ActionKey::Interrupt]);
         let mut typed = TypeAhead::default();
         typed.push(b"a\x04\r\x04");
         assert_eq!([typed.next(), typed.next()], [Some(Typed::Message("a".to_owned())), Some(Typed::End)]);
