@@ -2,10 +2,11 @@
 
 use anyhow::{Result, bail};
 use engine::{Engine, EventKind, Executor, FinishReason, Finished, Request, SamplingParams, Timings};
-use text::{SpecialTokens, Tokenizer};
+use text::{Delta, Detokenizer, ReplyFormat, ReplyParser, SpecialTokens, Tokenizer, Tool};
 use types::TokenId;
 
 use crate::interrupt::InterruptGuard;
+use crate::text_assets::{EncodedPrompt, TextAssets};
 
 #[derive(Debug)]
 pub struct GeneratedAnswer {
@@ -48,13 +49,53 @@ pub fn generate<E: Executor>(
     sampling: SamplingParams,
     tokens_max: Option<usize>,
     interrupt: &InterruptGuard,
+    show: impl FnMut(&str) -> Result<()>,
+) -> Result<GeneratedAnswer> {
+    let request = request(tokenizer, prompt, sampling, tokens_max);
+    run(engine, request, tokenizer.detokenizer(SpecialTokens::Hide), interrupt, show)
+}
+
+/// The same for the reply to a conversation: tells text from reasoning.
+pub fn generate_reply<E: Executor>(
+    engine: &mut Engine<E>,
+    assets: &TextAssets,
+    prompt: EncodedPrompt,
+    sampling: SamplingParams,
+    tokens_max: Option<usize>,
+    interrupt: &InterruptGuard,
+    mut show: impl FnMut(Delta) -> Result<()>,
+) -> Result<GeneratedAnswer> {
+    let tokenizer = &assets.tokenizer;
+    let format = assets.template.as_ref().map_or_else(|| ReplyFormat::detect("", false), |t| t.reply_format().clone());
+    let no_tools: [Tool; 0] = [];
+    let mut parser = ReplyParser::new(&format, no_tools).after_prompt(&prompt.text);
+    let detokenizer = tokenizer.detokenizer(SpecialTokens::Hide).with_shown_tokens(format.marker_ids(tokenizer));
+    let request = request(tokenizer, prompt.tokens, sampling, tokens_max);
+    let show_piece = |piece: &str| parser.push(piece).into_iter().try_for_each(&mut show);
+    let answer = run(engine, request, detokenizer, interrupt, show_piece)?;
+    parser.finish().into_iter().try_for_each(show)?;
+    Ok(answer)
+}
+
+fn request(
+    tokenizer: &Tokenizer,
+    prompt: Vec<TokenId>,
+    sampling: SamplingParams,
+    tokens_max: Option<usize>,
+) -> Request {
+    let greedy = Request::greedy(prompt, tokens_max.unwrap_or(usize::MAX));
+    Request { sampling, eos: tokenizer.eos_ids().into(), ..greedy }
+}
+
+fn run<E: Executor>(
+    engine: &mut Engine<E>,
+    request: Request,
+    mut detokenizer: Detokenizer,
+    interrupt: &InterruptGuard,
     mut show: impl FnMut(&str) -> Result<()>,
 ) -> Result<GeneratedAnswer> {
-    let mut detokenizer = tokenizer.detokenizer(SpecialTokens::Hide);
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
-    let tokens_max = tokens_max.unwrap_or(usize::MAX);
-    let request =
-        engine.add(Request { sampling, eos: tokenizer.eos_ids().into(), ..Request::greedy(prompt, tokens_max) })?;
+    let request = engine.add(request)?;
     let finished = loop {
         if interrupt.is_interrupted()
             && let Some(finished) = engine.cancel(request)

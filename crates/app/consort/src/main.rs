@@ -17,6 +17,7 @@ mod options;
 mod placement;
 mod plan_file;
 mod progress;
+mod rendering;
 mod running_servers;
 mod sampling;
 mod server_client;
@@ -25,6 +26,7 @@ mod store;
 #[cfg_attr(not(feature = "swarm"), path = "without_swarm.rs")]
 mod swarm;
 mod terminal;
+mod terminal_mode;
 mod text_assets;
 mod usage;
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use model::Checkpoint;
 use model::files::Gguf;
+use serde_json::{Map, Value};
 use text::{ChatTemplate, GenerationDefaults, GgufVocab, Message, RenderOptions, Tokenizer, TokenizerConfig};
 use types::TokenId;
 
@@ -13,6 +14,12 @@ pub struct TextAssets {
     pub tokenizer: Tokenizer,
     pub defaults: GenerationDefaults,
     pub template: Option<ChatTemplate>,
+}
+
+/// A prompt as text and as tokens.
+pub struct EncodedPrompt {
+    pub text: String,
+    pub tokens: Vec<TokenId>,
 }
 
 impl TextAssets {
@@ -27,11 +34,18 @@ impl TextAssets {
     /// The tokens of a conversation, with the generation prompt. Without a chat template the messages are joined by
     /// newlines.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
+        Ok(self.prompt(messages, Map::new())?.tokens)
+    }
+
+    /// The same with its text. `variables` are further ones for the template.
+    pub fn prompt(&self, messages: &[Message], variables: Map<String, Value>) -> Result<EncodedPrompt> {
         let Some(template) = &self.template else {
-            return self.raw(&messages.iter().map(text_of).collect::<Vec<_>>().join("\n"));
+            let text = messages.iter().map(text_of).collect::<Vec<_>>().join("\n");
+            return Ok(EncodedPrompt { tokens: self.raw(&text)?, text });
         };
-        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-        Ok(self.tokenizer.encode(&template.render(messages, &options)?, false)?)
+        let options = RenderOptions { add_generation_prompt: true, extra: variables, ..RenderOptions::default() };
+        let text = template.render(messages, &options)?;
+        Ok(EncodedPrompt { tokens: self.tokenizer.encode(&text, false)?, text })
     }
 
     /// The tokens of a text for plain continuation.

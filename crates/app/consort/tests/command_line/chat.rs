@@ -116,3 +116,58 @@ fn turns_that_exceed_the_limits_of_the_template_are_forgotten() {
     assert!(notes.contains("exceeds its limits"), "{notes}");
     assert_eq!(out, answers("Hello\n"));
 }
+
+#[test]
+fn lines_that_belong_together_are_one_message() {
+    let one = answers("a\\\nb\n");
+    assert_eq!(answers("\"\"\"\na\nb\n\"\"\"\n"), one);
+    assert_ne!(answers("a\nb\n"), one);
+    // What is in quotes is no command.
+    let notes = converse(&SHORT, b"\"\"\"/nonsense\"\"\"\n").1;
+    assert!(!notes.contains("no command"), "{notes}");
+}
+
+#[test]
+fn files_become_part_of_the_next_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a note.txt").display().to_string();
+    fs::write(&path, "some text\n").unwrap();
+    let whole = answers(&format!("\"\"\"What is this?\n\nFile {path}:\n```\nsome text\n```\"\"\"\n"));
+    assert_eq!(answers(&format!("/file \"{path}\"\nWhat is this?\n")), whole);
+    let (out, notes) = converse(&SHORT, format!("/file {path}\n/file\n/clear\n/file\n").as_bytes());
+    assert!(out.is_empty() && notes.matches("a note.txt, 1 line").count() == 2, "{notes}");
+    assert!(notes.contains("(no file is part of the next message"), "{notes}");
+    let (_, notes) = converse(&SHORT, format!("see @\"{path}\" and @nothing\n").as_bytes());
+    assert!(notes.contains("a note.txt, 1 line)") && notes.contains("(@nothing is no file: it is sent as text)"), "{notes}");
+    fs::write(&path, b"\xff").unwrap();
+    let (out, notes) = converse(&SHORT, format!("see @\"{path}\"\n/file {path}\n/file /no/where\n").as_bytes());
+    assert!(out.is_empty() && notes.matches("is no text in UTF-8").count() == 2, "{notes}");
+    assert!(notes.contains("the message is not sent") && notes.contains("read /no/where"), "{notes}");
+}
+
+#[test]
+fn another_model_goes_on_with_the_conversation() {
+    let [first, second] = ["qwen3/model-f32", "qwen3/model-bf16"].map(oracle);
+    let lines = format!("Hello\n/model /no/where\n/model {second}\nBye\n/model\n");
+    let (out, notes) = converse_with(&first, &SHORT, lines.as_bytes());
+    assert!(notes.contains("no such file or folder: /no/where") && notes.contains(&format!("(it is still {first})")));
+    assert!(notes.contains(&format!("({second} answers from now on)")) && notes.contains("(answers now)"), "{notes}");
+    let hello = answers("Hello\n");
+    let file = saved(&["Hello", hello.trim_end_matches('\n')]);
+    let (alone, _) = converse_with(&second, &SHORT, format!("/load {}\nBye\n", file.path().display()).as_bytes());
+    assert_eq!(out, format!("{hello}{alone}"));
+}
+
+#[test]
+fn reasoning_is_told_from_the_answer() {
+    // The template opens the reasoning, which the tiny model never closes.
+    let folder = changed_model("tokenizer_config.json", |config| {
+        let template = config["chat_template"].as_str().unwrap();
+        config["chat_template"] = json!(format!("{template}{{{{ '<think>' }}}}{{# </think> enable_thinking #}}"));
+    });
+    let (out, notes) = converse_with(folder.path().to_str().unwrap(), &SHORT, b"Hello\n/think off\n/think maybe\n");
+    assert_eq!(out, "\n", "a program gets the answer alone");
+    assert!(notes.contains("(the model answers without reasoning)") && notes.contains("it is on, off or default"), "{notes}");
+    let (_, notes) = converse_with(&oracle("llama/model-f32"), &SHORT, b"/think on\n");
+    assert!(notes.contains("cannot be told whether to reason"), "{notes}");
+}

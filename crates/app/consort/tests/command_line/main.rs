@@ -4,11 +4,13 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod chat;
+mod chat_server;
 mod configuration;
 mod help;
 mod pages;
 mod ps;
 mod pty;
+mod remote_chat;
 mod run;
 mod servers;
 mod services;
@@ -49,6 +51,7 @@ fn consort(args: &[&str]) -> Command {
     command.args(args).env("HF_HOME", nowhere).env("XDG_CACHE_HOME", nowhere).env("XDG_STATE_HOME", nowhere);
     command.env("HF_HUB_OFFLINE", "1").env("PATH", nowhere).env("CONSORT_THREADS", "1");
     command.env_remove("CONSORT_API_KEY").env_remove("NO_COLOR").env("CONSORT_CONFIG", "").env_remove("RUST_LOG");
+    command.env_remove("OPENAI_API_KEY");
     command
 }
 

@@ -1,41 +1,43 @@
 //! `/set`: the sampling parameters of a chat.
 
-use text::GenerationDefaults;
+use engine::SamplingParams;
 
-use crate::sampling::{SamplingOptions, value};
+use crate::sampling::SamplingOptions;
+use crate::sampling::value as parsed;
 
-const NAMES: &str = "temperature, top_p, top_k, min_p, seed and max_tokens";
+pub const NAMES: [&str; 6] = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
 
 /// Sets a parameter. The value `default` takes it back to the model's own.
 pub fn set(options: &mut SamplingOptions, name: &str, text: &str) -> Result<(), String> {
     let set = match name.replace('-', "_").as_str() {
-        "temperature" => parse(text, value::temperature).map(|value| options.temperature = value),
-        "top_p" => parse(text, value::top_p).map(|value| options.top_p = value),
-        "top_k" => parse(text, value::whole).map(|value| options.top_k = value),
-        "min_p" => parse(text, value::min_p).map(|value| options.min_p = value),
-        "seed" => parse(text, value::whole).map(|value| options.seed = value),
-        "max_tokens" => parse(text, value::whole).map(|value| options.max_tokens = value),
-        _ => return Err(format!("there is no parameter {name}, but {NAMES}")),
+        "temperature" => parse(text, parsed::temperature).map(|value| options.temperature = value),
+        "top_p" => parse(text, parsed::top_p).map(|value| options.top_p = value),
+        "top_k" => parse(text, parsed::whole).map(|value| options.top_k = value),
+        "min_p" => parse(text, parsed::min_p).map(|value| options.min_p = value),
+        "seed" => parse(text, parsed::whole).map(|value| options.seed = value),
+        "max_tokens" => parse(text, parsed::whole).map(|value| options.max_tokens = value),
+        _ => return Err(format!("there is no parameter {name}, but {}", NAMES.join(", "))),
     };
     set.map_err(|why| format!("{name} {text}: {why}"))
 }
 
-/// The parameters with the values that apply to the next answer.
-pub fn list(options: &SamplingOptions, model: &GenerationDefaults) -> String {
-    let params = options.params(model);
-    let or = |value: Option<String>, otherwise: &str| value.unwrap_or_else(|| otherwise.to_owned());
-    let seed = or(options.seed.map(|seed| seed.to_string()), "random");
-    let max = or(options.max_tokens.map(|max| max.to_string()), "what the context holds");
+/// The parameters with the values that apply to the next answer. `model` has those that are not set, if they are known.
+pub fn list(options: &SamplingOptions, model: Option<SamplingParams>) -> String {
+    let model = model.as_ref();
     [
-        ("temperature", params.temperature.to_string()),
-        ("top_p", params.top_p.to_string()),
-        ("top_k", params.top_k.to_string()),
-        ("min_p", params.min_p.to_string()),
-        ("seed", seed),
-        ("max_tokens", max),
+        ("temperature", value(options.temperature, model.map(|model| model.temperature.to_string()))),
+        ("top_p", value(options.top_p, model.map(|model| model.top_p.to_string()))),
+        ("top_k", value(options.top_k, model.map(|model| model.top_k.to_string()))),
+        ("min_p", value(options.min_p, model.map(|model| model.min_p.to_string()))),
+        ("seed", value(options.seed, Some("random".to_owned()))),
+        ("max_tokens", value(options.max_tokens, model.map(|_| "what the context holds".to_owned()))),
     ]
     .map(|(name, value)| format!("{name:<12} {value}"))
     .join("\n")
+}
+
+fn value(set: Option<impl ToString>, model: Option<String>) -> String {
+    set.map(|value| value.to_string()).or(model).unwrap_or_else(|| "as the server has it".to_owned())
 }
 
 fn parse<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
@@ -44,19 +46,28 @@ fn parse<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Opt
 
 #[cfg(test)]
 mod tests {
+    use text::GenerationDefaults;
+
     use super::*;
 
     #[test]
     fn a_parameter_is_set_listed_and_taken_back() {
-        let (mut options, model) = (SamplingOptions::default(), GenerationDefaults::default());
-        let before = list(&options, &model);
+        let mut options = SamplingOptions::default();
+        let list = |options: &SamplingOptions| list(options, Some(options.params(&GenerationDefaults::default())));
+        let before = list(&options);
         set(&mut options, "top-k", "7").unwrap();
         set(&mut options, "seed", "5").unwrap();
-        let after = list(&options, &model);
+        let after = list(&options);
         assert!(after.contains("top_k        7") && after.contains("seed         5"), "{after}");
         set(&mut options, "top_k", "default").unwrap();
         set(&mut options, "seed", "default").unwrap();
-        assert_eq!(list(&options, &model), before);
+        assert_eq!(list(&options), before);
+    }
+
+    #[test]
+    fn what_a_server_decides_is_not_known() {
+        let listed = list(&SamplingOptions { top_k: Some(3), ..Default::default() }, None);
+        assert!(listed.contains("top_k        3") && listed.contains("temperature  as the server has it"), "{listed}");
     }
 
     #[test]

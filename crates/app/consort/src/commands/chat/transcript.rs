@@ -1,7 +1,6 @@
 //! `/save` and `/load`: a conversation as a JSON file, with the messages of OpenAI's API.
 
 use std::collections::HashSet;
-use std::env;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -9,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use text::Message;
 
+use super::attachment::expand_home;
 use super::conversation::{Turn, messages};
 use crate::bounded_file;
 
@@ -21,23 +21,25 @@ struct Transcript {
     messages: Vec<Message>,
 }
 
-/// Saves and loads conversations with one model.
+/// Saves and loads conversations.
+#[derive(Default)]
 pub struct Transcripts {
-    model: String,
     /// The files that were saved or loaded, which may be overwritten.
     own: HashSet<PathBuf>,
 }
 
 impl Transcripts {
-    pub fn new(model: String) -> Self {
-        Self { model, own: HashSet::new() }
-    }
-
     /// Writes a conversation and returns a note for the user. Overwrites no file that this chat has neither saved nor
     /// loaded.
-    pub fn save(&mut self, file: &str, system: Option<&str>, turns: &[Turn]) -> Result<String, String> {
+    pub fn save(
+        &mut self,
+        file: &str,
+        model: &str,
+        system: Option<&str>,
+        turns: &[Turn],
+    ) -> Result<String, String> {
         let path = expand_home(file);
-        let transcript = Transcript { model: self.model.clone(), messages: messages(system, turns) };
+        let transcript = Transcript { model: model.to_owned(), messages: messages(system, turns) };
         let mut json = serde_json::to_string_pretty(&transcript).map_err(|error| error.to_string())?;
         json.push('\n');
         let own = self.own.contains(&path);
@@ -88,14 +90,6 @@ fn turns(messages: Vec<Message>) -> Result<(Option<String>, Vec<Turn>), String> 
     Ok((system, turns))
 }
 
-/// There is no shell that would replace `~`.
-fn expand_home(file: &str) -> PathBuf {
-    match (file.strip_prefix("~/"), env::home_dir()) {
-        (Some(rest), Some(home)) => home.join(rest),
-        _ => file.into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -112,11 +106,11 @@ mod tests {
         let file = folder.path().join("chat.json");
         let file = file.to_str().unwrap();
         let turns = [turn("a", Some("b")), turn("c\n\"d\"", None)];
-        let mut transcripts = Transcripts::new("tiny".to_owned());
-        transcripts.save(file, Some("be short"), &turns).unwrap();
-        let loaded = Transcripts::new(String::new()).load(file).unwrap();
+        let mut transcripts = Transcripts::default();
+        transcripts.save(file, "tiny", Some("be short"), &turns).unwrap();
+        let loaded = Transcripts::default().load(file).unwrap();
         assert_eq!(loaded, (Some("be short".to_owned()), turns.to_vec()));
-        transcripts.save(file, None, &turns[..1]).unwrap();
+        transcripts.save(file, "tiny", None, &turns[..1]).unwrap();
         assert_eq!(transcripts.load(file).unwrap(), (None, turns[..1].to_vec()));
     }
 
@@ -124,11 +118,11 @@ mod tests {
     fn every_file_that_was_saved_or_loaded_may_be_saved_again() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = ["first.json", "second.json"].map(|name| folder.path().join(name).display().to_string());
-        Transcripts::new(String::new()).save(&first, None, &[]).unwrap();
-        let mut transcripts = Transcripts::new(String::new());
+        Transcripts::default().save(&first, "tiny", None, &[]).unwrap();
+        let mut transcripts = Transcripts::default();
         transcripts.load(&first).unwrap();
         for file in [&second, &first, &second] {
-            transcripts.save(file, None, &[turn("a", Some("b"))]).unwrap();
+            transcripts.save(file, "tiny", None, &[turn("a", Some("b"))]).unwrap();
         }
     }
 
@@ -137,7 +131,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("notes.txt");
         fs::write(&file, "mine").unwrap();
-        let refused = Transcripts::new(String::new()).save(file.to_str().unwrap(), None, &[]).unwrap_err();
+        let refused = Transcripts::default().save(file.to_str().unwrap(), "tiny", None, &[]).unwrap_err();
         assert!(refused.contains("exists already"), "{refused}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     }
@@ -155,8 +149,8 @@ mod tests {
             r#"{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}"#,
         ] {
             fs::write(&file, text).unwrap();
-            assert!(Transcripts::new(String::new()).load(file.to_str().unwrap()).is_err(), "{text}");
+            assert!(Transcripts::default().load(file.to_str().unwrap()).is_err(), "{text}");
         }
-        assert!(Transcripts::new(String::new()).load("/no/where").unwrap_err().starts_with("read /no/where"));
+        assert!(Transcripts::default().load("/no/where").unwrap_err().starts_with("read /no/where"));
     }
 }
