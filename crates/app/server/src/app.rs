@@ -10,6 +10,7 @@ use crate::auth::ApiKeys;
 use crate::body_budget::BodyBudget;
 use crate::cluster::SharedMonitor;
 use crate::error::ApiError;
+use crate::kept_answers::{KeptAnswers, KeptLimits};
 use crate::load_stage::LoadStage;
 use crate::metrics::{ConnectionMetrics, Metrics};
 use crate::responses::{ResponseStore, StoreLimits};
@@ -69,6 +70,7 @@ pub struct App {
     metrics: Metrics,
     bodies: Arc<BodyBudget>,
     responses: Arc<ResponseStore>,
+    kept_answers: Arc<KeptAnswers>,
     started: Instant,
     created: u64,
 }
@@ -80,10 +82,11 @@ impl App {
         let stage = RwLock::new(LoadStage::Loading(Default::default()));
         let store_limits = StoreLimits { conversation_bytes_max: config.body_bytes_max, ..StoreLimits::DEFAULT };
         let responses = Arc::new(ResponseStore::new(store_limits));
+        let kept_answers = KeptAnswers::new(KeptLimits::DEFAULT);
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
         let cluster = RwLock::default();
-        Arc::new(Self { config, keys, stage, cluster, metrics, bodies, responses, started, created })
+        Arc::new(Self { config, keys, stage, cluster, metrics, bodies, responses, kept_answers, started, created })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
@@ -144,6 +147,10 @@ impl App {
 
     pub(crate) fn responses(&self) -> &Arc<ResponseStore> {
         &self.responses
+    }
+
+    pub(crate) fn kept_answers(&self) -> &Arc<KeptAnswers> {
+        &self.kept_answers
     }
 
     pub(crate) fn uptime(&self) -> Duration {

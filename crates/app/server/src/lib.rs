@@ -25,6 +25,7 @@ mod host_check;
 mod hosted_tools;
 mod ids;
 mod json_body;
+mod kept_answers;
 mod listen;
 mod load_stage;
 mod messages;

@@ -4,6 +4,7 @@ import { ClusterView } from './cluster-view.js';
 import { byId } from './dom.js';
 import { drawIcons } from './icons.js';
 import { Server } from './server.js';
+import { startShortcuts } from './shortcuts.js';
 import { showState } from './state.js';
 import { StatusView } from './status-view.js';
 import { Store } from './store.js';
@@ -19,6 +20,7 @@ const status = new StatusView();
 const cluster = new ClusterView();
 const store = await Store.open();
 const chat = new Chat(store, server);
+startShortcuts({ create: () => chat.create(), search: () => chat.search(), write: () => chat.focus() });
 let askedForKey = false;
 
 server.onChange(() => {
