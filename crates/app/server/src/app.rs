@@ -8,7 +8,7 @@ use engine::Health;
 
 use crate::auth::ApiKeys;
 use crate::body_budget::BodyBudget;
-use crate::cluster::SharedMonitor;
+use crate::cluster::{SharedMonitor, WatchedCluster};
 use crate::error::ApiError;
 use crate::kept_answers::{KeptAnswers, KeptLimits};
 use crate::load_stage::LoadStage;
@@ -109,7 +109,7 @@ impl App {
 
     /// Sets who knows the machines that run the model.
     pub fn set_cluster(&self, monitor: SharedMonitor) {
-        *self.cluster.write().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
+        *self.cluster.write().unwrap_or_else(PoisonError::into_inner) = Some(WatchedCluster::start(monitor));
     }
 
     /// `None` if the model runs on this machine alone.

@@ -29,7 +29,7 @@ export class Chat {
   #conversations = [];
   #running = new Map(); // conversation id -> { conversation, message, controller }
   #opening = 0; // counts calls of open: only the last may show what it found
-  #followed = new Set(); // ids of answers that were read for other pages: each is tried once
+  #followed = new Set(); // ids of answers that this page has asked for, or has read for another: each is read once
   #removed = new Set(); // ids: an answer that was being written there must not bring its conversation back
   #transcript;
   #composer;
@@ -207,7 +207,10 @@ export class Chat {
     const sentFrom = path.findLast((earlier) => earlier.sentFrom)?.sentFrom;
     const model = () => this.#server.known(conversation.model);
     await writeAnswer(message, path, conversation.settings, this.#server, model, running.controller.signal, {
-      onAsk: () => this.#saveAnswer(running),
+      onAsk: () => {
+        this.#followed.add(message.answerId);
+        return this.#saveAnswer(running);
+      },
       onChange: () => this.#grown(running),
     });
     if (message.sentFrom && message.sentFrom !== sentFrom) announce('The context is full: the oldest messages are no longer sent');
@@ -217,6 +220,7 @@ export class Chat {
   /** Goes on with an answer that another page asked for, or this one before it was reloaded. */
   async #follow(conversation, message) {
     const running = this.#begin(conversation, message);
+    running.isFollowing = true;
     this.#followed.add(message.answerId);
     const kept = await resumeAnswer(message, conversation.settings, running.controller.signal, () => this.#grown(running));
     if (kept === 'gone') delete message.answerId;
@@ -369,7 +373,7 @@ export class Chat {
       const index = kept.messages.findIndex((other) => other.id === message.id);
       const other = kept.messages[index];
       // Another tab has asked again, or has kept the end already.
-      if (!other || other.answerId !== savedId || (other.finish && message.finish)) return false;
+      if (!other || other.answerId !== savedId || (running.isFollowing && (other.finish || other.error))) return false;
       kept.messages[index] = message;
       kept.updated = Math.max(kept.updated, conversation.updated);
       return true;

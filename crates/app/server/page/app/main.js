@@ -17,7 +17,7 @@ drawIcons();
 startTheme();
 const server = new Server();
 const status = new StatusView();
-const cluster = new ClusterView();
+const cluster = new ClusterView(() => (server.models.length > 1 ? server.model ?? null : null));
 const store = await Store.open();
 const chat = new Chat(store, server);
 startShortcuts({ create: () => chat.create(), search: () => chat.search(), write: () => chat.focus() });

@@ -26,6 +26,7 @@ pub struct Site {
     status: Arc<Mutex<(StatusCode, Value)>>,
     cluster: Arc<Mutex<(StatusCode, Value)>>,
     models: Arc<Mutex<Value>>,
+    invitation: Arc<Mutex<Value>>,
     _runtime: Runtime,
 }
 
@@ -46,6 +47,7 @@ struct Script {
     status: Arc<Mutex<(StatusCode, Value)>>,
     cluster: Arc<Mutex<(StatusCode, Value)>>,
     models: Arc<Mutex<Value>>,
+    invitation: Arc<Mutex<Value>>,
 }
 
 impl Site {
@@ -55,23 +57,26 @@ impl Site {
         let status = Arc::new(Mutex::new((StatusCode::OK, ready_status())));
         let cluster = Arc::new(Mutex::new((StatusCode::OK, chain_of_three())));
         let models = Arc::new(Mutex::new(json!([{ "id": "test/tiny-model" }])));
+        let invitation = Arc::<Mutex<Value>>::default();
         let script = Script {
             asked: sender,
             status: Arc::clone(&status),
             cluster: Arc::clone(&cluster),
             models: Arc::clone(&models),
+            invitation: Arc::clone(&invitation),
         };
         let scripted = Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/tokenize", post(tokenize))
             .route("/status", get(report))
+            .route("/v1/cluster/invitation", get(show_invitation).post(show_invitation))
             .route("/v1/models", get(list_models))
             .route("/v1/answers/{id}/cancel", post(async || Json(json!({ "cancelled": true }))))
             .route("/v1/cluster", get(report_cluster))
             .with_state(script)
             .fallback_service(server::router(&App::new(Config::new("test/tiny-model"))));
         let address = serve(&runtime, scripted);
-        Self { address, asked, status, cluster, models, _runtime: runtime }
+        Self { address, asked, status, cluster, models, invitation, _runtime: runtime }
     }
 
     /// The next request that the page sends.
@@ -92,6 +97,11 @@ impl Site {
     /// Sets the list of `/v1/models`.
     pub fn set_models(&self, list: Value) {
         *self.models.lock().unwrap() = list;
+    }
+
+    /// Sets the response of `/v1/cluster/invitation`.
+    pub fn set_invitation(&self, body: Value) {
+        *self.invitation.lock().unwrap() = body;
     }
 
     /// Sets the response of `/v1/cluster`.
@@ -334,6 +344,10 @@ pub fn swarm_of_five() -> Value {
         },
         "ranks": [],
     })
+}
+
+async fn show_invitation(State(script): State<Script>) -> Json<Value> {
+    Json(script.invitation.lock().unwrap().clone())
 }
 
 async fn list_models(State(script): State<Script>) -> Json<Value> {
