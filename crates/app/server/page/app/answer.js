@@ -25,12 +25,16 @@ export async function writeAnswer(message, path, settings, server, model, signal
       start ??= await fittingStart(path, settings, named, server.status?.context, signal);
       if (start > 0) message.sentFrom = path[start].id;
       const request = requestFor(path, start, settings, named); // before the message changes
+      const before = message.content;
       message.answerId = newId();
       message.seen = -1;
       message.model = named;
       await onAsk();
       onChange();
-      await readWhole(message, streamChat({ ...request, answer_id: message.answerId }, signal), signal, onChange);
+      await readWhole(message, streamChat({ ...request, answer_id: message.answerId }, signal), signal, () => {
+        if (message.content !== before || message.reasoning || message.toolCalls) message.firstMs ??= Date.now() - message.began;
+        onChange();
+      });
     } catch (error) {
       if (!signal.aborted && error.code === 'model_not_found' && !reloaded) {
         reloaded = true;
@@ -78,7 +82,6 @@ async function readWhole(message, chunks, signal, onChange) {
         tries = 0;
         addChunk(message, chunk);
         if (number !== null) message.seen = number;
-        if (message.content || message.reasoning || message.toolCalls) message.firstMs ??= Date.now() - message.began;
         onChange();
       }
       return;

@@ -81,7 +81,9 @@ fn a_second_tab_shows_the_same_answer_and_stops_it() {
         second.open(&format!("{address}{}", id.as_str().unwrap()));
         second.wait("document.querySelector('.message.running')");
         second.wait(&format!("{BODY}?.length > 3"));
-        assert_eq!(second.eval(BODY), tab.eval(BODY));
+        let (shown, there) = (second.eval(BODY), tab.eval(BODY));
+        let both = [shown.as_str().unwrap().trim(), there.as_str().unwrap().trim()];
+        assert!(both[0].starts_with(both[1]) || both[1].starts_with(both[0]), "{both:?}");
         second.click("#stop");
         switch.release();
         for tab in [&second, &*tab] {
