@@ -119,7 +119,7 @@ impl ModelConfig {
                 Box::new(group::start(ranks, &model, None, &mut |done| observer.layers(done))?)
             }
             Placement::Cluster(machines) => Box::new(cluster::form(machines, &model, None, observer)?),
-            Placement::Cake(cake) => cake.form(&model)?,
+            Placement::Cake(cake) => cake.form(&model, observer)?,
             Placement::Swarm(swarm) => swarm.connect(&model, observer)?,
         })
     }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::commands::join::JoinArgs;
-use crate::executors::{LoadedModel, OpenedModel};
+use crate::executors::{LoadObserver, LoadedModel, OpenedModel};
 use crate::options::KeyOptions;
 use crate::usage::UsageError;
 
@@ -35,7 +35,7 @@ impl CakePlacement {
         match *self {}
     }
 
-    pub fn form(&self, _: &OpenedModel<'_>) -> Result<Box<dyn LoadedModel>> {
+    pub fn form(&self, _: &OpenedModel<'_>, _: &mut dyn LoadObserver) -> Result<Box<dyn LoadedModel>> {
         match *self {}
     }
 }

@@ -10,6 +10,7 @@ use crate::blocking;
 use crate::body_budget::BodyBudget;
 use crate::cluster::SharedMonitor;
 use crate::error::ApiError;
+use crate::kept_answers::{KeptAnswers, KeptLimits};
 use crate::load_stage::LoadStage;
 use crate::metrics::{ConnectionMetrics, ServerMetrics};
 use crate::models::{LibraryModel, LibraryOptions, ModelLibrary, ModelSlot, ModelUse, Models};
@@ -72,6 +73,7 @@ pub struct App {
     metrics: ServerMetrics,
     bodies: Arc<BodyBudget>,
     responses: Arc<ResponseStore>,
+    kept_answers: Arc<KeptAnswers>,
     started: Instant,
     created: u64,
 }
@@ -93,10 +95,11 @@ impl App {
         let bodies = BodyBudget::new(config.body_bytes_max, !config.keys.is_empty(), config.trim_memory);
         let store_limits = StoreLimits { conversation_bytes_max: config.body_bytes_max, ..StoreLimits::DEFAULT };
         let responses = Arc::new(ResponseStore::new(store_limits));
+        let kept_answers = KeptAnswers::new(KeptLimits::DEFAULT);
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
         let (models, metrics) = (Arc::new(models), ServerMetrics::new());
-        Arc::new(Self { config, keys, models, metrics, bodies, responses, started, created })
+        Arc::new(Self { config, keys, models, metrics, bodies, responses, kept_answers, started, created })
     }
 
     /// Sets the stage of the one model.
@@ -148,6 +151,10 @@ impl App {
 
     pub(crate) fn responses(&self) -> &Arc<ResponseStore> {
         &self.responses
+    }
+
+    pub(crate) fn kept_answers(&self) -> &Arc<KeptAnswers> {
+        &self.kept_answers
     }
 
     pub(crate) fn uptime(&self) -> Duration {

@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use serde_json::{Map, Number, Value, json};
-use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
 use crate::error::{ApiError, ApiErrorKind};
 use crate::excerpt::excerpt;
@@ -27,13 +27,6 @@ pub fn check(name: &str, body: &Value) -> Result<(), ApiError> {
 /// The schema of a field that is not supported.
 pub fn null() -> Object {
     ObjectBuilder::new().schema_type(Type::Null).build()
-}
-
-/// The schema of a flag that must be false or absent.
-pub fn never() -> Object {
-    // The default type is `object`, which neither value is.
-    let values = [Value::Bool(false), Value::Null];
-    ObjectBuilder::new().schema_type(SchemaType::AnyValue).enum_values(Some(values)).build()
 }
 
 static SCHEMAS: LazyLock<Map<String, Value>> = LazyLock::new(|| {

@@ -25,6 +25,7 @@ mod host_check;
 mod hosted_tools;
 mod ids;
 mod json_body;
+mod kept_answers;
 mod listen;
 mod load_stage;
 mod local_operator;
@@ -51,7 +52,7 @@ pub use axum::Router;
 pub use axum::http::HeaderValue;
 pub use block_admin::{BlockMonitor, BlockSnapshot, block_admin_router};
 pub use cluster::{
-    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay, NodePeer,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterEvent, ClusterEventKind, ClusterMonitor, EventMachine, HopSnapshot, HopWay, NodePeer,
     NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord, PeerService, StageMemory, StagePeer, StageSnapshot,
     StageTime, SwarmSnapshot,
 };

@@ -8,6 +8,7 @@ use utoipa::{Modify, OpenApi};
 
 use crate::app::SharedApp;
 use crate::cluster::ClusterPaths;
+use crate::kept_answers::KeptAnswersPaths;
 use crate::messages::MessagesPaths;
 use crate::monitoring::MonitoringPaths;
 use crate::ollama::OllamaPaths;
@@ -25,6 +26,7 @@ pub fn build() -> utoipa::openapi::OpenApi {
     let apis = [
         OpenAiPaths::openapi(),
         ResponsesPaths::openapi(),
+        KeptAnswersPaths::openapi(),
         MessagesPaths::openapi(),
         OllamaPaths::openapi(),
         ServerInfoPaths::openapi(),

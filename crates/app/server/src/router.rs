@@ -12,7 +12,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::{
-    api_docs, auth, cluster, compression, error_body, host_check, messages, monitoring, ollama, openai, openapi, page,
+    api_docs, auth, cluster, compression, error_body, host_check, kept_answers, messages, monitoring, ollama, openai, openapi, page,
     responses, server_info,
 };
 
@@ -22,6 +22,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(openai::router())
         .merge(messages::router())
         .merge(responses::router())
+        .merge(kept_answers::router())
         .merge(ollama::router())
         .merge(server_info::router())
         .merge(cluster::router())

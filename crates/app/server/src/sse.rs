@@ -35,8 +35,12 @@ pub const JSON_LINES: Framing = Framing { content_type: "application/x-ndjson", 
 
 /// A response that sends events as they arrive.
 pub fn respond(events: impl Stream<Item = StreamEvent> + Send + 'static, framing: Framing) -> Response {
-    let events = events.map(move |event| Ok::<_, Infallible>((framing.frame)(event)));
-    let mut response = Body::from_stream(events).into_response();
+    respond_framed(events.map(framing.frame), framing)
+}
+
+/// The same for events that are framed already.
+pub fn respond_framed(frames: impl Stream<Item = Bytes> + Send + 'static, framing: Framing) -> Response {
+    let mut response = Body::from_stream(frames.map(Ok::<_, Infallible>)).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(framing.content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -47,16 +51,30 @@ pub fn respond(events: impl Stream<Item = StreamEvent> + Send + 'static, framing
 
 /// `event: name` where there is a name, `data: …`, and an empty line. The data has no line breaks. Without data it is a
 /// comment.
-fn server_sent_event(StreamEvent { name, data }: StreamEvent) -> Bytes {
-    if data.is_empty() {
-        return Bytes::from_static(b": still here\n\n");
+fn server_sent_event(event: StreamEvent) -> Bytes {
+    if event.data.is_empty() {
+        return comment();
     }
-    let mut bytes = Vec::with_capacity(data.len() + 64);
+    framed(&event, String::new())
+}
+
+/// A server-sent event with its number, from which a client can resume.
+pub fn numbered(event: &StreamEvent, number: u64) -> Bytes {
+    framed(event, format!("id: {number}\n"))
+}
+
+pub fn comment() -> Bytes {
+    Bytes::from_static(b": still here\n\n")
+}
+
+fn framed(StreamEvent { name, data }: &StreamEvent, mut head: String) -> Bytes {
     if let Some(name) = name {
-        bytes.extend_from_slice(format!("event: {name}\n").as_bytes());
+        head += &format!("event: {name}\n");
     }
+    let mut bytes = Vec::with_capacity(head.len() + data.len() + 8);
+    bytes.extend_from_slice(head.as_bytes());
     bytes.extend_from_slice(b"data: ");
-    bytes.extend_from_slice(&data);
+    bytes.extend_from_slice(data);
     bytes.extend_from_slice(b"\n\n");
     bytes.into()
 }

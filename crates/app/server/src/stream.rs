@@ -4,12 +4,15 @@
 //! drives it. Framing is separate: see [`sse`].
 
 use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, stream};
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::ApiError;
@@ -35,6 +38,11 @@ pub trait StreamEncoder: Send + 'static {
 
     /// All choices have finished.
     fn end(&mut self, _usage: Usage, _out: &mut Vec<StreamEvent>) {}
+
+    /// The generation was cancelled by a request of the client, and ends before its choices have finished.
+    fn cancelled(&mut self, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.end(usage, out);
+    }
 
     /// The generation failed. The client must receive an error, and nothing that indicates success.
     fn error(&mut self, error: ApiError, out: &mut Vec<StreamEvent>);
@@ -90,13 +98,23 @@ pub async fn respond(
 /// The events of a generation. Dropping the stream, as happens when the client disconnects, cancels the generation.
 pub fn events<E: StreamEncoder>(
     generation: Generation,
+    encoder: E,
+    keep_alive: Duration,
+) -> impl Stream<Item = StreamEvent> + Send {
+    events_until(generation, encoder, keep_alive, None)
+}
+
+/// The same; it also ends when `cancelled` is notified.
+pub fn events_until<E: StreamEncoder>(
+    generation: Generation,
     mut encoder: E,
     keep_alive: Duration,
+    cancelled: Option<Arc<Notify>>,
 ) -> impl Stream<Item = StreamEvent> + Send {
     let mut first = Vec::new();
     encoder.start(generation.usage(), &mut first);
     let (ready, idle_at) = (VecDeque::from(first), Instant::now() + keep_alive);
-    let source = EventSource { generation: Some(generation), encoder, ready, keep_alive, idle_at };
+    let source = EventSource { generation: Some(generation), encoder, ready, keep_alive, idle_at, cancelled };
     stream::unfold(source, |mut source| async move { source.next().await.map(|event| (event, source)) })
 }
 
@@ -109,6 +127,7 @@ struct EventSource<E> {
     keep_alive: Duration,
     /// When the encoder is asked for an event. Tokens that give no event do not postpone it.
     idle_at: Instant,
+    cancelled: Option<Arc<Notify>>,
 }
 
 impl<E: StreamEncoder> EventSource<E> {
@@ -120,7 +139,17 @@ impl<E: StreamEncoder> EventSource<E> {
             }
             let running = self.generation.as_mut()?;
             let mut out = Vec::new();
-            match timeout_at(self.idle_at, running.next()).await {
+            let next = tokio::select! {
+                biased;
+                () = notified(self.cancelled.as_deref()) => {
+                    self.encoder.cancelled(running.usage(), &mut out);
+                    self.generation = None;
+                    self.ready.extend(out);
+                    continue;
+                }
+                next = timeout_at(self.idle_at, running.next()) => next,
+            };
+            match next {
                 Err(_) => self.encoder.idle(&mut out),
                 Ok(Some(Ok((choice, event)))) => self.encoder.event(choice, event, running.usage(), &mut out),
                 Ok(Some(Err(error))) => {
@@ -135,5 +164,13 @@ impl<E: StreamEncoder> EventSource<E> {
             }
             self.ready.extend(out);
         }
+    }
+}
+
+/// Waits for the notification; for ever without one.
+async fn notified(notify: Option<&Notify>) {
+    match notify {
+        Some(notify) => notify.notified().await,
+        None => pending().await,
     }
 }

@@ -18,8 +18,9 @@ use ranks::{check_memory, memory_available};
 use tracing::{info, warn};
 use types::{LayerRange, Rank};
 
+use super::monitor::{CakeMonitor, MonitoredBuilder};
 use super::options::{CakeDiscovery, CakePlacement};
-use crate::executors::{LoadedModel, OpenedModel};
+use crate::executors::{LoadObserver, LoadedModel, OpenedModel};
 use crate::options::KeyOptions;
 use crate::progress;
 use crate::terminal;
@@ -41,7 +42,7 @@ struct FoundWorker {
 
 impl CakePlacement {
     /// Finds workers, gives them layers, and forms a chain.
-    pub fn form(&self, model: &OpenedModel<'_>) -> Result<Box<dyn LoadedModel>> {
+    pub fn form(&self, model: &OpenedModel<'_>, observer: &mut dyn LoadObserver) -> Result<Box<dyn LoadedModel>> {
         let key = cake_key(&self.key)?;
         note_plaintext();
         let workers = self.find_workers(&key)?;
@@ -54,7 +55,7 @@ impl CakePlacement {
             counts => counts.to_vec(),
         };
         let hosts = workers.into_iter().map(|worker| worker.host);
-        self.form_stages(key, stage_plans(hosts.zip(counts), layers)?, model)
+        self.form_stages(key, stage_plans(hosts.zip(counts), layers)?, model, observer)
     }
 
     /// Forms a chain of these workers, in the order of their layers. Those before the first worker's are this machine's.
@@ -63,6 +64,7 @@ impl CakePlacement {
         key: CakeKey,
         stages: Vec<CakeStagePlan>,
         model: &OpenedModel<'_>,
+        observer: &mut dyn LoadObserver,
     ) -> Result<Box<dyn LoadedModel>> {
         let OpenedModel { path, checkpoint, options, cpu } = *model;
         if checkpoint.gguf().is_some() {
@@ -73,6 +75,8 @@ impl CakePlacement {
             info!(worker = %stage.host, layers = %stage.layers, "a cake worker is to run layers");
         }
         let deadline = STEP_TIMEOUT * u32::try_from(stages.len() + 1).unwrap_or(u32::MAX);
+        let times = Arc::<ChainTimes>::default();
+        let monitor = CakeMonitor::new(&stages, description.hidden, cpu, Arc::clone(&times));
         let own = Checkpoint::open(path).context("open the model")?;
         let config = CakeChainConfig {
             stages,
@@ -89,7 +93,9 @@ impl CakePlacement {
         };
         let (builder, formed) =
             SetupBar::new(config.stages.len()).show(|tell| CakeChainBuilder::start(config, tell))?;
-        Ok(Box::new(Chain::new(builder, formed, Arc::<ChainTimes>::default(), deadline)))
+        let builder = MonitoredBuilder::new(builder, &monitor);
+        observer.others("cake workers", Arc::new(monitor));
+        Ok(Box::new(Chain::new(builder, formed, times, deadline)))
     }
 
     fn find_workers(&self, key: &CakeKey) -> Result<Vec<FoundWorker>> {

@@ -3,6 +3,7 @@
 
 mod chain;
 mod join;
+mod monitor;
 mod options;
 
 pub use join::CakeJoinOptions;

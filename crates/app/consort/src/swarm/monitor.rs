@@ -130,6 +130,7 @@ impl ClusterMonitor for SwarmMonitor {
             nodes: self.nodes(&facts),
             chains: count(&counters.chains),
             waiting: planned.err().map(|error| error.to_string()),
+            rebuilding: None,
             prediction: token_s
                 .filter(|seconds| *seconds > 0.0)
                 .map(|seconds| ChainPrediction { tokens_per_s: 1.0 / seconds, batch: None }),

@@ -1,23 +1,40 @@
 // From a conversation to the message that answers it. No elements here.
-import { ApiError, streamChat } from './api.js';
+import { ApiError, resumeChat, streamChat } from './api.js';
 import { fittingStart, nextTurn, requestFor } from './context.js';
+import { newId } from './conversation.js';
+
+/** A connection that broke off is tried again so often, after this time. */
+const RESUMES_MAX = 5;
+const RESUME_MS = 1000;
+/** An answer that is so young may not have reached the server yet: another page has just asked for it. */
+const YOUNG_MS = 10_000;
 
 /**
- * Writes the answer to `path` into `message`, calling `onChange` after every chunk. Asks once more if the server has another
- * model by now, and forgets the oldest turns of a conversation that is too long for it: see `message.sentFrom`. Never throws:
- * see `message.error`.
+ * Writes the answer to `path` into `message`, calling `onChange` after every chunk, and `onAsk` before each request, which it
+ * awaits. If `message` is the last of `path`, it is continued. Asks once more if the server has another model by now, and
+ * forgets the oldest turns of a conversation that is too long for it: see `message.sentFrom`. Never throws: see
+ * `message.error`.
  */
-export async function writeAnswer(message, path, settings, server, signal, onChange) {
-  const began = performance.now();
+export async function writeAnswer(message, path, settings, server, model, signal, { onChange, onAsk }) {
+  message.began = Date.now();
   let reloaded = false;
   let start = null;
   for (;;) {
     try {
-      const { model } = server;
-      start ??= await fittingStart(path, settings, model, server.status?.context, signal);
+      const named = model() ?? server.model;
+      start ??= await fittingStart(path, settings, named, server.status?.context, signal);
       if (start > 0) message.sentFrom = path[start].id;
+      const request = requestFor(path, start, settings, named); // before the message changes
+      const before = message.content;
+      message.answerId = newId();
+      message.seen = -1;
+      message.model = named;
+      await onAsk();
       onChange();
-      await writeChunks(message, requestFor(path, start, settings, model), signal, began, onChange);
+      await readWhole(message, streamChat({ ...request, answer_id: message.answerId }, signal), signal, () => {
+        if (message.content !== before || message.reasoning || message.toolCalls) message.firstMs ??= Date.now() - message.began;
+        onChange();
+      });
     } catch (error) {
       if (!signal.aborted && error.code === 'model_not_found' && !reloaded) {
         reloaded = true;
@@ -30,19 +47,68 @@ export async function writeAnswer(message, path, settings, server, signal, onCha
       }
       fail(message, error, signal);
     }
-    message.totalMs = performance.now() - began;
-    // Not the limit that was set, so the context's.
-    if (message.finish === 'length' && !(message.usage?.generated >= settings.max_tokens)) message.finish = 'context';
+    end(message, settings);
+    message.totalMs = Date.now() - message.began;
     return;
   }
 }
 
-async function writeChunks(message, body, signal, began, onChange) {
-  for await (const chunk of streamChat(body, signal)) {
-    addChunk(message, chunk);
-    if (message.content || message.reasoning || message.toolCalls) message.firstMs ??= performance.now() - began;
-    onChange();
+/** Goes on reading an answer that the server keeps. Returns `read`, or `gone` if it keeps it no more, or `locked` without a key. */
+export async function resumeAnswer(message, settings, signal, onChange) {
+  for (;;) {
+    try {
+      await readWhole(message, resumeChat(message.answerId, message.seen ?? -1, signal), signal, onChange);
+    } catch (error) {
+      const isYoung = !message.content && !message.reasoning && Date.now() - (message.began ?? 0) < YOUNG_MS;
+      if (error.status === 404 && isYoung && !signal.aborted) {
+        await pause(signal);
+        if (!signal.aborted) continue;
+      }
+      if (error.status === 404) return 'gone';
+      if (!signal.aborted && error.status === 401) return 'locked';
+      fail(message, error, signal);
+    }
+    end(message, settings);
+    return 'read';
   }
+}
+
+/** Reads chunks to their end, also if the connection breaks off meanwhile and the server keeps the answer. */
+async function readWhole(message, chunks, signal, onChange) {
+  let broken = null;
+  for (let tries = 0; ; tries += 1) {
+    try {
+      for await (const { chunk, number } of chunks) {
+        tries = 0;
+        addChunk(message, chunk);
+        if (number !== null) message.seen = number;
+        onChange();
+      }
+      return;
+    } catch (error) {
+      if (broken && error.status === 404) throw broken;
+      const isLost = error.code === 'broken_off' || (broken && error.status === 0);
+      if (signal.aborted || !isLost || tries >= RESUMES_MAX || message.seen < 0) throw broken ?? error;
+      broken = error;
+    }
+    if (tries > 0) await pause(signal);
+    chunks = resumeChat(message.answerId, message.seen, signal);
+  }
+}
+
+function pause(signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, RESUME_MS);
+    signal.addEventListener('abort', () => {
+      clearTimeout(timer);
+      resolve();
+    }, { once: true });
+  });
+}
+
+function end(message, settings) {
+  // Not the limit that was set, so the context's.
+  if (message.finish === 'length' && !(message.usage?.generated >= settings.max_tokens)) message.finish = 'context';
 }
 
 function fail(message, error, signal) {
@@ -63,7 +129,7 @@ function addChunk(message, { choices = [], usage }) {
   if (reasoning) message.reasoning = (message.reasoning ?? '') + reasoning;
   if (content) message.content += content;
   for (const call of calls ?? []) addToolCall(message, call);
-  if (choice.finish_reason) message.finish = choice.finish_reason;
+  if (choice.finish_reason) message.finish = choice.finish_reason === 'cancelled' ? 'stopped' : choice.finish_reason;
 }
 
 function addToolCall(message, { index = 0, id, function: part = {} }) {

@@ -1,6 +1,7 @@
 // The picture of a chain: one box for each stage, arrows with the time of each hop, and a bar that shows who has which layers.
 // Stages are machines, or peers of a swarm, which tell less of themselves: what was measured of them takes its place. Names come from other machines. They are text, as everything here.
 import { h, s, setText } from './dom.js';
+import { identityOf, toneOf } from './tones.js';
 import { bytes, count, latency } from './units.js';
 
 export class Chain {
@@ -26,7 +27,7 @@ export class Chain {
   }
 
   #add() {
-    const stage = new Stage(this.#stages.length);
+    const stage = new Stage();
     this.#stages.push(stage);
     this.#list.append(stage.element);
   }
@@ -35,17 +36,21 @@ export class Chain {
     const withLayers = stages.filter(({ layers }) => layers);
     this.#bar.hidden = withLayers.length < 2;
     while (this.#bar.childElementCount > stages.length) this.#bar.lastElementChild.remove();
-    while (this.#bar.childElementCount < stages.length) this.#bar.append(h('i', { class: tone(this.#bar.childElementCount) }));
+    while (this.#bar.childElementCount < stages.length) this.#bar.append(h('i', {}));
     stages.forEach((stage, index) => {
-      this.#bar.children[index].style.flexGrow = String(layerCount(stage));
+      const part = this.#bar.children[index];
+      part.style.flexGrow = String(layerCount(stage));
+      part.className = `${toneOf(identityOf(stage))}${isGone(stage) ? ' gone' : ''}`;
     });
-    const label = withLayers.map((stage) => `${nameOf(stage)} has ${layersOf(stage)}`).join('; ');
+    const label = withLayers.map((stage) => `${nameOf(stage)} ${isGone(stage) ? 'had' : 'has'} ${layersOf(stage)}`).join('; ');
     if (this.#bar.getAttribute('aria-label') !== label) this.#bar.setAttribute('aria-label', label);
   }
 }
 
 class Stage {
   #name = h('strong', {});
+  #tone = h('i', { 'aria-hidden': 'true' });
+  #state = h('span', { class: 'tag', hidden: true });
   #address = h('span', { class: 'mono' });
   #layers = h('span', {});
   #compute = h('span', {});
@@ -60,17 +65,23 @@ class Stage {
   #way = h('span', { class: 'way' });
   #hop = h('div', { class: 'hop' }, arrow(), this.#to, this.#time, this.#way);
 
-  constructor(index) {
+  constructor() {
     this.element = h('li', {},
       h('div', { class: 'stage-box' },
-        h('p', { class: 'stage-name' }, h('i', { class: tone(index), 'aria-hidden': 'true' }), this.#name),
+        h('p', { class: 'stage-name' }, this.#tone, this.#name, this.#state),
         this.#address, this.#layers, this.#compute, this.#queue, this.#cpu, this.#memory, this.#record, this.#meter),
       this.#hop);
   }
 
   /** `next`: where the activations go. */
   show(stage, next) {
-    const { memory, hop, peer } = stage;
+    const { memory, hop, peer, state = 'running' } = stage;
+    const runs = state === 'running';
+    this.#tone.className = toneOf(identityOf(stage));
+    this.#state.hidden = runs;
+    this.#state.classList.toggle('failed', isGone(stage));
+    setText(this.#state, runs ? '' : state);
+    this.element.classList.toggle('lost', isGone(stage));
     setText(this.#name, nameOf(stage));
     this.#name.title = peer?.id ?? nameOf(stage);
     setText(this.#address, stage.coordinator ? 'embedding, head' : addressOf(stage));
@@ -79,7 +90,7 @@ class Stage {
     setText(this.#layers, layersOf(stage));
     setText(this.#compute, `${latency(stage.compute_s)} per step`);
     // The server measures its own part only where it has layers, or memory for them.
-    this.#compute.hidden = typeof stage.compute_s !== 'number' && (!hop || (!peer && !memory));
+    this.#compute.hidden = !runs || typeof stage.compute_s !== 'number' && (!hop || (!peer && !memory));
     setText(this.#queue, peer ? `${latency(peer.queue_s)} queued` : '');
     this.#queue.hidden = !peer;
     setText(this.#cpu, peer ? `${wayTo(peer)}, RTT ${latency(peer.round_trip_s)}` : cpuOf(stage));
@@ -87,21 +98,26 @@ class Stage {
     const all = typeof free === 'number' ? memory.used_bytes + free : null;
     if (peer) setText(this.#memory, `${bytes(peer.sent_bytes)} out, ${bytes(peer.returned_bytes)} in`);
     else setText(this.#memory, all === null ? `${bytes(memory?.used_bytes)} of memory` : `${bytes(memory.used_bytes)} of ${bytes(all)}`);
-    this.#memory.hidden = !peer && !memory;
+    this.#memory.hidden = isGone(stage) || (!peer && !memory);
     setText(this.#record, peer ? recordOf(peer) : '');
     this.#record.hidden = !this.#record.textContent;
     this.#record.classList.toggle('wrong', Boolean(peer?.failures || peer?.differences));
-    this.#meter.hidden = all === null;
+    this.#meter.hidden = all === null || isGone(stage);
     this.#used.style.width = `${all ? Math.min(100, (memory.used_bytes / all) * 100) : 0}%`;
     this.#hop.hidden = !hop;
     this.#hop.classList.toggle('back', Boolean(next?.coordinator));
     setText(this.#to, `then to ${next ? nameOf(next) : 'the next stage'}, `);
-    setText(this.#time, latency(hop?.seconds));
+    setText(this.#time, latency(runs ? hop?.seconds : null));
     setText(this.#way, wayOf(hop, next));
   }
 }
 
-function nameOf({ coordinator, name }) {
+/** What a machine had that is gone is nowhere now. */
+function isGone({ state }) {
+  return state === 'lost';
+}
+
+export function nameOf({ coordinator, name }) {
   return coordinator ? 'Server' : name || 'a machine';
 }
 
@@ -144,11 +160,6 @@ export function layersOf({ layers }) {
 function cpuOf({ level, threads, ranks }) {
   const parts = [level, threads ? `${threads} thread${threads === 1 ? '' : 's'}` : null, ranks > 1 ? `${ranks} ranks` : null];
   return parts.filter(Boolean).join(', ') || '–';
-}
-
-/** The colour of a stage, in the bar and in its box. */
-function tone(index) {
-  return `tone tone-${index % 4}`;
 }
 
 function arrow() {

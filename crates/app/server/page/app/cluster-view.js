@@ -1,13 +1,18 @@
-// The cluster tab: what GET /v1/cluster says, asked for every second while the tab is on show.
+// The cluster tab: what GET /v1/cluster says, asked for twice a second while the tab is on show: a machine that is lost is shown
+// as lost within a second.
 import { clusterState } from './api.js';
-import { Chain } from './chain.js';
+import { Chain, layersOf, nameOf } from './chain.js';
 import { byId, h, setText } from './dom.js';
+import { Invitation } from './invitation.js';
 import { Nodes } from './nodes.js';
 import { Plot } from './plot.js';
+import { Timeline } from './timeline.js';
 import { count, latency, rate } from './units.js';
 import { sentence } from './words.js';
 
-const POLL_MS = 1000;
+const POLL_MS = 500;
+/** One point of the plot for so many answers: it has one for each second. */
+const ANSWERS_PER_POINT = 2;
 
 const BITS = {
   same: 'the same on all machines',
@@ -21,6 +26,9 @@ export class ClusterView {
   #summary = h('p', { class: 'hint', id: 'cluster-summary' }, 'Asking the server.');
   #chain = new Chain();
   #nodes = new Nodes();
+  #timeline = new Timeline();
+  #invitation = new Invitation();
+  #answers = 0;
   #speed = new Plot('tokens/s');
   #chainFacts = h('section', { class: 'card', 'aria-label': 'Chain', hidden: true }, h('h2', {}, 'Chain'),
     this.#row('state', 'State'), this.#row('chains', 'Chains formed'), this.#row('bits', 'Bits'), this.#row('steps', 'Steps'),
@@ -28,11 +36,14 @@ export class ClusterView {
   #swarmFacts = h('section', { class: 'card', 'aria-label': 'Swarm', hidden: true }, h('h2', {}, 'Swarm'),
     this.#row('peers', 'Peers known'), this.#row('reach', 'This server is reached'), this.#row('sessions', 'Sessions'),
     this.#row('replaced', 'Parts replaced'), this.#row('checks', 'Spot checks'));
+  #model;
   #watched = false;
   #timer = 0;
   #asking = null;
 
-  constructor() {
+  /** `model()`: the name of the model of which it tells, or null. */
+  constructor(model) {
+    this.#model = model;
     byId('cluster').append(h('div', { class: 'board' },
       h('h1', { id: 'cluster-title' }, 'Cluster'),
       this.#problem,
@@ -43,13 +54,15 @@ export class ClusterView {
           this.#row('answer', 'One answer'), this.#row('predicted', 'Predicted for one'), this.#row('batch', 'Predicted together')),
         this.#chainFacts,
         this.#swarmFacts),
-      this.#nodes.element));
+      this.#timeline.element,
+      this.#nodes.element,
+      this.#invitation.element));
     document.addEventListener('visibilitychange', () => {
       if (!document.hidden && this.#watched) this.#refresh();
     });
   }
 
-  /** Asks every second while watched. */
+  /** Asks again and again while watched. */
   watch(watched) {
     this.#watched = watched;
     clearTimeout(this.#timer);
@@ -66,7 +79,9 @@ export class ClusterView {
 
   async #ask() {
     try {
-      this.#show(await clusterState());
+      const cluster = await clusterState(this.#model());
+      this.#show(cluster);
+      await this.#invitation.refresh(cluster.kind);
     } catch (error) {
       this.#say(sentence(error.message));
       this.#chain.setStale(true);
@@ -80,20 +95,23 @@ export class ClusterView {
     this.#chain.show(cluster.stages ?? []);
     this.#chain.setStale(cluster.state !== 'ready');
     this.#nodes.show(cluster.nodes ?? [], swarm);
-    this.#speed.add(speed.tokens_per_s ?? 0);
+    if (this.#answers % ANSWERS_PER_POINT === 0) this.#speed.add(speed.tokens_per_s ?? 0);
+    this.#answers += 1;
+    this.#timeline.show(cluster.events ?? []);
+    const runs = cluster.state === 'ready';
     this.#chainFacts.hidden = cluster.kind !== 'chain' && !swarm;
     this.#swarmFacts.hidden = !swarm;
     for (const name of ['bits', 'batch']) this.#fields.get(name).parentElement.hidden = Boolean(swarm);
     const values = {
-      answer: rate(speed.answer_tokens_per_s),
-      predicted: rate(speed.predicted_tokens_per_s),
-      batch: speed.predicted_batch ? `${rate(speed.predicted_batch_tokens_per_s)} (${speed.predicted_batch} requests)` : '–',
+      answer: rate(runs ? speed.answer_tokens_per_s : null),
+      predicted: rate(runs ? speed.predicted_tokens_per_s : null),
+      batch: runs && speed.predicted_batch ? `${rate(speed.predicted_batch_tokens_per_s)} (${speed.predicted_batch} requests)` : '–',
       state: cluster.state ?? '–',
       chains: count(cluster.chains),
-      bits: BITS[cluster.bits] ?? '–',
+      bits: (runs && BITS[cluster.bits]) || '–',
       steps: count(steps.count),
-      step: latency(steps.seconds),
-      between: latency(steps.between_s),
+      step: latency(runs ? steps.seconds : null),
+      between: latency(runs ? steps.between_s : null),
       ...swarmValues(swarm),
     };
     for (const [name, value] of Object.entries(values)) setText(this.#fields.get(name), value);
@@ -135,6 +153,11 @@ function summaryOf({ kind, state, layers, stages = [], ranks = [] }) {
   if (stages.length === 0) {
     if (kind === 'swarm' && state === 'ready') return 'No layers have run yet: the first request forms a chain of peers.';
     return state === 'loading' ? 'No layers run yet: the model is being loaded.' : 'No layers run now.';
+  }
+  if (state !== 'ready' && kind === 'chain') {
+    const lost = stages.filter((stage) => stage.state === 'lost' && stage.layers);
+    const gone = lost.map((stage) => `${nameOf(stage)} is lost: ${layersOf(stage)} run nowhere now`).join('; ');
+    return `${gone || 'The chain does not run'}. ${state === 'rebuilding' ? 'Another chain is being formed; the other machines wait with their layers.' : ''}`.trim();
   }
   if (kind === 'swarm') {
     const peers = stages.length === 2 ? `one peer runs all ${layers} layers` : `${stages.length - 1} peers run ${layers} layers, one after the other`;

@@ -2,21 +2,28 @@
 import { Attachments } from './attachments.js';
 import { byId } from './dom.js';
 
+/** What is written is kept this long after the last key. */
+const DRAFT_MS = 300;
+
 export class Composer {
   #form = byId('composer');
   #field = byId('prompt');
   #send = byId('send');
   #stop = byId('stop');
   #attachments = new Attachments(() => this.#fit());
+  #onDraft;
+  #draftTimer = 0;
 
-  /** `onSend(text, files)` and `onStop()`. */
-  constructor({ onSend, onStop }) {
+  /** `onSend(text, files)`, `onStop()`, and `onDraft(text)` a moment after something was written. */
+  constructor({ onSend, onStop, onDraft }) {
+    this.#onDraft = onDraft;
     this.#form.addEventListener('submit', (event) => {
       event.preventDefault();
       const text = this.#field.value.trim();
       if (this.#empty || this.#send.hidden) return;
       const files = this.#attachments.take();
       this.setText('');
+      this.keepDraft();
       onSend(text, files);
     });
     this.#field.addEventListener('keydown', (event) => {
@@ -25,14 +32,25 @@ export class Composer {
       event.preventDefault();
       this.#form.requestSubmit();
     });
-    this.#field.addEventListener('input', () => this.#fit());
+    this.#field.addEventListener('input', () => {
+      this.#fit();
+      clearTimeout(this.#draftTimer);
+      this.#draftTimer = setTimeout(() => this.keepDraft(), DRAFT_MS);
+    });
+    addEventListener('pagehide', () => this.keepDraft());
     this.#stop.addEventListener('click', () => {
       onStop();
       this.focus();
     });
     document.addEventListener('keydown', (event) => {
-      if (event.key === 'Escape' && !this.#stop.hidden && !document.querySelector('dialog[open]')) onStop();
+      if (event.key === 'Escape' && !event.defaultPrevented && !this.#stop.hidden && !document.querySelector('dialog[open], .drawer')) onStop();
     });
+  }
+
+  /** Keeps what is written now. */
+  keepDraft() {
+    clearTimeout(this.#draftTimer);
+    this.#onDraft(this.#field.value);
   }
 
   setText(text) {

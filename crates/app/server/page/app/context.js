@@ -11,7 +11,8 @@ const AROUND_MAX = 64;
 
 /** The request for what follows `path`, of which the messages from `start` on are sent. */
 export function requestFor(path, start, settings, model) {
-  return { model, messages: toApi(path.slice(start), settings.system), ...requestOf(settings) };
+  const continues = path.at(-1)?.role === 'assistant' && { add_generation_prompt: false, continue_final_message: true };
+  return { model, messages: toApi(path.slice(start), settings.system), ...requestOf(settings), ...continues };
 }
 
 /** Index of the first message of `path` that is still sent: answers say from where on they were given the conversation. */

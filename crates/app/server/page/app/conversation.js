@@ -7,8 +7,10 @@ const TITLE_CHARS_MAX = 60;
 /**
  * A message: `id`, `parent` (id or null), `role` (user, assistant, tool), `content`. A user's may have `files`
  * (`{ name, text }`); an assistant's `reasoning`, `toolCalls` (`{ id, name, arguments }`), `finish`, `error`, `usage` (so
- * far, while it is written), `firstMs`, `totalMs` and `sentFrom` (id of the first message that was sent for it, if older
- * ones were forgotten); a tool's has `callId`.
+ * far, while it is written), `firstMs`, `totalMs`, `sentFrom` (id of the first message that was sent for it, if older
+ * ones were forgotten), `model`, `answerId` (under which the server keeps it), `seen` (the number of the last chunk that is in
+ * it), `began` and `earlier` (tokens and time before it was continued); a tool's has `callId`. A conversation may have a
+ * `model`.
  */
 export function newConversation(settings) {
   const now = Date.now();
@@ -31,6 +33,36 @@ export function pathTo(conversation, id = conversation.leaf) {
   const path = [];
   for (let message = byId.get(id); message; message = byId.get(message.parent)) path.push(message);
   return path.reverse();
+}
+
+/** Whether an answer is being written, as far as the conversation knows: on this page, on another one, or on none. */
+export function isPending(message) {
+  return message.role === 'assistant' && Boolean(message.answerId) && !message.finish && !message.error;
+}
+
+/** Whether more can be asked for of an answer that has ended too early: stopped, at a limit, broken off. */
+export function canContinue({ role, content, finish, toolCalls }) {
+  return role === 'assistant' && Boolean(content?.trim()) && !toolCalls && !['stop', 'tool_calls'].includes(finish);
+}
+
+/** Removes a message and all that follows it. Returns a function that puts them back. */
+export function removeMessage(conversation, id) {
+  const { messages, leaf } = conversation;
+  const gone = new Set([id]);
+  for (const message of messages) if (gone.has(message.parent)) gone.add(message.id); // parents stand before children
+  const removed = messages.find((message) => message.id === id);
+  conversation.messages = messages.filter((message) => !gone.has(message.id));
+  if (gone.has(leaf)) {
+    const other = versionsOf(conversation, removed).at(-1);
+    conversation.leaf = removed.parent;
+    if (other) showBranch(conversation, other.id);
+  }
+  return () => {
+    const now = new Set(conversation.messages.map((message) => message.id));
+    const added = conversation.messages.filter((message) => !messages.some((other) => other.id === message.id));
+    conversation.messages = [...messages.filter((message) => gone.has(message.id) || now.has(message.id)), ...added];
+    conversation.leaf = leaf;
+  };
 }
 
 /** The versions of one message, oldest first: itself and its branches. */

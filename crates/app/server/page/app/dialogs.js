@@ -9,7 +9,7 @@ export function openSettings(settings, status, onSave) {
   const dialog = byId('settings');
   const form = dialog.querySelector('form');
   for (const field of form.elements) {
-    if (field.name) field.value = settings[field.name] ?? '';
+    if (field.name && field.type !== 'checkbox') field.value = settings[field.name] ?? '';
   }
   for (const [name, value] of Object.entries(defaultsOf(status))) form.elements[name].placeholder = value;
   open(dialog, () => onSave(settingsFrom(new FormData(form))));

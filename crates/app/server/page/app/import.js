@@ -40,17 +40,21 @@ function conversationFrom(value) {
     created: time(value.created),
     updated: time(value.updated),
     settings: knownSettings(value.settings),
+    ...(isText(value.model) && { model: value.model.slice(0, 500) }),
     messages,
     leaf: ids.has(value.leaf) ? value.leaf : messages.at(-1)?.id ?? null,
   };
 }
 
-function extrasOf({ reasoning, toolCalls, callId, files, finish, usage, firstMs, totalMs, sentFrom }) {
+function extrasOf({ reasoning, toolCalls, callId, files, finish, usage, firstMs, totalMs, sentFrom, model, edited, earlier }) {
   const extras = {};
   if (isText(reasoning)) extras.reasoning = reasoning;
   if (isText(callId)) extras.callId = callId;
   if (isText(finish)) extras.finish = finish;
   if (isText(sentFrom)) extras.sentFrom = sentFrom;
+  if (isText(model)) extras.model = model;
+  if (edited === true) extras.edited = true;
+  if ([earlier?.tokens, earlier?.ms].every(Number.isFinite)) extras.earlier = { tokens: earlier.tokens, ms: earlier.ms };
   if (Number.isFinite(firstMs)) extras.firstMs = firstMs;
   if (Number.isFinite(totalMs)) extras.totalMs = totalMs;
   if ([usage?.prompt, usage?.generated].every(Number.isFinite)) {

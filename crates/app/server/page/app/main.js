@@ -4,6 +4,7 @@ import { ClusterView } from './cluster-view.js';
 import { byId } from './dom.js';
 import { drawIcons } from './icons.js';
 import { Server } from './server.js';
+import { startShortcuts } from './shortcuts.js';
 import { showState } from './state.js';
 import { StatusView } from './status-view.js';
 import { Store } from './store.js';
@@ -16,9 +17,10 @@ drawIcons();
 startTheme();
 const server = new Server();
 const status = new StatusView();
-const cluster = new ClusterView();
+const cluster = new ClusterView(() => (server.models.length > 1 ? server.model ?? null : null));
 const store = await Store.open();
 const chat = new Chat(store, server);
+startShortcuts({ create: () => chat.create(), search: () => chat.search(), write: () => chat.focus() });
 let askedForKey = false;
 
 server.onChange(() => {

@@ -21,7 +21,7 @@ export class Nodes {
       name.title = node.peer?.id ?? '';
       setText(address, addressOf(node));
       address.title = node.address ?? '';
-      state.classList.toggle('failed', node.state === 'failed');
+      state.classList.toggle('failed', ['failed', 'lost'].includes(node.state));
       setText(state, stateOf(node));
       setText(why, node.reason ?? '');
       setText(facts, node.peer ? peerFactsOf(node) : factsOf(node));

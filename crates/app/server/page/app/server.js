@@ -1,5 +1,5 @@
 // What this page knows of the server: polled often while someone looks or the model loads, seldom otherwise.
-import { serverStatus } from './api.js';
+import { models, serverStatus } from './api.js';
 
 const WATCHED_MS = 1000;
 const IDLE_MS = 10000;
@@ -7,6 +7,8 @@ const IDLE_MS = 10000;
 export class Server {
   status = null;
   error = null;
+  models = []; // as /v1/models lists them
+  #chosen = null;
   #watched = false;
   #timer = 0;
   #asking = null;
@@ -21,6 +23,19 @@ export class Server {
   /** The model that answers; unknown until the server has said it. */
   get model() {
     return this.status?.model ?? undefined;
+  }
+
+  /** The name, if the server has a model of this name, or has not said which it has. */
+  known(name) {
+    const isThere = !this.models.length || this.models.some(({ id }) => id === name);
+    return name && isThere ? name : undefined;
+  }
+
+  /** The model whose status is of interest; without a name, the server's own. */
+  choose(name) {
+    if ((name ?? null) === this.#chosen) return;
+    this.#chosen = name ?? null;
+    if (this.models.length > 1) this.reload();
   }
 
   get ready() {
@@ -56,7 +71,9 @@ export class Server {
 
   async #ask() {
     try {
-      this.status = await serverStatus();
+      this.models = await models();
+      const model = this.models.length > 1 ? this.known(this.#chosen) : null;
+      this.status = await serverStatus(model);
       this.error = null;
     } catch (error) {
       this.error = error;

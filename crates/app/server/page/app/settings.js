@@ -28,7 +28,7 @@ export function settingsFrom(fields) {
     if (text) settings[name] = Number(text);
   }
   toolsOf(settings);
-  remember('settings', settings);
+  if (fields.get('lasting')) remember('settings', settings);
   return settings;
 }
 

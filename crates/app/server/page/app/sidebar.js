@@ -16,6 +16,7 @@ export class Sidebar {
   #search = byId('search');
   #none = byId('none-found');
   #shown = null; // the arguments of the last call of show
+  #groups = new Map(); // when its conversations were last changed -> { element, list }
 
   /** `actions`: create(), rename(id, title), remove(id), import(text). Opening one is a link to its address. */
   constructor(actions) {
@@ -26,8 +27,8 @@ export class Sidebar {
     });
     this.#menu.addEventListener('click', () => this.#setOpen(!document.body.classList.contains('drawer')));
     byId('shade').addEventListener('click', () => this.close());
-    this.#panel.addEventListener('keydown', (event) => {
-      if (event.key === 'Escape' && document.body.classList.contains('drawer')) this.close();
+    document.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape' && !event.defaultPrevented && document.body.classList.contains('drawer')) this.close();
     });
     this.#search.addEventListener('input', () => this.#shown && this.show(...this.#shown));
     this.#search.addEventListener('keydown', (event) => {
@@ -54,13 +55,24 @@ export class Sidebar {
       return row;
     });
     this.#rows = new Map(rows.map((row) => [row.id, row]));
-    for (const element of [...this.#list.children]) {
-      if (!this.#rows.has(element.dataset.id)) element.remove();
-    }
-    rows.forEach(({ element }, place) => {
-      const there = this.#list.children[place];
-      if (there !== element) this.#list.insertBefore(element, there ?? null);
+    this.#place(rows, found.map(({ conversation }) => dayOf(conversation.updated)));
+  }
+
+  /** Puts each row into the group of its day. */
+  #place(rows, days) {
+    const groups = [...new Set(days)].map((day) => {
+      if (!this.#groups.has(day)) this.#groups.set(day, newGroup(day));
+      return this.#groups.get(day);
     });
+    for (const [i, { list }] of groups.entries()) inOrder(list, rows.filter((_, row) => days[row] === [...new Set(days)][i]).map(({ element }) => element));
+    inOrder(this.#list, groups.map(({ element }) => element));
+  }
+
+  /** Opens the field to search in. */
+  search() {
+    if (this.#narrow.matches) this.#setOpen(true);
+    this.#search.focus();
+    this.#search.select();
   }
 
   close() {
@@ -89,6 +101,30 @@ export class Sidebar {
     byId('stage').inert = narrow && open;
     if (narrow && open) byId('new-chat').focus();
   }
+}
+
+/** Children in this order, moving as few as possible; others go. */
+function inOrder(parent, children) {
+  for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
+  children.forEach((child, place) => {
+    if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
+  });
+}
+
+function newGroup(day) {
+  const list = h('ul', { 'aria-label': day });
+  return { element: h('section', {}, h('h2', { class: 'day' }, day), list), list };
+}
+
+/** When it was, as people say it: today, yesterday, a weekday, a month. */
+function dayOf(time) {
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  const days = Math.round((midnight - new Date(time).setHours(0, 0, 0, 0)) / 86_400_000);
+  if (days <= 0) return 'Today';
+  if (days === 1) return 'Yesterday';
+  if (days < 7) return 'Last 7 days';
+  if (days < 30) return 'Last 30 days';
+  return new Date(time).toLocaleDateString('en', { month: 'long', year: 'numeric' });
 }
 
 /** One conversation in the list. */
@@ -126,7 +162,7 @@ class Row {
     setText(this.#title, this.#name);
     setText(this.#excerpt, excerpt);
     this.#excerpt.hidden = !excerpt;
-    this.#link.title = this.#name;
+    this.#link.title = `${this.#name}\n${new Date(conversation.updated).toLocaleString()}`;
     if (current) this.#link.setAttribute('aria-current', 'page');
     else this.#link.removeAttribute('aria-current');
     this.#more.setAttribute('aria-label', `Actions for ${this.#name}`);
@@ -165,6 +201,7 @@ class Row {
     });
     field.addEventListener('keydown', (event) => {
       if (event.key !== 'Escape') return;
+      event.preventDefault(); // the drawer stays open
       event.stopPropagation();
       end(title, true);
     });

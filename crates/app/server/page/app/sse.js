@@ -1,12 +1,15 @@
-// Server-sent events from a response body, however the network cuts it: the data of each event, as text.
+// Server-sent events from a response body, however the network cuts it: the data of each event, as text, and its number, if it
+// has one.
 
 /** Data of one event; more than this is not an answer but a fault. */
 const EVENT_CHARS_MAX = 4 << 20;
 
-export async function* eventData(body) {
+/** `{ data, number }` of each event; `number` is null without an `id`. */
+export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   let data = [];
+  let number = null;
   try {
     for (;;) {
       const { done, value } = await reader.read();
@@ -17,10 +20,13 @@ export async function* eventData(body) {
       rest = lines.pop();
       for (const line of lines) {
         if (line === '') {
-          if (data.length) yield data.join('\n');
+          if (data.length) yield { data: data.join('\n'), number };
           data = [];
+          number = null;
         } else if (line.startsWith('data:')) {
           data.push(line.slice(line[5] === ' ' ? 6 : 5));
+        } else if (/^id: ?\d+$/.test(line)) {
+          number = Number(line.slice(3));
         }
       }
       if (rest.length > EVENT_CHARS_MAX) throw new Error('the server sent an event that is too long');

@@ -13,21 +13,29 @@ export function showState(server) {
   setText(element.querySelector('.words'), words);
 }
 
-function stateOf({ error, status }) {
+function stateOf(server) {
+  const { error, status } = server;
   if (error?.status === 401) return { kind: 'failed', words: apiKey() ? 'API key refused' : 'API key needed' };
   if (error) return { kind: 'failed', words: error.message };
   if (!status) return { kind: 'loading', words: 'connecting' };
-  const name = shortName(status.model ?? '');
+  // Beside the list of models it is not said again.
+  const name = server.models.length > 1 ? '' : shortName(status.model ?? '');
   switch (status.state) {
     case 'ready':
       return { kind: 'ready', words: name || 'ready' };
     case 'loading':
-      return { kind: 'loading', words: `loading ${name}${percent(status.progress)}` };
+      return { kind: 'loading', words: words('loading', name, percent(status.progress)) };
     case 'rebuilding':
-      return { kind: 'loading', words: `rebuilding ${name}`, why: status.reason ?? undefined };
+      return { kind: 'loading', words: words('rebuilding', name), why: status.reason ?? undefined };
+    case 'unloaded':
+      return { kind: 'idle', words: words(name, 'not loaded'), why: 'It is loaded when it is asked' };
     default:
-      return { kind: 'failed', words: status.reason ?? `${name} ${status.state}` };
+      return { kind: 'failed', words: status.reason ?? words(name, status.state) };
   }
+}
+
+function words(...parts) {
+  return parts.map((part) => part.trim()).filter(Boolean).join(' ');
 }
 
 /** A hub name or a path, without what comes before its last part. */

@@ -38,6 +38,27 @@ export class Store {
     this.#tabs.postMessage(conversation.id);
   }
 
+  /**
+   * Changes a conversation that is kept, in one step: what other tabs changed meanwhile stays. `change(conversation)` returns
+   * whether it changed anything. One that is not kept, since it was deleted, does not come back.
+   */
+  async change(id, change) {
+    let changed = false;
+    const apply = (conversation) => {
+      changed = Boolean(conversation) && change(conversation);
+      return changed;
+    };
+    if (!this.#database) apply(this.#unsaved.get(id));
+    else {
+      await this.#run('readwrite', (table) => {
+        const request = table.get(id);
+        request.onsuccess = () => apply(request.result) && table.put(request.result);
+        return request;
+      });
+    }
+    if (changed) this.#tabs.postMessage(id);
+  }
+
   async remove(id) {
     if (this.#database) await this.#run('readwrite', (table) => table.delete(id));
     else this.#unsaved.delete(id);

@@ -36,10 +36,10 @@ export class Transcript {
       this.#views.delete(id);
     }
     const answered = new Set(path.map((message) => message.callId));
-    const elements = path.map((message) => {
+    const elements = path.map((message, index) => {
       let view = this.#views.get(message.id);
       if (!view) this.#views.set(message.id, (view = new MessageView(message, this.#actions)));
-      view.show({ running: message.id === runningId, versions: versionsOf(conversation, message).map(({ id }) => id), answered });
+      view.show({ running: message.id === runningId, versions: versionsOf(conversation, message).map(({ id }) => id), answered, last: index === path.length - 1 });
       return view.element;
     });
     const start = startOf(path);

@@ -4,6 +4,7 @@ use serde::Serialize;
 use types::LayerRange;
 use utoipa::ToSchema;
 
+use super::history::{ClusterEvent, ClusterEventKind, EventMachine};
 use super::snapshot::{
     ChainBits, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse, StageMemory, StageSnapshot, StageTime,
 };
@@ -52,6 +53,8 @@ pub struct ClusterBody {
     nodes: Vec<NodeBody>,
     /// Null if the model does not run in a swarm
     swarm: Option<SwarmBody>,
+    /// What happened to machines and chains, the latest last
+    events: Vec<EventBody>,
     /// The rank processes of this machine; empty if there is only one process
     ranks: Vec<RankStatus>,
 }
@@ -93,6 +96,9 @@ pub struct StageBody {
     coordinator: bool,
     /// Null if it has none
     layers: Option<LayersBody>,
+    /// `running`; `waiting`: it has its layers, but the chain is being formed again; `lost`: the machine is gone
+    #[schema(value_type = String)]
+    state: &'static str,
     /// CPU instructions: `scalar`, `avx2`, `avx512` or `amx`
     level: Option<String>,
     threads: Option<usize>,
@@ -147,7 +153,7 @@ pub struct NodeBody {
     /// Null for a peer that is not connected
     address: Option<String>,
     /// `used`: it has layers; `spare`: it is ready, but the plan gives it none; `connecting`; `failed`: it cannot be used, or
-    /// could not when it was last tried
+    /// could not when it was last tried; `lost`: it had layers, and is gone
     #[schema(value_type = String)]
     state: &'static str,
     /// Why it is not used
@@ -161,6 +167,25 @@ pub struct NodeBody {
     peer: Option<NodePeerBody>,
 }
 
+/// Something that happened
+#[derive(Serialize, ToSchema)]
+pub struct EventBody {
+    /// Seconds since 1970
+    at: u64,
+    /// `joined` and `returned`: a machine is there; `left`: one without layers is gone; `lost`: one with layers is gone; `moved`:
+    /// a new chain has the layers of one that was lost; `formed`: the first chain runs; `reformed`: the chain was formed again
+    #[schema(value_type = String)]
+    kind: &'static str,
+    machine: Option<String>,
+    address: Option<String>,
+    layers: Option<LayersBody>,
+    /// The machines that have the layers now
+    to: Vec<String>,
+    /// How long no chain ran
+    seconds: Option<f64>,
+    reason: Option<String>,
+}
+
 impl ClusterBody {
     /// `None`: no model was used yet.
     pub fn new(slot: Option<&ModelSlot>) -> Self {
@@ -171,7 +196,10 @@ impl ClusterBody {
         let rates = slot.map_or_else(TokenRates::default, |slot| slot.metrics().token_rates());
         let common = Common { name: slot.map_or("", ModelSlot::name), load_stage: &load_stage, rates };
         match (slot.and_then(ModelSlot::cluster), model) {
-            (Some(monitor), _) => common.chain(&monitor.snapshot(), ranks),
+            (Some(monitor), _) => {
+                let snapshot = monitor.snapshot();
+                common.chain(&snapshot, &monitor.events(), ranks)
+            }
             (None, Some(model)) => common.own(&model, ranks),
             (None, None) => common.body("process", None, Vec::new(), ranks),
         }
@@ -214,6 +242,7 @@ impl Common<'_> {
             stages,
             nodes: Vec::new(),
             swarm: None,
+            events: Vec::new(),
             ranks,
         }
     }
@@ -227,6 +256,7 @@ impl Common<'_> {
             address: None,
             coordinator: true,
             layers: layers.map(|end| LayersBody { start: 0, end }),
+            state: if self.load_stage.check_ready().is_ok() { "running" } else { "waiting" },
             level: model.cpu.as_ref().map(|cpu| cpu.level.clone()),
             threads: model.cpu.as_ref().map(|cpu| cpu.threads),
             ranks: Some(ranks.len().max(1)),
@@ -239,15 +269,19 @@ impl Common<'_> {
         self.body(kind, layers, vec![stage], ranks)
     }
 
-    fn chain(&self, chain: &ChainSnapshot, ranks: Vec<RankStatus>) -> ClusterBody {
+    fn chain(&self, chain: &ChainSnapshot, events: &[ClusterEvent], ranks: Vec<RankStatus>) -> ClusterBody {
         let used = chain.stages.iter().filter_map(|stage| stage.layers).map(LayerRange::end).max();
         let (kind, layers) = chain.swarm.as_ref().map_or(("chain", used), |swarm| ("swarm", Some(swarm.layers)));
         let stages = chain.stages.iter().enumerate();
-        let stages = stages.map(|(index, stage)| StageBody::new(index, stage, chain.steps > 0)).collect();
+        let is_ready = self.load_stage.check_ready().is_ok() && chain.rebuilding.is_none();
+        let state = |stage: &StageSnapshot| stage_state(stage, chain, is_ready);
+        let stages = stages.map(|(index, stage)| StageBody::new(index, stage, state(stage), chain.steps > 0)).collect();
         let body = self.body(kind, layers, stages, ranks);
         let batch = chain.prediction.and_then(|prediction| prediction.batch);
         let seconds = |time: StageTime| (chain.steps > 0).then_some(time.mean_s);
         ClusterBody {
+            state: if chain.rebuilding.is_some() && body.state == "ready" { "rebuilding" } else { body.state },
+            reason: body.reason.or_else(|| chain.rebuilding.as_deref().map(bounded_reason)),
             waiting: chain.waiting.as_deref().map(bounded_reason),
             chains: chain.chains,
             bits: chain.bits.map(ChainBits::name),
@@ -260,19 +294,32 @@ impl Common<'_> {
             steps: StepsBody { count: chain.steps, seconds: seconds(chain.step), between_s: seconds(chain.between) },
             nodes: chain.nodes.iter().map(NodeBody::from).collect(),
             swarm: chain.swarm.as_ref().map(SwarmBody::from),
+            events: events.iter().map(EventBody::from).collect(),
             ..body
         }
     }
 }
 
+/// `lost` if the machine of a stage is gone, as its node says.
+fn stage_state(stage: &StageSnapshot, chain: &ChainSnapshot, is_ready: bool) -> &'static str {
+    let of_stage = |node: &&NodeSnapshot| stage.address.is_some() && node.address == stage.address;
+    let is_lost = |node: &NodeSnapshot| matches!(node.usage, NodeUse::Lost { .. });
+    match chain.nodes.iter().find(of_stage) {
+        Some(node) if is_lost(node) => "lost",
+        _ if is_ready => "running",
+        _ => "waiting",
+    }
+}
+
 impl StageBody {
-    fn new(index: usize, stage: &StageSnapshot, has_times: bool) -> Self {
+    fn new(index: usize, stage: &StageSnapshot, state: &'static str, has_times: bool) -> Self {
         Self {
             index,
             name: bounded_name(&stage.name),
             address: stage.address.as_deref().map(bounded_address),
             coordinator: stage.is_coordinator,
             layers: stage.layers.map(LayersBody::from),
+            state,
             level: stage.level.clone(),
             threads: stage.threads,
             ranks: stage.ranks,
@@ -346,6 +393,42 @@ impl From<&NodeSnapshot> for NodeBody {
     }
 }
 
+impl From<&ClusterEvent> for EventBody {
+    fn from(event: &ClusterEvent) -> Self {
+        let body = |kind: &'static str, machine: Option<&EventMachine>| Self {
+            at: event.at,
+            kind,
+            machine: machine.map(|machine| bounded_name(&machine.name)),
+            address: machine.map(|machine| bounded_address(&machine.address)),
+            layers: None,
+            to: Vec::new(),
+            seconds: None,
+            reason: None,
+        };
+        let reason = |why: &Option<String>| why.as_deref().map(bounded_reason);
+        let names = |names: &[String]| names.iter().map(|name| bounded_name(name)).collect();
+        match &event.kind {
+            ClusterEventKind::Joined { machine, again } => {
+                body(if *again { "returned" } else { "joined" }, Some(machine))
+            }
+            ClusterEventKind::Left { machine, why } => Self { reason: reason(why), ..body("left", Some(machine)) },
+            ClusterEventKind::Lost { machine, layers, why } => {
+                Self { layers: Some((*layers).into()), reason: reason(why), ..body("lost", Some(machine)) }
+            }
+            ClusterEventKind::Moved { machine, layers, to, seconds } => Self {
+                layers: Some((*layers).into()),
+                to: names(to),
+                seconds: Some(*seconds),
+                ..body("moved", Some(machine))
+            },
+            ClusterEventKind::Formed { to } => Self { to: names(to), ..body("formed", None) },
+            ClusterEventKind::Reformed { why, seconds, to } => {
+                Self { to: names(to), seconds: *seconds, reason: reason(why), ..body("reformed", None) }
+            }
+        }
+    }
+}
+
 impl NodeUse {
     /// As it is called in `/v1/cluster` and in metrics.
     pub(crate) fn name(&self) -> &'static str {
@@ -354,12 +437,13 @@ impl NodeUse {
             Self::Spare { .. } => "spare",
             Self::Connecting => "connecting",
             Self::Failed { .. } => "failed",
+            Self::Lost { .. } => "lost",
         }
     }
 
     fn why(&self) -> Option<&str> {
         match self {
-            Self::Spare { why } | Self::Failed { why } => Some(why),
+            Self::Spare { why } | Self::Failed { why } | Self::Lost { why } => Some(why),
             Self::Used | Self::Connecting => None,
         }
     }

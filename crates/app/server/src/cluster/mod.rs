@@ -4,6 +4,7 @@
 //! from what the engine reports.
 
 mod body;
+mod history;
 mod snapshot;
 mod swarm;
 mod text;
@@ -21,6 +22,7 @@ use crate::error::{ApiError, OpenAiErrorBody};
 use crate::monitoring::{ModelQuery, slot_of};
 use body::ClusterBody;
 
+pub use history::{ClusterEvent, ClusterEventKind, EventMachine, WatchedCluster};
 pub use snapshot::{
     BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse,
     StageMemory, StageSnapshot, StageTime,
@@ -31,6 +33,11 @@ pub(crate) use text::bounded_name;
 /// Knows the chain of machines that runs the model. Asked at any time, also before the first chain is formed.
 pub trait ClusterMonitor: Send + Sync {
     fn snapshot(&self) -> ChainSnapshot;
+
+    /// What has happened, the oldest first, if somebody remembers it.
+    fn events(&self) -> Vec<ClusterEvent> {
+        Vec::new()
+    }
 }
 
 pub(crate) type SharedMonitor = Arc<dyn ClusterMonitor>;

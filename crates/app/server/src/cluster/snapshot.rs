@@ -17,6 +17,8 @@ pub struct ChainSnapshot {
     pub chains: u64,
     /// Why there is no chain.
     pub waiting: Option<String>,
+    /// Why the chain in `stages` does not run any more, and another one is being formed.
+    pub rebuilding: Option<String>,
     /// Of the plan of the current chain.
     pub prediction: Option<ChainPrediction>,
     pub bits: Option<ChainBits>,
@@ -122,6 +124,10 @@ pub enum NodeUse {
     Connecting,
     /// It cannot be used, or could not when it was last tried.
     Failed {
+        why: String,
+    },
+    /// It had layers, and is gone.
+    Lost {
         why: String,
     },
 }

@@ -83,7 +83,7 @@ impl StageMetrics {
         add_seconds(&self.step, &NoLabel {}, chain.step.total_s);
         add_seconds(&self.between, &NoLabel {}, chain.between.total_s);
         self.chains.get_or_create(&NoLabel {}).inc_by(chain.chains);
-        for state in ["used", "spare", "connecting", "failed"] {
+        for state in ["used", "spare", "connecting", "failed", "lost"] {
             let count = chain.nodes.iter().filter(|node| node.usage.name() == state).count();
             self.nodes.get_or_create(&StateLabel { state }).set(count as i64);
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use engine::Health;
 use tokio::sync::watch;
 
-use crate::cluster::SharedMonitor;
+use crate::cluster::{SharedMonitor, WatchedCluster};
 use crate::load_stage::LoadStage;
 use crate::metrics::ModelMetrics;
 use crate::served_model::ServedModel;
@@ -93,8 +93,10 @@ impl ModelSlot {
         self.lock().cluster.clone()
     }
 
+    /// Sets who knows the machines that run the model.
     pub fn set_cluster(&self, monitor: SharedMonitor) {
-        self.change(|state| state.cluster = Some(monitor));
+        let watched = WatchedCluster::start(monitor);
+        self.change(|state| state.cluster = Some(watched));
     }
 
     /// Notices every change of the state from now on.

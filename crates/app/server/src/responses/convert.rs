@@ -63,10 +63,7 @@ fn refuse_stored_state(request: &ResponsesRequest) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, message));
         }
     }
-    match &request.background {
-        None | Some(Value::Bool(false)) => Ok(()),
-        Some(_) => Err(ApiError::unsupported("background", "an answer is made while its connection is open")),
-    }
+    Ok(())
 }
 
 /// The bounds are OpenAI's: the response repeats the metadata.
@@ -306,7 +303,7 @@ mod tests {
     #[test]
     fn fields_that_need_stored_state_are_refused_by_name() {
         for (name, value) in
-            [("conversation", json!("conv_1")), ("prompt", json!({"id": "p"})), ("background", json!(true))]
+            [("conversation", json!("conv_1")), ("prompt", json!({"id": "p"}))]
         {
             let error = read(json!({"input": "hi", name: value})).unwrap_err();
             assert_eq!((error.param.as_deref(), error.code), (Some(name), Some("unsupported_parameter")));

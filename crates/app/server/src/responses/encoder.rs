@@ -78,6 +78,11 @@ impl ResponsesEncoder {
         })
     }
 
+    /// The id of the response.
+    pub fn id(&self) -> &str {
+        &self.response.id
+    }
+
     fn send(&mut self, kind: ResponsesEventKind, out: &mut Vec<StreamEvent>) {
         let event = ResponsesEvent { kind, sequence_number: self.sequence_number };
         self.sequence_number += 1;
@@ -120,7 +125,7 @@ impl ResponsesEncoder {
         let response = Box::new(self.response.clone());
         let kind = match status {
             ResponsesStatus::Completed => ResponsesEventKind::Completed { response },
-            ResponsesStatus::Incomplete => ResponsesEventKind::Incomplete { response },
+            ResponsesStatus::Incomplete | ResponsesStatus::Cancelled => ResponsesEventKind::Incomplete { response },
             ResponsesStatus::Failed | ResponsesStatus::InProgress => ResponsesEventKind::Failed { response },
         };
         self.send(kind, out);
@@ -158,6 +163,10 @@ impl StreamEncoder for ResponsesEncoder {
                 self.close(ResponsesStatus::Completed, Some(usage), out);
             }
         }
+    }
+
+    fn cancelled(&mut self, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.close(ResponsesStatus::Cancelled, Some(usage), out);
     }
 
     fn error(&mut self, error: ApiError, out: &mut Vec<StreamEvent>) {
@@ -221,7 +230,7 @@ fn in_progress(request: ResponsesRequest) -> ResponsesReply {
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         previous_response_id: request.previous_response_id,
         reasoning: request.reasoning.unwrap_or_default(),
-        background: false,
+        background: request.background == Some(true),
         store: false,
         temperature: request.temperature,
         text: JsonText::new(&request.text.unwrap_or_default()),

@@ -1,5 +1,6 @@
 //! OpenAI's Responses API: `/v1/responses`. A request contains the whole conversation, or continues a stored response.
 
+mod background;
 mod convert;
 mod custom_input;
 mod encoder;
@@ -44,12 +45,13 @@ pub fn router() -> Router<SharedApp> {
     Router::new()
         .route("/v1/responses", post(create))
         .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
+        .route("/v1/responses/{id}/cancel", post(background::cancel))
         .route("/v1/responses/{id}/input_items", get(stored::input_items))
 }
 
 #[derive(OpenApi)]
 #[openapi(
-    paths(create, stored::get, stored::delete, stored::input_items),
+    paths(create, background::cancel, stored::get, stored::delete, stored::input_items),
     components(schemas(ResponsesEvent, stored::ResponsesItemsOrder))
 )]
 pub struct ResponsesPaths;
@@ -69,6 +71,7 @@ async fn create(
     JsonBody(request, mut permit): JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model(Some(&request.model)).await?;
+    let is_background = background::is_background(&app, &request)?;
     let previous = previous_response(&app, &request, permit.tenant())?;
     if let Some(previous) = &previous {
         // What is stored is read like a body, so it counts like one.
@@ -89,6 +92,9 @@ async fn create(
         Ok((generation_request, encoder))
     };
     let (generation, encoder) = Generation::start(&app, model, permit, convert).await?;
+    if is_background {
+        return background::respond(&app, tenant, generation, encoder, streams).await;
+    }
     stream::respond(generation, encoder, streams, app.config().keep_alive).await
 }
 

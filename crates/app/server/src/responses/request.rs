@@ -45,8 +45,8 @@ pub struct ResponsesRequest {
     pub truncation: Option<ResponsesTruncation>,
     pub include: Option<Vec<String>>,
     pub user: Option<String>,
-    #[schema(schema_with = contract::never)]
-    pub background: Option<Value>,
+    /// Generate whether or not the client stays: poll, resume or cancel the response by its id. It has to be stored
+    pub background: Option<bool>,
     #[schema(schema_with = contract::null)]
     pub conversation: Option<Value>,
     /// The conversation continues after this response, which must be stored. Its instructions do not apply any more

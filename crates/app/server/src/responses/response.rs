@@ -90,6 +90,8 @@ pub enum ResponsesStatus {
     Completed,
     Incomplete,
     Failed,
+    /// By a request
+    Cancelled,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]

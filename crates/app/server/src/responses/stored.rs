@@ -11,12 +11,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
+use super::background;
 use super::response::ResponsesReply;
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::blocking;
 use crate::error::{ApiError, ApiErrorKind, OpenAiErrorBody};
 use crate::excerpt::excerpt;
+use crate::sse::ServerSentEvent;
 
 /// Items on one page, by default and at most.
 const PAGE_ITEMS: usize = 20;
@@ -25,9 +27,11 @@ const PAGE_ITEMS_MAX: usize = 100;
 /// Get a stored response
 #[utoipa::path(
     get, path = "/v1/responses/{id}", tag = "openai", security(("key" = []), ("x-api-key" = [])),
-    params(("id" = String, Path, description = "The response's id")),
+    params(("id" = String, Path, description = "The response's id"), ResponseQuery),
     responses(
-        (status = 200, description = "The response", body = ResponsesReply),
+        (status = 200, description = "The response; with `stream`, its events",
+            content((ResponsesReply = "application/json"), (ServerSentEvent = "text/event-stream"))),
+        (status = 400, description = "The query cannot be read, or the response is not one to stream", body = OpenAiErrorBody),
         (status = 401, description = "No key, or an unknown one", body = OpenAiErrorBody),
         (status = 404, description = "There is no such response", body = OpenAiErrorBody),
     )
@@ -36,10 +40,27 @@ pub async fn get(
     State(app): State<SharedApp>,
     Extension(Caller(tenant)): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
+    query: Result<Query<ResponseQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Query(query) = query.map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.body_text()))?;
     let id = id_of(id)?;
+    if let Some(answer) = app.kept_answers().get(tenant, &id) {
+        return background::get(&app, answer, query.stream == Some(true), query.starting_after);
+    }
+    if query.stream == Some(true) && app.responses().get(tenant, &id, Instant::now()).is_some() {
+        let message = "only a response with `background` can be streamed, and not for ever";
+        return Err(ApiError::invalid("stream", message));
+    }
     let stored = app.responses().get(tenant, &id, Instant::now()).ok_or_else(|| not_found(&id))?;
     Ok(([(CONTENT_TYPE, "application/json")], stored.response().to_owned()).into_response())
+}
+
+#[derive(Debug, Default, Deserialize, IntoParams)]
+pub struct ResponseQuery {
+    /// Send the events of a response with `background`, from the first one on
+    stream: Option<bool>,
+    /// or after the one with this sequence number
+    starting_after: Option<u64>,
 }
 
 /// Delete a stored response
@@ -58,7 +79,8 @@ pub async fn delete(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ResponsesDeleted>, ApiError> {
     let id = id_of(id)?;
-    if !app.responses().delete(tenant, &id, Instant::now()) {
+    let was_kept = app.kept_answers().remove(tenant, &id);
+    if !app.responses().delete(tenant, &id, Instant::now()) && !was_kept {
         return Err(not_found(&id));
     }
     Ok(Json(ResponsesDeleted { id, object: "response", deleted: true }))
@@ -160,12 +182,12 @@ fn item_id(item: &RawValue) -> Option<String> {
     serde_json::from_str::<Item>(item.get()).ok()?.id
 }
 
-fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+pub fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     // No response has an id that is not UTF-8.
     id.map(|Path(id)| id).map_err(|_| not_found("?"))
 }
 
-fn not_found(id: &str) -> ApiError {
+pub fn not_found(id: &str) -> ApiError {
     let message = format!("Response with id '{}' not found.", excerpt(id));
     ApiError::new(ApiErrorKind::NotFound, message).code("response_not_found")
 }

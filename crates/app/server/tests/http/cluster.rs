@@ -77,6 +77,7 @@ fn two_stages() -> ChainSnapshot {
         ],
         chains: 2,
         waiting: None,
+        rebuilding: None,
         prediction: Some(ChainPrediction { tokens_per_s: 100.0, batch: Some(batch) }),
         bits: Some(ChainBits::Same),
         steps: 250,
@@ -278,4 +279,50 @@ async fn without_a_key_the_cluster_is_not_told() {
     assert_eq!(answer.json()["error"]["code"], "missing_api_key");
     let known = Client::of(&app).with_header("authorization", "Bearer first-key");
     assert_eq!(known.get("/v1/cluster").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_lost_machine_is_told_as_lost_and_its_layers_as_moved() {
+    let (app, monitor) = chained(two_stages());
+    let client = Client::of(&app);
+    let states = |body: &Value| {
+        let of = |list: &str, field: &str| -> Vec<String> {
+            body[list].as_array().unwrap().iter().map(|item| item[field].as_str().unwrap().to_owned()).collect()
+        };
+        (body["state"].as_str().unwrap().to_owned(), of("stages", "state"), of("nodes", "state"))
+    };
+    let kinds = |body: &Value| -> Vec<Value> {
+        body["events"].as_array().unwrap().iter().map(|event| json!([event["kind"], event["machine"]])).collect()
+    };
+    let (state, stages, nodes) = states(&cluster(&client).await);
+    assert_eq!((state.as_str(), stages), ("ready", vec!["running".to_owned(); 2]));
+    assert_eq!(nodes, ["used", "spare", "failed"]);
+
+    let mut lost = two_stages();
+    lost.nodes[0].usage = NodeUse::Failed { why: "it left".to_owned() };
+    lost.rebuilding = Some("attic: it left".to_owned());
+    *monitor.0.lock().unwrap() = lost.clone();
+    let body = cluster(&client).await;
+    let (state, stages, nodes) = states(&body);
+    assert_eq!((state.as_str(), &body["reason"]), ("rebuilding", &json!("attic: it left")));
+    assert_eq!(stages, ["waiting", "lost"]);
+    assert_eq!(nodes[0], "lost");
+    // It is tried again, which must not look like a machine that is new.
+    lost.nodes[0].usage = NodeUse::Connecting;
+    *monitor.0.lock().unwrap() = lost;
+    assert_eq!(states(&cluster(&client).await).2[0], "lost");
+
+    let mut moved = two_stages();
+    moved.chains = 3;
+    moved.nodes[0].usage = NodeUse::Connecting;
+    moved.nodes[1].usage = NodeUse::Used;
+    moved.stages[1] = stage("cellar", Some("10.0.0.3:7420"), LayerRange::new(1, 4));
+    *monitor.0.lock().unwrap() = moved;
+    let body = cluster(&client).await;
+    assert_eq!(states(&body), ("ready".to_owned(), vec!["running".to_owned(); 2], ["lost", "used", "failed"].map(str::to_owned).to_vec()));
+    let last = body["events"].as_array().unwrap().last().unwrap();
+    assert_eq!((&last["kind"], &last["machine"], &last["to"]), (&json!("moved"), &json!("attic"), &json!(["cellar"])));
+    assert_eq!(last["layers"], json!({"start": 1, "end": 4}));
+    assert!(last["seconds"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{last}");
+    assert!(kinds(&body).contains(&json!(["lost", "attic"])), "{body}");
 }

@@ -1,8 +1,13 @@
+use std::sync::Arc;
+
 use axum::http::Method;
+use futures_util::StreamExt;
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use server::{ApiKeys, Config};
 
-use crate::client::{Client, named_events};
+use crate::client::{Client, named_events, wait_until};
+use testing::fragile::{Fragile, Switch};
 use testing::served_model::{self, MODEL};
 
 const RESPONSES: &str = "/v1/responses";
@@ -91,7 +96,7 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
     let client = Client::new();
     let cases = [
         (json!({"temperature": 2.5}), "temperature"),
-        (json!({"background": true}), "background"),
+        (json!({"background": true, "store": false}), "background"),
         (json!({"conversation": "conv_1"}), "conversation"),
         (json!({"truncation": "always"}), "truncation"),
         (json!({"tools": [{"type": "teleport"}]}), "tools[0].type"),
@@ -283,4 +288,142 @@ async fn a_response_is_its_key_s_alone_and_nothing_is_stored_where_the_operator_
     let response = client.post(RESPONSES, body).await;
     assert_eq!(response["store"], false);
     assert_eq!(client.get(&format!("{RESPONSES}/{}", response["id"].as_str().unwrap())).await.status.as_u16(), 404);
+}
+
+/// A request for a response in the background that does not end before `release`.
+fn held() -> (Client, Switch) {
+    let switch = Switch::default();
+    let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
+    switch.hold_after(12);
+    (Client::of(&served_model::ready(served_model::config(), served)), switch)
+}
+
+fn in_background(more: Value) -> Value {
+    let mut body = json!({"model": MODEL, "input": "Hello", "max_output_tokens": 20, "temperature": 0,
+        "reasoning": {"effort": "none"}, "background": true});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_polled_and_its_events_are_read_again() {
+    let client = Client::new();
+    let first = client.post(RESPONSES, in_background(json!({}))).await;
+    assert_eq!((&first["background"], &first["status"]), (&json!(true), &json!("in_progress")));
+    let path = format!("{RESPONSES}/{}", first["id"].as_str().unwrap());
+    wait_until("the response has ended", async || client.get(&path).await.json()["status"] != "in_progress").await;
+    let last = client.get(&path).await.json();
+    assert_eq!((&last["id"], &last["usage"]["output_tokens"]), (&first["id"], &json!(20)), "{last}");
+
+    let events = async |query: &str| {
+        let text = client.get(&format!("{path}?stream=true{query}")).await.text();
+        let event = |event: &str| {
+            let (id, rest) = event.split_once("\n").unwrap();
+            let data = rest.split_once("\ndata: ").unwrap().1;
+            let data: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(id, format!("id: {}", data["sequence_number"]));
+            data
+        };
+        text.split_terminator("\n\n").map(event).collect::<Vec<_>>()
+    };
+    let all = events("").await;
+    assert_eq!(all[0]["type"], "response.created");
+    assert_eq!(all.last().unwrap()["response"], last);
+    let rest = events("&starting_after=4").await;
+    assert_eq!(rest[..], all[5..]);
+
+    // It is stored like any other.
+    let next = in_background(json!({"previous_response_id": first["id"], "background": false}));
+    assert_eq!(client.post(RESPONSES, next).await["previous_response_id"], first["id"]);
+    assert_eq!(client.call(Method::DELETE, &path, "").await.status.as_u16(), 200);
+    assert_eq!(client.get(&path).await.status.as_u16(), 404);
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_goes_on_without_its_client_and_is_cancelled() {
+    let (client, switch) = held();
+    let stream = client.send(Method::POST, RESPONSES, in_background(json!({"stream": true})).to_string()).await;
+    let mut body = stream.into_body().into_data_stream();
+    let created = String::from_utf8(body.next().await.unwrap().unwrap().to_vec()).unwrap();
+    let created: Value = serde_json::from_str(created.split_once("data: ").unwrap().1).unwrap();
+    drop(body);
+    let path = format!("{RESPONSES}/{}", created["response"]["id"].as_str().unwrap());
+    assert_eq!(client.get(&path).await.json()["status"], "in_progress");
+    let cancelled = client.call(Method::POST, &format!("{path}/cancel"), "").await.json();
+    assert_eq!(cancelled["status"], "cancelled", "{cancelled}");
+    switch.release();
+    assert_eq!(client.get(&path).await.json(), cancelled);
+    let again = client.call(Method::POST, &format!("{path}/cancel"), "").await.json();
+    assert_eq!(again, cancelled, "it stays as it is");
+    let unknown = client.call(Method::POST, &format!("{RESPONSES}/resp_none/cancel"), "").await;
+    assert_eq!(unknown.status.as_u16(), 404);
+}
+
+#[tokio::test]
+async fn a_chat_completion_goes_on_without_its_client_and_is_resumed() {
+    let (client, switch) = held();
+    let id = "an-answer-of-the-page";
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "temperature": 0,
+        "stream": true, "answer_id": id, "reasoning_effort": "none"});
+    let path = "/v1/chat/completions";
+    let response = client.send(Method::POST, path, body.to_string()).await;
+    assert_eq!(response.status().as_u16(), 200);
+    let mut begun = response.into_body().into_data_stream();
+    let first = begun.next().await.unwrap().unwrap();
+    assert!(first.starts_with(b"id: 0\ndata: {"), "{first:?}");
+    drop(begun);
+    let (status, error) = client.error(path, &body.to_string()).await;
+    assert_eq!((status, &error["code"]), (400, &json!("answer_exists")));
+    switch.release();
+
+    let answer = format!("/v1/answers/{id}");
+    let all = client.get(&answer).await.text();
+    assert!(all.starts_with(std::str::from_utf8(&first).unwrap()) && all.ends_with("data: [DONE]\n\n"), "{all}");
+    let rest = client.get(&format!("{answer}?starting_after=3")).await.text();
+    assert!(rest.starts_with("id: 4\n") && all.ends_with(&rest), "{rest}");
+    let mut plain = body.clone();
+    plain.as_object_mut().unwrap().remove("answer_id");
+    let contents = |events: &[Value]| -> String {
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
+    };
+    let kept: Vec<Value> = all
+        .split_terminator("\n\n")
+        .filter_map(|event| serde_json::from_str(event.split_once("data: ").unwrap().1).ok())
+        .collect();
+    assert_eq!(contents(&kept), contents(&client.stream(path, plain).await));
+
+    assert_eq!(client.get("/v1/answers/another-answer-id").await.status.as_u16(), 404);
+    assert_eq!(client.get(&format!("{answer}?starting_after=x")).await.status.as_u16(), 400);
+}
+
+#[tokio::test]
+async fn a_kept_chat_completion_is_cancelled_and_belongs_to_its_key() {
+    let switch = Switch::default();
+    let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
+    switch.hold_after(12);
+    let keys = ApiKeys::new(["one", "two"]).unwrap();
+    let app = served_model::ready(Config { keys, ..served_model::config() }, served);
+    let client = |key: &str| Client::of(&app).with_header("x-api-key", key);
+    let id = "0123456789abcdef";
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200, "stream": true,
+        "answer_id": id, "stream_options": {"include_usage": true}});
+    let mine = client("one");
+    let response = mine.send(Method::POST, "/v1/chat/completions", body.to_string()).await;
+    let path = format!("/v1/answers/{id}");
+    assert_eq!(client("two").get(&path).await.status.as_u16(), 404);
+    assert_eq!(client("two").call(Method::POST, &format!("{path}/cancel"), "").await.status.as_u16(), 404);
+    assert_eq!(mine.call(Method::POST, &format!("{path}/cancel"), "").await.json(), json!({"id": id, "cancelled": true}));
+    let text = response.into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.contains("\"finish_reason\":\"cancelled\"") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    switch.release();
+
+    // A refusal has its status, and leaves no answer.
+    let mut wrong = body.clone();
+    (wrong["model"], wrong["answer_id"]) = (json!("unknown"), json!("fedcba9876543210"));
+    let (status, error) = mine.error("/v1/chat/completions", &wrong.to_string()).await;
+    assert_eq!((status, &error["code"]), (404, &json!("model_not_found")));
+    assert_eq!(mine.get("/v1/answers/fedcba9876543210").await.status.as_u16(), 404);
+    wrong["answer_id"] = json!("no/such/id/is/possible");
+    assert_eq!(mine.error("/v1/chat/completions", &wrong.to_string()).await.1["param"], "answer_id");
 }

@@ -170,7 +170,7 @@ fn settings_are_sent_and_wrong_ones_are_not_taken() {
         let asked = send(site, tab, "Hello");
         let mut names: Vec<_> = asked.body.as_object().unwrap().keys().map(String::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["messages", "model", "stream", "stream_options"]);
+        assert_eq!(names, ["answer_id", "messages", "model", "stream", "stream_options"]);
         complete(tab, asked.answer(), "Hi");
     });
 }

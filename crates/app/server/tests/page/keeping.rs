@@ -22,8 +22,9 @@ fn a_conversation_survives_a_reload() {
 }
 
 #[test]
-fn an_answer_that_a_reload_cut_off_keeps_its_beginning() {
+fn an_answer_that_the_server_has_lost_keeps_its_beginning() {
     on_page(|site, tab| {
+        tab.expect_error("404");
         let answer = send(site, tab, "Slow").answer();
         answer.write("Beg");
         tab.wait_text(".assistant .body", "Beg");

@@ -226,3 +226,93 @@ fn code_and_messages_can_be_copied() {
         tab.wait("window.copied?.startsWith('Here:')");
     });
 }
+
+#[test]
+fn folds_notes_and_small_letters_are_elements_and_other_html_is_text() {
+    on_page(|_, tab| {
+        let check = |source: &str, wanted: &str| assert_eq!(render(tab, source), wanted, "{source:?}");
+        check(
+            "H<sub>2</sub>O, x<SUP>**n**</SUP>, <kbd>Esc</kbd>",
+            "<p>H<sub>2</sub>O, x<sup><strong>n</strong></sup>, <kbd>Esc</kbd></p>",
+        );
+        check("<sub>open <sup></sup> <b>no</b>", "<p>&lt;sub&gt;open &lt;sup&gt;&lt;/sup&gt; &lt;b&gt;no&lt;/b&gt;</p>");
+        check(
+            "<sub><img src=x onerror=alert(1)></sub>",
+            "<p><sub>&lt;img src=x onerror=alert(1)&gt;</sub></p>",
+        );
+        check(
+            "<details>\n<summary>More *here*</summary>\n\n- a\n- b\n\n</details>\n\nafter",
+            "<details><summary><span>More <em>here</em></span></summary><div><ul><li>a</li><li>b</li></ul></div></details><p>after</p>",
+        );
+        check(
+            "before\n<details open><summary>One</summary>two</details>",
+            "<p>before</p><details open=\"\"><summary><span>One</span></summary><div><p>two</p></div></details>",
+        );
+        check(
+            "<details>\n<details>\nin\n</details>\nout\n</details>",
+            "<details><summary><span>Details</span></summary><div><details><summary><span>Details</span></summary><div><p>in</p></div></details><p>out</p></div></details>",
+        );
+        check("<details onclick=\"x\">\nno", "<p>&lt;details onclick=\"x\"&gt;<br>no</p>");
+        let note = render(tab, "Said[^1] and [^0-9] and[^b].\n\n[^1]: The **first**\nline\n[^b]: second\n");
+        assert_eq!(
+            note,
+            "<p>Said<sup><button type=\"button\" data-note=\"1\">1</button></sup> and [^0-9] and<sup><button type=\"button\" data-note=\"b\">b</button></sup>.</p>\
+            <div data-label=\"1\"><sup><button type=\"button\">1</button></sup><div><p>The <strong>first</strong><br>line</p></div></div>\
+            <div data-label=\"b\"><sup><button type=\"button\">b</button></sup><div><p>second</p></div></div>"
+        );
+    });
+}
+
+#[test]
+fn a_note_that_comes_late_is_joined_to_its_reference() {
+    on_page(|site, tab| {
+        let answer = send(site, tab, "Cite").answer();
+        answer.write("It is so[^1].\n\nAnd so on.\n\nMore.\n\nMore.\n\n");
+        tab.wait("document.querySelectorAll('.assistant p').length >= 4");
+        assert_eq!(tab.count(".assistant .note"), 0);
+        answer.write("[^1]: A book");
+        tab.wait("document.querySelectorAll('.assistant p .note').length === 1");
+        answer.write(", page 4.\n\n<details>\n<summary>More</summary>\n\nhidden **text**");
+        tab.wait("document.querySelector('.markdown details strong')");
+        tab.click(".markdown details summary");
+        answer.write("\n\nstill hidden");
+        tab.wait_text(".markdown details", "still hidden");
+        assert_eq!(tab.eval("document.querySelector('.markdown details').open"), true, "it stays as it is while it grows");
+        answer.finish("stop");
+        tab.wait("!document.querySelector('.message.running')");
+        tab.click(".assistant p .note");
+        tab.wait("document.activeElement.matches('.footnote')");
+        tab.click(".footnote .note");
+        tab.wait("document.activeElement.dataset.note === '1'");
+        assert!(tab.eval("location.hash").as_str().unwrap().starts_with("#chat/"), "the page stays where it is");
+        crate::axe::assert_accessible(tab, "folds and footnotes");
+        tab.picture("folds");
+    });
+}
+
+#[test]
+fn diffs_and_html_have_their_colours() {
+    on_page(|site, tab| {
+        let text = "```diff\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n```\n\n\
+            ```html\n<!-- why -->\n<a href=\"#x\" class='b'>don't</a>\n```\n";
+        exchange(site, tab, "Show", text);
+        let spans = |number: u32, kind: &str| {
+            tab.eval(&format!(
+                "[...document.querySelectorAll('.code')[{number}].querySelectorAll('.code-{kind}')].map((span) => span.textContent)"
+            ))
+        };
+        assert_eq!(spans(0, "added"), json!(["+new"]));
+        assert_eq!(spans(0, "removed"), json!(["-old"]));
+        assert_eq!(spans(0, "word"), json!(["@@ -1,2 +1,2 @@"]));
+        assert_eq!(spans(0, "comment"), json!(["--- a/x", "+++ b/x"]));
+        assert_eq!(spans(1, "comment"), json!(["<!-- why -->"]));
+        assert_eq!(spans(1, "word"), json!(["<a", ">", "</a", ">"]));
+        assert_eq!(spans(1, "string"), json!(["\"#x\"", "'b'"]));
+        assert_eq!(spans(1, "number"), json!(["href", "class"]));
+        for scheme in ["light", "dark"] {
+            tab.prefer(scheme);
+            crate::axe::assert_accessible(tab, scheme);
+            tab.picture(&format!("diff-{scheme}"));
+        }
+    });
+}

@@ -25,6 +25,8 @@ pub struct Site {
     asked: Receiver<Asked>,
     status: Arc<Mutex<(StatusCode, Value)>>,
     cluster: Arc<Mutex<(StatusCode, Value)>>,
+    models: Arc<Mutex<Value>>,
+    invitation: Arc<Mutex<Value>>,
     _runtime: Runtime,
 }
 
@@ -44,6 +46,8 @@ struct Script {
     asked: Sender<Asked>,
     status: Arc<Mutex<(StatusCode, Value)>>,
     cluster: Arc<Mutex<(StatusCode, Value)>>,
+    models: Arc<Mutex<Value>>,
+    invitation: Arc<Mutex<Value>>,
 }
 
 impl Site {
@@ -52,16 +56,27 @@ impl Site {
         let (sender, asked) = channel();
         let status = Arc::new(Mutex::new((StatusCode::OK, ready_status())));
         let cluster = Arc::new(Mutex::new((StatusCode::OK, chain_of_three())));
-        let script = Script { asked: sender, status: Arc::clone(&status), cluster: Arc::clone(&cluster) };
+        let models = Arc::new(Mutex::new(json!([{ "id": "test/tiny-model" }])));
+        let invitation = Arc::<Mutex<Value>>::default();
+        let script = Script {
+            asked: sender,
+            status: Arc::clone(&status),
+            cluster: Arc::clone(&cluster),
+            models: Arc::clone(&models),
+            invitation: Arc::clone(&invitation),
+        };
         let scripted = Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/tokenize", post(tokenize))
             .route("/status", get(report))
+            .route("/v1/cluster/invitation", get(show_invitation).post(show_invitation))
+            .route("/v1/models", get(list_models))
+            .route("/v1/answers/{id}/cancel", post(async || Json(json!({ "cancelled": true }))))
             .route("/v1/cluster", get(report_cluster))
             .with_state(script)
             .fallback_service(server::router(&App::new(Config::new("test/tiny-model"))));
         let address = serve(&runtime, scripted);
-        Self { address, asked, status, cluster, _runtime: runtime }
+        Self { address, asked, status, cluster, models, invitation, _runtime: runtime }
     }
 
     /// The next request that the page sends.
@@ -77,6 +92,16 @@ impl Site {
     /// Sets the response of `/status`.
     pub fn set_status(&self, code: StatusCode, body: Value) {
         *self.status.lock().unwrap() = (code, body);
+    }
+
+    /// Sets the list of `/v1/models`.
+    pub fn set_models(&self, list: Value) {
+        *self.models.lock().unwrap() = list;
+    }
+
+    /// Sets the response of `/v1/cluster/invitation`.
+    pub fn set_invitation(&self, body: Value) {
+        *self.invitation.lock().unwrap() = body;
     }
 
     /// Sets the response of `/v1/cluster`.
@@ -319,6 +344,14 @@ pub fn swarm_of_five() -> Value {
         },
         "ranks": [],
     })
+}
+
+async fn show_invitation(State(script): State<Script>) -> Json<Value> {
+    Json(script.invitation.lock().unwrap().clone())
+}
+
+async fn list_models(State(script): State<Script>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": script.models.lock().unwrap().clone() }))
 }
 
 async fn report_cluster(State(script): State<Script>) -> (StatusCode, Json<Value>) {

@@ -12,6 +12,7 @@ const WAIT_MS: u32 = 100_000;
 pub struct Tab {
     browser: Arc<Chromium>,
     context: String,
+    owns_context: bool,
     session: String,
     /// Parts of console errors that the test expects.
     expected: Vec<&'static str>,
@@ -23,6 +24,16 @@ impl Tab {
         let browser = Chromium::shared()?;
         let call = |session: Option<&str>, method: &str, params| browser.call(session, method, params).expect(method);
         let context = text(&call(None, "Target.createBrowserContext", json!({}))["browserContextId"]);
+        Some(Self::in_context(browser, context, true))
+    }
+
+    /// Another page with the same storage.
+    pub fn beside(&self) -> Self {
+        Self::in_context(Arc::clone(&self.browser), self.context.clone(), false)
+    }
+
+    fn in_context(browser: Arc<Chromium>, context: String, owns_context: bool) -> Self {
+        let call = |session: Option<&str>, method: &str, params| browser.call(session, method, params).expect(method);
         let window = json!({ "url": "about:blank", "browserContextId": context, "width": 1200, "height": 800 });
         let target = text(&call(None, "Target.createTarget", window)["targetId"]);
         let attach = json!({ "targetId": target, "flatten": true });
@@ -31,9 +42,9 @@ impl Tab {
             call(Some(&session), domain, json!({}));
         }
         call(Some(&session), "Emulation.setFocusEmulationEnabled", json!({ "enabled": true }));
-        let tab = Self { browser, context, session, expected: Vec::new() };
+        let tab = Self { browser, context, owns_context, session, expected: Vec::new() };
         tab.resize(1200, 800, false);
-        Some(tab)
+        tab
     }
 
     pub fn call(&self, method: &str, params: Value) -> Value {
@@ -108,8 +119,17 @@ impl Tab {
 
     /// Clicks in the middle of an element, which must not be covered by another.
     pub fn click(&self, selector: &str) {
+        let point = self.middle(selector);
+        for kind in ["mousePressed", "mouseReleased"] {
+            let params = json!({ "type": kind, "x": point[0], "y": point[1], "button": "left", "clickCount": 1 });
+            self.call("Input.dispatchMouseEvent", params);
+        }
+    }
+
+    /// Waits until the middle of an element is on show, and returns it.
+    fn middle(&self, selector: &str) -> Value {
         let quoted = json!(selector);
-        let point = self.wait(&format!(
+        self.wait(&format!(
             "(() => {{
                 const element = document.querySelector({quoted});
                 element.scrollIntoView({{ block: 'nearest', behavior: 'instant' }});
@@ -118,11 +138,7 @@ impl Tab {
                 const hit = document.elementFromPoint(x, y);
                 return box.width > 0 && hit && (element.contains(hit) || hit.contains(element)) && [x, y];
             }})()"
-        ));
-        for kind in ["mousePressed", "mouseReleased"] {
-            let params = json!({ "type": kind, "x": point[0], "y": point[1], "button": "left", "clickCount": 1 });
-            self.call("Input.dispatchMouseEvent", params);
-        }
+        ))
     }
 
     /// Types into the focused element.
@@ -130,14 +146,30 @@ impl Tab {
         self.call("Input.insertText", json!({ "text": text }));
     }
 
-    /// Presses a key, optionally with the prefix `Shift+`.
+    /// Touches the middle of an element, which must not be covered by another.
+    pub fn tap(&self, selector: &str) {
+        let point = self.middle(selector);
+        self.tap_at(point[0].as_f64().unwrap(), point[1].as_f64().unwrap());
+    }
+
+    pub fn tap_at(&self, x: f64, y: f64) {
+        let points = json!([{ "x": x, "y": y }]);
+        self.call("Input.dispatchTouchEvent", json!({ "type": "touchStart", "touchPoints": points }));
+        self.call("Input.dispatchTouchEvent", json!({ "type": "touchEnd", "touchPoints": [] }));
+    }
+
+    /// Presses a key, optionally with the prefixes `Control+` and `Shift+`, in this order.
     pub fn press(&self, key: &str) {
-        let (shift, key) = key.strip_prefix("Shift+").map_or((0, key), |key| (8, key));
+        let (control, key) = key.strip_prefix("Control+").map_or((0, key), |key| (2, key));
+        let (shift, key) = key.strip_prefix("Shift+").map_or((control, key), |key| (control + 8, key));
         let (code, number, typed) = match key {
             "Enter" => ("Enter", 13, "\r"),
             "Tab" => ("Tab", 9, ""),
             "Escape" => ("Escape", 27, ""),
             " " => ("Space", 32, " "),
+            "k" => ("KeyK", 75, ""),
+            "O" => ("KeyO", 79, ""),
+            "?" => ("Slash", 191, "?"),
             "ArrowRight" => ("ArrowRight", 39, ""),
             other => panic!("the key {other} is not in the table"),
         };
@@ -204,6 +236,9 @@ impl Tab {
 
 impl Drop for Tab {
     fn drop(&mut self) {
+        if !self.owns_context {
+            return;
+        }
         let _ = self.browser.call(None, "Target.disposeBrowserContext", json!({ "browserContextId": self.context }));
     }
 }

@@ -247,6 +247,7 @@ impl Worker {
         let mut report = self.report.lock();
         report.plan = Some(plan);
         report.waiting = None;
+        report.rebuilding = None;
         report.chains = self.chains;
         report.exact = exact;
         report.stages = own.layers.map(|layers| (None, layers)).into_iter().collect();

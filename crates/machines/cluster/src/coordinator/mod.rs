@@ -372,6 +372,9 @@ impl Worker {
                 if let Some(chain) = self.chain.take() {
                     chain.culprits().for_each(|address| self.nodes.blame(address));
                 }
+                if self.chains > 0 {
+                    self.report.lock().rebuilding.get_or_insert(why);
+                }
                 self.replanning.stop();
                 self.stage = stage.or(self.stage.take());
                 self.wanted = Some(Instant::now());
@@ -418,6 +421,7 @@ impl Worker {
     /// Tells the executor that its chain is lost, if it is this one.
     fn lose(&mut self, is_lost: impl Fn(&CurrentChain) -> bool, why: &str) {
         if let Some(chain) = self.chain.take_if(|chain| is_lost(chain)) {
+            self.report.lock().rebuilding = Some(why.to_owned());
             chain.culprits().for_each(|address| self.nodes.blame(address));
             if let Some(handle) = chain.handle {
                 handle.lost(why);

@@ -21,6 +21,8 @@ pub struct ClusterReport {
     pub chains: u64,
     /// Why there is no chain.
     pub waiting: Option<String>,
+    /// Why the chain that was formed last does not run any more.
+    pub rebuilding: Option<String>,
     /// The plan of the chain that was formed last.
     pub plan: Option<PlanReport>,
     /// Weights that nodes lack for the chain that is being formed, or was formed last.

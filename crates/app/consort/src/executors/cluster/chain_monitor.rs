@@ -48,6 +48,7 @@ fn snapshot(report: &ClusterReport, times: &StageTimes, row_bytes: u64) -> Chain
         nodes: report.nodes.iter().map(|node| node_snapshot(node, plan)).collect(),
         chains: report.chains,
         waiting: report.waiting.clone(),
+        rebuilding: report.rebuilding.clone(),
         prediction: plan.map(|plan| ChainPrediction {
             tokens_per_s: plan.tokens_per_s,
             batch: Some(BatchPrediction { tokens_per_s: plan.batch_tokens_per_s, sequences: plan.batch }),

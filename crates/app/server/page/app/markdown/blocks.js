@@ -1,5 +1,6 @@
 // Markdown, level one: text into blocks. The subset that models write: headings, paragraphs, lists (nested, with tasks),
-// quotes, fenced code, tables, rules, formulas. HTML and indented code are not in it: they are paragraphs of plain text.
+// quotes, fenced code, tables, rules, formulas, footnotes and <details>. Other HTML and indented code are not in it: they are
+// paragraphs of plain text.
 //
 // A block's end is decided by the lines after it and never by the lines before it, which is what lets live.js parse
 // only the tail of an answer that grows.
@@ -12,6 +13,7 @@ const MATHS_LINES_MAX = 200;
 /**
  * The blocks of `source`, in order. Each has `type`, `start` (offset of its first line) and `raw` (its text).
  * paragraph, heading: `text`. code: `language`, `text`. maths: `text`, `source` (with its marks), `closed` (its end is there). quote: `blocks`. table: `align`, `head`, `rows`.
+ * details: `summary`, `open`, `blocks`. footnote: `label`, `blocks`.
  * list: `ordered`, `first`, `tight`, `items` of `{ task, blocks }`, where `task` is null or whether it is done.
  */
 export function parseBlocks(source) {
@@ -48,6 +50,8 @@ function parseBlock(lines, at, depth) {
   if (maths) return maths;
   if (headingOf(line)) return { type: 'heading', ...headingOf(line), to: at + 1 };
   if (isRule(line)) return { type: 'rule', to: at + 1 };
+  if (nests && detailsOf(line)) return parseDetails(lines, at, depth);
+  if (nests && noteOf(line)) return parseNote(lines, at, depth);
   if (nests && isQuote(line)) return parseQuote(lines, at, depth);
   if (nests && markerOf(line)) return parseList(lines, at, depth);
   if (isTable(lines, at)) return parseTable(lines, at);
@@ -59,7 +63,7 @@ function interrupts(lines, at, depth) {
   const line = lines[at];
   if (isBlank(line) || fenceOf(line) || headingOf(line) || isRule(line) || isTable(lines, at) || mathsAt(lines, at)) return true;
   if (depth >= DEPTH_MAX) return false;
-  if (isQuote(line)) return true;
+  if (isQuote(line) || detailsOf(line) || noteOf(line)) return true;
   const marker = markerOf(line);
   return marker !== null && marker.rest !== '' && (!marker.ordered || marker.first === 1);
 }
@@ -140,6 +144,62 @@ function parseQuote(lines, at, depth) {
     else inner.push(lines[to]); // a paragraph's line may leave its ">" out
   }
   return { type: 'quote', blocks: parseLines(inner, depth + 1), to };
+}
+
+/** `<details>`, perhaps `open`, and what follows in its line. */
+function detailsOf(line) {
+  const match = /^ {0,3}<details(\s+open(?:="")?)?\s*>/i.exec(line);
+  return match && { open: match[1] !== undefined, rest: line.slice(match[0].length) };
+}
+
+/** From `<details>` to its `</details>`, or as far as it is written. Text after the end, in its line, goes with it. */
+function parseDetails(lines, at, depth) {
+  const { open, rest } = detailsOf(lines[at]);
+  const inner = [];
+  let nested = 1;
+  let to = at;
+  for (; to < lines.length && nested > 0; to += 1) {
+    const line = to === at ? rest : lines[to];
+    if (to > at && detailsOf(line)) nested += 1;
+    const end = line.toLowerCase().indexOf('</details>');
+    if (end >= 0) nested -= 1;
+    inner.push(nested === 0 ? `${line.slice(0, end)}${line.slice(end + '</details>'.length)}` : line);
+  }
+  const { summary, rest: text } = summaryOf(inner.join('\n'));
+  return { type: 'details', open, summary, blocks: parseLines(text.split('\n'), depth + 1), to };
+}
+
+function summaryOf(text) {
+  const match = /^\s*<summary>([^]{0,2000}?)(?:<\/summary>|\n\s*\n|$)/i.exec(text);
+  return match ? { summary: match[1].trim(), rest: text.slice(match[0].length) } : { summary: '', rest: text };
+}
+
+/** `[^label]: text` */
+function noteOf(line) {
+  const match = /^ {0,3}\[\^([^\]\s]{1,40})\]:[ \t]*/.exec(line);
+  return match && { label: match[1], rest: line.slice(match[0].length) };
+}
+
+/** A note goes on in lines that are indented, and in those that continue its first paragraph. */
+function parseNote(lines, at, depth) {
+  const { label, rest } = noteOf(lines[at]);
+  const inner = [rest];
+  let to = at + 1;
+  for (; to < lines.length; to += 1) {
+    const line = lines[to];
+    if (isBlank(line)) {
+      if (to + 1 >= lines.length || isBlank(lines[to + 1]) || indentOf(lines[to + 1]) < 2) break;
+      inner.push('');
+    } else if (indentOf(line) >= 2) inner.push(unindent(line, 4));
+    else if (isBlank(inner.at(-1)) || interrupts(lines, to, depth)) break;
+    else inner.push(line);
+  }
+  return { type: 'footnote', label, blocks: parseLines(inner, depth + 1), to };
+}
+
+/** Labels of all notes in a text, whether their blocks are complete or not. */
+export function noteLabels(source) {
+  return new Set(Array.from(source.matchAll(/^ {0,3}\[\^([^\]\s]{1,40})\]:/gm), ([, label]) => label));
 }
 
 /** `- `, `* `, `+ `, `1. ` or `1) `: where it stands, what it is, where its text begins. */

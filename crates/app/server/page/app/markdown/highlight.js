@@ -23,6 +23,13 @@ const WORDS = `and as async await begin bool boolean break by case catch char cl
   trait True False true try type typeof u8 u32 u64 i32 i64 f32 f64 unless until update use using usize values var void where while with yield
   SELECT FROM WHERE INSERT INTO VALUES UPDATE SET DELETE CREATE TABLE JOIN LEFT ON GROUP ORDER BY LIMIT AND OR NOT NULL AS`.split(/\s+/);
 
+/** Languages that are not made of words, strings and comments as the families are. */
+const OTHERS = {
+  'diff patch': /(?<comment>^(?:diff |index |--- |\+\+\+ |new file|deleted file|rename |similarity )[^\n]*)|(?<word>^@@[^\n]*)|(?<added>^\+[^\n]*)|(?<removed>^-[^\n]*)/gm,
+  'html htm xml svg vue xhtml': /(?<comment><!--[^]*?(?:-->|$))|(?<word><[/!?]?[A-Za-z][\w:.-]*|[/?]?>)|(?<number>(?<=\s)[\w:@.-]+(?==))|(?<string>(?<==)(?:"[^"]*"|'[^']*'))/g,
+  'css scss less': /(?<comment>\/\*[^]*?(?:\*\/|$))|(?<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?<number>#[\da-fA-F]{3,8}\b|(?<![\w-])-?\d[\d.]*(?:[a-z%]+)?)|(?<word>@[\w-]+|[\w-]+(?=\s*:[^:{]*[;}]))/g,
+};
+
 const patterns = new Map();
 
 /** Pieces of `text` for a code element: strings, and spans where there is colour. */
@@ -41,6 +48,8 @@ export function highlighted(text, language) {
 }
 
 function patternOf(language) {
+  const other = Object.keys(OTHERS).find((names) => names.split(' ').includes(language));
+  if (other) return OTHERS[other];
   const family = Object.keys(FAMILIES).find((name) => FAMILIES[name].split(' ').includes(language));
   if (!family) return null;
   if (!patterns.has(family)) {

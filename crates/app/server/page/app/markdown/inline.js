@@ -1,4 +1,4 @@
-// Markdown, level two: the text of a block into a tree of text, strong, em, del, code, maths, link and br. Time grows with the
+// Markdown, level two: the text of a block into a tree of text, strong, em, del, sub, sup, kbd, mark, code, maths, link, note and br. Time grows with the
 // length of the text, whatever the text is: what is still open is bounded, and so is the search for a link's end.
 import { safeHref } from './links.js';
 
@@ -9,16 +9,21 @@ const ENTITIES = { amp: '&', lt: '<', gt: '>', quot: '"', apos: "'", nbsp: '\u00
 const MATHS_CHARS_MAX = 2000;
 /** An amount and words: "5-per-unit and 6". Not "2x + ab". */
 const PROSE = /^\d(?:[^\\]*[\da-z.,)])?\s+[a-z]{2}/i;
+const NO_NOTES = new Set();
+const STYLED = /^<(sub|sup|kbd|mark)>([^]+?)<\/\1>/i;
+/** Styles inside of styles. */
+const STYLES_MAX = 4;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
 const SPECIAL = /[\\`$*_~[!<&\n]|https?:\/\//g;
 
 /**
  * Nodes of `text`: `{ type: 'text' | 'code', text }`, `{ type: 'br' }`, `{ type: 'strong' | 'em' | 'del', children }`,
+ * `{ type: 'sub' | 'sup' | 'kbd' | 'mark', children }`, `{ type: 'note', label }` for a label in `notes`,
  * `{ type: 'link', href, children }`, `{ type: 'maths', text, display }`. With `growing`, bold, code and links that are not closed yet are taken as if
  * they were, so that an answer being written does not flicker between marks and style.
  */
-export function parseInline(text, { growing = false, links = true } = {}) {
-  const scan = { text, at: 0, growing, links, frames: [{ children: [] }], unclosedTicks: new Set() };
+export function parseInline(text, { growing = false, links = true, notes = NO_NOTES, depth = 0 } = {}) {
+  const scan = { text, at: 0, growing, links, notes, depth, frames: [{ children: [] }], unclosedTicks: new Set() };
   while (scan.at < text.length) step(scan);
   while (scan.frames.length > 1) {
     const frame = scan.frames.at(-1);
@@ -42,7 +47,7 @@ function step(scan) {
     : char === '$' ? dollarMaths(scan)
     : char === '`' ? code(scan)
     : char === '*' || char === '_' || char === '~' ? delimiters(scan, char)
-    : char === '[' || char === '!' ? link(scan)
+    : char === '[' || char === '!' ? note(scan) || link(scan)
     : char === '<' ? angle(scan)
     : char === '&' ? entity(scan)
     : char === '\n' ? lineBreak(scan)
@@ -264,8 +269,9 @@ function targetAt(text, from) {
   return match && { address: (match[1] ?? match[2]).replace(/\\(?=[!-/:-@[-`{-~])/g, ''), end: from + match[0].length };
 }
 
-/** `<https://…>` is a link, `<br>` a break (models put it in tables); every other tag is text. */
+/** `<https://…>` is a link, `<br>` a break (models put it in tables), a few tags are styles; every other tag is text. */
 function angle(scan) {
+  if (styled(scan)) return true;
   const rest = scan.text.slice(scan.at, scan.at + HREF_CHARS_MAX);
   const br = /^<br[ \t]*\/?>/i.exec(rest);
   const address = /^<((?:https?:\/\/|mailto:)[^\s<>]+)>/i.exec(rest);
@@ -274,6 +280,26 @@ function angle(scan) {
   else if (href) top(scan).push({ type: 'link', href, children: [{ type: 'text', text: address[1] }] });
   else return false;
   scan.at += (br ?? address)[0].length;
+  return true;
+}
+
+/** `<sub>2</sub>` and its like, with Markdown in it. */
+function styled(scan) {
+  if (scan.depth >= STYLES_MAX) return false;
+  const found = STYLED.exec(scan.text.slice(scan.at, scan.at + LABEL_CHARS_MAX));
+  if (!found) return false;
+  const { links, notes, depth } = scan;
+  top(scan).push({ type: found[1].toLowerCase(), children: parseInline(found[2], { links, notes, depth: depth + 1 }) });
+  scan.at += found[0].length;
+  return true;
+}
+
+/** `[^1]`, where there is such a note: elsewhere it is text, as in an expression. */
+function note(scan) {
+  const found = /^\[\^([^\]\s]{1,40})\]/.exec(scan.text.slice(scan.at, scan.at + 44));
+  if (!found || !scan.notes.has(found[1])) return false;
+  top(scan).push({ type: 'note', label: found[1] });
+  scan.at += found[0].length;
   return true;
 }
 

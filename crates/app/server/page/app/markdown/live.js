@@ -3,7 +3,7 @@
 //
 // Why two: a line that is still incomplete may look like the start of a block ("#" before it is "#tag") and then turn out
 // to continue the paragraph before it. A block with two more after it ended on complete lines and cannot change.
-import { parseBlocks } from './blocks.js';
+import { noteLabels, parseBlocks } from './blocks.js';
 import { renderBlock } from './render.js';
 
 export class LiveMarkdown {
@@ -11,6 +11,7 @@ export class LiveMarkdown {
   #text = '';
   #blocks = []; // { type, start, raw, text, growing, element }
   #settled = 0;
+  #notes = new Set();
   #onSettled;
 
   /** Renders into `root`. `onSettled(element)` is called once for each block that will not change any more. */
@@ -23,12 +24,26 @@ export class LiveMarkdown {
   update(text, done = false) {
     if (!text.startsWith(this.#text)) this.#clear();
     this.#text = text;
+    this.#findNotes();
     const keep = Math.max(this.#blocks.length - 2, 0);
     const from = this.#blocks[keep]?.start ?? 0;
     const blocks = parseBlocks(text.slice(from));
     for (const extra of this.#blocks.splice(keep + blocks.length)) extra.element.remove();
     blocks.forEach((block, i) => this.#show(keep + i, { ...block, start: from + block.start }, !done && i === blocks.length - 1));
     this.#settle(done ? this.#blocks.length : Math.max(this.#blocks.length - 2, 0));
+  }
+
+  /** Notes stand at the end, and what refers to them before: that is drawn again when its note comes. */
+  #findNotes() {
+    const notes = this.#text.includes('[^') ? noteLabels(this.#text) : this.#notes;
+    if (notes.size === this.#notes.size) return;
+    this.#notes = notes;
+    for (const shown of this.#blocks) {
+      if (!shown.raw.includes('[^')) continue;
+      const element = renderBlock(parseBlocks(shown.raw)[0], shown.growing, notes);
+      shown.element.replaceWith(element);
+      shown.element = element;
+    }
   }
 
   #show(index, block, growing) {
@@ -41,7 +56,8 @@ export class LiveMarkdown {
     if (continues(shown, block, growing)) {
       element.querySelector('code').firstChild.appendData(block.text.slice(shown.text.length));
     } else {
-      element = renderBlock(block, growing);
+      element = renderBlock(block, growing, this.#notes);
+      if (shown?.type === 'details' && block.type === 'details') element.open = shown.element.open;
       if (shown) shown.element.replaceWith(element);
       else this.#root.append(element);
     }
@@ -57,6 +73,7 @@ export class LiveMarkdown {
     for (const block of this.#blocks) block.element.remove();
     this.#blocks = [];
     this.#settled = 0;
+    this.#notes = new Set();
   }
 }
 

@@ -98,6 +98,18 @@ impl StreamEncoder for ChatEncoder {
         self.chunks.end(usage, out);
     }
 
+    fn cancelled(&mut self, usage: Usage, out: &mut Vec<StreamEvent>) {
+        self.chunks.usage = usage;
+        let choice = |index| ChatChunkChoice {
+            index,
+            delta: DeltaBody::default(),
+            logprobs: None,
+            finish_reason: Some("cancelled"),
+        };
+        out.extend((0..self.choices).map(|index| self.chunks.choice(choice(index))));
+        self.end(usage, out);
+    }
+
     fn error(&mut self, error: ApiError, out: &mut Vec<StreamEvent>) {
         out.push(StreamEvent::json(&error.openai_body()));
     }

@@ -44,6 +44,10 @@ generation_request! {
         pub add_generation_prompt: Option<bool>,
         /// Continue the last message instead of starting a new one
         pub continue_final_message: Option<bool>,
+        /// With `stream`: the answer is kept under this id, of 16 to 64 letters, digits, `-` and `_`, for a while. It goes on if
+        /// the client disconnects, and `/v1/answers/{id}` resumes and cancels it
+        #[schema(min_length = 16, max_length = 64)]
+        pub answer_id: Option<String>,
         /// Refused unless it is `["text"]`: no other modality is supported
         pub modalities: Option<Vec<String>>,
         /// Not supported: refused

@@ -43,7 +43,7 @@ fn chat() -> Vec<Value> {
         "messages": conversation(), "max_completion_tokens": 1, "max_tokens": 1, "logprobs": true, "top_logprobs": 1,
         "tools": [tool()], "tool_choice": "auto", "parallel_tool_calls": true,
         "chat_template_kwargs": {}, "reasoning_effort": "low", "add_generation_prompt": true, "continue_final_message": false,
-        "modalities": ["text"], "audio": null, "functions": null, "function_call": null, "prediction": null,
+        "answer_id": "contract-answer-1", "modalities": ["text"], "audio": null, "functions": null, "function_call": null, "prediction": null,
         "web_search_options": null,
     });
     let named = json!({"type": "function", "function": {"name": "look"}});
