@@ -37,7 +37,8 @@ fn help_has_all_options_under_a_few_headings() {
         }
     }
     let serve = succeed(&["serve", "--help"]);
-    let section = |heading: &str| serve.split(&format!("\n{heading}:\n")).nth(1).unwrap().split("\n\n  ").next().unwrap();
+    let section =
+        |heading: &str| serve.split(&format!("\n{heading}:\n")).nth(1).unwrap().split("\n\n  ").next().unwrap();
     assert!(section("Model").contains("--model") && section("Server").contains("--host"), "{serve}");
 }
 

@@ -67,8 +67,10 @@ fn a_user_sees_and_ends_the_servers_that_they_started() {
         assert!(table.contains(&line), "{table}");
     }
     let lines = user.succeed(&["ps", "--json"]);
-    let urls: Vec<String> =
-        lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["url"].as_str().unwrap().into()).collect();
+    let urls: Vec<String> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["url"].as_str().unwrap().into())
+        .collect();
     assert_eq!(urls, [&first, &second].map(|server| format!("http://{}", server.address)));
     // Another user has none.
     User::new().refused(&["stop"], 1, "no server of yours runs");
@@ -111,9 +113,17 @@ fn a_port_that_is_taken_is_told_with_the_server_that_has_it() {
     let user = User::new();
     let server = user.serve(&[]);
     let model = oracle("qwen3/model-f32");
-    user.refused(&["serve", &model, "--port", port(&server)], 1, &format!("by your server at http://{}", server.address));
+    user.refused(
+        &["serve", &model, "--port", port(&server)],
+        1,
+        &format!("by your server at http://{}", server.address),
+    );
     let stranger = User::new();
-    stranger.refused(&["serve", &model, "--port", port(&server)], 1, "in use by another program: choose another with --port");
+    stranger.refused(
+        &["serve", &model, "--port", port(&server)],
+        1,
+        "in use by another program: choose another with --port",
+    );
     let key = ["--cluster-key", KEY];
     stranger.refused(&[&["ranks", "--listen", &server.address], &key[..]].concat(), 1, "choose another with --listen");
     stranger.refused(&[&["join", "--listen", &server.address], &key[..]].concat(), 1, "choose another with --listen");
@@ -140,7 +150,8 @@ fn in_a_terminal_the_server_says_hello_and_is_quiet() {
     let model = oracle("qwen3/model-f32");
     let user = User::new();
     let start = |options: &[&str]| {
-        let mut command = consort(&[&["serve", &model, "--port", "0", "--served-model-name", "tiny"], options].concat());
+        let mut command =
+            consort(&[&["serve", &model, "--port", "0", "--served-model-name", "tiny"], options].concat());
         command.env("XDG_STATE_HOME", user.state());
         Pty::start(command, 120)
     };
@@ -156,7 +167,9 @@ fn in_a_terminal_the_server_says_hello_and_is_quiet() {
     }
     assert!(!hello.contains("INFO") && !hello.contains("listening"), "{hello}");
     let address = url.strip_prefix("http://").unwrap();
-    assert!(ask(address, "POST /v1/completions", "", r#"{"prompt": "a", "max_tokens": 1}"#).starts_with("HTTP/1.1 200"));
+    assert!(
+        ask(address, "POST /v1/completions", "", r#"{"prompt": "a", "max_tokens": 1}"#).starts_with("HTTP/1.1 200")
+    );
     kill("TERM", terminal.id());
     let (code, rest) = terminal.end();
     assert_eq!(code, Some(0), "{rest}");
