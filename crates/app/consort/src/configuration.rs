@@ -221,7 +221,7 @@ fn arguments_of(
     };
     let mut applicable: Vec<&Entry<'_>> = entries.iter().filter(applies).collect();
     // What is said of the command itself comes first.
-    applicable.sort_by_key(|entry| std::cmp::Reverse(entry.path.len()));
+    applicable.sort_by_key(|entry| (std::cmp::Reverse(entry.path.len()), entry.line));
 
     let (mut taken, mut added): (Vec<(&Arg, &Entry<'_>)>, Vec<OsString>) = (Vec::new(), Vec::new());
     for entry in applicable {

@@ -39,9 +39,9 @@ pub struct ChatArgs {
     #[command(flatten)]
     stats: StatsOption,
     #[command(flatten)]
-    threads: ThreadOption,
-    #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    threads: ThreadOption,
     #[command(flatten)]
     options: ModelOptions,
 }

@@ -41,7 +41,7 @@ pub async fn run(
     app.set_stage(LoadStage::Draining(served.as_ref().map_or_else(Weak::new, Arc::downgrade)));
     drop(stop);
     let Some(served) = served else { return Ok(ExitCode::SUCCESS) };
-    info!(grace_s = grace.as_secs(), "shutting down: answers may finish; once more ends at once");
+    info!("shutting down: answers may finish within {} s; once more ends at once", grace.as_secs());
     let thread_exit = served.service.thread_exit();
     let drain = tokio::task::spawn_blocking(move || served.service.drain(grace));
     let finishing = async {
@@ -55,7 +55,7 @@ pub async fn run(
     tokio::select! {
         (all_ended, unfinished) = finishing => {
             if unfinished > 0 || !all_ended {
-                warn!(unfinished, "answers were cut off");
+                warn!("{unfinished} answers were cut off");
             }
             Ok(ExitCode::SUCCESS)
         }
