@@ -1,7 +1,11 @@
 //! The servers of a user: `ps` without an address, `stop`, ports that are taken, and what `serve` says in a terminal.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Output};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -106,6 +110,56 @@ fn a_model_is_named_by_its_own_name() {
     user.refused(&["stop", "resp_0"], 1, "no server has the answer resp_0");
     user.refused(&["stop", "resp_0/../x"], 1, "no server has the answer");
     assert!(ask(&server.address, "GET /ready", "", "").starts_with("HTTP/1.1 200"));
+}
+
+/// Answers requests as Ollama does of a model that is unloaded once it is told to. Returns its address and what it was sent.
+fn server_of_other_models() -> (String, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, (seen, requests)) = (listener.local_addr().unwrap(), channel());
+    thread::spawn(move || {
+        let mut loaded = r#"[{"name": "small:latest"}, {"name": "owner/big:Q4_K_M"}]"#;
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let (mut head, mut length) = (String::new(), 0);
+            while !head.ends_with("\r\n\r\n") {
+                let start = head.len();
+                stream.read_line(&mut head).unwrap();
+                let line = head[start..].to_ascii_lowercase();
+                length = line.strip_prefix("content-length: ").map_or(length, |text| text.trim().parse().unwrap());
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).unwrap();
+            let path = head.split(' ').nth(1).unwrap();
+            let (status, reply) = match path {
+                "/api/ps" => ("200 OK", format!(r#"{{"models": {loaded}}}"#)),
+                "/api/generate" => {
+                    loaded = r#"[{"name": "owner/big:Q4_K_M"}]"#;
+                    ("200 OK", r#"{"done": true}"#.to_owned())
+                }
+                "/v1/responses/resp_1/cancel" | "/v1/answers/mine/cancel" => ("200 OK", "{}".to_owned()),
+                _ => ("404 Not Found", "{}".to_owned()),
+            };
+            seen.send(format!("{path} {}", text(&body))).unwrap();
+            let length = reply.len();
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+            stream.get_mut().write_all((head + &reply).as_bytes()).unwrap();
+        }
+    });
+    (format!("http://{address}"), requests)
+}
+
+#[test]
+fn a_model_is_unloaded_and_an_answer_is_ended_where_they_are() {
+    let (user, (url, requests)) = (User::new(), server_of_other_models());
+    let stopped = user.succeed(&["stop", "small", "--url", &url]);
+    assert_eq!(stopped, format!("small is unloaded at {url}\n"));
+    let sent: Vec<_> = requests.try_iter().collect();
+    assert_eq!(sent, ["/api/ps ", r#"/api/generate {"keep_alive":0,"model":"small:latest"}"#, "/api/ps "]);
+    user.refused(&["stop", "small", "--url", &url], 1, "neither a model that is loaded nor a running answer");
+    user.refused(&["stop", "owner/big:Q4_K_M", "--url", &url], 1, "keeps owner/big:Q4_K_M");
+    assert_eq!(user.succeed(&["stop", "resp_1", "--url", &url]), format!("resp_1 is ended at {url}\n"));
+    assert_eq!(user.succeed(&["stop", "mine", "--url", &url]), format!("mine is ended at {url}\n"));
+    user.refused(&["stop", "resp_2", "--url", &url], 1, "no server has the answer resp_2");
 }
 
 #[test]
