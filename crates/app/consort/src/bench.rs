@@ -27,7 +27,9 @@ use crate::usage::UsageError;
 use chain_result::ChainResult;
 use limits::{Limit, Machine, TokenCost, build_fault};
 
-/// Measure how fast a model runs on this machine, and compare with the machine's limits; or measure how exact it is
+/// Measure how fast a model runs on this machine, or how exact it is
+///
+/// Speeds are compared with the limits of the machine.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     #[command(flatten)]

@@ -107,7 +107,8 @@ fn read(matches: &ArgMatches) -> Result<Option<(PathBuf, String)>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => return Ok(None),
         read => read.with_context(context)?,
     };
-    let text = String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text in UTF-8")).with_context(context)?;
+    let text =
+        String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text in UTF-8")).with_context(context)?;
     Ok(Some((file, text)))
 }
 
@@ -194,7 +195,9 @@ fn option<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
         let aliases = arg.get_all_aliases().unwrap_or_default();
         arg.get_long() == Some(long) || aliases.contains(&long)
     };
-    let is_ours = |arg: &&Arg| !matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version);
+    let is_ours = |arg: &&Arg| {
+        !matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version)
+    };
     command.get_arguments().find(|arg| is_named(arg) && is_ours(arg) && !arg.is_global_set() && long != DEFAULT_MODEL)
 }
 
@@ -218,7 +221,7 @@ fn arguments_of(
     };
     let mut applicable: Vec<&Entry<'_>> = entries.iter().filter(applies).collect();
     // What is said of the command itself comes first.
-    applicable.sort_by_key(|entry| std::cmp::Reverse(entry.path.len()));
+    applicable.sort_by_key(|entry| (std::cmp::Reverse(entry.path.len()), entry.line));
 
     let (mut taken, mut added): (Vec<(&Arg, &Entry<'_>)>, Vec<OsString>) = (Vec::new(), Vec::new());
     for entry in applicable {
@@ -238,7 +241,8 @@ fn arguments_of(
         taken.push((arg, entry));
         added.extend(values.iter().map(|value| {
             // A word may name another model.
-            let default_model = entry.key == "model" && command.get_arguments().any(|arg| arg.get_long() == Some(DEFAULT_MODEL));
+            let default_model =
+                entry.key == "model" && command.get_arguments().any(|arg| arg.get_long() == Some(DEFAULT_MODEL));
             let long = if default_model { DEFAULT_MODEL } else { &entry.key };
             OsString::from(match value {
                 None => format!("--{long}"),
@@ -261,9 +265,21 @@ impl Entry<'_> {
     fn arguments(&self, arg: &Arg) -> Result<Vec<Option<Cow<'_, str>>>, EntryError> {
         let needs_value = arg.get_num_args().is_none_or(|count| count.min_values() > 0);
         let values: Vec<Option<Cow<'_, str>>> = match (&self.value, arg.get_action()) {
-            (DeValue::Boolean(is_set), ArgAction::SetTrue) => if *is_set { vec![None] } else { Vec::new() },
+            (DeValue::Boolean(is_set), ArgAction::SetTrue) => {
+                if *is_set {
+                    vec![None]
+                } else {
+                    Vec::new()
+                }
+            }
             (_, ArgAction::SetTrue) => return Err(self.refuse("it must be true or false")),
-            (DeValue::Boolean(is_set), _) if !needs_value => if *is_set { vec![None] } else { Vec::new() },
+            (DeValue::Boolean(is_set), _) if !needs_value => {
+                if *is_set {
+                    vec![None]
+                } else {
+                    Vec::new()
+                }
+            }
             (DeValue::Array(items), ArgAction::Append) => {
                 let values = items.iter().map(|item| self.scalar(item.get_ref()));
                 values.map(|value| value.map(Some)).collect::<Result<_, _>>()?
@@ -290,7 +306,8 @@ impl Entry<'_> {
     /// Parses the value as the command would.
     fn check(&self, arg: &Arg, value: &str) -> Result<(), EntryError> {
         // Alone: what the option requires or excludes is not there.
-        let alone = Arg::new("value").long("value").action(ArgAction::Append).value_parser(arg.get_value_parser().clone());
+        let alone =
+            Arg::new("value").long("value").action(ArgAction::Append).value_parser(arg.get_value_parser().clone());
         let alone = match arg.get_value_delimiter() {
             Some(delimiter) => alone.value_delimiter(delimiter),
             None => alone,
@@ -438,7 +455,10 @@ mod tests {
     fn mistakes_are_named_with_line_and_key() {
         for (text, why) in [
             ("\n\ntempersture = 1", "file:3: unknown key `tempersture`: no command has an option --tempersture"),
-            ("[serve]\ndefault-model = 1", "file:2: unknown key `default-model`: consort serve has no option --default-model"),
+            (
+                "[serve]\ndefault-model = 1",
+                "file:2: unknown key `default-model`: consort serve has no option --default-model",
+            ),
             ("[run]\nport = 1", "file:2: unknown key `port`: consort run has no option --port"),
             ("config = \"x\"", "file:1: unknown key `config`: no command has an option --config"),
             ("[walk]\nport = 1", "file:1: [walk] is no command of consort"),

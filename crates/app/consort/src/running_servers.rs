@@ -136,7 +136,8 @@ mod process {
         const FIELD: usize = 19;
         const STATE: usize = 0;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let fields: Vec<&str> = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
         let time = fields.get(FIELD).filter(|_| !matches!(fields[STATE], "Z" | "X")).and_then(|time| time.parse().ok());
         time.ok_or_else(|| io::Error::other("the process has ended"))
     }

@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn an_address_without_a_port_has_that_of_its_scheme() {
-        for (url, expected) in [("http://a:8000", 8000), ("http://[::1]:9", 9), ("http://a", 80), ("https://a/b", 443)] {
+        for (url, expected) in [("http://a:8000", 8000), ("http://[::1]:9", 9), ("http://a", 80), ("https://a/b", 443)]
+        {
             assert_eq!(port(url).unwrap(), expected, "{url}");
         }
     }

@@ -170,7 +170,12 @@ impl CakeWorker {
         let peer = stream.peer_addr().ok();
         let registered = match registry.add(&stream) {
             Ok(Some(registered)) => registered,
-            Ok(None) => return debug!(peer = peer.map(display), "{CONNECTIONS_MAX} connections are open, so another was closed"),
+            Ok(None) => {
+                return debug!(
+                    peer = peer.map(display),
+                    "{CONNECTIONS_MAX} connections are open, so another was closed"
+                );
+            }
             Err(error) => return debug!(peer = peer.map(display), "a connection failed: {error}"),
         };
         match self.serve_connection(stream, &registered) {

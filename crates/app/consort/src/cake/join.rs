@@ -106,8 +106,8 @@ impl CakeService {
         let settings = CakeWorkerSettings { key: Some(key.clone()), store, store_limits, model: self.model };
         let loader = StageLoader { threads, level: Level::detect(), memory_max };
         let worker = CakeWorker::new(settings, Arc::new(loader.into_loader())).context("serve the model")?;
-        let listener = TcpListener::bind(listen)
-            .map_err(|error| listening::explain(&listen.to_string(), "--listen", &error))?;
+        let listener =
+            TcpListener::bind(listen).map_err(|error| listening::explain(&listen.to_string(), "--listen", &error))?;
         let address = listener.local_addr().context("find out the address")?;
         let announcement = announcement(&key, name.as_str().to_owned(), address.port(), memory_max);
         let has_ended = AtomicBool::new(false);

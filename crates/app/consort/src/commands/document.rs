@@ -158,8 +158,7 @@ fn option(arg: &Arg) -> String {
         let names: Vec<_> = values.iter().map(|value| value.get_name()).collect();
         text += &format!(" [possible values: {}]", names.join(", "));
     }
-    let aliases: Vec<_> =
-        arg.get_all_aliases().unwrap_or_default().iter().map(|alias| format!("--{alias}")).collect();
+    let aliases: Vec<_> = arg.get_all_aliases().unwrap_or_default().iter().map(|alias| format!("--{alias}")).collect();
     if !aliases.is_empty() {
         text += &format!(" [also: {}]", aliases.join(", "));
     }

@@ -3,7 +3,7 @@
 use clap::{Arg, Command};
 
 /// Of the options under a heading, those that `-h` shows.
-const USED: [&str; 12] = [
+const USED: [&str; 13] = [
     "model_option",
     "context",
     "quant",
@@ -16,6 +16,7 @@ const USED: [&str; 12] = [
     "host",
     "port",
     "api_keys",
+    "verbose",
 ];
 /// Of the others, those that it does not show.
 const SELDOM: [&str; 2] = ["raw", "stats"];

@@ -15,9 +15,9 @@ use crate::terminal;
 use machines::MachinesReply;
 use status::StatusReply;
 
-/// Show what servers serve: model, state, memory, requests, and the machines, ranks and peers that run it
+/// Show what servers serve, and the machines, ranks and peers that run it
 ///
-/// Without --url: the servers that you started on this machine, else the one at http://127.0.0.1:8000.
+/// For each model: state, memory, requests. Without --url: the servers that you started on this machine, else the one at http://127.0.0.1:8000.
 #[derive(Args, Debug)]
 pub struct PsArgs {
     /// Address of a server

@@ -49,7 +49,8 @@ impl RanksArgs {
     pub fn run(self) -> Result<()> {
         logs::install(self.log, "info")?;
         let key = self.key.key()?;
-        let listener = TcpListener::bind(&self.listen).map_err(|error| listening::explain(&self.listen, "--listen", &error))?;
+        let listener =
+            TcpListener::bind(&self.listen).map_err(|error| listening::explain(&self.listen, "--listen", &error))?;
         watch_signals()?;
         info!("ready to start ranks for supervisors with the key: listening on {}", listener.local_addr()?);
         let threads_max = self.threads.map_or_else(cpus, NonZeroUsize::get);

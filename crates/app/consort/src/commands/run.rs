@@ -57,9 +57,9 @@ pub struct RunArgs {
     #[command(flatten)]
     stats: StatsOption,
     #[command(flatten)]
-    threads: ThreadOption,
-    #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    threads: ThreadOption,
     #[command(flatten)]
     pub options: ModelOptions,
 }

@@ -58,11 +58,11 @@ pub struct ServeArgs {
     #[command(flatten)]
     threads: ThreadOption,
     #[command(flatten)]
-    http: HttpOptions,
-    #[command(flatten)]
     cache: CacheOptions,
     #[command(flatten)]
     options: ModelOptions,
+    #[command(flatten)]
+    http: HttpOptions,
 }
 
 /// Several models behind one server.

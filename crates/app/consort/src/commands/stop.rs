@@ -48,7 +48,8 @@ impl StopArgs {
             && let Some(named) = named_by(target)
         {
             let found = servers.iter().find(|server| named.is(&server.url));
-            let server = found.with_context(|| format!("no server of yours on this machine is {target}{}", listed(&servers)))?;
+            let server =
+                found.with_context(|| format!("no server of yours on this machine is {target}{}", listed(&servers)))?;
             return self.end(server);
         }
         let urls: Vec<&str> = match &self.url {
@@ -67,7 +68,9 @@ impl StopArgs {
         match failure {
             Some(error) => Err(error),
             None if target.starts_with(RESPONSE_PREFIX) => bail!("no server has the answer {target}"),
-            None => bail!("{target} is neither a model that is loaded nor a running answer: `consort ps` shows the models"),
+            None => {
+                bail!("{target} is neither a model that is loaded nor a running answer: `consort ps` shows the models")
+            }
         }
     }
 
@@ -183,7 +186,9 @@ mod tests {
         for word in ["qwen3:4b", "owner/name", "70000", "resp_1"] {
             assert_eq!(named_by(word), None, "{word}");
         }
-        assert!(ServerName::Port(8000).is("http://127.0.0.1:8000") && !ServerName::Port(800).is("http://127.0.0.1:8000"));
+        assert!(
+            ServerName::Port(8000).is("http://127.0.0.1:8000") && !ServerName::Port(800).is("http://127.0.0.1:8000")
+        );
         assert!(ServerName::Url("http://localhost:8000".to_owned()).is("http://127.0.0.1:8000"));
     }
 }

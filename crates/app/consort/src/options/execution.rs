@@ -9,10 +9,10 @@ use kernels::cpu::{CpuOptions, KvType, Level};
 use model::Checkpoint;
 use types::DType;
 
-use super::{ModelMath, heading};
 use super::values::{
     ComputeOption, CpuLevelOption, DecodeMathOption, KvOption, PromptMathOption, positive, quantisation,
 };
+use super::{ModelMath, heading};
 use crate::usage::UsageError;
 
 /// The context of `run`, `chat` and `show`, if the model supports that many tokens.

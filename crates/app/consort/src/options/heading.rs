@@ -9,6 +9,7 @@ pub const MACHINE: &str = "This machine";
 /// Machines that share a key: clusters, ranks of other hosts, workers of cake.
 pub const CLUSTER: &str = "Machines of mine";
 /// Peers that nobody has to trust.
+#[cfg(feature = "swarm")]
 pub const SWARM: &str = "Swarm";
 /// Who may ask, and where.
 pub const SERVER: &str = "Server";

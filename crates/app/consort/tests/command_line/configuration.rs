@@ -57,7 +57,11 @@ fn a_mistake_is_one_line_with_file_line_and_key() {
     let model = oracle("llama/model-f32");
     for (file, args, why) in [
         ("threads = 1\ntempersture = 1\n", &["run", &model, "x"][..], ":2: unknown key `tempersture`"),
-        ("\n[run]\ntemperature = -1\n", &["run", &model, "x"], ":3: invalid value '-1' for 'temperature': it must be from 0"),
+        (
+            "\n[run]\ntemperature = -1\n",
+            &["run", &model, "x"],
+            ":3: invalid value '-1' for 'temperature': it must be from 0",
+        ),
         ("[serve]\ncluster = 7\n", &["serve", &model], ":2: `cluster`: it must be true or false"),
         ("[serve]\ntls-cert = \"x\"\n", &["serve", &model], "config.toml: the following required arguments"),
     ] {

@@ -37,7 +37,11 @@ fn help_has_all_options_under_a_few_headings() {
         }
     }
     let serve = succeed(&["serve", "--help"]);
-    let section = |heading: &str| serve.split(&format!("\n{heading}:\n")).nth(1).unwrap().split("\n\n  ").next().unwrap();
+    let places: Vec<_> = HEADINGS.iter().filter_map(|heading| serve.find(&format!("\n{heading}:\n"))).collect();
+    // What is under Sampling is in the requests.
+    assert!(places.is_sorted() && places.len() == 5, "{places:?}");
+    let section =
+        |heading: &str| serve.split(&format!("\n{heading}:\n")).nth(1).unwrap().split("\n\n  ").next().unwrap();
     assert!(section("Model").contains("--model") && section("Server").contains("--host"), "{serve}");
 }
 
@@ -70,8 +74,8 @@ fn options_have_the_names_that_people_know() {
     check_refused(&["run", "-m", &model, "a", "b"], 2, "`b` is one word too many");
     check_refused(&["chat", "-m", &model, &model], 2, "cannot be used with");
 
-    let shown = succeed(&["show", &model, "--json"]);
-    assert_eq!(succeed(&["show", "-m", &model, "--json"]), shown);
+    let name = |json: &str| serde_json::from_str::<Value>(json).unwrap()["name"].clone();
+    assert_eq!(name(&succeed(&["show", "-m", &model, "--json"])), model.as_str());
     check_refused(&["show"], 2, "required");
     let measured = succeed(&["bench", "-m", &model, "-p", "8", "-n", "2", "-r", "1", "--json", "-c", "64"]);
     assert_eq!(measured.lines().count(), 2, "{measured}");

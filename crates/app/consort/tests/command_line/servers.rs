@@ -1,7 +1,11 @@
 //! The servers of a user: `ps` without an address, `stop`, ports that are taken, and what `serve` says in a terminal.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Output};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -67,8 +71,10 @@ fn a_user_sees_and_ends_the_servers_that_they_started() {
         assert!(table.contains(&line), "{table}");
     }
     let lines = user.succeed(&["ps", "--json"]);
-    let urls: Vec<String> =
-        lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["url"].as_str().unwrap().into()).collect();
+    let urls: Vec<String> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["url"].as_str().unwrap().into())
+        .collect();
     assert_eq!(urls, [&first, &second].map(|server| format!("http://{}", server.address)));
     // Another user has none.
     User::new().refused(&["stop"], 1, "no server of yours runs");
@@ -106,14 +112,72 @@ fn a_model_is_named_by_its_own_name() {
     assert!(ask(&server.address, "GET /ready", "", "").starts_with("HTTP/1.1 200"));
 }
 
+/// Answers requests as Ollama does of a model that is unloaded once it is told to. Returns its address and what it was sent.
+fn server_of_other_models() -> (String, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, (seen, requests)) = (listener.local_addr().unwrap(), channel());
+    thread::spawn(move || {
+        let mut loaded = r#"[{"name": "small:latest"}, {"name": "owner/big:Q4_K_M"}]"#;
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let (mut head, mut length) = (String::new(), 0);
+            while !head.ends_with("\r\n\r\n") {
+                let start = head.len();
+                stream.read_line(&mut head).unwrap();
+                let line = head[start..].to_ascii_lowercase();
+                length = line.strip_prefix("content-length: ").map_or(length, |text| text.trim().parse().unwrap());
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).unwrap();
+            let path = head.split(' ').nth(1).unwrap();
+            let (status, reply) = match path {
+                "/api/ps" => ("200 OK", format!(r#"{{"models": {loaded}}}"#)),
+                "/api/generate" => {
+                    loaded = r#"[{"name": "owner/big:Q4_K_M"}]"#;
+                    ("200 OK", r#"{"done": true}"#.to_owned())
+                }
+                "/v1/responses/resp_1/cancel" | "/v1/answers/mine/cancel" => ("200 OK", "{}".to_owned()),
+                _ => ("404 Not Found", "{}".to_owned()),
+            };
+            seen.send(format!("{path} {}", text(&body))).unwrap();
+            let length = reply.len();
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+            stream.get_mut().write_all((head + &reply).as_bytes()).unwrap();
+        }
+    });
+    (format!("http://{address}"), requests)
+}
+
+#[test]
+fn a_model_is_unloaded_and_an_answer_is_ended_where_they_are() {
+    let (user, (url, requests)) = (User::new(), server_of_other_models());
+    let stopped = user.succeed(&["stop", "small", "--url", &url]);
+    assert_eq!(stopped, format!("small is unloaded at {url}\n"));
+    let sent: Vec<_> = requests.try_iter().collect();
+    assert_eq!(sent, ["/api/ps ", r#"/api/generate {"keep_alive":0,"model":"small:latest"}"#, "/api/ps "]);
+    user.refused(&["stop", "small", "--url", &url], 1, "neither a model that is loaded nor a running answer");
+    user.refused(&["stop", "owner/big:Q4_K_M", "--url", &url], 1, "keeps owner/big:Q4_K_M");
+    assert_eq!(user.succeed(&["stop", "resp_1", "--url", &url]), format!("resp_1 is ended at {url}\n"));
+    assert_eq!(user.succeed(&["stop", "mine", "--url", &url]), format!("mine is ended at {url}\n"));
+    user.refused(&["stop", "resp_2", "--url", &url], 1, "no server has the answer resp_2");
+}
+
 #[test]
 fn a_port_that_is_taken_is_told_with_the_server_that_has_it() {
     let user = User::new();
     let server = user.serve(&[]);
     let model = oracle("qwen3/model-f32");
-    user.refused(&["serve", &model, "--port", port(&server)], 1, &format!("by your server at http://{}", server.address));
+    user.refused(
+        &["serve", &model, "--port", port(&server)],
+        1,
+        &format!("by your server at http://{}", server.address),
+    );
     let stranger = User::new();
-    stranger.refused(&["serve", &model, "--port", port(&server)], 1, "in use by another program: choose another with --port");
+    stranger.refused(
+        &["serve", &model, "--port", port(&server)],
+        1,
+        "in use by another program: choose another with --port",
+    );
     let key = ["--cluster-key", KEY];
     stranger.refused(&[&["ranks", "--listen", &server.address], &key[..]].concat(), 1, "choose another with --listen");
     stranger.refused(&[&["join", "--listen", &server.address], &key[..]].concat(), 1, "choose another with --listen");
@@ -140,7 +204,8 @@ fn in_a_terminal_the_server_says_hello_and_is_quiet() {
     let model = oracle("qwen3/model-f32");
     let user = User::new();
     let start = |options: &[&str]| {
-        let mut command = consort(&[&["serve", &model, "--port", "0", "--served-model-name", "tiny"], options].concat());
+        let mut command =
+            consort(&[&["serve", &model, "--port", "0", "--served-model-name", "tiny"], options].concat());
         command.env("XDG_STATE_HOME", user.state());
         Pty::start(command, 120)
     };
@@ -156,7 +221,9 @@ fn in_a_terminal_the_server_says_hello_and_is_quiet() {
     }
     assert!(!hello.contains("INFO") && !hello.contains("listening"), "{hello}");
     let address = url.strip_prefix("http://").unwrap();
-    assert!(ask(address, "POST /v1/completions", "", r#"{"prompt": "a", "max_tokens": 1}"#).starts_with("HTTP/1.1 200"));
+    assert!(
+        ask(address, "POST /v1/completions", "", r#"{"prompt": "a", "max_tokens": 1}"#).starts_with("HTTP/1.1 200")
+    );
     kill("TERM", terminal.id());
     let (code, rest) = terminal.end();
     assert_eq!(code, Some(0), "{rest}");

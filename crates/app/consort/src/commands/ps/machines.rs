@@ -133,6 +133,9 @@ mod tests {
     fn a_model_on_one_machine_has_no_list_of_machines() {
         let own = r#"{"kind": "process", "stages": [{"name": "this machine", "layers": {"start": 0, "end": 4}}], "nodes": []}"#;
         assert_eq!(lines(own), "");
-        assert_eq!(lines(r#"{"waiting": "no machine has answered"}"#), "waiting for machines: no machine has answered\n");
+        assert_eq!(
+            lines(r#"{"waiting": "no machine has answered"}"#),
+            "waiting for machines: no machine has answered\n"
+        );
     }
 }

@@ -41,7 +41,8 @@ impl Greeting {
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, is_open, network, has_keys, models } = self;
-        let (model, key) = (models.first().map_or("MODEL", String::as_str), if *has_keys { "YOUR_KEY" } else { "none" });
+        let (model, key) =
+            (models.first().map_or("MODEL", String::as_str), if *has_keys { "YOUR_KEY" } else { "none" });
         match &models[..] {
             [] => writeln!(f, "consort listens on {url}\n")?,
             models => writeln!(f, "consort serves {} on {url}\n", models.join(", "))?,
@@ -54,7 +55,10 @@ impl fmt::Display for Greeting {
         writeln!(f, "  a client    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}")?;
         writeln!(f, "              openai api chat.completions.create -m {model} -g user \"Hello\"\n")?;
         if *is_open && !has_keys {
-            writeln!(f, "warning: no API key is set, so everybody on this network can use it: --api-key KEY sets one\n")?;
+            writeln!(
+                f,
+                "warning: no API key is set, so everybody on this network can use it: --api-key KEY sets one\n"
+            )?;
         }
         write!(f, "Ctrl-C ends it; -v shows requests")
     }
@@ -134,7 +138,10 @@ mod tests {
             assert!(text.contains(words), "{words}: {text}");
         }
         assert!(!text.contains("warning") && !text.contains("network"), "{text}");
-        assert_eq!(ready("tiny", Duration::from_millis(1234), 4096), "tiny is ready after 1.2 s, with a context of 4096 tokens");
+        assert_eq!(
+            ready("tiny", Duration::from_millis(1234), 4096),
+            "tiny is ready after 1.2 s, with a context of 4096 tokens"
+        );
     }
 
     #[test]

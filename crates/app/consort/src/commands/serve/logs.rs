@@ -72,7 +72,8 @@ pub fn install_for_server(format: LogFormat, verbose: bool) -> Result<()> {
         return install(format, "info");
     }
     let filter = EnvFilter::new(format!("{},{}", directives(&CRATES, "warn"), directives(&TOLD, "info")));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default).event_format(PersonFormat);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default).event_format(PersonFormat);
     log.try_init().map_err(|error| anyhow!("start the log: {error}"))
 }
 
@@ -162,7 +163,9 @@ mod tests {
             for path in entries(&folder) {
                 if path.is_dir() {
                     folders.push(path);
-                } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("serve/logs.rs") {
+                } else if path.extension().is_some_and(|extension| extension == "rs")
+                    && !path.ends_with("serve/logs.rs")
+                {
                     let source = fs::read_to_string(&path).unwrap();
                     let wrong: Vec<_> = log_calls(&source).into_iter().filter(|call| is_debug_text(call)).collect();
                     assert!(wrong.is_empty(), "{}: {wrong:?}", path.display());

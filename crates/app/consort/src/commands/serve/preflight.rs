@@ -11,7 +11,9 @@ pub fn check_model(model: &str) -> Result<()> {
     let is_local = matches!(model.parse()?, ModelName::Local(_));
     let Ok(files) = Store::from_environment()?.find(model) else {
         if Settings::from_environment()?.access()?.offline {
-            bail!("{model} is not on this machine, and HF_HUB_OFFLINE forbids to fetch it: `consort list` lists what is");
+            bail!(
+                "{model} is not on this machine, and HF_HUB_OFFLINE forbids to fetch it: `consort list` lists what is"
+            );
         }
         return Ok(());
     };

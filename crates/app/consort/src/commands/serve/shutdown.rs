@@ -42,7 +42,7 @@ pub async fn run(
     if served.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    info!(grace_s = grace.as_secs(), "shutting down: answers may finish; once more ends at once");
+    info!("shutting down: answers may finish within {} s; once more ends at once", grace.as_secs());
     let exits: Vec<_> = served.iter().map(|model| model.service.thread_exit()).collect();
     let drain = tokio::task::spawn_blocking(move || drain(served, grace));
     let finishing = async {
@@ -57,7 +57,7 @@ pub async fn run(
     tokio::select! {
         (all_ended, unfinished) = finishing => {
             if unfinished > 0 || !all_ended {
-                warn!(unfinished, "answers were cut off");
+                warn!("{unfinished} answers were cut off");
             }
             Ok(ExitCode::SUCCESS)
         }
