@@ -1,11 +1,12 @@
 //! Progress bars on standard error. Hidden unless it is a terminal.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, Write, stderr};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 /// How often a bar that nobody moves is drawn.
 const TICK: Duration = Duration::from_millis(100);
@@ -39,8 +40,16 @@ impl Write for LogWriter {
 
 /// A bar for bytes, with rate and time left. The message names the current file.
 pub fn bytes(total: u64) -> ProgressBar {
-    let template = "{bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}, {eta} left  {wide_msg}";
-    ProgressBar::new(total).with_style(style(template))
+    let template = "{bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}{left}  {wide_msg}";
+    ProgressBar::new(total).with_style(style(template).with_key("left", write_left))
+}
+
+/// The time left, once there is a rate.
+fn write_left(state: &ProgressState, out: &mut dyn fmt::Write) {
+    if state.per_sec() > 0.0 && state.pos() < state.len().unwrap_or_default() {
+        // A bar is not worth an error.
+        let _ = write!(out, ", {:#} left", HumanDuration(state.eta()));
+    }
 }
 
 /// The same for a download, whose time left is counted also while no bytes come.

@@ -169,7 +169,11 @@ impl Store {
 
     fn default_model_of(&self, machine: &Machine) -> Result<ModelFiles> {
         if let Some(files) = self.best_here(machine)? {
-            terminal::note(&format!("{}: the best model that is here and suits this machine", files.name));
+            let better = match files.name == catalogue().bundled().name {
+                true => "; it is small and often wrong, and `consort search` lists others",
+                false => "",
+            };
+            terminal::note(&format!("{}: the best model that is here and suits this machine{better}", files.name));
             return Ok(files);
         }
         let hub = Hub::new(self.settings.access()?);
@@ -329,7 +333,8 @@ mod tests {
             (4 * GB, 100 * GB, 50.0, Some("llama3.2:3b")),
             (2 * GB, 100 * GB, 50.0, Some("qwen2.5:1.5b")),
             (GB, 100 * GB, 50.0, Some("qwen2.5:0.5b")),
-            (GB / 2, 100 * GB, 50.0, Some("smollm2:135m")),
+            (GB * 7 / 10, 100 * GB, 50.0, Some("gemma3:270m")),
+            (GB * 52 / 100, 100 * GB, 50.0, Some("smollm2:135m")),
             (GB / 10, 100 * GB, 50.0, None),
             // A full disk.
             (64 * GB, 2 * GB, 50.0, Some("qwen2.5:1.5b")),

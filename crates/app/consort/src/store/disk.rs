@@ -58,7 +58,7 @@ mod tests {
         assert!(free(&within).is_some_and(|bytes| bytes > 0));
         assert!(check("it", 1, &within).is_ok());
         let refused = check("qwen3:4b", 1 << 60, &within).unwrap_err().to_string();
-        assert!(refused.starts_with("no room for qwen3:4b: it needs 1152921.50 TB in "), "{refused}");
+        assert!(refused.starts_with("no room for qwen3:4b: it needs 1.15 EB in "), "{refused}");
         assert!(refused.contains("a/b, where "), "{refused}");
     }
 }

@@ -73,9 +73,9 @@ pub fn is_model_name(word: &str) -> bool {
 
 /// Whether a download ended because its observer ended it.
 pub fn is_cancelled(error: &Error) -> bool {
-    let ended = error.chain().filter_map(|cause| cause.downcast_ref());
-    ended.into_iter().any(|cause| matches!(cause, DownloadError::Cancelled { .. }))
-        || error.chain().any(|cause| cause.is::<bundled::Cancelled>())
+    error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(DownloadError::Cancelled { .. })) || cause.is::<bundled::Cancelled>()
+    })
 }
 
 impl Store {

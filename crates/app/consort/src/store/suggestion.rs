@@ -50,7 +50,7 @@ mod tests {
             ("lama3.2", "llama3.2", 1),
             ("qwen3-4b", "qwen3:4b", 1),
             ("misrtal", "mistral", 1),
-            ("gemma", "qwen", 4),
+            ("gemma", "qwen", 5),
         ] {
             assert_eq!(edits(a, b), count, "{a} {b}");
         }
