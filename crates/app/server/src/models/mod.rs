@@ -217,7 +217,7 @@ impl Models {
             Err(error) => {
                 warn!(model = slot.name(), "the model could not be loaded: {error}");
                 let why = format!("the model {} could not be loaded: {error}", slot.name());
-                LoadStage::Failed(without_paths(&why).into())
+                LoadStage::Failed(without_paths(&why))
             }
         });
     }

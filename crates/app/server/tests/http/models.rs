@@ -241,7 +241,7 @@ async fn ollama_s_clients_load_and_unload() {
     assert_eq!(loaded["done_reason"], "load");
     assert_eq!(names("/api/ps").await, ["a:latest"]);
     let expires = client.get("/api/ps").await.json()["models"][0]["expires_at"].as_str().unwrap().to_owned();
-    assert!(expires < "2100".to_owned(), "{expires}");
+    assert!(*expires < *"2100", "{expires}");
     let unloaded = client.post("/api/generate", json!({"model": "a", "keep_alive": 0})).await;
     assert_eq!(unloaded["done_reason"], "unload");
     assert!(names("/api/ps").await.is_empty());
