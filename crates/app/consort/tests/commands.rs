@@ -229,7 +229,7 @@ fn mistakes_get_one_clear_sentence() {
     let model = oracle("llama/model-f32");
     let model = model.to_str().unwrap();
     let gguf = oracle("llama/gguf/tiny-llama-q8_0.gguf");
-    check_refused(&["run", "a", "b", "c"], 2, "unexpected");
+    check_refused(&["run", "a", "b", "c"], 2, "`c` is one word too many");
     check_refused(&["run", model, "x", "--quant", "q9"], 2, "use q8_0");
     check_refused(&["run", model, "x", "--cpu-level", "mmx"], 2, "possible values");
     check_refused(&["debug", "tokens", model, "--tokens", "1,x"], 2, "invalid");

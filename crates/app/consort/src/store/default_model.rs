@@ -34,8 +34,8 @@ const SAMPLE: Duration = Duration::from_secs(3);
 const TOKENS_PER_S_MIN: f64 = 5.0;
 /// The part of the time of a token that reading weights takes.
 const READING: f64 = 0.75;
-/// What a token may read of a model that is here before the machine is measured, which takes half a second: somebody has
-/// chosen it, and no machine of today is slow with it.
+/// What a token may read of a model that is here before the machine is measured, which takes half a second: somebody
+/// has chosen it, and no machine of today is slow with it.
 const READ_UNMEASURED_MAX: u64 = DOWNLOAD_MAX;
 
 /// What this machine has for a model.
@@ -86,8 +86,8 @@ fn downloads<'c>(entries: &'c [Entry], machine: &Machine) -> Vec<&'c Entry> {
     suitable
 }
 
-/// Of the entries that are smaller than one whose download is too slow: those that take no longer than anybody should wait,
-/// else the smallest. Best first, as they were.
+/// Of the entries that are smaller than one whose download is too slow: those that take no longer than anybody should
+/// wait, else the smallest. Best first, as they were.
 fn downloads_on_slow_line<'c>(smaller: &[&'c Entry], bytes_per_s: f64) -> Vec<&'c Entry> {
     let is_soon = |entry: &&&Entry| entry.download as f64 <= bytes_per_s * WAIT_MAX.as_secs_f64();
     let soon: Vec<_> = smaller.iter().filter(is_soon).copied().collect();
@@ -227,7 +227,9 @@ impl Store {
         }
         match refused {
             Some(refused) => self.fall_back(&refused),
-            None => self.fall_back("no larger model suits the memory, the speed, the disk and the line of this machine"),
+            None => {
+                self.fall_back("no larger model suits the memory, the speed, the disk and the line of this machine")
+            }
         }
     }
 
@@ -253,7 +255,8 @@ impl Store {
         }
         let mut others: Vec<_> = stored.iter().filter(|model| entry_of(model).is_none()).collect();
         others.sort_by_key(|model| Reverse(model.bytes));
-        let found = others.into_iter().find(|model| machine.runs(memory(model.bytes, 0), model.bytes) && can_chat(model));
+        let found =
+            others.into_iter().find(|model| machine.runs(memory(model.bytes, 0), model.bytes) && can_chat(model));
         Ok(found.map(StoredModel::files))
     }
 
