@@ -38,6 +38,11 @@ const READING: f64 = 0.75;
 /// has chosen it, and no machine of today is slow with it.
 const READ_UNMEASURED_MAX: u64 = DOWNLOAD_MAX;
 
+/// What a token may read of a model that is not given up for its speed: the models that are smaller are wrong too often.
+const READ_ANYWHERE_MAX: u64 = 300_000_000;
+/// What else runs only slows a measurement, so the best of these counts.
+const MEASUREMENTS: usize = 3;
+
 /// What this machine has for a model.
 pub struct Machine {
     memory: u64,
@@ -58,19 +63,32 @@ impl Machine {
     /// The tokens per second that can be expected where each reads this many bytes of weights.
     fn tokens_per_s(&self, read: u64) -> f64 {
         let settings = ProbeSettings { format: DType::Q4_K, ..ProbeSettings::default() };
-        // A machine that cannot be measured gets what is small enough without that.
-        let measure = || measure_machine(&settings).map_or(0.0, |facts| facts.read_bytes_per_s);
-        self.read_bytes_per_s.get_or_init(measure) * READING / read.max(1) as f64
+        let measure = || {
+            let mut best = 0.0;
+            for _ in 0..MEASUREMENTS {
+                // A machine that cannot be measured gets what is small enough without that.
+                best = measure_machine(&settings).map_or(0.0, |facts| facts.read_bytes_per_s).max(best);
+                if tokens_per_s(best, DOWNLOAD_MAX) >= TOKENS_PER_S_MIN {
+                    break;
+                }
+            }
+            best
+        };
+        tokens_per_s(*self.read_bytes_per_s.get_or_init(measure), read)
     }
 
     fn is_fast(&self, read: u64) -> bool {
-        self.tokens_per_s(read) >= TOKENS_PER_S_MIN
+        read <= READ_ANYWHERE_MAX || self.tokens_per_s(read) >= TOKENS_PER_S_MIN
     }
 
     /// Whether a model that is here suits this machine.
     fn runs(&self, memory: u64, read: u64) -> bool {
         memory <= self.memory && (read <= READ_UNMEASURED_MAX || self.is_fast(read))
     }
+}
+
+fn tokens_per_s(bytes_per_s: f64, read: u64) -> f64 {
+    bytes_per_s * READING / read.max(1) as f64
 }
 
 /// The entries that may be downloaded unasked and suit a machine, best first.
@@ -228,7 +246,7 @@ impl Store {
         match refused {
             Some(refused) => self.fall_back(&refused),
             None => {
-                self.fall_back("no larger model suits the memory, the speed, the disk and the line of this machine")
+                self.fall_back("no larger model suits the memory, the disk and the line of this machine")
             }
         }
     }
@@ -330,8 +348,7 @@ mod tests {
             (8 * GB, 100 * GB, 8.0, Some("qwen2.5:1.5b")),
             (8 * GB, 100 * GB, 6.0, Some("gemma3:1b")),
             (8 * GB, 100 * GB, 2.0, Some("gemma3:270m")),
-            (8 * GB, 100 * GB, 1.0, Some("smollm2:135m")),
-            (8 * GB, 100 * GB, 0.0, None),
+            (8 * GB, 100 * GB, 0.0, Some("gemma3:270m")),
             // One with little memory.
             (4 * GB, 100 * GB, 50.0, Some("llama3.2:3b")),
             (2 * GB, 100 * GB, 50.0, Some("qwen2.5:1.5b")),
