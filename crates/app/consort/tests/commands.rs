@@ -236,7 +236,7 @@ fn mistakes_get_one_clear_sentence() {
     check_refused(&["run", model, "x", "--threads", "99999999999"], 2, "CPUs");
     check_refused(&["bench", model, "-t", "1,99999999999"], 2, "CPUs");
     check_refused(&["bench", model, "-p", "0", "-n", "18446744073709551615"], 1, "made for");
-    check_refused(&["run", "hello", "world"], 1, "neither a file, a folder, nor a hub model");
+    check_refused(&["run", "hello", "world"], 1, "neither a file, a folder, a name of the catalogue");
     check_refused(&["run", "no/where", "x"], 1, "HF_HUB_OFFLINE");
     check_refused(&["run", "./missing.gguf", "x"], 1, "no such file");
     check_refused(&["run", gguf.to_str().unwrap(), "x", "--quant", "q4_0"], 1, "cannot be turned into q4_0");

@@ -245,9 +245,7 @@ impl Store {
         }
         match refused {
             Some(refused) => self.fall_back(&refused),
-            None => {
-                self.fall_back("no larger model suits the memory, the disk and the line of this machine")
-            }
+            None => self.fall_back("no larger model suits the memory, the disk and the line of this machine"),
         }
     }
 
