@@ -229,14 +229,14 @@ fn mistakes_get_one_clear_sentence() {
     let model = oracle("llama/model-f32");
     let model = model.to_str().unwrap();
     let gguf = oracle("llama/gguf/tiny-llama-q8_0.gguf");
-    check_refused(&["run", "a", "b", "c"], 2, "unexpected");
+    check_refused(&["run", "a", "b", "c"], 2, "`c` is one word too many");
     check_refused(&["run", model, "x", "--quant", "q9"], 2, "use q8_0");
     check_refused(&["run", model, "x", "--cpu-level", "mmx"], 2, "possible values");
     check_refused(&["debug", "tokens", model, "--tokens", "1,x"], 2, "invalid");
     check_refused(&["run", model, "x", "--threads", "99999999999"], 2, "CPUs");
     check_refused(&["bench", model, "-t", "1,99999999999"], 2, "CPUs");
     check_refused(&["bench", model, "-p", "0", "-n", "18446744073709551615"], 1, "made for");
-    check_refused(&["run", "hello", "world"], 1, "neither a file, a folder, nor a hub model");
+    check_refused(&["run", "hello", "world"], 1, "neither a file, a folder, a name of the catalogue");
     check_refused(&["run", "no/where", "x"], 1, "HF_HUB_OFFLINE");
     check_refused(&["run", "./missing.gguf", "x"], 1, "no such file");
     check_refused(&["run", gguf.to_str().unwrap(), "x", "--quant", "q4_0"], 1, "cannot be turned into q4_0");

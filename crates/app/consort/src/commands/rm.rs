@@ -11,7 +11,8 @@ use crate::store::Store;
 /// Delete models from this machine
 #[derive(Args, Debug)]
 pub struct RmArgs {
-    /// Names as `consort list` prints them; owner/name without :Q4_K_M deletes the whole repository, an alias only itself
+    /// Names as `consort list` prints them; owner/name without :Q4_K_M deletes the whole repository, an alias only
+    /// itself
     #[arg(required = true)]
     models: Vec<String>,
 }

@@ -29,8 +29,9 @@ const ANSWER_TOKENS_RESERVED: usize = 2048;
 
 /// Generate an answer to one prompt
 ///
-/// MODEL is a name of the catalogue (qwen3:4b), a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF files), a
-/// folder or a .gguf file; the default is the best that suits this machine. PROMPT is a text. Standard input, unless it is a terminal, is the prompt, or follows the one given.
+/// MODEL is a name of the catalogue (qwen3:4b), a hub model (owner/name, or owner/name:Q4_K_M for one of its GGUF
+/// files), a folder or a .gguf file; the default is the best that suits this machine. PROMPT is a text. Standard
+/// input, unless it is a terminal, is the prompt, or follows the one given.
 #[derive(Args, Debug)]
 #[command(override_usage = "consort run [OPTIONS] [MODEL] [PROMPT]")]
 pub struct RunArgs {

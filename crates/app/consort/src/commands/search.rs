@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{Write, stdout};
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, value_parser};
 use indicatif::DecimalBytes;
 use ranks::memory_available;
 use serde_json::json;
@@ -20,14 +20,16 @@ const ARCHITECTURES: [&str; 5] = ["gemma3", "llama", "qwen2", "qwen3", "qwen3moe
 
 /// Find models to run
 ///
-/// Models of consort's catalogue come first: their short names are enough for every command. Then come those of the hub that
-/// have GGUF files, the most downloaded first. Without a word, the whole catalogue is listed and the hub is not asked.
+/// Models of consort's catalogue come first: their short names are enough for every command. Then come those of the
+/// hub that have GGUF files, the most downloaded first. Without a word, the whole catalogue is listed and the hub is
+/// not asked.
 #[derive(Args, Debug)]
 pub struct SearchArgs {
     /// A word of the name, such as gemma or coder
     word: Option<String>,
     /// Most models of the hub
-    #[arg(long, value_name = "COUNT", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=i64::from(RESULTS_MAX)))]
+    #[arg(long, value_name = "COUNT", default_value_t = 15)]
+    #[arg(value_parser = value_parser!(u16).range(1..=i64::from(RESULTS_MAX)))]
     limit: u16,
     /// Print one JSON object per line: name, source, and what is known of it
     #[arg(long)]

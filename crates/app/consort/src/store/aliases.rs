@@ -48,7 +48,10 @@ impl Aliases {
     /// `model` is the name of a model, or a path. Replaces an alias of this name.
     pub fn set(&self, alias: &str, model: &str) -> Result<()> {
         let Some(alias) = spelled(alias) else {
-            bail!("`{alias}` cannot be an alias: up to {ALIAS_CHARS_MAX} letters, digits and `-_.:`, first a letter or digit");
+            bail!(
+                "`{alias}` cannot be an alias: it has up to {ALIAS_CHARS_MAX} letters, digits and `-_.:`, first a letter \
+                 or a digit"
+            );
         };
         ensure!(!is_short_name(&alias), "`{alias}` cannot be an alias: the catalogue has this name");
         self.change(|aliases| {
@@ -122,10 +125,10 @@ mod tests {
         for spelling in ["mine", "MINE", "mine:latest"] {
             assert_eq!(aliases.target(spelling).unwrap().as_deref(), Some("qwen3:4b"));
         }
-        assert_eq!(aliases.all().unwrap().into_iter().collect::<Vec<_>>(), [
-            ("gpt-4".to_owned(), "a/b".to_owned()),
-            ("mine".to_owned(), "qwen3:4b".to_owned())
-        ]);
+        assert_eq!(
+            aliases.all().unwrap().into_iter().collect::<Vec<_>>(),
+            [("gpt-4".to_owned(), "a/b".to_owned()), ("mine".to_owned(), "qwen3:4b".to_owned())]
+        );
         assert!(aliases.remove("mine:latest").unwrap());
         assert_eq!(aliases.target("mine").unwrap(), None);
     }

@@ -183,7 +183,8 @@ impl RepoCache {
         }
         if stored.is_empty() {
             // Which file of an entry's page was begun is not known, but it is most likely the entry's.
-            let name = catalogue().of_repo(&self.repo).map_or_else(|| self.repo.to_string(), |(entry, _)| entry.name.clone());
+            let name =
+                catalogue().of_repo(&self.repo).map_or_else(|| self.repo.to_string(), |(entry, _)| entry.name.clone());
             let path = self.folder.clone();
             stored.push(StoredModel { name, bytes: self.bytes(), complete: false, path });
         }

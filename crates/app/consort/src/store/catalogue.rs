@@ -1,5 +1,5 @@
-//! The catalogue: short names of models that run here, with the page and the file that each stands for, its size, and the
-//! reason for it. `catalogue.toml` is the one place where an entry is written.
+//! The catalogue: short names of models that run here, with the page and the file that each stands for, its size, and
+//! the reason for it. `catalogue.toml` is the one place where an entry is written.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,8 @@ use crate::options::CONTEXT_DEFAULT;
 const KV_BYTES: u64 = 2;
 /// What a process takes beside weights and KV cache: activations, the vocabulary, threads.
 const WORKING_BYTES: u64 = 200 << 20;
-/// Weights in memory are larger than in the file, by this part of them: padding, and an embedding that is also the head.
+/// Weights in memory are larger than in the file, by this part of them: padding, and an embedding that is also the
+/// head.
 const PACKING: u64 = 8;
 
 static CATALOGUE: LazyLock<Catalogue> = LazyLock::new(|| {

@@ -34,9 +34,14 @@ const SAMPLE: Duration = Duration::from_secs(3);
 const TOKENS_PER_S_MIN: f64 = 5.0;
 /// The part of the time of a token that reading weights takes.
 const READING: f64 = 0.75;
-/// What a token may read of a model that is here before the machine is measured, which takes half a second: somebody has
-/// chosen it, and no machine of today is slow with it.
+/// What a token may read of a model that is here before the machine is measured, which takes half a second: somebody
+/// has chosen it, and no machine of today is slow with it.
 const READ_UNMEASURED_MAX: u64 = DOWNLOAD_MAX;
+
+/// What a token may read of a model that is not given up for its speed: the models that are smaller are wrong too often.
+const READ_ANYWHERE_MAX: u64 = 300_000_000;
+/// What else runs only slows a measurement, so the best of these counts.
+const MEASUREMENTS: usize = 3;
 
 /// What this machine has for a model.
 pub struct Machine {
@@ -58,19 +63,32 @@ impl Machine {
     /// The tokens per second that can be expected where each reads this many bytes of weights.
     fn tokens_per_s(&self, read: u64) -> f64 {
         let settings = ProbeSettings { format: DType::Q4_K, ..ProbeSettings::default() };
-        // A machine that cannot be measured gets what is small enough without that.
-        let measure = || measure_machine(&settings).map_or(0.0, |facts| facts.read_bytes_per_s);
-        self.read_bytes_per_s.get_or_init(measure) * READING / read.max(1) as f64
+        let measure = || {
+            let mut best = 0.0;
+            for _ in 0..MEASUREMENTS {
+                // A machine that cannot be measured gets what is small enough without that.
+                best = measure_machine(&settings).map_or(0.0, |facts| facts.read_bytes_per_s).max(best);
+                if tokens_per_s(best, DOWNLOAD_MAX) >= TOKENS_PER_S_MIN {
+                    break;
+                }
+            }
+            best
+        };
+        tokens_per_s(*self.read_bytes_per_s.get_or_init(measure), read)
     }
 
     fn is_fast(&self, read: u64) -> bool {
-        self.tokens_per_s(read) >= TOKENS_PER_S_MIN
+        read <= READ_ANYWHERE_MAX || self.tokens_per_s(read) >= TOKENS_PER_S_MIN
     }
 
     /// Whether a model that is here suits this machine.
     fn runs(&self, memory: u64, read: u64) -> bool {
         memory <= self.memory && (read <= READ_UNMEASURED_MAX || self.is_fast(read))
     }
+}
+
+fn tokens_per_s(bytes_per_s: f64, read: u64) -> f64 {
+    bytes_per_s * READING / read.max(1) as f64
 }
 
 /// The entries that may be downloaded unasked and suit a machine, best first.
@@ -86,8 +104,8 @@ fn downloads<'c>(entries: &'c [Entry], machine: &Machine) -> Vec<&'c Entry> {
     suitable
 }
 
-/// Of the entries that are smaller than one whose download is too slow: those that take no longer than anybody should wait,
-/// else the smallest. Best first, as they were.
+/// Of the entries that are smaller than one whose download is too slow: those that take no longer than anybody should
+/// wait, else the smallest. Best first, as they were.
 fn downloads_on_slow_line<'c>(smaller: &[&'c Entry], bytes_per_s: f64) -> Vec<&'c Entry> {
     let is_soon = |entry: &&&Entry| entry.download as f64 <= bytes_per_s * WAIT_MAX.as_secs_f64();
     let soon: Vec<_> = smaller.iter().filter(is_soon).copied().collect();
@@ -227,7 +245,7 @@ impl Store {
         }
         match refused {
             Some(refused) => self.fall_back(&refused),
-            None => self.fall_back("no larger model suits the memory, the speed, the disk and the line of this machine"),
+            None => self.fall_back("no larger model suits the memory, the disk and the line of this machine"),
         }
     }
 
@@ -253,7 +271,8 @@ impl Store {
         }
         let mut others: Vec<_> = stored.iter().filter(|model| entry_of(model).is_none()).collect();
         others.sort_by_key(|model| Reverse(model.bytes));
-        let found = others.into_iter().find(|model| machine.runs(memory(model.bytes, 0), model.bytes) && can_chat(model));
+        let found =
+            others.into_iter().find(|model| machine.runs(memory(model.bytes, 0), model.bytes) && can_chat(model));
         Ok(found.map(StoredModel::files))
     }
 
@@ -327,8 +346,7 @@ mod tests {
             (8 * GB, 100 * GB, 8.0, Some("qwen2.5:1.5b")),
             (8 * GB, 100 * GB, 6.0, Some("gemma3:1b")),
             (8 * GB, 100 * GB, 2.0, Some("gemma3:270m")),
-            (8 * GB, 100 * GB, 1.0, Some("smollm2:135m")),
-            (8 * GB, 100 * GB, 0.0, None),
+            (8 * GB, 100 * GB, 0.0, Some("gemma3:270m")),
             // One with little memory.
             (4 * GB, 100 * GB, 50.0, Some("llama3.2:3b")),
             (2 * GB, 100 * GB, 50.0, Some("qwen2.5:1.5b")),

@@ -43,7 +43,7 @@ use suggestion::{did_you_mean, nearest};
 
 pub use cache::StoredModel;
 pub use hub::FoundModel;
-// Also for those who watch a download.
+#[allow(unused_imports)] // for the server, which shows downloads
 pub use observer::{PullObserver, PullProgress};
 
 /// The names of models that an error lists.
@@ -72,6 +72,7 @@ pub fn is_model_name(word: &str) -> bool {
 }
 
 /// Whether a download ended because its observer ended it.
+#[allow(dead_code)] // for the server, whose clients may leave
 pub fn is_cancelled(error: &Error) -> bool {
     error.chain().any(|cause| {
         matches!(cause.downcast_ref(), Some(DownloadError::Cancelled { .. })) || cause.is::<bundled::Cancelled>()
@@ -110,7 +111,10 @@ impl Store {
         let name = self.parse(model)?;
         self.find_named(&name).ok_or_else(|| {
             let near = nearest(model, self.names_here());
-            anyhow!("{model} is not on this machine: `consort pull {model}` fetches it{}", did_you_mean(near.as_deref()))
+            anyhow!(
+                "{model} is not on this machine: `consort pull {model}` fetches it{}",
+                did_you_mean(near.as_deref())
+            )
         })
     }
 
@@ -122,7 +126,8 @@ impl Store {
         }
     }
 
-    /// The same, with an observer that is told of progress and may end the download; [`is_cancelled`] tells that it did.
+    /// The same, with an observer that is told of progress and may end the download; [`is_cancelled`] tells that it
+    /// did.
     pub fn pull_observed(&self, model: &str, observer: &mut dyn PullObserver) -> Result<ModelFiles> {
         match self.parse(model)? {
             ModelName::Local(_) => bail!("{model} is on this machine already"),
@@ -153,8 +158,8 @@ impl Store {
         }
     }
 
-    /// The one name of a model, whichever of its names is given; `None` if it is no name of a model. The model need not be
-    /// on this machine.
+    /// The one name of a model, whichever of its names is given; `None` if it is no name of a model. The model need
+    /// not be on this machine.
     pub fn canonical(&self, name: &str) -> Option<String> {
         let name = self.parse(name).ok()?;
         Some(self.find_named(&name).map_or_else(|| canonical(&name), |files| files.name))
@@ -166,6 +171,7 @@ impl Store {
     }
 
     /// Lets every command take `alias` for `model`, which need not be on this machine yet.
+    #[allow(dead_code)] // for the server's `copy` and `create`
     pub fn set_alias(&self, alias: &str, model: &str) -> Result<()> {
         let name = self.parse(model)?;
         let is_model = self.names_here().iter().any(|here| here.eq_ignore_ascii_case(alias));

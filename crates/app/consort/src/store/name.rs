@@ -97,8 +97,8 @@ pub fn is_model_path(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|end| end == "gguf") || path.join("config.json").is_file()
 }
 
-/// The one name of a model of a hub's repository: of its safetensors, or of the GGUF with this quantisation. A name of a
-/// file, which ends in `.gguf`, stays one.
+/// The one name of a model of a hub's repository: of its safetensors, or of the GGUF with this quantisation. A name
+/// of a file, which ends in `.gguf`, stays one.
 pub fn of_hub(repo: &RepoId, tag: Option<&str>) -> String {
     let Some(tag) = tag else { return repo.to_string() };
     let is_quant = is_quantisation(tag.strip_prefix("UD-").unwrap_or(tag));
@@ -161,7 +161,8 @@ fn short_name(text: &str) -> Result<Option<ModelName>, NameError> {
     }
 }
 
-/// A repository as a user writes it. A hub ignores case, a cache does not, so those of the catalogue are spelled as there.
+/// A repository as a user writes it. A hub ignores case, a cache does not, so those of the catalogue are spelled as
+/// there.
 fn repo_of(text: &str) -> Result<RepoId, NameError> {
     let repo: RepoId = text.parse()?;
     Ok(catalogue().repos().find(|known| known.to_string().eq_ignore_ascii_case(text)).cloned().unwrap_or(repo))
@@ -367,7 +368,8 @@ mod tests {
         ] {
             assert_eq!(text.parse(), hub(repo, choice), "{text}");
         }
-        for text in ["hf.co/a", "https://huggingface.co/a/../../b", "https://huggingface.co/a/b/tree/other", "hf.co/a/b:"]
+        for text in
+            ["hf.co/a", "https://huggingface.co/a/../../b", "https://huggingface.co/a/b/tree/other", "hf.co/a/b:"]
         {
             assert!(text.parse::<ModelName>().is_err(), "{text}");
         }

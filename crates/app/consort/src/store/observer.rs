@@ -21,8 +21,8 @@ pub trait PullObserver {
     /// Before the first file: the bytes of all files, including those that are here.
     fn begin(&mut self, _bytes: u64) {}
 
-    /// At the start of each file, after each piece of it, and at its end. `Break` ends the download; the next one goes on
-    /// from there.
+    /// At the start of each file, after each piece of it, and at its end. `Break` ends the download; the next one
+    /// goes on from there.
     fn progress(&mut self, progress: &PullProgress) -> ControlFlow<()>;
 }
 

@@ -83,7 +83,8 @@ fn a_download_that_is_ended_goes_on_later() {
 
 #[test]
 fn every_spelling_of_a_model_leads_to_its_one_name() {
-    let page = [("Qwen/Qwen3-4B-GGUF", ["Q4_K_M", "Q8_0"].map(|quant| HubFile::large(&format!("Qwen3-4B-{quant}.gguf"), 9)))];
+    let page =
+        [("Qwen/Qwen3-4B-GGUF", ["Q4_K_M", "Q8_0"].map(|quant| HubFile::large(&format!("Qwen3-4B-{quant}.gguf"), 9)))];
     let hub = FakeHub::of(page.map(|(repo, files)| (repo, files.to_vec())));
     let home = Home::new(&hub);
     let spellings = [
@@ -130,10 +131,10 @@ fn an_alias_is_a_name_of_its_model_until_it_is_removed() {
     let home = Home::new(&hub);
     home.store.set_alias("gpt-4", "maker/tiny:q8_0").unwrap();
     assert_eq!(home.store.resolve(Some("GPT-4:latest")).unwrap().name, "maker/tiny:Q8_0");
-    assert_eq!(home.store.aliases().unwrap().into_iter().collect::<Vec<_>>(), [(
-        "gpt-4".to_owned(),
-        "maker/tiny:Q8_0".to_owned()
-    )]);
+    assert_eq!(
+        home.store.aliases().unwrap().into_iter().collect::<Vec<_>>(),
+        [("gpt-4".to_owned(), "maker/tiny:Q8_0".to_owned())]
+    );
     // An alias of an alias stands for the model.
     home.store.set_alias("best", "gpt-4").unwrap();
     assert_eq!(home.store.remove("gpt-4").unwrap(), 0);
@@ -156,7 +157,11 @@ fn a_near_miss_of_what_is_here_is_told() {
     let home = Home::new(&hub);
     home.store.pull(Some("maker/tiny")).unwrap();
     let refused = |text: &str| format!("{:#}", home.store.find(text).unwrap_err());
-    assert!(refused("maker/tiny:Q8_1").ends_with("; did you mean `maker/tiny:Q8_0`?"), "{}", refused("maker/tiny:Q8_1"));
+    assert!(
+        refused("maker/tiny:Q8_1").ends_with("; did you mean `maker/tiny:Q8_0`?"),
+        "{}",
+        refused("maker/tiny:Q8_1")
+    );
     let pulled = home.store.pull(Some("Qwen/Qwen3-4B-GUF")).unwrap_err().to_string();
     assert!(pulled.ends_with("; did you mean `Qwen/Qwen3-4B-GGUF`?"), "{pulled}");
 }

@@ -1,4 +1,5 @@
-//! The model that runs when none is named, through the binary: where it comes from, and what is said when it cannot come.
+//! The model that runs when none is named, through the binary: where it comes from, and what is said when it cannot
+//! come.
 //!
 //! Which model of the hub it is depends on the machine that the tests run on; the choice itself has unit tests.
 

@@ -1,5 +1,5 @@
-//! A fake hub on loopback that serves repositories, sends slowly what it is told to, and answers searches. Tests can replace
-//! single responses with wrong ones.
+//! A fake hub on loopback that serves repositories, sends slowly what it is told to, and answers searches. Tests can
+//! replace single responses with wrong ones.
 #![allow(clippy::unwrap_used, dead_code)] // helpers of tests, of which each program uses some
 
 use std::io::{BufRead, BufReader, Write};
@@ -172,7 +172,8 @@ fn truth(repos: &Repos, request: &Request) -> Reply {
 
 /// At most 3.2 MB/s.
 fn slowly(request: &Request, stated: usize) -> Reply {
-    let slow = |status| Reply { endless: true, pause: Duration::from_millis(20), ..Reply::new(status, vec![7; 64_000]) };
+    let slow =
+        |status| Reply { endless: true, pause: Duration::from_millis(20), ..Reply::new(status, vec![7; 64_000]) };
     match &request.range {
         None => slow(200),
         Some(range) => {

@@ -9,6 +9,7 @@ mod names;
 mod parts;
 #[cfg(unix)]
 #[path = "../command_line/pty.rs"]
+#[allow(dead_code)] // nothing is typed here
 mod pty;
 
 use std::fs;

@@ -102,7 +102,9 @@ fn a_search_lists_the_catalogue_and_then_the_hub() {
     let home = Home::new(&hub);
     let table = home.run(&["search", "gemma3"]).stdout;
     let at = |words: &str| table.find(words).unwrap_or_else(|| panic!("`{words}` is not in:\n{table}"));
-    assert!(at("CATALOGUE") < at("gemma3:270m") && at("gemma3:27b") < at("HUB") && at("HUB") < at("maker/gemma3-tuned"));
+    assert!(
+        at("CATALOGUE") < at("gemma3:270m") && at("gemma3:27b") < at("HUB") && at("HUB") < at("maker/gemma3-tuned")
+    );
     let rows = home.run(&["search", "gemma3", "--json", "--limit", "2"]).stdout;
     let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
     let of = |source: &str| rows.iter().filter(|row| row["source"] == source).collect::<Vec<_>>();
@@ -128,7 +130,11 @@ fn a_search_works_without_a_hub_as_far_as_it_can() {
     let home = Home::new(&hub);
     let known = home.run(&["search", "mistral"]);
     assert!(known.success && known.stdout.contains("mistral:7b"), "{}", known.stderr);
-    assert!(known.stderr.contains("the hub was not searched: ") && known.stderr.contains("HTTP 500"), "{}", known.stderr);
+    assert!(
+        known.stderr.contains("the hub was not searched: ") && known.stderr.contains("HTTP 500"),
+        "{}",
+        known.stderr
+    );
     assert!(!home.run(&["search", "unheard-of"]).success);
     for body in ["<html>", "{}", "[{\"id\":7}]"] {
         let hub = FakeHub::start(REPO, &[], move |_| Some(Reply::new(200, body)));
