@@ -374,7 +374,7 @@ mod tests {
         model_option: Option<String>,
         #[arg(long, default_value_t = 8000)]
         port: u16,
-        #[arg(long, env = "CONSORT_TEST_OF_CONFIGURATION")]
+        #[arg(long)]
         key: Vec<String>,
         #[arg(long)]
         cluster: bool,

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::{consort, oracle, text};
 use testing::bounded;
+use testing::serving::Server;
 
 /// Runs a command with a configuration folder of its own. Returns the status, the output and the errors.
 fn run(folder: &Path, args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String, String) {
@@ -75,4 +76,16 @@ fn a_mistake_is_one_line_with_file_line_and_key() {
     assert_eq!(run(broken.path(), &["list"], &[]).0, Some(2));
     assert_eq!(run(broken.path(), &["--worker", "--rank", "0", "--tp-size", "1"], &[]).0, Some(0));
     assert_eq!(run(broken.path(), &["--help"], &[]).0, Some(0));
+}
+
+#[test]
+fn the_environment_comes_before_the_file() {
+    let server = Server::start(&["--api-key", "a-key-of-this-test"]);
+    let folder = configured("api-key = \"a-key-of-this-test\"\n");
+    let url = format!("http://{}", server.address);
+    let ask = |environment: &[(&str, &str)]| run(folder.path(), &["ps", "--url", &url], environment);
+    let (code, _, error) = ask(&[]);
+    assert_eq!(code, Some(0), "{error}");
+    let (code, _, error) = ask(&[("CONSORT_API_KEY", "another")]);
+    assert!(code == Some(1) && error.contains("does not know this key"), "{error}");
 }
