@@ -98,6 +98,11 @@ export class Sidebar {
     document.body.classList.toggle('drawer', narrow && open);
     this.#menu.setAttribute('aria-expanded', String(narrow && open));
     this.#panel.inert = narrow && !open;
+    // As a drawer it keeps what is behind it from everybody.
+    for (const [name, value] of [['role', 'dialog'], ['aria-modal', 'true']]) {
+      if (narrow && open) this.#panel.setAttribute(name, value);
+      else this.#panel.removeAttribute(name);
+    }
     byId('stage').inert = narrow && open;
     if (narrow && open) byId('new-chat').focus();
   }

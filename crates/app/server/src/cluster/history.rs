@@ -56,13 +56,15 @@ pub struct WatchedCluster {
 }
 
 impl WatchedCluster {
-    /// Looks on a thread, which ends with the last user.
+    /// Looks on a thread, which ends with the last user. A swarm is not watched.
     pub fn start(inner: SharedMonitor) -> Arc<Self> {
         let watched = Arc::new(Self { inner, history: Mutex::default() });
         let weak = Arc::downgrade(&watched);
         let look = move || {
             while let Some(watched) = weak.upgrade() {
-                watched.snapshot();
+                if watched.snapshot().swarm.is_some() {
+                    return;
+                }
                 drop(watched);
                 thread::sleep(LOOK);
             }
