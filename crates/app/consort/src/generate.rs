@@ -6,6 +6,7 @@ use text::{SpecialTokens, Tokenizer};
 use types::TokenId;
 
 use crate::interrupt::InterruptGuard;
+use crate::waiting_line::WaitingLine;
 
 #[derive(Debug)]
 pub struct GeneratedAnswer {
@@ -55,6 +56,7 @@ pub fn generate<E: Executor>(
     let tokens_max = tokens_max.unwrap_or(usize::MAX);
     let request =
         engine.add(Request { sampling, eos: tokenizer.eos_ids().into(), ..Request::greedy(prompt, tokens_max) })?;
+    let mut waiting = WaitingLine::new();
     let finished = loop {
         if interrupt.is_interrupted()
             && let Some(finished) = engine.cancel(request)
@@ -64,6 +66,7 @@ pub fn generate<E: Executor>(
         if !engine.step(&mut events)? && events.is_empty() {
             bail!("the engine stopped in the middle of an answer");
         }
+        waiting.update(engine.waiting_for().as_ref());
         let mut finished = None;
         for event in events.drain(..) {
             match event.kind {
@@ -83,6 +86,7 @@ pub fn generate<E: Executor>(
             break finished;
         }
     };
+    waiting.clear();
     let rest = detokenizer.finish();
     if !rest.is_empty() {
         text.push_str(&rest);

@@ -10,6 +10,7 @@ mod commands;
 mod executors;
 mod generate;
 mod interrupt;
+mod invitations;
 mod model_config;
 mod options;
 mod placement;
@@ -23,6 +24,7 @@ mod swarm;
 mod terminal;
 mod text_assets;
 mod usage;
+mod waiting_line;
 
 use std::io;
 use std::process::ExitCode;

@@ -35,7 +35,7 @@ fn for_stderr(text: &str) -> Cow<'_, str> {
 }
 
 /// The text without control characters, except line breaks and tabs.
-fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     let is_printable = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
     if text.chars().all(|c| is_printable(&c)) { text.into() } else { text.chars().filter(is_printable).collect() }
 }

@@ -8,7 +8,7 @@ use engine::Health;
 
 use crate::auth::ApiKeys;
 use crate::body_budget::BodyBudget;
-use crate::cluster::SharedMonitor;
+use crate::cluster::{SharedInviter, SharedMonitor};
 use crate::error::ApiError;
 use crate::load_stage::LoadStage;
 use crate::metrics::{ConnectionMetrics, Metrics};
@@ -66,6 +66,7 @@ pub struct App {
     keys: RwLock<Arc<ApiKeys>>,
     stage: RwLock<LoadStage>,
     cluster: RwLock<Option<SharedMonitor>>,
+    inviter: RwLock<Option<SharedInviter>>,
     metrics: Metrics,
     bodies: Arc<BodyBudget>,
     responses: Arc<ResponseStore>,
@@ -82,8 +83,8 @@ impl App {
         let responses = Arc::new(ResponseStore::new(store_limits));
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
-        let cluster = RwLock::default();
-        Arc::new(Self { config, keys, stage, cluster, metrics, bodies, responses, started, created })
+        let (cluster, inviter) = (RwLock::default(), RwLock::default());
+        Arc::new(Self { config, keys, stage, cluster, inviter, metrics, bodies, responses, started, created })
     }
 
     pub fn set_stage(&self, stage: LoadStage) {
@@ -112,6 +113,16 @@ impl App {
     /// `None` if the model runs on this machine alone.
     pub(crate) fn cluster(&self) -> Option<SharedMonitor> {
         self.cluster.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets who can let other machines join the cluster of this one.
+    pub fn set_inviter(&self, inviter: SharedInviter) {
+        *self.inviter.write().unwrap_or_else(PoisonError::into_inner) = Some(inviter);
+    }
+
+    /// `None` if this machine has no cluster.
+    pub(crate) fn inviter(&self) -> Option<SharedInviter> {
+        self.inviter.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn config(&self) -> &Config {

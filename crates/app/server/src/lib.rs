@@ -27,6 +27,7 @@ mod ids;
 mod json_body;
 mod listen;
 mod load_stage;
+mod local_operator;
 mod messages;
 mod metrics;
 mod monitoring;
@@ -49,14 +50,15 @@ pub use axum::Router;
 pub use axum::http::HeaderValue;
 pub use block_admin::{BlockMonitor, BlockSnapshot, block_admin_router};
 pub use cluster::{
-    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay, NodePeer,
-    NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord, PeerService, StageMemory, StagePeer, StageSnapshot,
-    StageTime, SwarmSnapshot,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay,
+    InvitationSnapshot, InvitationState, Inviter, NodePeer, NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord,
+    PeerService, StageMemory, StagePeer, StageSnapshot, StageTime, SwarmSnapshot,
 };
 pub use descriptors::DescriptorLimit;
 pub use error::{ApiError, ApiErrorKind};
 pub use listen::{CONNECTIONS_MAX, ConnectionLimits, ListenError, Listener, Tls, TlsError};
 pub use load_stage::{LoadStage, Progress};
+pub use local_operator::RemoteAddress;
 pub use metrics::ConnectionMetrics;
 pub use router::{admin_router, router};
 pub use served_model::{CpuDescription, ModelDescription, ServedModel, ServedModelError};

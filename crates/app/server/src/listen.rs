@@ -15,7 +15,7 @@ mod write_timeout;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +36,7 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 use types::LogLimit;
 
+use crate::local_operator::RemoteAddress;
 use crate::metrics::ConnectionMetrics;
 pub use connections::ConnectionLimits;
 use connections::{Connection, Connections};
@@ -155,7 +156,7 @@ async fn accept_all(tcp: &TcpListener, connections: &Arc<Connections>, server: &
         };
         let server = server.clone();
         tokio::spawn(async move {
-            let serving = server.serve_connection(stream, &connection);
+            let serving = server.serve_connection(stream, address.ip(), &connection);
             let served = tokio::select! {
                 served = serving => served,
                 () = connection.evicted() => Err("it was evicted".into()),
@@ -179,15 +180,20 @@ struct Server {
 }
 
 impl Server {
-    async fn serve_connection(self, stream: TcpStream, connection: &Connection) -> Result<(), ConnectionError> {
+    async fn serve_connection(
+        self,
+        stream: TcpStream,
+        from: IpAddr,
+        connection: &Connection,
+    ) -> Result<(), ConnectionError> {
         // Each token is a small packet that must not wait for the next one.
         stream.set_nodelay(true)?;
         let stream = WriteTimeout::new(stream);
         match &self.acceptor {
-            None => self.serve_http(stream, connection).await,
+            None => self.serve_http(stream, from, connection).await,
             Some(acceptor) => {
                 let stream = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await??;
-                self.serve_http(stream, connection).await
+                self.serve_http(stream, from, connection).await
             }
         }
     }
@@ -195,6 +201,7 @@ impl Server {
     async fn serve_http(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        from: IpAddr,
         connection: &Connection,
     ) -> Result<(), ConnectionError> {
         let (router, requests) = (self.router.clone(), Arc::new(connection.requests()));
@@ -203,7 +210,8 @@ impl Server {
             service_fn(move |request: Request<Incoming>| {
                 let (router, running, sending) = (router.clone(), requests.begin(), sends.begin());
                 let receiving = requests.receive();
-                let request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
+                let mut request = request.map(|body| Body::new(GuardedBody::new(body, receiving)));
+                request.extensions_mut().insert(RemoteAddress(from));
                 async move {
                     let response = router.oneshot(request).await?;
                     Ok::<_, Infallible>(response.map(|body| {

@@ -49,6 +49,11 @@ impl Pty {
         Self { child, terminal, output, seen: Vec::new() }
     }
 
+    /// Of the program.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn send(&mut self, keys: &[u8]) {
         self.terminal.write_all(keys).unwrap();
     }

@@ -4,6 +4,7 @@
 //! from what the engine reports.
 
 mod body;
+mod invitation;
 mod snapshot;
 mod swarm;
 mod text;
@@ -19,6 +20,8 @@ use crate::app::SharedApp;
 use crate::error::OpenAiErrorBody;
 use body::ClusterBody;
 
+pub use invitation::{InvitationSnapshot, InvitationState, Inviter};
+pub(crate) use invitation::SharedInviter;
 pub use snapshot::{
     BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse,
     StageMemory, StageSnapshot, StageTime,
@@ -34,11 +37,12 @@ pub trait ClusterMonitor: Send + Sync {
 pub(crate) type SharedMonitor = Arc<dyn ClusterMonitor>;
 
 pub fn router() -> Router<SharedApp> {
-    Router::new().route("/v1/cluster", get(cluster))
+    let invitation = get(invitation::show).post(invitation::open).delete(invitation::close);
+    Router::new().route("/v1/cluster", get(cluster)).route("/v1/cluster/invitation", invitation)
 }
 
 #[derive(OpenApi)]
-#[openapi(paths(cluster))]
+#[openapi(paths(cluster, invitation::show, invitation::open, invitation::close))]
 pub struct ClusterPaths;
 
 /// Where the layers of the model run

@@ -10,7 +10,7 @@ use clap::Args;
 use engine::{Engine, EngineOptions, Executor, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, Service, WAITING_MAX};
 use kernels::cpu::Level;
 use model::{Checkpoint, StoredFormat};
-use server::{App, ClusterMonitor, CpuDescription, LoadStage, ModelDescription, Progress, ServedModel};
+use server::{App, ClusterMonitor, CpuDescription, Inviter, LoadStage, ModelDescription, Progress, ServedModel};
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -41,7 +41,7 @@ pub struct CacheOptions {
     /// Compute every prompt in full, without reusing the KV cache of a common prefix
     #[arg(long)]
     no_prefix_cache: bool,
-    /// When a rank is lost: seconds that requests wait for its replacement before they fail
+    /// When a rank or a machine is lost: seconds that requests wait for its replacement before they fail
     #[arg(long, value_name = "SECONDS", default_value_t = REBUILD_TIMEOUT_DEFAULT.as_secs())]
     replay: u64,
 }
@@ -163,6 +163,10 @@ impl LoadObserver for ServeObserver<'_> {
     fn others(&mut self, what: &str, monitor: Arc<dyn ClusterMonitor>) {
         set_progress(self.app, &format!("looking for {what}"), 0, 1);
         self.app.set_cluster(monitor);
+    }
+
+    fn inviter(&mut self, inviter: Arc<dyn Inviter>) {
+        self.app.set_inviter(inviter);
     }
 
     fn waiting(&mut self, why: &str) {
